@@ -1,0 +1,76 @@
+"""The ``qsgd-hpc`` command: one lazy table of verbs, and errors without traceback.
+
+A verb's module is imported when it is used, so ``qsgd-hpc --help`` is quick on a login node.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from qsgd_hpc import __version__
+from qsgd_hpc.errors import QsgdError
+
+__all__ = ["main"]
+
+# verb -> (module:function, one line for --help). The order is the order of a user's day.
+VERBS: dict[str, tuple[str, str]] = {
+    "run": ("qsgd_hpc.launch.cli:run", "Start ranks on this machine or on a list of hosts."),
+    "submit": ("qsgd_hpc.jobs.cli:submit", "Render, check and submit a batch job."),
+    "status": ("qsgd_hpc.jobs.cli:status", "Show the state of one job."),
+    "logs": ("qsgd_hpc.jobs.cli:logs", "Print or follow a job's output."),
+    "wait": ("qsgd_hpc.jobs.cli:wait", "Wait until jobs have ended."),
+    "cancel": ("qsgd_hpc.jobs.cli:cancel", "Cancel jobs."),
+    "list": ("qsgd_hpc.jobs.cli:list_jobs", "List your jobs, newest first."),
+    "sites": ("qsgd_hpc.jobs.cli:sites", "List or show the site profiles."),
+    "scale": ("qsgd_hpc.scaling.cli:scale", "Run a scaling study and write its report."),
+    "report": ("qsgd_hpc.scaling.cli:report", "Write the report of a study again from its records."),
+}
+
+
+class LazyVerbs(click.Group):
+    """A command group whose verbs are imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        module, _, attribute = VERBS[name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
+
+
+@click.group(cls=LazyVerbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="qsgd-hpc")
+def cli() -> None:
+    """Train on many nodes with 4 to 16 times fewer gradient bytes.
+
+    \b
+    Try it here, on two ranks:      qsgd-hpc run -np 2 --bits 4 python train.py
+    Submit it as a job:             qsgd-hpc submit --nodes 8 train.py
+    See the batch script first:     qsgd-hpc submit --site polaris --nodes 8 --dry-run train.py
+    Measure how it scales:          qsgd-hpc scale --nodes 1,2 --bits 32,8,4 train.py
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; a :class:`QsgdError` ends in its message and exit code 2."""
+    try:
+        cli.main(args=argv, prog_name="qsgd-hpc", standalone_mode=True)
+    except QsgdError as error:
+        for line in str(error).splitlines():
+            click.echo(f"qsgd-hpc: {line}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Data of qsgd_hpc (see README.md here); holds no code that anyone imports."""
