@@ -1,0 +1,122 @@
+"""Which queue takes a job, and what to change when none does. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qsgd_hpc.jobs.profile import Queue, Site
+from qsgd_hpc.jobs.words import clock, did_you_mean, listing
+
+__all__ = ["pick", "queue_faults"]
+
+
+def pick(site: Site, nodes: int, walltime_min: float | None) -> Queue | None:
+    """Return the first queue of the profile that takes the job and may be chosen unasked."""
+    for queue in site.queues.values():
+        if (
+            queue.auto
+            and queue.via is None
+            and not list(_misfits(site, queue, nodes, walltime_min))
+        ):
+            return queue
+    return None
+
+
+def queue_faults(
+    site: Site, asked: str | None, nodes: int, walltime_min: float | None
+) -> list[str]:
+    """Return why the job fits no queue, or not the one asked for, each with what would fit."""
+    if not site.queues or nodes < 1:
+        return []
+    if asked is None:
+        if pick(site, nodes, walltime_min):
+            return []
+        remedy = _remedy(site, None, nodes, walltime_min)
+        return [f"no queue of {site.name} takes {_size(nodes, walltime_min)} unasked. {remedy}"]
+    queue = site.queues.get(asked)
+    if queue is None:
+        return [
+            f"{site.name} has no {site.queue_kind} '{asked}'. {did_you_mean(asked, site.queues)}"
+        ]
+    if queue.via is not None:
+        return [
+            f"{site.queue_kind} '{asked}' takes no submissions: '{queue.via}' passes jobs on to "
+            f"it. Use --queue {queue.via}."
+        ]
+    misfits = list(_misfits(site, queue, nodes, walltime_min))
+    if misfits:
+        misfits[-1] += f" {_remedy(site, queue, nodes, walltime_min)}"
+    return misfits
+
+
+def _misfits(site: Site, queue: Queue, nodes: int, walltime_min: float | None) -> Iterator[str]:
+    """Yield one sentence for each way in which the queue refuses, or silently drops, the job."""
+    what = f"{site.queue_kind} '{queue.name}' of {site.name}"
+    in_nodes = queue.nodes[0] <= nodes <= queue.nodes[1]
+    if not in_nodes:
+        yield f"{what} takes {_range(*queue.nodes)} nodes, not {nodes}."
+    if walltime_min is None:
+        return
+    low, high = queue.walltime_min
+    if not low <= walltime_min <= high:
+        yield f"{what} takes walltimes of {clock(low)} to {clock(high)}, not {clock(walltime_min)}."
+    elif in_nodes and queue.routes:
+        behind = [site.queues[name] for name in queue.routes]
+        if not any(q.takes(nodes, walltime_min) for q in behind):
+            ranges = ", ".join(
+                f"{q.name}: {_range(*q.nodes)} nodes, up to {clock(q.walltime_min[1])}"
+                for q in behind
+            )
+            yield (
+                f"{what} would accept {_size(nodes, walltime_min)} and then lose the job without a "
+                f"word: it passes jobs on, and none of its targets fits ({ranges})."
+            )
+
+
+def _remedy(site: Site, asked: Queue | None, nodes: int, walltime_min: float | None) -> str:
+    """Say which queue takes the job as it is, or else the smallest change that helps."""
+    usable = [q for q in site.queues.values() if q.via is None]
+    fits = [q for q in usable if not list(_misfits(site, q, nodes, walltime_min))]
+    if fits:
+        parts = [f"--queue {q.name}" + (f" ({q.note})" if q.note else "") for q in fits]
+        return f"It fits {listing(parts)}."
+    if asked is not None:
+        ends = [site.queues[name] for name in asked.routes] or [asked]
+    else:
+        ends = [q for q in site.queues.values() if q.auto and not q.routes]
+    changes = sorted(_change(q, nodes, walltime_min) for q in ends)
+    # A change of one flag alone beats a change of both.
+    single = [c for c in changes if c[0] == 1]
+    chosen = list({flag: text for _, flag, _, text in reversed(single)}.values()) or [changes[0][3]]
+    return f"Use {listing(reversed(chosen))}."
+
+
+def _change(queue: Queue, nodes: int, walltime_min: float | None) -> tuple[int, str, float, str]:
+    """Return (flags to change, the flag, how far, in words) so that the queue takes the job."""
+    words: list[str] = []
+    flag, far = "", 0.0
+    low, high = queue.nodes
+    if nodes != (near := min(max(nodes, low), high)):
+        words.append(f"--nodes {near}")
+        flag, far = "nodes", abs(near / nodes - 1)
+    if walltime_min is not None:
+        least, most = queue.walltime_min
+        if walltime_min > most:
+            words.append(f"--walltime {clock(most)} or less")
+        elif walltime_min < least:
+            words.append(f"--walltime {clock(least)} or more")
+        if not least <= walltime_min <= most:
+            flag, far = (
+                "walltime",
+                far + abs(min(max(walltime_min, least), most) / walltime_min - 1),
+            )
+    return len(words), flag, far, listing(words, "with")
+
+
+def _range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _size(nodes: int, walltime_min: float | None) -> str:
+    count = f"{nodes} node{'s' if nodes != 1 else ''}"
+    return count if walltime_min is None else f"{count} for {clock(walltime_min)}"
