@@ -1,0 +1,111 @@
+#include "collectives/reduce.h"
+
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "common/clones.h"
+
+namespace qsgd {
+namespace {
+
+// 16-bit floats compute in float32, as the hardware that has them does.
+template <class T>
+using Wide = std::conditional_t<std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>, float, T>;
+
+template <class T, class F>
+void combine(T* into, const T* from, size_t count, F&& f) {
+  for (size_t i = 0; i < count; ++i) {
+    into[i] = static_cast<T>(f(static_cast<Wide<T>>(from[i]), static_cast<Wide<T>>(into[i])));
+  }
+}
+
+template <class T>
+void reduce_typed(T* into, const T* from, size_t count, ReduceOp op) {
+  using W = Wide<T>;
+  // NaN wins in min and max as well: it must not disappear in a reduction.
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAverage:
+      return combine(into, from, count, [](W a, W b) { return static_cast<W>(a + b); });
+    case ReduceOp::kMin:
+      return combine(into, from, count, [](W a, W b) { return a < b || a != a ? a : b; });
+    case ReduceOp::kMax:
+      return combine(into, from, count, [](W a, W b) { return a > b || a != a ? a : b; });
+    case ReduceOp::kProduct:
+      return combine(into, from, count, [](W a, W b) { return static_cast<W>(a * b); });
+  }
+}
+
+QSGD_CLONES
+void add_floats(float* into, const float* from, size_t count) {
+  for (size_t i = 0; i < count; ++i) into[i] = from[i] + into[i];
+}
+
+template <class T>
+bool finite_value(T x) {
+  if constexpr (std::is_integral_v<T>) {
+    return true;
+  } else {
+    return std::isfinite(x);
+  }
+}
+
+template <class T>
+bool scale_typed(T* to, const T* from, size_t count, double factor, int divisor) {
+  using W = Wide<T>;
+  bool finite = true;
+  if constexpr (std::is_integral_v<T>) {
+    for (size_t i = 0; i < count; ++i) {
+      const T value = static_cast<T>(from[i] / static_cast<int64_t>(divisor));
+      to[i] = factor == 1 ? value : static_cast<T>(static_cast<double>(value) * factor);
+    }
+  } else {
+    const W by = static_cast<W>(factor / divisor);
+    for (size_t i = 0; i < count; ++i) {
+      const W value = static_cast<W>(from[i]);
+      const T scaled = by == 1 ? from[i] : static_cast<T>(value * by);
+      to[i] = scaled;
+      finite &= finite_value(static_cast<W>(scaled));
+    }
+  }
+  return finite;
+}
+
+QSGD_CLONES
+bool scale_floats(float* to, const float* from, size_t count, float by) {
+  uint32_t most = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const float value = from[i] * by;
+    const uint32_t magnitude = bit_cast<uint32_t>(value) & 0x7fffffffu;
+    most = magnitude > most ? magnitude : most;
+    to[i] = value;
+  }
+  return most < 0x7f800000u;
+}
+
+}  // namespace
+
+void reduce_into(void* into, const void* from, size_t count, DType dtype, ReduceOp op) {
+  const bool sum = op == ReduceOp::kSum || op == ReduceOp::kAverage;
+  if (dtype == DType::kFloat32 && sum) {
+    return add_floats(static_cast<float*>(into), static_cast<const float*>(from), count);
+  }
+  dispatch(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    reduce_typed(static_cast<T*>(into), static_cast<const T*>(from), count, op);
+  });
+}
+
+bool scale_copy(void* to, const void* from, size_t count, DType dtype, double factor, int divisor) {
+  if (dtype == DType::kFloat32) {
+    return scale_floats(static_cast<float*>(to), static_cast<const float*>(from), count,
+                        static_cast<float>(factor / divisor));
+  }
+  return dispatch(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    return scale_typed(static_cast<T*>(to), static_cast<const T*>(from), count, factor, divisor);
+  });
+}
+
+}  // namespace qsgd

@@ -1,0 +1,16 @@
+// Exact allreduce on a ring: 2 (p-1)/p of the bytes per rank, the least that any algorithm can send
+// (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 2009).
+#pragma once
+
+#include <vector>
+
+#include "collectives/reduce.h"
+
+namespace qsgd {
+
+// Reduces the tensors together; every rank passes the same list. Element e of a tensor is summed
+// in rank order beginning behind its owner, whatever it is fused with.
+void ring_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
+                    const ReduceArgs& args);
+
+}  // namespace qsgd

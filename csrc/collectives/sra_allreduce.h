@@ -1,0 +1,20 @@
+// Quantised scatter-reduce-allgather: the compressed allreduce with the smallest error that sends
+// each element only twice. Every rank sends each owner its codes of the owner's elements; the owner
+// sums in float32 in rank order, quantises once more, and all ranks decode the owner's codes.
+#pragma once
+
+#include <vector>
+
+#include "collectives/reduce.h"
+#include "quant/quantizer.h"
+
+namespace qsgd {
+
+// Sums (or averages) float32 tensors; every rank ends with the same bytes, the owner too.
+//
+// With w the normalised variance of the quantiser, the mean over p ranks of independent gradients
+// has a normalised error of w (p-1)/p + w (1 + w (p-1)/p), about 2 w.
+void sra_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+                   const QuantSpec& spec, uint64_t seed);
+
+}  // namespace qsgd

@@ -1,0 +1,82 @@
+#include "engine/messenger.h"
+
+namespace qsgd {
+namespace {
+
+constexpr size_t kFrameBytes = 64 << 10;
+constexpr size_t kFrameHeader = sizeof(uint32_t) + sizeof(FrameType);
+
+}  // namespace
+
+Messenger::Messenger(Transport& transport, OnFrame on_frame)
+    : transport_(transport),
+      send_tag_(transport.rank() == 0 ? Tag::kResponse : Tag::kSubmit),
+      receive_tag_(transport.rank() == 0 ? Tag::kSubmit : Tag::kResponse),
+      on_frame_(std::move(on_frame)) {
+  const int first = transport.rank() == 0 ? 1 : 0;
+  const int last = transport.rank() == 0 ? transport.size() : 1;
+  for (int peer = first; peer < last; ++peer) {
+    inboxes_.push_back(std::make_unique<Inbox>());
+    inboxes_.back()->peer = peer;
+    inboxes_.back()->buffer.resize(kFrameBytes);
+    listen(*inboxes_.back());
+  }
+}
+
+void Messenger::listen(Inbox& inbox) {
+  inbox.request =
+      transport_.irecv(inbox.peer, receive_tag_, inbox.buffer.data(), inbox.buffer.size());
+}
+
+void Messenger::send(int peer, FrameType type, const std::vector<std::vector<char>>& items) {
+  Writer body;
+  for (const std::vector<char>& item : items) {
+    if (kFrameHeader + item.size() > kFrameBytes) {
+      throw internal_error("control message of " + std::to_string(item.size()) +
+                           " bytes is larger than a frame");
+    }
+    if (kFrameHeader + body.bytes().size() + item.size() > kFrameBytes) {
+      post(peer, type, body);
+      body = Writer();
+    }
+    body.append(item);
+  }
+  post(peer, type, body);
+}
+
+void Messenger::post(int peer, FrameType type, const Writer& body) {
+  Writer frame;
+  frame.put(static_cast<uint32_t>(body.bytes().size()));
+  frame.put(type);
+  frame.append(body.bytes());
+  outgoing_.push_back({frame.bytes(), nullptr});
+  Outgoing& sent = outgoing_.back();
+  sent.request = transport_.isend(peer, send_tag_, sent.bytes.data(), sent.bytes.size());
+}
+
+bool Messenger::progress() {
+  bool any = false;
+  outgoing_.remove_if([](Outgoing& sent) { return sent.request->test(); });
+  for (const auto& inbox : inboxes_) {
+    while (inbox->open && inbox->request->test()) {
+      any = true;
+      // Handled out of a copy, so that the next frame can arrive meanwhile.
+      const std::vector<char> frame = inbox->buffer;
+      Reader header(frame.data(), frame.size());
+      const auto size = header.get<uint32_t>();
+      const auto type = header.get<FrameType>();
+      if (size > frame.size() - kFrameHeader) throw internal_error("control frame cut short");
+      if (type == FrameType::kLeave || type == FrameType::kFarewell) inbox->open = false;
+      if (inbox->open) listen(*inbox);
+      on_frame_(inbox->peer, type, Reader(frame.data() + kFrameHeader, size));
+    }
+  }
+  return any;
+}
+
+void Messenger::flush() {
+  for (Outgoing& sent : outgoing_) transport_.wait(sent.request);
+  outgoing_.clear();
+}
+
+}  // namespace qsgd

@@ -1,0 +1,28 @@
+// MPI without mpi.h: its functions come from the library that mpi4py has loaded, so one binary
+// serves every MPI. Only the width of a handle differs: int for MPICH and its kin (Cray MPICH,
+// Intel MPI, MVAPICH), a pointer for Open MPI and the standard ABI of MPI 5.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "transport/transport.h"
+
+namespace qsgd {
+
+// What Python knows from mpi4py; handles are passed as integers.
+struct MpiFacts {
+  std::string module_path;    // the loaded extension whose dependencies hold the MPI functions
+  std::string library;        // MPI_Get_library_version, for messages
+  bool pointer_handles;
+  std::uintptr_t comm;        // a communicator of this package's own, errors returned
+  std::uintptr_t byte_type;   // MPI_BYTE
+  int rank;
+  int size;
+};
+
+std::unique_ptr<Transport> make_mpi_transport(const MpiFacts& facts,
+                                              std::shared_ptr<AbortFlag> abort);
+
+}  // namespace qsgd

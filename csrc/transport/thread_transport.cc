@@ -1,0 +1,69 @@
+#include "transport/thread_transport.h"
+
+#include <cstring>
+#include <string>
+
+#include "common/error.h"
+
+namespace qsgd {
+namespace {
+
+class Done final : public Request {
+ public:
+  bool test() override { return true; }
+};
+
+class Receive final : public Request {
+ public:
+  Receive(ThreadWorld& world, int from, int to, Tag tag, void* data, size_t capacity)
+      : world_(world), from_(from), to_(to), tag_(tag), data_(data), capacity_(capacity) {}
+  bool test() override {
+    return done_ || (done_ = world_.take(from_, to_, tag_, data_, capacity_));
+  }
+
+ private:
+  ThreadWorld& world_;
+  const int from_, to_;
+  const Tag tag_;
+  void* const data_;
+  const size_t capacity_;
+  bool done_ = false;
+};
+
+}  // namespace
+
+void ThreadWorld::post(int from, int to, Tag tag, const void* data, size_t size_bytes) {
+  const char* bytes = static_cast<const char*>(data);
+  std::vector<char> message(bytes, bytes + size_bytes);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  boxes_[{from, to, tag}].push_back(std::move(message));
+}
+
+bool ThreadWorld::take(int from, int to, Tag tag, void* data, size_t capacity_bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto box = boxes_.find({from, to, tag});
+  if (box == boxes_.end() || box->second.empty()) return false;
+  const std::vector<char>& message = box->second.front();
+  if (message.size() > capacity_bytes) {
+    throw internal_error("message of " + std::to_string(message.size()) + " bytes from rank " +
+                         std::to_string(from) + " for a buffer of " +
+                         std::to_string(capacity_bytes));
+  }
+  if (!message.empty()) std::memcpy(data, message.data(), message.size());
+  box->second.pop_front();
+  return true;
+}
+
+ThreadTransport::ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank)
+    : Transport(rank, world->size(), world->abort_flag()), world_(std::move(world)) {}
+
+RequestPtr ThreadTransport::irecv(int peer, Tag tag, void* data, size_t capacity_bytes) {
+  return std::make_unique<Receive>(*world_, peer, rank(), tag, data, capacity_bytes);
+}
+
+RequestPtr ThreadTransport::isend_impl(int peer, Tag tag, const void* data, size_t size_bytes) {
+  world_->post(rank(), peer, tag, data, size_bytes);
+  return std::make_unique<Done>();
+}
+
+}  // namespace qsgd

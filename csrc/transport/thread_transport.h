@@ -1,0 +1,47 @@
+// Ranks as threads of one process: an allreduce on 64 ranks becomes an ordinary unit test.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace qsgd {
+
+// The mailboxes that the ranks share.
+class ThreadWorld {
+ public:
+  explicit ThreadWorld(int size) : size_(size), abort_(std::make_shared<AbortFlag>()) {}
+  int size() const { return size_; }
+  std::shared_ptr<AbortFlag> abort_flag() const { return abort_; }
+
+  void post(int from, int to, Tag tag, const void* data, size_t size_bytes);
+  // False while no message waits.
+  bool take(int from, int to, Tag tag, void* data, size_t capacity_bytes);
+
+ private:
+  using Box = std::tuple<int, int, Tag>;
+  const int size_;
+  const std::shared_ptr<AbortFlag> abort_;
+  std::mutex mutex_;
+  std::map<Box, std::deque<std::vector<char>>> boxes_;
+};
+
+class ThreadTransport final : public Transport {
+ public:
+  ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank);
+  RequestPtr irecv(int peer, Tag tag, void* data, size_t capacity_bytes) override;
+
+ protected:
+  RequestPtr isend_impl(int peer, Tag tag, const void* data, size_t size_bytes) override;
+
+ private:
+  const std::shared_ptr<ThreadWorld> world_;
+};
+
+}  // namespace qsgd

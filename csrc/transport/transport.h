@@ -1,0 +1,87 @@
+// How bytes get from rank to rank. Collectives know this interface and nothing below it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace qsgd {
+
+// Set once when the job cannot go on; every wait then ends with the message.
+class AbortFlag {
+ public:
+  void raise(const std::string& message);
+  bool raised() const { return raised_.load(std::memory_order_acquire); }
+  std::string message() const;
+  // Throws a rank-failed error if raised.
+  void check() const;
+  // Whether the program has been told: an operation of its own ended with the message.
+  bool noticed() const { return noticed_.load(std::memory_order_relaxed); }
+  void set_noticed() { noticed_.store(true, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> raised_{false};
+  std::atomic<bool> noticed_{false};
+  mutable std::mutex mutex_;
+  std::string message_;
+};
+
+// A send or receive under way. Destroying one that is not done leaves its buffer in use: wait.
+class Request {
+ public:
+  virtual ~Request() = default;
+  // Makes progress; true once the operation is complete.
+  virtual bool test() = 0;
+};
+using RequestPtr = std::unique_ptr<Request>;
+
+enum class Tag : int { kSubmit = 1, kResponse = 2, kData = 3 };
+
+// Point-to-point messages among `size` ranks, in order per (peer, tag). Not for two threads at once.
+class Transport {
+ public:
+  Transport(int rank, int size, std::shared_ptr<AbortFlag> abort)
+      : rank_(rank), size_(size), abort_(std::move(abort)) {}
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  AbortFlag& abort_flag() { return *abort_; }
+  uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+
+  // `data` stays untouched until the request is complete.
+  RequestPtr isend(int peer, Tag tag, const void* data, size_t size_bytes);
+  // The message may be shorter than `capacity_bytes`; then it must tell its length itself.
+  virtual RequestPtr irecv(int peer, Tag tag, void* data, size_t capacity_bytes) = 0;
+
+  // Returns when all are complete; throws when the job is aborted meanwhile.
+  void wait(std::vector<RequestPtr>& requests);
+  void wait(RequestPtr& request);
+
+ protected:
+  virtual RequestPtr isend_impl(int peer, Tag tag, const void* data, size_t size_bytes) = 0;
+
+ private:
+  const int rank_;
+  const int size_;
+  const std::shared_ptr<AbortFlag> abort_;
+  std::atomic<uint64_t> bytes_sent_{0};
+};
+
+// Polls politely: spins briefly, then yields the core, then sleeps ever longer.
+class Backoff {
+ public:
+  void pause();
+  void reset() { turns_ = 0; }
+
+ private:
+  unsigned turns_ = 0;
+};
+
+}  // namespace qsgd
