@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import shutil
 import socket
 from collections.abc import Mapping
@@ -60,7 +61,8 @@ def load(name: str) -> Site:
     Raises:
         UsageError: unknown name, or the profile's faults, each with its line and key.
     """
-    parts = sources(name)
+    # The name becomes part of job ids and of file names.
+    parts = sources(name) if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name) else []
     if not parts:
         raise UsageError(f"unknown site '{name}'. {did_you_mean(name, names())}")
     merged: dict[str, Any] = {}

@@ -32,7 +32,7 @@ def minutes(text: str) -> float:
     value = _minutes(text.strip().lower())
     if value is None or value <= 0:
         raise UsageError(
-            f"walltime {text!r} is not a time. Write 30m, 90s, 2h, 1h30m or 1:00:00 (H:MM:SS)."
+            f"{text!r} is not a walltime. Write 30m, 90s, 2h, 1h30m or 1:00:00 (H:MM:SS)."
         )
     return value
 
