@@ -1,0 +1,172 @@
+"""The study's folder on disk: definition, attempts, and the collection that only ever grows."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.scaling.attempts import Attempt, parse_attempts
+from qsgd_hpc.scaling.plan import Point
+from qsgd_hpc.scaling.study import Study, differences
+
+__all__ = ["AttemptFolder", "StudyFolder"]
+
+
+@dataclass(frozen=True)
+class AttemptFolder:
+    """points/<key>/attempt-N: the script's raw records, the job's id and a copy of its log."""
+
+    path: Path
+    number: int
+
+    @property
+    def records(self) -> Path:
+        """The file that the script appends to."""
+        return self.path / "records.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """A copy of the job's output, made when it ended."""
+        return self.path / "output.log"
+
+    def note(self) -> dict[str, Any] | None:
+        """Return what was written when the job was submitted; None if that was not reached."""
+        try:
+            body = json.loads((self.path / "attempt.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return body if isinstance(body, dict) else None
+
+    def write_note(self, body: Mapping[str, Any]) -> None:
+        """Store the job's id and provenance, whole or not at all."""
+        _write_whole(self.path / "attempt.json", json.dumps(body, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """One study on disk. Raw records are appended and never edited."""
+
+    path: Path
+
+    @property
+    def collection(self) -> Path:
+        """records.jsonl: one line per attempt that ended."""
+        return self.path / "records.jsonl"
+
+    def study(self) -> Study:
+        """Read the definition.
+
+        Raises:
+            UsageError: no study is here, or its study.json cannot be read.
+        """
+        file = self.path / "study.json"
+        try:
+            body = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UsageError(
+                f"{str(self.path)!r} holds no study (no study.json). "
+                "Give the folder that `qsgd-hpc scale` printed."
+            ) from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{str(file)!r}: cannot be read: {error}.") from None
+        try:
+            return Study.from_json(body)
+        except UsageError as error:
+            raise UsageError(f"{str(file)!r}: {error}") from None
+
+    def agree(self, asked: Study) -> None:
+        """Raise a UsageError if another definition lives here; write nothing."""
+        if not (self.path / "study.json").exists():
+            return
+        if found := differences(self.study(), asked):
+            head = f"{str(self.path)!r} already holds a study with another definition."
+            raise UsageError(
+                "\n".join([head, *found, "Give another folder with -o, or the same options."])
+            )
+
+    def create(self, study: Study) -> None:
+        """Store the definition, or find the same one there.
+
+        Raises:
+            UsageError: the folder holds another definition, or cannot be written.
+        """
+        self.agree(study)
+        file = self.path / "study.json"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not file.exists():
+                _write_whole(file, json.dumps(study.to_json(), indent=1) + "\n")
+            # Found now, not after the first hour of measuring.
+            with self.collection.open("ab"):
+                pass
+        except OSError as error:
+            raise UsageError(
+                f"study folder {str(self.path)!r} cannot be written: {error.strerror}. "
+                "Choose another with -o DIR."
+            ) from None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second `qsgd-hpc scale` out while this one runs."""
+        with (self.path / "study.json").open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"another qsgd-hpc scale is at work in {str(self.path)!r}. Wait for it or stop "
+                    "it; its finished points will be skipped."
+                ) from None
+            except OSError:
+                pass  # file systems without locks, such as some Lustre mounts
+            yield
+
+    def attempts(self) -> tuple[list[Attempt], list[int]]:
+        """Return the collected attempts and the numbers of torn lines."""
+        try:
+            return parse_attempts(self.collection.read_text(encoding="utf-8", errors="replace"))
+        except FileNotFoundError:
+            return [], []
+
+    def append(self, attempt: Attempt) -> None:
+        """Add one attempt and force it to disk; a torn line before it is closed, not touched."""
+        line = attempt.to_line()
+        with self.collection.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = b"\n" + line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def attempt_folders(self, point: Point) -> list[AttemptFolder]:
+        """Return the attempts at a point, first to last."""
+        found = []
+        for path in (self.path / "points" / point.key).glob("attempt-*"):
+            number = path.name.removeprefix("attempt-")
+            if number.isdigit():
+                found.append(AttemptFolder(path, int(number)))
+        return sorted(found, key=lambda a: a.number)
+
+    def new_attempt(self, point: Point) -> AttemptFolder:
+        """Make the folder of the next attempt at a point."""
+        number = max((a.number for a in self.attempt_folders(point)), default=0) + 1
+        path = self.path / "points" / point.key / f"attempt-{number}"
+        path.mkdir(parents=True)
+        return AttemptFolder(path.resolve(), number)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    fresh = path.with_name(path.name + ".new")
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
