@@ -65,10 +65,12 @@ class Variable:
 
 TABLE: dict[str, Variable] = {
     "QSGD_BITS": Variable(
-        _bits, None, "bits per gradient element for a DistributedOptimizer that names no compression"
+        _bits,
+        None,
+        "bits per gradient element for a DistributedOptimizer that names no compression",
     ),
     "QSGD_BUCKET_SIZE": Variable(
-        _at_least(int, 8), 512, "elements that share one norm; a multiple of 8"
+        _at_least(int, 64), 512, "elements that share one norm; a multiple of 64"
     ),
     "QSGD_NORM": Variable(_one_of("max", "l2"), "max", "norm of a bucket: max or l2"),
     "QSGD_MIN_ELEMENTS": Variable(
@@ -93,9 +95,13 @@ TABLE: dict[str, Variable] = {
     "QSGD_MPI_ABI": Variable(
         _one_of("int", "pointer"), None, "handle type of an MPI that this package does not know"
     ),
+    "QSGD_RUN_GRACE_S": Variable(
+        _at_least(float, 0), 25.0, "seconds that ranks have to end once one has failed (run)"
+    ),
     "QSGD_DATA": Variable(str, None, "folder that holds the tutorials' data sets"),
     "QSGD_HOME": Variable(str, "~/.qsgd-hpc", "where jobs are registered"),
     "QSGD_SITE": Variable(str, None, "site profile to use instead of detecting one"),
+    "QSGD_ACCOUNT": Variable(str, None, "account (project) that pays for submitted jobs"),
     "QSGD_RECORDS": Variable(str, None, "JSON-lines file that qsgd_hpc.scaling.record appends to"),
 }
 

@@ -1,0 +1,1 @@
+"""Logic of the framework modules that needs no framework, written once."""
