@@ -1,0 +1,188 @@
+"""Own one job of a machine without a scheduler: ``python -m qsgd_hpc.jobs.local_runner DIR``.
+
+The command returns as soon as a detached process has taken the job over. That process has a
+session of its own, so it survives the terminal; it waits for its turn, runs the job script,
+enforces the walltime, obeys SIGTERM (cancel), ends whatever the script leaves behind, and is the
+only writer of the job's state. When it dies itself, readers see that from runner.json and call the
+job LOST.
+
+Jobs of one $QSGD_HOME run one after another, in the order of their numbers, so that the timings of
+one are not disturbed by the next: each waits for its living predecessors, and then for a lock that
+the kernel frees when its holder dies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs import registry
+from qsgd_hpc.jobs.model import Job, JobState, Progress
+from qsgd_hpc.jobs.processes import adopt_orphans, alive, end_all, identity
+from qsgd_hpc.jobs.words import clock
+
+__all__ = ["main"]
+
+POLL_S = 0.2
+FULL_DISK_TRIES, FULL_DISK_PAUSE_S = 720, 5.0
+
+
+class _Cancelled(Exception):
+    """SIGTERM arrived: the user wants the job to end."""
+
+
+def main(argv: list[str]) -> None:
+    """Detach, take over the job in directory ``argv[0]``, and see it through to its end."""
+    directory = Path(argv[0])
+    ready, told = os.pipe()
+    if os.fork():
+        os.close(told)
+        sys.exit(0 if os.read(ready, 1) else 1)
+    os.close(ready)
+    os.setsid()
+    signal.signal(signal.SIGTERM, _cancel)
+    for number in (signal.SIGHUP, signal.SIGINT):
+        # A handler, not SIG_IGN: the job's own processes would inherit that.
+        signal.signal(number, _carry_on)
+    adopt_orphans()
+    _redirect(directory / "runner.log")
+    owner = {"host": socket.gethostname(), "pid": os.getpid(), "identity": identity(os.getpid())}
+    registry.write_file(directory / "runner.json", json.dumps(owner))
+    os.write(told, b"1")
+    os.close(told)
+    _own(registry.load(directory.name))
+
+
+def _cancel(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, _carry_on)
+    raise _Cancelled
+
+
+def _carry_on(_number: int, _frame: FrameType | None) -> None:
+    """Ignore a signal."""
+
+
+def _redirect(log: Path) -> None:
+    """Let go of the terminal: nothing from stdin, own messages into the job's directory."""
+    with Path(os.devnull).open() as nothing, log.open("a") as messages:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(messages.fileno(), 1)
+        os.dup2(messages.fileno(), 2)
+
+
+def _own(job: Job) -> None:
+    """Run the job when it is its turn and record how it ended."""
+    progress = Progress()
+    try:
+        with _turn(job):
+            progress = _run(job)
+    except _Cancelled:
+        progress = Progress(JobState.CANCELLED, why="cancelled before it started")
+    except Exception as error:
+        progress = Progress(JobState.FAILED, why=f"could not be started: {error}")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, _carry_on)
+        _record_end(job, dataclasses.replace(progress, ended_at=time.time()))
+
+
+def _record_end(job: Job, progress: Progress) -> None:
+    """Record how the job ended; on a full disk, try again until there is room."""
+    for _ in range(FULL_DISK_TRIES):
+        try:
+            registry.save(job, progress)
+            return
+        except OSError as error:
+            print(f"cannot record the end of {job.id}: {error}", flush=True)
+            time.sleep(FULL_DISK_PAUSE_S)
+
+
+@contextmanager
+def _turn(job: Job) -> Iterator[None]:
+    """Wait until every earlier job on this host has ended; hold the lock while ours runs."""
+    for earlier in registry.ids():
+        if registry.number(earlier) < registry.number(job.id):
+            told = False
+            while _holds_the_queue(earlier):
+                told = told or bool(registry.save(job, Progress(why=f"waits for {earlier}")))
+                time.sleep(POLL_S)
+    lock = registry.jobs_dir() / f".{socket.gethostname()}.lock"
+    with lock.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        except OSError:
+            print(f"{lock}: this file system has no locks; jobs may overlap", flush=True)
+        yield
+
+
+def _holds_the_queue(job_id: str) -> bool:
+    try:
+        job = registry.load(job_id)
+    except UsageError:
+        return False
+    owner = registry.read_json(job.directory / "runner.json")
+    if owner is None or owner["host"] != socket.gethostname():
+        return False
+    return not job.state.ended and alive(owner["pid"], owner["identity"])
+
+
+def _run(job: Job) -> Progress:
+    """Start the script in a session of its own and wait for its end, the walltime or a cancel."""
+    walltime_min = job.request.walltime_min
+    running = Progress(JobState.RUNNING, started_at=time.time())
+    try:
+        process = _start(job)
+        running = dataclasses.replace(running, pid=process.pid, identity=identity(process.pid))
+        registry.save(job, running)
+        code = process.wait(None if walltime_min is None else walltime_min * 60)
+        return _by_exit_code(running, code)
+    except subprocess.TimeoutExpired:
+        why = f"ended at its walltime of {clock(walltime_min or 0)}"
+        return dataclasses.replace(running, state=JobState.TIMEOUT, why=why)
+    except _Cancelled:
+        return dataclasses.replace(running, state=JobState.CANCELLED, why="cancelled")
+    finally:
+        signal.signal(signal.SIGTERM, _carry_on)
+        end_all(os.getpid())
+
+
+def _start(job: Job) -> subprocess.Popen[bytes]:
+    """Start the script by the interpreter it names, so that a noexec file system does no harm."""
+    with job.script_path.open("rb") as script:
+        interpreter = script.readline().removeprefix(b"#!").split()
+    with job.log_path.open("ab") as log:
+        return subprocess.Popen(
+            [*interpreter, os.fsencode(job.script_path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _by_exit_code(running: Progress, code: int) -> Progress:
+    if code == 0:
+        return dataclasses.replace(running, state=JobState.COMPLETED, exit_code=0)
+    number = -code if code < 0 else code - 128
+    try:
+        why = f"ended by {signal.Signals(number).name}"
+    except ValueError:
+        why = f"the script ended with exit code {code}"
+    code = 128 + number if code < 0 else code
+    return dataclasses.replace(running, state=JobState.FAILED, exit_code=code, why=why)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,123 @@
+"""Tell processes apart although numbers are used again, and end whole trees of them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["adopt_orphans", "alive", "end_all", "identity", "members"]
+
+_PROC = Path("/proc")
+_PR_SET_CHILD_SUBREAPER = 36
+KILL_GRACE_S = 5.0  # between the polite signal and SIGKILL
+
+
+def identity(pid: int) -> str | None:
+    """Return text that names this very process for ever, or None when it has ended.
+
+    The number of a process is used again after a while and after a reboot; its start time
+    together with the boot is not.
+    """
+    fields = _stat(pid)
+    if fields is not None:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
+    if _PROC.joinpath("self").exists():
+        return None
+    found = subprocess.run(
+        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or None
+
+
+def alive(pid: int | None, known_identity: str | None) -> bool:
+    """Tell whether the process that once had this identity still runs."""
+    return pid is not None and known_identity is not None and identity(pid) == known_identity
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the state on (the name may hold anything)."""
+    try:
+        return (_PROC / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies, so that none can escape.
+
+    Launchers put ranks into sessions of their own, out of reach of a signal to the job's group.
+    Linux only; elsewhere what changes its parent escapes.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def members(root: int, *, session: bool = False) -> list[int]:
+    """Return the living descendants of ``root``; with ``session``, the members of its session."""
+    children: dict[int, list[int]] = {}
+    same: list[int] = []
+    for pid, parent, leader, state in _table():
+        if state in "ZX":
+            continue
+        children.setdefault(parent, []).append(pid)
+        if leader == root:
+            same.append(pid)
+    if session:
+        return same
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def _table() -> Iterator[tuple[int, int, int, str]]:
+    """Yield (process, parent, session, state letter); without /proc, the group as the session."""
+    for entry in _PROC.glob("[0-9]*"):
+        if fields := _stat(int(entry.name)):
+            yield int(entry.name), int(fields[1]), int(fields[3]), fields[0]
+    if not _PROC.joinpath("self").exists():
+        argv = ["ps", "-axo", "pid=,ppid=,pgid=,stat="]
+        shown = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+        for line in shown.splitlines():
+            pid, parent, group, state = line.split()[:4]
+            yield int(pid), int(parent), int(group), state[0]
+
+
+def _send(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def end_all(root: int, *, session: bool = False) -> None:
+    """End every member (see :func:`members`): SIGTERM, five seconds of grace, SIGKILL.
+
+    Members are looked up again at each turn: what a dying launcher leaves behind is found too.
+    """
+    _send(members(root, session=session), signal.SIGTERM)
+    deadline_s = time.monotonic() + KILL_GRACE_S
+    while left := members(root, session=session):
+        if time.monotonic() > deadline_s + KILL_GRACE_S:
+            break  # stuck in the kernel; nothing more can be done
+        if time.monotonic() > deadline_s:
+            _send(left, signal.SIGKILL)
+        _reap(root)
+        time.sleep(0.05)
+    _reap(root)
+
+
+def _reap(root: int) -> None:
+    """Collect our own ended children, so that they do not stay as zombies."""
+    with suppress(ChildProcessError):
+        while root == os.getpid() and os.waitpid(-1, os.WNOHANG)[0]:
+            pass

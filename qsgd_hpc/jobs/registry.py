@@ -1,0 +1,202 @@
+"""The jobs of a user: one directory each under $QSGD_HOME/jobs, no database.
+
+``<id>/request.json``  what was asked, with every choice filled in; never changed
+``<id>/script.sh``     the job script; never changed
+``<id>/state.json``    how far the job is
+``<id>/runner.json``   local jobs: the process that owns the job, and on which host
+``<id>/output.log``    output of all ranks
+
+Why nothing is lost or doubled when commands race, on NFS and Lustre as well: a record is written
+in full under a name of its own and takes its id by one rename of the directory, which fails when
+the id is taken; every file is replaced by rename, so a reader sees the old or the new content; and
+each job's state has one writer: its runner, or whoever asks the scheduler and gets one answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs.model import Job, JobRequest, JobState, Progress
+from qsgd_hpc.jobs.sites import home
+from qsgd_hpc.jobs.words import did_you_mean
+
+__all__ = ["create", "ids", "jobs_dir", "load", "number", "read_json", "save", "write_file"]
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*-(?P<number>[1-9][0-9]*)")
+
+
+def jobs_dir() -> Path:
+    """Return the folder of all job directories."""
+    return home() / "jobs"
+
+
+def number(job_id: str) -> int:
+    """Return the running number in an id such as ``local-7``."""
+    match = _ID.fullmatch(job_id)
+    return int(match["number"]) if match else 0
+
+
+def ids() -> list[str]:
+    """Return the ids of all jobs, oldest first."""
+    root = jobs_dir()
+    if not root.is_dir():
+        return []
+    found = [(e.stat().st_ctime_ns, e.name) for e in os.scandir(root) if _is_job(e)]
+    return [name for _, name in sorted(found, key=lambda pair: (number(pair[1]), pair[0]))]
+
+
+def _is_job(entry: os.DirEntry[str]) -> bool:
+    return _ID.fullmatch(entry.name) is not None and (Path(entry.path) / "request.json").is_file()
+
+
+def create(request: JobRequest, scheduler: str, script: str) -> Job:
+    """Write the record of a new job and give it the next free id of its site.
+
+    Raises:
+        UsageError: $QSGD_HOME cannot be written.
+    """
+    root = jobs_dir()
+    record = {
+        "scheduler": scheduler,
+        "submitted_at": time.time(),
+        "request": _to_json(request),
+    }
+    draft = root / f".draft-{os.getpid()}-{time.monotonic_ns()}"
+    try:
+        draft.mkdir(parents=True)
+        write_file(draft / "request.json", json.dumps(record, indent=2))
+        write_file(draft / "script.sh", script)
+        write_file(draft / "state.json", json.dumps(_progress_to_json(Progress())))
+        (draft / "script.sh").chmod(0o755)
+        job_id = _publish(draft, str(request.site))
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise UsageError(
+            f"cannot register the job in {root}: {error.strerror or error}. "
+            "Free some space there, or set QSGD_HOME to a folder that can be written."
+        ) from None
+    return load(job_id)
+
+
+def _publish(draft: Path, site: str) -> str:
+    """Rename the draft to the next free id; two commands can never get the same one."""
+    taken = [number(path.name) for path in draft.parent.glob(f"{site}-*")]
+    candidate = max(taken, default=0) + 1
+    while True:
+        job_id = f"{site}-{candidate}"
+        try:
+            draft.rename(draft.parent / job_id)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            candidate += 1
+        else:
+            _sync(draft.parent)
+            return job_id
+
+
+def load(job_id: str) -> Job:
+    """Read one job as it is recorded.
+
+    Raises:
+        UsageError: there is no such job, or its record is damaged.
+    """
+    directory = jobs_dir() / job_id
+    record = read_json(directory / "request.json") if _ID.fullmatch(job_id) else None
+    if record is None:
+        known = ids()
+        hint = did_you_mean(job_id, known[-50:]) if known else "No job was submitted yet."
+        raise UsageError(f"no job '{job_id}' in {jobs_dir()}. {hint} See `qsgd-hpc list`.")
+    try:
+        return Job(
+            id=job_id,
+            site=record["request"]["site"],
+            scheduler=record["scheduler"],
+            request=_from_json(record["request"]),
+            directory=directory,
+            submitted_at=record["submitted_at"],
+            progress=_progress(read_json(directory / "state.json")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"job '{job_id}': damaged record {directory}/request.json ({error!r}). "
+            "Delete the directory to forget the job."
+        ) from None
+
+
+def save(job: Job, progress: Progress) -> Job:
+    """Record a new state and return the job with it."""
+    write_file(job.directory / "state.json", json.dumps(_progress_to_json(progress)))
+    return dataclasses.replace(job, progress=progress)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replace a file in one step; after a crash it holds the old or the new text, never half."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        with draft.open("w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename in the folder last through a crash of the machine."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass  # some network file systems cannot; they write directories through
+    finally:
+        os.close(handle)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the content of a JSON file, or None when it is not there or not JSON."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _to_json(request: JobRequest) -> dict[str, Any]:
+    fields = dataclasses.asdict(dataclasses.replace(request, env={}))
+    fields["env"] = dict(request.env)
+    fields["script"] = str(request.script)
+    fields["workdir"] = None if request.workdir is None else str(request.workdir)
+    return fields
+
+
+def _from_json(fields: Mapping[str, Any]) -> JobRequest:
+    values = dict(fields)
+    values["script"] = Path(values["script"])
+    values["workdir"] = None if values["workdir"] is None else Path(values["workdir"])
+    values["script_args"] = tuple(values["script_args"])
+    values["filesystems"] = tuple(values["filesystems"])
+    return JobRequest(**values)
+
+
+def _progress_to_json(progress: Progress) -> dict[str, Any]:
+    return {**dataclasses.asdict(progress), "state": progress.state.value}
+
+
+def _progress(fields: Mapping[str, Any] | None) -> Progress:
+    if fields is None:
+        return Progress(JobState.LOST, why="its state file is missing or damaged")
+    return Progress(**{**fields, "state": JobState(fields["state"])})

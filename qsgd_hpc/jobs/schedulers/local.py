@@ -1,0 +1,92 @@
+"""This machine as a scheduler: each job is owned by a detached process, see local_runner.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs import registry
+from qsgd_hpc.jobs.model import Job, JobState, Progress
+from qsgd_hpc.jobs.processes import KILL_GRACE_S, alive, end_all
+
+__all__ = ["cancel", "refresh", "submit"]
+
+START_GRACE_S = 30.0  # a record without an owner for longer than this was given up
+
+
+def submit(job: Job) -> Progress:
+    """Start the process that owns the job; returns when it has taken over."""
+    safe = ("-P",) if sys.version_info >= (3, 11) else ()
+    started = subprocess.run(
+        [sys.executable, *safe, "-m", "qsgd_hpc.jobs.local_runner", str(job.directory)],
+        cwd=job.directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if started.returncode != 0:
+        log = job.directory / "runner.log"
+        detail = started.stderr or (log.read_text("utf-8", "replace") if log.exists() else "")
+        last = detail.strip().splitlines()[-1:] or ["it said nothing"]
+        raise LaunchError(f"the process that runs local jobs did not start: {last[0]}")
+    return registry.load(job.id).progress
+
+
+def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
+    """Return the recorded progress, or LOST for jobs whose owner is gone."""
+    return {job.id: _progress(job) for job in jobs}
+
+
+def _progress(job: Job) -> Progress:
+    owner = registry.read_json(job.directory / "runner.json")
+    if owner is None:
+        if time.time() - job.submitted_at < START_GRACE_S:
+            return job.progress
+        return _lost(job.progress, "its submission was interrupted; submit it again")
+    if owner["host"] != socket.gethostname():
+        why = f"on host {owner['host']}; ask there for its state now"
+        return dataclasses.replace(job.progress, why=why)
+    if alive(owner["pid"], owner["identity"]):
+        return job.progress
+    # The owner may have written the end and left since the record was read.
+    newest = registry.load(job.id).progress
+    if newest.state.ended:
+        return newest
+    why = "the process that ran it is gone (machine restarted, or it was killed)"
+    if alive(newest.pid, newest.identity):
+        why += f"; its script still runs, `qsgd-hpc cancel {job.id}` ends it"
+    return _lost(newest, why)
+
+
+def _lost(progress: Progress, why: str) -> Progress:
+    return dataclasses.replace(progress, state=JobState.LOST, why=why)
+
+
+def cancel(job: Job) -> None:
+    """End the job and every process it has started, and wait until that is done.
+
+    Raises:
+        LaunchError: the job runs on another host, or did not end.
+    """
+    owner = registry.read_json(job.directory / "runner.json")
+    if owner is not None and owner["host"] != socket.gethostname():
+        raise LaunchError(f"{job.id} runs on host {owner['host']}. Cancel it there.")
+    if owner is not None and alive(owner["pid"], owner["identity"]):
+        os.kill(owner["pid"], signal.SIGTERM)
+        deadline_s = time.monotonic() + 3 * KILL_GRACE_S
+        while alive(owner["pid"], owner["identity"]):
+            if time.monotonic() > deadline_s:
+                raise LaunchError(f"{job.id} has not ended yet; see {job.directory}/runner.log.")
+            time.sleep(0.05)
+        return
+    left = registry.load(job.id).progress
+    if left.pid is not None and alive(left.pid, left.identity):
+        end_all(left.pid, session=True)

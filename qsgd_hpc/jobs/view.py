@@ -1,0 +1,140 @@
+"""What a person or a program is shown of jobs and sites."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from qsgd_hpc.jobs.model import Job, JobState
+from qsgd_hpc.jobs.profile import Site
+from qsgd_hpc.jobs.words import clock
+
+__all__ = ["as_json", "next_step", "site_lines", "status_lines", "table"]
+
+_COLOURS = {
+    JobState.QUEUED: "yellow",
+    JobState.RUNNING: "cyan",
+    JobState.COMPLETED: "green",
+    JobState.CANCELLED: "magenta",
+}
+
+
+def as_json(job: Job) -> dict[str, Any]:
+    """Return a job for --json; times are seconds since the epoch, absent values are null."""
+    request, progress = job.request, job.progress
+    return {
+        "id": job.id,
+        "name": job.name,
+        "site": job.site,
+        "state": job.state.value,
+        "exit_code": job.exit_code,
+        "why": progress.why,
+        "nodes": request.nodes,
+        "ranks": request.ranks,
+        "walltime_min": request.walltime_min,
+        "queue": request.queue,
+        "scheduler_id": progress.scheduler_id,
+        "submitted_at": job.submitted_at,
+        "started_at": progress.started_at,
+        "ended_at": progress.ended_at,
+        "directory": str(job.directory),
+        "script": str(job.script_path),
+        "log": str(job.log_path),
+    }
+
+
+def next_step(job: Job) -> str:
+    """Return the command that a user is most likely to want now."""
+    if job.state is JobState.QUEUED:
+        return f"qsgd-hpc wait {job.id}"
+    if job.state is JobState.RUNNING:
+        return f"qsgd-hpc logs -f {job.id}"
+    return f"qsgd-hpc logs {job.id}"
+
+
+def status_lines(job: Job) -> list[str]:
+    """Return what ``status`` prints."""
+    request, progress = job.request, job.progress
+    size = f"{_count(request.nodes, 'node')}, {_count(request.ranks, 'rank')}"
+    limit = "no walltime" if request.walltime_min is None else clock(request.walltime_min)
+    rows = [("state", job.state.value + (f" ({progress.why})" if progress.why else ""))]
+    if job.exit_code is not None:
+        rows.append(("exit code", str(job.exit_code)))
+    if progress.scheduler_id is not None:
+        rows.append(("scheduler id", progress.scheduler_id))
+    rows += [
+        ("size", f"{size}, {limit}" + (f", {request.queue}" if request.queue else "")),
+        ("submitted", _stamp(job.submitted_at)),
+    ]
+    if progress.started_at is not None:
+        ran = _ran(job)
+        rows.append(("started", _stamp(progress.started_at) + (f", ran {ran}" if ran else "")))
+    rows += [
+        ("script", str(job.script_path)),
+        ("log", str(job.log_path)),
+        ("next", next_step(job)),
+    ]
+    return [f"{job.id}  {job.name}", *(f"  {label:<13}{value}" for label, value in rows)]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def _stamp(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _ran(job: Job) -> str:
+    """Return how long the job ran, or runs by now; empty when that is not known."""
+    started_at, ended_at = job.progress.started_at, job.progress.ended_at
+    if ended_at is None and not job.state.ended:
+        ended_at = time.time()
+    if started_at is None or ended_at is None:
+        return ""
+    return clock(round(max(0.0, ended_at - started_at)) / 60)
+
+
+def table(jobs: Iterable[Job]) -> Table:
+    """Return the table that ``list`` prints."""
+    result = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("job", "name", "state"):
+        result.add_column(column, no_wrap=True)
+    for column in ("exit", "nodes", "ranks"):
+        result.add_column(column, justify="right")
+    for column in ("submitted", "ran"):
+        result.add_column(column, no_wrap=True)
+    result.add_column("why")
+    for job in jobs:
+        progress = job.progress
+        result.add_row(
+            job.id,
+            Text(job.name),
+            Text(job.state.value, style=_COLOURS.get(job.state, "red")),
+            "" if job.exit_code is None else str(job.exit_code),
+            str(job.request.nodes),
+            str(job.request.ranks),
+            time.strftime("%m-%d %H:%M:%S", time.localtime(job.submitted_at)),
+            _ran(job),
+            Text(progress.why),
+        )
+    return result
+
+
+def site_lines(site: Site) -> list[str]:
+    """Return what ``sites show`` prints before the profile's text."""
+    lines = [f"{site.name}: {site.description} ({site.scheduler})"]
+    for queue in site.queues.values():
+        low, high = queue.walltime_min
+        nodes = f"{queue.nodes[0]} to {queue.nodes[1]} nodes"
+        extra = f"  submit to {queue.via}" if queue.via else f"  {queue.note}"
+        lines.append(f"  {queue.name:<16}{nodes:<18}{clock(low)} to {clock(high)}{extra}".rstrip())
+    if site.filesystems:
+        lines.append(f"  file systems    {', '.join(site.filesystems)}")
+    if site.required:
+        lines.append(f"  always needed   {', '.join(site.required)}")
+    return lines + [f"  note: {note}" for note in site.notes]
