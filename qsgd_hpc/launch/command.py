@@ -1,0 +1,140 @@
+"""Build the command line that starts the ranks: pure, one function per launcher family."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from qsgd_hpc.launch.mpi import Family, Launcher
+from qsgd_hpc.launch.options import RunOptions
+
+__all__ = ["Command", "Machine", "build_command", "local_ranks"]
+
+SUPERVISOR = Path(__file__).with_name("supervise.py")
+PASSED_NAMES = re.compile(
+    r"QSGD_|OMP_|PYTHON|MKL_|OPENBLAS_|NCCL_|CUDA_|HIP_|ROCR_|FI_|UCX_|MPI4PY_|HF_|TORCH_"
+    r"|(PATH|LD_LIBRARY_PATH|LD_PRELOAD|VIRTUAL_ENV|CONDA_PREFIX|HOME|TMPDIR|LANG|http_proxy"
+    r"|https_proxy|no_proxy)$"
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What of this machine decides: cores that may be used, and whether we are root."""
+
+    cores: int
+    is_root: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to run: argv, and the variables that it sets over the inherited ones."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def local_ranks(options: RunOptions) -> int:
+    """Return the most ranks that any one host gets, when hosts fill up in order."""
+    if not options.hosts:
+        return options.ranks
+    left, most = options.ranks, 1
+    for host in options.hosts:
+        most = max(most, min(left, host.slots))
+        left -= min(left, host.slots)
+    return most
+
+
+def build_command(
+    options: RunOptions,
+    launcher: Launcher,
+    machine: Machine,
+    environ: Mapping[str, str],
+    *,
+    token: str = "-",
+) -> Command:
+    """Return mpiexec's command line and environment.
+
+    Args:
+        options: a checked request; its command's program exists.
+        launcher: which mpiexec.
+        machine: this machine.
+        environ: the environment that is inherited.
+        token: marks this run's frames; "-" starts the ranks without output frames.
+    """
+    env = _environment(options, launcher, machine, environ)
+    flags = {
+        Family.HYDRA: _hydra,
+        Family.OPEN_MPI: _open_mpi,
+        Family.PALS: _pals,
+        Family.SRUN: _srun,
+    }[launcher.family](options, machine, {**environ, **env})
+    # Slurm moves at most 1024 bytes of output in one piece, the others 4096 or more.
+    frame_bytes = "1000" if launcher.family is Family.SRUN else "4096"
+    supervisor = (sys.executable, "-I", "-S", str(SUPERVISOR), token, frame_bytes)
+    argv = (str(launcher.path), *flags, *options.mpi_args, *supervisor, *options.command)
+    return Command(argv, env)
+
+
+def _environment(
+    options: RunOptions, launcher: Launcher, machine: Machine, environ: Mapping[str, str]
+) -> dict[str, str]:
+    env = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": ""}
+    env["OMP_NUM_THREADS"] = str(max(1, machine.cores // local_ranks(options)))
+    if launcher.family is Family.HYDRA:
+        env["MPIR_CVAR_CH4_NETMOD"] = "ofi"  # faster than ucx over TCP, as measured
+    env = {name: value for name, value in env.items() if not environ.get(name)}
+    if options.bits is not None:
+        env["QSGD_BITS"] = str(options.bits)
+    if options.ranks_per_node is not None:
+        env["QSGD_RANKS_PER_NODE"] = str(options.ranks_per_node)
+    return {**env, **options.env}
+
+
+def _host_list(options: RunOptions) -> str:
+    return ",".join(f"{host.name}:{host.slots}" for host in options.hosts)
+
+
+def _hydra(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> list[str]:
+    # Survivors of a dead rank must live long enough to name it; the supervisor ends them in time.
+    hosts = ["-hosts", _host_list(options)] if options.hosts else []
+    return ["-disable-auto-cleanup", *hosts, "-n", str(options.ranks)]
+
+
+def _open_mpi(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> list[str]:
+    flags = ["--allow-run-as-root"] if machine.is_root else []
+    flags += ["--enable-recovery"]  # survivors of a dead rank live on, as above
+    if options.hosts:
+        flags += ["--host", _host_list(options)]
+    if local_ranks(options) > machine.cores:
+        flags += ["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
+    # Its default pins a rank with all its threads to one core.
+    if not any("bind-to" in arg for arg in options.mpi_args):
+        flags += ["--bind-to", "none"]
+    names = {name for name in environ if PASSED_NAMES.match(name)} | set(options.env)
+    for name in sorted(names):
+        flags += ["-x", name]
+    return [*flags, "-n", str(options.ranks)]
+
+
+def _pals(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> list[str]:
+    flags = ["-n", str(options.ranks), "--ppn", str(local_ranks(options))]
+    if options.hosts:
+        flags += ["--hosts", ",".join(host.name for host in options.hosts)]
+    else:
+        flags = flags[:2]
+    if not any("cpu-bind" in arg for arg in options.mpi_args):
+        flags += ["--depth", environ["OMP_NUM_THREADS"], "--cpu-bind", "depth"]
+    return [*flags, "--envall"]
+
+
+def _srun(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> list[str]:
+    flags = ["--ntasks", str(options.ranks), "--kill-on-bad-exit=0", "--wait=0", "--input=none"]
+    if options.hosts:
+        flags += ["--nodelist", ",".join(host.name for host in options.hosts)]
+        flags += ["--nodes", str(len(options.hosts)), "--distribution=block"]
+        flags += ["--ntasks-per-node", str(local_ranks(options))]
+    return [*flags, "--export=ALL"]

@@ -1,0 +1,175 @@
+"""Find the MPI library that mpi4py will load, and the mpiexec that belongs to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["Family", "Launcher", "Library", "family_of", "find_launcher", "find_library"]
+
+PROBE_TIMEOUT_S = 60.0
+REMEDY = "pip install 'qsgd-hpc[mpich]', or load the module of your site's MPI"
+
+# A process of its own: the launcher must not load MPI, least of all inside a batch job.
+_PROBE = """
+import json, os, mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from mpi4py import MPI
+paths = {line.split()[-1] for line in open("/proc/self/maps") if "/libmpi" in line}
+names = ("libmpi.", "libmpich", "libmpi_")
+paths = sorted(p for p in paths if os.path.basename(p).startswith(names))
+print(json.dumps([MPI.Get_library_version().strip(" \\0"), MPI.get_vendor(), paths]))
+"""
+
+
+class Family(str, Enum):
+    """Launchers that take the same options."""
+
+    HYDRA = "Hydra"
+    OPEN_MPI = "Open MPI"
+    PALS = "PALS"
+    SRUN = "srun"
+
+
+@dataclass(frozen=True)
+class Library:
+    """The MPI library in use: what it calls itself, its vendor, and where it lies."""
+
+    text: str
+    vendor: str
+    version: tuple[int, ...]
+    path: Path | None
+
+    @property
+    def name(self) -> str:
+        """Vendor and version in short, as in ``MPICH 5.0.2``."""
+        return f"{self.vendor} {'.'.join(map(str, self.version))}"
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """The launchers that can start ranks of this library."""
+        if self.vendor == "Open MPI":
+            return (Family.OPEN_MPI, Family.SRUN)
+        return (Family.HYDRA, Family.PALS, Family.SRUN)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher program, its family and the first line of its ``--version``."""
+
+    family: Family
+    path: Path
+    version: str
+
+
+def find_library(python: str = sys.executable) -> Library:
+    """Ask mpi4py, in a short process of its own, which MPI it loads.
+
+    Raises:
+        UsageError: mpi4py is missing, or finds no MPI library.
+    """
+    try:
+        done = subprocess.run(
+            [python, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"loading MPI took more than {PROBE_TIMEOUT_S:g} s; try: python -c "
+            "'from mpi4py import MPI'"
+        ) from None
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UsageError(f"no MPI library can be loaded ({reason}); {REMEDY}")
+    text, (vendor, version), paths = json.loads(done.stdout.splitlines()[-1])
+    return Library(text, vendor, tuple(version), Path(paths[0]) if paths else None)
+
+
+def family_of(version_text: str) -> Family | None:
+    """Tell a launcher's family from what its ``--version`` prints.
+
+    >>> family_of("HYDRA build details:").value
+    'Hydra'
+    """
+    for pattern, family in (
+        (r"HYDRA|Intel\(R\) MPI", Family.HYDRA),
+        (r"Open MPI|OpenRTE|PRTE|prterun", Family.OPEN_MPI),
+        (r"PALS|\bpals\b|Cray|HPE", Family.PALS),
+        (r"^slurm", Family.SRUN),
+        (r"^mpiexec version", Family.PALS),
+    ):
+        if re.search(pattern, version_text, re.MULTILINE):
+            return family
+    return None
+
+
+def _probe_launcher(path: Path) -> Launcher | None:
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    text = (done.stdout + done.stderr).strip()
+    family = family_of(text)
+    return None if family is None else Launcher(family, path, _short(text))
+
+
+def _short(text: str) -> str:
+    version = re.search(r"^\s*Version:\s*(\S+)", text, re.MULTILINE)
+    return f"Hydra {version[1]}" if version else text.splitlines()[0].strip()
+
+
+def _candidates(library: Library, environ: Mapping[str, str]) -> Iterator[Path]:
+    """Yield launchers, the library's own first; wrappers' targets are not followed."""
+    folders = []
+    if library.path is not None:
+        # lib/libmpi.so, lib/x86_64-linux-gnu/libmpi.so and Intel's lib/release/libmpi.so
+        folders = [parent / "bin" for parent in list(library.path.parents)[1:4]]
+    folders.append(Path(sys.executable).parent)
+    search = os.pathsep.join([*map(str, folders), environ.get("PATH", os.defpath)])
+    seen = set()
+    for folder in search.split(os.pathsep):
+        for name in ("mpiexec", "mpiexec.hydra", "mpirun"):
+            found = shutil.which(name, path=folder) if folder else None
+            if found and Path(found) not in seen:
+                seen.add(Path(found))
+                yield Path(found)
+
+
+def find_launcher(library: Library, environ: Mapping[str, str] | None = None) -> Launcher:
+    """Find the launcher of a library: its own prefix, then PATH, then srun in a Slurm job.
+
+    Raises:
+        UsageError: there is none, or only those of another MPI.
+    """
+    environ = os.environ if environ is None else environ
+    strangers = []
+    for path in _candidates(library, environ):
+        launcher = _probe_launcher(path)
+        if launcher is not None and launcher.family in library.families:
+            return launcher
+        strangers.append(f"{path} ({launcher.version if launcher else 'unknown'})")
+    srun = shutil.which("srun", path=environ.get("PATH", os.defpath))
+    if srun and environ.get("SLURM_JOB_ID"):
+        launcher = _probe_launcher(Path(srun))
+        if launcher is not None:
+            return launcher
+    where = f" in {library.path}" if library.path else ""
+    if strangers:
+        raise UsageError(
+            f"mpi4py uses {library.name}{where}, but the mpiexec found is another MPI's: "
+            f"{', '.join(strangers[:3])}. Ranks started so would each be alone. "
+            f"Put the bin folder of {library.vendor} first in PATH, or point MPI4PY_LIBMPI to the "
+            "libmpi of that mpiexec."
+        )
+    raise UsageError(f"no mpiexec found for {library.name}{where}; {REMEDY}")

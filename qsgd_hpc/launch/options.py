@@ -1,0 +1,134 @@
+"""What the user asked for, and where the ranks go."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["BITS", "Host", "RunOptions", "check_options", "parse_hostfile", "parse_hosts"]
+
+BITS = (2, 4, 8, 32)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host and how many ranks may run on it."""
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """One ``qsgd-hpc run``.
+
+    Args:
+        ranks: how many ranks to start.
+        command: the program and its arguments.
+        hosts: where; empty means this machine, or what the batch job holds.
+        bits: QSGD_BITS for the ranks; None leaves the environment's.
+        ranks_per_node: pretend that each run of so many ranks is a node.
+        prefix_output: put ``[rank] `` before every line.
+        env: variables for the ranks, over those inherited.
+        mpi_args: passed to mpiexec as they are.
+        verbose: say which MPI and which mpiexec.
+    """
+
+    ranks: int
+    command: tuple[str, ...]
+    hosts: tuple[Host, ...] = ()
+    bits: int | None = None
+    ranks_per_node: int | None = None
+    prefix_output: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    mpi_args: tuple[str, ...] = ()
+    verbose: bool = False
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Parse ``h1:2,h2:2``; a host without a number has one slot.
+
+    Raises:
+        UsageError: every malformed entry, one per line.
+    """
+    faults: list[str] = []
+    hosts: list[Host] = []
+    for entry in text.split(","):
+        name, colon, slots = entry.strip().rpartition(":")
+        if not colon:
+            name, slots = slots, "1"
+        if not name or not slots.isdecimal() or int(slots) < 1:
+            faults.append(f"-H {text}: {entry!r} is not HOST or HOST:SLOTS with at least 1 slot")
+        else:
+            hosts.append(Host(name, int(slots)))
+    if faults:
+        raise UsageError("\n".join(faults))
+    return tuple(hosts)
+
+
+def parse_hostfile(path: Path) -> tuple[Host, ...]:
+    """Read hosts: one a line as ``h``, ``h:2`` or ``h slots=2``; # begins a comment.
+
+    A host that is named again (as in PBS_NODEFILE) gains a slot.
+
+    Raises:
+        UsageError: the file cannot be read, is empty, or has malformed lines (each named).
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise UsageError(f"--hostfile {path}: {reason}") from None
+    slots: dict[str, int] = {}
+    faults: list[str] = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        entry = words[0]
+        if len(words) == 2 and words[1].startswith("slots="):
+            entry = f"{words[0]}:{words[1].removeprefix('slots=')}"
+        elif len(words) > 1:
+            faults.append(f"--hostfile {path}, line {number}: {line.strip()!r} is not HOST slots=N")
+            continue
+        try:
+            (host,) = parse_hosts(entry)
+            slots[host.name] = slots.get(host.name, 0) + host.slots
+        except ValueError:
+            faults.append(f"--hostfile {path}, line {number}: {line.strip()!r} is not HOST slots=N")
+    if not slots and not faults:
+        faults.append(f"--hostfile {path}: names no host")
+    if faults:
+        raise UsageError("\n".join(faults))
+    return tuple(Host(name, count) for name, count in slots.items())
+
+
+def check_options(options: RunOptions) -> list[str]:
+    """Return every fault of the request; resolving host names is the only I/O."""
+    faults = []
+    if options.ranks < 1:
+        faults.append(f"-np {options.ranks}: at least 1 rank must run")
+    if options.bits is not None and options.bits not in BITS:
+        faults.append(
+            f"--bits {options.bits}: allowed are 2, 4, 8, and 32 for uncompressed float32"
+        )
+    if options.ranks_per_node is not None and options.ranks_per_node < 1:
+        faults.append(f"--ranks-per-node {options.ranks_per_node}: must be at least 1")
+    slots = sum(host.slots for host in options.hosts)
+    if options.hosts and slots < options.ranks:
+        each = -(-options.ranks // len(options.hosts))
+        names = ",".join(f"{host.name}:{each}" for host in options.hosts)
+        faults.append(
+            f"-np {options.ranks} needs {options.ranks} slots, the hosts have {slots}; "
+            f"lower -np or say -H {names}"
+        )
+    for host in options.hosts:
+        try:
+            socket.getaddrinfo(host.name, None)
+        except (OSError, UnicodeError):
+            faults.append(f"host {host.name!r} cannot be resolved; check its spelling in -H")
+    return faults

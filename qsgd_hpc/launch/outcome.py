@@ -1,0 +1,106 @@
+"""How the ranks ended, the first cause first: pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from qsgd_hpc.launch.frames import Ended, Started
+
+__all__ = ["Ledger", "explain", "list_ranks", "status_text"]
+
+_USUAL_CAUSES = {
+    signal.SIGKILL: "out of memory is the usual cause; see dmesg, or ask for more memory",
+    signal.SIGSEGV: "a crash in compiled code; PYTHONFAULTHANDLER=1 shows where",
+    signal.SIGBUS: "a full /dev/shm or a truncated mapped file are the usual causes",
+    signal.SIGABRT: "a failed check in compiled code; its message is above",
+    signal.SIGILL: "code built for another kind of processor",
+    signal.SIGTERM: "someone or the scheduler ended it",
+    signal.SIGXCPU: "the CPU time limit",
+}
+
+
+@dataclass
+class Ledger:
+    """What was heard of the ranks so far, in the order in which it was heard."""
+
+    ranks: int
+    started: dict[int, Started] = field(default_factory=dict)
+    ends: list[Ended] = field(default_factory=list)
+    overdue: tuple[int, ...] = ()  # still running when their grace was over
+
+    @property
+    def first_failure(self) -> Ended | None:
+        """The rank that failed first, if one did."""
+        return next((end for end in self.ends if end.status != 0), None)
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Ranks that started and were not heard to end."""
+        return tuple(sorted(set(self.started) - {end.rank for end in self.ends}))
+
+    def exit_code(self, mpiexec_code: int) -> int:
+        """Return the first failing rank's exit code (128 + signal), else mpiexec's."""
+        failure = self.first_failure
+        code = mpiexec_code if failure is None else failure.status
+        if code == 0 and (self.running or len(self.started) < self.ranks):
+            return 1
+        return code if code >= 0 else 128 - code
+
+
+def status_text(status: int) -> str:
+    """Say how a process ended."""
+    if status >= 0:
+        return f"exited with code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    cause = _USUAL_CAUSES.get(-status)  # type: ignore[call-overload]
+    return f"was killed by {name}" + (f" ({cause})" if cause else "")
+
+
+def list_ranks(ranks: Iterable[int]) -> str:
+    """Return ``rank 1`` or ``ranks 0, 1, 3`` or, from 17 on, how many and the first few."""
+    numbers = list(ranks)
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    if len(numbers) > 16:
+        return f"{len(numbers)} ranks ({', '.join(map(str, numbers[:8]))}, ...)"
+    return f"ranks {', '.join(map(str, numbers))}"
+
+
+def explain(ledger: Ledger, mpiexec_code: int, grace_s: float) -> str | None:
+    """Return the one message about a failed run; None when every rank ended well."""
+    failure = ledger.first_failure
+    if failure is None:
+        return _explain_without_cause(ledger, mpiexec_code)
+    start = ledger.started.get(failure.rank)
+    where = f" on host {start.host} (pid {start.pid})" if start else ""
+    text = f"rank {failure.rank}{where} {status_text(failure.status)}"
+    failed = {end.rank for end in ledger.ends if end.status != 0} - {failure.rank}
+    followers = sorted((failed | set(ledger.running)) - set(ledger.overdue))
+    if followers:
+        text += f"; {list_ranks(followers)} ended after it"
+    if ledger.overdue:
+        were = "were" if len(ledger.overdue) > 1 else "was"
+        text += f"; {list_ranks(ledger.overdue)} {were} still running {grace_s:g} s later and "
+        text += f"{were} ended"
+    return text
+
+
+def _explain_without_cause(ledger: Ledger, mpiexec_code: int) -> str | None:
+    absent = sorted(set(range(ledger.ranks)) - set(ledger.started))
+    how = "ended" if mpiexec_code == 0 else f"mpiexec {status_text(mpiexec_code)}"
+    if absent and not ledger.started:
+        return f"{how} before any rank had started; its message is above"
+    if ledger.running:
+        hosts = sorted({ledger.started[rank].host for rank in ledger.running})
+        return (
+            f"{how} while {list_ranks(ledger.running)} ran on {', '.join(hosts)}: a rank called "
+            "MPI_Abort (its message is above), or the host or the connection to it was lost"
+        )
+    if absent:
+        return f"{list_ranks(absent)} never started; {how}"
+    return None if mpiexec_code == 0 else how

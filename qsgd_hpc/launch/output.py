@@ -1,0 +1,129 @@
+"""Write many ranks' output to one stream, whole lines at a time."""
+
+from __future__ import annotations
+
+import time
+from typing import BinaryIO
+
+__all__ = ["LineSink"]
+
+HELD_BYTES = 1 << 20  # a longer line is passed on in parts, and the other ranks wait for its end
+PROMPT_S = 0.2  # on a terminal a partial line (progress bar, prompt) is shown after this pause
+YIELD_S = 1.0  # on a terminal an open line that pauses this long is ended for the next rank
+COLOURS = (36, 33, 35, 32, 34, 31)
+
+
+class LineSink:
+    """Merge ranks into one stream without ever mixing two of them in a line.
+
+    Every byte is passed on unchanged. A newline is added only where a rank ended in mid-line (or,
+    on a terminal, paused there for a second) and another rank's line follows.
+
+    Args:
+        stream: unbuffered binary stream.
+        prefix: put ``[rank] `` before every line.
+        clock: seconds, monotonic; replaced in tests.
+    """
+
+    def __init__(self, stream: BinaryIO, *, prefix: bool = False, clock=time.monotonic) -> None:  # type: ignore[no-untyped-def]
+        self._stream = stream
+        self._prefix = prefix
+        self._tty = stream.isatty()
+        self._clock = clock
+        self._held: dict[int, bytearray] = {}
+        self._since_s: dict[int, float] = {}
+        self._open: int | None = None  # whose unfinished line is on the stream
+        self._open_since_s = 0.0
+        self._closed: set[int] = set()
+
+    def write(self, owner: int, data: bytes) -> None:
+        """Take bytes from a rank (-1: mpiexec) and pass on what makes whole lines."""
+        self._held.setdefault(owner, bytearray()).extend(data)
+        self._since_s[owner] = self._clock()
+        self._closed.discard(owner)
+        if self._pass_on(owner) and self._open is None:
+            for other in [rank for rank in self._held if rank != owner]:
+                self._pass_on(other)
+
+    def tick(self) -> None:
+        """Show partial lines on a terminal; call this several times a second."""
+        if not self._tty:
+            return
+        now_s = self._clock()
+        for owner, held in self._held.items():
+            if held and now_s - self._since_s[owner] >= PROMPT_S and self._free_for(owner):
+                self._emit(owner, len(held))
+
+    def close(self, owner: int) -> None:
+        """Pass on a rank's last, unfinished line: it has ended."""
+        self._closed.add(owner)
+        if self._free_for(owner):
+            self._emit(owner, len(self._held.get(owner, b"")))
+            for other in [rank for rank in self._held if rank != owner]:
+                self._pass_on(other)
+
+    def finish(self) -> None:
+        """Pass on everything."""
+        for owner in list(self._held):
+            self._closed.add(owner)
+            self._break_line(owner)
+            self._emit(owner, len(self._held[owner]))
+
+    @property
+    def in_mid_line(self) -> bool:
+        """Whether the last byte written was not a newline."""
+        return self._open is not None
+
+    def _pass_on(self, owner: int) -> bool:
+        held = self._held[owner]
+        count = held.rfind(b"\n") + 1
+        if owner in self._closed or len(held) - count > HELD_BYTES:
+            count = len(held)
+        if not count or not self._free_for(owner):
+            return False
+        self._emit(owner, count)
+        return True
+
+    def _free_for(self, owner: int) -> bool:
+        if self._open is None or self._open == owner or self._open in self._closed:
+            return True
+        return self._tty and self._clock() - self._open_since_s >= YIELD_S
+
+    def _break_line(self, owner: int) -> None:
+        if self._open is not None and self._open != owner and self._held.get(owner):
+            self._stream.write(b"\n")
+            self._open = None
+
+    def _emit(self, owner: int, count: int) -> None:
+        held = self._held.get(owner)
+        if not held or not count:
+            return
+        self._break_line(owner)
+        data = bytes(held[:count])
+        del held[:count]
+        begun = self._open == owner
+        _write_all(self._stream, self._labelled(owner, data, begun) if self._prefix else data)
+        self._open = None if data.endswith(b"\n") else owner
+        self._open_since_s = self._clock()
+
+    def _labelled(self, owner: int, data: bytes, begun: bool) -> bytes:
+        if owner < 0:
+            return data
+        label = b"[%d] " % owner
+        if self._tty:
+            label = b"\x1b[%dm[%d]\x1b[0m " % (COLOURS[owner % len(COLOURS)], owner)
+        lines = data.splitlines(keepends=True) if b"\r" not in data else _lines(data)
+        return b"".join(line if begun and i == 0 else label + line for i, line in enumerate(lines))
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """Split at newlines only: a carriage return redraws the line that it is in."""
+    parts = [part + b"\n" for part in data.split(b"\n")]
+    last = parts.pop()[:-1]
+    return [*parts, last] if last else parts
+
+
+def _write_all(stream: BinaryIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[stream.write(view) or 0 :]

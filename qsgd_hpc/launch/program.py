@@ -1,0 +1,83 @@
+"""Make the user's command runnable, or say what is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["resolve_command"]
+
+
+def resolve_command(
+    command: Sequence[str], environ: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """Return the command with ``python`` put before a bare script, and check what it names.
+
+    Raises:
+        UsageError: nothing was given, the program or the script does not exist (with near names).
+    """
+    environ = os.environ if environ is None else environ
+    if not command:
+        raise UsageError("no command given; for example: qsgd-hpc run -np 2 python train.py")
+    program, *rest = command
+    if program.endswith(".py"):
+        _check_script(Path(program))
+        executable = os.access(program, os.X_OK) and os.sep in program
+        return tuple(command) if executable else (sys.executable, *command)
+    found = shutil.which(program, path=environ.get("PATH", os.defpath))
+    if found is None:
+        raise UsageError(_unknown_program(program, environ))
+    if Path(program).name.startswith("python"):
+        script = _script_of(rest)
+        if script is not None:
+            _check_script(Path(script))
+    return tuple(command)
+
+
+def _script_of(arguments: Sequence[str]) -> str | None:
+    """Return the script among python's arguments; None for -c, -m, - and unknown shapes."""
+    takes_value = {"-W", "-X", "--check-hash-based-pycs"}
+    at = 0
+    while at < len(arguments) and arguments[at].startswith("-"):
+        if arguments[at] == "-" or arguments[at].lstrip("-")[:1] in ("c", "m"):
+            return None
+        at += 2 if arguments[at] in takes_value else 1
+    return arguments[at] if at < len(arguments) else None
+
+
+def _check_script(path: Path) -> None:
+    if path.is_file() or (path.is_dir() and (path / "__main__.py").is_file()):
+        return
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder without __main__.py; name the script in it")
+    folder = path.parent
+    names = [p.name for p in folder.iterdir() if p.is_file()] if folder.is_dir() else []
+    where = f"in {folder.resolve()}" if folder.is_dir() else f"there is no folder {folder}"
+    raise UsageError(f"script {str(path)!r} does not exist ({where}){_near(path.name, names)}")
+
+
+def _unknown_program(program: str, environ: Mapping[str, str]) -> str:
+    if os.sep in program:
+        path = Path(program)
+        if path.is_dir():
+            return f"{program} is a folder, not a program"
+        if path.exists():
+            return f"{program} is not executable; chmod +x it, or name its interpreter"
+        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        return f"program {program!r} does not exist{_near(path.name, names)}"
+    names = []
+    for folder in environ.get("PATH", os.defpath).split(os.pathsep):
+        if folder and Path(folder).is_dir():
+            names += [entry.name for entry in Path(folder).iterdir()]
+    return f"program {program!r} is not in PATH{_near(program, names)}"
+
+
+def _near(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(set(names)), n=2)
+    return f". Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
