@@ -14,7 +14,6 @@ from qsgd_hpc.jobs.queues import pick, queue_faults
 from qsgd_hpc.jobs.validate import Facts, fill, request_faults, site_faults
 from qsgd_hpc.jobs.words import clock, minutes
 
-
 NOTHING_WRONG = Facts()
 
 

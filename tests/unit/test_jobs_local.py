@@ -1,0 +1,245 @@
+"""Real jobs on this machine, through the command line, with real processes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from qsgd_hpc import jobs
+from qsgd_hpc.jobs import registry
+from qsgd_hpc.jobs.processes import identity
+
+CLI = [sys.executable, "-m", "qsgd_hpc.cli"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder whose jobs start one plain process instead of ranks."""
+    home = tmp_path / "home"
+    (home / "sites").mkdir(parents=True)
+    (home / "sites" / "local.yaml").write_text("launcher: {argv: [env]}\n")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.setenv("QSGD_HOME", str(home))
+    monkeypatch.setenv("QSGD_SITE", "local")
+    monkeypatch.chdir(folder)
+    yield folder
+    for job in jobs.list_jobs():
+        jobs.cancel(job.id)
+
+
+def cli(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run qsgd-hpc, expect its exit code, and expect no traceback."""
+    done = subprocess.run([*CLI, *words], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def submit(folder: Path, body: str, *flags: str, args: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Submit a Python script with this body and return its record."""
+    script = folder / "job.py"
+    script.write_text(body)
+    record: dict[str, Any] = json.loads(cli("submit", "--json", *flags, str(script), *args).stdout)
+    return record
+
+
+def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    """Wait for a condition, or fail."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_a_job_lives_through_the_whole_command_line(place: Path) -> None:
+    (place / "job.py").write_text("import sys, os; print(sys.argv[1:], os.environ['KEY'])")
+    shown = cli("submit", "--env", "KEY=a b", "job.py", "--nodes", "5", "x y").stdout
+    assert "local-1 submitted to local" in shown
+    for command in ("logs -f local-1", "status local-1", "cancel local-1"):
+        assert f"qsgd-hpc {command}" in shown
+    assert cli("wait", "local-1").stdout.endswith("local-1 COMPLETED\n")
+    assert cli("logs", "local-1").stdout == "['--nodes', '5', 'x y'] a b\n"
+    status = cli("status", "local-1").stdout
+    for words in ("COMPLETED", "exit code    0", "output.log", "qsgd-hpc logs local-1"):
+        assert words in status
+    assert "COMPLETED" in cli("list").stdout
+    assert [job["id"] for job in json.loads(cli("list", "--json").stdout)] == ["local-1"]
+
+
+def test_a_failed_job_tells_its_exit_code(place: Path) -> None:
+    job = submit(place, "raise SystemExit(7)")
+    assert "exit code 7" in cli("wait", job["id"], code=1).stdout
+    assert jobs.get(job["id"]).exit_code == 7
+    assert cli("logs", "-f", job["id"]).returncode == 0
+
+
+def test_a_job_that_kills_itself_names_the_signal(place: Path) -> None:
+    job = submit(place, "import os; os.kill(os.getpid(), 11)")
+    assert "SIGSEGV" in cli("wait", job["id"], code=1).stdout
+
+
+def test_following_prints_all_output_and_ends_with_the_job(place: Path) -> None:
+    body = "import time\nfor i in range(5): print('line', i, flush=True); time.sleep(0.2)"
+    job = submit(place, body)
+    assert cli("logs", "-f", job["id"]).stdout.splitlines() == [f"line {i}" for i in range(5)]
+
+
+STUBBORN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork(): os._exit(0)
+print(os.getpid(), flush=True)
+time.sleep(300)
+"""
+
+
+def test_cancel_ends_every_process_even_stubborn_and_detached_ones(place: Path) -> None:
+    job = submit(place, STUBBORN)
+    log = Path(job["log"])
+    until(lambda: log.exists() and len(log.read_text().split()) == 2)
+    assert "CANCELLED" in cli("cancel", job["id"]).stdout
+    assert not any(psutil.pid_exists(int(pid)) for pid in log.read_text().split())
+    assert "had already ended" in cli("cancel", job["id"]).stdout
+
+
+def test_a_waiting_job_can_be_cancelled(place: Path) -> None:
+    first = submit(place, "import time; time.sleep(60)")
+    second = submit(place, "print('never')")
+    until(lambda: "waits for local-1" in jobs.get(second["id"]).progress.why)
+    assert jobs.cancel(second["id"]).state is jobs.JobState.CANCELLED
+    assert jobs.get(first["id"]).state is jobs.JobState.RUNNING
+    assert not Path(second["log"]).exists()
+
+
+def test_walltime_ends_the_job(place: Path) -> None:
+    job = submit(place, "import time; time.sleep(60)", "--walltime", "1s")
+    assert "TIMEOUT (ended at its walltime of 00:00:01)" in cli("wait", job["id"], code=1).stdout
+
+
+def test_waiting_can_give_up(place: Path) -> None:
+    job = submit(place, "import time; time.sleep(60)")
+    cli("wait", job["id"], "--timeout", "1s", code=3)
+
+
+def test_a_job_survives_its_terminal(place: Path) -> None:
+    script = place / "job.py"
+    script.write_text("import time; time.sleep(1.5); print('still here')")
+    master, slave = os.openpty()
+
+    def own_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    command = f"{sys.executable} -m qsgd_hpc.cli submit job.py; sleep 60"
+    shell = subprocess.Popen(
+        ["bash", "-c", command], stdin=slave, stdout=slave, stderr=slave, preexec_fn=own_terminal
+    )
+    os.close(slave)
+    until(lambda: registry.ids() and jobs.get("local-1").state is jobs.JobState.RUNNING)
+    os.close(master)
+    assert shell.wait(10) == -signal.SIGHUP
+    assert jobs.wait(["local-1"], 20)[0].state is jobs.JobState.COMPLETED
+    assert jobs.output("local-1").read_text() == "still here\n"
+
+
+def test_a_job_whose_owner_was_killed_is_lost_and_can_be_cleaned_up(place: Path) -> None:
+    job = submit(place, "import time; time.sleep(300)")
+    until(lambda: jobs.get(job["id"]).progress.pid)
+    owner = registry.read_json(Path(job["directory"]) / "runner.json")
+    assert owner is not None
+    script_pid = jobs.get(job["id"]).progress.pid
+    assert script_pid is not None
+    os.kill(owner["pid"], signal.SIGKILL)
+    until(lambda: identity(owner["pid"]) is None)
+    lost = jobs.get(job["id"])
+    assert lost.state is jobs.JobState.LOST
+    assert f"qsgd-hpc cancel {job['id']}" in lost.progress.why
+    jobs.cancel(job["id"])
+    assert identity(script_pid) is None
+
+
+def test_a_number_that_another_process_got_is_not_the_owner(place: Path) -> None:
+    job = submit(place, "import time; time.sleep(300)")
+    until(lambda: jobs.get(job["id"]).progress.pid)
+    file = Path(job["directory"]) / "runner.json"
+    owner = json.loads(file.read_text())
+    file.write_text(json.dumps({**owner, "pid": os.getpid()}))
+    assert jobs.get(job["id"]).state is jobs.JobState.LOST
+    file.write_text(json.dumps(owner))
+    assert jobs.get(job["id"]).state is jobs.JobState.RUNNING
+
+
+SPAN = "import time; a = time.time(); time.sleep(0.3); print(a, time.time())"
+
+
+def test_racing_submissions_lose_and_double_nothing_and_run_one_by_one(place: Path) -> None:
+    (place / "job.py").write_text(SPAN)
+    racers = [
+        subprocess.Popen([*CLI, "submit", "--json", "job.py"], stdout=subprocess.PIPE)
+        for _ in range(5)
+    ]
+    got = sorted(json.loads(racer.communicate(timeout=60)[0])["id"] for racer in racers)
+    assert got == [f"local-{i}" for i in range(1, 6)]
+    ended = jobs.wait(got, 60)
+    assert {job.state for job in ended} == {jobs.JobState.COMPLETED}
+    spans = sorted(tuple(map(float, job.log_path.read_text().split())) for job in ended)
+    assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+
+
+def test_nothing_is_registered_when_the_request_is_wrong(place: Path) -> None:
+    (place / "train.py").write_text("")
+    shown = cli("submit", "--nodes", "0", "trian.py", code=2).stderr
+    assert "Did you mean 'train.py'?" in shown
+    assert "--nodes 0" in shown
+    assert registry.ids() == []
+
+
+def test_dry_run_prints_the_script_and_nothing_else(place: Path) -> None:
+    (place / "train.py").write_text("")
+    flags = ["--site", "polaris", "--account", "p", "--nodes", "8", "--dry-run"]
+    shown = cli("submit", *flags, "train.py")
+    assert shown.stdout.startswith("#!/bin/bash -l\n#PBS -N train\n#PBS -A p\n")
+    assert shown.stderr == ""
+    assert registry.ids() == []
+
+
+def test_unknown_job_suggests_the_nearest(place: Path) -> None:
+    submit(place, "")
+    assert "Did you mean 'local-1'?" in cli("status", "locl-1", code=2).stderr
+    cli("status", "../../etc-1", code=2)
+
+
+def test_script_with_spaces_and_quotes_in_its_path_runs(place: Path) -> None:
+    script = place / 'it\'s "my" $(touch pwned) scrípt.py'
+    script.write_text("print(__file__)")
+    cli("submit", script.name)
+    jobs.wait(["local-1"], 20)
+    assert jobs.output("local-1").read_text() == f"{script}\n"
+    assert not list(place.glob("pwned"))
+
+
+def test_unwritable_home_is_one_clear_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "job.py").write_text("")
+    (place / "file").write_text("")
+    monkeypatch.setenv("QSGD_HOME", str(place / "file"))
+    assert "set QSGD_HOME to a folder" in cli("submit", "job.py", code=2).stderr
+
+
+def test_sites_are_listed_and_shown() -> None:
+    assert "polaris" in cli("sites", "list").stdout
+    assert "debug-scaling" in cli("sites", "show", "polaris").stdout
