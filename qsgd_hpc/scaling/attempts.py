@@ -22,9 +22,8 @@ __all__ = [
 FORMAT = 1
 COMPLETED = "COMPLETED"
 RECORD_HINT = (
-    "Add to the end of the script, on rank 0: from qsgd_hpc.scaling import record; "
-    'record("final", ranks=hvd.size(), images_per_s=..., test_accuracy=..., '
-    "**hvd.communication_stats())"
+    "Add one line to its end, and `from qsgd_hpc.scaling import record` to its top:\n"
+    '  if hvd.rank() == 0: record("final", ranks=hvd.size(), images_per_s=..., test_accuracy=...)'
 )
 
 

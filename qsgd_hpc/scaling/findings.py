@@ -141,6 +141,8 @@ def _lead(
         if study.mode == "strong"
         else f"Each rank keeps its batch of {study.batch_size} images"
     )
+    if any(r["repeats"] == 1 for r in shown):
+        sentences.append("Measured once, so without an interval")
     return ". ".join(sentences) + "."
 
 

@@ -128,11 +128,19 @@ class StudyFolder:
             yield
 
     def attempts(self) -> tuple[list[Attempt], list[int]]:
-        """Return the collected attempts and the numbers of torn lines."""
+        """Return the collected attempts and the numbers of torn lines.
+
+        Raises:
+            UsageError: the collection is there but cannot be read.
+        """
         try:
             return parse_attempts(self.collection.read_text(encoding="utf-8", errors="replace"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return [], []
+        except OSError as error:
+            raise UsageError(
+                f"{str(self.collection)!r}: cannot be read: {error.strerror}."
+            ) from None
 
     def append(self, attempt: Attempt) -> None:
         """Add one attempt and force it to disk; a torn line before it is closed, not touched."""

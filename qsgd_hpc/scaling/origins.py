@@ -12,6 +12,8 @@ from qsgd_hpc.scaling.attempts import Attempt
 
 __all__ = ["Origins", "origins"]
 
+NO_SCHEDULER = "local"
+
 
 @dataclass(frozen=True)
 class Origins:
@@ -20,13 +22,13 @@ class Origins:
     Attributes:
         facts: (label, text) pairs: code, machine, software, times.
         jobs: one line per measurement: {"point", "job", "host", "command"}.
-        hosts: every host that recorded something.
+        one_machine: every job ran without a batch system, so on one machine.
         cautions: facts that differ between points although they should not.
     """
 
     facts: tuple[tuple[str, str], ...]
     jobs: tuple[Mapping[str, str], ...]
-    hosts: tuple[str, ...]
+    one_machine: bool
     cautions: tuple[str, ...]
 
 
@@ -77,7 +79,12 @@ def origins(measured: Sequence[Attempt]) -> Origins:
         }
         for a in sorted(measured, key=lambda a: (a.point.ranks, -a.point.bits, a.point.repeat))
     )
-    return Origins(tuple((k, v) for k, v in facts if v), jobs, tuple(hosts), tuple(cautions))
+    return Origins(
+        facts=tuple((k, v) for k, v in facts if v),
+        jobs=jobs,
+        one_machine=all(_job(a).get("scheduler") == NO_SCHEDULER for a in measured),
+        cautions=tuple(cautions),
+    )
 
 
 def _distinct(values: Iterable[Any]) -> list[str]:

@@ -30,6 +30,7 @@ class _Seen:
     point: Point
     job: Job
     since: float
+    adopted: bool
     images_per_s: float | None = None
 
 
@@ -63,7 +64,7 @@ class Progress:
             yield
 
     def started(self, point: Point, job: Job, *, adopted: bool) -> None:
-        self._active[point.key] = _Seen(point, job, time.monotonic())
+        self._active[point.key] = _Seen(point, job, time.monotonic(), adopted)
         if adopted:
             self._say(Text(f"  {_name(point)}: follows job {job.id} of an earlier run"))
         elif not self.console.is_terminal:
@@ -84,7 +85,8 @@ class Progress:
             self._say(Text(tail(log), style="dim"))
             return
         self.done += 1
-        self._took_s.append(took)
+        if not entry.adopted:  # its beginning was not seen
+            self._took_s.append(took)
         speed = words.speed(attempt.final["images_per_s"])
         line = Text("  ✓ ", style="green").append(
             f"{count} {_name(point)}  {speed} images/s  ({words.duration(took)})", style="default"

@@ -84,11 +84,10 @@ def load(folder: StudyFolder) -> Report:
         for a in attempts
         if a.torn_lines
     ]
-    one_machine = len(where.hosts) == 1 and max(study.nodes) > 1
     return Report(
         study=study,
         analysis=analysis,
-        findings=findings(study, analysis, one_machine=one_machine),
+        findings=findings(study, analysis, one_machine=where.one_machine and max(study.nodes) > 1),
         origins=where,
         incidents=tuple(incidents),
     )

@@ -215,7 +215,12 @@ def _cancelling(folder: StudyFolder, study: Study, active: list[_Active]) -> Ite
 def _provenance(facts: Mapping[str, Any], asked: jobs.JobRequest, job: jobs.Job) -> dict[str, Any]:
     return {
         **facts,
-        "job": {"id": job.id, "site": job.site, "submitted_at": job.submitted_at},
+        "job": {
+            "id": job.id,
+            "site": job.site,
+            "scheduler": job.scheduler,
+            "submitted_at": job.submitted_at,
+        },
         "command": [str(asked.script), *asked.script_args],
         "env": dict(asked.env),
     }

@@ -1,0 +1,120 @@
+"""A study's points, their order and commands, and the faults of its definition."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.scaling.plan import environment, plan, script_args
+from qsgd_hpc.scaling.study import BITS, Study, differences, parse_counts
+from tests.unit.scaling_samples import study
+
+
+def test_nodes_are_crossed_with_bits_and_repeats():
+    points = plan(study(nodes=(2, 4), bits=(32, 4), repeats=3))
+    assert len(points) == len({p.key for p in points}) == 2 * 2 * 3
+
+
+def test_one_rank_is_measured_once_per_repeat_as_fp32():
+    alone = [p for p in plan(study(bits=(8, 4, 2), repeats=2)) if p.ranks == 1]
+    assert [(p.bits, p.repeat) for p in alone] == [(32, 1), (32, 2)]
+
+
+def test_one_node_of_two_ranks_is_crossed_with_bits():
+    assert len(plan(study(nodes=(1,), bits=(32, 8), ranks_per_node=2))) == 2
+
+
+def test_every_repeat_is_a_complete_round_in_an_order_of_its_own():
+    whole = study(nodes=(1, 2, 4, 8), repeats=3)
+    points = plan(whole)
+    third = len(points) // 3
+    rounds = [points[i * third : (i + 1) * third] for i in range(3)]
+    assert [{p.repeat for p in r} for r in rounds] == [{1}, {2}, {3}]
+    orders = [[(p.nodes, p.bits) for p in r] for r in rounds]
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
+    assert len({tuple(o) for o in orders}) == 3
+    assert orders[0] != sorted(orders[0])
+
+
+def test_the_order_is_the_same_every_time():
+    keys = [p.key for p in plan(study())]
+    assert keys == [p.key for p in plan(study())]
+    assert keys[0] == "nodes1-bits32-repeat1"
+
+
+def test_the_scripts_own_arguments_come_first_and_stay_as_they_are():
+    odd = ("--name", "a b'c", "--", "-x")
+    point = plan(study())[0]
+    assert script_args(study(script_args=odd, epochs=3), point) == (
+        *odd,
+        "--global-batch-size",
+        "128",
+        "--epochs",
+        "3",
+    )
+    assert script_args(study(mode="weak"), point) == ("--batch-size", "128")
+
+
+def test_bits_are_always_set_so_that_the_callers_environment_cannot_leak_in():
+    for point in plan(study()):
+        assert environment(point, "r.jsonl")["QSGD_BITS"] == str(point.bits)
+
+
+def test_all_faults_of_a_definition_are_named_at_once(tmp_path):
+    wrong = study(
+        script=tmp_path / "nope.py", mode="sideways", repeats=0, script_args=("--batch-size=4",)
+    )
+    with pytest.raises(UsageError) as caught:
+        wrong.check()
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    for word in ("nope.py", "sideways", "--repeats 0", "--batch-size stands after"):
+        assert any(word in line for line in lines)
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused_in_strong_mode_only(tmp_path):
+    script = tmp_path / "s.py"
+    script.touch()
+    uneven = study(script=script, nodes=(1, 3), batch_size=128)
+    with pytest.raises(UsageError, match="128 cannot be shared by 3 ranks"):
+        uneven.check()
+    replace(uneven, mode="weak").check()
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", "", "1,,2", "²"])
+def test_node_counts_that_are_no_whole_numbers_from_1_are_refused(text):
+    with pytest.raises(UsageError, match="--nodes"):
+        parse_counts(text, "--nodes")
+
+
+def test_bits_other_than_2_4_8_32_are_refused_each_by_name():
+    with pytest.raises(UsageError) as caught:
+        parse_counts("32,16,3", "--bits", allowed=BITS)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_counts_keep_their_order_and_lose_their_doubles():
+    assert parse_counts(" 2,1, 2", "--nodes") == [2, 1]
+
+
+def test_a_definition_survives_its_json():
+    whole = study(script_args=("--lr", "0.1"), epochs=3, filesystems=("home",), walltime_min=12.5)
+    assert Study.from_json(whole.to_json()) == whole
+
+
+def test_every_value_in_which_definitions_differ_is_named():
+    other = {
+        "script": Path("/b.py"),
+        "mode": "weak",
+        "nodes": (4,),
+        "bits": (2,),
+        "epochs": 9,
+    }
+    lines = differences(study(), study(**other))
+    assert [line.split(":")[0] for line in lines] == [
+        f.name for f in fields(Study) if f.name in other
+    ]
+    assert "nodes: the folder has 1,2, this command asks for 4" in lines
