@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -198,7 +199,7 @@ def test_racing_submissions_lose_and_double_nothing_and_run_one_by_one(place: Pa
     ended = jobs.wait(got, 60)
     assert {job.state for job in ended} == {jobs.JobState.COMPLETED}
     spans = sorted(tuple(map(float, job.log_path.read_text().split())) for job in ended)
-    assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
 
 
 def test_nothing_is_registered_when_the_request_is_wrong(place: Path) -> None:
@@ -238,6 +239,18 @@ def test_unwritable_home_is_one_clear_error(place: Path, monkeypatch: pytest.Mon
     (place / "file").write_text("")
     monkeypatch.setenv("QSGD_HOME", str(place / "file"))
     assert "set QSGD_HOME to a folder" in cli("submit", "job.py", code=2).stderr
+
+
+def test_the_default_profile_starts_real_ranks_and_cancel_leaves_none(place: Path) -> None:
+    (registry.jobs_dir().parent / "sites" / "local.yaml").unlink()
+    body = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
+    job = submit(place, body, "--nodes", "2")
+    log = Path(job["log"])
+    until(lambda: log.exists() and len(log.read_text().split()) == 2)
+    ranks = [int(word) for word in log.read_text().split()]
+    assert all(psutil.pid_exists(pid) for pid in ranks)
+    assert jobs.cancel(job["id"]).state is jobs.JobState.CANCELLED
+    assert not any(psutil.pid_exists(pid) for pid in ranks)
 
 
 def test_sites_are_listed_and_shown() -> None:
