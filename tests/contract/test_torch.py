@@ -1,0 +1,352 @@
+"""What qsgd_hpc.torch promises, on any number of ranks.
+
+Runs as plain ``pytest`` on one rank, and under ``qsgd-hpc run -np N python -m pytest`` on more:
+every rank runs the same tests in the same order (``-x``: a rank that fails must stop the others).
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import qsgd_hpc.torch as hvd
+
+DTYPES = [
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    hvd.init()
+    yield
+    hvd.barrier()
+
+
+def per_rank(shape, rank, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1000 + rank)
+    return torch.randint(0, 5, shape, generator=generator).to(dtype)
+
+
+def total(shape, dtype=torch.float32):
+    return sum(per_rank(shape, r, torch.float64) for r in range(hvd.size())).to(dtype)
+
+
+def test_ranks_are_numbered_within_and_across_nodes():
+    assert 0 <= hvd.rank() < hvd.size()
+    assert 0 <= hvd.local_rank() < hvd.local_size() <= hvd.size()
+    assert 0 <= hvd.cross_rank() < hvd.cross_size()
+    facts = [hvd.broadcast_object((hvd.rank(), hvd.local_rank()), r) for r in range(hvd.size())]
+    assert [rank for rank, _ in facts] == list(range(hvd.size()))
+
+
+def test_init_twice_is_harmless():
+    hvd.init()
+    assert hvd.is_initialized()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (17,), (4, 5, 6)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_allreduce_sums_every_dtype_and_shape(dtype, shape):
+    mine = per_rank(shape, hvd.rank(), dtype)
+    kept = mine.clone()
+    result = hvd.allreduce(mine, op=hvd.Sum)
+    assert result.dtype == dtype
+    assert torch.equal(result, total(shape, dtype))
+    assert torch.equal(mine, kept)
+
+
+def test_in_place_and_asynchronous_forms_agree():
+    shape = (33, 7)
+    expected = total(shape) / hvd.size()
+    plain = hvd.allreduce(per_rank(shape, hvd.rank()))
+    in_place = per_rank(shape, hvd.rank())
+    assert hvd.allreduce_(in_place) is in_place
+    handles = [hvd.allreduce_async(per_rank(shape, hvd.rank()), name=f"a{i}") for i in range(5)]
+    later = per_rank(shape, hvd.rank())
+    handle = hvd.allreduce_async_(later)
+    assert hvd.synchronize(handle) is later
+    assert hvd.poll(handle)
+    for result in [plain, in_place, later, *map(hvd.synchronize, reversed(handles))]:
+        assert torch.allclose(result, expected)
+
+
+def test_allreduce_takes_tensors_that_are_not_contiguous():
+    mine = per_rank((6, 8), hvd.rank()).t()
+    assert torch.equal(hvd.allreduce(mine, op=hvd.Sum), total((6, 8)).t())
+    view = per_rank((6, 8), hvd.rank())[:, ::2]
+    hvd.allreduce_(view, op=hvd.Sum)
+    assert torch.equal(view, total((6, 8))[:, ::2])
+
+
+def test_operations_and_factors():
+    mine = torch.tensor([float(hvd.rank() + 1)])
+    assert hvd.allreduce(mine, op=hvd.Max) == hvd.size()
+    assert hvd.allreduce(mine, op=hvd.Min) == 1
+    product = hvd.allreduce(mine, op=hvd.Product)
+    assert product == torch.arange(1, hvd.size() + 1).prod()
+    scaled = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5)
+    assert scaled == hvd.size() * (hvd.size() + 1) / 2
+    assert hvd.allreduce(mine, average=False) == scaled
+    with pytest.raises(ValueError, match="not both"):
+        hvd.allreduce(mine, average=True, op=hvd.Sum)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_compressed_allreduce_is_close_and_identical_on_all_ranks(bits):
+    generator = torch.Generator().manual_seed(hvd.rank())
+    mine = torch.randn(300, 100, generator=generator)
+    exact = hvd.allreduce(mine)
+    coded = hvd.allreduce(mine, compression=hvd.Compression.qsgd(bits=bits))
+    nmse = ((coded - exact).norm() / exact.norm()) ** 2
+    assert nmse < {2: 8.0, 4: 0.1, 8: 3e-4}[bits]
+    assert torch.equal(coded, hvd.broadcast(coded, 0))
+    if hvd.size() > 1:
+        assert nmse > 0
+
+
+@pytest.mark.parametrize("compression", [hvd.Compression.fp16, hvd.Compression.bf16])
+def test_sixteen_bit_compression_returns_the_original_type(compression):
+    mine = per_rank((50,), hvd.rank())
+    result = hvd.allreduce(mine, op=hvd.Sum, compression=compression)
+    assert result.dtype == torch.float32
+    assert torch.equal(result, total((50,)))
+
+
+def test_broadcast_forms():
+    root = hvd.size() - 1
+    mine = per_rank((4, 4), hvd.rank())
+    assert torch.equal(hvd.broadcast(mine, root), per_rank((4, 4), root))
+    assert torch.equal(mine, per_rank((4, 4), hvd.rank()))
+    assert hvd.broadcast_(mine, root) is mine
+    assert torch.equal(mine, per_rank((4, 4), root))
+    flags = torch.tensor([hvd.rank() == root, True])
+    assert hvd.broadcast(flags, root).tolist() == [True, True]
+    with pytest.raises(ValueError, match="root_rank=99"):
+        hvd.broadcast(mine, 99)
+
+
+def test_broadcast_object_carries_anything_picklable():
+    thing = {"rank": hvd.rank(), "text": "é" * 1000}
+    assert hvd.broadcast_object(thing, root_rank=0)["rank"] == 0
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(40, 64), torch.nn.ReLU(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 3)
+    )
+
+
+def batch(rank, step, n=8):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    x = torch.randn(n, 40, generator=generator)
+    return x, (x.sum(dim=1) > 0).long()
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_optimizer_equals_one_rank_that_sees_every_gradient(make):
+    """Without batch norm, the averaged gradient is the gradient of the mean loss of all ranks."""
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(40, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3)
+    ).double()
+    serial = copy.deepcopy(model)
+    optimizer = hvd.DistributedOptimizer(
+        make(model.parameters()), named_parameters=model.named_parameters()
+    )
+    reference = make(serial.parameters())
+    loss_of = torch.nn.CrossEntropyLoss()
+    for step in range(5):
+        x, y = batch(hvd.rank(), step)
+        optimizer.zero_grad()
+        loss_of(model(x.double()), y).backward()
+        optimizer.step()
+        reference.zero_grad()
+        everyone = [batch(r, step) for r in range(hvd.size())]
+        x, y = (torch.cat(parts) for parts in zip(*everyone, strict=True))
+        loss_of(serial(x.double()), y).backward()
+        reference.step()
+    for mine, expected in zip(model.parameters(), serial.parameters(), strict=True):
+        assert torch.allclose(mine, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("bits", [None, 2, 4, 8])
+def test_training_from_different_starts_ends_in_one_model(bits):
+    model = build(seed=hvd.rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    compression = hvd.Compression.none if bits is None else hvd.Compression.qsgd(bits=bits)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters(), compression=compression
+    )
+    for step in range(10):
+        x, y = batch(hvd.rank(), step)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    for parameter in model.parameters():
+        assert torch.equal(parameter.data, hvd.broadcast(parameter.data, 0))
+
+
+def test_environment_compresses_a_script_that_says_nothing(monkeypatch):
+    monkeypatch.setenv("QSGD_BITS", "4")
+    if hvd.size() == 1:
+        pytest.skip("one rank sends nothing that could be compressed")
+
+    def bytes_of_a_step(**arguments):
+        model = torch.nn.Linear(400, 400)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **arguments
+        )
+        before = hvd.communication_stats()["wire_bytes"]
+        model(torch.ones(2, 400)).sum().backward()
+        optimizer.step()
+        return hvd.communication_stats()["wire_bytes"] - before
+
+    plain = bytes_of_a_step(compression=hvd.Compression.none)
+    assert plain / bytes_of_a_step() > 6
+    monkeypatch.setenv("QSGD_BITS", "32")
+    assert abs(plain / bytes_of_a_step() - 1) < 0.01
+
+
+def test_gradients_may_be_missing_on_some_ranks():
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)])
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), op=hvd.Sum
+    )
+    before = [p.detach().clone() for p in model.parameters()]
+    model[hvd.rank() % 2](torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    users = [len(range(i, hvd.size(), 2)) for i in (0, 0, 1, 1)]
+    for parameter, old, n in zip(model.parameters(), before, users, strict=True):
+        assert torch.allclose(parameter, old - n)
+
+
+def test_backward_passes_add_up_before_one_reduction():
+    model = torch.nn.Linear(3, 1, bias=False)
+    hvd.broadcast_parameters(model.state_dict())
+    before = model.weight.detach().clone()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), backward_passes_per_step=3
+    )
+    count = hvd.communication_stats()["allreduces"]
+    for _ in range(3):
+        model(torch.full((1, 3), hvd.rank() + 1.0)).sum().backward()
+    optimizer.step()
+    assert torch.allclose(model.weight, before - 3 * (hvd.size() + 1) / 2)
+    assert hvd.communication_stats()["allreduces"] - count == (1 if hvd.size() > 1 else 0)
+
+
+def test_clipping_between_synchronize_and_step():
+    model = torch.nn.Linear(3, 1, bias=False)
+    hvd.broadcast_parameters(model.state_dict())
+    before = model.weight.detach().clone()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    model(torch.full((1, 3), 100.0 * (hvd.rank() + 1))).sum().backward()
+    optimizer.synchronize()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    assert torch.allclose((before - model.weight).norm(), torch.tensor(1.0), atol=1e-5)
+
+
+def test_scheduler_state_and_class_survive_the_wrapping():
+    model = build(seed=1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
+    assert isinstance(optimizer, torch.optim.SGD)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    optimizer.zero_grad()
+    model(torch.randn(4, 40)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    again = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(again)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@pytest.mark.parametrize("stepped_on_root", [False, True])
+def test_optimizer_state_restored_on_the_root_reaches_all(make, stepped_on_root):
+    model = build(seed=1)
+    optimizer = make(model.parameters())
+    if stepped_on_root and hvd.rank() == 0:
+        model(torch.randn(4, 40)).sum().backward()
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.125 if hvd.rank() == 0 else 7.0
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    sums = [float(v.sum()) for s in optimizer.state.values() for v in s.values()
+            if torch.is_tensor(v)]  # fmt: skip
+    assert bool(sums) == (stepped_on_root or make is OPTIMIZERS["adagrad"])
+    assert sums == hvd.broadcast_object(sums, 0)
+
+
+def test_mistakes_are_answered_with_the_remedy():
+    model = torch.nn.Linear(3, 3)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="lacks 1 of the optimizer's 2"):
+        hvd.DistributedOptimizer(inner, [("w", model.weight)])
+    with pytest.raises(ValueError, match="more than once: w"):
+        hvd.DistributedOptimizer(inner, [("w", model.weight), ("w", model.bias)])
+    with pytest.raises(ValueError, match="2, 4 or 8"):
+        hvd.Compression.qsgd(bits=3)
+    with pytest.raises(ValueError, match="multiple of 64"):
+        hvd.Compression.qsgd(bucket_size=100)
+    with pytest.raises(ValueError, match="cannot be reduced"):
+        hvd.allreduce(torch.ones(3, dtype=torch.complex64))
+
+
+def test_one_more_backward_than_promised_is_an_error_not_a_wrong_gradient():
+    if hvd.size() == 1:
+        pytest.skip("one rank reduces nothing")
+    model = torch.nn.Linear(3, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(ValueError, match="backward_passes_per_step"):
+        model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(ValueError, match="zero_grad"):
+        optimizer.zero_grad()
+    optimizer.synchronize()
+    optimizer.zero_grad()
+
+
+def test_nan_gradient_is_named_on_every_rank():
+    model = torch.nn.Linear(64, 64)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        model.named_parameters(),
+        compression=hvd.Compression.qsgd(bits=8),
+    )
+    x = torch.ones(1, 64)
+    if hvd.rank() == hvd.size() - 1:
+        x[0, 3] = float("nan")
+    model(x).sum().backward()
+    if hvd.size() == 1:
+        return
+    with pytest.raises(hvd.NonFiniteGradientError, match=f"weight.*rank.* {hvd.size() - 1}"):
+        optimizer.step()
+
+
+def test_shutdown_and_init_again():
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    with pytest.raises(ValueError, match=r"hvd\.init"):
+        hvd.rank()
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
