@@ -8,6 +8,7 @@ import os
 import secrets
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,11 +19,12 @@ from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.command import Command, Machine, build_command
 from qsgd_hpc.launch.frames import Decoder, Ended, Event, Output, Raw, Started
-from qsgd_hpc.launch.mpi import Launcher, Library, find_launcher, find_library
+from qsgd_hpc.launch.mpi import Family, Launcher, Library, find_launcher, find_library
 from qsgd_hpc.launch.options import RunOptions, check_options
 from qsgd_hpc.launch.outcome import Ledger, explain
 from qsgd_hpc.launch.output import LineSink
 from qsgd_hpc.launch.program import resolve_command
+from qsgd_hpc.launch.supervise import catches
 
 __all__ = ["Plan", "plan", "run"]
 
@@ -57,12 +59,23 @@ def plan(options: RunOptions) -> Plan:
         command = resolve_command(command)
     except UsageError as error:
         faults.append(str(error))
-    env.get("QSGD_RUN_GRACE_S")
+    faults += _faulty_variables({**os.environ, **options.env})
     if faults:
         raise UsageError("\n".join(faults))
     library = find_library()
     values = {**options.__dict__, "command": command}
     return Plan(RunOptions(**values), library, find_launcher(library))
+
+
+def _faulty_variables(environ: Mapping[str, str]) -> list[str]:
+    """Check every QSGD_* variable here, once, rather than on every rank."""
+    faults = []
+    for name in env.TABLE:
+        try:
+            env.get(name, environ)
+        except UsageError as error:
+            faults.append(str(error))
+    return faults
 
 
 def run(options: RunOptions) -> int:
@@ -79,7 +92,7 @@ def run(options: RunOptions) -> int:
         say(f"MPI: {checked.library.name}, {checked.library.path}")
         say(f"mpiexec: {checked.launcher.path} ({checked.launcher.version})")
     token = secrets.token_hex(4)
-    session = _Session(options, token)
+    session = _Session(options, checked.launcher, token)
     return session.run(checked.command(token))
 
 
@@ -117,8 +130,8 @@ def _signals_as_bytes(names: Iterable[signal.Signals]) -> Iterator[int]:
 class _Session:
     """The state of one run."""
 
-    def __init__(self, options: RunOptions, token: str) -> None:
-        self.options = options
+    def __init__(self, options: RunOptions, launcher: Launcher, token: str) -> None:
+        self.options, self.launcher = options, launcher
         self.ledger = Ledger(options.ranks)
         self.grace_s: float = env.get("QSGD_RUN_GRACE_S")
         self.sinks = {
@@ -185,7 +198,7 @@ class _Session:
     def _on_signals(self, arrived: bytes) -> None:
         for signum in arrived:
             if signum in _PASSED:
-                self._signal_mpiexec(signum)
+                self._pass(signum)
             elif signum in _ENDING:
                 if self.interrupted_by is None:
                     self.interrupted_by = signum
@@ -232,6 +245,18 @@ class _Session:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _pass(self, signum: int) -> None:
+        if self.launcher.family is not Family.HYDRA:
+            self._signal_mpiexec(signum)
+            return
+        # Hydra does not forward these (SIGUSR2 would end it), so only ranks of this host get them.
+        here = socket.gethostname()
+        for rank in self.ledger.running:
+            start = self.ledger.started[rank]
+            if start.host == here and catches(start.pid, signum):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(start.pid, signum)
 
     def _signal_mpiexec(self, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -30,7 +30,7 @@ import sys
 import termios
 import time
 
-__all__ = ["END", "ERR", "MARK", "OUT", "START", "encode", "main"]
+__all__ = ["END", "ERR", "MARK", "OUT", "START", "catches", "encode", "main"]
 
 MARK = b"\x1e"  # ASCII record separator: no program prints it by chance next to the run's token
 START, OUT, ERR, END = b"s", b"o", b"e", b"x"
@@ -51,7 +51,7 @@ def encode(token: bytes, kind: bytes, rank: int, payload: bytes) -> bytes:
     return b"".join((MARK, token, kind, b"%d:" % rank, body, b"\n"))
 
 
-def _catches(pid: int, signum: int) -> bool:
+def catches(pid: int, signum: int) -> bool:
     """Tell whether the process has a handler for the signal (unknown counts as no)."""
     try:
         with open(f"/proc/{pid}/status") as status:  # noqa: PTH123 (pathlib is slow to import)
@@ -76,6 +76,8 @@ def _run_child(command: list[str], out: int, err: int) -> None:
     """Become the rank. Never returns."""
     try:
         os.setpgid(0, 0)
+        # What mpiexec gives as stdin differs by rank and launcher, and may never end.
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(out, 1)
         os.dup2(err, 2)
         # Python ignores the first two, the launcher the third; a rank should not.
@@ -182,7 +184,7 @@ class Supervisor:
                 self.deaf = True
                 self.end_child(signal.SIGTERM)
             # MPICH's mpiexec tells survivors of a death by SIGUSR1, whose default would kill them.
-            elif signum in _PASSED and self.status is None and _catches(self.pid, signum):
+            elif signum in _PASSED and self.status is None and catches(self.pid, signum):
                 os.kill(self.pid, signum)
         self._reap()
         if self.kill_at_s is not None and time.monotonic() >= self.kill_at_s:

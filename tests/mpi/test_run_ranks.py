@@ -1,0 +1,297 @@
+"""``qsgd-hpc run`` with real ranks, under the Pythons (and so the MPIs) of QSGD_TEST_PYTHON.
+
+QSGD_TEST_PYTHON is a colon-separated list of interpreters that have mpi4py, click and an MPI of
+their own; the default is the one that runs pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHONS = os.environ.get("QSGD_TEST_PYTHON", sys.executable).split(os.pathsep)
+TIMEOUT_S = 90.0
+
+
+@pytest.fixture(params=PYTHONS)
+def python(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+class Shell:
+    """Run the command line with one interpreter, in a folder of its own."""
+
+    def __init__(self, python: str, folder: Path) -> None:
+        self.python, self.folder = python, folder
+        self.environ = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("QSGD_", "OMP_"))},
+            "PYTHONPATH": str(ROOT),
+            "QSGD_RUN_GRACE_S": "3",
+        }
+
+    def argv(self, *args: str) -> list[str]:
+        return [self.python, "-m", "qsgd_hpc.cli", "run", *args]
+
+    def run(self, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.argv(*args),
+            cwd=self.folder,
+            env={**self.environ, **environ},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.argv(*args),
+            cwd=self.folder,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def script(self, text: str, name: str = "script.py") -> str:
+        (self.folder / name).write_text(text)
+        return name
+
+
+@pytest.fixture
+def shell(python: str, tmp_path: Path) -> Iterator[Shell]:
+    yield Shell(python, tmp_path)
+    assert _alive(tmp_path) == [], "a process of the run outlived it"
+
+
+def _alive(folder: Path) -> list[int]:
+    """Return processes that work in the folder, after a moment to vanish."""
+    deadline_s = time.monotonic() + 6
+    while True:
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and (entry / "cwd").readlink() == folder:
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        if not found or time.monotonic() > deadline_s:
+            return found
+        time.sleep(0.1)
+
+
+HELLO = """
+import os, sys
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+total = comm.allreduce(comm.rank)
+print(comm.rank, comm.size, total, os.environ.get("QSGD_BITS"), sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_form_one_world_and_get_their_arguments(shell: Shell, ranks: int) -> None:
+    done = shell.run("-np", str(ranks), "--bits", "4", shell.script(HELLO), "-np", "x y", "--env")
+    assert done.returncode == 0, done.stderr
+    total = sum(range(ranks))
+    expected = [f"{r} {ranks} {total} 4 ['-np', 'x y', '--env']" for r in range(ranks)]
+    assert sorted(done.stdout.splitlines()) == expected
+    assert done.stderr == ""
+
+
+def test_a_path_with_spaces_and_quotes_works(shell: Shell) -> None:
+    name = shell.script(HELLO, 'it\'s a "script" $HOME.py')
+    done = shell.run("-np", "2", "-H", "localhost:2", name)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 2), done.stderr
+
+
+def test_the_first_exit_code_and_its_rank_are_reported(shell: Shell) -> None:
+    script = shell.script(
+        "import os, time\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.rank\n"
+        "if rank == 1: os._exit(3)\ntime.sleep(1)\nprint('survivor', rank, flush=True)\nos._exit(1)"
+    )
+    done = shell.run("-np", "3", script)
+    assert done.returncode == 3
+    assert sorted(done.stdout.splitlines()) == ["survivor 0", "survivor 2"]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("qsgd-hpc run: rank 1 on host ")
+    assert "exited with code 3; ranks 0, 2 ended after it" in line
+
+
+def test_a_rank_killed_in_mid_allreduce_is_named_and_the_rest_end_in_time(shell: Shell) -> None:
+    script = shell.script(
+        "import os, time\nimport numpy as np\nfrom mpi4py import MPI\n"
+        "comm, x, begin = MPI.COMM_WORLD, np.ones(1000), time.time()\n"
+        "while True:\n"
+        "    comm.Allreduce(x, np.empty(1000))\n"
+        "    if comm.rank == 1 and time.time() > begin + 1: os.kill(os.getpid(), 9)\n"
+    )
+    begin_s = time.monotonic()
+    done = shell.run("-np", "3", script)
+    assert time.monotonic() - begin_s < 25
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "rank 1 on host " in done.stderr.splitlines()[-1]
+    assert "was killed by SIGKILL (out of memory" in done.stderr
+    assert "ranks 0, 2 were still running 3 s later and were ended" in done.stderr
+
+
+def test_programs_without_mpi_run_too(shell: Shell) -> None:
+    done = shell.run("-np", "2", "sh", "-c", "echo out; echo err >&2; exit 0")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "out\nout\n", "err\nerr\n")
+
+
+def test_mpi_abort_ends_every_rank_with_its_code(shell: Shell) -> None:
+    script = shell.script(
+        "import time\nfrom mpi4py import MPI\n"
+        "if MPI.COMM_WORLD.rank == 1: MPI.COMM_WORLD.Abort(7)\ntime.sleep(60)\n"
+    )
+    done = shell.run("-np", "2", script)
+    assert done.returncode == 7
+    assert done.stderr.splitlines()[-1].startswith("qsgd-hpc run: ")
+
+
+NOISE = """
+import os, random, sys
+rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+random.seed(rank)
+for i in range(100):
+    line = b"%d:%d:" % (rank, i) + b"ABCD"[rank:rank + 1] * random.choice([1, 50, 5000, 70000])
+    sys.stdout.buffer.write(line + b"\\n")
+    if i % 7 == 0:
+        sys.stdout.flush()
+"""
+
+
+def test_no_line_is_lost_or_mixed_however_much_ranks_print(shell: Shell) -> None:
+    done = shell.run("-np", "4", "--prefix-output", shell.script(NOISE))
+    assert done.returncode == 0, done.stderr
+    next_line = dict.fromkeys(range(4), 0)
+    for line in done.stdout.splitlines():
+        label, _, text = line.partition(" ")
+        rank, number, letters = text.split(":")
+        assert label == f"[{rank}]"
+        assert int(number) == next_line[int(rank)]
+        assert set(letters) == {"ABCD"[int(rank)]} and len(letters) in (1, 50, 5000, 70000)
+        next_line[int(rank)] += 1
+    assert set(next_line.values()) == {100}
+
+
+def test_binary_output_passes_unchanged(shell: Shell) -> None:
+    script = shell.script(
+        "import sys\nsys.stdout.buffer.write(bytes(range(256)) * 20000)\nsys.stdout.flush()\n"
+    )
+    done = subprocess.run(
+        shell.argv("-np", "1", script),
+        cwd=shell.folder,
+        env=shell.environ,
+        capture_output=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.stdout == bytes(range(256)) * 20000
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_launcher_ends_ranks_and_their_children(
+    shell: Shell, signum: signal.Signals, code: int
+) -> None:
+    process = shell.start("-np", "2", "bash", "-c", "echo up; sleep 60; echo no")
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (code, "")
+    assert "every rank has been ended" in err
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(shell: Shell) -> None:
+    process = shell.start("-np", "2", "bash", "-c", "trap '' TERM; echo up; sleep 60; sleep 60")
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+
+
+def test_nothing_survives_a_launcher_killed_outright(shell: Shell) -> None:
+    process = shell.start("-np", "2", "bash", "-c", "echo up; sleep 60; echo no")
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+    process.kill()
+    process.communicate(timeout=30)
+
+
+def test_a_signal_for_the_program_reaches_its_handler(shell: Shell) -> None:
+    script = shell.script(
+        "import signal, sys\nsignal.signal(signal.SIGUSR2, lambda *_: sys.exit(0))\n"
+        "print('up', flush=True)\nsignal.pause()\n"
+    )
+    process = shell.start("-np", "2", script)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+    process.send_signal(signal.SIGUSR2)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+
+
+def test_what_a_rank_leaves_behind_is_ended_with_it(shell: Shell) -> None:
+    begin_s = time.monotonic()
+    done = shell.run("-np", "2", "bash", "-c", "sleep 60 & echo left")
+    assert (done.returncode, done.stdout) == (0, "left\nleft\n")
+    assert time.monotonic() - begin_s < 20
+
+
+def test_stdin_is_empty(shell: Shell) -> None:
+    done = shell.run("-np", "2", "sh", "-c", "wc -c")
+    assert done.stdout.split() == ["0", "0"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["-np", "0", "true"], "at least 1 rank"),
+        (["-np", "two", "true"], "not a valid integer"),
+        (["-np", "2"], "no command given"),
+        (["-np", "2", "no-such-program-here"], "not in PATH"),
+        (["-np", "2", "scrip.py"], "Did you mean 'script.py'"),
+        (["-np", "2", "--bits", "3", "true"], "allowed are 2, 4, 8"),
+        (["-np", "2", "-H", "no-such-host.invalid:2", "true"], "'no-such-host.invalid'"),
+        (["-np", "3", "-H", "localhost:2", "true"], "needs 3 slots, the hosts have 2"),
+        (["-np", "2", "--hostfile", "none", "true"], "No such file"),
+        (["-np", "2", "--env", "QSGD_BITS=3", "true"], "QSGD_BITS='3'"),
+    ],
+)
+def test_bad_input_is_answered_without_traceback(shell: Shell, args: list[str], words: str) -> None:
+    shell.script("")
+    done = shell.run(*args)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_dry_run_prints_a_command_that_runs_as_it_is(shell: Shell) -> None:
+    script = shell.script(HELLO, "a b.py")
+    shown = shell.run("-np", "2", "--bits", "8", "--dry-run", script, "it's")
+    assert shown.returncode == 0, shown.stderr
+    done = subprocess.run(
+        ["bash", "-c", shown.stdout],
+        cwd=shell.folder,
+        env=shell.environ,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert sorted(done.stdout.splitlines()) == [f'{r} 2 1 8 ["it\'s"]' for r in (0, 1)]
+
+
+def test_verbose_names_the_mpi_and_its_mpiexec(shell: Shell) -> None:
+    done = shell.run("-np", "1", "-v", "true")
+    assert done.returncode == 0
+    assert "MPI: " in done.stderr and "mpiexec: " in done.stderr

@@ -1,0 +1,123 @@
+"""The command line per launcher family, against golden files."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.command import SUPERVISOR, Machine, build_command, local_ranks
+from qsgd_hpc.launch.mpi import Family, Launcher, Library, family_of, find_launcher
+from qsgd_hpc.launch.options import Host, RunOptions
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
+HOSTS = (Host("n1", 2), Host("n2", 2))
+CASES = {
+    "local": (RunOptions(2, ("python", "train.py", "--lr", "0.1 x")), Machine(8)),
+    "crowded_root": (RunOptions(4, ("./a.out",), bits=4), Machine(2, is_root=True)),
+    "hosts": (
+        RunOptions(
+            4,
+            ("python", "t.py"),
+            HOSTS,
+            bits=8,
+            ranks_per_node=2,
+            env={"A": "b c"},
+            mpi_args=("-x", "y"),
+        ),
+        Machine(64),
+    ),
+}
+ENVIRON = {"PATH": "/bin", "HOME": "/home/u", "EDITOR": "vi", "PYTHONPATH": "/p"}
+
+
+@pytest.mark.parametrize("family", list(Family))
+@pytest.mark.parametrize("case", CASES)
+def test_command_line_is_as_recorded(family: Family, case: str) -> None:
+    options, machine = CASES[case]
+    program = "srun" if family is Family.SRUN else "mpiexec"
+    launcher = Launcher(family, Path("/mpi/bin") / program, "")
+    command = build_command(options, launcher, machine, ENVIRON, token="T0K3N")
+    text = "".join(f"{name}={value}\n" for name, value in command.env.items())
+    text += shlex.join(command.argv).replace(str(SUPERVISOR), "supervise.py") + "\n"
+    text = text.replace(sys.executable, "PYTHON")
+    file = GOLDEN / f"{family.name.lower()}_{case}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+def test_what_the_user_set_is_left_alone() -> None:
+    environ = {"OMP_NUM_THREADS": "3", "PYTHONUNBUFFERED": "0", "MPIR_CVAR_CH4_NETMOD": "ucx"}
+    launcher = Launcher(Family.HYDRA, Path("mpiexec"), "")
+    assert build_command(RunOptions(2, ("x",)), launcher, Machine(8), environ).env == {}
+
+
+def test_local_ranks_counts_the_fullest_host() -> None:
+    assert local_ranks(RunOptions(5, ())) == 5
+    assert local_ranks(RunOptions(5, (), (Host("a", 2), Host("b", 4)))) == 3
+    assert local_ranks(RunOptions(1, (), HOSTS)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [
+        ("HYDRA build details:\n    Version:  5.0.2", Family.HYDRA),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.14 Build 2024", Family.HYDRA),
+        ("mpiexec (Open MPI) 5.0.11", Family.OPEN_MPI),
+        ("mpirun (Open MPI) 4.1.4", Family.OPEN_MPI),
+        ("PALS 1.3.4", Family.PALS),
+        ("slurm 23.11.4", Family.SRUN),
+        ("a shell script", None),
+    ],
+)
+def test_family_is_told_from_the_version(text: str, family: Family | None) -> None:
+    assert family_of(text) is family
+
+
+def _fake(folder: Path, name: str, version: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / name
+    program.write_text(f"#!/bin/sh\necho '{version}'\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture
+def no_own_mpiexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing" / "python"))
+    return tmp_path
+
+
+def test_the_librarys_own_mpiexec_comes_before_path(no_own_mpiexec: Path) -> None:
+    root = no_own_mpiexec
+    own = _fake(root / "mpi" / "bin", "mpiexec", "mpiexec (Open MPI) 5.0.11")
+    _fake(root / "path", "mpiexec", "mpiexec (Open MPI) 4.0.0")
+    library = Library("", "Open MPI", (5, 0, 11), root / "mpi" / "lib" / "libmpi.so.40")
+    assert find_launcher(library, {"PATH": str(root / "path")}).path == own
+
+
+def test_an_mpiexec_of_another_mpi_is_refused_with_the_remedy(no_own_mpiexec: Path) -> None:
+    _fake(no_own_mpiexec / "path", "mpiexec", "mpiexec (Open MPI) 5.0.11")
+    library = Library("", "MPICH", (5, 0, 2), Path("/opt/mpich/lib/libmpi.so.12"))
+    with pytest.raises(UsageError, match=r"MPICH 5.0.2.*another MPI's.*Open MPI.*PATH"):
+        find_launcher(library, {"PATH": str(no_own_mpiexec / "path")})
+
+
+def test_no_mpiexec_at_all_names_the_remedy(no_own_mpiexec: Path) -> None:
+    library = Library("", "MPICH", (5, 0, 2), None)
+    with pytest.raises(UsageError, match=r"no mpiexec.*pip install 'qsgd-hpc\[mpich\]'"):
+        find_launcher(library, {"PATH": str(no_own_mpiexec)})
+
+
+def test_srun_serves_only_inside_a_slurm_job(no_own_mpiexec: Path) -> None:
+    _fake(no_own_mpiexec, "srun", "slurm 23.11.4")
+    library = Library("", "MPICH", (5, 0, 2), None)
+    environ = {"PATH": str(no_own_mpiexec), "SLURM_JOB_ID": "7"}
+    assert find_launcher(library, environ).family is Family.SRUN
+    with pytest.raises(UsageError, match="no mpiexec"):
+        find_launcher(library, {"PATH": str(no_own_mpiexec)})

@@ -1,0 +1,95 @@
+"""Bad requests are named, all at once, with the values and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.options import (
+    Host,
+    RunOptions,
+    check_options,
+    parse_hostfile,
+    parse_hosts,
+)
+from qsgd_hpc.launch.program import resolve_command
+
+
+def test_hosts_without_a_number_have_one_slot() -> None:
+    assert parse_hosts("a:2,b") == (Host("a", 2), Host("b", 1))
+
+
+def test_every_malformed_host_is_named() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_hosts("a:x,b:0,c:2,")
+    assert str(caught.value).count("\n") == 2
+
+
+def test_hostfile_takes_slots_colons_comments_and_repeated_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# nodes\na slots=2\nb:3  # fat\nc\nc\n\n")
+    assert parse_hostfile(file) == (Host("a", 2), Host("b", 3), Host("c", 2))
+
+
+def test_hostfile_faults_name_their_lines(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("a slots=2\nb two\nc:0\n")
+    with pytest.raises(UsageError, match=r"line 2: 'b two'(.|\n)*line 3: 'c:0'"):
+        parse_hostfile(file)
+    file.write_text("\n")
+    with pytest.raises(UsageError, match="names no host"):
+        parse_hostfile(file)
+
+
+def test_all_faults_are_reported_together_with_their_values() -> None:
+    hosts = (Host("localhost", 1), Host("no-such-host.invalid", 2))
+    faults = check_options(RunOptions(4, ("x",), hosts, bits=3, ranks_per_node=0))
+    text = "\n".join(faults)
+    assert len(faults) == 4
+    assert "--bits 3: allowed are 2, 4, 8" in text
+    assert "-np 4 needs 4 slots, the hosts have 3" in text
+    assert "'no-such-host.invalid' cannot be resolved" in text
+
+
+@pytest.mark.parametrize("bits", [None, 2, 4, 8, 32])
+def test_allowed_bits_are_no_fault(bits: int | None) -> None:
+    assert check_options(RunOptions(1, ("x",), bits=bits)) == []
+
+
+def test_a_bare_script_gets_this_python(tmp_path: Path) -> None:
+    script = tmp_path / 'it\'s "a" script.py'
+    script.write_text("")
+    python, *rest = resolve_command([str(script), "--help"])
+    assert "python" in Path(python).name
+    assert rest == [str(script), "--help"]
+    script.chmod(0o755)
+    assert resolve_command([str(script)]) == (str(script),)
+
+
+def test_near_names_are_offered_for_a_missing_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    for command in ([str(tmp_path / "trian.py")], ["python3", "-u", str(tmp_path / "trian.py")]):
+        with pytest.raises(UsageError, match=r"does not exist.*Did you mean 'train.py'"):
+            resolve_command(command)
+
+
+def test_near_names_are_offered_for_a_missing_program(tmp_path: Path) -> None:
+    program = tmp_path / "solver"
+    program.write_text("")
+    program.chmod(0o755)
+    with pytest.raises(UsageError, match="Did you mean 'solver'"):
+        resolve_command(["solvr"], {"PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    "command", [["python3", "-c", "pass"], ["python3", "-m", "x"], ["python3", "-"], ["python3"]]
+)
+def test_python_without_a_script_is_left_alone(command: list[str]) -> None:
+    assert resolve_command(command) == tuple(command)
+
+
+def test_no_command_is_answered_with_an_example() -> None:
+    with pytest.raises(UsageError, match="for example"):
+        resolve_command([])
