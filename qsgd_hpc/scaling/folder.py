@@ -157,7 +157,8 @@ class StudyFolder:
     def attempt_folders(self, point: Point) -> list[AttemptFolder]:
         """Return the attempts at a point, first to last."""
         found = []
-        for path in (self.path / "points" / point.key).glob("attempt-*"):
+        # Absolute, because a job names its records by this path.
+        for path in (self.path / "points" / point.key).resolve().glob("attempt-*"):
             number = path.name.removeprefix("attempt-")
             if number.isdigit():
                 found.append(AttemptFolder(path, int(number)))
