@@ -71,7 +71,7 @@ def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> i
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train for args.epochs epochs, printing one line for each."""
+    """Train, printing one line for each."""
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -83,7 +83,8 @@ def train(args: argparse.Namespace) -> None:
     x_test, y_test = x_test.to(device), y_test.to(device)
     batch_size = args.batch_size
     steps_per_epoch = math.ceil(len(x_train) / batch_size)
-    steps = args.epochs * steps_per_epoch
+    epochs = args.epochs or (3 if data.name == "mnist" else 12)
+    steps = epochs * steps_per_epoch
     peak = args.lr
     print(
         f"{data.name}: {len(x_train)} training images, {len(x_test)} for testing; "
@@ -98,7 +99,7 @@ def train(args: argparse.Namespace) -> None:
     if isinstance(first_epoch, str):
         sys.exit(f"train_mnist: {first_epoch}")
 
-    for epoch in range(first_epoch, args.epochs):
+    for epoch in range(first_epoch, epochs):
         model.train()
         begin = time.perf_counter()
         loss_sum = torch.zeros((), device=device)
@@ -117,7 +118,7 @@ def train(args: argparse.Namespace) -> None:
         seconds = time.perf_counter() - begin
         accuracy = count_correct(model, x_test, y_test) / len(x_test)
         print(
-            f"epoch {epoch + 1}/{args.epochs}  loss {train_loss:.4f}  "
+            f"epoch {epoch + 1}/{epochs}  loss {train_loss:.4f}  "
             f"test accuracy {accuracy:.2%}  {seconds:.1f} s  {len(x_train) / seconds:.0f} images/s",
             flush=True,
         )
@@ -125,11 +126,22 @@ def train(args: argparse.Namespace) -> None:
             save(args.checkpoint, model, optimizer, epoch + 1)
 
 
+def positive(text: str) -> int:
+    """Return the number that the text spells, at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least 1")
+    return int(text)
+
+
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Train a small network on MNIST.")
-    parser.add_argument("--epochs", type=int, default=3, help="passes over the images (default 3)")
-    parser.add_argument("--batch-size", type=int, default=64, help="images a step (default 64)")
+    parser.add_argument(
+        "--epochs", type=positive, help="passes over the images (default 3; digits 12)"
+    )
+    parser.add_argument(
+        "--batch-size", type=positive, default=64, help="images a step (default 64)"
+    )
     parser.add_argument("--lr", type=float, default=0.03, help="first learning rate (default 0.03)")
     parser.add_argument("--data", metavar="DIR", help="folder of MNIST (default $QSGD_DATA)")
     parser.add_argument("--digits", action="store_true", help="scikit-learn's digits, not MNIST")
@@ -137,8 +149,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on from --checkpoint")
     parser.add_argument("--seed", type=int, default=1, help="of weights and order (default 1)")
     args = parser.parse_args()
-    if min(args.epochs, args.batch_size) < 1 or args.lr <= 0:
-        parser.error("--epochs, --batch-size and --lr must be positive")
+    if not args.lr > 0:
+        parser.error(f"--lr {args.lr:g}: expected a positive number")
     if args.resume and not args.checkpoint:
         parser.error("--resume needs --checkpoint FILE, the file to go on from")
     return args
