@@ -1,4 +1,5 @@
-// The codec and the collectives by themselves, over numpy arrays: for tests, lessons and benchmarks.
+// The codec and the collectives by themselves, over numpy arrays: for tests, lessons and
+// benchmarks.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -136,7 +137,7 @@ void bind_codec(py::module_& m) {
         py::arg("bits"), py::arg("bucket_size"), py::arg("norm"),
         "Decode a wire message; refuses one that is corrupt or of another format.");
   m.def("thread_allreduce", &qsgd::thread_allreduce, py::arg("ranks"), py::kw_only(),
-        py::arg("op") = "sum", py::arg("coding") = py::none(), py::arg("seed") = 0,
-        py::arg("ids"), py::arg("step") = 0,
+        py::arg("op") = "sum", py::arg("coding") = py::none(), py::arg("seed") = 0, py::arg("ids"),
+        py::arg("step") = 0,
         "Allreduce in place among threads, one list of arrays per rank; returns bytes sent.");
 }

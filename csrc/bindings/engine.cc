@@ -1,8 +1,9 @@
+#include "engine/engine.h"
+
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
-#include "engine/engine.h"
 #include "transport/mpi_transport.h"
 #include "transport/thread_transport.h"
 
@@ -117,8 +118,13 @@ void bind_engine(py::module_& m) {
   py::class_<MpiFacts>(m, "MpiFacts")
       .def(py::init([](std::string module_path, std::string library, bool pointer_handles,
                        std::uintptr_t comm, std::uintptr_t byte_type, int rank, int size) {
-             return MpiFacts{std::move(module_path), std::move(library), pointer_handles, comm,
-                             byte_type,              rank,               size};
+             return MpiFacts{std::move(module_path),
+                             std::move(library),
+                             pointer_handles,
+                             comm,
+                             byte_type,
+                             rank,
+                             size};
            }),
            py::kw_only(), py::arg("module_path"), py::arg("library"), py::arg("pointer_handles"),
            py::arg("comm"), py::arg("byte_type"), py::arg("rank"), py::arg("size"));

@@ -10,10 +10,14 @@ namespace {
 
 const char* class_of(qsgd::ErrorKind kind) {
   switch (kind) {
-    case qsgd::ErrorKind::kUsage: return "UsageError";
-    case qsgd::ErrorKind::kRankFailed: return "RankFailedError";
-    case qsgd::ErrorKind::kNonFinite: return "NonFiniteGradientError";
-    default: return "HorovodInternalError";
+    case qsgd::ErrorKind::kUsage:
+      return "UsageError";
+    case qsgd::ErrorKind::kRankFailed:
+      return "RankFailedError";
+    case qsgd::ErrorKind::kNonFinite:
+      return "NonFiniteGradientError";
+    default:
+      return "HorovodInternalError";
   }
 }
 

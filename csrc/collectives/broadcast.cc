@@ -9,8 +9,7 @@ void broadcast(Transport& transport, void* data, size_t size_bytes, int root) {
   int reach = 1;
   while (reach < size && (position & reach) == 0) reach <<= 1;
   if (position != 0) {
-    RequestPtr request =
-        transport.irecv(rank_at(position - reach), Tag::kData, data, size_bytes);
+    RequestPtr request = transport.irecv(rank_at(position - reach), Tag::kData, data, size_bytes);
     transport.wait(request);
   }
   std::vector<RequestPtr> sends;

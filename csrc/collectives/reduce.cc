@@ -11,7 +11,8 @@ namespace {
 
 // 16-bit floats compute in float32, as the hardware that has them does.
 template <class T>
-using Wide = std::conditional_t<std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>, float, T>;
+using Wide =
+    std::conditional_t<std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>, float, T>;
 
 template <class T, class F>
 void combine(T* into, const T* from, size_t count, F&& f) {

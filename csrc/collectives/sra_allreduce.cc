@@ -15,7 +15,7 @@ struct Bucket {
   size_t tensor;
   size_t begin;
   size_t count;
-  size_t norm_at;   // byte offset in the message
+  size_t norm_at;  // byte offset in the message
   size_t codes_at;
 };
 
@@ -209,8 +209,8 @@ void sra_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors, con
   }
   if (transport.size() == 1) {  // nothing travels, so nothing is rounded
     for (ReduceTensor& t : tensors) {
-      t.input_finite = t.result_finite = scale_copy(t.out, t.in, t.count, args.dtype,
-                                                    args.prescale * args.postscale, 1);
+      t.input_finite = t.result_finite =
+          scale_copy(t.out, t.in, t.count, args.dtype, args.prescale * args.postscale, 1);
     }
     return;
   }

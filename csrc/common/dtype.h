@@ -31,8 +31,8 @@ struct DTypeFacts {
 
 inline const DTypeFacts& facts(DType t) {
   static constexpr DTypeFacts kTable[kDTypes] = {
-      {"uint8", 1, false},  {"int8", 1, false},    {"int16", 2, false},
-      {"int32", 4, false},  {"int64", 8, false},   {"float16", 2, true},
+      {"uint8", 1, false},   {"int8", 1, false},   {"int16", 2, false},
+      {"int32", 4, false},   {"int64", 8, false},  {"float16", 2, true},
       {"bfloat16", 2, true}, {"float32", 4, true}, {"float64", 8, true},
   };
   const auto index = static_cast<size_t>(t);
@@ -96,15 +96,24 @@ struct Float16 {
 template <class F>
 decltype(auto) dispatch(DType t, F&& f) {
   switch (t) {
-    case DType::kUint8: return f(uint8_t{});
-    case DType::kInt8: return f(int8_t{});
-    case DType::kInt16: return f(int16_t{});
-    case DType::kInt32: return f(int32_t{});
-    case DType::kInt64: return f(int64_t{});
-    case DType::kFloat16: return f(Float16{});
-    case DType::kBFloat16: return f(BFloat16{});
-    case DType::kFloat32: return f(float{});
-    case DType::kFloat64: return f(double{});
+    case DType::kUint8:
+      return f(uint8_t{});
+    case DType::kInt8:
+      return f(int8_t{});
+    case DType::kInt16:
+      return f(int16_t{});
+    case DType::kInt32:
+      return f(int32_t{});
+    case DType::kInt64:
+      return f(int64_t{});
+    case DType::kFloat16:
+      return f(Float16{});
+    case DType::kBFloat16:
+      return f(BFloat16{});
+    case DType::kFloat32:
+      return f(float{});
+    case DType::kFloat64:
+      return f(double{});
   }
   throw internal_error("element type unknown");
 }

@@ -1,4 +1,5 @@
-// Rank 0's table of what is ready everywhere. No threads, no messages: submissions in, responses out.
+// Rank 0's table of what is ready everywhere. No threads, no messages: submissions in, responses
+// out.
 #pragma once
 
 #include <chrono>
@@ -42,7 +43,7 @@ class Coordinator {
     int first_rank;
     std::vector<bool> has;  // by rank
     int missing;
-    std::string fault;      // what the ranks disagree on
+    std::string fault;  // what the ranks disagree on
     Clock::time_point since;
     bool warned = false;
   };

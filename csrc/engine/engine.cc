@@ -88,7 +88,9 @@ void Engine::shutdown(const std::string& reason) {
 
 void Engine::abort(const std::string& message) {
   abort_->raise(message);
-  { const std::lock_guard<std::mutex> lock(mutex_); }  // not between a sleeper's look and its sleep
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+  }  // not between a sleeper's look and its sleep
   changed_.notify_one();
 }
 
@@ -262,7 +264,8 @@ void Engine::reduce(std::vector<Entry*>& entries) {
     stats_.allreduces += entries.size();
     ++stats_.fused;
   }
-  if (first.check_finite && config_.nonfinite != NonFinite::kPropagate) settle_nonfinite(entries, tensors);
+  if (first.check_finite && config_.nonfinite != NonFinite::kPropagate)
+    settle_nonfinite(entries, tensors);
   for (const Entry* entry : entries) complete(std::string(entry->submission.name), {}, {});
 }
 
@@ -329,8 +332,8 @@ void Engine::warn_of_stalls() {
   const auto now = Coordinator::Clock::now();
   if (Seconds(now - last_stall_check_).count() < config_.stall_warning_s / 4) return;
   last_stall_check_ = now;
-  const auto patience = std::chrono::duration_cast<Coordinator::Clock::duration>(
-      Seconds(config_.stall_warning_s));
+  const auto patience =
+      std::chrono::duration_cast<Coordinator::Clock::duration>(Seconds(config_.stall_warning_s));
   for (const std::string& sentence : coordinator_.stalled(patience)) config_.log(sentence);
 }
 

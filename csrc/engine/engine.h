@@ -90,8 +90,8 @@ class Engine {
   const std::unique_ptr<Transport> transport_;
   const std::shared_ptr<AbortFlag> abort_;
   const EngineConfig config_;
-  Coordinator coordinator_;  // used on rank 0
-  Messenger messenger_;      // used by the thread alone, as is the rest up to mutex_
+  Coordinator coordinator_;                // used on rank 0
+  Messenger messenger_;                    // used by the thread alone, as is the rest up to mutex_
   std::map<std::string, uint32_t> steps_;  // how often a name was quantised
   Backoff backoff_;
   bool left_ = false;

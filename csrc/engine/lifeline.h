@@ -13,7 +13,7 @@ namespace qsgd {
 class Lifeline {
  public:
   struct Peer {
-    int fd;             // a connected socket; closed by this class
+    int fd;  // a connected socket; closed by this class
     int rank;
     std::string label;  // "host nid0001, pid 4242"
   };

@@ -19,10 +19,10 @@ struct Submission {
   std::string name;
   OpKind kind = OpKind::kAllreduce;
   std::vector<int64_t> shape;
-  ReduceArgs args;          // dtype for both kinds; the rest for allreduce
-  int32_t root = 0;         // for broadcast
+  ReduceArgs args;   // dtype for both kinds; the rest for allreduce
+  int32_t root = 0;  // for broadcast
   bool quantised = false;
-  QuantSpec spec;           // when quantised
+  QuantSpec spec;             // when quantised
   bool check_finite = false;  // NaN or Inf in the result is an event to report
 
   size_t count() const;

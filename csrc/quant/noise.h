@@ -8,9 +8,9 @@
 
 namespace qsgd {
 
-constexpr int kTile = 64;    // elements that are coded together
-constexpr int kLanes = 8;    // Philox blocks per tile, of 4 words with 2 noises each
-constexpr int kRounds = 7;   // enough to pass BigCrush, by the paper
+constexpr int kTile = 64;   // elements that are coded together
+constexpr int kLanes = 8;   // Philox blocks per tile, of 4 words with 2 noises each
+constexpr int kRounds = 7;  // enough to pass BigCrush, by the paper
 
 enum class Phase : uint32_t { kScatter = 1, kGather = 2 };
 

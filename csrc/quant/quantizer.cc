@@ -37,9 +37,9 @@ QSGD_INLINE float norm_of(const float* x, size_t count, Norm norm) {
                                                         : static_cast<float>(l2);
 }
 
-// level = floor(s |x| / norm + u), u uniform in (0, 1): rounds up with probability frac(s |x|/norm).
-// u has 17 bits and s |x| / norm at most 7 before the point, so the sum is exact in float32 and a
-// bucket's maximum stays at s; the clamp covers the rounding of the quotient itself.
+// level = floor(s |x| / norm + u), u uniform in (0, 1): rounds up with probability frac(s
+// |x|/norm). u has 17 bits and s |x| / norm at most 7 before the point, so the sum is exact in
+// float32 and a bucket's maximum stays at s; the clamp covers the rounding of the quotient itself.
 QSGD_INLINE void quantize_tile(const float* x, float inverse, int levels, const uint16_t* noise,
                                uint8_t* code) {
   for (int i = 0; i < kTile; ++i) {

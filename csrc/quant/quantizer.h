@@ -1,4 +1,5 @@
-// QSGD: stochastic rounding to s levels of a bucket's norm (Alistarh et al., NeurIPS 2017, sec. 3.1).
+// QSGD: stochastic rounding to s levels of a bucket's norm (Alistarh et al., NeurIPS 2017,
+// sec. 3.1).
 #pragma once
 
 #include <cstddef>
@@ -13,9 +14,9 @@ constexpr uint32_t kMaxBucket = 1u << 16;  // keeps a bucket's sum in the first-
 enum class Norm : uint8_t { kMax = 0, kL2 = 1 };
 
 struct QuantSpec {
-  int bits = 4;            // per element, sign included: 2, 4 or 8
+  int bits = 4;  // per element, sign included: 2, 4 or 8
   Norm norm = Norm::kMax;
-  uint32_t bucket = 512;   // elements that share one norm; a multiple of kTile
+  uint32_t bucket = 512;  // elements that share one norm; a multiple of kTile
 
   int levels() const { return (1 << (bits - 1)) - 1; }
   size_t buckets(size_t count) const { return (count + bucket - 1) / bucket; }

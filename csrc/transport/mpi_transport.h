@@ -13,11 +13,11 @@ namespace qsgd {
 
 // What Python knows from mpi4py; handles are passed as integers.
 struct MpiFacts {
-  std::string module_path;    // the loaded extension whose dependencies hold the MPI functions
-  std::string library;        // MPI_Get_library_version, for messages
+  std::string module_path;  // the loaded extension whose dependencies hold the MPI functions
+  std::string library;      // MPI_Get_library_version, for messages
   bool pointer_handles;
-  std::uintptr_t comm;        // a communicator of this package's own, errors returned
-  std::uintptr_t byte_type;   // MPI_BYTE
+  std::uintptr_t comm;       // a communicator of this package's own, errors returned
+  std::uintptr_t byte_type;  // MPI_BYTE
   int rank;
   int size;
 };

@@ -41,7 +41,8 @@ using RequestPtr = std::unique_ptr<Request>;
 
 enum class Tag : int { kSubmit = 1, kResponse = 2, kData = 3 };
 
-// Point-to-point messages among `size` ranks, in order per (peer, tag). Not for two threads at once.
+// Point-to-point messages among `size` ranks, in order per (peer, tag). Not for two threads at
+// once.
 class Transport {
  public:
   Transport(int rank, int size, std::shared_ptr<AbortFlag> abort)
