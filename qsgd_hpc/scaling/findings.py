@@ -112,8 +112,8 @@ def _headline(
     if best["ranks"] == analysis.reference[0]:
         return f"{where.capitalize()} trains at {words.speed(best['images_per_s'])} images/s"
     return (
-        f"{where.capitalize()} train {words.times(best['speedup'])} as fast as "
-        f"{_reference_name(analysis)} with {name}, {words.percent(best['efficiency'])} of ideal"
+        f"With {name}, {where} train {words.times(best['speedup'])} as fast as "
+        f"{_reference_name(analysis)}, {words.percent(best['efficiency'])} of ideal"
     )
 
 
@@ -170,7 +170,7 @@ def _tiles(
             "Efficiency",
             words.percent(shown["efficiency"]),
             "of ideal",
-            f"{name}, speed-up {words.times(shown['speedup'])} over {_reference_name(analysis)}",
+            f"{name}, {words.times(shown['speedup'])} over {_reference_name(analysis)}",
         ),
     ]
     if shown["wire_bytes_per_step"]:

@@ -75,7 +75,7 @@ def test_bits_that_cost_accuracy_do_not_make_the_headline():
 def test_without_fp32_or_compression_the_headline_is_of_scaling():
     only = study(bits=(32,))
     assert told(only, attempts(only)).headline == (
-        "2 nodes train 1.82× as fast as 1 rank with fp32, 91% of ideal"
+        "With fp32, 2 nodes train 1.82× as fast as 1 rank, 91% of ideal"
     )
     packed = study(nodes=(2, 4), bits=(8, 4))
     assert "2 ranks at 8 bit" in told(packed, attempts(packed)).headline
