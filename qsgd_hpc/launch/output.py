@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import time
+from collections.abc import Callable
 from typing import BinaryIO
 
 __all__ = ["LineSink"]
@@ -25,7 +27,13 @@ class LineSink:
         clock: seconds, monotonic; replaced in tests.
     """
 
-    def __init__(self, stream: BinaryIO, *, prefix: bool = False, clock=time.monotonic) -> None:  # type: ignore[no-untyped-def]
+    def __init__(
+        self,
+        stream: BinaryIO,
+        *,
+        prefix: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._stream = stream
         self._prefix = prefix
         self._tty = stream.isatty()
@@ -91,7 +99,7 @@ class LineSink:
 
     def _break_line(self, owner: int) -> None:
         if self._open is not None and self._open != owner and self._held.get(owner):
-            self._stream.write(b"\n")
+            _write_all(self._stream, b"\n")
             self._open = None
 
     def _emit(self, owner: int, count: int) -> None:
@@ -112,7 +120,7 @@ class LineSink:
         label = b"[%d] " % owner
         if self._tty:
             label = b"\x1b[%dm[%d]\x1b[0m " % (COLOURS[owner % len(COLOURS)], owner)
-        lines = data.splitlines(keepends=True) if b"\r" not in data else _lines(data)
+        lines = _lines(data)
         return b"".join(line if begun and i == 0 else label + line for i, line in enumerate(lines))
 
 
@@ -126,4 +134,8 @@ def _lines(data: bytes) -> list[bytes]:
 def _write_all(stream: BinaryIO, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[stream.write(view) or 0 :]
+        count = stream.write(view)
+        if count is None:  # a terminal that someone made non-blocking is full
+            select.select([], [stream], [])
+        else:
+            view = view[count:]

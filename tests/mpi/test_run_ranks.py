@@ -1,15 +1,10 @@
-"""``qsgd-hpc run`` with real ranks, under the Pythons (and so the MPIs) of QSGD_TEST_PYTHON.
-
-QSGD_TEST_PYTHON is a colon-separated list of interpreters that have mpi4py, click and an MPI of
-their own; the default is the one that runs pytest.
-"""
+"""``qsgd-hpc run`` with real ranks, under the Pythons (and so the MPIs) of QSGD_TEST_PYTHON."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PYTHONS = os.environ.get("QSGD_TEST_PYTHON", sys.executable).split(os.pathsep)
 TIMEOUT_S = 90.0
-
-
-@pytest.fixture(params=PYTHONS)
-def python(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
 
 
 class Shell:
@@ -295,3 +283,16 @@ def test_verbose_names_the_mpi_and_its_mpiexec(shell: Shell) -> None:
     done = shell.run("-np", "1", "-v", "true")
     assert done.returncode == 0
     assert "MPI: " in done.stderr and "mpiexec: " in done.stderr
+
+
+def test_a_reader_that_leaves_ends_the_run_quietly(shell: Shell) -> None:
+    command = f"{shell.python} -m qsgd_hpc.cli run -np 2 sh -c 'while :; do echo y; done' | head -1"
+    done = subprocess.run(
+        ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"],
+        cwd=shell.folder,
+        env=shell.environ,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (141, "y\n", "")

@@ -1,0 +1,239 @@
+"""One run in progress: its output, its signals, and the time that ranks have to end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import BinaryIO
+
+from qsgd_hpc.launch.command import Command
+from qsgd_hpc.launch.frames import Decoder, Ended, Event, Output, Raw, Started
+from qsgd_hpc.launch.mpi import Family, Launcher
+from qsgd_hpc.launch.options import RunOptions
+from qsgd_hpc.launch.outcome import Ledger, explain
+from qsgd_hpc.launch.output import LineSink
+from qsgd_hpc.launch.supervise import catches
+
+__all__ = ["Session", "say"]
+
+KILL_AFTER_S = 8.0  # between SIGTERM and SIGKILL to mpiexec; supervisors kill after 4 s
+DRAIN_S = 3.0  # for output still on its way once mpiexec has ended
+MPIEXEC = -1  # owner of the lines that are mpiexec's own
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PASSED = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def say(text: str) -> None:
+    """Print a line of the launcher's own on stderr."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(f"qsgd-hpc run: {text}\n")
+        sys.stderr.flush()
+
+
+def _prepare_mpiexec() -> None:
+    # Inherited by the ranks' supervisors: MPICH's mpiexec speaks of a death by SIGUSR1, which may
+    # come before a supervisor has a handler.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
+
+
+@contextlib.contextmanager
+def _signals_as_bytes(names: Iterable[signal.Signals]) -> Iterator[int]:
+    """Turn signals into bytes on a pipe, whose read end is yielded."""
+    wake, wake_in = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(wake_in, False)
+    before_fd = signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+    before = {name: signal.signal(name, lambda *_: None) for name in names}
+    try:
+        yield wake
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+        signal.set_wakeup_fd(before_fd)
+        os.close(wake)
+        os.close(wake_in)
+
+
+class Session:
+    """The state of one run.
+
+    Args:
+        options: a checked request.
+        launcher: which mpiexec runs.
+        token: marks the frames of this run.
+        grace_s: seconds that ranks have to end once one has failed.
+    """
+
+    def __init__(self, options: RunOptions, launcher: Launcher, token: str, grace_s: float) -> None:
+        self.options, self.launcher, self.grace_s = options, launcher, grace_s
+        self.ledger = Ledger(options.ranks)
+        self.sinks = {
+            is_stderr: LineSink(_raw(stream), prefix=options.prefix_output)
+            for is_stderr, stream in ((False, sys.stdout), (True, sys.stderr))
+        }
+        self.decoders = {"stdout": Decoder(token), "stderr": Decoder(token)}
+        self.remarks: list[bytes] = []  # mpiexec's own words once the ranks run
+        self.interrupted_by: int | None = None
+        self.term_at_s: float | None = None  # when the grace of the other ranks ends
+        self.kill_at_s: float | None = None
+        self.process: subprocess.Popen[bytes]
+
+    def run(self, command: Command) -> int:
+        """Run mpiexec to its end; return the exit code for the shell."""
+        environ: Mapping[str, str] = {**os.environ, **command.env}
+        with _signals_as_bytes((*_ENDING, *_PASSED, signal.SIGCHLD)) as wake:
+            # Its own session: the terminal's Ctrl-C comes to us alone, and we end ranks in order.
+            self.process = subprocess.Popen(
+                command.argv,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+                preexec_fn=_prepare_mpiexec,
+            )
+            self._watch(wake)
+        return self._report()
+
+    def _watch(self, wake: int) -> None:
+        assert self.process.stdout and self.process.stderr
+        with selectors.DefaultSelector() as selector:
+            selector.register(wake, selectors.EVENT_READ)
+            selector.register(self.process.stdout, selectors.EVENT_READ, self.decoders["stdout"])
+            selector.register(self.process.stderr, selectors.EVENT_READ, self.decoders["stderr"])
+            drained_at_s = None
+            while len(selector.get_map()) > 1:
+                ready = selector.select(timeout=0.1)
+                for key, _ in ready:
+                    if key.data is None:
+                        self._on_signals(os.read(wake, 64))
+                        continue
+                    data = os.read(key.fd, 1 << 16)
+                    with self._reader_may_leave():
+                        self._on_events(key.data.feed(data) if data else key.data.finish())
+                    if not data:
+                        selector.unregister(key.fileobj)
+                self._on_time(time.monotonic())
+                if self.process.poll() is not None:
+                    drained_at_s = drained_at_s or time.monotonic() + DRAIN_S
+                    if time.monotonic() > drained_at_s and not ready:
+                        break
+        self._wait_for_mpiexec()
+        with self._reader_may_leave():
+            for sink in self.sinks.values():
+                sink.finish()
+
+    def _wait_for_mpiexec(self) -> None:
+        try:
+            self.process.wait(KILL_AFTER_S)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            self.process.wait()
+
+    @contextlib.contextmanager
+    def _reader_may_leave(self) -> Iterator[None]:
+        """End the ranks, without a word, when nobody reads our output any more (``| head``)."""
+        try:
+            yield
+        except BrokenPipeError:
+            if self.interrupted_by is None:
+                self.interrupted_by = signal.SIGPIPE
+                self._end(time.monotonic())
+
+    def _on_signals(self, arrived: bytes) -> None:
+        for signum in arrived:
+            if signum in _PASSED:
+                self._pass(signum)
+            elif signum in _ENDING:
+                if self.interrupted_by is None:
+                    self.interrupted_by = signum
+                    self._end(time.monotonic())
+                elif signum == signal.SIGINT:
+                    self._kill()  # a second Ctrl-C does not wait
+
+    def _on_events(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Output):
+                self.sinks[event.is_stderr].write(event.rank, event.data)
+            elif isinstance(event, Started):
+                self.ledger.started[event.rank] = event
+            elif isinstance(event, Ended):
+                self._on_end(event)
+            elif isinstance(event, Raw):
+                if len(self.ledger.started) < self.options.ranks or self.options.verbose:
+                    self.sinks[True].write(MPIEXEC, event.data)
+                else:
+                    self.remarks.append(event.data)
+
+    def _on_end(self, event: Ended) -> None:
+        for sink in self.sinks.values():
+            sink.close(event.rank)
+        self.ledger.ends.append(event)
+        if event.status != 0 and self.term_at_s is None:
+            self.term_at_s = time.monotonic() + self.grace_s
+
+    def _on_time(self, now_s: float) -> None:
+        with self._reader_may_leave():
+            for sink in self.sinks.values():
+                sink.tick()
+        ending = self.kill_at_s is not None
+        if self.term_at_s is not None and now_s >= self.term_at_s and not ending:
+            self.ledger.overdue = self.ledger.running
+            self._end(now_s)
+        if self.kill_at_s is not None and now_s >= self.kill_at_s:
+            self._kill()
+
+    def _end(self, now_s: float) -> None:
+        if self.kill_at_s is None:
+            self.kill_at_s = now_s + KILL_AFTER_S
+            self._signal_mpiexec(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _pass(self, signum: int) -> None:
+        if self.launcher.family is not Family.HYDRA:
+            self._signal_mpiexec(signum)
+            return
+        # Hydra does not forward these (SIGUSR2 would end it), so only ranks of this host get them.
+        here = socket.gethostname()
+        for rank in self.ledger.running:
+            start = self.ledger.started[rank]
+            if start.host == here and catches(start.pid, signum):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(start.pid, signum)
+
+    def _signal_mpiexec(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signum)
+
+    def _report(self) -> int:
+        code = self.process.returncode
+        if self.interrupted_by is not None:
+            if self.interrupted_by != signal.SIGPIPE:
+                name = signal.Signals(self.interrupted_by).name
+                how = "Ctrl-C" if self.interrupted_by == signal.SIGINT else name
+                say(f"{how}: every rank has been ended")
+            return 128 + self.interrupted_by
+        message = explain(self.ledger, code, self.grace_s)
+        if message is not None:
+            if self.ledger.first_failure is None and self.remarks:
+                sys.stderr.buffer.write(b"".join(self.remarks))
+            say(message)
+        return self.ledger.exit_code(code)
+
+
+def _raw(stream: object) -> BinaryIO:
+    buffer: BinaryIO = stream.buffer  # type: ignore[attr-defined]
+    return getattr(buffer, "raw", buffer)
