@@ -18,7 +18,7 @@ from qsgd_hpc.scaling.host import cpu_model
 
 __all__ = ["RESERVED", "record"]
 
-RESERVED = ("time", "host", "pid", "cpu", "cores", "versions", "mpi", "nonfinite")
+RESERVED = ("time", "host", "pid", "cpu", "cores", "load", "versions", "mpi", "nonfinite")
 """Keys that :func:`record` writes itself."""
 
 _FRAMEWORKS = ("numpy", "torch", "tensorflow", "keras", "jax", "mpi4py")
@@ -118,6 +118,8 @@ def _origin() -> dict[str, Any]:
         "pid": os.getpid(),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
+        # Who shares the machine shows here: on a quiet one it is about ranks x threads.
+        "load": round(os.getloadavg()[0], 1),
         "versions": versions,
     }
     # Only what the script has loaded: importing mpi4py.MPI here would start MPI.

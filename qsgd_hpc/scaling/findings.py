@@ -17,6 +17,8 @@ Row = Mapping[str, Any]
 
 # One run has no interval: nearer than this to fp32 it is called the same speed.
 ONE_RUN_MARGIN = 0.05
+# Efficiency that exceeds 1 by more than this is questioned.
+ABOVE_IDEAL = 0.1
 # The loss of test accuracy (0..1) that is still called as accurate as fp32.
 ACCURACY_MARGIN = 0.003
 
@@ -94,6 +96,7 @@ def _headline(
     largest: Sequence[Row], plain: Row | None, packed: Row | None, analysis: Analysis
 ) -> str:
     where = words.nodes_name(largest[0]["nodes"])
+    once = " (one run)" if any(r["repeats"] == 1 for r in largest) else ""
     if plain is not None and packed is not None:
         ratio = packed["images_per_s"] / plain["images_per_s"]
         verdict = {
@@ -104,16 +107,16 @@ def _headline(
         name = f"{packed['bits']}-bit QSGD"
         fewer = packed["compression_ratio"]
         if fewer is None:
-            return f"On {where}, {name} {verdict}"
+            return f"On {where}, {name} {verdict}{once}"
         joint = "but" if compare_speed(packed, plain) == "slower" else "and"
-        return f"On {where}, {name} sends {words.times(fewer)} fewer bytes {joint} {verdict}"
+        return f"On {where}, {name} sends {words.times(fewer)} fewer bytes {joint} {verdict}{once}"
     best = max(largest, key=lambda r: r["images_per_s"])
     name = words.bits_name(best["bits"])
     if best["ranks"] == analysis.reference[0]:
-        return f"{where.capitalize()} trains at {words.speed(best['images_per_s'])} images/s"
+        return f"{where.capitalize()} trains at {words.speed(best['images_per_s'])} images/s{once}"
     return (
         f"With {name}, {where} train {words.times(best['speedup'])} as fast as "
-        f"{_reference_name(analysis)}, {words.percent(best['efficiency'])} of ideal"
+        f"{_reference_name(analysis)}, {words.percent(best['efficiency'])} of ideal{once}"
     )
 
 
@@ -141,8 +144,6 @@ def _lead(
         if study.mode == "strong"
         else f"Each rank keeps its batch of {study.batch_size} images"
     )
-    if any(r["repeats"] == 1 for r in shown):
-        sentences.append("Measured once, so without an interval")
     return ". ".join(sentences) + "."
 
 
@@ -210,6 +211,15 @@ def _cautions(rows: Sequence[Row], analysis: Analysis, *, one_machine: bool) -> 
             f"({words.nodes_name(wide['nodes'])}, {words.bits_name(wide['bits'])}). Where two "
             "ranges overlap no difference is claimed. Smallest and largest are not a confidence "
             "interval."
+        )
+    above = [r for r in rows if r["efficiency"] > 1 + ABOVE_IDEAL]
+    if above:
+        most = max(above, key=lambda r: r["efficiency"])
+        cautions.append(
+            f"Above ideal: {words.nodes_name(most['nodes'])} with {words.bits_name(most['bits'])} "
+            f"reach {words.percent(most['efficiency'])} of ideal. Caches can give a little of "
+            "that; more often the reference was slowed by other work on the machine. Measure "
+            "again on a quiet one before quoting it."
         )
     if one_machine:
         cautions.append(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsgd_hpc.scaling import words
-from qsgd_hpc.scaling.attempts import Attempt
+from qsgd_hpc.scaling.attempts import Attempt, is_number
 
 __all__ = ["Origins", "origins"]
 
@@ -47,6 +47,7 @@ def origins(measured: Sequence[Attempt]) -> Origins:
         ("Script", "; ".join(f"sha256 {s[:16]}" for s in scripts)),
         ("Host", ", ".join(hosts)),
         ("Processor", "; ".join(processors)),
+        ("Load", _load(finals)),
         ("Software", "; ".join(software)),
         ("MPI", "; ".join(libraries) or "not loaded by mpi4py in the script"),
         ("Site", ", ".join(_distinct(_job(a).get("site") for a in measured))),
@@ -104,6 +105,14 @@ def _commit(git: Mapping[str, Any] | None) -> str | None:
 def _processor(final: Mapping[str, Any]) -> str | None:
     cpu, cores = final.get("cpu"), final.get("cores")
     return f"{cpu}, {cores} logical cores" if cpu and cores else cpu
+
+
+def _load(finals: Sequence[Mapping[str, Any]]) -> str:
+    loads = sorted(float(f["load"]) for f in finals if is_number(f.get("load")))
+    if not loads:
+        return ""
+    span = f"{loads[0]:.1f}" if loads[0] == loads[-1] else f"{loads[0]:.1f} to {loads[-1]:.1f}"
+    return f"{span} runnable processes and threads (1-minute average at the end of each run)"
 
 
 def _software(versions: Mapping[str, str] | None) -> str:
