@@ -206,7 +206,8 @@ def cancel(job_ids: tuple[str, ...]) -> None:
             faults.append(str(error))
             continue
         had = "had already ended: " if before.state.ended else ""
-        click.echo(f"{job.id} {had}{job.state.value}")
+        end = "" if job.state.ended else ", asked to end"
+        click.echo(f"{job.id} {had}{job.state.value}{end}")
     if faults:
         raise UsageError("\n".join(faults))
 

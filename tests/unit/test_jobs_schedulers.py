@@ -148,6 +148,10 @@ def test_sacct_knows_when_a_job_ran() -> None:
     assert ended == started + 1
 
 
+def test_slurm_without_accounting_has_forgotten_instead_of_being_down() -> None:
+    assert slurm.parse_sacct(Answer("", "Slurm accounting storage is disabled", 1)) == {}
+
+
 def test_sbatch_id_is_read() -> None:
     assert slurm.parse_sbatch(recorded("slurm", "sbatch_ok")) == "1"
     assert slurm.parse_sbatch(Answer("42;cluster\n")) == "42"
