@@ -10,8 +10,9 @@ from pathlib import Path
 
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.options import RunOptions
+from qsgd_hpc.launch.supervise import COLON
 
-__all__ = ["Command", "Machine", "build_command", "local_ranks"]
+__all__ = ["Command", "Machine", "build_command", "local_ranks", "placement"]
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 PASSED_NAMES = re.compile(
@@ -37,15 +38,20 @@ class Command:
     env: Mapping[str, str]
 
 
-def local_ranks(options: RunOptions) -> int:
-    """Return the most ranks that any one host gets, when hosts fill up in order."""
-    if not options.hosts:
-        return options.ranks
-    left, most = options.ranks, 1
+def placement(options: RunOptions) -> list[tuple[str, int]]:
+    """Return hosts with the ranks that each gets when they fill up in order; unused ones absent."""
+    left, placed = options.ranks, []
     for host in options.hosts:
-        most = max(most, min(left, host.slots))
-        left -= min(left, host.slots)
-    return most
+        count = min(left, host.slots)
+        left -= count
+        if count:
+            placed.append((host.name, count))
+    return placed
+
+
+def local_ranks(options: RunOptions) -> int:
+    """Return the most ranks that any one host gets."""
+    return max((count for _, count in placement(options)), default=options.ranks)
 
 
 def build_command(
@@ -66,16 +72,24 @@ def build_command(
         token: marks this run's frames; "-" starts the ranks without output frames.
     """
     env = _environment(options, launcher, machine, environ)
-    flags = {
-        Family.HYDRA: _hydra,
-        Family.OPEN_MPI: _open_mpi,
-        Family.PALS: _pals,
-        Family.SRUN: _srun,
-    }[launcher.family](options, machine, {**environ, **env})
     # Slurm moves at most 1024 bytes of output in one piece, the others 4096 or more.
     frame_bytes = "1000" if launcher.family is Family.SRUN else "4096"
     supervisor = (sys.executable, "-I", "-S", str(SUPERVISOR), token, frame_bytes)
-    argv = (str(launcher.path), *flags, *options.mpi_args, *supervisor, *options.command)
+    arguments = [COLON if argument == ":" else argument for argument in options.command]
+    program = [*supervisor, *arguments]
+    inherited = {**environ, **env}
+    if launcher.family is Family.INTEL:
+        sections = _intel_sections(options, program)
+        tail = ["-disable-auto-cleanup", *options.mpi_args, *sections]
+    else:
+        flags = {
+            Family.HYDRA: _hydra,
+            Family.OPEN_MPI: _open_mpi,
+            Family.PALS: _pals,
+            Family.SRUN: _srun,
+        }[launcher.family]
+        tail = [*flags(options, machine, inherited), *options.mpi_args, *program]
+    argv = (str(launcher.path), *tail)
     return Command(argv, env)
 
 
@@ -102,6 +116,15 @@ def _hydra(options: RunOptions, machine: Machine, environ: Mapping[str, str]) ->
     # Survivors of a dead rank must live long enough to name it; the supervisor ends them in time.
     hosts = ["-hosts", _host_list(options)] if options.hosts else []
     return ["-disable-auto-cleanup", *hosts, "-n", str(options.ranks)]
+
+
+def _intel_sections(options: RunOptions, program: list[str]) -> list[str]:
+    """Return one section per host: this Hydra's -hosts knows no slots."""
+    sections = [["-host", name, "-n", str(count)] for name, count in placement(options)]
+    argv: list[str] = []
+    for section in sections or [["-n", str(options.ranks)]]:
+        argv += [*([":"] if argv else []), *section, *program]
+    return argv
 
 
 def _open_mpi(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> list[str]:

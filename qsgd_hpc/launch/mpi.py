@@ -36,6 +36,7 @@ class Family(str, Enum):
     """Launchers that take the same options."""
 
     HYDRA = "Hydra"
+    INTEL = "Intel MPI"
     OPEN_MPI = "Open MPI"
     PALS = "PALS"
     SRUN = "srun"
@@ -60,7 +61,7 @@ class Library:
         """The launchers that can start ranks of this library."""
         if self.vendor == "Open MPI":
             return (Family.OPEN_MPI, Family.SRUN)
-        return (Family.HYDRA, Family.PALS, Family.SRUN)
+        return (Family.HYDRA, Family.INTEL, Family.PALS, Family.SRUN)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ def family_of(version_text: str) -> Family | None:
     'Hydra'
     """
     for pattern, family in (
-        (r"HYDRA|Intel\(R\) MPI", Family.HYDRA),
+        (r"Intel\(R\) MPI", Family.INTEL),
+        (r"HYDRA", Family.HYDRA),
         (r"Open MPI|OpenRTE|PRTE|prterun", Family.OPEN_MPI),
         (r"PALS|\bpals\b|Cray|HPE", Family.PALS),
         (r"^slurm", Family.SRUN),

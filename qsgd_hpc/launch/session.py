@@ -203,7 +203,7 @@ class Session:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def _pass(self, signum: int) -> None:
-        if self.launcher.family is not Family.HYDRA:
+        if self.launcher.family not in (Family.HYDRA, Family.INTEL):
             self._signal_mpiexec(signum)
             return
         # Hydra does not forward these (SIGUSR2 would end it), so only ranks of this host get them.

@@ -30,9 +30,10 @@ import sys
 import termios
 import time
 
-__all__ = ["END", "ERR", "MARK", "OUT", "START", "catches", "encode", "main"]
+__all__ = ["COLON", "END", "ERR", "MARK", "OUT", "START", "catches", "encode", "main"]
 
 MARK = b"\x1e"  # ASCII record separator: no program prints it by chance next to the run's token
+COLON = "\x1e:"  # stands for an argument ":", at which mpiexec would begin another program
 START, OUT, ERR, END = b"s", b"o", b"e", b"x"
 
 _RANK_VARIABLES = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "PMI_RANK", "SLURM_PROCID")
@@ -230,7 +231,8 @@ def _rank() -> int:
 
 def main(argv: list[str]) -> int:
     """Run one rank. Always 0: a code of our own would set off mpiexec's clean-up and its banner."""
-    token, frame_bytes, command = argv[0], int(argv[1]), argv[2:]
+    token, frame_bytes = argv[0], int(argv[1])
+    command = [":" if argument == COLON else argument for argument in argv[2:]]
     if token == "-":
         os.execvp(command[0], command)
     supervisor = Supervisor(token.encode(), frame_bytes, _rank())

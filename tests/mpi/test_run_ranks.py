@@ -101,6 +101,13 @@ def test_a_path_with_spaces_and_quotes_works(shell: Shell) -> None:
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 2), done.stderr
 
 
+def test_no_argument_of_the_program_is_touched(shell: Shell) -> None:
+    arguments = [":", "", "two\nlines", "$HOME", "*", "é", "-n", "--", "it's", '"', "\\"]
+    script = shell.script("import sys\nprint(ascii(sys.argv[1:]))\n")
+    done = shell.run("-np", "2", script, *arguments)
+    assert done.stdout.splitlines() == [ascii(arguments)] * 2, done.stderr
+
+
 def test_the_first_exit_code_and_its_rank_are_reported(shell: Shell) -> None:
     script = shell.script(
         "import os, time\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.rank\n"

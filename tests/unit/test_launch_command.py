@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.launch.command import SUPERVISOR, Machine, build_command, local_ranks
+from qsgd_hpc.launch.command import (
+    SUPERVISOR,
+    Machine,
+    build_command,
+    local_ranks,
+    placement,
+)
 from qsgd_hpc.launch.mpi import Family, Launcher, Library, family_of, find_launcher
 from qsgd_hpc.launch.options import Host, RunOptions
 
@@ -57,6 +63,11 @@ def test_what_the_user_set_is_left_alone() -> None:
     assert build_command(RunOptions(2, ("x",)), launcher, Machine(8), environ).env == {}
 
 
+def test_hosts_fill_up_in_order_and_unused_ones_are_left_out() -> None:
+    hosts = (Host("a", 2), Host("b", 4), Host("c", 1))
+    assert placement(RunOptions(5, (), hosts)) == [("a", 2), ("b", 3)]
+
+
 def test_local_ranks_counts_the_fullest_host() -> None:
     assert local_ranks(RunOptions(5, ())) == 5
     assert local_ranks(RunOptions(5, (), (Host("a", 2), Host("b", 4)))) == 3
@@ -67,7 +78,7 @@ def test_local_ranks_counts_the_fullest_host() -> None:
     ("text", "family"),
     [
         ("HYDRA build details:\n    Version:  5.0.2", Family.HYDRA),
-        ("Intel(R) MPI Library for Linux* OS, Version 2021.14 Build 2024", Family.HYDRA),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.14 Build 2024", Family.INTEL),
         ("mpiexec (Open MPI) 5.0.11", Family.OPEN_MPI),
         ("mpirun (Open MPI) 4.1.4", Family.OPEN_MPI),
         ("PALS 1.3.4", Family.PALS),
