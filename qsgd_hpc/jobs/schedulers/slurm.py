@@ -32,6 +32,7 @@ REMEDIES = (
     ("Invalid --time", "Use --walltime such as 30m or 1:00:00."),
     ("Node count", "Use fewer --nodes, or another --queue."),
     ("Requested node configuration", "Use fewer --nodes or --ranks-per-node."),
+    ("More processors requested", "Use fewer --nodes or --ranks-per-node."),
     ("Invalid feature", "The profile's --constraint is not known here; see `sinfo -o %f`."),
     ("accounting/QOS policy", "Another --queue, fewer --nodes or a shorter --walltime may fit."),
 )
