@@ -43,13 +43,16 @@ BATCH_POLL_S = 15.0
     "--batch-size", default=128, help="Images per step: global (strong), per rank (weak)."
 )
 @click.option("--epochs", type=int, help="Passed on to the script. Default: the script's own.")
-@click.option("--ranks-per-node", type=int, help="Default: the site's (one per GPU).")
+@click.option("--ranks-per-node", type=int, help="Default: the site's, such as one per GPU.")
 @click.option("--walltime", help="Limit of each job, such as 30m or 1h30m. Default: the site's.")
 @click.option("--queue", help="Queue of every job.")
 @click.option("--account", help="Project that pays for the jobs.")
 @click.option("--filesystems", help="File systems that the jobs need, such as home,eagle.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Study folder. Default: see below."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Study folder. Default: scaling-results/<script>-<mode>.",
 )
 @click.option("--in-flight", type=click.IntRange(1), default=1, help="Jobs queued at a time.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before submitting to a batch system.")
@@ -67,9 +70,8 @@ def scale(script: Path, script_args: tuple[str, ...], **options: Any) -> None:
         from qsgd_hpc.scaling import record
         record("final", ranks=hvd.size(), images_per_s=..., test_accuracy=...)
 
-    The study lives in scaling-results/<script>-<mode>/ unless -o says otherwise. Run the same
-    command again to resume it: finished points are skipped, failed ones are tried again, and
-    nothing that was measured is lost.
+    Run the same command again to resume a study: finished points are skipped, failed ones are
+    tried again, and nothing that was measured is lost.
 
     \b
     On this machine:  qsgd-hpc scale --nodes 1,2 --bits 32,8,4 train.py

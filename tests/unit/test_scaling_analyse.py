@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qsgd_hpc.scaling.analyse import COLUMNS, analyse
@@ -24,6 +24,7 @@ def test_amdahls_law_is_recovered():
         assert rows[ranks, 32]["efficiency"] == pytest.approx(speedup / ranks)
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.floats(0, 1), st.integers(1, 4), st.sampled_from([(1, 2), (2, 4, 16), (3, 5)]))
 def test_a_speedup_is_never_above_amdahls(serial, per_node, nodes):
     whole = study(nodes=nodes, bits=(32, 8), ranks_per_node=per_node)
@@ -33,6 +34,7 @@ def test_a_speedup_is_never_above_amdahls(serial, per_node, nodes):
     for row in analysis.rows():
         truth = 1 / (serial + (1 - serial) / row["ranks"]) / first
         assert row["speedup"] == pytest.approx(truth)
+        assert row["efficiency"] == pytest.approx(truth * nodes[0] * per_node / row["ranks"])
 
 
 def test_perfect_weak_scaling_is_an_efficiency_of_one():
