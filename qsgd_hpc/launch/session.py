@@ -170,7 +170,8 @@ class Session:
             elif isinstance(event, Ended):
                 self._on_end(event)
             elif isinstance(event, Raw):
-                if len(self.ledger.started) < self.options.ranks or self.options.verbose:
+                starting = len(self.ledger.started) < self.options.ranks and self.kill_at_s is None
+                if starting or self.options.verbose:
                     self.sinks[True].write(MPIEXEC, event.data)
                 else:
                     self.remarks.append(event.data)

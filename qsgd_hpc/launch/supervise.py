@@ -152,7 +152,7 @@ class Supervisor:
         while self.is_pipe and not self.deaf and self._waiting_bytes():
             self.handle_signals()
             time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, 0.002)
+            pause_s = min(pause_s * 1.2, 0.001)
         while frame and not self.deaf:
             try:
                 frame = frame[os.write(2, frame) :]
