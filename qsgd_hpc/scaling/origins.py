@@ -53,19 +53,19 @@ def origins(measured: Sequence[Attempt]) -> Origins:
         ("Site", ", ".join(_distinct(_job(a).get("site") for a in measured))),
         ("Measured", " to ".join(_distinct([times[0][:19], times[-1][:19]])) if times else ""),
     ]
-    same = {
+    kinds = {
         "commit of the code": commits,
         "script": scripts,
         "processor": processors,
         "software": software,
         "MPI library": libraries,
     }
-    cautions = [
-        f"Mixed points: The {name} differs between them ({len(values)} versions), so differences "
-        "between points may come from that."
-        for name, values in same.items()
-        if len(values) > 1
-    ]
+    cautions = []
+    if mixed := [f"{name} ({len(v)} versions)" for name, v in kinds.items() if len(v) > 1]:
+        cautions.append(
+            f"Mixed points: Not all were measured with the same {', '.join(mixed)}, so differences "
+            "between points may come from that."
+        )
     if any((a.provenance.get("git") or {}).get("dirty") for a in measured):
         cautions.append(
             "Uncommitted changes: The script's repository differed from its commit when at least "

@@ -137,7 +137,7 @@ def test_a_failed_point_is_shown_with_its_log_and_only_it_is_tried_again(place):
     assert out.count(": job local-") == 1
     assert place.study.collection.read_bytes().startswith(before)
     assert [a.number for a in place.study.attempts()[0] if a.point.bits == 4] == [1, 2]
-    assert "Mixed points: The script differs" in (place.folder / "study/REPORT.md").read_text()
+    assert "the same script (2 versions)" in (place.folder / "study/REPORT.md").read_text()
 
 
 def test_ctrl_c_cancels_the_job_and_the_same_command_goes_on(place):
