@@ -11,7 +11,11 @@ __all__ = ["Job", "JobRequest", "JobState", "Progress"]
 
 
 class JobState(str, Enum):
-    """The seven states; a job that has reached one of the last five never leaves it."""
+    """The seven states. The last five are ends.
+
+    LOST is what can be seen now: nothing is left that runs the job, or its scheduler does not know
+    it. A scheduler that knows it again later corrects that; the other ends are for ever.
+    """
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"

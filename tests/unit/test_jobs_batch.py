@@ -115,7 +115,7 @@ def test_unreachable_scheduler_leaves_the_last_known_state(
 @pytest.mark.parametrize("recorded", ["qsub_no_account", "qsub_limits", "qsub_maxqueued"])
 def test_refused_pbs_job_leaves_no_record(replay: Replay, recorded: str) -> None:
     replay("qsub", f"pbs/{recorded}")
-    with pytest.raises(LaunchError, match=r"qsub refused the job: .*\n.*(Use|range)"):
+    with pytest.raises(LaunchError, match=r"qsub refused the job: .*\n.*([Uu]se|range)"):
         jobs.submit(request("polaris"))
     assert registry.ids() == []
 

@@ -142,7 +142,7 @@ def run_body(script: str, folder: Path) -> list[Any]:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(args=st.lists(WORD, max_size=5), value=WORD, name=FILE_NAME, folder_name=FILE_NAME)
 def test_any_argument_reaches_the_script_and_executes_nothing(
