@@ -83,7 +83,7 @@ comm = MPI.COMM_WORLD
 total = comm.allreduce(comm.rank)
 bits = os.environ.get("QSGD_BITS")
 # One write: the pasted dry run has nobody that keeps lines whole.
-sys.stdout.write(f"{comm.rank} {comm.size} {total} {bits} {sys.argv[1:]}\n")
+sys.stdout.write(f"{comm.rank} {comm.size} {total} {bits} {sys.argv[1:]}\\n")
 """
 
 
