@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import os
 import socket
 import sys
@@ -28,7 +29,7 @@ FILES = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-    "t10k-labels-idx1-ubyte": "ff7bcfcd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",
@@ -93,22 +94,20 @@ def read_idx(path: Path, magic: int) -> NDArray[np.uint8]:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be unpacked ({error}). {REMEDY}") from None
-    dimensions = magic & 0xFF
-    header = np.frombuffer(data[: 4 + 4 * dimensions], dtype=">u4")
-    if len(header) < 1 + dimensions or header[0] != magic:
-        begin = data[:4].hex(" ") or "nothing"
+    begin, header_bytes = magic.to_bytes(4, "big"), 4 + 4 * (magic & 0xFF)
+    if data[:4] != begin or len(data) < header_bytes:
         raise DataError(
-            f"{path}: expected an IDX file that begins with {magic.to_bytes(4, 'big').hex(' ')}, "
-            f"found {begin}. {REMEDY}"
+            f"{path}: expected an IDX file: {header_bytes} bytes of header that begin with "
+            f"{begin.hex(' ')}; found {len(data)} bytes: {data[:4].hex(' ')}. {REMEDY}"
         )
-    shape = tuple(int(length) for length in header[1:])
-    expected, found = int(np.prod(shape)), len(data) - header.nbytes
+    shape = tuple(int(length) for length in np.frombuffer(data[4:header_bytes], dtype=">u4"))
+    expected, found = math.prod(shape), len(data) - header_bytes
     if found != expected:
         raise DataError(
             f"{path}: its header promises {' x '.join(map(str, shape))} = {expected} bytes, "
             f"found {found}. {REMEDY}"
         )
-    return np.frombuffer(data, dtype=np.uint8, offset=header.nbytes).reshape(shape)
+    return np.frombuffer(data, dtype=np.uint8, offset=header_bytes).reshape(shape)
 
 
 def download(folder: Path, mirrors: Sequence[str] = MIRRORS) -> None:

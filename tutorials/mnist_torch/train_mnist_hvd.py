@@ -82,10 +82,8 @@ def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> i
         optimizer.load_state_dict(state["optimizer"])
         return int(state["epoch"])
     except Exception as error:  # torch raises many kinds; each means the same to the user
-        reason = str(error).partition("\n")[0]
-        return (
-            f"{path}: not a checkpoint of this network ({reason}). Delete it or leave out --resume."
-        )
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return f"{path}: not a checkpoint of this network ({reason}). Choose another file."
 
 
 def load_data(args: argparse.Namespace) -> mnist_data.DataSet:
