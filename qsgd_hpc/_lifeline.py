@@ -14,9 +14,11 @@ import struct
 import warnings
 from typing import Any
 
-__all__ = ["Peers", "connect"]
+__all__ = ["Peers", "connect", "forget"]
 
 Peers = list[tuple[int, int, str]]  # file descriptor, rank, "host nid0001, pid 4242"
+
+_open: list[int] = []  # what a forked child must close
 
 CONNECT_TIMEOUT_S = 20.0
 TOKEN_BYTES = 16
@@ -44,7 +46,7 @@ def connect(comm: Any) -> Peers:
                 stacklevel=2,
             )
         return []
-    _close_in_children([fd for fd, _, _ in peers])
+    _open.extend(fd for fd, _, _ in peers)
     return peers
 
 
@@ -110,14 +112,17 @@ def _detach(sock: socket.socket) -> int:
     return sock.detach()
 
 
-def _close_in_children(fds: list[int]) -> None:
-    owner = os.getpid()
+def forget() -> None:
+    """Note that the core has closed the sockets: their numbers may belong to others now."""
+    _open.clear()
 
-    def close() -> None:
-        if os.getppid() != owner:
-            return
-        for fd in fds:
-            with contextlib.suppress(OSError):
-                os.close(fd)
 
-    os.register_at_fork(after_in_child=close)
+def _close_open() -> None:
+    """In a forked child: give up the inherited sockets, once."""
+    for fd in _open:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_close_open)

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from qsgd_hpc import _mpi, env
+from qsgd_hpc import _lifeline, _mpi, env
 from qsgd_hpc.errors import UsageError
 
 __all__ = [
@@ -112,7 +112,6 @@ def _require_equal(comm: Any, settings: dict[str, Any]) -> None:
 
 def _build(mpi: _mpi.Mpi, comm: Any, settings: dict[str, Any]) -> Context:
     import qsgd_hpc._core as _core
-    from qsgd_hpc import _lifeline
 
     module = mpi.module
     rank, size = comm.Get_rank(), comm.Get_size()
@@ -156,6 +155,7 @@ def _shut_down(reason: str) -> None:
             return
         ended, _context = _context, None
     ended.engine.shutdown(reason)
+    _lifeline.forget()
     if ended.engine.aborted():
         _broken = True
     else:

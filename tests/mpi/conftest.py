@@ -1,0 +1,43 @@
+"""Tests here start real MPI ranks, once per Python in QSGD_TEST_PYTHON (and so per MPI).
+
+QSGD_TEST_PYTHON is a colon-separated list of interpreters, each with an MPI of its own; the default
+is the one that runs pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "python" in metafunc.fixturenames:
+        pythons = os.environ.get("QSGD_TEST_PYTHON", sys.executable).split(os.pathsep)
+        metafunc.parametrize("python", pythons, ids=lambda path: Path(path).parents[1].name)
+
+
+@pytest.fixture
+def run_ranks(python: str, tmp_path: Path):
+    """Return run(ranks, *command) that starts ranks through the command line."""
+
+    def run(
+        ranks: int, *command: str, timeout_s: float = 240, cwd: Path = ROOT, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("QSGD_", "OMP_"))}
+        return subprocess.run(
+            [python, "-m", "qsgd_hpc.cli", "run", "-np", str(ranks), *command],
+            cwd=cwd,
+            env={**clean, **environ},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    return run

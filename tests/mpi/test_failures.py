@@ -1,0 +1,178 @@
+"""What goes wrong on one rank ends in a clear error on all, never in a hang or a wrong number."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+PREAMBLE = """
+import os, signal, sys, time
+import torch
+import qsgd_hpc.torch as hvd
+hvd.init()
+me, last = hvd.rank(), hvd.size() - 1
+coded = hvd.Compression.qsgd(bits=4)
+def step(i, n=500_000):
+    return hvd.allreduce(torch.ones(n), name=f"layer{i % 3}", compression=coded)
+"""
+
+DIED_WITHIN_S = 30
+
+
+@pytest.fixture
+def play(run_ranks, python, tmp_path):
+    """Run a script on ranks; return the finished process and how long it took."""
+
+    def run(ranks: int, body: str, **environ: str):
+        script = tmp_path / "script.py"
+        script.write_text(PREAMBLE + body)
+        start_s = time.monotonic()
+        done = run_ranks(ranks, python, str(script), **environ)
+        return done, time.monotonic() - start_s
+
+    return run
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_is_named_by_the_others_and_ends_the_job(play, victim):
+    done, seconds = play(
+        3,
+        f"""
+for i in range(100_000):
+    step(i)
+    if i == 30 and me == {victim}:
+        os.kill(os.getpid(), signal.SIGKILL)
+""",
+    )
+    assert done.returncode == 128 + 9
+    assert f"rank {victim}" in done.stderr.splitlines()[-1]
+    assert "SIGKILL" in done.stderr
+    errors = [line for line in done.stderr.splitlines() if "RankFailedError" in line]
+    assert errors, done.stderr
+    assert all(f"rank {victim} (host" in line and "died" in line for line in errors)
+    assert seconds < DIED_WITHIN_S + 15  # starting Python and torch included
+
+
+def test_a_rank_that_computes_on_is_ended_too(play):
+    done, seconds = play(
+        2,
+        """
+if me == 1:
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(300)
+""",
+    )
+    assert done.returncode == 128 + 9
+    assert seconds < DIED_WITHIN_S + 15
+
+
+def test_an_exception_on_one_rank_ends_all_with_its_text(play):
+    done, _ = play(
+        3,
+        """
+for i in range(100_000):
+    if i == 30 and me == 1:
+        raise ValueError("bad batch in file 17")
+    step(i)
+""",
+    )
+    assert done.returncode == 1
+    assert "ValueError: bad batch in file 17" in done.stderr
+    assert "rank 1 left the job (it ended with ValueError: bad batch in file 17)" in done.stderr
+
+
+def test_a_rank_that_has_fewer_steps_is_named(play):
+    done, _ = play(2, "for i in range(10 - me):\n    step(i)\n")
+    assert done.returncode == 1
+    assert "rank 1 left the job (its script ended) without submitting tensor" in done.stderr
+
+
+def test_a_rank_stopped_for_a_while_is_not_taken_for_dead(play):
+    done, _ = play(
+        2,
+        """
+import subprocess
+for i in range(60):
+    step(i)
+    if i == 30 and me == 1:
+        subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+print("finished", me, flush=True)
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "finished 0" in done.stdout
+    assert "finished 1" in done.stdout
+
+
+def test_nan_on_one_rank_is_reported_by_all(play):
+    done, _ = play(
+        2,
+        """
+x = torch.ones(100, 100)
+if me == 1:
+    x[3, 4] = float("nan")
+hvd.allreduce(x, name="fc.weight", compression=coded)
+""",
+    )
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if "NonFiniteGradientError" in line]
+    assert len(errors) == 2
+    assert all("'allreduce.fc.weight'" in line and "rank(s) 1" in line for line in errors)
+
+
+def test_settings_that_differ_between_ranks_are_refused_at_init(run_ranks, python, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\n"
+        "rank = next(os.environ[n] for n in ('PMI_RANK', 'OMPI_COMM_WORLD_RANK')"
+        " if n in os.environ)\n"
+        "os.environ['QSGD_SEED'] = rank\n"
+        "import qsgd_hpc.torch as hvd\n"
+        "hvd.init()\n"
+    )
+    done = run_ranks(2, python, str(script))
+    assert done.returncode == 1
+    assert "QSGD_SEED is 1 on rank 1 and 0 on rank 0" in done.stderr
+
+
+def test_bad_settings_name_the_variable(play):
+    done, _ = play(2, "", QSGD_NORM="l3")
+    assert done.returncode == 1
+    assert "QSGD_NORM='l3': expected one of max, l2" in done.stderr
+
+
+def test_a_thread_level_that_is_too_low_is_named(run_ranks, python, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import mpi4py\n"
+        "mpi4py.rc.thread_level = 'serialized'\n"
+        "from mpi4py import MPI\n"
+        "import qsgd_hpc.torch as hvd\n"
+        "hvd.init()\n"
+    )
+    done = run_ranks(2, python, str(script))
+    assert done.returncode == 1
+    assert "MPI_THREAD_MULTIPLE" in done.stderr
+
+
+def test_a_forked_loader_does_not_hide_a_death(play):
+    """A data loader's process inherits the sockets; it must not keep the dead rank's alive."""
+    done, seconds = play(
+        2,
+        """
+if me == 1:
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(60)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+for i in range(100_000):
+    step(i)
+""",
+    )
+    assert done.returncode == 128 + 9
+    assert "rank 1 (host" in done.stderr
+    assert seconds < DIED_WITHIN_S + 15
