@@ -26,7 +26,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "list": ("qsgd_hpc.jobs.cli:list_jobs", "List your jobs, newest first."),
     "sites": ("qsgd_hpc.jobs.cli:sites", "List or show the site profiles."),
     "scale": ("qsgd_hpc.scaling.cli:scale", "Run a scaling study and write its report."),
-    "report": ("qsgd_hpc.scaling.cli:report", "Write the report of a study again from its records."),
+    "report": (
+        "qsgd_hpc.scaling.cli:report",
+        "Write the report of a study again from its records.",
+    ),
 }
 
 

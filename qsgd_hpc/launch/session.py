@@ -179,6 +179,8 @@ class Session:
     def _on_end(self, event: Ended) -> None:
         for sink in self.sinks.values():
             sink.close(event.rank)
+        if event.rank in {end.rank for end in self.ledger.ends}:
+            return  # a failure is told at once and again when the output has ended
         self.ledger.ends.append(event)
         if event.status != 0 and self.term_at_s is None:
             self.term_at_s = time.monotonic() + self.grace_s

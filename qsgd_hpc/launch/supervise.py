@@ -205,10 +205,16 @@ class Supervisor:
     def relay(self, pipes: list[int]) -> None:
         """Relay output until the rank has ended, its pipes are closed and its group is empty."""
         kinds = dict(zip(pipes, (OUT, ERR), strict=True))
+        told = False
         while True:
             # Dead group members vanish without a signal to us, so look again soon.
             ready, _, _ = select.select([*kinds, self.wake], [], [], 0.05 if self.kill_at_s else 5)
             self.handle_signals()
+            if self.status and not told:
+                # Said at once, and again at the end: a process that the rank left behind may hold
+                # its pipes open while other ranks fail because of it, and the first must be first.
+                told = True
+                self.send(END, b"%d" % self.status)
             for pipe in [fd for fd in ready if fd != self.wake]:
                 data = os.read(pipe, self.payload_bytes)
                 if data:

@@ -1,0 +1,98 @@
+"""Wheels, sdists and every kind of editable install carry the core and the data folders."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = [
+    "jobs/polaris.yaml",
+    "jobs/schema.json",
+    "templates/pbs.sh.j2",
+    "templates/macros.sh.j2",
+    "templates/report.html.j2",
+    "scaling/README.md",
+]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """Folder with the sdist and the wheel that was built from it, not from this tree."""
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", out, ROOT, cwd=out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def sources(built, tmp_path_factory) -> Path:
+    """The unpacked sdist: what a packager starts from."""
+    folder = tmp_path_factory.mktemp("sources")
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    return next(folder.iterdir())
+
+
+def environment(folder: Path) -> Path:
+    """Return the Python of a new environment that sees this one's packages behind its own."""
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    purelib = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder
+    ).strip()
+    line = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+    (Path(purelib) / "zz_first_environment.pth").write_text(line)
+    return python
+
+
+def test_sdist_carries_sources_and_data(built):
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert {*SHIPPED, "csrc/engine/engine.h", "csrc/bindings/module.cc", "LICENSE"} <= names
+    assert not [name for name in names if name.endswith((".pyc", ".so"))]
+
+
+def test_wheel_carries_every_module_and_the_data(built):
+    names = set(zipfile.ZipFile(next(built.glob("*.whl"))).namelist())
+    assert {f"qsgd_hpc/_data/{name}" for name in SHIPPED} <= names
+    modules = {str(p.relative_to(ROOT)) for p in (ROOT / "qsgd_hpc").rglob("*.py")}
+    assert modules <= names
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"qsgd_hpc"}
+
+
+@pytest.mark.parametrize("kind", ["wheel", "editable", "editable-strict"])
+def test_installed_package_finds_its_data(kind, built, sources, tmp_path):
+    python = environment(tmp_path / "env")
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+    if kind == "wheel":
+        run(*pip, next(built.glob("*.whl")), cwd=tmp_path)
+    else:
+        mode = kind.partition("-")[2]
+        settings = ["--config-settings", f"editable_mode={mode}"] if mode else []
+        run(*pip, "--no-build-isolation", *settings, "--editable", sources, cwd=tmp_path)
+    (tmp_path / "train.py").write_text("")
+    place = run(python, "-c", "import qsgd_hpc._core as c; print(c.__file__)", cwd=tmp_path)
+    assert not place.startswith(str(ROOT)), "this tree's package was found instead"
+    script = run(
+        *[python, "-m", "qsgd_hpc.cli", "submit", "--site", "polaris", "--account", "me"],
+        *["--nodes", "8", "--dry-run", "train.py"],
+        cwd=tmp_path,
+    )
+    assert "#PBS -l select=8:system=polaris" in script
+    stray = "import importlib.util as u; print([u.find_spec(n) for n in ('jobs', 'templates')])"
+    assert run(python, "-c", stray, cwd=tmp_path).strip() == "[None, None]"
