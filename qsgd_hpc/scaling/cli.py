@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from qsgd_hpc.jobs.sites import choose, find_host
 from qsgd_hpc.jobs.validate import fill
 from qsgd_hpc.jobs.words import minutes
 from qsgd_hpc.scaling.folder import StudyFolder
+from qsgd_hpc.scaling.plan import equal_threads
 from qsgd_hpc.scaling.study import BITS, MODES, Study, parse_counts
 
 __all__ = ["report", "scale"]
@@ -156,6 +159,9 @@ def _study(
     )
     try:
         study.check()
+        if site.scheduler == LOCAL:
+            cores = len(os.sched_getaffinity(0))
+            study = dataclasses.replace(study, threads=equal_threads(cores, study))
     except UsageError as error:
         faults += str(error).splitlines()
     if faults:

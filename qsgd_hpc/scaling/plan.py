@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qsgd_hpc.scaling import words
 from qsgd_hpc.scaling.study import Study
 
-__all__ = ["Point", "environment", "plan", "script_args"]
+__all__ = ["Point", "environment", "equal_threads", "plan", "script_args"]
 
 _ORDER_SEED = "qsgd-hpc scaling order 1"
 PLAIN_BITS = 32
@@ -66,9 +66,19 @@ def script_args(study: Study, point: Point) -> tuple[str, ...]:
     return (*study.script_args, option, str(study.batch_size), *epochs)
 
 
-def environment(point: Point, records: str) -> dict[str, str]:
+def environment(study: Study, point: Point, records: str) -> dict[str, str]:
     """Return the variables of a point's job; `records` is the file its records go to."""
-    return {"QSGD_BITS": str(point.bits), "QSGD_RECORDS": records}
+    threads = {} if study.threads is None else {"OMP_NUM_THREADS": str(study.threads)}
+    return {"QSGD_BITS": str(point.bits), "QSGD_RECORDS": records, **threads}
+
+
+def equal_threads(cores: int, study: Study) -> int:
+    """Return the threads of a rank when all nodes of a study are one machine with these cores.
+
+    Every size gives a rank the share of the largest one. Otherwise a single rank would take all
+    cores, and more ranks could only divide them: no study would show any speed-up.
+    """
+    return max(1, cores // (max(study.nodes) * study.ranks_per_node))
 
 
 def _shuffled(point: Point) -> str:

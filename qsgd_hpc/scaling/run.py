@@ -68,7 +68,7 @@ def request(study: Study, point: Point, records: Path) -> jobs.JobRequest:
         filesystems=study.filesystems,
         site=study.site,
         name=f"scale-n{point.nodes}-b{point.bits}",
-        env=environment(point, str(records)),
+        env=environment(study, point, str(records)),
         workdir=study.workdir,
     )
 

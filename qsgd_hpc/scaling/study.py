@@ -36,6 +36,7 @@ class Study:
         site: name of the site profile.
         workdir: absolute path of the folder that the jobs run in.
         walltime_min: limit of each job; None takes the site's default.
+        threads: OMP_NUM_THREADS of every rank where all nodes are one machine; None: the site's.
     """
 
     script: Path
@@ -53,6 +54,7 @@ class Study:
     queue: str | None = None
     account: str | None = None
     filesystems: tuple[str, ...] = ()
+    threads: int | None = None
 
     def check(self) -> None:
         """Raise a UsageError that names every fault of the definition, one per line."""

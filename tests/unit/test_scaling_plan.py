@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.plan import environment, plan, script_args
+from qsgd_hpc.scaling.plan import environment, equal_threads, plan, script_args
 from qsgd_hpc.scaling.study import BITS, Study, differences, parse_counts
 from tests.unit.scaling_samples import study
 
@@ -60,7 +60,15 @@ def test_the_scripts_own_arguments_come_first_and_stay_as_they_are():
 
 def test_bits_are_always_set_so_that_the_callers_environment_cannot_leak_in():
     for point in plan(study()):
-        assert environment(point, "r.jsonl")["QSGD_BITS"] == str(point.bits)
+        assert environment(study(), point, "r.jsonl")["QSGD_BITS"] == str(point.bits)
+
+
+def test_nodes_of_one_machine_share_its_cores_equally_at_every_size():
+    assert equal_threads(8, study(nodes=(1, 2, 4))) == 2
+    assert equal_threads(2, study(nodes=(1, 4))) == 1
+    shared = study(nodes=(1, 2), threads=4)
+    assert {environment(shared, p, "r.jsonl")["OMP_NUM_THREADS"] for p in plan(shared)} == {"4"}
+    assert "OMP_NUM_THREADS" not in environment(study(), plan(study())[0], "r.jsonl")
 
 
 def test_all_faults_of_a_definition_are_named_at_once(tmp_path):
