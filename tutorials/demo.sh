@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 
 epochs=3 bits=32,8,4
 if [ "${1:-}" = --short ]; then epochs=1 bits=32,4; fi
-export QSGD_HOME="$PWD/demo/jobs"
+export QSGD_HOME="$PWD/demo"
 script=tutorials/mnist_torch/train_mnist_hvd.py
 
 say() { printf '\n\033[1m%s\033[0m\n' "== $*"; }

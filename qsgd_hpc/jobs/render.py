@@ -87,7 +87,10 @@ def _formatted(word: str, fields: dict[str, int], tools: Tools) -> list[str]:
 def _variables(request: JobRequest, site: Site, fields: dict[str, int]) -> dict[str, str]:
     """Return the job's own variables; the user's have the last word."""
     threads = {"OMP_NUM_THREADS": str(fields["depth"])} if site.cores else {}
-    return {**threads, **site.env, **request.env}
+    gpus = {}
+    if site.gpu and site.gpu.set_in == "script":
+        gpus = {site.gpu.variable: ",".join(map(str, site.gpu.order))}
+    return {**gpus, **threads, **site.env, **request.env}
 
 
 def _launcher(

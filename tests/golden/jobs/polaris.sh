@@ -20,6 +20,7 @@ export OMP_NUM_THREADS=8
 export TMPDIR=/tmp
 
 mpiexec -n 32 --ppn 4 --depth=8 --cpu-bind depth \
+    --env CUDA_VISIBLE_DEVICES=3,2,1,0 \
     --env OMP_NUM_THREADS=8 \
     --env TMPDIR=/tmp \
     python /eagle/myproject/me/run/train_resnet34.py --epochs 3

@@ -22,6 +22,7 @@ export GREETING='say "hi" $USER
 `id`'
 
 mpiexec -n 32 --ppn 4 --depth=8 --cpu-bind depth \
+    --env CUDA_VISIBLE_DEVICES=3,2,1,0 \
     --env OMP_NUM_THREADS=8 \
     --env TMPDIR=/tmp \
     --env 'GREETING=say "hi" $USER
