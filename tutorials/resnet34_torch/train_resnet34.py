@@ -4,8 +4,9 @@
     qsgd-hpc run -np 2 --bits 4 train_resnet34.py --data DIR     # here, in the foreground
 
 As it stands this fits a laptop: without a GPU it trains a network a quarter as wide on 2,000 images
-for 3 epochs, on 8 ranks and two cores in about a minute. With a GPU it is the network of the paper
-and all images. DIR holds CIFAR-10 (see cifar_data.py); without it, scikit-learn's digits stand in.
+for 3 epochs, on 8 ranks and two cores in about two minutes. With a GPU it is the network of the
+paper and all images. DIR holds CIFAR-10 (see cifar_data.py); without it, scikit-learn's digits
+stand in.
 
 The eight steps are those of ../mnist_torch. Records (where QSGD_RECORDS names a file): one "epoch"
 after each epoch, one "final", whose images/s leaves out the first ten steps, or half of them in a
