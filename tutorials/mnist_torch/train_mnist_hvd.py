@@ -1,7 +1,7 @@
 """Train a small convolutional network on MNIST, on many ranks.
 
-    qsgd-hpc run -np 2 python train_mnist_hvd.py --data DIR            # 99.2% after 3 epochs
-    qsgd-hpc run -np 2 --bits 4 python train_mnist_hvd.py --data DIR   # 99.1%, 7.7 times fewer bytes
+    qsgd-hpc run -np 2 train_mnist_hvd.py --data DIR             # 99.2% after 3 epochs
+    qsgd-hpc run -np 2 --bits 4 train_mnist_hvd.py --data DIR    # 99.1%, 7.7 times fewer bytes
 
 This is train_mnist.py and eight steps, each marked where it happens. A global batch is made of the
 same images whatever the number of ranks, and its gradient is their mean exactly.
