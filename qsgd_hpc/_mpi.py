@@ -15,11 +15,11 @@ from qsgd_hpc.errors import UsageError
 
 __all__ = ["Mpi", "split_nodes", "start_mpi"]
 
-# Vendors as mpi4py names them. Handles are ints (MPICH and its kin share one ABI) or pointers.
-INT_HANDLES = frozenset(
-    {"MPICH", "MPICH2", "MPICH3", "MVAPICH", "MVAPICH2", "Intel MPI", "Microsoft MPI", "Cray MPICH"}
+# As mpi4py names them.
+KNOWN_VENDORS = frozenset(
+    {"MPICH", "MPICH2", "MPICH3", "MVAPICH", "MVAPICH2", "Intel MPI", "Cray MPICH"}
+    | {"Open MPI", "Spectrum MPI"}
 )
-POINTER_HANDLES = frozenset({"Open MPI", "Spectrum MPI"})
 
 
 @dataclass(frozen=True)
@@ -74,23 +74,22 @@ def _import_mpi(owned: bool) -> Any:
 
 
 def _pointer_handles(module: Any, library: str) -> bool:
+    """Tell whether handles are pointers (Open MPI, MPI 5's ABI) or ints (MPICH and its kin)."""
+    width = module._sizeof(module.COMM_WORLD)
+    found = {4: "int", 8: "pointer"}[width]
     vendor, _ = module.get_vendor()
     chosen = env.get("QSGD_MPI_ABI")
-    if chosen is None:
-        if vendor not in INT_HANDLES | POINTER_HANDLES:
-            raise UsageError(
-                f"unknown MPI library: {library} (vendor {vendor!r}). Known are "
-                f"{', '.join(sorted(INT_HANDLES | POINTER_HANDLES))}. If its MPI_Comm is an int "
-                "set QSGD_MPI_ABI=int, if it is a pointer QSGD_MPI_ABI=pointer."
-            )
-        chosen = "pointer" if vendor in POINTER_HANDLES else "int"
-    width = module._sizeof(module.COMM_WORLD)
-    if width != (8 if chosen == "pointer" else 4):
+    if chosen is None and vendor not in KNOWN_VENDORS:
         raise UsageError(
-            f"the handles of {library} have {width} bytes, which does not fit the ABI {chosen!r}; "
-            "unset QSGD_MPI_ABI, or reinstall mpi4py for this MPI"
+            f"unknown MPI library: {library} (vendor {vendor!r}). Known are "
+            f"{', '.join(sorted(KNOWN_VENDORS))}. Its handles have {width} bytes; set "
+            f"QSGD_MPI_ABI={found} to try it, and check the results with the contract tests."
         )
-    return bool(chosen == "pointer")
+    if chosen not in (None, found):
+        raise UsageError(
+            f"QSGD_MPI_ABI={chosen}, but the handles of {library} have {width} bytes; unset it"
+        )
+    return found == "pointer"
 
 
 def split_nodes(mpi: Mpi, comm: Any, ranks_per_node: int | None) -> tuple[int, int, int, int]:

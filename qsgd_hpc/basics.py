@@ -9,11 +9,12 @@ import atexit
 import os
 import sys
 import threading
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 from qsgd_hpc import _lifeline, _mpi, env
-from qsgd_hpc.errors import UsageError
+from qsgd_hpc.errors import RankFailedError, UsageError
 
 __all__ = [
     "Context",
@@ -51,12 +52,20 @@ class Context:
     local_size: int
     cross_rank: int
     cross_size: int
+    counters: Counter[str] = field(default_factory=Counter)
+    """How many unnamed things of each kind there were; equal on ranks that call alike."""
 
 
 _context: Context | None = None
 _lock = threading.Lock()
 _at_exit = False
-_broken = False  # a rank died: MPI cannot be finalised any more
+_owner_pid = 0  # who called init; a forked child inherits the context but not its threads
+# Contexts of jobs that lost a rank. They are never freed: MPI may still write to their memory, and
+# it cannot be finalised.
+_wrecks: list[Context] = []
+# After an error of its own, a rank waits so long for the others to notice before it ends the job.
+_PATIENCE_S = 5.0
+_REASON_BYTES = 1000
 _config_variables = (
     "QSGD_BITS",
     "QSGD_BUCKET_SIZE",
@@ -66,6 +75,8 @@ _config_variables = (
     "QSGD_NONFINITE",
     "QSGD_RANKS_PER_NODE",
     "QSGD_LIFELINE",
+    "QSGD_FUSION_BYTES",
+    "QSGD_STALL_WARNING_S",
 )
 
 
@@ -78,16 +89,26 @@ def init(comm: Any = None) -> None:
     Raises:
         UsageError: no usable MPI, or a QSGD_* variable that is wrong or differs between ranks.
     """
-    global _context, _at_exit
+    global _context, _at_exit, _owner_pid
     with _lock:
         if _context is not None:
             return
+        if _wrecks:
+            raise RankFailedError(
+                "a rank of this job has died, so its MPI cannot be used again; end this process "
+                "and start the job from its last checkpoint"
+            )
+        if comm is not None and not hasattr(comm, "Dup"):
+            raise UsageError(
+                f"init(comm={comm!r}): pass an mpi4py communicator, such as MPI.COMM_WORLD.Split()"
+            )
         settings = {name: env.get(name) for name in _config_variables}
         mpi = _mpi.start_mpi()
         own = (mpi.module.COMM_WORLD if comm is None else comm).Dup()
         own.Set_errhandler(mpi.module.ERRORS_RETURN)
         _require_equal(own, settings)
         _context = _build(mpi, own, settings)
+        _owner_pid = os.getpid()
         if not _at_exit:
             atexit.register(_leave)
             _at_exit = True
@@ -128,9 +149,9 @@ def _build(mpi: _mpi.Mpi, comm: Any, settings: dict[str, Any]) -> Context:
     )
     config = _core.EngineConfig(
         seed=settings["QSGD_SEED"],
-        fusion_bytes=env.get("QSGD_FUSION_BYTES"),
+        fusion_bytes=settings["QSGD_FUSION_BYTES"],
         nonfinite=settings["QSGD_NONFINITE"],
-        stall_warning_s=env.get("QSGD_STALL_WARNING_S"),
+        stall_warning_s=settings["QSGD_STALL_WARNING_S"],
         log=_warn,
     )
     engine = _core.Engine.over_mpi(facts, config)
@@ -145,19 +166,19 @@ def _warn(text: str) -> None:
 
 def shutdown() -> None:
     """Leave the job; returns when every rank has left. Harmless when not initialised."""
-    _shut_down("it called shutdown()")
+    _shut_down("it called shutdown()", patience_s=1e9)
 
 
-def _shut_down(reason: str) -> None:
-    global _context, _broken
+def _shut_down(reason: str, patience_s: float) -> None:
+    global _context
     with _lock:
         if _context is None:
             return
         ended, _context = _context, None
-    ended.engine.shutdown(reason)
+    ended.engine.shutdown(reason, patience_s)
     _lifeline.forget()
     if ended.engine.aborted():
-        _broken = True
+        _wrecks.append(ended)
     else:
         ended.comm.Free()
 
@@ -165,17 +186,21 @@ def _shut_down(reason: str) -> None:
 def _leave() -> None:
     """At exit: leave the job and finalise MPI, or skip MPI when another rank is dead."""
     failure = getattr(sys, "last_value", None)
+    if os.getpid() != _owner_pid:
+        return
     reason = f"it ended with {type(failure).__name__}: {failure}" if failure else "its script ended"
-    _shut_down(reason)
+    # An error may quote a file name that is not UTF-8, or a whole file.
+    reason = reason.encode("utf-8", "replace")[:_REASON_BYTES].decode("utf-8", "ignore")
+    _shut_down(reason, _PATIENCE_S if failure else 1e9)
     mpi4py = sys.modules["mpi4py"]
     if mpi4py.rc.finalize is not False:
         # The script imported mpi4py first, so mpi4py finalises MPI when the interpreter has gone;
         # with a dead rank it would wait for ever.
-        if _broken:
+        if _wrecks:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
-    elif not _broken:
+    elif not _wrecks:
         module = sys.modules["mpi4py.MPI"]
         if not module.Is_finalized():
             module.Finalize()
@@ -194,7 +219,19 @@ def context() -> Context:
     """
     if _context is None:
         raise UsageError("qsgd_hpc is not initialised on this rank; call hvd.init() first")
+    if os.getpid() != _owner_pid:
+        raise UsageError(
+            f"process {os.getpid()} was forked from rank {_context.rank} after hvd.init() and "
+            "cannot communicate; call hvd in the rank itself, not in a data loader's worker"
+        )
     return _context
+
+
+def next_number(kind: str) -> int:
+    """Return 0, 1, 2, ... for each kind of unnamed thing, from 0 again after ``init``."""
+    counters = context().counters
+    counters[kind] += 1
+    return counters[kind] - 1
 
 
 def rank() -> int:

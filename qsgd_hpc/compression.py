@@ -38,7 +38,7 @@ class Qsgd:
     min_elements: int = field(default_factory=lambda: env.get("QSGD_MIN_ELEMENTS"))
 
     def __post_init__(self) -> None:
-        if self.bits not in (2, 4, 8):
+        if not isinstance(self.bits, int) or self.bits not in (2, 4, 8):
             raise UsageError(f"qsgd(bits={self.bits!r}): choose 2, 4 or 8")
         size = self.bucket_size
         if not isinstance(size, int) or not 0 < size <= MAX_BUCKET or size % BUCKET_MULTIPLE:

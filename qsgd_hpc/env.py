@@ -40,8 +40,8 @@ def _one_of(*words: str) -> Callable[[str], str]:
 def _at_least(kind: type[int] | type[float], least: float) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         value = kind(text)
-        if not value >= least:
-            raise ValueError(f"expected at least {least:g}")
+        if not least <= value < 2**63:
+            raise ValueError(f"expected at least {least:g}, and less than 2^63")
         return value
 
     return parse

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,16 +29,24 @@ Min = Op("min")
 Max = Op("max")
 Product = Op("product")
 
-_unnamed = itertools.count()
+# What the core may still read or write, whether or not anybody waits for it.
+_in_flight: set[Handle] = set()
 
 
 class Handle:
-    """An operation under way. Keeps its tensors alive until it is waited for."""
+    """An operation under way.
+
+    Its tensors live until the core has done with them, even if the handle is dropped or the wait
+    interrupted; after a rank has died that is for ever, because MPI may still write to them.
+    """
 
     def __init__(self, core: Any, keep: Any, result: Callable[[], Any]) -> None:
         self._core = core
         self._keep = keep
         self._result = result
+        for old in [h for h in _in_flight if h._core.done() and not h._core.lost()]:
+            _in_flight.discard(old)
+        _in_flight.add(self)
 
     def done(self) -> bool:
         """Tell whether ``wait`` would return at once."""
@@ -52,8 +59,14 @@ class Handle:
             HorovodInternalError: the ranks disagree, a rank died, or a gradient is not finite.
         """
         self._core.wait()
-        self._keep = None
+        _in_flight.discard(self)
         return self._result()
+
+    def then(self, convert: Callable[[Any], Any]) -> Handle:
+        """Return this handle with its result converted."""
+        result = self._result
+        self._result = lambda: convert(result())
+        return self
 
 
 @dataclass(frozen=True)
@@ -69,7 +82,7 @@ class Buffer:
 
 def _name(kind: str, name: str | None) -> str:
     # Ranks number unnamed operations alike because they call them in one order.
-    return f"{kind}.{name}" if name else f"{kind}.noname.{next(_unnamed)}"
+    return f"{kind}.{name}" if name else f"{kind}.noname.{basics.next_number(kind)}"
 
 
 def allreduce(
@@ -118,7 +131,7 @@ def broadcast_object(obj: Any, root_rank: int, name: str | None) -> Any:
     """Return root_rank's ``obj`` on every rank; it must be picklable."""
     import numpy as np
 
-    label = name or f"object.{next(_unnamed)}"
+    label = name or f"object.{basics.next_number('object')}"
     mine = basics.rank() == root_rank
     data = np.frombuffer(pickle.dumps(obj), dtype=np.uint8).copy() if mine else None
     length = np.array([0 if data is None else data.size], dtype=np.int64)
@@ -140,4 +153,5 @@ def barrier() -> None:
 
     flag = np.zeros(1, dtype=np.int32)
     buffer = Buffer(flag.ctypes.data, flag.shape, "int32", flag)
-    allreduce(buffer, buffer, name=f"barrier.{next(_unnamed)}", op=Sum, result=lambda: None).wait()
+    name = f"barrier.{basics.next_number('barrier')}"
+    allreduce(buffer, buffer, name=name, op=Sum, result=lambda: None).wait()

@@ -44,16 +44,24 @@ EngineConfig make_config(uint64_t seed, size_t fusion_bytes, const std::string& 
           with_gil(std::move(log))};
 }
 
-std::unique_ptr<Engine> over_mpi(const MpiFacts& facts, EngineConfig config) {
+// The engine's thread may wait for the GIL to log while its destructor waits for the thread.
+struct DeleteWithoutGil {
+  void operator()(Engine* engine) const {
+    const py::gil_scoped_release no_gil;
+    delete engine;
+  }
+};
+using EnginePtr = std::unique_ptr<Engine, DeleteWithoutGil>;
+
+EnginePtr over_mpi(const MpiFacts& facts, EngineConfig config) {
   auto abort = std::make_shared<AbortFlag>();
   auto transport = make_mpi_transport(facts, abort);
-  return std::make_unique<Engine>(std::move(transport), std::move(abort), std::move(config));
+  return EnginePtr(new Engine(std::move(transport), std::move(abort), std::move(config)));
 }
 
-std::unique_ptr<Engine> over_threads(const std::shared_ptr<ThreadWorld>& world, int rank,
-                                     EngineConfig config) {
-  return std::make_unique<Engine>(std::make_unique<ThreadTransport>(world, rank),
-                                  world->abort_flag(), std::move(config));
+EnginePtr over_threads(const std::shared_ptr<ThreadWorld>& world, int rank, EngineConfig config) {
+  return EnginePtr(new Engine(std::make_unique<ThreadTransport>(world, rank), world->abort_flag(),
+                              std::move(config)));
 }
 
 std::shared_ptr<Handle> allreduce(Engine& engine, const std::string& name, std::uintptr_t in,
@@ -139,9 +147,10 @@ void bind_engine(py::module_& m) {
 
   py::class_<Handle, std::shared_ptr<Handle>>(m, "Handle")
       .def("done", &Handle::done)
+      .def("lost", &Handle::lost)
       .def("wait", &wait, "Wait until the operation is complete; raise what it ended with.");
 
-  py::class_<Engine>(m, "Engine")
+  py::class_<Engine, EnginePtr>(m, "Engine")
       .def_static("over_mpi", &over_mpi, py::arg("facts"), py::arg("config"))
       .def_static("over_threads", &over_threads, py::arg("world"), py::arg("rank"),
                   py::arg("config"))
@@ -159,7 +168,7 @@ void bind_engine(py::module_& m) {
             engine.watch(std::move(list), grace_s);
           },
           py::arg("peers"), py::arg("grace_s"), NoGil())
-      .def("shutdown", &Engine::shutdown, py::arg("reason"), NoGil())
+      .def("shutdown", &Engine::shutdown, py::arg("reason"), py::arg("patience_s") = 1e9, NoGil())
       .def("abort", &Engine::abort, py::arg("message"), NoGil())
       .def("aborted", &Engine::aborted)
       .def("stats", &stats)

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "collectives/schedule.h"
+#include "common/kept.h"
 
 namespace qsgd {
 namespace {
@@ -76,8 +77,8 @@ void ring_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
                     const ReduceArgs& args) {
   const int size = transport.size(), rank = transport.rank();
   const size_t element = facts(args.dtype).size;
-  std::vector<char> buffer;
-  const std::vector<Chunk> chunks = lay_out(tensors, size, element, buffer);
+  KeptOnFailure<std::vector<char>> buffer;
+  const std::vector<Chunk> chunks = lay_out(tensors, size, element, *buffer);
   for_each_part(tensors, chunks, element, [&](ReduceTensor& t, const Range& range, char* at) {
     const char* from = static_cast<const char*>(t.in) + range.begin * element;
     t.input_finite &= scale_copy(at, from, range.size(), args.dtype, args.prescale, 1);
@@ -88,11 +89,12 @@ void ring_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
   };
   size_t largest = 0;
   for (const Chunk& c : chunks) largest = std::max(largest, c.count);
-  std::vector<char> incoming(size > 1 ? largest * element : 0);
+  KeptOnFailure<std::vector<char>> incoming;
+  if (size > 1) incoming->resize(largest * element);
   for (int step = 0; step < size - 1; ++step) {
     const Chunk& mine = chunk(rank - step - 2);
-    exchange(transport, Tag::kData, chunk(rank - step - 1), incoming.data(), mine.count, element);
-    reduce_into(mine.data, incoming.data(), mine.count, args.dtype, args.op);
+    exchange(transport, Tag::kData, chunk(rank - step - 1), incoming->data(), mine.count, element);
+    reduce_into(mine.data, incoming->data(), mine.count, args.dtype, args.op);
   }
   for (int step = 0; step < size - 1; ++step) {
     const Chunk& next = chunk(rank - step - 1);

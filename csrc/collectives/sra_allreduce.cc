@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "collectives/schedule.h"
+#include "common/kept.h"
 #include "quant/wire.h"
 
 namespace qsgd {
@@ -51,6 +52,7 @@ Chunk chunk_of(const std::vector<ReduceTensor>& tensors, const QuantSpec& spec, 
 }
 
 using Message = std::vector<uint8_t>;
+using Messages = std::vector<Message>;  // by rank
 
 float norm_in(const Message& message, const Bucket& bucket) {
   float norm;
@@ -81,23 +83,23 @@ class Sra {
 
   void run() {
     const std::vector<int> peers = others();
-    std::vector<Message> contributions(static_cast<size_t>(size_)), outgoing = contributions;
-    std::vector<RequestPtr> receives(static_cast<size_t>(size_)), sends;
-    for (const int peer : peers) receives[at(peer)] = receive(peer, mine(), contributions);
+    KeptOnFailure<Messages> contributions(Messages(at(size_))), outgoing(Messages(at(size_))),
+        results(Messages(at(size_)));
+    std::vector<RequestPtr> receives(at(size_)), sends;
+    for (const int peer : peers) receives[at(peer)] = receive(peer, mine(), *contributions);
     for (const int peer : peers) {
-      outgoing[at(peer)] = encode_inputs(chunks_[at(peer)]);
-      send(peer, outgoing[at(peer)], sends);
+      (*outgoing)[at(peer)] = encode_inputs(chunks_[at(peer)]);
+      send(peer, (*outgoing)[at(peer)], sends);
     }
-    for (const int peer : peers) finish(receives[at(peer)], contributions, mine(), peer);
+    for (const int peer : peers) finish(receives[at(peer)], *contributions, mine(), peer);
     transport_.wait(sends);
 
-    std::vector<Message> results(static_cast<size_t>(size_));
-    for (const int peer : peers) receives[at(peer)] = receive(peer, chunks_[at(peer)], results);
-    results[at(rank_)] = sum_and_encode(contributions);
-    for (const int peer : peers) send(peer, results[at(rank_)], sends);
+    for (const int peer : peers) receives[at(peer)] = receive(peer, chunks_[at(peer)], *results);
+    (*results)[at(rank_)] = sum_and_encode(*contributions);
+    for (const int peer : peers) send(peer, (*results)[at(rank_)], sends);
     for (const int peer : peers) {
-      finish(receives[at(peer)], results, chunks_[at(peer)], peer);
-      decode_result(results[at(peer)], chunks_[at(peer)]);
+      finish(receives[at(peer)], *results, chunks_[at(peer)], peer);
+      decode_result((*results)[at(peer)], chunks_[at(peer)]);
     }
     transport_.wait(sends);
   }
@@ -113,7 +115,7 @@ class Sra {
     return peers;
   }
 
-  RequestPtr receive(int peer, const Chunk& chunk, std::vector<Message>& into) {
+  RequestPtr receive(int peer, const Chunk& chunk, Messages& into) {
     if (chunk.bytes == 0) return nullptr;
     into[at(peer)].resize(chunk.bytes);
     return transport_.irecv(peer, Tag::kData, into[at(peer)].data(), chunk.bytes);
@@ -124,7 +126,7 @@ class Sra {
     sends.push_back(transport_.isend(peer, Tag::kData, message.data(), message.size()));
   }
 
-  void finish(RequestPtr& request, const std::vector<Message>& from, const Chunk& chunk, int peer) {
+  void finish(RequestPtr& request, const Messages& from, const Chunk& chunk, int peer) {
     if (request == nullptr) return;
     transport_.wait(request);
     verify(from[at(peer)].data(), chunk.bytes, spec_, chunk.pieces, chunk.count, peer);
@@ -149,7 +151,7 @@ class Sra {
   }
 
   // The owner's part: bucket by bucket, so that the sum never leaves the first-level cache.
-  Message sum_and_encode(const std::vector<Message>& contributions) {
+  Message sum_and_encode(const Messages& contributions) {
     const Chunk& chunk = mine();
     Message message(chunk.bytes);
     std::vector<float> sum(spec_.bucket);

@@ -51,7 +51,7 @@ void Coordinator::submit(int rank, Submission submission) {
 }
 
 void Coordinator::leave(int rank, const std::string& reason) {
-  left_.emplace(rank, reason);
+  left_.emplace_back(rank, reason);
   fail_unreachable();
 }
 

@@ -55,7 +55,7 @@ class Coordinator {
   std::map<std::string, Pending> pending_;
   std::deque<Submission> ready_;
   std::vector<Response> failed_;
-  std::map<int, std::string> left_;  // rank -> reason
+  std::vector<std::pair<int, std::string>> left_;  // rank and reason, the first cause first
 };
 
 }  // namespace qsgd

@@ -30,12 +30,9 @@ Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> 
       thread_([this] { run(); }) {}
 
 Engine::~Engine() {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    stop_now_ = true;
-  }
-  abort("the engine was destroyed");
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  give_up("rank " + std::to_string(rank()) + " stopped without leaving the job");
+  thread_.join();
 }
 
 std::shared_ptr<Handle> Engine::submit(Submission submission, const void* in, void* out) {
@@ -71,19 +68,28 @@ std::shared_ptr<Handle> Engine::submit(Submission submission, const void* in, vo
     }
     fresh_.push_back(std::move(submission));
   }
-  changed_.notify_one();
+  changed_.notify_all();
   return handle;
 }
 
-void Engine::shutdown(const std::string& reason) {
+void Engine::shutdown(const std::string& reason, double patience_s) {
+  if (!thread_.joinable()) return;
+  bool in_time;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     leaving_ = true;
-    reason_ = reason;
+    reason_ = reason.substr(0, kMaxName);
+    changed_.notify_all();
+    in_time = changed_.wait_for(lock, Seconds(patience_s), [this] { return ended_; });
   }
-  changed_.notify_one();
-  if (thread_.joinable()) thread_.join();
-  if (lifeline_) lifeline_->close();
+  if (!in_time) give_up("rank " + std::to_string(rank()) + " left the job (" + reason + ")");
+  thread_.join();
+  if (lifeline_) lifeline_->close(in_time);
+}
+
+void Engine::give_up(const std::string& message) {
+  if (lifeline_) lifeline_->announce(message);
+  abort(message);
 }
 
 void Engine::abort(const std::string& message) {
@@ -91,7 +97,7 @@ void Engine::abort(const std::string& message) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
   }  // not between a sleeper's look and its sleep
-  changed_.notify_one();
+  changed_.notify_all();
 }
 
 void Engine::watch(std::vector<Lifeline::Peer> peers, double grace_s) {
@@ -123,6 +129,9 @@ void Engine::run() {
     abort_->raise(error.what());
   }
   fail_all(abort_->raised() ? abort_->message() : "the engine has shut down");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
 }
 
 // One round: hand in what is new, hear the others, carry out what is ready. True if any happened.
@@ -150,7 +159,7 @@ void Engine::rest(bool busy) {
   if (busy) return backoff_.reset();
   std::unique_lock<std::mutex> lock(mutex_);
   const bool waiting = !entries_.empty() || left_;
-  const auto work = [this] { return !fresh_.empty() || leaving_ || stop_now_ || abort_->raised(); };
+  const auto work = [this] { return !fresh_.empty() || leaving_ || abort_->raised(); };
   if (!waiting && !work()) {
     if (rank() == 0) {
       changed_.wait_for(lock, kCoordinatorNap, work);
@@ -179,7 +188,7 @@ void Engine::hand_in(std::vector<Submission> fresh, bool leaving) {
   if (!items.empty()) messenger_.send(0, FrameType::kSubmissions, items);
   if (leaving) {
     Writer item;
-    item.put(reason_.substr(0, kMaxName));
+    item.put(reason_);
     messenger_.send(0, FrameType::kLeave, {item.bytes()});
   }
 }
@@ -264,20 +273,27 @@ void Engine::reduce(std::vector<Entry*>& entries) {
     stats_.allreduces += entries.size();
     ++stats_.fused;
   }
-  if (first.check_finite && config_.nonfinite != NonFinite::kPropagate)
-    settle_nonfinite(entries, tensors);
-  for (const Entry* entry : entries) complete(std::string(entry->submission.name), {}, {});
+  std::vector<std::string> faults(entries.size());
+  if (first.check_finite && config_.nonfinite != NonFinite::kPropagate) {
+    faults = find_nonfinite(entries, tensors);
+  }
+  // Completing an entry frees it, so its name is copied first.
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const std::string name = entries[i]->submission.name;
+    complete(name, faults[i].empty() ? ErrorKind::kNone : ErrorKind::kNonFinite, faults[i]);
+  }
 }
 
-// The results are equal everywhere, so every rank comes here with the same bad tensors; which rank
-// they came from takes one more small exchange.
-void Engine::settle_nonfinite(std::vector<Entry*>& entries,
-                              const std::vector<ReduceTensor>& tensors) {
+// Returns a message for every tensor that must fail. The results are equal everywhere, so every
+// rank comes here with the same bad tensors; whose they were takes one more small exchange.
+std::vector<std::string> Engine::find_nonfinite(const std::vector<Entry*>& entries,
+                                                const std::vector<ReduceTensor>& tensors) {
+  std::vector<std::string> faults(entries.size());
   std::vector<size_t> bad;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].result_finite) bad.push_back(i);
   }
-  if (bad.empty()) return;
+  if (bad.empty()) return faults;
   const auto ranks = static_cast<size_t>(size());
   std::vector<int32_t> guilty(bad.size() * ranks, 0);
   for (size_t b = 0; b < bad.size(); ++b) {
@@ -290,19 +306,19 @@ void Engine::settle_nonfinite(std::vector<Entry*>& entries,
     for (size_t r = 0; r < ranks; ++r) {
       if (guilty[b * ranks + r]) from += (from.empty() ? "" : ", ") + std::to_string(r);
     }
-    const std::string name = entries[bad[b]]->submission.name;
     const std::string message =
-        "tensor '" + name + "' holds NaN or Inf after allreduce; " +
+        "tensor '" + entries[bad[b]]->submission.name + "' holds NaN or Inf after allreduce; " +
         (from.empty() ? "every rank's own values were finite, so the sum overflowed"
                       : "the values came from rank(s) " + from) +
         ". Lower the learning rate or scale the loss; QSGD_NONFINITE=warn or =propagate lets "
         "training go on (a loss scaler needs propagate).";
     if (config_.nonfinite == NonFinite::kError) {
-      complete(name, ErrorKind::kNonFinite, message);
+      faults[bad[b]] = message;
     } else if (rank() == 0 && config_.log) {
       config_.log(message);
     }
   }
+  return faults;
 }
 
 void Engine::complete(const std::string& name, ErrorKind kind, const std::string& message) {

@@ -43,7 +43,7 @@ class Engine {
  public:
   Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> abort,
          EngineConfig config);
-  ~Engine();  // abandons what is pending
+  ~Engine();  // without shutdown(): gives the job up
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -52,8 +52,10 @@ class Engine {
   std::shared_ptr<Handle> submit(Submission submission, const void* in, void* out);
 
   // Leaves the job: pending operations that other ranks do not share fail, and the call returns
-  // when every rank has left. `reason` is what others read if they still wait for this rank.
-  void shutdown(const std::string& reason);
+  // when every rank has left. `reason` (UTF-8) is what others read if they still wait for this
+  // rank. If some rank stays longer than `patience_s`, the job is given up: that is for a rank
+  // that failed while others compute or sit in a call of their own.
+  void shutdown(const std::string& reason, double patience_s);
   // Fails everything now, on this rank; the engine is unusable afterwards.
   void abort(const std::string& message);
 
@@ -82,8 +84,10 @@ class Engine {
   void answer();
   void carry_out(const Response& response);
   void reduce(std::vector<Entry*>& entries);
-  void settle_nonfinite(std::vector<Entry*>& entries, const std::vector<ReduceTensor>& tensors);
+  std::vector<std::string> find_nonfinite(const std::vector<Entry*>& entries,
+                                          const std::vector<ReduceTensor>& tensors);
   void complete(const std::string& name, ErrorKind kind, const std::string& message);
+  void give_up(const std::string& message);
   void fail_all(const std::string& message);
   void warn_of_stalls();
 
@@ -103,7 +107,7 @@ class Engine {
   std::map<std::string, Entry> entries_;
   std::vector<Submission> fresh_;
   bool leaving_ = false;
-  bool stop_now_ = false;
+  bool ended_ = false;  // the thread does nothing more
   std::string reason_;
   EngineStats stats_;
 

@@ -21,6 +21,12 @@ class Handle {
     return done_;
   }
 
+  // True when it ended with the job: MPI may still write to its memory, for ever.
+  bool lost() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return kind_ == ErrorKind::kRankFailed;
+  }
+
   // True once done; false after `timeout`.
   bool wait_for(std::chrono::milliseconds timeout) const {
     std::unique_lock<std::mutex> lock(mutex_);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 
@@ -58,16 +59,16 @@ Lifeline::Lifeline(int rank, std::vector<Peer> peers,
 }
 
 Lifeline::~Lifeline() {
-  close();
+  close(false);
   ::close(wake_[0]);
   ::close(wake_[1]);
 }
 
 void Lifeline::announce(const std::string& reason) { send_to_all(kFailure, reason, rank_); }
 
-void Lifeline::close() {
+void Lifeline::close(bool goodbye) {
   if (!thread_.joinable()) return;
-  send_to_all(kGoodbye, "", rank_);
+  if (goodbye) send_to_all(kGoodbye, "", rank_);
   const char end = 0;
   while (write(wake_[1], &end, 1) < 0 && errno == EINTR) {
   }
@@ -125,9 +126,14 @@ void Lifeline::watch() {
 }
 
 void Lifeline::enforce(const std::string& loss) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(grace_s_ * 1000));
   pollfd wake{wake_[0], POLLIN, 0};
-  const bool ended = poll(&wake, 1, static_cast<int>(grace_s_ * 1000)) > 0;
-  if (ended || noticed_()) return;
+  while (Clock::now() < end) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
+    if (poll(&wake, 1, static_cast<int>(left.count()) + 1) > 0) return;
+  }
+  if (noticed_()) return;
   const std::string line = "qsgd-hpc: rank " + std::to_string(rank_) + " ends because " + loss +
                            " (This rank called no collective in the meantime.)\n";
   (void)!write(STDERR_FILENO, line.data(), line.size());

@@ -28,8 +28,8 @@ class Lifeline {
 
   // Tells the other ranks that this one cannot go on, and why.
   void announce(const std::string& reason);
-  // Says goodbye: closing is no loss any more.
-  void close();
+  // Ends the watch; after a goodbye, closing is no loss to the others.
+  void close(bool goodbye);
 
  private:
   void watch();

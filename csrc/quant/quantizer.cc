@@ -13,6 +13,7 @@ namespace {
 
 constexpr uint32_t kMagnitude = 0x7fffffffu;
 constexpr uint32_t kInfinity = 0x7f800000u;
+constexpr float kSmall = std::numeric_limits<float>::min() * 256;  // a level of it is normal
 
 // The largest magnitude as an integer: ordered like the floats, with Inf and NaN above all others,
 // so that one pass finds both the norm and any element that is not finite.
@@ -98,12 +99,20 @@ QSGD_INLINE void decode(float norm, const uint8_t* codes, size_t count, const Qu
                         float* out) {
   const int levels = spec.levels();
   const float unit = norm / static_cast<float>(levels);
+  // Where float32 is coarse or ends, unit times level could overflow or be far from the norm.
+  const bool extreme = norm < kSmall || norm > std::numeric_limits<float>::max() / 2;
   const size_t tile_bytes = spec.code_bytes(kTile);
   for (size_t begin = 0; begin < count; begin += kTile, codes += tile_bytes) {
     uint8_t code[kTile];
     unpack_tile(codes, spec.bits, code);
     float value[kTile];
-    for (int i = 0; i < kTile; ++i) value[i] = static_cast<float>(int{code[i]} - levels) * unit;
+    if (extreme) {
+      for (int i = 0; i < kTile; ++i) {
+        value[i] = static_cast<float>(double(int{code[i]} - levels) * double{norm} / levels);
+      }
+    } else {
+      for (int i = 0; i < kTile; ++i) value[i] = static_cast<float>(int{code[i]} - levels) * unit;
+    }
     float* to = out + begin;
     if (count - begin >= kTile) {
       for (int i = 0; i < kTile; ++i) to[i] = Add ? to[i] + value[i] : value[i];

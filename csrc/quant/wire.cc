@@ -75,6 +75,7 @@ void verify(const uint8_t* message, size_t size, const QuantSpec& spec, size_t p
   expect("magic number", h.magic, kMagic);
   expect("format version", h.version, kVersion);
   expect("bits", h.bits, static_cast<uint64_t>(spec.bits));
+  expect("reserved byte", h.reserved, 0);
   expect("norm", h.norm, static_cast<uint64_t>(spec.norm));
   expect("bucket size", h.bucket, spec.bucket);
   expect("number of tensors", h.pieces, pieces);

@@ -9,7 +9,7 @@ import torch
 from qsgd_hpc import ops
 from qsgd_hpc.compression import Qsgd
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.ops import Average, Handle, Op, Sum
+from qsgd_hpc.ops import Average, Handle, Max, Min, Op, Product, Sum
 from qsgd_hpc.torch.compression import NoneCompressor
 
 __all__ = [
@@ -50,6 +50,35 @@ def _choose_op(op: Op | None, average: bool | None) -> Op:
     return Average if average else Sum
 
 
+_NARROW = {torch.uint8, torch.int8, torch.int16, torch.int32}
+
+
+def _op_for(dtype: torch.dtype, op: Op) -> Op:
+    """Return the reduction that keeps booleans 0 or 1: any for a sum, all for a product."""
+    if dtype != torch.bool:
+        return op
+    if op is Average:
+        raise UsageError(
+            "bool tensors have no average; pass op=hvd.Sum (any rank) or tensor.float()"
+        )
+    return {Sum: Max, Product: Min}.get(op, op)
+
+
+def _deliver(
+    result: torch.Tensor, tensor: torch.Tensor, output: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the result where and as the caller wants it."""
+    if output is None:
+        return result.to(device=tensor.device, dtype=tensor.dtype)
+    same = (result.data_ptr(), result.dtype, result.shape, result.stride()) == (
+        output.data_ptr(), output.dtype, output.shape, output.stride()
+    )  # fmt: skip
+    if not same:  # a compressor may return anything
+        with torch.no_grad():
+            output.copy_(result)
+    return output
+
+
 def _start(
     tensor: torch.Tensor,
     output: torch.Tensor | None,
@@ -63,6 +92,11 @@ def _start(
 ) -> Handle:
     """Start a reduction into ``output``, or into a new tensor."""
     source = _on_host(tensor)
+    op = _op_for(tensor.dtype, op)
+    if op is Average and tensor.dtype in _NARROW:
+        # Their sum could wrap before it is divided.
+        wide = _start(source.long(), None, name, op, prescale_factor, postscale_factor, compression)
+        return wide.then(lambda mean: _deliver(mean, tensor, output))
     coding = None
     context = None
     compressor = compression
@@ -80,13 +114,7 @@ def _start(
 
     def result() -> torch.Tensor:
         back = compressor.decompress(reduced, context)
-        if output is None:
-            new: torch.Tensor = back.to(device=tensor.device, dtype=tensor.dtype)
-            return new
-        if not in_place:
-            with torch.no_grad():
-                output.copy_(back)
-        return output
+        return _deliver(back, tensor, output)
 
     return ops.allreduce(
         buffer_of(travelling),
@@ -181,14 +209,12 @@ def allreduce_(
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
     """Start replacing ``tensor`` by root_rank's."""
     host = _on_host(tensor)
+    parts = torch.view_as_real(host.resolve_conj()) if host.is_complex() else host
 
     def result() -> torch.Tensor:
-        if host.data_ptr() != tensor.data_ptr():
-            with torch.no_grad():
-                tensor.copy_(host)
-        return tensor
+        return _deliver(host, tensor, tensor)
 
-    return ops.broadcast(buffer_of(host), root_rank=root_rank, name=name, result=result)
+    return ops.broadcast(buffer_of(parts), root_rank=root_rank, name=name, result=result)
 
 
 def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import torch
 
 from qsgd_hpc import basics
-from qsgd_hpc._base.pending import PendingGradients
-from qsgd_hpc.compression import from_environment
+from qsgd_hpc.compression import Qsgd, from_environment
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.ops import Average, Op, Sum
 from qsgd_hpc.torch.compression import NoneCompressor
-from qsgd_hpc.torch.ops import allreduce_gradient_async
+from qsgd_hpc.torch.gradients import GradientReducer
+from qsgd_hpc.torch.ops import allreduce
 
 __all__ = ["DistributedOptimizer"]
 
@@ -22,14 +23,15 @@ __all__ = ["DistributedOptimizer"]
 class _Distributed(torch.optim.Optimizer):
     """What a wrapped optimizer does besides its own step."""
 
-    _pending: PendingGradients
-    _hooks: list[Any]
+    _reducer: GradientReducer
+    _op: Op
+    _unwrapped: Any
     _synchronized: bool
     _skip: bool
 
     def synchronize(self) -> None:
         """Wait until every gradient is averaged; for clipping before ``step``."""
-        self._pending.finish(_give_zero_gradient)
+        self._reducer.finish()
         self._synchronized = True
 
     @contextmanager
@@ -41,26 +43,31 @@ class _Distributed(torch.optim.Optimizer):
         finally:
             self._skip = False
 
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Average the gradients, then do the wrapped optimizer's step."""
         if not self._skip and basics.size() > 1:
-            if self._synchronized:
-                raise UsageError(
-                    "step() after synchronize() would average the gradients twice; write "
-                    "'with optimizer.skip_synchronize(): optimizer.step()'"
-                )
             if closure is not None:
                 closure = self._averaging(closure)
+            elif self._synchronized and not self._reducer.fresh:
+                warnings.warn(
+                    "step() after synchronize(): the gradients are averaged already and are used "
+                    "as they are; say so with 'with optimizer.skip_synchronize():'",
+                    stacklevel=2,
+                )
             else:
-                self._pending.finish(_give_zero_gradient)
+                self._reducer.finish()
         self._synchronized = False
+        # A scheduler that was built on the unwrapped optimizer looks there for this mark.
+        self._unwrapped._opt_called = True
         return super().step(closure)
 
-    def _averaging(self, closure: Callable[[], float]) -> Callable[[], float]:
-        def averaged() -> float:
+    def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Average what a closure returns, too: a line search must decide alike on every rank."""
+
+        def averaged() -> Any:
             loss = closure()
-            self._pending.finish(_give_zero_gradient)
-            return loss
+            self._reducer.finish()
+            return allreduce(torch.as_tensor(loss).detach(), name="closure.loss", op=self._op)
 
         return averaged
 
@@ -70,45 +77,19 @@ class _Distributed(torch.optim.Optimizer):
         Raises:
             UsageError: between ``backward`` and ``step``, while they are being averaged.
         """
-        if self._pending.any:
+        if self._reducer.busy:
             raise UsageError(
                 "zero_grad() while gradients are being averaged: call it after step(), or call "
                 "synchronize() first"
             )
+        self._synchronized = False
         super().zero_grad(set_to_none)
 
-
-def _give_zero_gradient(parameter: torch.Tensor) -> None:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-
-
-def _names(
-    optimizer: torch.optim.Optimizer,
-    named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
-) -> dict[torch.Tensor, str]:
-    """Return a unique name for every parameter of the optimizer.
-
-    Raises:
-        UsageError: names are doubled, or some parameter has none.
-    """
-    owned = [p for group in optimizer.param_groups for p in group["params"]]
-    if named_parameters is None:
-        return {p: f"gradient.{i}" for i, p in enumerate(owned)}
-    pairs = list(named_parameters)
-    texts = [name for name, _ in pairs]
-    doubled = sorted({name for name in texts if texts.count(name) > 1})
-    if doubled:
-        raise UsageError(f"named_parameters has these names more than once: {', '.join(doubled)}")
-    names = {parameter: f"gradient.{name}" for name, parameter in pairs}
-    lost = [tuple(p.shape) for p in owned if p not in names]
-    if lost:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(
-            f"named_parameters lacks {len(lost)} of the optimizer's {len(owned)} parameters "
-            f"(shapes {', '.join(map(str, lost[:5]))}); pass model.named_parameters() of the same "
-            "model"
+            "a distributed optimizer cannot be copied or pickled; save optimizer.state_dict() and "
+            "load it into a new one"
         )
-    return {p: names[p] for p in owned}
 
 
 def DistributedOptimizer(
@@ -121,7 +102,7 @@ def DistributedOptimizer(
     """Wrap an optimizer so that every step uses the average of all ranks' gradients.
 
     Each gradient is handed over as soon as the backward pass has completed it, so communication
-    overlaps with computing. Build learning-rate schedulers on the returned optimizer.
+    overlaps with computing.
 
     Args:
         optimizer: any torch optimizer; its parameter groups and state are taken over.
@@ -136,27 +117,31 @@ def DistributedOptimizer(
     Raises:
         UsageError: names doubled or missing, or arguments out of range.
     """
+    if isinstance(optimizer, _Distributed):
+        raise UsageError("this optimizer is a DistributedOptimizer already; wrap it once")
     if op not in (Average, Sum):
         raise UsageError(f"DistributedOptimizer(op={op!r}): choose hvd.Average or hvd.Sum")
     if compression is None:
         compression = from_environment() or NoneCompressor
-    names = _names(optimizer, named_parameters)
-
-    def start(parameter: torch.Tensor) -> Any:
-        assert parameter.grad is not None
-        return allreduce_gradient_async(parameter.grad, names[parameter], op, compression)
-
-    trainable = [p for p in names if p.requires_grad]
+    if not isinstance(compression, Qsgd) and not hasattr(compression, "compress"):
+        raise UsageError(
+            f"compression={compression!r}: choose one of hvd.Compression, such as "
+            "hvd.Compression.qsgd(bits=4)"
+        )
     kind = type(optimizer)
     wrapped: Any = type(kind.__name__, (_Distributed, kind), {})
     distributed = wrapped.__new__(wrapped)
-    distributed.__dict__.update(optimizer.__dict__)
+    # A scheduler that was built earlier has put its count around the unwrapped step into the
+    # instance; the class's own step must be found instead.
+    distributed.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
+    distributed._op = op
+    distributed._unwrapped = optimizer
     distributed._synchronized = distributed._skip = False
-    distributed._pending = PendingGradients(trainable, passes=backward_passes_per_step, start=start)
-    distributed._hooks = []
-    if basics.size() > 1:  # alone there is nothing to average, and nothing to pay
-        distributed._hooks = [
-            p.register_post_accumulate_grad_hook(distributed._pending.ready)  # type: ignore[no-untyped-call]
-            for p in trainable
-        ]
+    distributed._reducer = GradientReducer(
+        distributed.param_groups,
+        named_parameters,
+        compression=compression,
+        op=op,
+        passes=backward_passes_per_step,
+    )
     return distributed

@@ -326,6 +326,234 @@ def test_one_more_backward_than_promised_is_an_error_not_a_wrong_gradient():
     optimizer.zero_grad()
 
 
+def linear(op=hvd.Sum, **arguments):
+    """A 3-to-1 model with equal weights everywhere, and its optimizer at learning rate 1."""
+    model = torch.nn.Linear(3, 1, bias=False)
+    hvd.broadcast_parameters(model.state_dict())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), op=op, **arguments
+    )
+    return model, optimizer
+
+
+def loss_of(model):
+    return model(torch.full((1, 3), hvd.rank() + 1.0)).sum()
+
+
+def expected_gradient():
+    return hvd.size() * (hvd.size() + 1) / 2
+
+
+def test_a_scheduler_built_before_wrapping_does_not_bypass_the_average():
+    model = torch.nn.Linear(3, 1, bias=False)
+    hvd.broadcast_parameters(model.state_dict())
+    before = model.weight.detach().clone()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(inner, step_size=1, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), op=hvd.Sum)
+    loss_of(model).backward()
+    optimizer.step()
+    assert torch.allclose(model.weight, before - expected_gradient())
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_parameters_unfrozen_or_added_later_are_averaged_too():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+    extra = torch.nn.Parameter(torch.ones(1))
+    model[0].requires_grad_(False)
+    hvd.broadcast_parameters(model.state_dict())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+    )
+    for step in range(3):
+        if step == 1:
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": [extra], "lr": 0.1})
+        optimizer.zero_grad()
+        (loss_of(model) * extra.sum()).backward()
+        optimizer.step()
+    for parameter in [*model.parameters(), extra]:
+        assert torch.equal(parameter.data, hvd.broadcast(parameter.data, 0))
+
+
+def test_parameters_frozen_later_stay_where_they_are():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+    hvd.broadcast_parameters(model.state_dict())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5), model.named_parameters()
+    )
+    loss_of(model).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model[0].requires_grad_(False)
+    frozen = model[0].weight.detach().clone()
+    loss_of(model).backward()
+    optimizer.step()
+    assert torch.equal(model[0].weight, frozen)
+
+
+def test_a_gradient_replaced_before_step_is_an_error_that_names_it():
+    model, optimizer = linear()
+    loss_of(model).backward()
+    model.weight.grad = model.weight.grad.clamp(-9, 9)
+    if hvd.size() > 1:
+        with pytest.raises(ValueError, match="'weight' was replaced"):
+            optimizer.step()
+
+
+def test_a_step_skipped_after_synchronize_does_not_spoil_the_next():
+    model, optimizer = linear()
+    before = model.weight.detach().clone()
+    loss_of(model).backward()
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    loss_of(model).backward()
+    optimizer.step()
+    assert torch.allclose(model.weight, before - expected_gradient())
+
+
+def test_step_after_synchronize_averages_once_and_says_so():
+    model, optimizer = linear()
+    before = model.weight.detach().clone()
+    loss_of(model).backward()
+    optimizer.synchronize()
+    if hvd.size() > 1:
+        with pytest.warns(UserWarning, match="skip_synchronize"):
+            optimizer.step()
+        assert torch.allclose(model.weight, before - expected_gradient())
+
+
+def test_a_second_optimizer_takes_a_model_over():
+    model, optimizer = linear()
+    del optimizer
+    before = model.weight.detach().clone()
+    first = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Sum)
+    second = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Sum)
+    loss_of(model).backward()
+    second.step()
+    assert torch.allclose(model.weight, before - expected_gradient())
+    del first
+
+
+def test_two_optimizers_share_one_backward_pass():
+    encoder, decoder = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+    both = torch.nn.Sequential(encoder, decoder)
+    hvd.broadcast_parameters(both.state_dict())
+    optimizers = [
+        hvd.DistributedOptimizer(torch.optim.SGD(part.parameters(), lr=0.1)) for part in both
+    ]
+    loss_of(both).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    for parameter in both.parameters():
+        assert torch.equal(parameter.data, hvd.broadcast(parameter.data, 0))
+
+
+def test_line_search_decides_alike_on_every_rank():
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Linear(3, 1)
+    hvd.broadcast_parameters(model.state_dict())
+    x, y = torch.randn(20, 3), torch.randn(20, 1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe", max_iter=10),
+        model.named_parameters(),
+    )
+
+    def closure():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    for parameter in model.parameters():
+        assert torch.equal(parameter.data, hvd.broadcast(parameter.data, 0))
+
+
+class Halving:
+    """A compressor of a user's own; what it sends shares memory with the gradient."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor, context):
+        return tensor * 0.5
+
+
+def test_a_users_compressor_is_honoured_in_place_too():
+    mine = torch.ones(5)
+    hvd.allreduce_(mine, op=hvd.Sum, compression=Halving)
+    assert torch.equal(mine, torch.full((5,), hvd.size() / 2))
+    model, optimizer = linear(compression=Halving)
+    before = model.weight.detach().clone()
+    loss_of(model).backward()
+    optimizer.step()
+    if hvd.size() > 1:
+        assert torch.allclose(model.weight, before - expected_gradient() / 2)
+
+
+def test_handles_may_be_dropped():
+    """Fire and forget: the tensors live on until the engine has done with them."""
+    for i in range(200):
+        hvd.allreduce_async_(torch.ones(10_000), name=f"dropped{i}")
+        hvd.allreduce_async(torch.ones(10_000), name=f"gone{i}")
+    hvd.barrier()
+
+
+def test_narrow_integers_average_without_wrapping():
+    assert hvd.allreduce(torch.tensor([200, 100], dtype=torch.uint8)).tolist() == [200, 100]
+    big = torch.iinfo(torch.int32).max
+    assert hvd.allreduce(torch.tensor([big], dtype=torch.int32)).item() == big
+
+
+def test_booleans_stay_booleans():
+    mine = torch.tensor([True, hvd.rank() == 0, False])
+    some, every = hvd.allreduce(mine, op=hvd.Sum), hvd.allreduce(mine, op=hvd.Product)
+    assert some.tolist() == [True, True, False]
+    assert every.tolist() == [True, hvd.size() == 1, False]
+    assert some.view(torch.uint8).max() == 1
+    with pytest.raises(ValueError, match="no average"):
+        hvd.allreduce(mine)
+
+
+def test_complex_tensors_can_be_broadcast():
+    mine = torch.tensor([1 + 2j, hvd.rank() - 1j])
+    assert hvd.broadcast(mine, 0).tolist() == [1 + 2j, -1j]
+
+
+def test_what_cannot_be_done_with_a_wrapped_optimizer_says_what_can():
+    _, optimizer = linear()
+    with pytest.raises(ValueError, match="wrap it once"):
+        hvd.DistributedOptimizer(optimizer)
+    with pytest.raises(ValueError, match="state_dict"):
+        copy.deepcopy(optimizer)
+    with pytest.raises(ValueError, match=r"qsgd\(bits=4\)"):
+        linear(compression=4)
+    with pytest.raises(ValueError, match="mpi4py communicator"):
+        hvd.shutdown()
+        hvd.init(comm=[0, 1])
+    hvd.init()
+
+
+def test_training_goes_on_after_a_batch_with_nan():
+    model, optimizer = linear(compression=hvd.Compression.none)
+    before = model.weight.detach().clone()
+    if hvd.size() == 1:
+        pytest.skip("one rank reduces nothing")
+    x = torch.full((1, 3), float("nan") if hvd.rank() == 0 else 1.0)
+    model(x).sum().backward()
+    with pytest.raises(hvd.NonFiniteGradientError):
+        optimizer.step()
+    optimizer.zero_grad()
+    loss_of(model).backward()
+    optimizer.step()
+    assert torch.allclose(model.weight, before - expected_gradient())
+
+
 def test_nan_gradient_is_named_on_every_rank():
     model = torch.nn.Linear(64, 64)
     optimizer = hvd.DistributedOptimizer(

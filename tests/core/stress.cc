@@ -76,10 +76,30 @@ void run_rank(const std::shared_ptr<ThreadWorld>& world, int rank, int rounds) {
     handle->check();
     require(word.back() == b.root, "broadcast");
   }
+  if (engine.size() > 1) {  // one of several fused tensors holds NaN; it fails, the others do not
+    std::vector<std::vector<float>> tensors(3, std::vector<float>(700, 1.0f));
+    if (rank == 1) tensors[1][300] = NAN;
+    std::vector<std::shared_ptr<Handle>> handles;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      float* const data = tensors[i].data();
+      handles.push_back(engine.submit(make("n" + std::to_string(i), 700, 1), data, data));
+    }
+    for (size_t i = 0; i < handles.size(); ++i) {
+      while (!handles[i]->wait_for(std::chrono::milliseconds(100))) {
+      }
+      bool failed = false;
+      try {
+        handles[i]->check();
+      } catch (const Error& error) {
+        failed = error.kind() == ErrorKind::kNonFinite;
+      }
+      require(failed == (i == 1), "only the tensor with NaN fails");
+    }
+  }
   if (rank == 1) {  // leaves something that the others lack; it must fail, not hang
     std::vector<float> lonely(5, 1.0f);
     const auto handle = engine.submit(make("lonely", 5, 0), lonely.data(), lonely.data());
-    engine.shutdown("the stress ended");
+    engine.shutdown("the stress ended", 60);
     bool failed = false;
     try {
       handle->check();
@@ -88,7 +108,7 @@ void run_rank(const std::shared_ptr<ThreadWorld>& world, int rank, int rounds) {
     }
     require(handle->done() && failed, "a lonely tensor fails at shutdown");
   } else {
-    engine.shutdown("the stress ended");
+    engine.shutdown("the stress ended", 60);
   }
 }
 

@@ -83,6 +83,78 @@ for i in range(100_000):
     assert "rank 1 left the job (it ended with ValueError: bad batch in file 17)" in done.stderr
 
 
+def test_an_exception_reaches_ranks_that_are_busy_elsewhere(play):
+    """They compute, or sit in an MPI call of their own: the failed rank must not wait for ever."""
+    done, seconds = play(
+        2,
+        """
+if me == 1:
+    raise ValueError("disk full")
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+""",
+    )
+    assert done.returncode == 1
+    assert "ValueError: disk full" in done.stderr
+    assert seconds < DIED_WITHIN_S + 15
+
+
+@pytest.mark.parametrize("text", ["'x' * 70_000", "'é' * 5_000", "os.fsdecode(b'file\\xff')"])
+def test_any_error_text_reaches_the_others(play, text):
+    done, _ = play(
+        2,
+        f"""
+if me == 0:
+    raise ValueError({text})
+step(0)
+""",
+    )
+    assert done.returncode == 1
+    assert "rank 0 left the job (it ended with ValueError: " in done.stderr
+
+
+def test_a_survivor_may_save_and_end_but_not_start_again(play):
+    done, _ = play(
+        2,
+        """
+try:
+    for i in range(100_000):
+        step(i)
+        if i == 30 and me == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+except hvd.RankFailedError:
+    hvd.shutdown()
+    try:
+        hvd.init()
+    except hvd.RankFailedError as error:
+        print("refused:", error, flush=True)
+    print("saved", flush=True)
+""",
+    )
+    assert done.returncode == 128 + 9
+    assert "refused: a rank of this job has died" in done.stdout
+    assert "saved" in done.stdout
+
+
+def test_a_forked_child_ends_and_cannot_communicate(play):
+    done, _ = play(
+        2,
+        """
+child = os.fork()
+if child == 0:
+    try:
+        hvd.allreduce(torch.ones(3))
+    except hvd.UsageError as error:
+        print("child:", error, flush=True)
+    sys.exit(0)
+os.waitpid(child, 0)
+step(1)
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("was forked from rank") == 2
+
+
 def test_a_rank_that_has_fewer_steps_is_named(play):
     done, _ = play(2, "for i in range(10 - me):\n    step(i)\n")
     assert done.returncode == 1

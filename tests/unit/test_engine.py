@@ -26,16 +26,18 @@ class Rank:
         settings = {"stall_warning_s": 0.0, **config}
         self.engine = _core.Engine.over_threads(world, rank, _core.EngineConfig(**settings))
         self.rank = rank
+        self.kept = []  # the bare engine borrows memory; nobody else may keep a temporary array
 
     def allreduce(self, name, x, op="sum", coding=None, check_finite=False):
-        handle = self.engine.allreduce(
+        self.kept.append(x)
+        return self.engine.allreduce(
             name=name, source=x.ctypes.data, target=x.ctypes.data, shape=list(x.shape),
             dtype=str(x.dtype), op=op, prescale=1.0, postscale=1.0, coding=coding,
             check_finite=check_finite,
         )  # fmt: skip
-        return handle
 
     def broadcast(self, name, x, root=0):
+        self.kept.append(x)
         return self.engine.broadcast(
             name=name, target=x.ctypes.data, shape=list(x.shape), dtype=str(x.dtype), root=root
         )
