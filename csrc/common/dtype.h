@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/clones.h"
 #include "common/error.h"
 
 namespace qsgd {
@@ -40,8 +41,9 @@ inline const DTypeFacts& facts(DType t) {
   return kTable[index];
 }
 
+// Always inlined: a call to it would keep the loops of function clones from being vectorised.
 template <class To, class From>
-To bit_cast(const From& from) {
+QSGD_INLINE To bit_cast(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
   std::memcpy(&to, &from, sizeof to);

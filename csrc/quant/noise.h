@@ -28,18 +28,29 @@ struct PhiloxLanes {
 };
 
 // Philox on kLanes counters at once; the lanes' counters differ in word 0 only.
+// The products of all lanes with a constant, as low and high words. Loops of their own, not
+// unrolled: that form the compiler turns into vector multiplications.
+QSGD_INLINE void multiply(const uint32_t* x, uint32_t by, uint32_t* low, uint32_t* high) {
+#pragma GCC unroll 1
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const uint64_t product = uint64_t{by} * x[lane];
+    low[lane] = static_cast<uint32_t>(product);
+    high[lane] = static_cast<uint32_t>(product >> 32);
+  }
+}
+
 template <int Rounds>
 QSGD_INLINE void philox(PhiloxLanes& c, uint32_t key0, uint32_t key1) {
   for (int round = 0; round < Rounds; ++round) {
+    uint32_t low0[kLanes], high0[kLanes], low1[kLanes], high1[kLanes];
+    multiply(c.word[0], 0xD2511F53u, low0, high0);
+    multiply(c.word[2], 0xCD9E8D57u, low1, high1);
+#pragma GCC unroll 1
     for (int lane = 0; lane < kLanes; ++lane) {
-      const uint64_t p0 = uint64_t{0xD2511F53u} * c.word[0][lane];
-      const uint64_t p1 = uint64_t{0xCD9E8D57u} * c.word[2][lane];
-      const uint32_t w0 = static_cast<uint32_t>(p1 >> 32) ^ c.word[1][lane] ^ key0;
-      const uint32_t w2 = static_cast<uint32_t>(p0 >> 32) ^ c.word[3][lane] ^ key1;
-      c.word[0][lane] = w0;
-      c.word[1][lane] = static_cast<uint32_t>(p1);
-      c.word[2][lane] = w2;
-      c.word[3][lane] = static_cast<uint32_t>(p0);
+      c.word[0][lane] = high1[lane] ^ c.word[1][lane] ^ key0;
+      c.word[2][lane] = high0[lane] ^ c.word[3][lane] ^ key1;
+      c.word[1][lane] = low1[lane];
+      c.word[3][lane] = low0[lane];
     }
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;

@@ -100,6 +100,9 @@ def _environment(
     env["OMP_NUM_THREADS"] = str(max(1, machine.cores // local_ranks(options)))
     if launcher.family is Family.HYDRA:
         env["MPIR_CVAR_CH4_NETMOD"] = "ofi"  # faster than ucx over TCP, as measured
+        if not options.hosts:
+            # Ranks of one machine share memory; an interface that goes away must not end them.
+            env["FI_TCP_IFACE"] = "lo"
     env = {name: value for name, value in env.items() if not environ.get(name)}
     if options.bits is not None:
         env["QSGD_BITS"] = str(options.bits)

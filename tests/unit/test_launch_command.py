@@ -58,7 +58,12 @@ def test_command_line_is_as_recorded(family: Family, case: str) -> None:
 
 
 def test_what_the_user_set_is_left_alone() -> None:
-    environ = {"OMP_NUM_THREADS": "3", "PYTHONUNBUFFERED": "0", "MPIR_CVAR_CH4_NETMOD": "ucx"}
+    environ = {
+        "OMP_NUM_THREADS": "3",
+        "PYTHONUNBUFFERED": "0",
+        "MPIR_CVAR_CH4_NETMOD": "ucx",
+        "FI_TCP_IFACE": "eth1",
+    }
     launcher = Launcher(Family.HYDRA, Path("mpiexec"), "")
     assert build_command(RunOptions(2, ("x",)), launcher, Machine(8), environ).env == {}
 
