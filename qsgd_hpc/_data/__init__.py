@@ -1,7 +1,12 @@
 """The files that site users read, copy and edit: jobs/, templates/, scaling/ of the source tree."""
 
+from __future__ import annotations
+
 from importlib.resources import files
-from importlib.resources.abc import Traversable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 __all__ = ["data"]
 

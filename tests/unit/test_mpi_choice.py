@@ -1,0 +1,60 @@
+"""Which MPI is taken, and what is said of one that cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from qsgd_hpc._mpi import _pointer_handles
+from qsgd_hpc.errors import UsageError
+
+
+def library(vendor: str, width: int) -> SimpleNamespace:
+    """What mpi4py says of an MPI: the two answers that the choice depends on."""
+    return SimpleNamespace(
+        get_vendor=lambda: (vendor, (1, 0, 0)), _sizeof=lambda comm: width, COMM_WORLD=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("vendor", "width", "pointers"),
+    [("MPICH", 4, False), ("Intel MPI", 4, False), ("Open MPI", 8, True), ("MPICH", 8, True)],
+)
+def test_the_width_of_a_handle_decides(vendor, width, pointers):
+    assert _pointer_handles(library(vendor, width), "its version") is pointers
+
+
+def test_an_unknown_mpi_is_named_and_can_be_tried(monkeypatch):
+    with pytest.raises(UsageError, match=r"unknown MPI library: FooMPI 3.*QSGD_MPI_ABI=int"):
+        _pointer_handles(library("FooMPI", 4), "FooMPI 3")
+    monkeypatch.setenv("QSGD_MPI_ABI", "int")
+    assert _pointer_handles(library("FooMPI", 4), "FooMPI 3") is False
+    with pytest.raises(UsageError, match="unset it"):
+        _pointer_handles(library("FooMPI", 8), "FooMPI 3")
+
+
+def test_no_mpi_at_all_says_how_to_get_one(tmp_path):
+    (tmp_path / "libempty.so").write_bytes(b"")
+    done = subprocess.run(
+        [sys.executable, "-c", "import qsgd_hpc.basics as b; b.init()"],
+        env={"MPI4PY_LIBMPI": str(tmp_path / "libempty.so"), "PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "no MPI library could be loaded" in done.stderr
+    assert "pip install 'qsgd-hpc[mpich]'" in done.stderr
+
+
+def test_importing_the_package_starts_nothing():
+    code = (
+        "import sys, qsgd_hpc, qsgd_hpc.cli, qsgd_hpc.jobs, qsgd_hpc.launch, qsgd_hpc.scaling;"
+        "print([m for m in ('mpi4py', 'torch', 'qsgd_hpc._core', 'pandas', 'matplotlib')"
+        " if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
