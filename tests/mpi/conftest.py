@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "python" in metafunc.fixturenames:
         pythons = os.environ.get("QSGD_TEST_PYTHON", sys.executable).split(os.pathsep)
-        if metafunc.definition.get_closest_marker("slow"):
-            pythons = pythons[:1]  # whole trainings; the contract covers the other MPIs
+        if metafunc.definition.get_closest_marker("one_mpi"):
+            pythons = pythons[:1]  # long ones, in which nothing depends on the MPI
         metafunc.parametrize("python", pythons, ids=lambda path: Path(path).parents[1].name)
 
 

@@ -54,6 +54,7 @@ for i in range(100_000):
     assert seconds < DIED_WITHIN_S + 15  # starting Python and torch included
 
 
+@pytest.mark.one_mpi
 def test_a_rank_that_computes_on_is_ended_too(play):
     done, seconds = play(
         2,
@@ -99,6 +100,7 @@ MPI.COMM_WORLD.Barrier()
     assert seconds < DIED_WITHIN_S + 15
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("text", ["'x' * 70_000", "'é' * 5_000", "os.fsdecode(b'file\\xff')"])
 def test_any_error_text_reaches_the_others(play, text):
     done, _ = play(
@@ -231,6 +233,7 @@ def test_a_thread_level_that_is_too_low_is_named(run_ranks, python, tmp_path):
     assert "MPI_THREAD_MULTIPLE" in done.stderr
 
 
+@pytest.mark.one_mpi
 def test_a_forked_loader_does_not_hide_a_death(play):
     """A data loader's process inherits the sockets; it must not keep the dead rank's alive."""
     done, seconds = play(

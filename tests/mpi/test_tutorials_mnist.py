@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.one_mpi
 TUTORIALS = Path(__file__).parents[2] / "tutorials"
 MNIST = str(TUTORIALS / "mnist_torch" / "train_mnist_hvd.py")
 RESNET = str(TUTORIALS / "resnet34_torch" / "train_resnet34.py")
