@@ -67,7 +67,9 @@ def print_result(console: Console, report: Report, page: Path) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     headings = [(k, name) for k, name in HEADINGS if console.width >= WIDE or k not in WIDE_ONLY]
     for key, name in headings:
-        table.add_column(name, justify="left" if key == "bits" else "right", no_wrap=True)
+        # Two lines for long names: cut ones would puzzle, and the numbers need the width.
+        heading = name.replace(" ", "\n", 1)
+        table.add_column(heading, justify="left" if key == "bits" else "right", no_wrap=True)
     rows = report.analysis.rows()
     for row, after in zip(rows, [*rows[1:], None], strict=True):
         text = cells(row)

@@ -18,6 +18,8 @@ CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
 VOLATILE = re.compile(r"\x1b\[[0-9;]*m|[0-9][0-9.,:]*|/[\w./-]+|[─━│┃╷╵┏┓└┘├┤]+")
 # The study of the README takes a quarter of an hour; the same command with fewer measurements.
 SHORTER = {"--epochs 3 --repeats 3": "--epochs 1 --repeats 1"}
+# What only several measurements have: ranges, and a verdict on the speed.
+OF_SEVERAL = re.compile(r" \([0-9][0-9.,]*\)| and trains .*$")
 
 
 def sessions() -> list[tuple[str, list[str]]]:
@@ -31,6 +33,7 @@ def sessions() -> list[tuple[str, list[str]]]:
 
 
 def masked(line: str) -> str:
+    line = OF_SEVERAL.sub("", line)
     return " ".join(VOLATILE.sub("#", line).replace("#", " # ").split())
 
 
