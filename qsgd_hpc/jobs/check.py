@@ -65,7 +65,8 @@ def _sentences(error: ValidationError, document: Document) -> Iterator[tuple[int
                     f"unknown key '{key}'{inside}. {did_you_mean(key, valid)}",
                 )
     elif error.validator == "required" and isinstance(error.instance, dict):
-        missing = [key for key in error.validator_value if key not in error.instance]
+        wanted_keys: Any = error.validator_value
+        missing = [key for key in wanted_keys if key not in error.instance]
         # jsonschema reports each missing key on its own; name this error's key only.
         key = next(k for k in missing if error.message.startswith(repr(k)))
         yield document.line(path), f"key '{key}' is missing" + (f" in '{where}'" if where else "")
