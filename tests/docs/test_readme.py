@@ -15,7 +15,7 @@ from qsgd_hpc import env
 ROOT = Path(__file__).parents[2]
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
 # Numbers, host names and paths differ from machine to machine; the words around them do not.
-VOLATILE = re.compile(r"\x1b\[[0-9;]*m|[0-9][0-9.,:]*|/[\w./-]+|[─━│┃╷╵┏┓└┘├┤]+")
+VOLATILE = re.compile(r"\x1b\[[0-9;]*m|[0-9][0-9.,:]*(?: [kMG]?B\b)?|/[\w./-]+")
 # The study of the README takes a quarter of an hour; the same command with fewer measurements.
 SHORTER = {"--epochs 3 --repeats 3": "--epochs 1 --repeats 1"}
 # What only several measurements have: ranges, and a verdict on the speed.
