@@ -19,7 +19,7 @@ VOLATILE = re.compile(r"\x1b\[[0-9;]*m|[0-9][0-9.,:]*(?: [kMG]?B\b)?|/[\w./-]+")
 # The study of the README takes a quarter of an hour; the same command with fewer measurements.
 SHORTER = {"--epochs 3 --repeats 3": "--epochs 1 --repeats 1"}
 # What only several measurements have: ranges, and a verdict on the speed.
-OF_SEVERAL = re.compile(r" \([0-9][0-9.,]*\)| and trains .*$")
+OF_SEVERAL = re.compile(r" \([0-9][0-9.,]*\)|,? (?:and|but) trains .*$")
 
 
 def sessions() -> list[tuple[str, list[str]]]:
