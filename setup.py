@@ -1,9 +1,17 @@
-"""Build qsgd_hpc._core and ship the data folders; everything else is in pyproject.toml."""
+"""Build qsgd_hpc._core, TensorFlow's operations and, where there is a compiler for GPUs, the
+kernels; ship the data. The rest is pyproject.toml.
+"""
 
+import os
+import re
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
 # What site users read, copy and edit lives at the top level and is imported as qsgd_hpc._data.*.
@@ -17,16 +25,102 @@ def is_stale(compiled: str, source: str) -> bool:
     return not path.exists() or path.stat().st_mtime < NEWEST_SOURCE_S
 
 
+# QSGD_CXXFLAGS has the last word: -O0 compiles in a third of the time, for tests of the packaging.
+# No fused multiply-add behind our back: the same input gives the same bytes on every machine.
+FLAGS = ["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"]
+FLAGS += shlex.split(os.environ.get("QSGD_CXXFLAGS", ""))
+SOURCES = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.cc"))
+# Built everywhere: it declares what it uses of TensorFlow, and finds it in the process.
+OF_TENSORFLOW = [s for s in SOURCES if s.startswith("csrc/tensorflow/")]
+
 core = Pybind11Extension(
     "qsgd_hpc._core",
-    sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.cc")),
+    [s for s in SOURCES if s not in OF_TENSORFLOW],
     include_dirs=["csrc"],
     depends=sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.h")),
     cxx_std=17,
-    # No fused multiply-add behind our back: the same input gives the same bytes on every machine.
-    extra_compile_args=["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"],
+    extra_compile_args=FLAGS,
     libraries=["dl"],
 )
+# No Python module: tf.load_op_library() loads it.
+tensorflow = Extension(
+    "qsgd_hpc.tensorflow._ops",
+    OF_TENSORFLOW,
+    include_dirs=["csrc"],
+    depends=core.depends,
+    extra_compile_args=["-std=c++17", "-g0", "-fvisibility=hidden", *FLAGS],
+    libraries=["dl"],
+)
+
+# No Python module either: qsgd_hpc.gpu hands it to the core. It carries its own CUDA runtime, so
+# that it loads on a machine without a GPU, too.
+KERNELS = "qsgd_hpc._gpu"
+OF_KERNELS = ["csrc/gpu/codec.cu", "csrc/quant/spec.cc"]
+# A100 and H100 are what the centres have; 75 stands for small cards. From PTX of the last one a
+# driver makes code for newer GPUs.
+CUDA_TARGETS = (70, 75, 80, 90)
+HIP_TARGETS = ("gfx90a", "gfx942")  # MI250X, MI300
+NO_KERNELS = "or build without GPU kernels: QSGD_GPU=none"
+
+
+def gpu_compiler() -> list[str]:
+    """Return the command that compiles the kernels; empty: there is none, or none is wanted."""
+    wanted = os.environ.get("QSGD_GPU", "auto")
+    if wanted not in ("auto", "none", "cuda", "hip"):
+        raise SystemExit(f"QSGD_GPU={wanted}: expected auto, none, cuda or hip")
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc") or shutil.which(f"{home}/bin/nvcc")
+    hipcc = shutil.which("hipcc") or shutil.which("/opt/rocm/bin/hipcc")
+    if wanted == "hip":
+        if not hipcc:
+            raise SystemExit(f"QSGD_GPU=hip: hipcc is not on PATH. Load the module, {NO_KERNELS}")
+        return [hipcc, "-x", "hip", "-fPIC", "-ffp-contract=off",
+                *(f"--offload-arch={target}" for target in HIP_TARGETS)]  # fmt: skip
+    if wanted == "cuda" and not nvcc:
+        raise SystemExit(f"QSGD_GPU=cuda: nvcc is not on PATH. Load the module, {NO_KERNELS}")
+    return [] if wanted == "none" or not nvcc else cuda_command(nvcc)
+
+
+def cuda_command(nvcc: str) -> list[str]:
+    """Return nvcc with the targets that it knows; CUDA 13, for one, has left out 70."""
+
+    def ask(option: str) -> str:
+        return subprocess.run([nvcc, option], capture_output=True, text=True, check=True).stdout
+
+    known = {int(number) for number in re.findall(r"compute_(\d+)", ask("--list-gpu-arch"))}
+    targets = [target for target in CUDA_TARGETS if target in known] or [max(known)]
+    release = re.search(r"release ([\d.]+)", ask("--version"))
+    words = ", ".join(f"sm_{target}" for target in targets)
+    built = f"CUDA {release[1] if release else '?'}: {words} and PTX"
+    codes = [f"-gencode=arch=compute_{t},code=sm_{t}" for t in targets]
+    codes.append(f"-gencode=arch=compute_{targets[-1]},code=compute_{targets[-1]}")
+    return [nvcc, "--threads=0", "--fmad=false", "-cudart=static", f'-DQSGD_GPU_BUILT="{built}"',
+            "-Xcompiler=-fPIC,-fvisibility=hidden", *codes]  # fmt: skip
+
+
+class BuildExtensions(build_ext):
+    """Hands the kernels to their own compiler."""
+
+    def build_extension(self, ext: Extension) -> None:
+        if ext.name != KERNELS:
+            super().build_extension(ext)
+            return
+        target = Path(self.get_ext_fullpath(ext.name))
+        if target.exists() and target.stat().st_mtime > NEWEST_SOURCE_S:
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        command = [*COMPILER, "-std=c++17", "-O3", "-shared", "-Icsrc", *ext.sources]
+        try:
+            self.spawn([*command, "-o", str(target)])
+        except Exception as error:
+            raise SystemExit(
+                f"{COMPILER[0]} cannot compile the GPU kernels ({error}); see its message above. "
+                f"Choose a host compiler that it supports, for nvcc with NVCC_CCBIN, {NO_KERNELS}"
+            ) from None
+
+
+COMPILER = gpu_compiler()
+kernels = Extension(KERNELS, OF_KERNELS, depends=core.depends)
 
 ParallelCompile("QSGD_BUILD_JOBS", default=0, needs_recompile=is_stale).install()
 setup(
@@ -36,9 +130,10 @@ setup(
     ],
     package_dir={f"qsgd_hpc._data.{name}": name for name in DATA},
     package_data={
-        "qsgd_hpc": ["py.typed", "*.pyi"],
+        "qsgd_hpc": ["py.typed", "*.pyi", "scaling/predict/*.cc"],
         **{f"qsgd_hpc._data.{name}": ["**/*"] for name in DATA},
     },
     exclude_package_data={"": ["*.pyc", "__pycache__/*"]},
-    ext_modules=[core],
+    ext_modules=[core, tensorflow, *([kernels] if COMPILER else [])],
+    cmdclass={"build_ext": BuildExtensions},
 )

@@ -1,12 +1,30 @@
 """Types of the compiled core; csrc/bindings holds the definitions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_Coding = tuple[int, int, str]
+class CodecSpec:
+    def __init__(
+        self,
+        *,
+        scheme: str = "qsgd",
+        bits: int | None = None,
+        bucket_size: int = 512,
+        norm: str = "max",
+        rounding: str = "stochastic",
+        k: int = 0,
+        contract: bool = False,
+    ) -> None: ...
+    @property
+    def bits(self) -> int: ...
+    @property
+    def bucket_size(self) -> int: ...
+    @property
+    def biased(self) -> bool: ...
+    def bytes(self, count: int) -> int: ...
 
 class MpiFacts:
     def __init__(
@@ -28,23 +46,140 @@ class EngineConfig:
         seed: int = 0,
         fusion_bytes: int = ...,
         nonfinite: str = "error",
+        algorithm: str = "auto",
+        threads: int = 1,
+        planner: bool = False,
+        cache_capacity: int = 1024,
+        cycle_time_s: float = 0.0,
         stall_warning_s: float = 60.0,
+        stall_shutdown_s: float = 0.0,
+        deadlock_s: float = 10.0,
+        kept_steps: int = 65536,
         log: Callable[[str], None] | None = None,
     ) -> None: ...
 
 class ThreadWorld:
     def __init__(self, size: int) -> None: ...
 
+REGION_BYTES: int
+ALGORITHMS: tuple[str, ...]
+
+class NodeFacts:
+    def __init__(self, *, nodes: Sequence[Sequence[int]], bases: Sequence[int]) -> None: ...
+    @property
+    def nodes(self) -> list[list[int]]: ...
+
+class Communicator:
+    @staticmethod
+    def over_mpi(
+        facts: MpiFacts, node: NodeFacts | None = None, threads: int = 1
+    ) -> Communicator: ...
+    @staticmethod
+    def over_threads(
+        world: ThreadWorld, rank: int, ranks_per_node: int | None = None, threads: int = 1
+    ) -> Communicator: ...
+    def allreduce(
+        self,
+        tensors: Sequence[NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]],
+        *,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        coding: CodecSpec | None = None,
+        algorithm: str = "auto",
+        seed: int = 0,
+        ids: Sequence[int] = (),
+        step: int = 0,
+        dtype: str = "",
+    ) -> dict[str, Any]: ...
+    def prepare(
+        self,
+        tensors: Sequence[NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]],
+        *,
+        op: str = "sum",
+        coding: CodecSpec | None = None,
+        algorithm: str = "auto",
+        seed: int = 0,
+    ) -> Callable[[], int]: ...
+    def broadcast(self, array: NDArray[Any], *, root: int) -> None: ...
+    def measure(self, codecs: Sequence[CodecSpec], *, ranks_per_node: int = 1) -> Machine: ...
+    def allgatherv(
+        self, source: NDArray[Any], target: NDArray[Any], *, counts: Sequence[int]
+    ) -> None: ...
+    def alltoallv(
+        self,
+        source: NDArray[Any],
+        send_counts: Sequence[int],
+        target: NDArray[Any],
+        receive_counts: Sequence[int],
+    ) -> None: ...
+    def reducescatter(
+        self,
+        source: NDArray[Any],
+        target: NDArray[Any],
+        *,
+        counts: Sequence[int],
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        dtype: str = "",
+    ) -> bool: ...
+    def barrier(self) -> None: ...
+    def subset(self, ranks: Sequence[int]) -> Communicator: ...
+    def watch(self, peers: Sequence[tuple[int, int, str]], grace_s: float) -> None: ...
+    def close(self) -> None: ...
+    def bytes_sent(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
 class Handle:
+    """An operation under way.
+
+    Every operation takes ``keep``: an object that owns the memory which it reads and writes. The
+    core holds it until the operation is done, even if nobody holds the handle, and for ever if the
+    job was lost, because MPI may then still write to the memory.
+    """
+
     def done(self) -> bool: ...
     def lost(self) -> bool: ...
     def wait(self) -> None: ...
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        """Call back once, from the engine's thread or at once if done already.
+
+        The engine stands still meanwhile, so a callback must be short and wait for no operation.
+        """
+    def output(self) -> NDArray[np.uint8]:
+        """Return the bytes that allgather, alltoall and reducescatter have made.
+
+        They begin at a multiple of 64 bytes and live as long as the array.
+
+        Raises:
+            UsageError: the operation is still under way.
+            HorovodInternalError: it has failed; the same goes for what follows.
+        """
+    def shape(self) -> list[int]:
+        """Return the shape of the output."""
+    def sizes(self) -> list[int]:
+        """Return the rows that came from each rank: of an allgather or an alltoall."""
+    def result(self) -> int:
+        """Return the number that the operation answers with, if it does."""
 
 class Engine:
+    class PreparedAllreduce:
+        """An allreduce of a tensor that comes again: its facts are passed once."""
+
+        def start(self, source: int, target: int, keep: object) -> Handle: ...
+
     @staticmethod
-    def over_mpi(facts: MpiFacts, config: EngineConfig) -> Engine: ...
+    def over_mpi(
+        facts: MpiFacts, config: EngineConfig, node: NodeFacts | None = None
+    ) -> Engine: ...
     @staticmethod
-    def over_threads(world: ThreadWorld, rank: int, config: EngineConfig) -> Engine: ...
+    def over_threads(
+        world: ThreadWorld, rank: int, config: EngineConfig, ranks_per_node: int | None = None
+    ) -> Engine: ...
     def allreduce(
         self,
         *,
@@ -56,42 +191,393 @@ class Engine:
         op: str,
         prescale: float,
         postscale: float,
-        coding: _Coding | None,
+        coding: CodecSpec | None,
+        error_feedback: bool = False,
+        nmse_budget: float = 0.0,
+        lasting: bool = True,
         check_finite: bool,
+        process_set: int = 0,
+        group: str = "",
+        group_size: int = 0,
+        keep: object = None,
     ) -> Handle: ...
+    def prepare_allreduce(
+        self,
+        *,
+        name: str,
+        shape: Sequence[int],
+        dtype: str,
+        op: str,
+        prescale: float,
+        postscale: float,
+        coding: CodecSpec | None,
+        error_feedback: bool = False,
+        nmse_budget: float = 0.0,
+        lasting: bool = True,
+        check_finite: bool,
+        process_set: int = 0,
+        group: str = "",
+        group_size: int = 0,
+    ) -> Engine.PreparedAllreduce:
+        """Return an allreduce that can be started again and again."""
     def broadcast(
-        self, *, name: str, target: int, shape: Sequence[int], dtype: str, root: int
+        self,
+        *,
+        name: str,
+        target: int,
+        shape: Sequence[int],
+        dtype: str,
+        root: int,
+        process_set: int = 0,
+        keep: object = None,
     ) -> Handle: ...
+    def allgather(
+        self,
+        *,
+        name: str,
+        source: int,
+        shape: Sequence[int],
+        dtype: str,
+        process_set: int = 0,
+        group: str = "",
+        group_size: int = 0,
+        keep: object = None,
+    ) -> Handle: ...
+    def alltoall(
+        self,
+        *,
+        name: str,
+        source: int,
+        shape: Sequence[int],
+        dtype: str,
+        splits: Sequence[int],
+        process_set: int = 0,
+        keep: object = None,
+    ) -> Handle: ...
+    def reducescatter(
+        self,
+        *,
+        name: str,
+        source: int,
+        shape: Sequence[int],
+        dtype: str,
+        op: str,
+        prescale: float,
+        postscale: float,
+        process_set: int = 0,
+        group: str = "",
+        group_size: int = 0,
+        keep: object = None,
+    ) -> Handle: ...
+    def barrier(self, *, name: str, process_set: int = 0) -> Handle: ...
+    def join(self) -> Handle:
+        """Take part with zeros until every rank has joined; the result is the last to do so."""
+    def add_process_set(self, ranks: Sequence[int]) -> Handle:
+        """Make a process set, on all ranks together; the result is its number."""
+    def remove_process_set(self, id: int) -> Handle:
+        """Remove a process set, on all ranks together."""
     def watch(self, peers: Sequence[tuple[int, int, str]], grace_s: float) -> None: ...
+    def start_timeline(
+        self, path: str, mark_cycles: bool = False, zero_s: float | None = None
+    ) -> None: ...
+    def stop_timeline(self) -> None: ...
     def shutdown(self, reason: str, patience_s: float = 1e9) -> None: ...
     def abort(self, message: str) -> None: ...
     def aborted(self) -> str: ...
+    def tune(
+        self,
+        *,
+        fusion_bytes: int | None = None,
+        cycle_time_s: float | None = None,
+        algorithm: str | None = None,
+        bits: int | None = None,
+    ) -> None:
+        """Change on rank 0 how later operations are carried out, on all ranks alike.
+
+        Args:
+            fusion_bytes: bytes of the tensors that one fused reduction may hold.
+            cycle_time_s: seconds that rank 0 waits for more tensors to fuse.
+            algorithm: of exact or of compressed reductions; the others are by "auto".
+            bits: 2, 4 or 8 per element of codes that have a choice, or 32 for none.
+
+        Raises:
+            UsageError: another rank, or a value that cannot be carried out here.
+        """
     def stats(self) -> dict[str, float]: ...
+    def step_profile(self) -> dict[str, Any]:
+        """Return what of this rank's work fell into each of the latest steps that are over."""
+    def quality(self) -> dict[str, dict[str, Any]]: ...
+    def owed_counts(self) -> dict[str, int]: ...
+    def owed_share(self, name: str) -> NDArray[np.float32]: ...
+    def restore_owed(self, owed: Mapping[str, NDArray[np.float32]]) -> None: ...
+    def coded_steps(self) -> dict[str, int]: ...
+    def restore_coded_steps(self, steps: Mapping[str, int]) -> None: ...
     @property
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
 
-def encode(
-    x: NDArray[np.float32],
+class Machine:
+    def __init__(
+        self,
+        *,
+        ranks: int,
+        ranks_per_node: int = 1,
+        exact: str = "direct",
+        coded: str = "sra",
+        within: tuple[float, float] = (0.0, 0.0),
+        across: tuple[float, float] = (0.0, 0.0),
+        shared: tuple[float, float] = (0.0, 0.0),
+        add_s_per_byte: float = 0.0,
+        exact_start_s: float = 0.0,
+        coded_start_s: float = 0.0,
+        coded_s_per_element: float = 0.0,
+        codecs: Sequence[tuple[CodecSpec, float, float, float]] = (),
+    ) -> None: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def ranks_per_node(self) -> int: ...
+    @property
+    def exact(self) -> str: ...
+    @property
+    def coded(self) -> str: ...
+    @property
+    def within(self) -> tuple[float, float]: ...
+    @property
+    def across(self) -> tuple[float, float]: ...
+    @property
+    def shared(self) -> tuple[float, float]: ...
+    @property
+    def link(self) -> tuple[float, float]: ...
+    @property
+    def add_s_per_byte(self) -> float: ...
+    @property
+    def exact_start_s(self) -> float: ...
+    @property
+    def coded_start_s(self) -> float: ...
+    @property
+    def coded_s_per_element(self) -> float: ...
+    @property
+    def codecs(self) -> list[tuple[CodecSpec, float, float, float]]: ...
+
+class Plan:
+    @property
+    def algorithm(self) -> str: ...
+    @property
+    def spec(self) -> CodecSpec | None: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def exact_seconds(self) -> float: ...
+    @property
+    def reason(self) -> str: ...
+
+def plan(
+    machine: Machine,
     *,
-    bits: int,
-    bucket_size: int,
-    norm: str,
+    count: int,
+    codecs: Sequence[CodecSpec],
+    exact: str = "auto",
+    coded: str = "auto",
+    worth: float = 0.1,
+) -> Plan: ...
+def plan_threshold(machine: Machine, spec: CodecSpec) -> int | None: ...
+def allreduce_s(
+    machine: Machine, *, algorithm: str, count: int, coding: CodecSpec | None = None
+) -> float: ...
+def wire_bytes(
+    machine: Machine, *, algorithm: str, count: int, coding: CodecSpec | None = None
+) -> float: ...
+def break_even_bandwidth(
+    *, ranks: int, element_bytes: float, spec: CodecSpec, codec_s_per_element: float
+) -> float: ...
+def break_even_bytes(
+    *,
+    ranks: int,
+    spec: CodecSpec,
+    bandwidth: float,
+    fixed_s: float,
+    codec_s_per_element: float,
+) -> float: ...
+def encode(
+    x: NDArray[Any],
+    *,
+    spec: CodecSpec,
     seed: int = 0,
     tensor: int = 0,
     step: int = 0,
     rank: int = 0,
+    dtype: str = "",
+    generator: str = "ars",
 ) -> NDArray[np.uint8]: ...
-def decode(
-    message: NDArray[np.uint8], *, count: int, bits: int, bucket_size: int, norm: str
-) -> NDArray[np.float32]: ...
+def encode_into(
+    x: NDArray[Any],
+    message: NDArray[np.uint8],
+    *,
+    spec: CodecSpec,
+    seed: int = 0,
+    tensor: int = 0,
+    step: int = 0,
+    rank: int = 0,
+    dtype: str = "",
+    generator: str = "ars",
+    threads: int = 1,
+) -> bool: ...
+def decode(message: NDArray[np.uint8], *, count: int, spec: CodecSpec) -> NDArray[np.float32]: ...
+def decode_into(
+    message: NDArray[np.uint8],
+    y: NDArray[Any],
+    *,
+    spec: CodecSpec,
+    dtype: str = "",
+    threads: int = 1,
+) -> None: ...
+def decode_add_into(
+    message: NDArray[np.uint8], y: NDArray[np.float32], *, spec: CodecSpec, threads: int = 1
+) -> None: ...
+def max_abs(x: NDArray[np.float32]) -> float: ...
+def add_into(y: NDArray[np.float32], x: NDArray[np.float32]) -> None: ...
+def noise(
+    *,
+    first_tile: int,
+    tiles: int,
+    seed: int = 0,
+    tensor: int = 0,
+    step: int = 0,
+    rank: int = 0,
+    generator: str = "ars",
+) -> NDArray[np.uint16]: ...
+def instruction_sets() -> list[str]: ...
+def use_instruction_set(name: str) -> None: ...
+def elias_encode(
+    x: NDArray[Any],
+    *,
+    levels: int,
+    bucket_size: int = 512,
+    sparse: bool = True,
+    seed: int = 0,
+    tensor: int = 0,
+    step: int = 0,
+    rank: int = 0,
+) -> bytes: ...
+def elias_decode(message: bytes, *, count: int) -> NDArray[np.float32]: ...
 def thread_allreduce(
     ranks: Sequence[Sequence[NDArray[Any]]],
     *,
     op: str = "sum",
-    coding: _Coding | None = None,
+    coding: CodecSpec | None = None,
+    algorithm: str = "auto",
     seed: int = 0,
     ids: Sequence[int],
     step: int = 0,
-) -> list[int]: ...
+    residuals: Sequence[Sequence[NDArray[np.float32]]] | None = None,
+    owner_residuals: Sequence[Sequence[NDArray[np.float32]]] | None = None,
+    threads: int = 1,
+    segment: int = 0,
+    dtype: str | None = None,
+) -> list[dict[str, Any]]: ...
+
+class Workers:
+    def __init__(self, threads: int) -> None: ...
+
+class BucketTensor:
+    def __init__(
+        self,
+        *,
+        at: int,
+        count: int,
+        id: int,
+        spec: CodecSpec | None = None,
+        residual: int = 0,
+        owner_residual: int = 0,
+    ) -> None: ...
+
+def owned_elements(count: int, *, spec: CodecSpec, id: int, size: int, rank: int) -> int: ...
+
+class BucketCoder:
+    def __init__(
+        self,
+        tensors: Sequence[BucketTensor],
+        *,
+        dtype: str,
+        seed: int,
+        rank: int,
+        size: int,
+        limit: int = 0,
+        workers: Workers,
+    ) -> None: ...
+    @property
+    def waves(self) -> int: ...
+    def bytes(self, wave: int, owner: int) -> int: ...
+    def begin(self, bucket: int, steps: Sequence[int]) -> None: ...
+    def encode(self, wave: int, messages: int) -> None: ...
+    def reduce(self, wave: int, messages: int, result: int) -> None: ...
+    def decode(self, wave: int, results: int, stride: int) -> None: ...
+    def quality(self) -> tuple[float, float]: ...
+
+def gpu_platform(library: str) -> str: ...
+
+class GpuBucket:
+    stride: int
+    def __init__(
+        self,
+        library: str,
+        tensors: list[BucketTensor],
+        *,
+        dtype: str,
+        seed: int,
+        rank: int,
+        size: int,
+    ) -> None: ...
+    def tables(
+        self,
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]: ...
+    def encode(
+        self,
+        x: int,
+        *,
+        table: int,
+        messages: int,
+        step: int = 0,
+        later: int = 0,
+        nonfinite: int = 0,
+        stream: int = 0,
+    ) -> None: ...
+    def reduce(
+        self,
+        x: int,
+        *,
+        table: int,
+        messages: int,
+        result: int,
+        step: int = 0,
+        later: int = 0,
+        nonfinite: int = 0,
+        stream: int = 0,
+    ) -> None: ...
+    def decode(
+        self, results: int, *, table: int, out: int, nonfinite: int = 0, stream: int = 0
+    ) -> None: ...
+
+def set_current_engine(engine: Engine | None) -> None: ...
+def operation_facts(
+    *,
+    kind: str,
+    name: str = "",
+    op: str = "sum",
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    coding: CodecSpec | None = None,
+    error_feedback: bool = False,
+    nmse_budget: float = 0.0,
+    lasting: bool = True,
+    check_finite: bool = False,
+    process_set: int = 0,
+    group: str = "",
+    group_size: int = 0,
+    root: int = 0,
+) -> bytes: ...
+def read_operation_facts(facts: bytes) -> dict[str, Any]: ...
+def foreign_table_address() -> int: ...
+def xla_collective() -> Any: ...

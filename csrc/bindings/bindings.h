@@ -1,23 +1,31 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <tuple>
 
 #include "collectives/reduce.h"
-#include "quant/quantizer.h"
+#include "quant/codec.h"
 
 void bind_engine(pybind11::module_& m);
 void bind_codec(pybind11::module_& m);
+void bind_communicator(pybind11::module_& m);
+void bind_planner(pybind11::module_& m);
+void bind_spec(pybind11::module_& m);
+void bind_threads(pybind11::module_& m);
+void bind_elias(pybind11::module_& m);
+void bind_bucket(pybind11::module_& m);
+void bind_foreign(pybind11::module_& m);
+void bind_jax(pybind11::module_& m);
+void bind_gpu(pybind11::module_& m);
 
 // Names as Python spells them; each throws a usage error that lists what is known.
 qsgd::DType parse_dtype(const std::string& name);
+qsgd::Generator parse_generator(const std::string& name);
 qsgd::ReduceOp parse_op(const std::string& name);
-qsgd::Norm parse_norm(const std::string& name);
 
-// (bits, bucket_size, norm), or None for no compression.
-using Coding = std::optional<std::tuple<int, uint32_t, std::string>>;
-qsgd::QuantSpec parse_spec(const Coding& coding);
+// How to code, or None for no compression.
+using Coding = std::optional<qsgd::CodecSpec>;

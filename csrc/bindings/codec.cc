@@ -1,17 +1,12 @@
-// The codec and the collectives by themselves, over numpy arrays: for tests, lessons and
-// benchmarks.
+// The codec by itself, over numpy arrays: for tests, lessons and benchmarks.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
-#include <exception>
-#include <thread>
+#include <limits>
 
 #include "bindings/bindings.h"
-#include "collectives/ring_allreduce.h"
-#include "collectives/sra_allreduce.h"
-#include "quant/wire.h"
-#include "transport/thread_transport.h"
+#include "quant/kernels.h"
+#include "quant/message.h"
 
 namespace py = pybind11;
 
@@ -21,123 +16,131 @@ namespace {
 using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using Bytes = py::array_t<uint8_t, py::array::c_style | py::array::forcecast>;
 
-size_t message_bytes(size_t count, const QuantSpec& spec) {
-  return sizeof(WireHeader) + spec.buckets(count) * sizeof(float) + spec.code_bytes(count);
-}
-
-// Calls f(begin, count, offset of the norm, offset of the codes) for every bucket.
-template <class F>
-void for_each_bucket(size_t count, const QuantSpec& spec, F&& f) {
-  size_t norm_at = sizeof(WireHeader);
-  size_t codes_at = norm_at + spec.buckets(count) * sizeof(float);
-  for (size_t begin = 0; begin < count; begin += spec.bucket) {
-    const size_t size = std::min<size_t>(spec.bucket, count - begin);
-    f(begin, size, norm_at, codes_at);
-    norm_at += sizeof(float);
-    codes_at += spec.code_bytes(size);
+// A contiguous array as its elements; `dtype` overrides numpy's, which has no bfloat16.
+struct Elements {
+  Elements(const py::array& x, const std::string& dtype)
+      : type(parse_dtype(dtype.empty() ? std::string(py::str(x.dtype())) : dtype)),
+        count(static_cast<size_t>(x.size())),
+        data(x.data()) {
+    if (!(x.flags() & py::array::c_style)) throw usage_error("the array must be contiguous");
+    if (static_cast<size_t>(x.itemsize()) != facts(type).size) {
+      throw usage_error("elements of " + std::to_string(x.itemsize()) + " bytes cannot be " +
+                        facts(type).name);
+    }
   }
+  DType type;
+  size_t count;
+  const void* data;
+};
+
+void expect_size(const Bytes& message, size_t count, const CodecSpec& spec) {
+  const auto got = static_cast<size_t>(message.size());
+  const size_t wanted = message_bytes(count, spec);
+  if (got == wanted) return;
+  throw usage_error("message of " + std::to_string(got) + " bytes, expected " +
+                    std::to_string(wanted) + " for " + std::to_string(count) + " elements");
 }
 
-Bytes encode(const Floats& x, int bits, uint32_t bucket, const std::string& norm, uint64_t seed,
-             uint32_t tensor, uint32_t step, uint32_t rank) {
-  const QuantSpec spec = parse_spec(Coding({bits, bucket, norm}));
-  const auto count = static_cast<size_t>(x.size());
-  Bytes message(static_cast<py::ssize_t>(message_bytes(count, spec)));
+bool encode_into(const py::array& x, Bytes message, const CodecSpec& spec, uint64_t seed,
+                 uint32_t tensor, uint32_t step, uint32_t rank, const std::string& dtype,
+                 const std::string& generator, int threads) {
+  const Elements in(x, dtype);
+  expect_size(message, in.count, spec);
   uint8_t* const out = message.mutable_data();
-  const float* const in = x.data();
-  const NoiseKey key{seed, tensor, step, rank, Phase::kScatter};
+  const NoiseKey key{seed, tensor, step, rank, Phase::kScatter, parse_generator(generator)};
   const py::gil_scoped_release no_gil;
-  for_each_bucket(count, spec, [&](size_t begin, size_t size, size_t norm_at, size_t codes_at) {
-    const float n = encode_bucket(in + begin, size, begin, spec, key, out + codes_at);
-    std::memcpy(out + norm_at, &n, sizeof n);
-  });
-  seal(out, message_bytes(count, spec), spec, 1, count);
+  Workers workers(threads);
+  return encode_message(in.data, in.type, in.count, spec, key, out, workers);
+}
+
+Bytes encode_new(const py::array& x, const CodecSpec& spec, uint64_t seed, uint32_t tensor,
+                 uint32_t step, uint32_t rank, const std::string& dtype,
+                 const std::string& generator) {
+  Bytes message(static_cast<py::ssize_t>(message_bytes(static_cast<size_t>(x.size()), spec)));
+  encode_into(x, message, spec, seed, tensor, step, rank, dtype, generator, 1);
   return message;
 }
 
-Floats decode(const Bytes& message, size_t count, int bits, uint32_t bucket,
-              const std::string& norm) {
-  const QuantSpec spec = parse_spec(Coding({bits, bucket, norm}));
-  const auto size_bytes = static_cast<size_t>(message.size());
-  if (size_bytes != message_bytes(count, spec)) {
-    throw usage_error("message of " + std::to_string(size_bytes) + " bytes, expected " +
-                      std::to_string(message_bytes(count, spec)) + " for " + std::to_string(count) +
-                      " elements");
-  }
-  verify(message.data(), size_bytes, spec, 1, count, 0);
-  Floats out(static_cast<py::ssize_t>(count));
-  const uint8_t* const in = message.data();
-  float* const to = out.mutable_data();
+void decode_any(const Bytes& message, py::array out, const CodecSpec& spec,
+                const std::string& dtype, bool add, int threads) {
+  const Elements to(out, dtype);
+  expect_size(message, to.count, spec);
+  void* const data = out.mutable_data();
   const py::gil_scoped_release no_gil;
-  for_each_bucket(count, spec, [&](size_t begin, size_t size, size_t norm_at, size_t codes_at) {
-    float n;
-    std::memcpy(&n, in + norm_at, sizeof n);
-    decode_bucket(n, in + codes_at, size, spec, to + begin);
-  });
+  Workers workers(threads);
+  decode_message(message.data(), static_cast<size_t>(message.size()), to.count, spec, data, to.type,
+                 add, workers);
+}
+
+Floats decode_new(const Bytes& message, size_t count, const CodecSpec& spec) {
+  expect_size(message, count, spec);
+  Floats out(static_cast<py::ssize_t>(count));
+  decode_any(message, out, spec, "", false, 1);
   return out;
 }
 
-// One list of tensors per rank; every rank runs on a thread of its own. Reduces in place and
-// returns the bytes that each rank sent.
-std::vector<uint64_t> thread_allreduce(const std::vector<std::vector<py::array>>& ranks,
-                                       const std::string& op, const Coding& coding, uint64_t seed,
-                                       const std::vector<uint32_t>& ids, uint32_t step) {
-  ReduceArgs args;
-  args.op = parse_op(op);
-  std::vector<std::vector<ReduceTensor>> tensors(ranks.size());
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    for (size_t t = 0; t < ranks[r].size(); ++t) {
-      py::array array = ranks[r][t];
-      args.dtype = parse_dtype(py::str(array.dtype()));
-      void* const data = array.mutable_data();
-      tensors[r].push_back({data, data, static_cast<size_t>(array.size()), ids.at(t), step});
-    }
+float max_abs(const Floats& x) {
+  const auto most = kernels().max_magnitude(x.data(), static_cast<size_t>(x.size()));
+  return most > 0x7f800000u ? std::numeric_limits<float>::quiet_NaN() : bit_cast<float>(most);
+}
+
+void add_into(Floats y, const Floats& x) {
+  if (y.size() != x.size()) {
+    throw usage_error("arrays of " + std::to_string(y.size()) + " and " + std::to_string(x.size()) +
+                      " elements cannot be added");
   }
-  const int size = static_cast<int>(ranks.size());
-  const auto world = std::make_shared<ThreadWorld>(size);
-  std::vector<uint64_t> sent(ranks.size());
-  std::vector<std::exception_ptr> faults(ranks.size());
-  {
-    const py::gil_scoped_release no_gil;
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < size; ++rank) {
-      threads.emplace_back([&, rank] {
-        const auto r = static_cast<size_t>(rank);
-        ThreadTransport transport(world, rank);
-        try {
-          if (coding) {
-            sra_allreduce(transport, tensors[r], args, parse_spec(coding), seed);
-          } else {
-            ring_allreduce(transport, tensors[r], args);
-          }
-        } catch (...) {
-          faults[r] = std::current_exception();
-          world->abort_flag()->raise("another rank failed");
-        }
-        sent[r] = transport.bytes_sent();
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
-  for (const std::exception_ptr& fault : faults) {
-    if (fault) std::rethrow_exception(fault);
-  }
-  return sent;
+  kernels().add(y.mutable_data(), x.data(), static_cast<size_t>(x.size()));
+}
+
+py::array_t<uint16_t> noise_array(uint64_t first_tile, size_t tiles, uint64_t seed, uint32_t tensor,
+                                  uint32_t step, uint32_t rank, const std::string& generator) {
+  py::array_t<uint16_t> out(static_cast<py::ssize_t>(tiles * kTile));
+  noise({seed, tensor, step, rank, Phase::kScatter, parse_generator(generator)}, first_tile, tiles,
+        out.mutable_data());
+  return out;
 }
 
 }  // namespace
 }  // namespace qsgd
 
 void bind_codec(py::module_& m) {
-  m.def("encode", &qsgd::encode, py::arg("x"), py::kw_only(), py::arg("bits"),
-        py::arg("bucket_size"), py::arg("norm"), py::arg("seed") = 0, py::arg("tensor") = 0,
-        py::arg("step") = 0, py::arg("rank") = 0,
-        "Code float32 values as one wire message; the same key gives the same bytes.");
-  m.def("decode", &qsgd::decode, py::arg("message"), py::kw_only(), py::arg("count"),
-        py::arg("bits"), py::arg("bucket_size"), py::arg("norm"),
+  using namespace qsgd;
+  const auto no_copy = [](const char* name) { return py::arg(name).noconvert(); };
+  m.def("encode", &encode_new, py::arg("x"), py::kw_only(), py::arg("spec"), py::arg("seed") = 0,
+        py::arg("tensor") = 0, py::arg("step") = 0, py::arg("rank") = 0, py::arg("dtype") = "",
+        py::arg("generator") = "ars",
+        "Code a contiguous floating array as one wire message; the same key gives the same bytes. "
+        "dtype='bfloat16' says that a uint16 array holds the bits of such elements; "
+        "generator='philox' draws the noise that GPUs do, slowly.");
+  m.def("encode_into", &encode_into, py::arg("x"), no_copy("message"), py::kw_only(),
+        py::arg("spec"), py::arg("seed") = 0, py::arg("tensor") = 0, py::arg("step") = 0,
+        py::arg("rank") = 0, py::arg("dtype") = "", py::arg("generator") = "ars",
+        py::arg("threads") = 1,
+        "The same into a uint8 array of 32 + spec.bytes(x.size). Returns whether x was finite.");
+  m.def("decode", &decode_new, py::arg("message"), py::kw_only(), py::arg("count"), py::arg("spec"),
         "Decode a wire message; refuses one that is corrupt or of another format.");
-  m.def("thread_allreduce", &qsgd::thread_allreduce, py::arg("ranks"), py::kw_only(),
-        py::arg("op") = "sum", py::arg("coding") = py::none(), py::arg("seed") = 0, py::arg("ids"),
-        py::arg("step") = 0,
-        "Allreduce in place among threads, one list of arrays per rank; returns bytes sent.");
+  m.def(
+      "decode_into",
+      [](const Bytes& message, py::array y, const CodecSpec& spec, const std::string& dtype,
+         int threads) { decode_any(message, std::move(y), spec, dtype, false, threads); },
+      py::arg("message"), no_copy("y"), py::kw_only(), py::arg("spec"), py::arg("dtype") = "",
+      py::arg("threads") = 1, "Decode into an array of any floating type.");
+  m.def(
+      "decode_add_into",
+      [](const Bytes& message, Floats y, const CodecSpec& spec, int threads) {
+        decode_any(message, std::move(y), spec, "", true, threads);
+      },
+      py::arg("message"), no_copy("y"), py::kw_only(), py::arg("spec"), py::arg("threads") = 1,
+      "Add the decoded values to a float32 array.");
+  m.def("max_abs", &max_abs, no_copy("x"),
+        "The largest magnitude of a float32 array, NaN if one is: the least that an encoder reads.",
+        py::call_guard<py::gil_scoped_release>());
+  m.def("add_into", &add_into, no_copy("y"), no_copy("x"), "y += x, float32.");
+  m.def("noise", &noise_array, py::kw_only(), py::arg("first_tile"), py::arg("tiles"),
+        py::arg("seed") = 0, py::arg("tensor") = 0, py::arg("step") = 0, py::arg("rank") = 0,
+        py::arg("generator") = "ars", "The 16-bit rounding noise of tiles of 64 elements.");
+  m.def("instruction_sets", &instruction_sets,
+        "Instruction sets that this machine can code with, fastest first.");
+  m.def("use_instruction_set", &use_instruction_set, py::arg("name"),
+        "Code with another of them: all give the same bytes. For tests and comparisons.");
 }

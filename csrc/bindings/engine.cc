@@ -1,9 +1,11 @@
-#include "engine/engine.h"
+#include "bindings/engine.h"
 
 #include <pybind11/functional.h>
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include "bindings/bindings.h"
+#include <algorithm>
+
 #include "transport/mpi_transport.h"
 #include "transport/thread_transport.h"
 
@@ -11,8 +13,6 @@ namespace py = pybind11;
 
 namespace qsgd {
 namespace {
-
-constexpr std::chrono::milliseconds kSignalCheck{100};
 
 NonFinite parse_nonfinite(const std::string& name) {
   if (name == "error") return NonFinite::kError;
@@ -23,15 +23,12 @@ NonFinite parse_nonfinite(const std::string& name) {
 
 // The engine calls the logger from its own thread, where the GIL is not held.
 std::function<void(const std::string&)> with_gil(py::object log) {
-  if (log.is_none()) return nullptr;
-  const auto shared = std::shared_ptr<py::object>(new py::object(std::move(log)), [](auto* object) {
-    const py::gil_scoped_acquire gil;
-    delete object;
-  });
-  return [shared](const std::string& text) {
+  const std::shared_ptr<py::object> held = hold(std::move(log));
+  if (held == nullptr) return nullptr;
+  return [held](const std::string& text) {
     const py::gil_scoped_acquire gil;
     try {
-      (*shared)(text);
+      (*held)(text);
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("qsgd_hpc log callback");
     }
@@ -39,81 +36,126 @@ std::function<void(const std::string&)> with_gil(py::object log) {
 }
 
 EngineConfig make_config(uint64_t seed, size_t fusion_bytes, const std::string& nonfinite,
-                         double stall_warning_s, py::object log) {
-  return {seed, fusion_bytes, parse_nonfinite(nonfinite), stall_warning_s,
-          with_gil(std::move(log))};
+                         const std::string& algorithm, int threads, bool planner,
+                         size_t cache_capacity, double cycle_time_s, double stall_warning_s,
+                         double stall_shutdown_s, double deadlock_s, size_t kept_steps,
+                         py::object log) {
+  EngineConfig config;
+  config.seed = seed;
+  config.fusion_bytes = fusion_bytes;
+  config.nonfinite = parse_nonfinite(nonfinite);
+  config.algorithm = parse_algorithm(algorithm);
+  config.threads = threads;
+  config.planner = planner;
+  config.cache_capacity = cache_capacity;
+  config.cycle_time_s = cycle_time_s;
+  config.stall_warning_s = stall_warning_s;
+  config.stall_shutdown_s = stall_shutdown_s;
+  config.deadlock_s = deadlock_s;
+  config.kept_steps = kept_steps;
+  config.log = with_gil(std::move(log));
+  return config;
 }
 
-// The engine's thread may wait for the GIL to log while its destructor waits for the thread.
-struct DeleteWithoutGil {
-  void operator()(Engine* engine) const {
-    const py::gil_scoped_release no_gil;
-    delete engine;
-  }
-};
-using EnginePtr = std::unique_ptr<Engine, DeleteWithoutGil>;
-
-EnginePtr over_mpi(const MpiFacts& facts, EngineConfig config) {
+EnginePtr over_mpi(const MpiFacts& facts, EngineConfig config,
+                   const std::optional<NodeFacts>& node) {
   auto abort = std::make_shared<AbortFlag>();
   auto transport = make_mpi_transport(facts, abort);
-  return EnginePtr(new Engine(std::move(transport), std::move(abort), std::move(config)));
+  auto shared = node ? std::make_unique<SharedNode>(*node, *transport) : nullptr;
+  return EnginePtr(
+      new Engine(std::move(transport), std::move(abort), std::move(config), std::move(shared)),
+      DeleteWhereMade<Engine>());
 }
 
-EnginePtr over_threads(const std::shared_ptr<ThreadWorld>& world, int rank, EngineConfig config) {
-  return EnginePtr(new Engine(std::make_unique<ThreadTransport>(world, rank), world->abort_flag(),
-                              std::move(config)));
+EnginePtr over_threads(const std::shared_ptr<ThreadWorld>& world, int rank, EngineConfig config,
+                       const std::optional<int>& ranks_per_node) {
+  auto transport = std::make_unique<ThreadTransport>(world, rank);
+  auto shared = ranks_per_node ? make_thread_node(*world, *transport, *ranks_per_node) : nullptr;
+  return EnginePtr(
+      new Engine(std::move(transport), world->abort_flag(), std::move(config), std::move(shared)),
+      DeleteWhereMade<Engine>());
 }
 
-std::shared_ptr<Handle> allreduce(Engine& engine, const std::string& name, std::uintptr_t in,
-                                  std::uintptr_t out, const std::vector<int64_t>& shape,
-                                  const std::string& dtype, const std::string& op, double prescale,
-                                  double postscale, const Coding& coding, bool check_finite) {
-  Submission s;
-  s.name = name;
-  s.kind = OpKind::kAllreduce;
-  s.shape = shape;
-  s.args = {parse_dtype(dtype), parse_op(op), prescale, postscale};
-  s.quantised = coding.has_value();
-  if (s.quantised) s.spec = parse_spec(coding);
-  s.check_finite = check_finite;
-  return engine.submit(std::move(s), reinterpret_cast<const void*>(in),
-                       reinterpret_cast<void*>(out));
-}
-
-std::shared_ptr<Handle> broadcast_tensor(Engine& engine, const std::string& name,
-                                         std::uintptr_t data, const std::vector<int64_t>& shape,
-                                         const std::string& dtype, int root) {
-  Submission s;
-  s.name = name;
-  s.kind = OpKind::kBroadcast;
-  s.shape = shape;
-  s.args.dtype = parse_dtype(dtype);
-  s.root = root;
-  void* const pointer = reinterpret_cast<void*>(data);
-  return engine.submit(std::move(s), pointer, pointer);
-}
-
-// Waits without the GIL, but wakes to let Ctrl-C through.
-void wait(const Handle& handle) {
-  while (true) {
-    {
-      const py::gil_scoped_release no_gil;
-      if (handle.wait_for(kSignalCheck)) break;
-    }
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-  }
-  handle.check();
+void tune(Engine& engine, std::optional<size_t> fusion_bytes, std::optional<double> cycle_time_s,
+          const std::optional<std::string>& algorithm, std::optional<int> bits) {
+  Tuning tuning{fusion_bytes, cycle_time_s, std::nullopt, bits};
+  if (algorithm) tuning.algorithm = parse_algorithm(*algorithm);
+  engine.tune(tuning);
 }
 
 py::dict stats(const Engine& engine) {
   const EngineStats s = engine.stats();
   py::dict d;
   d["wire_bytes"] = s.wire_bytes;
-  d["gradient_bytes"] = s.gradient_bytes;
-  d["allreduces"] = s.allreduces;
-  d["fused_reductions"] = s.fused;
-  d["comm_time_s"] = s.comm_time_s;
+  d["shared_memory_bytes"] = s.shared_memory_bytes;
+  d["control_bytes"] = s.control_bytes;
+  d["gradient_bytes"] = s.work.gradient_bytes;
+  d["allreduces"] = s.work.allreduces;
+  d["fused_reductions"] = s.work.fused;
+  d["comm_time_s"] = s.work.comm_time_s;
+  d["coding_time_s"] = s.work.coding_time_s;
+  d["wait_time_s"] = s.wait_time_s;
+  d["steps"] = s.steps;
   return d;
+}
+
+template <class T, class Get>
+py::array_t<T> column(const std::vector<Step>& steps, const Get& get) {
+  py::array_t<T> array(static_cast<py::ssize_t>(steps.size()));
+  std::transform(steps.begin(), steps.end(), array.mutable_data(), get);
+  return array;
+}
+
+py::dict step_profile(const Engine& engine) {
+  const StepProfile profile = engine.step_profile();
+  const std::vector<Step>& last = profile.last;
+  py::dict d;
+  d["steps"] = profile.steps;
+  d["step_s"] = column<double>(last, [](const Step& s) { return s.seconds; });
+  d["wait_s"] = column<double>(last, [](const Step& s) { return s.work.wait_s; });
+  d["comm_s"] = column<double>(last, [](const Step& s) { return s.work.comm_s; });
+  d["coding_s"] = column<double>(last, [](const Step& s) { return s.work.coding_s; });
+  d["wire_bytes"] = column<uint64_t>(last, [](const Step& s) { return s.work.wire_bytes; });
+  py::list layers;
+  for (const StepLayer& layer : profile.layers) {
+    layers.append(py::make_tuple(layer.name, layer.elements, layer.ready_s));
+  }
+  d["layers"] = layers;
+  d["waits_seen"] = profile.waits_seen;
+  return d;
+}
+
+py::dict quality(const Engine& engine) {
+  py::dict all;
+  for (const auto& [name, q] : engine.quality()) {
+    py::dict d;
+    d["coding"] = q.coding ? describe(*q.coding) : "none";
+    const double elements = q.coding ? q.coding->bucket : static_cast<double>(q.count);
+    const size_t bytes = q.coding ? q.coding->code_bytes(q.coding->bucket) : q.wire_bytes;
+    d["bits"] = elements > 0 ? 8 * static_cast<double>(bytes) / elements : 0;
+    d["nmse"] = q.nmse;
+    d["mean_nmse"] = q.nmse_sum / static_cast<double>(q.reductions);
+    d["wire_bytes"] = q.wire_bytes;
+    d["elements"] = q.count;
+    d["reductions"] = q.reductions;
+    all[py::str(name)] = d;
+  }
+  return all;
+}
+
+using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
+Floats owed_share(Engine& engine, const std::string& name) {
+  const std::vector<float> share = engine.owed_share(name);
+  return Floats(static_cast<py::ssize_t>(share.size()), share.data());
+}
+
+void restore_owed(Engine& engine, const std::map<std::string, Floats>& owed) {
+  std::map<std::string, std::vector<float>> copies;
+  for (const auto& [name, values] : owed) {
+    copies[name].assign(values.data(), values.data() + values.size());
+  }
+  engine.restore_owed(std::move(copies));
 }
 
 }  // namespace
@@ -140,25 +182,23 @@ void bind_engine(py::module_& m) {
   py::class_<EngineConfig>(m, "EngineConfig")
       .def(py::init(&make_config), py::kw_only(), py::arg("seed") = 0,
            py::arg("fusion_bytes") = size_t{64} << 20, py::arg("nonfinite") = "error",
-           py::arg("stall_warning_s") = 60.0, py::arg("log") = py::none());
+           py::arg("algorithm") = "auto", py::arg("threads") = 1, py::arg("planner") = false,
+           py::arg("cache_capacity") = 1024, py::arg("cycle_time_s") = 0.0,
+           py::arg("stall_warning_s") = 60.0, py::arg("stall_shutdown_s") = 0.0,
+           py::arg("deadlock_s") = 10.0, py::arg("kept_steps") = size_t{65536},
+           py::arg("log") = py::none());
 
   py::class_<ThreadWorld, std::shared_ptr<ThreadWorld>>(m, "ThreadWorld")
       .def(py::init<int>(), py::arg("size"));
 
-  py::class_<Handle, std::shared_ptr<Handle>>(m, "Handle")
-      .def("done", &Handle::done)
-      .def("lost", &Handle::lost)
-      .def("wait", &wait, "Wait until the operation is complete; raise what it ended with.");
-
-  py::class_<Engine, EnginePtr>(m, "Engine")
-      .def_static("over_mpi", &over_mpi, py::arg("facts"), py::arg("config"))
+  bind_handle(m);
+  EngineClass engine(m, "Engine");
+  bind_operations(engine);
+  engine
+      .def_static("over_mpi", &over_mpi, py::arg("facts"), py::arg("config"),
+                  py::arg("node") = py::none())
       .def_static("over_threads", &over_threads, py::arg("world"), py::arg("rank"),
-                  py::arg("config"))
-      .def("allreduce", &allreduce, py::kw_only(), py::arg("name"), py::arg("source"),
-           py::arg("target"), py::arg("shape"), py::arg("dtype"), py::arg("op"),
-           py::arg("prescale"), py::arg("postscale"), py::arg("coding"), py::arg("check_finite"))
-      .def("broadcast", &broadcast_tensor, py::kw_only(), py::arg("name"), py::arg("target"),
-           py::arg("shape"), py::arg("dtype"), py::arg("root"))
+                  py::arg("config"), py::arg("ranks_per_node") = py::none())
       .def(
           "watch",
           [](Engine& engine, const std::vector<std::tuple<int, int, std::string>>& peers,
@@ -168,10 +208,41 @@ void bind_engine(py::module_& m) {
             engine.watch(std::move(list), grace_s);
           },
           py::arg("peers"), py::arg("grace_s"), NoGil())
+      .def(
+          "start_timeline",
+          [](Engine& engine, const std::string& path, bool mark_cycles,
+             std::optional<double> zero_s) {
+            using Clock = Timeline::Clock;
+            const std::chrono::duration<double> since_boot(zero_s.value_or(0));
+            engine.start_timeline(
+                path, mark_cycles,
+                zero_s ? Clock::time_point(std::chrono::duration_cast<Clock::duration>(since_boot))
+                       : Clock::now());
+          },
+          py::arg("path"), py::arg("mark_cycles") = false, py::arg("zero_s") = py::none(),
+          "Write what happens to every tensor; times count from this time.monotonic(), or now.")
+      .def("stop_timeline", &Engine::stop_timeline, NoGil())
       .def("shutdown", &Engine::shutdown, py::arg("reason"), py::arg("patience_s") = 1e9, NoGil())
       .def("abort", &Engine::abort, py::arg("message"), NoGil())
       .def("aborted", &Engine::aborted)
+      .def("tune", &tune, py::kw_only(), py::arg("fusion_bytes") = py::none(),
+           py::arg("cycle_time_s") = py::none(), py::arg("algorithm") = py::none(),
+           py::arg("bits") = py::none(),
+           "On rank 0: change how later operations are carried out, on all ranks alike.")
       .def("stats", &stats)
+      .def("step_profile", &step_profile,
+           "What of this rank's work fell into each of the latest steps that are over.")
+      .def("quality", &quality, "How each tensor that asked for compression travels, by name.")
+      .def("owed_counts", &Engine::owed_counts,
+           "Elements of each tensor that error feedback owes something.")
+      .def("owed_share", &owed_share, py::arg("name"),
+           "This rank's share of what is owed to a tensor's result; the ranks' shares add up.")
+      .def("restore_owed", &restore_owed, py::arg("owed"),
+           "Replace what is owed; every rank passes the same sums of shares.")
+      .def("coded_steps", &Engine::coded_steps,
+           "How often each tensor was coded, on which the noise of its rounding depends.")
+      .def("restore_coded_steps", &Engine::restore_coded_steps, py::arg("steps"),
+           "Replace what coded_steps returned; every rank passes the same.")
       .def_property_readonly("rank", &Engine::rank)
       .def_property_readonly("size", &Engine::size);
 }

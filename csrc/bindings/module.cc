@@ -33,6 +33,15 @@ PYBIND11_MODULE(_core, m) {
       py::set_error(type, error.what());
     }
   });
+  bind_spec(m);
   bind_engine(m);
   bind_codec(m);
+  bind_threads(m);
+  bind_elias(m);
+  bind_bucket(m);
+  bind_communicator(m);
+  bind_planner(m);
+  bind_foreign(m);
+  bind_jax(m);
+  bind_gpu(m);
 }

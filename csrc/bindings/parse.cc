@@ -1,3 +1,5 @@
+#include <pybind11/operators.h>
+
 #include <array>
 
 #include "bindings/bindings.h"
@@ -29,12 +31,33 @@ qsgd::DType parse_dtype(const std::string& name) {
 
 qsgd::ReduceOp parse_op(const std::string& name) {
   using Op = qsgd::ReduceOp;
-  return look_up<Op, 5>("reduction", name,
+  return look_up<Op, 6>("reduction", name,
                         {{{"sum", Op::kSum},
                           {"average", Op::kAverage},
                           {"min", Op::kMin},
                           {"max", Op::kMax},
-                          {"product", Op::kProduct}}});
+                          {"product", Op::kProduct},
+                          {"adasum", Op::kAdasum}}});
+}
+
+qsgd::Generator parse_generator(const std::string& name) {
+  using G = qsgd::Generator;
+  return look_up<G, 2>("generator", name, {{{"ars", G::kArs}, {"philox", G::kPhilox}}});
+}
+
+namespace {
+
+qsgd::Scheme parse_scheme(const std::string& name) {
+  using S = qsgd::Scheme;
+  return look_up<S, qsgd::kSchemes>("scheme", name,
+                                    {{{"qsgd", S::kQsgd},
+                                      {"minmax", S::kMinMax},
+                                      {"nuqsgd", S::kNuqsgd},
+                                      {"terngrad", S::kTernGrad},
+                                      {"sign", S::kSign},
+                                      {"topk", S::kTopK},
+                                      {"float16", S::kFloat16},
+                                      {"bfloat16", S::kBFloat16}}});
 }
 
 qsgd::Norm parse_norm(const std::string& name) {
@@ -42,9 +65,41 @@ qsgd::Norm parse_norm(const std::string& name) {
                                 {{{"max", qsgd::Norm::kMax}, {"l2", qsgd::Norm::kL2}}});
 }
 
-qsgd::QuantSpec parse_spec(const Coding& coding) {
-  const auto& [bits, bucket, norm] = *coding;
-  const qsgd::QuantSpec spec{bits, parse_norm(norm), bucket};
-  check(spec);
-  return spec;
+qsgd::Rounding parse_rounding(const std::string& name) {
+  using R = qsgd::Rounding;
+  return look_up<R, 2>("rounding", name,
+                       {{{"stochastic", R::kStochastic}, {"nearest", R::kNearest}}});
+}
+
+}  // namespace
+
+void bind_spec(pybind11::module_& m) {
+  namespace py = pybind11;
+  using qsgd::CodecSpec;
+  py::class_<CodecSpec>(m, "CodecSpec")
+      .def(py::init([](const std::string& scheme, std::optional<int> bits, uint32_t bucket_size,
+                       const std::string& norm, const std::string& rounding, uint32_t k,
+                       bool contract) {
+             CodecSpec spec;
+             spec.scheme = parse_scheme(scheme);
+             const int fixed = qsgd::fixed_bits(spec.scheme);
+             spec.bits = bits.value_or(fixed != 0 ? fixed : spec.bits);
+             spec.norm = parse_norm(norm);
+             spec.rounding = parse_rounding(rounding);
+             spec.bucket = bucket_size;
+             spec.k = k;
+             spec.contract = contract;
+             check(spec);
+             return spec;
+           }),
+           py::kw_only(), py::arg("scheme") = "qsgd", py::arg("bits") = py::none(),
+           py::arg("bucket_size") = 512, py::arg("norm") = "max",
+           py::arg("rounding") = "stochastic", py::arg("k") = 0, py::arg("contract") = false)
+      .def_readonly("bits", &CodecSpec::bits)
+      .def_readonly("bucket_size", &CodecSpec::bucket)
+      .def_property_readonly("biased", &qsgd::biased)
+      .def("bytes", &CodecSpec::bytes, py::arg("count"),
+           "Bytes of the scales and codes of `count` elements.")
+      .def(py::self == py::self)
+      .def("__repr__", [](const CodecSpec& spec) { return describe(spec); });
 }

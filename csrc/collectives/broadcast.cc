@@ -1,24 +1,78 @@
 #include "collectives/broadcast.h"
 
-namespace qsgd {
+#include <algorithm>
 
-void broadcast(Transport& transport, void* data, size_t size_bytes, int root) {
-  const int size = transport.size();
-  const auto rank_at = [&](int position) { return (position + root) % size; };
-  const int position = (transport.rank() - root + size) % size;  // the root stands at 0
+namespace qsgd {
+namespace {
+
+constexpr size_t kSegmentBytes = size_t{256} << 10;
+
+// Positions count from the root.
+struct Line {
+  Line(const Transport& transport, int root)
+      : size(transport.size()), root(root), position((transport.rank() - root + size) % size) {}
+  int rank_at(int place) const { return (place + root) % size; }
+  const int size, root, position;
+};
+
+void along_tree(Transport& transport, const Line& line, void* data, size_t size_bytes) {
   int reach = 1;
-  while (reach < size && (position & reach) == 0) reach <<= 1;
-  if (position != 0) {
-    RequestPtr request = transport.irecv(rank_at(position - reach), Tag::kData, data, size_bytes);
+  while (reach < line.size && (line.position & reach) == 0) reach <<= 1;
+  if (line.position != 0) {
+    RequestPtr request =
+        transport.irecv(line.rank_at(line.position - reach), Tag::kData, data, size_bytes);
     transport.wait(request);
   }
   std::vector<RequestPtr> sends;
   for (int hop = reach >> 1; hop > 0; hop >>= 1) {
-    if (position + hop < size) {
-      sends.push_back(transport.isend(rank_at(position + hop), Tag::kData, data, size_bytes));
+    if (line.position + hop < line.size) {
+      sends.push_back(
+          transport.isend(line.rank_at(line.position + hop), Tag::kData, data, size_bytes));
     }
   }
   transport.wait(sends);
+}
+
+// Every rank passes segments on as they come: the root sends each byte once.
+void along_chain(Transport& transport, const Line& line, char* data, size_t size_bytes) {
+  constexpr size_t kAhead = 4;
+  const size_t segments = (size_bytes + kSegmentBytes - 1) / kSegmentBytes;
+  const auto bytes = [&](size_t k) {
+    return std::min(kSegmentBytes, size_bytes - k * kSegmentBytes);
+  };
+  RequestPtr receives[kAhead];
+  const auto ask = [&](size_t k) {
+    if (line.position == 0 || k >= segments) return;
+    receives[k % kAhead] = transport.irecv(line.rank_at(line.position - 1), Tag::kData,
+                                           data + k * kSegmentBytes, bytes(k));
+  };
+  std::vector<RequestPtr> sends;
+  for (size_t k = 0; k < kAhead; ++k) ask(k);
+  for (size_t k = 0; k < segments; ++k) {
+    if (line.position > 0) transport.wait(receives[k % kAhead]);
+    ask(k + kAhead);
+    if (line.position + 1 == line.size) continue;
+    if (sends.size() == kAhead) transport.wait(sends);
+    sends.push_back(transport.isend(line.rank_at(line.position + 1), Tag::kData,
+                                    data + k * kSegmentBytes, bytes(k)));
+  }
+  transport.wait(sends);
+}
+
+}  // namespace
+
+void broadcast(Transport& transport, void* data, size_t size_bytes, int root) {
+  const Line line(transport, root);
+  if (line.size == 1) return;
+  // In bytes that go over one link behind each other: the tree sends all once per level, the chain
+  // once, and a segment more per rank.
+  size_t levels = 0;
+  while ((1 << levels) < line.size) ++levels;
+  const size_t chain = size_bytes + static_cast<size_t>(line.size - 2) * kSegmentBytes;
+  if (size_bytes > kSegmentBytes && chain < levels * size_bytes + kSegmentBytes) {
+    return along_chain(transport, line, static_cast<char*>(data), size_bytes);
+  }
+  along_tree(transport, line, data, size_bytes);
 }
 
 }  // namespace qsgd

@@ -35,7 +35,10 @@ void reduce_typed(T* into, const T* from, size_t count, ReduceOp op) {
       return combine(into, from, count, [](W a, W b) { return a > b || a != a ? a : b; });
     case ReduceOp::kProduct:
       return combine(into, from, count, [](W a, W b) { return static_cast<W>(a * b); });
+    case ReduceOp::kAdasum:
+      break;
   }
+  throw internal_error("Adasum does not reduce element by element");
 }
 
 QSGD_CLONES
@@ -85,6 +88,30 @@ bool scale_floats(float* to, const float* from, size_t count, float by) {
   return most < 0x7f800000u;
 }
 
+// By bits: a number is finite unless its exponent is all ones.
+template <class Bits>
+QSGD_INLINE bool finite_bits(const Bits* x, size_t count, Bits magnitude, Bits infinity) {
+  Bits most = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const Bits bits = x[i] & magnitude;
+    most = bits > most ? bits : most;
+  }
+  return most < infinity;
+}
+
+QSGD_CLONES
+bool finite_16(const uint16_t* x, size_t count, uint16_t infinity) {
+  return finite_bits<uint16_t>(x, count, 0x7fff, infinity);
+}
+QSGD_CLONES
+bool finite_32(const uint32_t* x, size_t count) {
+  return finite_bits<uint32_t>(x, count, 0x7fffffff, 0x7f800000);
+}
+QSGD_CLONES
+bool finite_64(const uint64_t* x, size_t count) {
+  return finite_bits<uint64_t>(x, count, 0x7fffffffffffffff, 0x7ff0000000000000);
+}
+
 }  // namespace
 
 void reduce_into(void* into, const void* from, size_t count, DType dtype, ReduceOp op) {
@@ -107,6 +134,33 @@ bool scale_copy(void* to, const void* from, size_t count, DType dtype, double fa
     using T = decltype(zero);
     return scale_typed(static_cast<T*>(to), static_cast<const T*>(from), count, factor, divisor);
   });
+}
+
+QSGD_CLONES
+bool add_scaled(float* to, const float* a, const float* b, size_t count, float by) {
+  uint32_t most = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const float value = (b[i] + a[i]) * by;
+    const uint32_t magnitude = bit_cast<uint32_t>(value) & 0x7fffffffu;
+    most = magnitude > most ? magnitude : most;
+    to[i] = value;
+  }
+  return most < 0x7f800000u;
+}
+
+bool all_finite(const void* x, size_t count, DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return finite_16(static_cast<const uint16_t*>(x), count, 0x7c00);
+    case DType::kBFloat16:
+      return finite_16(static_cast<const uint16_t*>(x), count, 0x7f80);
+    case DType::kFloat32:
+      return finite_32(static_cast<const uint32_t*>(x), count);
+    case DType::kFloat64:
+      return finite_64(static_cast<const uint64_t*>(x), count);
+    default:
+      return true;
+  }
 }
 
 }  // namespace qsgd

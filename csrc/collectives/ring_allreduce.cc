@@ -56,26 +56,87 @@ std::vector<Chunk> lay_out(std::vector<ReduceTensor>& tensors, int size, size_t 
   return chunks;
 }
 
-void exchange(Transport& transport, Tag tag, const Chunk& send, char* receive, size_t receive_count,
-              size_t element) {
-  const int size = transport.size();
-  std::vector<RequestPtr> requests;
-  if (receive_count > 0) {
-    requests.push_back(transport.irecv((transport.rank() + size - 1) % size, tag, receive,
-                                       receive_count * element));
+constexpr size_t kSegmentBytes = size_t{256} << 10;
+constexpr size_t kAhead = 4;  // segments asked for before the first is used
+
+// One trip round the ring, in segments: while a segment is summed, later ones are on the wire.
+class Trip {
+ public:
+  // In step s this rank sends chunk (rank - s - shift) and receives the one before that.
+  Trip(Transport& transport, const std::vector<Chunk>& chunks, size_t element, Tag tag, int shift)
+      : transport_(transport), chunks_(chunks), element_(element), tag_(tag), shift_(shift) {
+    size_t largest = 0;
+    for (const Chunk& c : chunks) largest = std::max(largest, c.count);
+    per_step_ = (largest + segment() - 1) / segment();
   }
-  if (send.count > 0) {
-    requests.push_back(
-        transport.isend((transport.rank() + 1) % size, tag, send.data, send.count * element));
+
+  size_t segment() const { return kSegmentBytes / element_; }
+
+  // target(turn, segment) is where to receive; arrived(turn, segment) may then use it.
+  template <class Target, class Arrived>
+  void run(Target&& target, Arrived&& arrived) {
+    const size_t turns = per_step_ * static_cast<size_t>(transport_.size() - 1);
+    for (size_t t = 0; t < std::min(turns, kAhead); ++t) ask(t, target);
+    if (turns > 0) send(0);
+    for (size_t t = 0; t < turns; ++t) {
+      // What turn t + 1 sends came in `per_step_` turns before it, which may be this one.
+      if (per_step_ > 1 && t + 1 < turns) send(t + 1);
+      finish(receives_[t % kAhead]);
+      arrived(t, received_in(t));
+      if (per_step_ == 1 && t + 1 < turns) send(t + 1);
+      if (t + kAhead < turns) ask(t + kAhead, target);
+    }
+    for (RequestPtr& request : sends_) finish(request);
   }
-  transport.wait(requests);
-}
+
+ private:
+  Chunk segment_of(size_t turn, int back) const {
+    const int size = transport_.size();
+    const auto step = static_cast<int>(turn / per_step_);
+    const int index = (transport_.rank() - step - shift_ - back + 3 * size) % size;
+    const Chunk& chunk = chunks_[static_cast<size_t>(index)];
+    const size_t begin = std::min(chunk.count, turn % per_step_ * segment());
+    return {chunk.data + begin * element_, std::min(segment(), chunk.count - begin)};
+  }
+  Chunk received_in(size_t turn) const { return segment_of(turn, 1); }
+
+  void send(size_t turn) {
+    const Chunk from = segment_of(turn, 0);
+    finish(sends_[turn % kAhead]);
+    if (from.count == 0) return;
+    sends_[turn % kAhead] = transport_.isend((transport_.rank() + 1) % transport_.size(), tag_,
+                                             from.data, from.count * element_);
+  }
+
+  template <class Target>
+  void ask(size_t turn, Target&& target) {
+    const Chunk into = received_in(turn);
+    if (into.count == 0) return;
+    const int size = transport_.size();
+    receives_[turn % kAhead] = transport_.irecv((transport_.rank() + size - 1) % size, tag_,
+                                                target(turn, into), into.count * element_);
+  }
+
+  void finish(RequestPtr& request) {
+    if (request == nullptr) return;
+    transport_.wait(request);
+    request = nullptr;
+  }
+
+  Transport& transport_;
+  const std::vector<Chunk>& chunks_;
+  const size_t element_;
+  const Tag tag_;
+  const int shift_;
+  size_t per_step_ = 0;
+  RequestPtr receives_[kAhead], sends_[kAhead];
+};
 
 }  // namespace
 
 void ring_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
                     const ReduceArgs& args) {
-  const int size = transport.size(), rank = transport.rank();
+  const int size = transport.size();
   const size_t element = facts(args.dtype).size;
   KeptOnFailure<std::vector<char>> buffer;
   const std::vector<Chunk> chunks = lay_out(tensors, size, element, *buffer);
@@ -84,22 +145,18 @@ void ring_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
     t.input_finite &= scale_copy(at, from, range.size(), args.dtype, args.prescale, 1);
   });
 
-  const auto chunk = [&](int index) -> const Chunk& {
-    return chunks[static_cast<size_t>((index + 2 * size) % size)];
-  };
-  size_t largest = 0;
-  for (const Chunk& c : chunks) largest = std::max(largest, c.count);
   KeptOnFailure<std::vector<char>> incoming;
-  if (size > 1) incoming->resize(largest * element);
-  for (int step = 0; step < size - 1; ++step) {
-    const Chunk& mine = chunk(rank - step - 2);
-    exchange(transport, Tag::kData, chunk(rank - step - 1), incoming->data(), mine.count, element);
-    reduce_into(mine.data, incoming->data(), mine.count, args.dtype, args.op);
-  }
-  for (int step = 0; step < size - 1; ++step) {
-    const Chunk& next = chunk(rank - step - 1);
-    exchange(transport, Tag::kData, chunk(rank - step), next.data, next.count, element);
-  }
+  Trip scatter(transport, chunks, element, Tag::kData, 1);
+  if (size > 1) incoming->resize(kAhead * scatter.segment() * element);
+  const auto place = [&](size_t turn) {
+    return incoming->data() + turn % kAhead * scatter.segment() * element;
+  };
+  scatter.run([&](size_t turn, const Chunk&) { return place(turn); },
+              [&](size_t turn, const Chunk& c) {
+                reduce_into(c.data, place(turn), c.count, args.dtype, args.op);
+              });
+  Trip gather(transport, chunks, element, Tag::kGather, 0);
+  gather.run([](size_t, const Chunk& c) { return c.data; }, [](size_t, const Chunk&) {});
 
   const int divisor = args.op == ReduceOp::kAverage ? size : 1;
   for_each_part(tensors, chunks, element, [&](ReduceTensor& t, const Range& range, char* at) {

@@ -1,222 +1,120 @@
 #include "collectives/sra_allreduce.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 
-#include "collectives/schedule.h"
-#include "common/kept.h"
-#include "quant/wire.h"
+#include "collectives/compressed.h"
+#include "collectives/windows.h"
 
 namespace qsgd {
 namespace {
 
-// One bucket of one tensor, and where its norm and codes lie in the message of its owner's chunk.
-struct Bucket {
-  size_t tensor;
-  size_t begin;
-  size_t count;
-  size_t norm_at;  // byte offset in the message
-  size_t codes_at;
-};
-
-// All buckets that one rank owns; equal on every rank.
-struct Chunk {
-  std::vector<Bucket> buckets;
-  size_t pieces = 0;  // tensors that have a part in it
-  size_t count = 0;   // elements
-  size_t bytes = 0;   // of its message; 0 when it is empty and nothing is sent
-};
-
-Chunk chunk_of(const std::vector<ReduceTensor>& tensors, const QuantSpec& spec, int size,
-               int owner) {
-  Chunk chunk;
-  for (size_t t = 0; t < tensors.size(); ++t) {
-    const Range range = owned(tensors[t].count, spec.bucket, tensors[t].id, size, owner);
-    chunk.count += range.size();
-    chunk.pieces += range.size() > 0;
-    for (size_t at = range.begin; at < range.end; at += spec.bucket) {
-      chunk.buckets.push_back({t, at, std::min<size_t>(spec.bucket, range.end - at), 0, 0});
-    }
-  }
-  size_t norm_at = sizeof(WireHeader);
-  size_t codes_at = norm_at + chunk.buckets.size() * sizeof(float);
-  for (Bucket& bucket : chunk.buckets) {
-    bucket.norm_at = norm_at;
-    bucket.codes_at = codes_at;
-    norm_at += sizeof(float);
-    codes_at += spec.code_bytes(bucket.count);
-  }
-  chunk.bytes = chunk.buckets.empty() ? 0 : codes_at;
-  return chunk;
-}
-
-using Message = std::vector<uint8_t>;
-using Messages = std::vector<Message>;  // by rank
-
-float norm_in(const Message& message, const Bucket& bucket) {
-  float norm;
-  std::memcpy(&norm, message.data() + bucket.norm_at, sizeof norm);
-  return norm;
-}
-
-void put_norm(Message& message, const Bucket& bucket, float norm) {
-  std::memcpy(message.data() + bucket.norm_at, &norm, sizeof norm);
-}
-
+// Three activities, each of which goes on whenever its messages and buffers allow.
 class Sra {
  public:
-  Sra(Transport& transport, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-      const QuantSpec& spec, uint64_t seed)
-      : transport_(transport),
-        tensors_(tensors),
-        spec_(spec),
-        seed_(seed),
-        size_(transport.size()),
-        rank_(transport.rank()),
-        scale_(static_cast<float>(args.prescale * args.postscale /
-                                  (args.op == ReduceOp::kAverage ? size_ : 1))) {
-    for (int owner = 0; owner < size_; ++owner) {
-      chunks_.push_back(chunk_of(tensors, spec, size_, owner));
+  Sra(Transport& transport, SegmentCoder& coder, const std::vector<Chunk>& chunks, BufferPool& pool)
+      : coder_(coder),
+        chunks_(chunks),
+        mine_(chunks[static_cast<size_t>(transport.rank())]),
+        // The next rank first, so that not all ranks send to rank 0 at once.
+        others_(ranks_behind(transport.rank(), transport.size())),
+        results_out_(transport, others_, Tag::kGather, largest_message(mine_),
+                     std::min(kWindow, mine_.size()), pool) {
+    for (const int peer : others_) {
+      const Chunk& theirs = chunk_of_rank(peer);
+      inputs_in_.emplace_back(transport, peer, Tag::kData, message_sizes(mine_), kWindow, pool);
+      results_in_.emplace_back(transport, peer, Tag::kGather, message_sizes(theirs), kWindow, pool);
+      inputs_out_.emplace_back(transport, std::vector<int>{peer}, Tag::kData,
+                               largest_message(theirs), std::min(kWindow, theirs.size()), pool);
     }
+    sent_.resize(others_.size());
+    taken_.resize(others_.size());
   }
 
-  void run() {
-    const std::vector<int> peers = others();
-    KeptOnFailure<Messages> contributions(Messages(at(size_))), outgoing(Messages(at(size_))),
-        results(Messages(at(size_)));
-    std::vector<RequestPtr> receives(at(size_)), sends;
-    for (const int peer : peers) receives[at(peer)] = receive(peer, mine(), *contributions);
-    for (const int peer : peers) {
-      (*outgoing)[at(peer)] = encode_inputs(chunks_[at(peer)]);
-      send(peer, (*outgoing)[at(peer)], sends);
-    }
-    for (const int peer : peers) finish(receives[at(peer)], *contributions, mine(), peer);
-    transport_.wait(sends);
+  // Does one message's work; false when nothing could be done.
+  bool advance() { return sum_segment() || send_input() || take_result(); }
 
-    for (const int peer : peers) receives[at(peer)] = receive(peer, chunks_[at(peer)], *results);
-    (*results)[at(rank_)] = sum_and_encode(*contributions);
-    for (const int peer : peers) send(peer, (*results)[at(rank_)], sends);
-    for (const int peer : peers) {
-      finish(receives[at(peer)], *results, chunks_[at(peer)], peer);
-      decode_result((*results)[at(peer)], chunks_[at(peer)]);
+  bool done() {
+    bool all = summed_ == mine_.size() && results_out_.drained();
+    for (size_t i = 0; i < others_.size(); ++i) {
+      all &= sent_[i] == chunk_of_rank(others_[i]).size() && inputs_out_[i].drained() &&
+             results_in_[i].finished();
     }
-    transport_.wait(sends);
+    return all;
   }
 
  private:
-  static size_t at(int rank) { return static_cast<size_t>(rank); }
-  const Chunk& mine() const { return chunks_[at(rank_)]; }
+  const Chunk& chunk_of_rank(int rank) const { return chunks_[static_cast<size_t>(rank)]; }
 
-  // The next rank first, so that not all ranks send to rank 0 at once.
-  std::vector<int> others() const {
-    std::vector<int> peers;
-    for (int hop = 1; hop < size_; ++hop) peers.push_back((rank_ + hop) % size_);
-    return peers;
-  }
-
-  RequestPtr receive(int peer, const Chunk& chunk, Messages& into) {
-    if (chunk.bytes == 0) return nullptr;
-    into[at(peer)].resize(chunk.bytes);
-    return transport_.irecv(peer, Tag::kData, into[at(peer)].data(), chunk.bytes);
-  }
-
-  void send(int peer, const Message& message, std::vector<RequestPtr>& sends) {
-    if (message.empty()) return;
-    sends.push_back(transport_.isend(peer, Tag::kData, message.data(), message.size()));
-  }
-
-  void finish(RequestPtr& request, const Messages& from, const Chunk& chunk, int peer) {
-    if (request == nullptr) return;
-    transport_.wait(request);
-    verify(from[at(peer)].data(), chunk.bytes, spec_, chunk.pieces, chunk.count, peer);
-  }
-
-  NoiseKey key(const ReduceTensor& tensor, Phase phase) const {
-    return {seed_, tensor.id, tensor.step, static_cast<uint32_t>(rank_), phase};
-  }
-
-  Message encode_inputs(const Chunk& chunk) {
-    Message message(chunk.bytes);
-    for (const Bucket& bucket : chunk.buckets) {
-      ReduceTensor& tensor = tensors_[bucket.tensor];
-      const float* x = static_cast<const float*>(tensor.in) + bucket.begin;
-      const float norm = encode_bucket(x, bucket.count, bucket.begin, spec_,
-                                       key(tensor, Phase::kScatter), &message[bucket.codes_at]);
-      tensor.input_finite &= !std::isnan(norm);
-      put_norm(message, bucket, norm);
+  // Codes this rank's input for the owner that has got the fewest segments so far.
+  bool send_input() {
+    size_t least = others_.size();
+    for (size_t i = 0; i < others_.size(); ++i) {
+      if (sent_[i] == chunk_of_rank(others_[i]).size()) continue;
+      if (least < others_.size() && sent_[i] >= sent_[least]) continue;
+      if (inputs_out_[i].slot() != nullptr) least = i;
     }
-    if (chunk.bytes > 0) seal(message.data(), chunk.bytes, spec_, chunk.pieces, chunk.count);
-    return message;
+    if (least == others_.size()) return false;
+    const Segment& segment = chunk_of_rank(others_[least])[sent_[least]++];
+    coder_.contribute(segment, {kOwn}, inputs_out_[least].slot());
+    inputs_out_[least].send(segment.bytes);
+    return true;
   }
 
-  // The owner's part: bucket by bucket, so that the sum never leaves the first-level cache.
-  Message sum_and_encode(const Messages& contributions) {
-    const Chunk& chunk = mine();
-    Message message(chunk.bytes);
-    std::vector<float> sum(spec_.bucket);
-    for (const Bucket& bucket : chunk.buckets) {
-      ReduceTensor& tensor = tensors_[bucket.tensor];
-      const float* own = static_cast<const float*>(tensor.in) + bucket.begin;
-      tensor.input_finite &= all_finite(own, bucket.count);
-      std::fill(sum.begin(), sum.end(), 0.0f);
-      for (int rank = 0; rank < size_; ++rank) {
-        if (rank == rank_) {
-          for (size_t i = 0; i < bucket.count; ++i) sum[i] += own[i];
-        } else {
-          const Message& from = contributions[at(rank)];
-          decode_add_bucket(norm_in(from, bucket), &from[bucket.codes_at], bucket.count, spec_,
-                            sum.data());
-        }
-      }
-      for (size_t i = 0; i < bucket.count; ++i) sum[i] *= scale_;
-      put_norm(message, bucket,
-               encode_bucket(sum.data(), bucket.count, bucket.begin, spec_,
-                             key(tensor, Phase::kGather), &message[bucket.codes_at]));
+  // The owner's part, once all ranks' codes of a segment are there.
+  bool sum_segment() {
+    if (summed_ == mine_.size()) return false;
+    const Segment& segment = mine_[summed_];
+    Terms terms(chunks_.size(), kOwn);
+    for (ReceiveWindow& from : inputs_in_) {
+      const uint8_t* const message = from.ready();
+      if (message == nullptr) return false;
+      terms[static_cast<size_t>(from.peer())] = message;
     }
-    if (chunk.bytes > 0) seal(message.data(), chunk.bytes, spec_, chunk.pieces, chunk.count);
-    decode_result(message, chunk);
-    return message;
-  }
-
-  void decode_result(const Message& message, const Chunk& chunk) {
-    for (const Bucket& bucket : chunk.buckets) {
-      ReduceTensor& tensor = tensors_[bucket.tensor];
-      const float norm = norm_in(message, bucket);
-      tensor.result_finite &= !std::isnan(norm);
-      decode_bucket(norm, &message[bucket.codes_at], bucket.count, spec_,
-                    static_cast<float*>(tensor.out) + bucket.begin);
+    uint8_t* const result = results_out_.slot();
+    if (result == nullptr) return false;
+    for (const ReceiveWindow& from : inputs_in_) {
+      coder_.verify(segment, terms[static_cast<size_t>(from.peer())], from.peer());
     }
+    coder_.conclude(segment, terms, result);
+    results_out_.send(segment.bytes);
+    for (ReceiveWindow& from : inputs_in_) from.release();
+    ++summed_;
+    return true;
   }
 
-  Transport& transport_;
-  std::vector<ReduceTensor>& tensors_;
-  const QuantSpec spec_;
-  const uint64_t seed_;
-  const int size_;
-  const int rank_;
-  const float scale_;
-  std::vector<Chunk> chunks_;
+  bool take_result() {
+    for (size_t i = 0; i < others_.size(); ++i) {
+      const uint8_t* const message = results_in_[i].ready();
+      if (message == nullptr) continue;
+      const Segment& segment = chunk_of_rank(others_[i])[taken_[i]++];
+      coder_.verify(segment, message, others_[i]);
+      coder_.accept(segment, message);
+      results_in_[i].release();
+      return true;
+    }
+    return false;
+  }
+
+  SegmentCoder& coder_;
+  const std::vector<Chunk>& chunks_;
+  const Chunk& mine_;
+  const std::vector<int> others_;
+  std::vector<SendWindow> inputs_out_;  // by index in others_, as are the next four
+  std::vector<ReceiveWindow> inputs_in_;
+  std::vector<ReceiveWindow> results_in_;
+  std::vector<size_t> sent_;
+  std::vector<size_t> taken_;
+  SendWindow results_out_;
+  size_t summed_ = 0;
 };
 
 }  // namespace
 
 void sra_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-                   const QuantSpec& spec, uint64_t seed) {
-  check(spec);
-  if (args.dtype != DType::kFloat32 ||
-      (args.op != ReduceOp::kSum && args.op != ReduceOp::kAverage)) {
-    throw usage_error(std::string("QSGD compresses sums and averages of float32, not of ") +
-                      facts(args.dtype).name + "; use Compression.none for this tensor");
-  }
-  if (transport.size() == 1) {  // nothing travels, so nothing is rounded
-    for (ReduceTensor& t : tensors) {
-      t.input_finite = t.result_finite =
-          scale_copy(t.out, t.in, t.count, args.dtype, args.prescale * args.postscale, 1);
-    }
-    return;
-  }
-  Sra(transport, tensors, args, spec, seed).run();
+                   const CodecSpec& spec, uint64_t seed, Workers* workers, Pipelining* pipelining) {
+  run_compressed<Sra>(transport, tensors, args, spec, seed, workers, pipelining, [&](size_t limit) {
+    return chunks_of(tensors, spec, transport.size(), limit);
+  });
 }
 
 }  // namespace qsgd

@@ -5,16 +5,18 @@
 
 #include <vector>
 
-#include "collectives/reduce.h"
-#include "quant/quantizer.h"
+#include "collectives/segments.h"
+#include "common/workers.h"
 
 namespace qsgd {
 
-// Sums (or averages) float32 tensors; every rank ends with the same bytes, the owner too.
+// Sums (or averages) floating tensors; every rank ends with the same bytes, the owner too.
 //
 // With w the normalised variance of the quantiser, the mean over p ranks of independent gradients
-// has a normalised error of w (p-1)/p + w (1 + w (p-1)/p), about 2 w.
+// has a normalised error of w (p-1)/p + w (1 + w (p-1)/p), about 2 w. Each rank sends 2 (p-1)/p of
+// the compressed size. The owner's residuals are those of owned() with `size` ranks.
 void sra_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-                   const QuantSpec& spec, uint64_t seed);
+                   const CodecSpec& spec, uint64_t seed, Workers* workers = nullptr,
+                   Pipelining* pipelining = nullptr);
 
 }  // namespace qsgd

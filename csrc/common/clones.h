@@ -9,4 +9,9 @@
 #define QSGD_CLONES
 #endif
 
+// Where a compiler for GPUs reads a header, its functions are for both sides.
+#if defined(__CUDACC__) || defined(__HIP__)
+#define QSGD_INLINE __host__ __device__ inline __attribute__((always_inline))
+#else
 #define QSGD_INLINE inline __attribute__((always_inline))
+#endif

@@ -53,7 +53,7 @@ QSGD_INLINE To bit_cast(const From& from) {
 struct BFloat16 {
   uint16_t bits;
   BFloat16() = default;
-  explicit BFloat16(float x) {
+  QSGD_INLINE explicit BFloat16(float x) {
     const auto u = bit_cast<uint32_t>(x);
     if ((u & 0x7fffffffu) > 0x7f800000u) {
       bits = static_cast<uint16_t>((u >> 16) | 0x40u);  // rounding could turn a NaN into Inf
@@ -61,13 +61,15 @@ struct BFloat16 {
       bits = static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
     }
   }
-  explicit operator float() const { return bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+  QSGD_INLINE explicit operator float() const {
+    return bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+  }
 };
 
 struct Float16 {
   uint16_t bits;
   Float16() = default;
-  explicit Float16(float x) {
+  QSGD_INLINE explicit Float16(float x) {
     const auto u = bit_cast<uint32_t>(x);
     const auto sign = static_cast<uint16_t>((u >> 16) & 0x8000u);
     const uint32_t magnitude = u & 0x7fffffffu;
@@ -81,7 +83,7 @@ struct Float16 {
       bits = static_cast<uint16_t>(sign | ((magnitude + 0xc8000fffu + odd) >> 13));
     }
   }
-  explicit operator float() const {
+  QSGD_INLINE explicit operator float() const {
     const uint32_t sign = (bits & 0x8000u) << 16;
     const uint32_t exponent = (bits >> 10) & 0x1fu;
     const uint32_t fraction = bits & 0x3ffu;

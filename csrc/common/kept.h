@@ -19,8 +19,8 @@ class KeptOnFailure {
   KeptOnFailure(const KeptOnFailure&) = delete;
   KeptOnFailure& operator=(const KeptOnFailure&) = delete;
 
-  T& operator*() { return *value_; }
-  T* operator->() { return value_; }
+  T& operator*() const { return *value_; }
+  T* operator->() const { return value_; }
 
  private:
   T* const value_;

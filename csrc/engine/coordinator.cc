@@ -1,53 +1,296 @@
 #include "engine/coordinator.h"
 
+#include <algorithm>
+#include <numeric>
+
+#include "engine/agreement.h"
+
 namespace qsgd {
 namespace {
 
-constexpr size_t kMaxNamesBytes = 32 << 10;  // of one response, so that it fits a frame
+using Seconds = std::chrono::duration<double>;
+
 constexpr size_t kRanksListed = 8;
+constexpr size_t kKeysListed = 4;
+
+size_t place_in(const std::vector<int>& ranks, int rank) {
+  return static_cast<size_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
+// Zeros change no sum; what else a rank that has joined would bring is nowhere defined.
+bool can_go_on_without(const Submission& s) {
+  return s.kind == OpKind::kJoin ||
+         (s.kind == OpKind::kAllreduce &&
+          (s.args.op <= ReduceOp::kAverage || s.args.op == ReduceOp::kAdasum));
+}
+
+// Which ranks wait for what, in words.
+std::string who_waits(const std::map<Key, std::vector<int>>& waiting) {
+  std::string who;
+  size_t listed = 0;
+  for (const auto& [key, ranks] : waiting) {
+    if (listed++ == kKeysListed) {
+      who += ", and others";
+      break;
+    }
+    who += std::string(listed > 1 ? ", " : "") + (ranks.size() > 1 ? "ranks " : "rank ");
+    for (size_t i = 0; i < std::min(ranks.size(), kRanksListed); ++i) {
+      who += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+    }
+    who += (ranks.size() > kRanksListed ? "... for '" : " for '") + key.second + "'";
+    if (key.first != 0) who += " of process set " + std::to_string(key.first);
+  }
+  return who;
+}
 
 }  // namespace
 
-void Response::write(Writer& to) const {
-  to.put(static_cast<uint8_t>(error));
-  to.put(message);
-  to.put(static_cast<uint32_t>(names.size()));
-  for (const std::string& name : names) to.put(name);
-}
-
-Response Response::read(Reader& from) {
-  Response r;
-  r.error = static_cast<ErrorKind>(from.get<uint8_t>());
-  r.message = from.text();
-  r.names.resize(from.get<uint32_t>());
-  for (std::string& name : r.names) name = from.text();
-  return r;
+Coordinator::Coordinator(int size, const Tuning& tuning)
+    : size_(size),
+      tuning_(tuning),
+      joined_(static_cast<size_t>(size), false),
+      blocked_(static_cast<size_t>(size)) {
+  std::vector<int> everyone(static_cast<size_t>(size));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  sets_[0] = std::make_shared<const std::vector<int>>(std::move(everyone));
 }
 
 void Coordinator::submit(int rank, Submission submission) {
-  const std::string name = submission.name;
-  auto [it, fresh] = pending_.try_emplace(name);
+  blocked_[static_cast<size_t>(rank)].clear();  // another thread of it goes on
+  if (sets_.count(submission.set) == 0) return refuse(std::move(submission));
+  const bool joins = submission.kind == OpKind::kJoin;
+  const double nmse = submission.nmse;
+  const int64_t rows = submission.kind == OpKind::kAllgather ? submission.rows() : 0;
+  const GroupKey group = group_of(submission);
+  const bool grouped = !submission.group.empty();
+  if (grouped) groups_.note(rank, submission);
+  const auto [it, fresh] = pending_.try_emplace({submission.set, submission.name});
   Pending& p = it->second;
   if (fresh) {
-    p.submission = std::move(submission);
-    p.first_rank = rank;
-    p.has.assign(static_cast<size_t>(size_), false);
-    p.missing = size_;
-    p.since = Clock::now();
+    begin(p, rank, std::move(submission));
   } else if (p.fault.empty()) {
     p.fault = difference(p.first_rank, p.submission, rank, submission);
   }
+  if (!fresh && p.submission.group != group.second) ungroup(p, group);
+  p.nmse = std::max(p.nmse, nmse);
+  if (!p.rows.empty()) p.rows.at(place_in(*p.ranks, rank)) = rows;
   p.has[static_cast<size_t>(rank)] = true;
-  if (--p.missing > 0) {
-    if (!left_.empty()) fail_unreachable();
+  p.last_rank = rank;
+  const bool complete = --p.missing == 0;
+  if (joins) join(rank);
+  if (complete) {
+    agree(it);
+  } else if (!left_.empty()) {
+    fail_unreachable();
+  }
+  if (grouped) settle(group);
+}
+
+void Coordinator::ungroup(Pending& p, const GroupKey& other) {
+  groups_.forget(group_of(p.submission));
+  groups_.forget(other);
+  p.submission.group.clear();
+}
+
+void Coordinator::settle(const GroupKey& key) {
+  const Ranks ranks = ranks_of(key.first);
+  if (!groups_.is_whole(key, *ranks, joined_)) return;
+  groups_.forget(key);
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const auto next = std::next(it);
+    Pending& p = it->second;
+    if (group_of(p.submission) == key) {
+      if (p.fault.empty()) {
+        p.fault = "tensor '" + p.submission.name + "' is in group '" + key.second + "' of " +
+                  std::to_string(p.submission.group_size) + " tensors, but not on " +
+                  ranks_missing(p) + "; every rank must submit a group of the same tensors";
+      }
+      agree(it);
+    }
+    it = next;
+  }
+  ready_.release(key);
+}
+
+// It was on its way when the ranks agreed to remove its set.
+void Coordinator::refuse(Submission submission) {
+  Agreed agreed;
+  agreed.error = ErrorKind::kInternal;
+  agreed.message = "tensor '" + submission.name + "': process set " +
+                   std::to_string(submission.set) +
+                   " was removed meanwhile; wait for its handles first";
+  agreed.ranks = ranks_of(0);
+  agreed.submission = std::move(submission);
+  agreed.submission.group.clear();
+  push(std::move(agreed));
+}
+
+void Coordinator::begin(Pending& p, int rank, Submission submission) {
+  p.ranks = ranks_of(submission.set);
+  const std::vector<int>& ranks = *p.ranks;
+  p.submission = std::move(submission);
+  p.first_rank = rank;
+  p.has.assign(static_cast<size_t>(size_), false);
+  p.missing = static_cast<int>(ranks.size());
+  if (p.submission.kind != OpKind::kJoin) {
+    p.missing -= static_cast<int>(std::count_if(
+        ranks.begin(), ranks.end(), [this](int r) { return joined_[static_cast<size_t>(r)]; }));
+  }
+  if (p.submission.kind == OpKind::kAllgather) p.rows.resize(ranks.size());
+  p.since = Clock::now();
+  others_ += ranks.front() != 0;
+}
+
+// `rank` takes part in everything from now on.
+void Coordinator::join(int rank) {
+  joined_[static_cast<size_t>(rank)] = true;
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const auto next = std::next(it);
+    Pending& p = it->second;
+    const bool counted = p.submission.kind != OpKind::kJoin && !p.has[static_cast<size_t>(rank)] &&
+                         place_in(*p.ranks, rank) < p.ranks->size();
+    if (counted && --p.missing == 0) agree(it);
+    it = next;
+  }
+  for (const GroupKey& key : groups_.keys()) settle(key);
+}
+
+void Coordinator::agree(Table::iterator it) {
+  const Pending p = take(it);
+  Agreed agreed;
+  agreed.submission = p.submission;
+  agreed.ranks = p.ranks;
+  if (p.fault.empty()) {
+    decide(agreed, p);
+  } else {
+    agreed.error = ErrorKind::kInternal;
+    agreed.message = p.fault;
+  }
+  push(std::move(agreed));
+}
+
+void Coordinator::decide(Agreed& agreed, const Pending& p) {
+  Submission& s = agreed.submission;
+  const std::string joined = joined_in(*p.ranks);
+  if (!joined.empty() && !can_go_on_without(s)) {
+    agreed.error = ErrorKind::kInternal;
+    agreed.message = "tensor '" + s.name + "': rank(s) " + joined + " have joined, so there can " +
+                     "be no " + describe(s.kind) + " until all ranks have; only sums, averages " +
+                     "and Adasum go on meanwhile";
     return;
   }
-  if (p.fault.empty()) {
-    ready_.push_back(std::move(p.submission));
-  } else {
-    failed_.push_back({ErrorKind::kInternal, p.fault, {name}});
+  switch (s.kind) {
+    case OpKind::kAddSet:
+      return add_set(agreed);
+    case OpKind::kRemoveSet:
+      return remove_set(agreed);
+    case OpKind::kJoin:
+      agreed.value = p.last_rank;
+      joined_.assign(joined_.size(), false);
+      return;
+    default:
+      agreed.rows = p.rows;
+      agreed.joined = !joined.empty();
+      s.coding = coding(s, p.nmse);
+      agreed.algorithm = *tuning_.algorithm;
   }
+}
+
+std::optional<CodecSpec> Coordinator::coding(const Submission& s, double nmse) {
+  Submission tuned = s;
+  const bool has_choice =
+      s.coding && (s.coding->scheme == Scheme::kQsgd || s.coding->scheme == Scheme::kMinMax ||
+                   s.coding->scheme == Scheme::kNuqsgd);
+  if (has_choice && tuning_.bits == kPlainBits) {
+    tuned.coding.reset();
+  } else if (has_choice && tuning_.bits) {
+    tuned.coding->bits = *tuning_.bits;
+  }
+  return economy_.decide(budget_.decide(tuned, nmse), s.count());
+}
+
+void Coordinator::push(Agreed agreed) {
+  if (ready_.empty()) ready_since_ = Clock::now();
+  ready_.push(std::move(agreed));
+}
+
+Coordinator::Pending Coordinator::take(Table::iterator it) {
+  Pending p = std::move(it->second);
+  others_ -= p.ranks->front() != 0;
   pending_.erase(it);
+  return p;
+}
+
+std::vector<Response> Coordinator::take_ready() {
+  if (ready_.empty()) return {};
+  const bool ends = !left_.empty();  // nothing more to wait for
+  if (!ends && Seconds(Clock::now() - ready_since_).count() < *tuning_.cycle_time_s) return {};
+  return ready_.take(*tuning_.fusion_bytes);
+}
+
+bool Coordinator::has_sets_of_others() const {
+  return std::any_of(sets_.begin(), sets_.end(),
+                     [](const auto& set) { return set.second->front() != 0; });
+}
+
+std::string Coordinator::joined_in(const std::vector<int>& ranks) const {
+  std::string list;
+  for (const int rank : ranks) {
+    if (!joined_[static_cast<size_t>(rank)]) continue;
+    list += (list.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  return list;
+}
+
+void Coordinator::add_set(Agreed& agreed) {
+  const std::vector<int> ranks(agreed.submission.ranks.begin(), agreed.submission.ranks.end());
+  for (const auto& [id, others] : sets_) {
+    if (*others != ranks) continue;
+    agreed.error = ErrorKind::kUsage;
+    agreed.message = "process set " + describe(agreed.submission.ranks) + " exists already, as " +
+                     std::to_string(id) + "; use that one";
+    return;
+  }
+  agreed.value = next_set_++;
+  sets_[static_cast<int32_t>(agreed.value)] = std::make_shared<const std::vector<int>>(ranks);
+}
+
+void Coordinator::remove_set(Agreed& agreed) {
+  const auto id = static_cast<int32_t>(agreed.submission.ranks.front());
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const auto next = std::next(it);
+    if (it->first.first == id) {
+      fail(it, ErrorKind::kInternal,
+           "process set " + std::to_string(id) + " was removed while tensor '" + it->first.second +
+               "' waited for " + ranks_missing(it->second) + "; wait for its handles first");
+    }
+    it = next;
+  }
+  for (const GroupKey& key : groups_.keys()) {
+    if (key.first != id) continue;
+    groups_.forget(key);
+    ready_.fail_group(key, ErrorKind::kInternal,
+                      "process set " + std::to_string(id) + " was removed while group '" +
+                          key.second + "' was incomplete; wait for its handles first");
+  }
+  agreed.value = id;
+  sets_.erase(id);
+}
+
+void Coordinator::fail(Table::iterator it, ErrorKind error, const std::string& message) {
+  Pending p = take(it);
+  Agreed agreed;
+  agreed.submission = std::move(p.submission);
+  agreed.ranks = p.ranks;
+  agreed.error = error;
+  agreed.message = message;
+  if (!agreed.submission.group.empty()) {
+    const GroupKey group = group_of(agreed.submission);
+    groups_.forget(group);
+    ready_.fail_group(group, error, message);
+  }
+  agreed.submission.group.clear();
+  push(std::move(agreed));
 }
 
 void Coordinator::leave(int rank, const std::string& reason) {
@@ -56,65 +299,99 @@ void Coordinator::leave(int rank, const std::string& reason) {
 }
 
 void Coordinator::fail_unreachable() {
-  for (const auto& [name, pending] : pending_) {
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const auto next = std::next(it);
+    const std::vector<int>& ranks = *it->second.ranks;
     for (const auto& [rank, reason] : left_) {
-      if (pending.has[static_cast<size_t>(rank)]) continue;
-      failed_.push_back({ErrorKind::kRankFailed,
-                         "rank " + std::to_string(rank) + " left the job (" + reason +
-                             ") without submitting tensor '" + name +
-                             "' that other ranks wait for. All ranks must run equally many steps; "
-                             "look at that rank's own output for its error.",
-                         {name}});
+      if (it->second.has[static_cast<size_t>(rank)]) continue;
+      if (place_in(ranks, rank) == ranks.size()) continue;
+      fail(it, ErrorKind::kRankFailed,
+           "rank " + std::to_string(rank) + " left the job (" + reason +
+               ") without submitting tensor '" + it->first.second +
+               "' that other ranks wait for. All ranks must run equally many steps; look at that "
+               "rank's own output for its error.");
       break;
     }
-  }
-  for (const Response& response : failed_) {
-    for (const std::string& name : response.names) pending_.erase(name);
+    it = next;
   }
 }
 
-std::vector<Response> Coordinator::take_ready() {
-  std::vector<Response> responses;
-  responses.swap(failed_);
-  while (!ready_.empty()) {
-    Response response;
-    size_t bytes = 0, names_bytes = 0;
-    const Submission first = ready_.front();
-    while (!ready_.empty()) {
-      const Submission& next = ready_.front();
-      const bool joins = response.names.empty() ||
-                         (fusable(first, next) && bytes + next.size_bytes() <= fusion_bytes_ &&
-                          names_bytes + next.name.size() < kMaxNamesBytes);
-      if (!joins) break;
-      bytes += next.size_bytes();
-      names_bytes += next.name.size() + sizeof(uint32_t);
-      response.names.push_back(next.name);
-      ready_.pop_front();
+bool Coordinator::has_left(int rank) const {
+  return std::any_of(left_.begin(), left_.end(),
+                     [rank](const auto& left) { return left.first == rank; });
+}
+
+void Coordinator::block(int rank, std::vector<Key> waits_for) {
+  blocked_[static_cast<size_t>(rank)] = std::move(waits_for);
+  fail_deadlocked();
+}
+
+void Coordinator::fail_deadlocked() {
+  std::map<Key, std::vector<int>> waiting;
+  for (int rank = 0; rank < size_; ++rank) {
+    bool blocked = has_left(rank);
+    for (const Key& key : blocked_[static_cast<size_t>(rank)]) {
+      const auto it = pending_.find(key);
+      if (it == pending_.end() || !it->second.has[static_cast<size_t>(rank)]) continue;
+      blocked = true;
+      waiting[key].push_back(rank);
     }
-    responses.push_back(std::move(response));
+    if (!blocked) return;
   }
-  return responses;
+  const std::string who = who_waits(waiting);
+  for (const auto& [key, ranks] : waiting) {
+    const auto it = pending_.find(key);
+    if (it == pending_.end() || it->second.submission.kind == OpKind::kJoin) continue;
+    fail(it, ErrorKind::kInternal,
+         "the ranks wait for one another: " + who +
+             ". Every rank must submit operations of the same names, and unnamed ones in the same "
+             "order; look for a branch that only some ranks take.");
+  }
 }
 
-std::vector<std::string> Coordinator::stalled(Clock::duration patience) {
+std::vector<std::string> Coordinator::take_news() {
+  std::vector<std::string> news = budget_.take_news();
+  for (std::string& sentence : economy_.take_news()) news.push_back(std::move(sentence));
+  return news;
+}
+
+std::vector<std::string> Coordinator::stalled(double patience_s) {
   std::vector<std::string> sentences;
   const auto now = Clock::now();
-  for (auto& [name, pending] : pending_) {
-    if (pending.warned || now - pending.since < patience) continue;
+  for (auto& [key, pending] : pending_) {
+    const bool late = Seconds(now - pending.since).count() >= patience_s;
+    if (pending.warned || !late || pending.submission.kind == OpKind::kJoin) continue;
     pending.warned = true;
-    const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - pending.since);
-    sentences.push_back("tensor '" + name + "' has waited " + std::to_string(waited.count()) +
-                        " s for " + ranks_missing(pending) +
+    sentences.push_back(waits(key, pending) +
                         ". Those ranks are slow, stuck, or take another path through the script.");
   }
   return sentences;
 }
 
+std::string Coordinator::overdue(double patience_s) const {
+  const auto now = Clock::now();
+  for (const auto& [key, pending] : pending_) {
+    const bool late = Seconds(now - pending.since).count() >= patience_s;
+    if (!late || pending.submission.kind == OpKind::kJoin) continue;
+    return waits(key, pending) + ", longer than QSGD_STALL_SHUTDOWN_S allows, so the job ends. " +
+           "Look at those ranks' own output, or allow more.";
+  }
+  return {};
+}
+
+std::string Coordinator::waits(const Key& key, const Pending& pending) const {
+  const auto waited =
+      std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - pending.since);
+  return "tensor '" + key.second + "' has waited " + std::to_string(waited.count()) + " s for " +
+         ranks_missing(pending);
+}
+
 std::string Coordinator::ranks_missing(const Pending& pending) const {
   std::string text = pending.missing == 1 ? "rank" : "ranks";
   size_t listed = 0;
-  for (int rank = 0; rank < size_; ++rank) {
-    if (pending.has[static_cast<size_t>(rank)]) continue;
+  for (const int rank : *pending.ranks) {
+    const auto r = static_cast<size_t>(rank);
+    if (pending.has[r] || (joined_[r] && pending.submission.kind != OpKind::kJoin)) continue;
     if (listed++ == kRanksListed) {
       return text + " and " + std::to_string(static_cast<size_t>(pending.missing) - kRanksListed) +
              " more";

@@ -3,58 +3,99 @@
 #pragma once
 
 #include <chrono>
-#include <deque>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "engine/submission.h"
+#include "engine/budget.h"
+#include "engine/economy.h"
+#include "engine/group_tally.h"
+#include "engine/ready_queue.h"
+#include "engine/tuning.h"
 
 namespace qsgd {
 
-// Operations that all ranks now carry out together, in this order; or that all ranks must fail.
-struct Response {
-  ErrorKind error = ErrorKind::kNone;
-  std::string message;
-  std::vector<std::string> names;
-
-  void write(Writer& to) const;
-  static Response read(Reader& from);
-};
-
 class Coordinator {
  public:
+  using Ranks = std::shared_ptr<const std::vector<int>>;
   using Clock = std::chrono::steady_clock;
 
-  Coordinator(int size, size_t fusion_bytes) : size_(size), fusion_bytes_(fusion_bytes) {}
+  Coordinator(int size, const Tuning& tuning);
 
   void submit(int rank, Submission submission);
   // `rank` submits nothing any more; what it has not submitted can never be reduced.
   void leave(int rank, const std::string& reason);
+  // `rank` does nothing but wait for these, and has for long. Where all ranks do so, for different
+  // ones, none will ever go on: what they wait for fails.
+  void block(int rank, std::vector<Key> waits_for);
   bool all_left() const { return static_cast<int>(left_.size()) == size_; }
   // What has become ready, fused, in the order of becoming so.
+  // Nothing before the cycle time has passed since the first of it did.
   std::vector<Response> take_ready();
-  // One sentence per tensor that has waited longer than `patience` for some ranks; each once.
-  std::vector<std::string> stalled(Clock::duration patience);
+  // One sentence per tensor that has waited longer than `patience_s` for some ranks; each once.
+  std::vector<std::string> stalled(double patience_s);
+  // A sentence on a tensor that has waited so long that the job is to end, or nothing.
+  std::string overdue(double patience_s) const;
+  // Whether anything waits for ranks of a set without rank 0, which nothing else wakes then.
+  bool watches_others() const { return others_ > 0 || !ready_.empty(); }
+  bool has_sets_of_others() const;
+  void tune(const Tuning& tuning) { tuning_.update(tuning); }
+  // What was decided since the last call and users may want to know.
+  std::vector<std::string> take_news();
+  Economy& economy() { return economy_; }
 
  private:
   struct Pending {
     Submission submission;  // of the first rank that came
-    int first_rank;
+    Ranks ranks;            // of its set
+    int first_rank = 0, last_rank = 0;
     std::vector<bool> has;  // by rank
-    int missing;
-    std::string fault;  // what the ranks disagree on
+    int missing = 0;
+    std::string fault;          // what the ranks disagree on
+    double nmse = 0;            // the largest that a rank has reported
+    std::vector<int64_t> rows;  // of an allgather, by place in the set
     Clock::time_point since;
     bool warned = false;
   };
-  std::string ranks_missing(const Pending& pending) const;
+  using Table = std::map<Key, Pending>;
+
+  Ranks ranks_of(int32_t set) const { return sets_.at(set); }
+  void begin(Pending& pending, int rank, Submission submission);
+  void refuse(Submission submission);
+  void agree(Table::iterator it);
+  void decide(Agreed& agreed, const Pending& pending);
+  void join(int rank);
+  void add_set(Agreed& agreed);
+  void remove_set(Agreed& agreed);
+  std::string joined_in(const std::vector<int>& ranks) const;
+  // Ends a group that all ranks have submitted; what only some of them have fails it.
+  void settle(const GroupKey& key);
+  // The ranks disagree on what group the tensor is in, so it is in none.
+  void ungroup(Pending& pending, const GroupKey& other);
+  void fail(Table::iterator it, ErrorKind error, const std::string& message);
   void fail_unreachable();
+  void fail_deadlocked();
+  bool has_left(int rank) const;
+  std::string ranks_missing(const Pending& pending) const;
+  std::string waits(const Key& key, const Pending& pending) const;
+  std::optional<CodecSpec> coding(const Submission& s, double nmse);
+  void push(Agreed agreed);
+  Pending take(Table::iterator it);
 
   const int size_;
-  const size_t fusion_bytes_;
-  std::map<std::string, Pending> pending_;
-  std::deque<Submission> ready_;
-  std::vector<Response> failed_;
+  Tuning tuning_;
+  NmseBudget budget_;
+  Economy economy_;
+  std::map<int32_t, Ranks> sets_;
+  int32_t next_set_ = 1;
+  Table pending_;
+  GroupTally groups_;
+  ReadyQueue ready_;
+  Clock::time_point ready_since_;
+  int others_ = 0;                                 // of pending_, those of sets without rank 0
+  std::vector<bool> joined_;                       // by rank
+  std::vector<std::vector<Key>> blocked_;          // by rank: what alone it waits for
   std::vector<std::pair<int, std::string>> left_;  // rank and reason, the first cause first
 };
 

@@ -12,44 +12,62 @@
 #include <thread>
 #include <vector>
 
+#include "engine/books.h"
 #include "engine/coordinator.h"
-#include "engine/handle.h"
+#include "engine/executor.h"
 #include "engine/lifeline.h"
 #include "engine/messenger.h"
-#include "engine/submission.h"
+#include "engine/step_clock.h"
+#include "engine/timeline.h"
 #include "transport/transport.h"
 
 namespace qsgd {
-
-enum class NonFinite { kError, kWarn, kPropagate };
 
 struct EngineConfig {
   uint64_t seed = 0;
   size_t fusion_bytes = size_t{64} << 20;
   NonFinite nonfinite = NonFinite::kError;
-  double stall_warning_s = 60;                  // 0: never
+  Algorithm algorithm = Algorithm::kAuto;
+  int threads = 1;               // that code and reduce, the engine's own among them
+  bool planner = false;          // measure the machine, and compress only where that saves time
+  size_t cache_capacity = 1024;  // names that travel as numbers; at most kMaxBook do
+  double cycle_time_s = 0;       // rank 0 waits so long for more tensors to fuse
+  double stall_warning_s = 60;   // 0: never
+  double stall_shutdown_s = 0;   // ends the job then; 0: never
+  double deadlock_s = 10;        // ranks that have waited so long for one another fail; 0: never
+  size_t kept_steps = 65536;     // whose figures step_profile() has, the latest
   std::function<void(const std::string&)> log;  // warnings; called from the engine's thread
 };
 
 struct EngineStats {
-  uint64_t wire_bytes = 0;      // this rank sent, control messages included
-  uint64_t gradient_bytes = 0;  // handed to allreduce
-  uint64_t allreduces = 0;      // tensors
-  uint64_t fused = 0;           // reductions that carried them
-  double comm_time_s = 0;       // the engine's thread spent in collectives
+  WorkDone work;
+  uint64_t wire_bytes = 0;           // this rank handed to others, control messages included
+  uint64_t shared_memory_bytes = 0;  // those of them that others read in memory it shares
+  uint64_t control_bytes = 0;        // those of them that only told what to do
+  uint64_t steps = 0;                // begun; see StepClock
+  double wait_time_s = 0;            // in which a thread of the program waited for a handle
 };
 
 class Engine {
  public:
+  // `node` is null where the ranks of a node share no memory.
   Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> abort,
-         EngineConfig config);
+         EngineConfig config, std::unique_ptr<SharedNode> node = nullptr);
   ~Engine();  // without shutdown(): gives the job up
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // `in` and `out` stay valid until the handle is done; a broadcast works on `out` alone.
-  // Throws a usage error for a name in flight, a bad root, or a coding the type cannot have.
-  std::shared_ptr<Handle> submit(Submission submission, const void* in, void* out);
+  // `in` and `out` stay valid until the handle is done, which `keep` may see to (see Handle).
+  // Throws a usage error for a name in flight, and for what settle() refuses.
+  std::shared_ptr<Handle> submit(Submission submission, const void* in, void* out,
+                                 std::shared_ptr<void> keep = nullptr);
+
+  // A name for an operation without one, equal on ranks of the process set that call in one order.
+  std::string next_name(OpKind kind, int32_t set = 0);
+
+  // On rank 0: changes how later operations are carried out, on all ranks alike. Throws a usage
+  // error on other ranks, and for what cannot be carried out here.
+  void tune(const Tuning& tuning);
 
   // Leaves the job: pending operations that other ranks do not share fail, and the call returns
   // when every rank has left. `reason` (UTF-8) is what others read if they still wait for this
@@ -62,54 +80,85 @@ class Engine {
   // Watches the other ranks' processes through these connections from now on.
   void watch(std::vector<Lifeline::Peer> peers, double grace_s);
 
+  // Writes what happens to every tensor from now on; see Timeline.
+  void start_timeline(const std::string& path, bool mark_cycles, Timeline::Clock::time_point zero) {
+    timeline_->start(path, mark_cycles, zero);
+  }
+  void stop_timeline() { timeline_->stop(); }
+
   EngineStats stats() const;
+  StepProfile step_profile() const { return steps_.profile(); }
+  // Of every tensor for which compression was asked, by name.
+  std::map<std::string, TensorQuality> quality() const {
+    return everyone_.reducer().quality().all();
+  }
+  // What error feedback owes; see Residuals. Throws a usage error while operations are under way.
+  std::map<std::string, size_t> owed_counts();
+  std::vector<float> owed_share(const std::string& name);
+  void restore_owed(std::map<std::string, std::vector<float>> owed);
+  // How often each tensor was coded, on which the noise depends; the same on every rank.
+  std::map<std::string, uint32_t> coded_steps();
+  void restore_coded_steps(std::map<std::string, uint32_t> steps);
   // The message everything fails with, or nothing.
   std::string aborted() const { return abort_->message(); }
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
 
  private:
-  struct Entry {
-    Submission submission;
-    const void* in;
-    void* out;
-    std::shared_ptr<Handle> handle;
-  };
-
+  void check_fit(Submission& submission) const;
   void run();
+  void measure_machine();
   bool turn();
   void rest(bool busy);
   void hand_in(std::vector<Submission> fresh, bool leaving);
-  void on_frame(int peer, FrameType type, Reader body);
+  void on_message(int peer, FrameType type, Reader body);
   void answer();
-  void carry_out(const Response& response);
-  void reduce(std::vector<Entry*>& entries);
-  std::vector<std::string> find_nonfinite(const std::vector<Entry*>& entries,
-                                          const std::vector<ReduceTensor>& tensors);
-  void complete(const std::string& name, ErrorKind kind, const std::string& message);
+  void note_arrival(int rank, const Submission& submission);
+  void note_agreement(const std::vector<Response>& responses);
+  void note_work(const Work& work);
+  void take(int rank, Submission submission);
+  void follow(Reader& body);
+  void send_out(const std::vector<Response>& responses);
+  std::unique_lock<std::mutex> lock_idle();
+  StepWork work_so_far() const;
   void give_up(const std::string& message);
-  void fail_all(const std::string& message);
-  void warn_of_stalls();
+  void watch_for_stalls();
+  void watch_own_waits();
 
   const std::unique_ptr<Transport> transport_;
   const std::shared_ptr<AbortFlag> abort_;
   const EngineConfig config_;
-  Coordinator coordinator_;                // used on rank 0
-  Messenger messenger_;                    // used by the thread alone, as is the rest up to mutex_
-  std::map<std::string, uint32_t> steps_;  // how often a name was quantised
+  const std::unique_ptr<SharedNode> node_;
+  const std::unique_ptr<Workers> workers_;
+  const std::shared_ptr<Timeline> timeline_;
+  const std::shared_ptr<WaitMeter> waits_ = std::make_shared<WaitMeter>();
+  Coordinator coordinator_;  // used on rank 0
+  Messenger messenger_;      // used by the thread alone, as is the rest up to mutex_
+  Communicator communicator_;
+  ProcessSets sets_;
+  Operations& everyone_;  // of set 0
+  Entries entries_;
+  Executor executor_;
+  StepClock steps_;  // any thread's
+  SentBook sent_;
+  std::vector<HeardBook> heard_;  // on rank 0, by rank
+  NameBook names_;
   Backoff backoff_;
   bool left_ = false;
   bool finished_ = false;
   Coordinator::Clock::time_point last_stall_check_ = Coordinator::Clock::now();
+  Coordinator::Clock::time_point last_handed_in_ = Coordinator::Clock::now();
+  std::vector<Key> told_waits_;  // what rank 0 knows that the program here waits for
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::map<std::string, Entry> entries_;
   std::vector<Submission> fresh_;
+  Tuning tuning_;  // not yet taken up
   bool leaving_ = false;
   bool ended_ = false;  // the thread does nothing more
   std::string reason_;
-  EngineStats stats_;
+  // Of operations without a name of the caller's, by process set.
+  std::map<std::pair<OpKind, int32_t>, uint64_t> numbers_;
 
   std::unique_ptr<Lifeline> lifeline_;
   std::thread thread_;  // last: it uses all of the above

@@ -3,62 +3,82 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "common/error.h"
+#include "common/memory.h"
+#include "engine/timeline.h"
+#include "engine/wait_meter.h"
 #include "transport/transport.h"
 
 namespace qsgd {
 
+// What an operation hands back beside the memory that its caller gave.
+struct Result {
+  Memory output;  // of operations whose result's size depends on all ranks
+  std::vector<int64_t> shape;
+  std::vector<int64_t> sizes;  // rows from each rank
+  int64_t value = 0;
+};
+
 class Handle {
  public:
-  explicit Handle(std::shared_ptr<AbortFlag> abort) : abort_(std::move(abort)) {}
+  // `keep` owns what the operation reads and writes. It is let go with the handle, or never if the
+  // operation ended with the job.
+  explicit Handle(std::shared_ptr<AbortFlag> abort, std::shared_ptr<void> keep = nullptr,
+                  std::shared_ptr<Timeline> timeline = nullptr,
+                  std::shared_ptr<WaitMeter> waits = nullptr);
+  ~Handle();
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
 
-  bool done() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return done_;
-  }
-
+  bool done() const;
   // True when it ended with the job: MPI may still write to its memory, for ever.
-  bool lost() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return kind_ == ErrorKind::kRankFailed;
-  }
-
+  bool lost() const;
   // True once done; false after `timeout`.
-  bool wait_for(std::chrono::milliseconds timeout) const {
-    std::unique_lock<std::mutex> lock(mutex_);
-    return changed_.wait_for(lock, timeout, [this] { return done_; });
-  }
-
+  bool wait_for(std::chrono::milliseconds timeout) const;
+  // Around the time in which a thread of the program can do nothing but wait for this.
+  void begin_wait();
+  void end_wait();
+  // Whether one has waited so long, and still does.
+  bool waited_for(double seconds) const;
+  // Tells the timeline that the program waited for this, if there is one.
+  void note_wait(Timeline::Clock::time_point since) const;
   // Throws what the operation ended with, if it failed.
-  void check() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (kind_ == ErrorKind::kNone) return;
-    if (kind_ == ErrorKind::kRankFailed) abort_->set_noticed();
-    throw Error(kind_, message_);
-  }
+  void check() const;
+  // Once done, lets `keep` go now.
+  void let_go();
+  // What it handed back. Throws a usage error while it is under way, and what it ended with.
+  std::shared_ptr<const Result> result() const;
+  // Calls back once it is done, from the engine's thread or at once. Callbacks must not throw, nor
+  // wait for other operations.
+  void when_done(std::function<void()> callback);
 
-  void finish(ErrorKind kind = ErrorKind::kNone, const std::string& message = {}) {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (done_) return;
-      kind_ = kind;
-      message_ = message;
-      done_ = true;
-    }
-    changed_.notify_all();
-  }
+  // By the engine, once; further calls change nothing.
+  void finish(Result result);
+  void fail(ErrorKind kind, const std::string& message);
 
  private:
+  void end(ErrorKind kind, const std::string& message, Result result);
+
   const std::shared_ptr<AbortFlag> abort_;
+  const std::shared_ptr<Timeline> timeline_;
+  const std::shared_ptr<WaitMeter> waits_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
+  std::shared_ptr<void> keep_;
   bool done_ = false;
+  int waiting_ = 0;  // threads
+  std::chrono::steady_clock::time_point waiting_since_;
   ErrorKind kind_ = ErrorKind::kNone;
   std::string message_;
+  std::shared_ptr<const Result> result_;
+  std::vector<std::function<void()>> callbacks_;
 };
 
 }  // namespace qsgd

@@ -1,35 +1,46 @@
-// What travels: header, then the norms of all buckets, then the codes of all buckets.
+// What travels: header, then the scales of all pieces of tensors in the message, then their codes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "quant/quantizer.h"
+#include "quant/codec.h"
 
 namespace qsgd {
 
 struct WireHeader {
   uint32_t magic;
   uint8_t version;
+  uint8_t scheme;
   uint8_t bits;
   uint8_t norm;
-  uint8_t reserved;
   uint32_t bucket;
-  uint32_t pieces;
-  uint64_t count;     // elements of all pieces
+  uint32_t k;
+  uint64_t count;     // elements
   uint64_t checksum;  // of everything behind the header
 };
 static_assert(sizeof(WireHeader) == 32);
 
-// Hash of `size` bytes: any flipped bit changes it. Not for keeping secrets.
+// Hash of `size` bytes: any flipped bit changes it. Not for keeping secrets. It is the sum, in any
+// order, of checksum_of_nothing(size) and of one term for each block of kHashBlock bytes, the last
+// of which may be shorter.
 uint64_t checksum(const uint8_t* bytes, size_t size);
+uint64_t checksum_of_nothing(size_t size);
+uint64_t checksum_term(const uint8_t* block, size_t size, uint64_t index);
 
 // Writes the header of a finished body.
-void seal(uint8_t* message, size_t size, const QuantSpec& spec, size_t pieces, size_t count);
+void seal(uint8_t* message, size_t size, const CodecSpec& spec, size_t count);
+
+// The same where the checksum is known already.
+void write_header(uint8_t* message, const CodecSpec& spec, size_t count, uint64_t checksum);
 
 // Throws an error that says what differs when `message` is not what this rank expects to decode.
 // `sender` names the rank in it.
-void verify(const uint8_t* message, size_t size, const QuantSpec& spec, size_t pieces, size_t count,
-            int sender);
+void verify(const uint8_t* message, size_t size, const CodecSpec& spec, size_t count, int sender);
+
+// Its two halves, for those who sum the checksum themselves: the first returns the one expected.
+uint64_t verify_header(const uint8_t* message, size_t size, const CodecSpec& spec, size_t count,
+                       int sender);
+void verify_checksum(uint64_t got, uint64_t wanted, int sender);
 
 }  // namespace qsgd

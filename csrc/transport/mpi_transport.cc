@@ -24,6 +24,7 @@ struct MpiFunctions {
   int (*isend)(const void*, int, Handle, int, int, Handle, Handle*);
   int (*irecv)(void*, int, Handle, int, int, Handle, Handle*);
   int (*test)(Handle*, int*, AnyStatus*);
+  int (*iprobe)(int, int, Handle, int*, AnyStatus*);
   int (*error_string)(int, char*, int*);
 };
 
@@ -49,6 +50,7 @@ MpiFunctions<Handle> load(const MpiFacts& facts) {
   resolve(module, "MPI_Isend", facts, f.isend);
   resolve(module, "MPI_Irecv", facts, f.irecv);
   resolve(module, "MPI_Test", facts, f.test);
+  resolve(module, "MPI_Iprobe", facts, f.iprobe);
   resolve(module, "MPI_Error_string", facts, f.error_string);
   return f;
 }
@@ -76,6 +78,14 @@ class MpiTransport final : public Transport {
                  [&](char* at, int count, Handle* handle) {
                    return mpi_.irecv(at, count, byte_, peer, static_cast<int>(tag), comm_, handle);
                  });
+  }
+
+  // MPI works on all messages whenever it looks for one, be there any of itself or not.
+  void progress() override {
+    int found = 0;
+    AnyStatus status;
+    const int tag = static_cast<int>(Tag::kSubmit);
+    check(mpi_.iprobe(rank(), tag, comm_, &found, &status), "MPI_Iprobe", rank());
   }
 
  protected:

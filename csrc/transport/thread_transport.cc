@@ -1,5 +1,6 @@
 #include "transport/thread_transport.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -54,6 +55,13 @@ bool ThreadWorld::take(int from, int to, Tag tag, void* data, size_t capacity_by
   return true;
 }
 
+void* ThreadWorld::region(int rank) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_ptr<Region>& region = regions_[rank];
+  if (region == nullptr) region = std::make_unique<Region>();
+  return region->bytes;
+}
+
 ThreadTransport::ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank)
     : Transport(rank, world->size(), world->abort_flag()), world_(std::move(world)) {}
 
@@ -64,6 +72,25 @@ RequestPtr ThreadTransport::irecv(int peer, Tag tag, void* data, size_t capacity
 RequestPtr ThreadTransport::isend_impl(int peer, Tag tag, const void* data, size_t size_bytes) {
   world_->post(rank(), peer, tag, data, size_bytes);
   return std::make_unique<Done>();
+}
+
+std::unique_ptr<SharedNode> make_thread_node(ThreadWorld& world, Transport& transport,
+                                             int ranks_per_node) {
+  if (ranks_per_node < 1) {
+    throw usage_error("ranks_per_node=" + std::to_string(ranks_per_node) + "; use 1 or more");
+  }
+  const int rank = transport.rank();
+  NodeFacts facts;
+  for (int first = 0; first < world.size(); first += ranks_per_node) {
+    std::vector<int>& node = facts.nodes.emplace_back();
+    for (int r = first; r < std::min(first + ranks_per_node, world.size()); ++r) {
+      node.push_back(r);
+      if (rank / ranks_per_node == first / ranks_per_node) {
+        facts.bases.push_back(reinterpret_cast<std::uintptr_t>(world.region(r)));
+      }
+    }
+  }
+  return std::make_unique<SharedNode>(std::move(facts), transport);
 }
 
 }  // namespace qsgd

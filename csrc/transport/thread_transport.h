@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "transport/shared_node.h"
 #include "transport/transport.h"
 
 namespace qsgd {
@@ -23,19 +24,26 @@ class ThreadWorld {
   void post(int from, int to, Tag tag, const void* data, size_t size_bytes);
   // False while no message waits.
   bool take(int from, int to, Tag tag, void* data, size_t capacity_bytes);
+  // Memory of this rank that the others reach too, zeroed; lives as long as the world.
+  void* region(int rank);
 
  private:
   using Box = std::tuple<int, int, Tag>;
+  struct alignas(64) Region {
+    char bytes[SharedNode::kRegionBytes] = {};
+  };
   const int size_;
   const std::shared_ptr<AbortFlag> abort_;
   std::mutex mutex_;
   std::map<Box, std::deque<std::vector<char>>> boxes_;
+  std::map<int, std::unique_ptr<Region>> regions_;
 };
 
 class ThreadTransport final : public Transport {
  public:
   ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank);
   RequestPtr irecv(int peer, Tag tag, void* data, size_t capacity_bytes) override;
+  void progress() override {}  // the world keeps what is sent
 
  protected:
   RequestPtr isend_impl(int peer, Tag tag, const void* data, size_t size_bytes) override;
@@ -43,5 +51,9 @@ class ThreadTransport final : public Transport {
  private:
   const std::shared_ptr<ThreadWorld> world_;
 };
+
+// Each run of `ranks_per_node` ranks is a node.
+std::unique_ptr<SharedNode> make_thread_node(ThreadWorld& world, Transport& transport,
+                                             int ranks_per_node);
 
 }  // namespace qsgd

@@ -39,7 +39,9 @@ class Request {
 };
 using RequestPtr = std::unique_ptr<Request>;
 
-enum class Tag : int { kSubmit = 1, kResponse = 2, kData = 3 };
+// Streams that do not overtake each other; kGather is for the second phase of a collective, whose
+// messages may arrive while those of the first are still expected.
+enum class Tag : int { kSubmit = 1, kResponse = 2, kData = 3, kGather = 4 };
 
 // Point-to-point messages among `size` ranks, in order per (peer, tag). Not for two threads at
 // once.
@@ -54,12 +56,16 @@ class Transport {
   int rank() const { return rank_; }
   int size() const { return size_; }
   AbortFlag& abort_flag() { return *abort_; }
+  const std::shared_ptr<AbortFlag>& shared_abort_flag() const { return abort_; }
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
 
   // `data` stays untouched until the request is complete.
   RequestPtr isend(int peer, Tag tag, const void* data, size_t size_bytes);
   // The message may be shorter than `capacity_bytes`; then it must tell its length itself.
   virtual RequestPtr irecv(int peer, Tag tag, void* data, size_t capacity_bytes) = 0;
+
+  // Moves on whatever is under way; for a rank that waits for something else than a message.
+  virtual void progress() = 0;
 
   // Returns when all are complete; throws when the job is aborted meanwhile.
   void wait(std::vector<RequestPtr>& requests);
@@ -79,9 +85,12 @@ class Transport {
 class Backoff {
  public:
   void pause();
+  // Whether the brief part is over.
+  bool is_long() const;
   void reset() { turns_ = 0; }
 
  private:
+  static unsigned spins();
   unsigned turns_ = 0;
 };
 

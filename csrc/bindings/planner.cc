@@ -1,0 +1,125 @@
+// The cost model, its measurement and the plans.
+#include <tuple>
+
+#include "bindings/bindings.h"
+#include "planner/plan.h"
+
+namespace py = pybind11;
+
+namespace qsgd {
+namespace {
+
+using Pair = std::pair<double, double>;
+using Cost = std::tuple<CodecSpec, double, double, double>;
+
+Link link_of(const Pair& pair) { return {pair.first, pair.second}; }
+Pair pair_of(const Link& link) { return {link.alpha_s, link.beta_s_per_byte}; }
+
+Machine make_machine(int ranks, int ranks_per_node, const std::string& exact,
+                     const std::string& coded, const Pair& within, const Pair& across,
+                     const Pair& shared, double add_s_per_byte, double exact_start_s,
+                     double coded_start_s, double coded_s_per_element,
+                     const std::vector<Cost>& codecs) {
+  Machine m;
+  m.ranks = ranks;
+  m.ranks_per_node = ranks_per_node;
+  m.exact = parse_algorithm(exact);
+  m.coded = parse_algorithm(coded);
+  m.within = link_of(within);
+  m.across = link_of(across);
+  m.shared = link_of(shared);
+  m.add_s_per_byte = add_s_per_byte;
+  m.exact_start_s = exact_start_s;
+  m.coded_start_s = coded_start_s;
+  m.coded_s_per_element = coded_s_per_element;
+  for (const auto& [spec, encode_s, decode_s, decode_add_s] : codecs) {
+    m.codecs.push_back({spec, encode_s, decode_s, decode_add_s});
+  }
+  check(m);
+  return m;
+}
+
+std::vector<Cost> costs(const Machine& m) {
+  std::vector<Cost> list;
+  for (const CodecCost& c : m.codecs) {
+    list.emplace_back(c.spec, c.encode_s, c.decode_s, c.decode_add_s);
+  }
+  return list;
+}
+
+PlanRequest request_of(const std::vector<CodecSpec>& codecs, const std::string& exact,
+                       const std::string& coded, double worth) {
+  return {codecs, parse_algorithm(exact), parse_algorithm(coded), worth};
+}
+
+void bind_machine(py::module_& m) {
+  py::class_<Machine>(m, "Machine")
+      .def(py::init(&make_machine), py::kw_only(), py::arg("ranks"), py::arg("ranks_per_node") = 1,
+           py::arg("exact") = "direct", py::arg("coded") = "sra", py::arg("within") = Pair(),
+           py::arg("across") = Pair(), py::arg("shared") = Pair(), py::arg("add_s_per_byte") = 0.0,
+           py::arg("exact_start_s") = 0.0, py::arg("coded_start_s") = 0.0,
+           py::arg("coded_s_per_element") = 0.0, py::arg("codecs") = std::vector<Cost>())
+      .def_readonly("ranks", &Machine::ranks)
+      .def_readonly("ranks_per_node", &Machine::ranks_per_node)
+      .def_property_readonly("exact", [](const Machine& m) { return name_of(m.exact); })
+      .def_property_readonly("coded", [](const Machine& m) { return name_of(m.coded); })
+      .def_readonly("add_s_per_byte", &Machine::add_s_per_byte)
+      .def_readonly("exact_start_s", &Machine::exact_start_s)
+      .def_readonly("coded_start_s", &Machine::coded_start_s)
+      .def_readonly("coded_s_per_element", &Machine::coded_s_per_element)
+      .def_property_readonly("within", [](const Machine& m) { return pair_of(m.within); })
+      .def_property_readonly("across", [](const Machine& m) { return pair_of(m.across); })
+      .def_property_readonly("shared", [](const Machine& m) { return pair_of(m.shared); })
+      .def_property_readonly("link", [](const Machine& m) { return pair_of(m.link()); })
+      .def_property_readonly("codecs", &costs);
+}
+
+void bind_plan(py::module_& m) {
+  py::class_<Plan>(m, "Plan")
+      .def_property_readonly("algorithm", [](const Plan& p) { return name_of(p.algorithm); })
+      .def_readonly("spec", &Plan::spec)
+      .def_readonly("seconds", &Plan::seconds)
+      .def_readonly("exact_seconds", &Plan::exact_seconds)
+      .def_readonly("reason", &Plan::reason);
+  m.def(
+      "plan",
+      [](const Machine& machine, size_t count, const std::vector<CodecSpec>& codecs,
+         const std::string& exact, const std::string& coded,
+         double worth) { return choose(machine, count, request_of(codecs, exact, coded, worth)); },
+      py::arg("machine"), py::kw_only(), py::arg("count"), py::arg("codecs"),
+      py::arg("exact") = "auto", py::arg("coded") = "auto", py::arg("worth") = PlanRequest().worth);
+  m.def(
+      "plan_threshold",
+      [](const Machine& machine, const CodecSpec& spec) { return threshold(machine, spec, {}); },
+      py::arg("machine"), py::arg("spec"));
+}
+
+void bind_costs(py::module_& m) {
+  m.def(
+      "allreduce_s",
+      [](const Machine& machine, const std::string& algorithm, size_t count, const Coding& coding) {
+        return allreduce_s(machine, parse_algorithm(algorithm), count, coding);
+      },
+      py::arg("machine"), py::kw_only(), py::arg("algorithm"), py::arg("count"),
+      py::arg("coding") = py::none());
+  m.def(
+      "wire_bytes",
+      [](const Machine& machine, const std::string& algorithm, size_t count, const Coding& coding) {
+        return wire_bytes(machine, parse_algorithm(algorithm), count, coding);
+      },
+      py::arg("machine"), py::kw_only(), py::arg("algorithm"), py::arg("count"),
+      py::arg("coding") = py::none());
+  m.def("break_even_bandwidth", &break_even_bandwidth, py::kw_only(), py::arg("ranks"),
+        py::arg("element_bytes"), py::arg("spec"), py::arg("codec_s_per_element"));
+  m.def("break_even_bytes", &break_even_bytes, py::kw_only(), py::arg("ranks"), py::arg("spec"),
+        py::arg("bandwidth"), py::arg("fixed_s"), py::arg("codec_s_per_element"));
+}
+
+}  // namespace
+}  // namespace qsgd
+
+void bind_planner(py::module_& m) {
+  qsgd::bind_machine(m);
+  qsgd::bind_plan(m);
+  qsgd::bind_costs(m);
+}

@@ -1,0 +1,72 @@
+// One entry to every allreduce: by name, or `auto`, which gives the same bits whatever a tensor is
+// fused with and however large the message is.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collectives/reduce.h"
+#include "common/workers.h"
+#include "quant/codec.h"
+#include "transport/shared_node.h"
+
+namespace qsgd {
+
+enum class Algorithm : uint8_t {
+  kAuto,
+  kDirect,             // reduce-scatter by direct exchange, summed in rank order, and allgather
+  kRing,               // each hop adds
+  kRecursiveDoubling,  // log2(p) whole messages
+  kRabenseifner,       // recursive halving, then doubling
+  kShared,             // one node, through shared memory
+  kHierarchical,       // shared memory within nodes, direct across them
+  kSra,                // the compressed ones, from here on
+  kSra2d,
+  kAllgather,
+  kRequantizingRing,
+  kHierarchicalSra,
+};
+constexpr int kAlgorithms = 12;
+
+// As Python spells it.
+const char* name_of(Algorithm algorithm);
+// Throws a usage error that lists what is known.
+Algorithm parse_algorithm(const std::string& name);
+inline bool is_compressed(Algorithm algorithm) { return algorithm >= Algorithm::kSra; }
+
+// What a collective may use on this rank. `node` is null without shared memory, `workers` on one
+// thread.
+struct Communicator {
+  Transport& transport;
+  SharedNode* node = nullptr;
+  Workers* workers = nullptr;
+};
+
+// What this rank has handed to other ranks: in messages, and in memory that its node shares.
+struct BytesGiven {
+  uint64_t in_messages = 0;
+  uint64_t in_memory = 0;
+  uint64_t total() const { return in_messages + in_memory; }
+};
+inline BytesGiven bytes_given(const Communicator& c) {
+  return {c.transport.bytes_sent(), c.node ? c.node->bytes_given() : 0};
+}
+
+// What `auto` stands for here. Depends on nothing but the ranks and their nodes.
+Algorithm resolve(const Communicator& communicator, bool compressed, Algorithm algorithm);
+
+// Whether it works through memory that ranks share.
+bool needs_node(Algorithm algorithm);
+
+// Throws a usage error when the ranks do not suit the algorithm, or whether to compress does not.
+void check_fit(const Communicator& communicator, bool compressed, Algorithm algorithm);
+
+// Reduces the tensors together; every rank passes the same list and arguments. `coding` is given
+// exactly when the algorithm is a compressed one, or auto is to choose one. Throws a usage error
+// when the ranks or the arguments do not suit the algorithm. Adasum has one algorithm of its own.
+void allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
+               const ReduceArgs& args, const std::optional<CodecSpec>& coding, Algorithm algorithm,
+               uint64_t seed);
+
+}  // namespace qsgd

@@ -1,0 +1,50 @@
+// What the compressed collectives share beside their segments.
+#pragma once
+
+#include <vector>
+
+#include "collectives/segment_coder.h"
+#include "collectives/windows.h"
+#include "common/kept.h"
+
+namespace qsgd {
+
+// All ranks but this one, starting with the next.
+std::vector<int> ranks_behind(int rank, int size);
+
+// The reduction of a rank that is alone: nothing travels, so nothing is rounded.
+void reduce_alone(SegmentCoder& coder, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+                  const CodecSpec& spec);
+
+// Lets a state machine with advance() and done() run; throws when the job is aborted meanwhile.
+template <class Machine>
+void run_to_end(Transport& transport, Machine& machine) {
+  Backoff backoff;
+  while (true) {
+    if (machine.advance()) {
+      backoff.reset();
+    } else if (machine.done()) {
+      return;
+    } else {
+      transport.abort_flag().check();
+      backoff.pause();
+    }
+  }
+}
+
+// The frame of a compressed allreduce: cut(limit) says what Machine moves, in segments of at most
+// `limit` elements.
+template <class Machine, class Cut>
+void run_compressed(Transport& transport, std::vector<ReduceTensor>& tensors,
+                    const ReduceArgs& args, const CodecSpec& spec, uint64_t seed, Workers* workers,
+                    Pipelining* pipelining, const Cut& cut) {
+  SegmentCoder coder(tensors, args, spec, seed, transport.rank(), transport.size(), workers);
+  if (transport.size() == 1) return reduce_alone(coder, tensors, args, spec);
+  const auto segments = cut(segment_limit(tensors, spec, transport.size(), pipelining));
+  KeptOnFailure<BufferPool> pool;
+  Machine machine(transport, coder, segments, *pool);
+  run_to_end(transport, machine);
+  if (pipelining != nullptr) pipelining->peak_bytes = pool->size_bytes() + coder.scratch_bytes();
+}
+
+}  // namespace qsgd

@@ -1,0 +1,156 @@
+#include "collectives/direct_allreduce.h"
+
+#include <algorithm>
+
+#include "collectives/exchange.h"
+#include "collectives/gather_allreduce.h"
+#include "collectives/rank_order_sum.h"
+#include "collectives/schedule.h"
+#include "collectives/stream.h"
+#include "common/kept.h"
+
+namespace qsgd {
+namespace {
+
+// Whole messages up to here: what a rank then sends costs less than a second step.
+constexpr size_t kGatherBytes = size_t{16} << 10;
+// Of a chunk: large against a message's cost, small enough to be summed in cache.
+constexpr size_t kSegmentBytes = size_t{256} << 10;
+constexpr size_t kGranule = 64;  // elements; keeps cuts aligned
+// Segments whose addends are on the wire while an earlier one is summed.
+constexpr size_t kAhead = 2;
+
+// Buffers and requests of one segment under way; reused by every kAhead-th + 1.
+struct Turn {
+  std::vector<char> addends;   // of every rank, for the part that this rank owns
+  std::vector<char> outgoing;  // for every rank, when they cannot be sent from where they lie
+  std::vector<char> sums;      // of every rank, when they cannot be received where they belong
+  std::vector<RequestPtr> receives, sends, gathers;
+};
+
+class Direct {
+ public:
+  Direct(Transport& transport, Stream& stream)
+      : transport_(transport),
+        stream_(stream),
+        size_(transport.size()),
+        rank_(transport.rank()),
+        segment_(std::min(kSegmentBytes / stream.element(), largest_chunk())),
+        sum_(stream.args().dtype, stream.args().op) {}
+
+  void run() {
+    const size_t segments = (largest_chunk() + segment_ - 1) / segment_;
+    for (size_t k = 0; k < segments + kAhead + 1; ++k) {
+      if (k >= kAhead + 1) finish(k - kAhead - 1);
+      if (k < segments) scatter(k);
+      if (k >= kAhead && k - kAhead < segments) reduce(k - kAhead);
+    }
+  }
+
+ private:
+  Range chunk(int owner) const { return part_of(stream_.count(), kGranule, size_, owner); }
+  size_t largest_chunk() const {
+    size_t largest = 0;
+    for (int owner = 0; owner < size_; ++owner) largest = std::max(largest, chunk(owner).size());
+    return largest;
+  }
+  Range part(int owner, size_t segment) const {
+    const Range whole = chunk(owner);
+    const size_t begin = std::min(whole.end, whole.begin + segment * segment_);
+    return {begin, std::min(whole.end, begin + segment_)};
+  }
+  Turn& turn(size_t segment) { return (*turns_)[segment % (kAhead + 1)]; }
+  size_t bytes(const Range& range) const { return range.size() * stream_.element(); }
+  // The place of rank `peer`, whose part is at most a segment, in a buffer with one per rank.
+  char* place(std::vector<char>& buffer, int peer) {
+    buffer.resize(static_cast<size_t>(size_) * segment_ * stream_.element());
+    return buffer.data() + static_cast<size_t>(peer) * segment_ * stream_.element();
+  }
+  // Sends every owner this rank's addends, and asks for those of the others.
+  void scatter(size_t k) {
+    Turn& t = turn(k);
+    const Range mine = part(rank_, k);
+    for_others(transport_, [&](int peer) {
+      if (mine.size() == 0) return;
+      t.receives.push_back(transport_.irecv(peer, Tag::kData, place(t.addends, peer), bytes(mine)));
+    });
+    for_others(transport_, [&](int peer) {
+      const Range range = part(peer, k);
+      if (range.size() == 0) return;
+      const void* from = stream_.input(range.begin, range.size());
+      if (from != nullptr) {
+        stream_.note_input(range.begin, range.size());
+      } else {
+        char* const packed = place(t.outgoing, peer);
+        stream_.load(range.begin, range.size(), packed);
+        from = packed;
+      }
+      t.sends.push_back(transport_.isend(peer, Tag::kData, from, bytes(range)));
+    });
+  }
+
+  // Sums what this rank owns, sends it to all, and asks for what they own.
+  void reduce(size_t k) {
+    Turn& t = turn(k);
+    const Range mine = part(rank_, k);
+    if (mine.size() > 0) {
+      char* const own = place(t.addends, rank_);
+      stream_.load(mine.begin, mine.size(), own);
+      transport_.wait(t.receives);
+      sum_.run(
+          mine.size(), size_, [&](int from) { return place(t.addends, from); },
+          [&](size_t at, size_t count, void* block) {
+            stream_.finish(block, count);
+            stream_.place(mine.begin + at, count, block);
+            std::memcpy(own + at * stream_.element(), block, count * stream_.element());
+          });
+    }
+    transport_.wait(t.sends);  // the sums may take the place of the addends
+    for_others(transport_, [&](int peer) {
+      const Range range = part(peer, k);
+      if (range.size() == 0) return;
+      void* to = stream_.result(range.begin, range.size());
+      if (to == nullptr) to = place(t.sums, peer);
+      t.gathers.push_back(transport_.irecv(peer, Tag::kGather, to, bytes(range)));
+    });
+    for_others(transport_, [&](int peer) {
+      if (mine.size() == 0) return;
+      t.sends.push_back(transport_.isend(peer, Tag::kGather, place(t.addends, rank_), bytes(mine)));
+    });
+  }
+
+  void finish(size_t k) {
+    Turn& t = turn(k);
+    transport_.wait(t.gathers);
+    for_others(transport_, [&](int peer) {
+      const Range range = part(peer, k);
+      if (stream_.result(range.begin, range.size()) != nullptr) {
+        stream_.note_result(range.begin, range.size());
+      } else {
+        stream_.place(range.begin, range.size(), place(t.sums, peer));
+      }
+    });
+    transport_.wait(t.sends);
+  }
+
+  Transport& transport_;
+  Stream& stream_;
+  const int size_;
+  const int rank_;
+  const size_t segment_;
+  RankOrderSum sum_;
+  KeptOnFailure<std::vector<Turn>> turns_{std::vector<Turn>(kAhead + 1)};
+};
+
+}  // namespace
+
+void direct_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
+                      const ReduceArgs& args) {
+  Stream stream(tensors, args, transport.size());
+  if (stream.size_bytes() <= kGatherBytes || transport.size() == 1) {
+    return gather_allreduce(transport, stream);
+  }
+  Direct(transport, stream).run();
+}
+
+}  // namespace qsgd

@@ -1,0 +1,65 @@
+#include "collectives/floats.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "collectives/reduce.h"
+#include "quant/convert.h"
+
+namespace qsgd {
+
+void to_floats(const void* x, DType dtype, size_t count, float* to) {
+  if (dtype != DType::kFloat32) return float32_from(x, dtype, count, to);
+  if (count > 0) std::memcpy(to, x, count * sizeof(float));
+}
+
+bool from_floats(const float* from, size_t count, DType dtype, void* x) {
+  if (dtype != DType::kFloat32) {
+    float32_to(from, count, dtype, x);
+  } else if (count > 0) {
+    std::memcpy(x, from, count * sizeof(float));
+  }
+  return all_finite(x, count, dtype);  // a float16 may have overflowed
+}
+
+QSGD_CLONES
+void add_floats(const float* x, size_t count, float* sum) {
+  for (size_t i = 0; i < count; ++i) sum[i] += x[i];
+}
+
+QSGD_CLONES
+void scale_floats(float by, size_t count, float* x) {
+  for (size_t i = 0; i < count; ++i) x[i] *= by;
+}
+
+QSGD_CLONES
+void set_residual(const float* value, const float* sent, size_t count, float* residual) {
+  for (size_t i = 0; i < count; ++i) {
+    const float left = value[i] - sent[i];
+    residual[i] = (bit_cast<uint32_t>(left) & 0x7fffffffu) < 0x7f800000u ? left : 0.0f;
+  }
+}
+
+QSGD_CLONES
+Quality compare(const float* value, const float* sent, size_t count) {
+  constexpr int kLanes = 8;  // a fixed number, so that every instruction set gives the same sums
+  double error[kLanes] = {}, energy[kLanes] = {};
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const double v = value[i + lane], d = v - sent[i + lane];
+      error[lane] += d * d;
+      energy[lane] += v * v;
+    }
+  }
+  for (; i < count; ++i) {
+    const double v = value[i], d = v - sent[i];
+    error[0] += d * d;
+    energy[0] += v * v;
+  }
+  Quality q;
+  for (int lane = 0; lane < kLanes; ++lane) q += {error[lane], energy[lane]};
+  return std::isfinite(q.error) ? q : Quality{};
+}
+
+}  // namespace qsgd

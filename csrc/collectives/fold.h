@@ -1,0 +1,41 @@
+// Algorithms for a power of two of ranks, on any number: each surplus rank hands its values to a
+// partner and waits for the result.
+#pragma once
+
+#include <cstddef>
+
+#include "collectives/reduce.h"
+#include "transport/transport.h"
+
+namespace qsgd {
+
+class Fold {
+ public:
+  explicit Fold(Transport& transport) : transport_(transport) {
+    while (2 * ranks_ <= transport.size()) ranks_ *= 2;
+  }
+
+  // The power of two; ranks from here on are surplus.
+  int ranks() const { return ranks_; }
+  bool surplus() const { return transport_.rank() >= ranks_; }
+  // Whom this rank folds with; beyond the last rank when nobody does.
+  int partner() const {
+    return surplus() ? transport_.rank() - ranks_ : transport_.rank() + ranks_;
+  }
+
+  // Adds the surplus ranks' values to their partners'.
+  void in(void* data, size_t count, DType dtype, ReduceOp op);
+  // Gives them the result.
+  void out(void* data, size_t size_bytes);
+
+ private:
+  Transport& transport_;
+  int ranks_ = 1;
+};
+
+// own = op of both, the lower rank's operand first: both sides of an exchange get the same bits,
+// whichever NaN the operation keeps. `other` is scratch afterwards.
+void reduce_ordered(void* own, void* other, size_t count, DType dtype, ReduceOp op,
+                    bool other_is_lower);
+
+}  // namespace qsgd

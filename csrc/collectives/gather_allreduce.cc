@@ -1,0 +1,32 @@
+#include "collectives/gather_allreduce.h"
+
+#include <algorithm>
+
+#include "collectives/rank_order_sum.h"
+#include "common/kept.h"
+
+namespace qsgd {
+
+void gather_allreduce(Transport& transport, Stream& stream) {
+  const int size = transport.size(), rank = transport.rank();
+  const size_t bytes = stream.size_bytes();
+  if (bytes == 0) return;
+  // Place i holds the message of rank (rank + i) % size.
+  KeptOnFailure<std::vector<char>> places;
+  places->resize(bytes * static_cast<size_t>(size));
+  const auto place = [&](int i) { return places->data() + static_cast<size_t>(i) * bytes; };
+  stream.load(0, stream.count(), place(0));
+  for (int have = 1; have < size; have *= 2) {
+    const size_t part = bytes * static_cast<size_t>(std::min(have, size - have));
+    std::vector<RequestPtr> requests;
+    requests.push_back(transport.irecv((rank + have) % size, Tag::kData, place(have), part));
+    requests.push_back(transport.isend((rank - have + size) % size, Tag::kData, place(0), part));
+    transport.wait(requests);
+  }
+  RankOrderSum sum(stream.args().dtype, stream.args().op);
+  sum.run(
+      stream.count(), size, [&](int from) { return place((from - rank + size) % size); },
+      [&](size_t at, size_t count, const void* block) { stream.store(at, count, block); });
+}
+
+}  // namespace qsgd

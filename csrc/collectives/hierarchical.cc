@@ -1,0 +1,78 @@
+#include "collectives/hierarchical.h"
+
+#include <algorithm>
+
+#include "collectives/direct_allreduce.h"
+#include "collectives/node_shards.h"
+#include "collectives/sra_allreduce.h"
+#include "transport/subset_transport.h"
+
+namespace qsgd {
+namespace {
+
+bool nodes_are_equal(const SharedNode& node) {
+  return std::all_of(node.nodes().begin(), node.nodes().end(), [&](const std::vector<int>& ranks) {
+    return ranks.size() == node.nodes().front().size();
+  });
+}
+
+// How many ranks of each node communicate with other nodes.
+int owners_of(const SharedNode& node) { return nodes_are_equal(node) ? node.size() : 1; }
+
+// The ranks that have this rank's shard, one per node.
+std::vector<int> peers_across(const SharedNode& node) {
+  std::vector<int> ranks;
+  for (const std::vector<int>& other : node.nodes()) {
+    ranks.push_back(other[static_cast<size_t>(node.rank())]);
+  }
+  return ranks;
+}
+
+void reduce_across(Communicator& communicator, std::vector<ReduceTensor>& shards,
+                   const ReduceArgs& args, const std::optional<CodecSpec>& coding, uint64_t seed) {
+  const int size = communicator.transport.size();
+  const bool average = args.op == ReduceOp::kAverage;
+  SubsetTransport across(communicator.transport, peers_across(*communicator.node));
+  // The divisor is that of all ranks, not of those across.
+  ReduceArgs sums = args;
+  sums.prescale = 1;
+  if (average) sums.op = ReduceOp::kSum;
+  if (coding && across.size() > 1) {
+    if (average) sums.postscale /= size;
+    return sra_allreduce(across, shards, sums, *coding, seed, communicator.workers);
+  }
+  sums.postscale = 1;
+  direct_allreduce(across, shards, sums);
+  for (ReduceTensor& shard : shards) {
+    shard.result_finite = scale_copy(shard.out, shard.out, shard.count, args.dtype, args.postscale,
+                                     average ? size : 1);
+  }
+}
+
+}  // namespace
+
+void hierarchical_allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
+                            const ReduceArgs& args, const std::optional<CodecSpec>& coding,
+                            uint64_t seed) {
+  SharedNode& node = *communicator.node;
+  const int owners = owners_of(node);
+  NodeShards shards(node, tensors, args, coding ? coding->bucket : 1, owners);
+  shards.reduce();
+  if (node.rank() < owners) reduce_across(communicator, shards.mine(), args, coding, seed);
+  shards.share();
+}
+
+Range hierarchical_shard(const SharedNode& node, size_t count, size_t granule, uint32_t id) {
+  const int owners = owners_of(node);
+  return node.rank() < owners ? owned(count, granule, id, owners, node.rank()) : Range{};
+}
+
+Range hierarchical_owned(const SharedNode& node, size_t count, size_t granule, uint32_t id) {
+  if (node.rank() >= owners_of(node)) return {};
+  const Range shard = hierarchical_shard(node, count, granule, id);
+  const Range part =
+      owned(shard.size(), granule, id, static_cast<int>(node.nodes().size()), node.node());
+  return {shard.begin + part.begin, shard.begin + part.end};
+}
+
+}  // namespace qsgd

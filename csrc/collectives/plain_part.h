@@ -1,0 +1,41 @@
+// The tensors of a bucket that travel as they are: summed in rank order, in float32 where their own
+// type has less.
+#pragma once
+
+#include "collectives/bucket_part.h"
+
+namespace qsgd {
+
+class PlainPart : public BucketPart {
+ public:
+  // `tensors` need no memory yet; begin() gives the bucket. `limit` bounds the elements of a
+  // message.
+  PlainPart(const std::vector<ReduceTensor>& tensors, std::vector<BucketPlace> places, DType dtype,
+            int rank, int size, size_t limit);
+
+  void begin(char* bucket, const std::vector<uint32_t>&) override { bucket_ = bucket; }
+  size_t waves(int owner) const override { return chunks_[static_cast<size_t>(owner)].size(); }
+  size_t bytes(size_t wave, int owner) const override;
+  void encode(size_t wave, int owner, uint8_t* message) override;
+  void reduce(size_t wave, const Terms& messages, uint8_t* result) override;
+  void decode(size_t wave, int owner, const uint8_t* message) override;
+
+ private:
+  const Segment& segment(size_t wave, int owner) const {
+    return chunks_[static_cast<size_t>(owner)][wave];
+  }
+  char* place_of(const Piece& piece) const {
+    return bucket_ + (places_[piece.tensor].at + piece.begin) * element_;
+  }
+  void mean(const Terms& addends, size_t count, char* out) const;
+
+  const std::vector<BucketPlace> places_;
+  const DType dtype_;
+  const size_t element_;
+  const int rank_;
+  const int size_;
+  const std::vector<Chunk> chunks_;
+  char* bucket_ = nullptr;
+};
+
+}  // namespace qsgd

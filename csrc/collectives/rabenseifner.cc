@@ -1,0 +1,72 @@
+#include "collectives/rabenseifner.h"
+
+#include "collectives/fold.h"
+#include "collectives/packed.h"
+#include "collectives/schedule.h"
+
+namespace qsgd {
+namespace {
+
+class Halves {
+ public:
+  Halves(Transport& transport, Packed& values, const ReduceArgs& args, int ranks)
+      : transport_(transport), values_(values), args_(args), ranks_(ranks) {}
+
+  void run() {
+    KeptOnFailure<std::vector<char>> incoming;
+    for (int hop = ranks_ / 2; hop > 0; hop /= 2) halve(hop, *incoming);
+    for (int hop = 1; hop < ranks_; hop *= 2) {
+      const int peer = transport_.rank() ^ hop;
+      const Range mine = group(transport_.rank(), hop), theirs = group(peer, hop);
+      exchange(peer, Tag::kGather, mine, values_.at(theirs.begin), theirs.size());
+    }
+  }
+
+ private:
+  // The elements of the `width` ranks whose group `rank` is in.
+  Range group(int rank, int width) const {
+    const int first = rank / width * width;
+    return {part_of(values_.count(), 1, ranks_, first).begin,
+            part_of(values_.count(), 1, ranks_, first + width - 1).end};
+  }
+
+  // Keeps this rank's half of what its group of 2 `hop` ranks still shares, gives the other away.
+  void halve(int hop, std::vector<char>& incoming) {
+    const int peer = transport_.rank() ^ hop;
+    const Range mine = group(transport_.rank(), hop);
+    if (incoming.empty()) incoming.resize(mine.size() * values_.element() + values_.element());
+    exchange(peer, Tag::kData, group(peer, hop), incoming.data(), mine.size());
+    reduce_ordered(values_.at(mine.begin), incoming.data(), mine.size(), args_.dtype, args_.op,
+                   peer < transport_.rank());
+  }
+
+  void exchange(int peer, Tag tag, const Range& send, char* into, size_t count) {
+    std::vector<RequestPtr> requests;
+    const size_t element = values_.element();
+    if (count > 0) requests.push_back(transport_.irecv(peer, tag, into, count * element));
+    if (send.size() > 0) {
+      requests.push_back(
+          transport_.isend(peer, tag, values_.at(send.begin), send.size() * element));
+    }
+    transport_.wait(requests);
+  }
+
+  Transport& transport_;
+  Packed& values_;
+  const ReduceArgs& args_;
+  const int ranks_;
+};
+
+}  // namespace
+
+void rabenseifner_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
+                            const ReduceArgs& args) {
+  Packed values(tensors, args, transport.size());
+  Fold fold(transport);
+  fold.in(values.at(0), values.count(), args.dtype, args.op);
+  if (!fold.surplus()) Halves(transport, values, args, fold.ranks()).run();
+  fold.out(values.at(0), values.count() * values.element());
+  values.unpack();
+}
+
+}  // namespace qsgd

@@ -1,0 +1,16 @@
+// Exact allreduce in log2(p) exchanges of whole messages: few steps, many bytes (Thakur,
+// Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, IJHPCA
+// 2005, sec. 4.1).
+#pragma once
+
+#include <vector>
+
+#include "collectives/reduce.h"
+
+namespace qsgd {
+
+// Reduces the tensors together. Element sums pair ranks that differ in one bit, lowest bit first.
+void recursive_doubling_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
+                                  const ReduceArgs& args);
+
+}  // namespace qsgd

@@ -1,0 +1,152 @@
+#include "collectives/requantizing_ring.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/compressed.h"
+#include "collectives/windows.h"
+
+namespace qsgd {
+namespace {
+
+// A segment at this rank, `distance` hops from where it started.
+struct Move {
+  int owner;
+  int distance;
+  const Segment* segment;
+};
+
+// What a rank does in one turn round the ring, where the chunk that starts here is `first`'s. At
+// time t it moves segment t of that chunk, segment t - 1 of the chunk that started one rank before,
+// and so on: what it needs was sent one time earlier, and at most p - 1 messages wait between two
+// ranks. The oldest goes first, so that one arrives for each that leaves.
+std::vector<Move> moves_of(const std::vector<Chunk>& chunks, int first) {
+  const int size = static_cast<int>(chunks.size());
+  size_t longest = 0;
+  for (const Chunk& chunk : chunks) longest = std::max(longest, chunk.size());
+  std::vector<Move> moves;
+  for (int time = 0; time < static_cast<int>(longest) + size - 1; ++time) {
+    for (int distance = std::min(size - 1, time); distance >= 0; --distance) {
+      const int owner = (first - distance + size) % size;
+      const Chunk& chunk = chunks[static_cast<size_t>(owner)];
+      const auto at = static_cast<size_t>(time - distance);
+      if (at < chunk.size()) moves.push_back({owner, distance, &chunk[at]});
+    }
+  }
+  return moves;
+}
+
+std::vector<size_t> arriving_sizes(const std::vector<Move>& moves) {
+  std::vector<size_t> sizes;
+  for (const Move& move : moves) {
+    if (move.distance > 0) sizes.push_back(move.segment->bytes);
+  }
+  return sizes;
+}
+
+size_t largest_of(const std::vector<Chunk>& chunks) {
+  size_t largest = 0;
+  for (const Chunk& chunk : chunks) largest = std::max(largest, largest_message(chunk));
+  return largest;
+}
+
+class Ring {
+ public:
+  Ring(Transport& transport, SegmentCoder& coder, const std::vector<Chunk>& chunks,
+       BufferPool& pool)
+      : coder_(coder),
+        size_(transport.size()),
+        left_((transport.rank() + size_ - 1) % size_),
+        sums_(moves_of(chunks, left_)),
+        results_(moves_of(chunks, transport.rank())),
+        sums_in_(transport, left_, Tag::kData, arriving_sizes(sums_), waiting(), pool),
+        results_in_(transport, left_, Tag::kGather, arriving_sizes(results_), waiting(), pool),
+        sums_out_(transport, {right(transport)}, Tag::kData, largest_of(chunks), kWindow, pool),
+        results_out_(transport, {right(transport)}, Tag::kGather, largest_of(chunks), kWindow,
+                     pool) {}
+
+  bool advance() { return move_result() || move_sum(); }
+  bool done() {
+    return summed_ == sums_.size() && passed_ == results_.size() && sums_out_.drained() &&
+           results_out_.drained();
+  }
+
+ private:
+  size_t waiting() const { return static_cast<size_t>(size_); }
+  int right(const Transport& transport) const { return (transport.rank() + 1) % size_; }
+
+  // Adds this rank's input to a sum on its way to the owner.
+  bool move_sum() {
+    if (summed_ == sums_.size()) return false;
+    const Move& move = sums_[summed_];
+    Terms terms{kOwn};
+    if (move.distance > 0) {
+      const uint8_t* const message = sums_in_.ready();
+      if (message == nullptr) return false;
+      terms.insert(terms.begin(), message);
+    }
+    const bool last = move.distance == size_ - 1;
+    if (last && !own_result_is_next()) return false;
+    SendWindow& out = last ? results_out_ : sums_out_;
+    uint8_t* const to = out.slot();
+    if (to == nullptr) return false;
+    if (move.distance > 0) coder_.verify(*move.segment, terms.front(), left_);
+    if (last) {
+      coder_.conclude(*move.segment, terms, to);
+      ++passed_;
+    } else {
+      coder_.contribute(*move.segment, terms, to);
+    }
+    out.send(move.segment->bytes);
+    if (move.distance > 0) sums_in_.release();
+    ++summed_;
+    return true;
+  }
+
+  bool own_result_is_next() const {
+    return passed_ < results_.size() && results_[passed_].distance == 0;
+  }
+
+  // Decodes another owner's result and hands its codes on.
+  bool move_result() {
+    if (passed_ == results_.size() || own_result_is_next()) return false;
+    const Move& move = results_[passed_];
+    const bool last = move.distance == size_ - 1;
+    const uint8_t* const message = results_in_.ready();
+    uint8_t* const to = last ? nullptr : results_out_.slot();
+    if (message == nullptr || (!last && to == nullptr)) return false;
+    coder_.verify(*move.segment, message, left_);
+    if (!last) {
+      std::memcpy(to, message, move.segment->bytes);
+      results_out_.send(move.segment->bytes);
+    }
+    coder_.accept(*move.segment, message);
+    results_in_.release();
+    ++passed_;
+    return true;
+  }
+
+  SegmentCoder& coder_;
+  const int size_;
+  const int left_;
+  const std::vector<Move> sums_;
+  const std::vector<Move> results_;
+  ReceiveWindow sums_in_;
+  ReceiveWindow results_in_;
+  SendWindow sums_out_;
+  SendWindow results_out_;
+  size_t summed_ = 0;
+  size_t passed_ = 0;
+};
+
+}  // namespace
+
+void requantizing_ring(Transport& transport, std::vector<ReduceTensor>& tensors,
+                       const ReduceArgs& args, const CodecSpec& spec, uint64_t seed,
+                       Workers* workers, Pipelining* pipelining) {
+  run_compressed<Ring>(
+      transport, tensors, args, spec, seed, workers, pipelining,
+      [&](size_t limit) { return chunks_of(tensors, spec, transport.size(), limit); });
+}
+
+}  // namespace qsgd

@@ -1,0 +1,14 @@
+// Exact allreduce among the ranks of one node through memory that they share.
+#pragma once
+
+#include <vector>
+
+#include "collectives/reduce.h"
+#include "transport/shared_node.h"
+
+namespace qsgd {
+
+// Reduces the tensors together, each element in rank order; all ranks of the job are on the node.
+void shared_allreduce(SharedNode& node, std::vector<ReduceTensor>& tensors, const ReduceArgs& args);
+
+}  // namespace qsgd

@@ -1,0 +1,86 @@
+// A pipeline's messages to or from a peer: a few under way at a time, in buffers that are reused,
+// so that a collective's memory does not grow with the tensors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace qsgd {
+
+// The buffers of one collective. MPI may write to them until the collective is complete, so hold it
+// in a KeptOnFailure.
+class BufferPool {
+ public:
+  uint8_t* take(size_t size_bytes);
+  size_t size_bytes() const { return size_bytes_; }
+
+ private:
+  std::vector<std::vector<uint8_t>> buffers_;
+  size_t size_bytes_ = 0;
+};
+
+// Messages of known sizes from one peer, in order; the receives of the next `depth` are posted.
+class ReceiveWindow {
+ public:
+  ReceiveWindow(Transport& transport, int peer, Tag tag, std::vector<size_t> sizes, size_t depth,
+                BufferPool& pool);
+  ReceiveWindow(ReceiveWindow&&) = default;
+  ReceiveWindow(const ReceiveWindow&) = delete;
+
+  bool finished() const { return next_ == sizes_.size(); }
+  // The oldest message that was not released, or null while it is not there yet.
+  const uint8_t* ready();
+  // Gives the oldest message's buffer to a later one.
+  void release();
+  int peer() const { return peer_; }
+
+ private:
+  struct Slot {
+    uint8_t* data;
+    RequestPtr request;  // null once the message is there
+  };
+  void post(size_t message);
+
+  Transport& transport_;
+  const int peer_;
+  const Tag tag_;
+  std::vector<size_t> sizes_;
+  std::vector<Slot> slots_;
+  size_t next_ = 0;
+};
+
+// Messages that each go to all of `peers`; `depth` of them may be under way.
+class SendWindow {
+ public:
+  SendWindow(Transport& transport, std::vector<int> peers, Tag tag, size_t largest_bytes,
+             size_t depth, BufferPool& pool);
+  SendWindow(SendWindow&&) = default;
+  SendWindow(const SendWindow&) = delete;
+
+  // Where to put the next message, or null while all buffers are being sent.
+  uint8_t* slot();
+  // Sends what is in the slot.
+  void send(size_t size_bytes);
+  // The message that was sent as number `index`, until its buffer is taken again.
+  const uint8_t* sent(size_t index) const { return slots_[index % slots_.size()].data; }
+  size_t depth() const { return slots_.size(); }
+  // True once nothing is under way.
+  bool drained();
+
+ private:
+  struct Slot {
+    uint8_t* data;
+    std::vector<RequestPtr> requests;
+    bool free();
+  };
+  Transport& transport_;
+  std::vector<int> peers_;
+  const Tag tag_;
+  std::vector<Slot> slots_;
+  size_t next_ = 0;
+};
+
+}  // namespace qsgd

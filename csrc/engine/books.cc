@@ -1,0 +1,154 @@
+#include "engine/books.h"
+
+#include <algorithm>
+
+namespace qsgd {
+
+void write_numbers(const std::vector<uint16_t>& numbers, Writer& to) {
+  std::vector<std::pair<uint16_t, uint16_t>> runs;  // first number, how many
+  for (const uint16_t number : numbers) {
+    const bool follows = !runs.empty() && number == runs.back().first + runs.back().second;
+    if (follows) {
+      ++runs.back().second;
+    } else {
+      runs.emplace_back(number, 1);
+    }
+  }
+  to.put(static_cast<uint16_t>(runs.size()));
+  for (const auto& [first, count] : runs) {
+    to.put(first);
+    to.put(count);
+  }
+}
+
+std::vector<uint16_t> read_numbers(Reader& from) {
+  std::vector<uint16_t> numbers;
+  const auto runs = from.get<uint16_t>();
+  for (uint16_t run = 0; run < runs; ++run) {
+    const auto first = from.get<uint16_t>();
+    const auto count = from.get<uint16_t>();
+    for (uint16_t i = 0; i < count; ++i) numbers.push_back(static_cast<uint16_t>(first + i));
+  }
+  return numbers;
+}
+
+void SentBook::write(const std::vector<Submission>& submissions, Writer& known,
+                     std::vector<std::vector<char>>& items) {
+  std::vector<uint16_t> numbers;
+  Writer errors;
+  for (const Submission& submission : submissions) {
+    Writer item;
+    submission.write(item);
+    uint16_t number = 0;
+    if (knows(submission, item.bytes(), number)) {
+      numbers.push_back(number);
+      if (submission.nmse_budget > 0) errors.put(submission.nmse);
+      continue;
+    }
+    if (submission.lasting) add(submission, item.bytes());
+    item.put(submission.nmse);
+    items.push_back(item.bytes());
+  }
+  if (numbers.empty()) return;
+  write_numbers(numbers, known);
+  known.append(errors.bytes());
+}
+
+bool SentBook::knows(const Submission& submission, const std::vector<char>& facts,
+                     uint16_t& number) const {
+  const auto it = lines_.find({submission.set, submission.name});
+  if (it == lines_.end() || it->second.facts != facts) return false;
+  number = it->second.number;
+  return true;
+}
+
+void SentBook::add(const Submission& submission, std::vector<char> facts) {
+  if (keys_.empty()) return;
+  const size_t place = written_++ % keys_.size();
+  const auto old = lines_.find(keys_[place]);
+  // A name whose facts have changed has a newer line.
+  if (old != lines_.end() && old->second.number == place) lines_.erase(old);
+  keys_[place] = {submission.set, submission.name};
+  lines_[keys_[place]] = {static_cast<uint16_t>(place), std::move(facts)};
+}
+
+Submission HeardBook::read_item(Reader& from) {
+  Submission submission = Submission::read(from);
+  submission.nmse = from.get<double>();
+  if (submission.lasting) add(submission);
+  return submission;
+}
+
+void HeardBook::add(const Submission& submission) {
+  if (capacity_ == 0) return;
+  const size_t place = written_++ % capacity_;
+  if (place == lines_.size()) lines_.emplace_back();
+  lines_[place] = submission;
+}
+
+std::vector<Submission> HeardBook::read_known(Reader& from) {
+  std::vector<Submission> submissions;
+  for (const uint16_t number : read_numbers(from)) submissions.push_back(lines_.at(number));
+  for (Submission& submission : submissions) {
+    if (submission.nmse_budget > 0) submission.nmse = from.get<double>();
+  }
+  return submissions;
+}
+
+void NameBook::write(int32_t set, const std::vector<std::string>& names, bool lasting, Writer& to) {
+  // More than fit would take each other's places within one answer.
+  const bool numbered = lasting && names.size() <= keys_.size();
+  to.put(static_cast<uint8_t>(numbered));
+  if (!numbered) {
+    to.put(static_cast<uint32_t>(names.size()));
+    for (const std::string& name : names) to.put(name);
+    return;
+  }
+  Writer fresh;
+  uint16_t fresh_count = 0;
+  std::vector<uint16_t> numbers;
+  for (const std::string& name : names) {
+    const auto known = numbers_.find({set, name});
+    if (known != numbers_.end()) {
+      numbers.push_back(known->second);
+      continue;
+    }
+    numbers.push_back(add({set, name}, numbers));
+    fresh.put(numbers.back());
+    fresh.put(name);
+    ++fresh_count;
+  }
+  to.put(fresh_count);
+  to.append(fresh.bytes());
+  write_numbers(numbers, to);
+}
+
+uint16_t NameBook::add(Key key, const std::vector<uint16_t>& in_use) {
+  const auto used = [&](size_t place) {
+    return std::find(in_use.begin(), in_use.end(), place) != in_use.end();
+  };
+  while (used(written_ % keys_.size())) ++written_;
+  const auto number = static_cast<uint16_t>(written_++ % keys_.size());
+  numbers_.erase(keys_[number]);
+  numbers_[key] = number;
+  keys_[number] = std::move(key);
+  return number;
+}
+
+std::vector<std::string> NameBook::read(int32_t set, Reader& from) {
+  std::vector<std::string> names;
+  if (from.get<uint8_t>() == 0) {
+    names.resize(from.get<uint32_t>());
+    for (std::string& name : names) name = from.text();
+    return names;
+  }
+  const auto fresh = from.get<uint16_t>();
+  for (uint16_t i = 0; i < fresh; ++i) {
+    const auto number = from.get<uint16_t>();
+    keys_.at(number) = {set, from.text()};
+  }
+  for (const uint16_t number : read_numbers(from)) names.push_back(keys_.at(number).second);
+  return names;
+}
+
+}  // namespace qsgd

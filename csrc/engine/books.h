@@ -1,0 +1,78 @@
+// Names that come again travel as numbers. The two ends of a stream of messages each keep a book,
+// and since messages keep their order, both write the same into it; the oldest line makes room.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/entries.h"
+#include "engine/submission.h"
+
+namespace qsgd {
+
+constexpr size_t kMaxBook = 4096;  // lines, so that all their numbers fit a frame
+
+// Numbers in a row are written as one run, so a step's gradients take a few bytes.
+void write_numbers(const std::vector<uint16_t>& numbers, Writer& to);
+std::vector<uint16_t> read_numbers(Reader& from);
+
+// What this rank has told rank 0 of itself.
+class SentBook {
+ public:
+  explicit SentBook(size_t capacity) : keys_(capacity) {}
+
+  // Writes submissions, known ones as numbers into `known` and the others as items.
+  void write(const std::vector<Submission>& submissions, Writer& known,
+             std::vector<std::vector<char>>& items);
+
+ private:
+  struct Line {
+    uint16_t number;
+    std::vector<char> facts;
+  };
+  bool knows(const Submission& submission, const std::vector<char>& facts, uint16_t& number) const;
+  void add(const Submission& submission, std::vector<char> facts);
+
+  std::vector<Key> keys_;  // by number
+  size_t written_ = 0;
+  std::map<Key, Line> lines_;
+};
+
+// What rank 0 has heard from one rank.
+class HeardBook {
+ public:
+  explicit HeardBook(size_t capacity) : capacity_(capacity) {}
+
+  // Reads back what SentBook::write() made of one item, or of the known ones.
+  Submission read_item(Reader& from);
+  std::vector<Submission> read_known(Reader& from);
+
+ private:
+  void add(const Submission& submission);
+
+  size_t capacity_;
+  std::vector<Submission> lines_;
+  size_t written_ = 0;
+};
+
+// The names in rank 0's answers: one book for all ranks, of which each reads what its sets do.
+class NameBook {
+ public:
+  explicit NameBook(size_t capacity) : keys_(capacity) {}
+
+  void write(int32_t set, const std::vector<std::string>& names, bool lasting, Writer& to);
+  std::vector<std::string> read(int32_t set, Reader& from);
+
+ private:
+  // Gives `key` the number of the oldest line that the answer being written does not use.
+  uint16_t add(Key key, const std::vector<uint16_t>& in_use);
+
+  std::vector<Key> keys_;  // by number
+  size_t written_ = 0;
+  std::map<Key, uint16_t> numbers_;  // on rank 0
+};
+
+}  // namespace qsgd

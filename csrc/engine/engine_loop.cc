@@ -1,0 +1,238 @@
+// What the engine's own thread does.
+#include <algorithm>
+
+#include "engine/engine.h"
+#include "planner/measure.h"
+
+namespace qsgd {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+constexpr std::chrono::milliseconds kCoordinatorNap{20};
+constexpr std::chrono::milliseconds kStallCheck{50};
+constexpr std::chrono::milliseconds kShortNap{1};  // where others work without this rank
+
+}  // namespace
+
+void Engine::run() {
+  try {
+    if (config_.planner && size() > 1) measure_machine();
+    while (!finished_) {
+      abort_->check();
+      rest(turn());
+    }
+    messenger_.flush();
+  } catch (const std::exception& error) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!abort_->raised() && lifeline_) {
+      lifeline_->announce("rank " + std::to_string(rank()) + " cannot go on: " + error.what());
+    }
+    abort_->raise(error.what());
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    leaving_ = true;
+  }
+  entries_.fail_all(abort_->raised() ? abort_->message() : "the engine has shut down");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
+}
+
+// Before any message, on all ranks together.
+void Engine::measure_machine() {
+  std::vector<CodecSpec> codecs;
+  for (const int bits : {2, 4, 8}) {
+    codecs.emplace_back();
+    codecs.back().bits = bits;
+  }
+  PlanRequest request;
+  (is_compressed(config_.algorithm) ? request.coded : request.exact) = config_.algorithm;
+  coordinator_.economy().set(measure(communicator_, ranks_per_node(node_.get()), codecs), request);
+}
+
+// One round: hand in what is new, hear the others, carry out what is ready. True if any happened.
+bool Engine::turn() {
+  std::vector<Submission> fresh;
+  bool leaving = false;
+  Tuning tuning;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    fresh.swap(fresh_);
+    leaving = leaving_ && !left_;
+    std::swap(tuning, tuning_);
+  }
+  coordinator_.tune(tuning);
+  bool busy = !fresh.empty() || leaving;
+  if (busy) hand_in(std::move(fresh), leaving);
+  busy |= messenger_.progress();
+  if (rank() == 0) {
+    answer();
+  }
+  watch_for_stalls();
+  return busy;
+}
+
+// Sleeps when there is nothing to do: without a wake-up on the other ranks, with a slow one on
+// rank 0, which must hear of ranks that leave.
+void Engine::rest(bool busy) {
+  if (busy) return backoff_.reset();
+  std::unique_lock<std::mutex> lock(mutex_);
+  const bool waiting = !entries_.empty() || left_ || (rank() == 0 && coordinator_.watches_others());
+  const auto work = [this] { return !fresh_.empty() || leaving_ || abort_->raised(); };
+  if (!waiting && !work()) {
+    if (rank() == 0) {
+      changed_.wait_for(lock, coordinator_.has_sets_of_others() ? kShortNap : kCoordinatorNap,
+                        work);
+    } else {
+      changed_.wait(lock, work);
+    }
+    return backoff_.reset();
+  }
+  lock.unlock();
+  backoff_.pause();
+}
+
+void Engine::hand_in(std::vector<Submission> fresh, bool leaving) {
+  left_ |= leaving;
+  last_handed_in_ = Coordinator::Clock::now();
+  told_waits_.clear();  // rank 0 takes these submissions for a sign that this rank goes on
+  for (Submission& submission : fresh) {
+    if (submission.nmse_budget <= 0 || !sets_.has(submission.set)) continue;
+    const QualityLog& quality = sets_.operations(submission.set).reducer().quality();
+    submission.nmse = quality.last_nmse(submission.name);
+  }
+  if (rank() == 0) {
+    for (Submission& submission : fresh) take(0, std::move(submission));
+    if (leaving) coordinator_.leave(0, reason_);
+    return;
+  }
+  for (const Submission& submission : fresh) note_arrival(rank(), submission);
+  Writer known;
+  std::vector<std::vector<char>> items;
+  sent_.write(fresh, known, items);
+  // Known ones first: what is new may take their places in the books.
+  if (!known.bytes().empty()) messenger_.send(0, FrameType::kKnown, {known.bytes()});
+  if (!items.empty()) messenger_.send(0, FrameType::kSubmissions, items);
+  if (leaving) {
+    Writer item;
+    item.put(reason_);
+    messenger_.send(0, FrameType::kLeave, {item.bytes()});
+  }
+}
+
+void Engine::take(int rank, Submission submission) {
+  note_arrival(rank, submission);
+  coordinator_.submit(rank, std::move(submission));
+}
+
+void Engine::follow(Reader& body) {
+  std::vector<Response> responses;
+  while (!body.done()) responses.push_back(Response::read(body, names_));
+  note_agreement(responses);
+  executor_.carry_out(responses);
+}
+
+void Engine::on_message(int peer, FrameType type, Reader body) {
+  switch (type) {
+    case FrameType::kSubmissions:
+      while (!body.done()) take(peer, heard_.at(static_cast<size_t>(peer)).read_item(body));
+      return;
+    case FrameType::kKnown:
+      for (Submission& submission : heard_.at(static_cast<size_t>(peer)).read_known(body)) {
+        take(peer, std::move(submission));
+      }
+      return;
+    case FrameType::kLeave:
+      return coordinator_.leave(peer, body.text());
+    case FrameType::kResponses:
+      return follow(body);
+    case FrameType::kBlocked: {
+      std::vector<Key> keys;
+      while (!body.done()) {
+        const auto set = body.get<int32_t>();
+        keys.emplace_back(set, body.text());
+      }
+      return coordinator_.block(peer, std::move(keys));
+    }
+    case FrameType::kFarewell:
+      finished_ = true;
+      return;
+  }
+  throw internal_error("control message of unknown type from rank " + std::to_string(peer));
+}
+
+// Rank 0 tells everyone what to do next, then does its own part.
+void Engine::answer() {
+  std::vector<Response> responses = coordinator_.take_ready();
+  for (const std::string& sentence : coordinator_.take_news()) {
+    if (config_.log) config_.log(sentence);
+  }
+  if (!responses.empty()) {
+    send_out(responses);
+    note_agreement(responses);
+    const auto others = [](const Response& r) { return r.recipients->front() != 0; };
+    responses.erase(std::remove_if(responses.begin(), responses.end(), others), responses.end());
+    executor_.carry_out(responses);
+  }
+  if (coordinator_.all_left() && !finished_) {
+    for (int peer = 1; peer < size(); ++peer) messenger_.send(peer, FrameType::kFarewell, {});
+    finished_ = true;
+  }
+}
+
+// To each rank what is for its sets, all in one order, so that no two wait for each other.
+void Engine::send_out(const std::vector<Response>& responses) {
+  std::vector<std::vector<std::vector<char>>> items(static_cast<size_t>(size()));
+  for (const Response& response : responses) {
+    Writer item;
+    response.write(item, names_);
+    for (const int peer : *response.recipients) {
+      items[static_cast<size_t>(peer)].push_back(item.bytes());
+    }
+  }
+  for (int peer = 1; peer < size(); ++peer) {
+    const auto& mine = items[static_cast<size_t>(peer)];
+    if (!mine.empty()) messenger_.send(peer, FrameType::kResponses, mine);
+  }
+  // What comes next may go through shared memory, where messages move on only once in a while.
+  messenger_.flush();
+}
+
+void Engine::watch_for_stalls() {
+  const auto now = Coordinator::Clock::now();
+  if (now - last_stall_check_ < kStallCheck) return;
+  last_stall_check_ = now;
+  if (config_.deadlock_s > 0 && now - last_handed_in_ > Seconds(config_.deadlock_s)) {
+    watch_own_waits();
+  }
+  if (rank() != 0) return;
+  if (config_.stall_warning_s > 0 && config_.log) {
+    for (const std::string& sentence : coordinator_.stalled(config_.stall_warning_s)) {
+      config_.log(sentence);
+    }
+  }
+  if (config_.stall_shutdown_s <= 0) return;
+  const std::string overdue = coordinator_.overdue(config_.stall_shutdown_s);
+  if (!overdue.empty()) give_up(overdue);
+}
+
+// Rank 0 hears what the program here waits for, once; a submission after that takes it back.
+void Engine::watch_own_waits() {
+  std::vector<Key> keys = entries_.waited_for(config_.deadlock_s);
+  if (keys == told_waits_) return;
+  told_waits_ = keys;
+  if (keys.empty()) return;
+  if (rank() == 0) return coordinator_.block(0, std::move(keys));
+  std::vector<std::vector<char>> items;
+  for (const auto& [set, name] : keys) {
+    Writer item;
+    item.put(set);
+    item.put(name);
+    items.push_back(item.bytes());
+  }
+  messenger_.send(0, FrameType::kBlocked, items);
+}
+
+}  // namespace qsgd

@@ -1,0 +1,69 @@
+// What the engine tells its timeline.
+#include <algorithm>
+
+#include "engine/engine.h"
+
+namespace qsgd {
+namespace {
+
+// On the wire; scales of buckets included.
+double bits_per_element(const std::optional<CodecSpec>& coding, DType dtype) {
+  if (!coding) return 8.0 * static_cast<double>(facts(dtype).size);
+  return 8.0 * static_cast<double>(coding->bytes(coding->bucket)) / coding->bucket;
+}
+
+// Process sets have names of their own.
+std::string row_of(int32_t set, const std::string& name) {
+  return set == 0 ? name : name + " (process set " + std::to_string(set) + ")";
+}
+
+}  // namespace
+
+void Engine::note_arrival(int rank, const Submission& submission) {
+  if (!timeline_->on()) return;
+  timeline_->arrived(row_of(submission.set, submission.name), describe(submission.kind), rank,
+                     Timeline::Clock::now());
+}
+
+void Engine::note_agreement(const std::vector<Response>& responses) {
+  if (!timeline_->on()) return;
+  timeline_->cycle();
+  for (const Response& response : responses) {
+    for (const std::string& name : response.names) {
+      timeline_->agreed(row_of(response.set, name), response.message);
+    }
+  }
+}
+
+// `wire_bytes` of what was fused are shared out by size, which is exact where all are coded alike.
+void Engine::note_work(const Work& done) {
+  if (!timeline_->on()) return;
+  const auto& [response, entries, outcomes, start, wire_bytes] = done;
+  double elements = 0;
+  for (const Entry* entry : entries) elements += static_cast<double>(entry->submission.count());
+  const Reducer& reducer = sets_.operations(response.set).reducer();
+  const Exchange& exchange = reducer.last_exchange();
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Submission& s = entries[i]->submission;
+    Timeline::Work work;
+    work.tensor = row_of(response.set, s.name);
+    work.process_set = static_cast<uint64_t>(response.set);
+    work.operation = describe(s.kind);
+    work.begin = start;
+    work.elements = s.count();
+    const double share = elements > 0 ? static_cast<double>(s.count()) / elements : 0;
+    work.wire_bytes = static_cast<uint64_t>(share * static_cast<double>(wire_bytes));
+    work.bits = bits_per_element(response.coding, s.args.dtype);
+    work.fused = entries.size();
+    work.error = outcomes[i].message;
+    if (response.coding) work.nmse = reducer.quality().last_nmse(s.name);
+    if (s.kind == OpKind::kAllreduce) {
+      work.algorithm = exchange.algorithm;
+      work.exchange = exchange.begin;
+      work.exchange_end = exchange.end;
+    }
+    timeline_->done(work);
+  }
+}
+
+}  // namespace qsgd

@@ -1,0 +1,54 @@
+// The operations that this rank has under way, by process set and name.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/handle.h"
+#include "engine/submission.h"
+
+namespace qsgd {
+
+// An operation that this rank has submitted. A broadcast works on `out` alone.
+struct Entry {
+  Submission submission;
+  const void* in = nullptr;
+  void* out = nullptr;
+  std::shared_ptr<Handle> handle;
+};
+
+// How one operation ended on this rank: with a result, or for all ranks with a message.
+struct Outcome {
+  ErrorKind error = ErrorKind::kNone;
+  std::string message;
+  Result result;
+};
+
+using Ended = std::pair<Key, Outcome>;
+
+// Many threads add; one alone finds and ends, so that what it has found stays.
+class Entries {
+ public:
+  // False when the name is taken.
+  bool add(Entry entry);
+  bool has(const Key& key) const;
+  bool empty() const { return size() == 0; }
+  size_t size() const;
+  std::string example() const;  // a name
+  // Those that a thread of the program has waited for so long, and still does.
+  std::vector<Key> waited_for(double seconds) const;
+  Entry* find(const Key& key);  // null where there is none
+  // Ends the operations' handles, once all of them have left; nothing where there is none.
+  void end(std::vector<Ended> ended);
+  void fail_all(const std::string& message);
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<Key, Entry> entries_;
+};
+
+}  // namespace qsgd

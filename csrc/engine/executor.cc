@@ -1,0 +1,130 @@
+#include "engine/executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <iterator>
+
+#include "common/kept.h"
+
+namespace qsgd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// What a rank that has joined brings to a reduction: zeros.
+struct StandIn {
+  Memory zeros;
+  Entry entry;
+};
+
+StandIn stand_in(const Submission& facts, const std::shared_ptr<AbortFlag>& abort) {
+  StandIn s{Memory(facts.size_bytes()), {}};
+  if (s.zeros.size() > 0) std::memset(s.zeros.data(), 0, s.zeros.size());
+  s.entry = {facts, s.zeros.data(), s.zeros.data(), std::make_shared<Handle>(abort)};
+  return s;
+}
+
+}  // namespace
+
+void Executor::carry_out(const std::vector<Response>& responses) {
+  for (const Response& response : responses) {
+    if (response.error == ErrorKind::kNone) end_settled();
+    carry_out(response);
+    if (response.error == ErrorKind::kNone) end_settled();
+  }
+  end_settled();
+}
+
+void Executor::carry_out(const Response& response) {
+  std::vector<Outcome> outcomes;
+  if (response.error == ErrorKind::kNone) {
+    outcomes = work(response);
+  } else {
+    outcomes.resize(response.names.size());
+    for (Outcome& outcome : outcomes) {
+      outcome.error = response.error;
+      outcome.message = response.message;
+    }
+  }
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    held_.emplace_back(Key(response.set, response.names[i]), std::move(outcomes[i]));
+  }
+  if (!response.group_goes_on) settle_held(response.grouped);
+}
+
+std::vector<Outcome> Executor::work(const Response& response) {
+  KeptOnFailure<std::vector<StandIn>> stand_ins;
+  stand_ins->reserve(response.facts.size());
+  std::vector<Entry*> entries;
+  for (size_t i = 0; i < response.names.size(); ++i) {
+    Entry* entry = entries_.find({response.set, response.names[i]});
+    if (entry == nullptr) {
+      stand_ins->push_back(stand_in(response.facts.at(i), abort_));
+      entry = &stand_ins->back().entry;
+    }
+    entries.push_back(entry);
+  }
+  const OpKind kind = entries.front()->submission.kind;
+  const auto start = Clock::now();
+  double coding_s = 0;
+  std::vector<Outcome> outcomes;
+  if (kind == OpKind::kJoin || kind == OpKind::kAddSet || kind == OpKind::kRemoveSet) {
+    change_sets(entries.front()->submission, response.value);
+    outcomes.emplace_back();
+    outcomes.front().result.value = response.value;
+  } else {
+    const uint64_t given = bytes_given(communicator_).total();
+    Operations& operations = sets_.operations(response.set);
+    outcomes = operations.carry_out(response, entries);
+    if (kind == OpKind::kAllreduce) coding_s = operations.reducer().last_exchange().coding_s;
+    note_({response, entries, outcomes, start, bytes_given(communicator_).total() - given});
+  }
+  count(entries, std::chrono::duration<double>(Clock::now() - start).count(), coding_s);
+  return outcomes;
+}
+
+void Executor::change_sets(const Submission& submission, int64_t id) {
+  const std::vector<int> ranks(submission.ranks.begin(), submission.ranks.end());
+  if (submission.kind == OpKind::kAddSet) sets_.add(static_cast<int32_t>(id), ranks);
+  if (submission.kind == OpKind::kRemoveSet) sets_.remove(static_cast<int32_t>(id));
+}
+
+// One failure of a group is that of all its members.
+void Executor::settle_held(bool grouped) {
+  const auto fault = std::find_if(held_.begin(), held_.end(), [](const Ended& ended) {
+    return ended.second.error != ErrorKind::kNone;
+  });
+  if (grouped && fault != held_.end()) {
+    const Outcome first{fault->second.error, fault->second.message, {}};
+    for (auto& [key, outcome] : held_) {
+      outcome.error = first.error;
+      outcome.message = first.message;
+    }
+  }
+  std::move(held_.begin(), held_.end(), std::back_inserter(settled_));
+  held_.clear();
+}
+
+void Executor::end_settled() {
+  std::vector<Ended> settled;
+  settled.swap(settled_);
+  entries_.end(std::move(settled));
+}
+
+void Executor::count(const std::vector<Entry*>& entries, double seconds, double coding_s) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  done_.comm_time_s += seconds;
+  done_.coding_time_s += coding_s;
+  if (entries.front()->submission.kind != OpKind::kAllreduce) return;
+  for (const Entry* entry : entries) done_.gradient_bytes += entry->submission.size_bytes();
+  done_.allreduces += entries.size();
+  ++done_.fused;
+}
+
+WorkDone Executor::done() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return done_;
+}
+
+}  // namespace qsgd

@@ -1,0 +1,102 @@
+#include "engine/handle.h"
+
+namespace qsgd {
+
+Handle::Handle(std::shared_ptr<AbortFlag> abort, std::shared_ptr<void> keep,
+               std::shared_ptr<Timeline> timeline, std::shared_ptr<WaitMeter> waits)
+    : abort_(std::move(abort)),
+      timeline_(std::move(timeline)),
+      waits_(std::move(waits)),
+      keep_(std::move(keep)) {}
+
+Handle::~Handle() {
+  // Nobody can tell when MPI has done with memory of an operation that was given up.
+  const bool lost = !done_ || kind_ == ErrorKind::kRankFailed;
+  if (lost && keep_) new std::shared_ptr<void>(std::move(keep_));
+}
+
+bool Handle::done() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return done_;
+}
+
+bool Handle::lost() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return kind_ == ErrorKind::kRankFailed;
+}
+
+bool Handle::wait_for(std::chrono::milliseconds timeout) const {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, timeout, [this] { return done_; });
+}
+
+void Handle::begin_wait() {
+  if (waits_) waits_->begin();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (waiting_++ == 0) waiting_since_ = std::chrono::steady_clock::now();
+}
+
+void Handle::end_wait() {
+  if (waits_) waits_->end();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  --waiting_;
+}
+
+bool Handle::waited_for(double seconds) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - waiting_since_;
+  return !done_ && waiting_ > 0 && waited.count() >= seconds;
+}
+
+void Handle::note_wait(Timeline::Clock::time_point since) const {
+  if (timeline_ && timeline_->on()) timeline_->waited(since);
+}
+
+void Handle::check() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (kind_ == ErrorKind::kNone) return;
+  if (kind_ == ErrorKind::kRankFailed) abort_->set_noticed();
+  throw Error(kind_, message_);
+}
+
+void Handle::let_go() {
+  std::shared_ptr<void> keep;  // let go when the lock is free: that may call anything
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (done_ && kind_ != ErrorKind::kRankFailed) keep.swap(keep_);
+}
+
+std::shared_ptr<const Result> Handle::result() const {
+  check();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!done_) throw usage_error("the operation is still under way; wait for its handle first");
+  return result_;
+}
+
+void Handle::when_done(std::function<void()> callback) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!done_) return callbacks_.push_back(std::move(callback));
+  }
+  callback();
+}
+
+void Handle::finish(Result result) { end(ErrorKind::kNone, {}, std::move(result)); }
+
+void Handle::fail(ErrorKind kind, const std::string& message) { end(kind, message, {}); }
+
+void Handle::end(ErrorKind kind, const std::string& message, Result result) {
+  std::vector<std::function<void()>> callbacks;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (done_) return;
+    kind_ = kind;
+    message_ = message;
+    result_ = std::make_shared<const Result>(std::move(result));
+    done_ = true;
+    callbacks.swap(callbacks_);
+  }
+  changed_.notify_all();
+  for (const auto& callback : callbacks) callback();
+}
+
+}  // namespace qsgd

@@ -1,0 +1,125 @@
+#include "engine/operations.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "collectives/allgather.h"
+#include "collectives/alltoall.h"
+#include "collectives/barrier.h"
+#include "collectives/broadcast.h"
+#include "collectives/reducescatter.h"
+#include "common/kept.h"
+
+namespace qsgd {
+namespace {
+
+std::vector<size_t> times(const std::vector<int64_t>& rows, size_t each) {
+  std::vector<size_t> sizes;
+  for (const int64_t n : rows) sizes.push_back(static_cast<size_t>(n) * each);
+  return sizes;
+}
+
+std::vector<int64_t> with_rows(std::vector<int64_t> shape, int64_t rows) {
+  shape.front() = rows;
+  return shape;
+}
+
+int64_t sum(const std::vector<int64_t>& rows) {
+  return std::accumulate(rows.begin(), rows.end(), int64_t{0});
+}
+
+// As evenly as possible, the first ranks one row more.
+std::vector<int64_t> even_rows(int64_t rows, int size) {
+  std::vector<int64_t> parts(static_cast<size_t>(size), rows / size);
+  for (int64_t i = 0; i < rows % size; ++i) ++parts[static_cast<size_t>(i)];
+  return parts;
+}
+
+}  // namespace
+
+std::vector<Outcome> Operations::carry_out(const Response& response,
+                                           const std::vector<Entry*>& entries) {
+  if (entries.front()->submission.kind == OpKind::kAllreduce) return reduce(response, entries);
+  std::vector<Outcome> outcomes;
+  for (const Entry* entry : entries) {
+    outcomes.push_back({ErrorKind::kNone, {}, do_one(*entry, response)});
+  }
+  return outcomes;
+}
+
+std::vector<Outcome> Operations::reduce(const Response& response,
+                                        const std::vector<Entry*>& entries) {
+  std::vector<Reducer::Item> items;
+  for (const Entry* entry : entries) items.push_back({&entry->submission, entry->in, entry->out});
+  std::vector<Outcome> outcomes;
+  for (std::string& fault : reducer_.reduce(items, response.coding, algorithm_of(response))) {
+    const ErrorKind kind = fault.empty() ? ErrorKind::kNone : ErrorKind::kNonFinite;
+    outcomes.push_back({kind, std::move(fault), {}});
+  }
+  return outcomes;
+}
+
+Result Operations::do_one(const Entry& entry, const Response& response) {
+  const Submission& s = entry.submission;
+  switch (s.kind) {
+    case OpKind::kBroadcast:
+      broadcast(communicator_.transport, entry.out, s.size_bytes(), place_of(s.root));
+      return {};
+    case OpKind::kAllgather:
+      return allgather(entry, response.rows);
+    case OpKind::kAlltoall:
+      return alltoall(entry);
+    case OpKind::kReducescatter:
+      return reducescatter(entry);
+    case OpKind::kBarrier:
+      barrier(communicator_.transport);
+      return {};
+    default:
+      break;
+  }
+  throw internal_error("operation '" + s.name + "' of unknown kind");
+}
+
+// The ranks of a set share no memory, even where those of the job do.
+Algorithm Operations::algorithm_of(const Response& response) const {
+  const bool fits = response.set == 0 || !needs_node(response.algorithm);
+  return fits ? response.algorithm : Algorithm::kAuto;
+}
+
+int Operations::place_of(int rank) const {
+  return static_cast<int>(std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin());
+}
+
+Result Operations::allgather(const Entry& entry, const std::vector<int64_t>& rows) {
+  const Submission& s = entry.submission;
+  KeptOnFailure<Memory> out(Memory(static_cast<size_t>(sum(rows)) * s.row_bytes()));
+  allgatherv(communicator_.transport, entry.in, out->data(), times(rows, s.row_bytes()));
+  return {std::move(*out), with_rows(s.shape, sum(rows)), rows};
+}
+
+// Every rank tells the others what it sends them: through rank 0, all splits of all ranks would
+// have to go to all.
+Result Operations::alltoall(const Entry& entry) {
+  const Submission& s = entry.submission;
+  Transport& transport = communicator_.transport;
+  const std::vector<size_t> one(s.splits.size(), sizeof(int64_t));
+  KeptOnFailure<std::vector<int64_t>> sent{s.splits}, kept{s.splits};
+  std::vector<int64_t>& received = *kept;
+  alltoallv(transport, sent->data(), one, received.data(), one);
+  KeptOnFailure<Memory> out(Memory(static_cast<size_t>(sum(received)) * s.row_bytes()));
+  alltoallv(transport, entry.in, times(s.splits, s.row_bytes()), out->data(),
+            times(received, s.row_bytes()));
+  return {std::move(*out), with_rows(s.shape, sum(received)), std::move(received)};
+}
+
+Result Operations::reducescatter(const Entry& entry) {
+  const Submission& s = entry.submission;
+  Transport& transport = communicator_.transport;
+  const std::vector<int64_t> rows = even_rows(s.rows(), transport.size());
+  const int64_t mine = rows[static_cast<size_t>(transport.rank())];
+  Memory out(static_cast<size_t>(mine) * s.row_bytes());
+  qsgd::reducescatter(transport, entry.in, out.data(), times(rows, s.row_count()), s.args);
+  return {std::move(out), with_rows(s.shape, mine), {}};
+}
+
+}  // namespace qsgd

@@ -1,0 +1,106 @@
+#include "engine/ready_queue.h"
+
+#include <algorithm>
+
+#include "engine/agreement.h"
+
+namespace qsgd {
+namespace {
+
+constexpr size_t kMaxNamesBytes = 32 << 10;  // of one response, so that it fits a frame
+constexpr size_t kFactsBytes = 256;          // what a joined rank is told beside the name, about
+
+size_t response_bytes(const Agreed& agreed) {
+  const size_t name = agreed.submission.name.size() + sizeof(uint32_t);
+  return agreed.joined ? 2 * name + kFactsBytes : name;
+}
+
+bool may_follow(const Agreed& first, const Agreed& next) {
+  return first.error == ErrorKind::kNone && next.error == ErrorKind::kNone &&
+         first.group == next.group && first.algorithm == next.algorithm &&
+         first.submission.lasting == next.submission.lasting && first.joined == next.joined &&
+         fusable(first.submission, next.submission);
+}
+
+}  // namespace
+
+void ReadyQueue::push(Agreed agreed) {
+  if (agreed.submission.group.empty()) return ready_.push_back(std::move(agreed));
+  groups_[group_of(agreed.submission)].push_back(std::move(agreed));
+}
+
+void ReadyQueue::release(const GroupKey& key) {
+  const auto it = groups_.find(key);
+  if (it == groups_.end()) return;
+  std::vector<Agreed> group = std::move(it->second);
+  groups_.erase(it);
+  const auto fault = std::find_if(group.begin(), group.end(), [](const Agreed& member) {
+    return member.error != ErrorKind::kNone;
+  });
+  const ErrorKind error = fault == group.end() ? ErrorKind::kNone : fault->error;
+  const std::string message = fault == group.end() ? "" : fault->message;
+  ++last_group_;
+  for (Agreed& member : group) {
+    member.error = error;
+    member.message = message;
+    member.group = last_group_;
+    ready_.push_back(std::move(member));
+  }
+}
+
+void ReadyQueue::fail_group(const GroupKey& key, ErrorKind error, const std::string& message) {
+  const auto it = groups_.find(key);
+  if (it == groups_.end()) return;
+  it->second.front().error = error;
+  it->second.front().message = message;
+  release(key);
+}
+
+std::vector<Response> ReadyQueue::take(size_t fusion_bytes) {
+  std::vector<Response> responses;
+  while (!ready_.empty()) responses.push_back(take_one(fusion_bytes));
+  return responses;
+}
+
+Response ReadyQueue::take_one(size_t fusion_bytes) {
+  const Agreed first = std::move(ready_.front());
+  ready_.pop_front();
+  Response response;
+  response.set = first.submission.set;
+  response.recipients = first.ranks;
+  response.error = first.error;
+  response.message = first.message;
+  response.lasting = first.submission.lasting;
+  response.algorithm = first.algorithm;
+  response.coding = first.submission.coding;
+  response.rows = first.rows;
+  response.value = first.value;
+  size_t bytes = 0, response_size = 0;
+  const auto add = [&](const Agreed& next) {
+    bytes += next.submission.size_bytes();
+    response_size += response_bytes(next);
+    response.names.push_back(next.submission.name);
+    if (next.joined) response.facts.push_back(next.submission);
+  };
+  add(first);
+  // Past what may not travel with the first: coded and exact gradients take turns in most models.
+  std::deque<Agreed> rest;
+  bool full = false;
+  for (Agreed& next : ready_) {
+    const bool joins = !full && may_follow(first, next);
+    const bool fits = first.group != 0 || bytes + next.submission.size_bytes() <= fusion_bytes;
+    full |= joins && (!fits || response_size + response_bytes(next) > kMaxNamesBytes);
+    if (joins && !full) {
+      add(next);
+    } else {
+      rest.push_back(std::move(next));
+    }
+  }
+  ready_.swap(rest);
+  response.grouped = first.group != 0;
+  response.group_goes_on =
+      response.grouped && !ready_.empty() && ready_.front().group == first.group;
+  return response;
+}
+
+}  // namespace qsgd

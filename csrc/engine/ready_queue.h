@@ -1,0 +1,51 @@
+// Rank 0's list of what can be carried out: holds groups back until they are whole, and fuses.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/group_tally.h"
+#include "engine/response.h"
+#include "engine/submission.h"
+
+namespace qsgd {
+
+// An operation that every rank of its set has submitted, or that all of them must fail.
+struct Agreed {
+  Submission submission;
+  std::shared_ptr<const std::vector<int>> ranks;  // of its set
+  ErrorKind error = ErrorKind::kNone;
+  std::string message;
+  std::vector<int64_t> rows;  // of an allgather
+  int64_t value = 0;          // its answer
+  Algorithm algorithm = Algorithm::kAuto;
+  bool joined = false;  // some rank takes part that has not submitted it
+  uint64_t group = 0;   // those of one number end together; 0: alone
+};
+
+class ReadyQueue {
+ public:
+  // Members of groups are held back until their group is released.
+  void push(Agreed agreed);
+  // All of a group has come. If one of its members failed, all do.
+  void release(const GroupKey& key);
+  // Fails what has come of a group the rest of which can never come.
+  void fail_group(const GroupKey& key, ErrorKind error, const std::string& message);
+  bool empty() const { return ready_.empty(); }
+  // Everything, in the order of the first of those that are fused: what may travel together, up to
+  // so many bytes, or a group, however many there are.
+  std::vector<Response> take(size_t fusion_bytes);
+
+ private:
+  Response take_one(size_t fusion_bytes);
+
+  std::deque<Agreed> ready_;
+  std::map<GroupKey, std::vector<Agreed>> groups_;  // held back
+  uint64_t last_group_ = 0;
+};
+
+}  // namespace qsgd

@@ -1,0 +1,110 @@
+#include "engine/reducer.h"
+
+#include "collectives/hierarchical.h"
+#include "common/kept.h"
+
+namespace qsgd {
+namespace {
+
+uint32_t hash_name(const std::string& name) {  // FNV-1a
+  uint32_t hash = 2166136261u;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  return hash;
+}
+
+}  // namespace
+
+Reducer::Reducer(Communicator communicator, std::vector<int> ranks, ReducerConfig config)
+    : communicator_(communicator),
+      ranks_(std::move(ranks)),
+      config_(std::move(config)),
+      residuals_(
+          rank(),
+          [this](size_t count, uint32_t bucket, uint32_t id, bool across) {
+            return coded_here(count, bucket, id, across);
+          },
+          [this](size_t count, uint32_t bucket, uint32_t id, bool across) {
+            return paid_here(count, bucket, id, across);
+          },
+          config_.log) {}
+
+Residuals::Paid Reducer::paid_here(size_t count, uint32_t bucket, uint32_t id, bool across) const {
+  if (!across) return {{0, count}, size()};
+  const SharedNode& node = *communicator_.node;
+  return {hierarchical_shard(node, count, bucket, id), static_cast<int>(node.nodes().size())};
+}
+
+Range Reducer::coded_here(size_t count, uint32_t bucket, uint32_t id, bool across) const {
+  if (across) return hierarchical_owned(*communicator_.node, count, bucket, id);
+  return owned(count, bucket, id, size(), rank());
+}
+
+std::vector<std::string> Reducer::reduce(const std::vector<Item>& items,
+                                         const std::optional<CodecSpec>& coding,
+                                         Algorithm algorithm) {
+  const bool coded = coding.has_value();
+  const Algorithm wanted = is_compressed(algorithm) == coded ? algorithm : Algorithm::kAuto;
+  const Algorithm chosen = resolve(communicator_, coded, wanted);
+  KeptOnFailure<Settled> settled;
+  const bool across = chosen == Algorithm::kHierarchicalSra;
+  std::vector<ReduceTensor> tensors = prepare(items, coding, across, *settled);
+  const ReduceArgs& args = items.front().submission->args;
+  exchange_.algorithm = args.op == ReduceOp::kAdasum ? "adasum" : name_of(chosen);
+  exchange_.begin = std::chrono::steady_clock::now();
+  allreduce(communicator_, tensors, args, coding, chosen, config_.seed);
+  exchange_.end = std::chrono::steady_clock::now();
+  exchange_.coding_s = 0;
+  for (const ReduceTensor& tensor : tensors) exchange_.coding_s += tensor.coding_s;
+  take_note(items, coding, tensors);
+  return judge(items, tensors);
+}
+
+std::vector<ReduceTensor> Reducer::prepare(const std::vector<Item>& items,
+                                           const std::optional<CodecSpec>& coding, bool across,
+                                           Settled& settled) {
+  std::vector<ReduceTensor> tensors;
+  for (const Item& item : items) {
+    const Submission& s = *item.submission;
+    const uint32_t step = coding && s.lasting ? steps_[s.name]++ : 0;
+    tensors.push_back({item.in, item.out, s.count(), hash_name(s.name), step});
+    const double scale =
+        s.args.prescale * s.args.postscale / (s.args.op == ReduceOp::kAverage ? size() : 1);
+    if (coding && s.error_feedback && size() > 1) {
+      residuals_.lend(s.name, coding->bucket, scale, across, tensors.back());
+      continue;
+    }
+    std::vector<char> input = residuals_.settle(s.name, s.args.dtype, scale, tensors.back());
+    if (input.empty()) continue;
+    settled.push_back(std::move(input));
+    tensors.back().in = settled.back().data();
+  }
+  return tensors;
+}
+
+void Reducer::take_note(const std::vector<Item>& items, const std::optional<CodecSpec>& coding,
+                        const std::vector<ReduceTensor>& tensors) {
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Submission& s = *items[i].submission;
+    // On every rank alike, as the result is.
+    if (!tensors[i].result_finite && tensors[i].residual) residuals_.forget(s.name);
+    if (s.coding && s.lasting) quality_.record(s.name, coding, s.args.dtype, tensors[i]);
+  }
+}
+
+std::vector<std::string> Reducer::judge(const std::vector<Item>& items,
+                                        const std::vector<ReduceTensor>& tensors) {
+  std::vector<std::string> faults(items.size());
+  if (!items.front().submission->check_finite || config_.nonfinite == NonFinite::kPropagate) {
+    return faults;
+  }
+  std::vector<std::string> names;
+  for (const Item& item : items) names.push_back(item.submission->name);
+  std::vector<std::string> messages = explain_nonfinite(communicator_, ranks_, names, tensors);
+  if (config_.nonfinite == NonFinite::kError) return messages;
+  for (const std::string& message : messages) {
+    if (!message.empty() && rank() == 0 && config_.log) config_.log(message);
+  }
+  return faults;
+}
+
+}  // namespace qsgd

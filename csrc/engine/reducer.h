@@ -1,0 +1,84 @@
+// Carries out allreduces that all ranks have agreed on, and keeps what lasts from one step to the
+// next: how often a name was coded, what error feedback owes it, and how well it was coded.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collectives/allreduce.h"
+#include "engine/nonfinite.h"
+#include "engine/quality.h"
+#include "engine/residuals.h"
+#include "engine/submission.h"
+
+namespace qsgd {
+
+struct ReducerConfig {
+  uint64_t seed = 0;
+  NonFinite nonfinite = NonFinite::kError;
+  std::function<void(const std::string&)> log;
+};
+
+// When a collective ran, by which algorithm, and how long it coded.
+struct Exchange {
+  std::chrono::steady_clock::time_point begin;
+  std::chrono::steady_clock::time_point end;
+  const char* algorithm = "";
+  double coding_s = 0;  // 0 where nothing was
+};
+
+class Reducer {
+ public:
+  struct Item {
+    const Submission* submission;
+    const void* in;
+    void* out;
+  };
+
+  // `ranks` are the communicator's, as messages name them.
+  Reducer(Communicator communicator, std::vector<int> ranks, ReducerConfig config);
+
+  // Reduces fusable items together, in `coding`, which may have more bits than they ask for.
+  // `algorithm` is for exact or for compressed reductions; others are by auto. Returns by item the
+  // message that it must fail with, or nothing.
+  std::vector<std::string> reduce(const std::vector<Item>& items,
+                                  const std::optional<CodecSpec>& coding, Algorithm algorithm);
+
+  const Exchange& last_exchange() const { return exchange_; }
+  const QualityLog& quality() const { return quality_; }
+  // Not while a reduction runs.
+  Residuals& residuals() { return residuals_; }
+  // How often each name was coded, which the noise of its rounding follows from.
+  std::map<std::string, uint32_t>& steps() { return steps_; }
+
+ private:
+  using Settled = std::vector<std::vector<char>>;
+
+  std::vector<ReduceTensor> prepare(const std::vector<Item>& items,
+                                    const std::optional<CodecSpec>& coding, bool across,
+                                    Settled& settled);
+  void take_note(const std::vector<Item>& items, const std::optional<CodecSpec>& coding,
+                 const std::vector<ReduceTensor>& tensors);
+  std::vector<std::string> judge(const std::vector<Item>& items,
+                                 const std::vector<ReduceTensor>& tensors);
+
+  Residuals::Paid paid_here(size_t count, uint32_t bucket, uint32_t id, bool across) const;
+  // The elements of a tensor whose sums this rank codes.
+  Range coded_here(size_t count, uint32_t bucket, uint32_t id, bool across) const;
+  int size() const { return communicator_.transport.size(); }
+  int rank() const { return communicator_.transport.rank(); }
+
+  Communicator communicator_;
+  const std::vector<int> ranks_;
+  const ReducerConfig config_;
+  std::map<std::string, uint32_t> steps_;
+  Residuals residuals_;
+  QualityLog quality_;
+  Exchange exchange_;
+};
+
+}  // namespace qsgd

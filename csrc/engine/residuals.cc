@@ -1,0 +1,118 @@
+#include "engine/residuals.h"
+
+#include <type_traits>
+
+namespace qsgd {
+namespace {
+
+void add(void* to, const void* in, DType dtype, const std::vector<float>& extra) {
+  dispatch(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    for (size_t i = 0; i < extra.size(); ++i) {
+      const auto value = static_cast<Wide>(static_cast<const T*>(in)[i]);
+      static_cast<T*>(to)[i] = static_cast<T>(value + static_cast<Wide>(extra[i]));
+    }
+  });
+}
+
+}  // namespace
+
+void Residuals::lend(const std::string& name, uint32_t bucket, double scale, bool across,
+                     ReduceTensor& tensor) {
+  auto it = debts_.find(name);
+  if (it != debts_.end() && !fits(name, it->second, tensor.count)) {
+    debts_.erase(it);
+    it = debts_.end();
+  }
+  Debt& debt = it == debts_.end() ? debts_[name] : it->second;
+  debt.worker.resize(tensor.count);
+  // Another bucket or algorithm cuts the tensor elsewhere, and another scale has other units.
+  if (debt.bucket != bucket || debt.scale != scale || debt.across != across ||
+      !debt.restored.empty()) {
+    gather(debt, scale, bucket, tensor.id, across);
+  }
+  debt.id = tensor.id;
+  debt.bucket = bucket;
+  debt.scale = scale;
+  debt.across = across;
+  debt.owner.resize(owned_(tensor.count, bucket, tensor.id, across).size());
+  tensor.residual = debt.worker.data();
+  tensor.owner_residual = debt.owner.data();
+}
+
+std::vector<char> Residuals::settle(const std::string& name, DType dtype, double scale,
+                                    const ReduceTensor& tensor) {
+  const auto it = debts_.find(name);
+  if (it == debts_.end()) return {};
+  Debt debt = std::move(it->second);
+  debts_.erase(it);
+  if (!facts(dtype).floating || !fits(name, debt, tensor.count)) return {};
+  gather(debt, scale, 1, tensor.id, false);  // any cut will do: all elements of all ranks are added
+  std::vector<char> input(tensor.count * facts(dtype).size);
+  add(input.data(), tensor.in, dtype, debt.worker);
+  return input;
+}
+
+bool Residuals::fits(const std::string& name, const Debt& debt, size_t count) const {
+  if (debt.count() == count) return true;
+  if (log_) {
+    log_("rank " + std::to_string(rank_) + ": tensor '" + name + "' now has " +
+         std::to_string(count) + " elements, its error feedback was kept for " +
+         std::to_string(debt.count()) + "; what was owed is dropped. Give tensors of different " +
+         "shapes names of their own");
+  }
+  return false;
+}
+
+void Residuals::gather(Debt& debt, double scale, uint32_t bucket, uint32_t id, bool across) const {
+  const size_t count = debt.count();
+  if (scale != 0) {  // else no input reaches the result, and nothing can be paid
+    for (float& x : debt.worker) x *= static_cast<float>(debt.scale / scale);
+    debt.worker.resize(count);
+    if (!debt.owner.empty()) {
+      const Range range = owned_(count, debt.bucket, debt.id, debt.across);
+      for (size_t i = 0; i < range.size(); ++i) {
+        debt.worker[range.begin + i] += static_cast<float>(debt.owner[i] / scale);
+      }
+    }
+    const Paid mine = pays_(debt.restored.size(), bucket, id, across);
+    for (size_t i = mine.range.begin; i < mine.range.end; ++i) {
+      debt.worker[i] += static_cast<float>(debt.restored[i] / scale / mine.payers);
+    }
+  }
+  debt.worker.resize(count);
+  debt.owner.clear();
+  debt.restored.clear();
+}
+
+std::map<std::string, size_t> Residuals::counts() const {
+  std::map<std::string, size_t> counts;
+  for (const auto& [name, debt] : debts_) counts[name] = debt.count();
+  return counts;
+}
+
+std::vector<float> Residuals::share(const std::string& name) const {
+  const auto it = debts_.find(name);
+  if (it == debts_.end()) return {};
+  const Debt& debt = it->second;
+  std::vector<float> share(debt.count());
+  for (size_t i = 0; i < debt.worker.size(); ++i) {
+    share[i] = static_cast<float>(debt.worker[i] * debt.scale);
+  }
+  if (!debt.owner.empty()) {
+    const Range range = owned_(share.size(), debt.bucket, debt.id, debt.across);
+    for (size_t i = 0; i < range.size(); ++i) share[range.begin + i] += debt.owner[i];
+  }
+  if (rank_ == 0) {
+    for (size_t i = 0; i < debt.restored.size(); ++i) share[i] += debt.restored[i];
+  }
+  return share;
+}
+
+void Residuals::restore(std::map<std::string, std::vector<float>> owed) {
+  debts_.clear();
+  for (auto& [name, values] : owed) debts_[name].restored = std::move(values);
+}
+
+}  // namespace qsgd

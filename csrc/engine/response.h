@@ -1,0 +1,40 @@
+// What rank 0 tells the others to do.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collectives/allreduce.h"
+#include "common/bytes.h"
+#include "common/error.h"
+#include "engine/books.h"
+#include "engine/submission.h"
+#include "quant/codec.h"
+
+namespace qsgd {
+
+// Operations that the ranks of a set now carry out together, in this order; or must all fail.
+struct Response {
+  int32_t set = 0;
+  ErrorKind error = ErrorKind::kNone;
+  std::string message;
+  std::vector<std::string> names;
+  bool lasting = false;                    // the names come again
+  std::optional<CodecSpec> coding;         // of all of them; may have more bits than was asked for
+  Algorithm algorithm = Algorithm::kAuto;  // of reductions
+  std::vector<int64_t> rows;               // of an allgather: what each rank brings
+  int64_t value = 0;                       // the answer to what has one
+  bool grouped = false;                    // they end together, if need be in failure
+  bool group_goes_on = false;              // and together with those of the next response
+  // On rank 0: who is told, in ascending order.
+  std::shared_ptr<const std::vector<int>> recipients;
+  std::vector<Submission> facts;  // of each name, where ranks take part that have joined
+
+  // Both ends read and write all responses with one book each, in one order.
+  void write(Writer& to, NameBook& book) const;
+  static Response read(Reader& from, NameBook& book);
+};
+
+}  // namespace qsgd

@@ -1,0 +1,83 @@
+#include "engine/step_clock.h"
+
+#include <algorithm>
+
+namespace qsgd {
+namespace {
+
+// Of more, later ones are overlooked: a program that makes up new names could fill the memory.
+constexpr size_t kMostNames = size_t{1} << 16;
+
+double seconds_between(std::chrono::steady_clock::time_point from,
+                       std::chrono::steady_clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+StepWork between(const StepWork& from, const StepWork& to) {
+  return {to.wait_s - from.wait_s, to.comm_s - from.comm_s, to.coding_s - from.coding_s,
+          to.wire_bytes - from.wire_bytes};
+}
+
+}  // namespace
+
+StepClock::StepClock(size_t kept, std::function<StepWork()> read_work)
+    : most_edges_(kept + 1), read_work_(std::move(read_work)) {}
+
+void StepClock::submitted(const Submission& submission) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Clock::time_point now = Clock::now();
+  auto* const line = know(submission);
+  if (line == nullptr) return;
+  Known& known = line->second;
+  if (++known.count > steps_) begin_step(now);
+  // What came in the step before too is of the model; other things come now and then.
+  if (known.step + 1 == steps_) {
+    arrivals_.push_back({&line->first, submission.count(), now, submission.foreign});
+  }
+  known.step = steps_;
+}
+
+std::pair<const std::string, StepClock::Known>* StepClock::know(const Submission& submission) {
+  auto& names = known_[submission.set];
+  const auto it = names.find(submission.name);
+  if (it != names.end()) return &*it;
+  if (names_ == kMostNames) return nullptr;
+  ++names_;
+  return &*names.try_emplace(submission.name).first;
+}
+
+void StepClock::begin_step(Clock::time_point now) {
+  const Edge edge{now, read_work_()};
+  const size_t place = steps_++ % most_edges_;
+  if (place < edges_.size()) {
+    edges_[place] = edge;
+  } else {
+    edges_.push_back(edge);
+  }
+  before_.swap(arrivals_);
+  arrivals_.clear();
+}
+
+uint64_t StepClock::steps() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return steps_;
+}
+
+StepProfile StepClock::profile() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  StepProfile profile;
+  profile.steps = steps_;
+  for (uint64_t i = steps_ - edges_.size(); i + 1 < steps_; ++i) {
+    const Edge& begin = edges_[i % most_edges_];
+    const Edge& end = edges_[(i + 1) % most_edges_];
+    profile.last.push_back({seconds_between(begin.at, end.at), between(begin.work, end.work)});
+  }
+  for (const Arrival& arrival : before_) {
+    const double ready_s = seconds_between(before_.front().at, arrival.at);
+    profile.layers.push_back({*arrival.name, arrival.elements, ready_s});
+    profile.waits_seen &= !arrival.foreign;
+  }
+  return profile;
+}
+
+}  // namespace qsgd

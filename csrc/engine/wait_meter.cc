@@ -1,0 +1,25 @@
+#include "engine/wait_meter.h"
+
+namespace qsgd {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+}  // namespace
+
+void WaitMeter::begin() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (threads_++ == 0) since_ = Clock::now();
+}
+
+void WaitMeter::end() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (--threads_ == 0) total_s_ += Seconds(Clock::now() - since_).count();
+}
+
+double WaitMeter::total_s() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return threads_ == 0 ? total_s_ : total_s_ + Seconds(Clock::now() - since_).count();
+}
+
+}  // namespace qsgd

@@ -1,0 +1,39 @@
+// The average of one bucket of gradients, coded on a GPU: the tables from which the kernels know
+// what lies where. Who owns what, and how messages are laid out, is as on the CPU.
+#pragma once
+
+#include <vector>
+
+#include "collectives/bucket_coder.h"
+#include "gpu/codec.h"
+
+namespace qsgd::gpu {
+
+class Bucket {
+ public:
+  // All tensors have one code. `residual` and `owner_residual` of each are device memory.
+  Bucket(const std::vector<BucketTensor>& tensors, uint64_t seed, int rank, int size);
+
+  // Bytes from one rank's message to the next one's: an owner's message may be shorter.
+  size_t stride() const { return stride_; }
+  const CodecSpec& spec() const { return spec_; }
+
+  // To each other rank its elements, its message at its rank times stride.
+  const std::vector<Piece>& to_send() const { return to_send_; }
+  // This rank's own elements, in one message.
+  const std::vector<Piece>& to_sum() const { return to_sum_; }
+  // All ranks' elements, laid out as in `to_send`.
+  const std::vector<Piece>& to_take() const { return to_take_; }
+
+ private:
+  CodecSpec spec_;
+  size_t stride_ = 0;
+  std::vector<Piece> to_send_;
+  std::vector<Piece> to_sum_;
+  std::vector<Piece> to_take_;
+};
+
+// Of all pieces.
+uint64_t buckets(const std::vector<Piece>& pieces, const CodecSpec& spec);
+
+}  // namespace qsgd::gpu

@@ -1,0 +1,94 @@
+// QSGD's codes made and read on a GPU: the wire format of quant/codec.h, and its bytes where the
+// noise is Philox's. Everything is queued on the caller's stream; nothing waits and nothing is
+// allocated.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/dtype.h"
+#include "quant/codec.h"
+
+namespace qsgd::gpu {
+
+using Stream = void*;  // cudaStream_t or hipStream_t
+
+// A run of one tensor's elements, which begins with one of its buckets: where it lies in the array
+// that is coded, and where its scales and codes lie in a message, in bytes. Both are multiples
+// of 4.
+struct Piece {
+  uint64_t at;
+  uint64_t count;
+  uint64_t first;   // number of its first element in the tensor, a multiple of the bucket
+  uint64_t tensor;  // Philox::stirred of the tensor
+  uint64_t scales_at;
+  uint64_t codes_at;
+  uint64_t first_bucket;  // buckets of the pieces before it
+  // Error feedback, as in ReduceTensor: addresses in device memory of the float32 that belong to
+  // its first element, or 0.
+  uint64_t residual;
+  uint64_t owner_residual;
+};
+
+// What one call codes: `list` is in device memory, so that one launch does for any number of
+// tensors; null: `only` is the one piece there is.
+struct Pieces {
+  const Piece* list;
+  uint32_t size;
+  uint64_t buckets;  // of all
+  Piece only;
+};
+
+// Who draws, and when. Where `later` is not null, the word behind it in device memory is added to
+// the step, so that a captured graph draws anew each time it is replayed.
+struct Draw {
+  uint32_t step;
+  uint32_t who;  // rank and phase, as in counter_high()
+  const uint32_t* later;
+};
+
+// What every call takes beside: elements and their type, the code, and a flag in device memory, or
+// null, that is set to 1 where something is not finite.
+struct Run {
+  Pieces pieces;
+  DType dtype;  // float32, float64, float16 or bfloat16
+  CodecSpec spec;
+  uint32_t* nonfinite;
+};
+
+// The addends of an owner's sum, in rank order: rank r's message lies `stride * r` bytes behind
+// that of rank 0, but rank `own` adds the array's elements, as they are. The sum is multiplied by
+// `factor`.
+struct Addends {
+  const uint8_t* messages;
+  uint64_t stride;
+  int ranks;
+  int own;  // -1: no rank
+  float factor;
+};
+
+// Entry points of the library that is compiled for a GPU, which the core loads where there is one.
+// Each returns null, or what went wrong.
+struct Library {
+  int version;
+  const char* platform;  // and what it was compiled for
+
+  // As qsgd::encode for each piece of x, with its residual added, which becomes what the code has
+  // lost.
+  const char* (*encode)(const void* x, const Run& run, const Draw& draw, uint8_t* message,
+                        Stream stream);
+  // As qsgd::decode.
+  const char* (*decode)(const uint8_t* message, const Run& run, void* out, Stream stream);
+  // As qsgd::decode_add, to float32.
+  const char* (*decode_add)(const uint8_t* message, const Run& run, float* sum, Stream stream);
+  // The owner's part of a scatter-reduce in one pass: reads all addends, codes their sum, and
+  // writes no sum in between. Residuals are added to x, and end as 0; those of the owner are added
+  // to the sum.
+  const char* (*sum_encode)(const Addends& addends, const void* x, const Run& run, const Draw& draw,
+                            uint8_t* message, Stream stream);
+};
+
+constexpr int kLibraryVersion = 1;
+constexpr const char* kLibrarySymbol = "qsgd_gpu_library";
+
+}  // namespace qsgd::gpu

@@ -1,0 +1,82 @@
+// What the kernels need of CUDA, of HIP, or of the twin that runs them on the CPU in tests.
+#pragma once
+
+#if defined(QSGD_GPU_TWIN)
+#include "cuda_on_cpu.h"
+#elif defined(__HIP__)
+#include <hip/hip_runtime.h>
+#else
+#include <cuda_runtime.h>
+#endif
+
+namespace qsgd::gpu {
+
+// Lanes that work together. Half a wavefront where those have 64.
+constexpr int kLanes = 32;
+
+#if defined(QSGD_GPU_TWIN)
+inline const char* platform() { return "twin"; }
+inline const char* last_error() { return nullptr; }
+
+#elif defined(__HIP__)
+inline const char* platform() { return "HIP"; }
+inline const char* last_error() {
+  const hipError_t error = hipGetLastError();
+  return error == hipSuccess ? nullptr : hipGetErrorString(error);
+}
+
+template <class T>
+__device__ __forceinline__ T lane_xor(T value, int mask) {
+  return __shfl_xor(value, mask, kLanes);
+}
+template <class T>
+__device__ __forceinline__ T lane_down(T value, int by) {
+  return __shfl_down(value, by, kLanes);
+}
+template <class T>
+__device__ __forceinline__ T lane_get(T value, int lane) {
+  return __shfl(value, lane, kLanes);
+}
+__device__ __forceinline__ void sync_lanes() { __builtin_amdgcn_wave_barrier(); }
+
+#else
+#if !defined(QSGD_GPU_BUILT)
+#define QSGD_GPU_BUILT "CUDA"
+#endif
+inline const char* platform() { return QSGD_GPU_BUILT; }
+inline const char* last_error() {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+template <class T>
+__device__ __forceinline__ T lane_xor(T value, int mask) {
+  return __shfl_xor_sync(kAllLanes, value, mask);
+}
+template <class T>
+__device__ __forceinline__ T lane_down(T value, int by) {
+  return __shfl_down_sync(kAllLanes, value, by);
+}
+template <class T>
+__device__ __forceinline__ T lane_get(T value, int lane) {
+  return __shfl_sync(kAllLanes, value, lane);
+}
+__device__ __forceinline__ void sync_lanes() { __syncwarp(); }
+#endif
+
+#if !defined(QSGD_GPU_TWIN)
+// Queues a kernel. One with too few blocks for its grid's type is the caller's to split.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), size_t blocks, unsigned threads, void* stream,
+            const Arguments&... arguments) {
+#if defined(__HIP__)
+  const auto queue = static_cast<hipStream_t>(stream);
+#else
+  const auto queue = static_cast<cudaStream_t>(stream);
+#endif
+  kernel<<<static_cast<unsigned>(blocks), threads, 0, queue>>>(arguments...);
+}
+#endif
+
+}  // namespace qsgd::gpu

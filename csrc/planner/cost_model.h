@@ -1,0 +1,88 @@
+// What an allreduce costs on a machine: closed forms over measured constants. Pure functions.
+//
+// T = messages * alpha + wire bytes * beta, coding and adding overlapped with the wire:
+// max(wire, work) + the lesser one's first segment. For the ring of p ranks and n elements of w
+// bytes that is 2 (p-1) alpha + 2 (p-1)/p n w beta (Hockney's model; Thakur et al., Optimization
+// of collective communication operations in MPICH, IJHPCA 2005).
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "collectives/allreduce.h"
+#include "quant/codec.h"
+
+namespace qsgd {
+
+// Time of a message of s bytes: alpha + s * beta, with every rank sending and receiving at once.
+struct Link {
+  double alpha_s = 0;
+  double beta_s_per_byte = 0;
+  double operator()(double messages, double bytes) const {
+    return messages * alpha_s + bytes * beta_s_per_byte;
+  }
+};
+
+// Seconds per element, with all the threads that a rank codes with.
+struct CodecCost {
+  CodecSpec spec;
+  double encode_s = 0;
+  double decode_s = 0;
+  double decode_add_s = 0;
+};
+
+// Equal on every rank, so that every rank makes the same plan.
+struct Machine {
+  int ranks = 1;
+  int ranks_per_node = 1;  // consecutive ranks; 1 also where nodes hold unequal numbers
+  // What auto stands for here, uncompressed and compressed. It never depends on a tensor's size, so
+  // that a tensor gives the same bits whatever it is fused with.
+  Algorithm exact = Algorithm::kDirect;
+  Algorithm coded = Algorithm::kSra;
+  Link within;  // messages between the ranks of a node
+  Link across;  // messages between nodes, all ranks of a node at it
+  Link shared;  // one allreduce through a node's memory, per byte of the tensor
+  double add_s_per_byte = 0;
+  // What a small allreduce takes beyond all that: calls, waking up, headers.
+  double exact_start_s = 0;
+  double coded_start_s = 0;
+  // What a compressed one takes beyond the model where it is large: checks, sums, copies, turns.
+  double coded_s_per_element = 0;
+  std::vector<CodecCost> codecs;
+
+  int nodes() const { return ranks / ranks_per_node; }
+  Algorithm resolve(Algorithm algorithm, bool compressed) const {
+    if (algorithm != Algorithm::kAuto) return algorithm;
+    return compressed ? coded : exact;
+  }
+  // The mean over a rank's peers.
+  Link link() const;
+  // Of the codec measured that is most like this one: same scheme and nearest bits, else the
+  // slowest.
+  CodecCost codec(const CodecSpec& spec) const;
+};
+
+// Throws a usage error that names the field when a value cannot be.
+void check(const Machine& machine);
+
+// Seconds of one allreduce of `count` float32; the spec is that of a compressed algorithm. kAuto is
+// what the machine says.
+double allreduce_s(const Machine& machine, Algorithm algorithm, size_t count,
+                   const std::optional<CodecSpec>& spec);
+
+// Bytes that one rank sends in it.
+double wire_bytes(const Machine& machine, Algorithm algorithm, size_t count,
+                  const std::optional<CodecSpec>& spec);
+
+// Bandwidth in bytes/s above which coding costs more than the wire saves: 2 (p-1)/p (w - c) / t,
+// for w bytes per element uncoded, c coded, and t seconds of coding per element.
+double break_even_bandwidth(int ranks, double element_bytes, const CodecSpec& spec,
+                            double codec_s_per_element);
+
+// Bytes of float32 below which coding, with `fixed_s` per allreduce, costs more than it saves on a
+// wire of this many bytes/s; infinite where it never pays.
+double break_even_bytes(int ranks, const CodecSpec& spec, double bandwidth, double fixed_s,
+                        double codec_s_per_element);
+
+}  // namespace qsgd

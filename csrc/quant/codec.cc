@@ -1,0 +1,245 @@
+#include "quant/codec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "quant/convert.h"
+#include "quant/kernels.h"
+#include "quant/pack.h"
+#include "quant/runs.h"
+
+namespace qsgd {
+namespace {
+
+constexpr uint32_t kInfinity = 0x7f800000u;
+constexpr float kMost = std::numeric_limits<float>::max();
+constexpr float kSmall = std::numeric_limits<float>::min() * 256;  // a level of it is normal
+constexpr float kLift = 0x1p64f;  // brings the smallest norms where their inverse is finite
+
+size_t tiles_of(size_t count) { return (count + kTile - 1) / kTile; }
+
+// NaN where an element is NaN or Inf. Never less than an element: no level can pass s.
+float norm_of(const Kernels& k, const float* x, size_t count, Norm norm) {
+  if (norm == Norm::kMax) {
+    const uint32_t most = k.max_magnitude(x, count);
+    return most < kInfinity ? bit_cast<float>(most) : std::numeric_limits<float>::quiet_NaN();
+  }
+  const double l2 = std::sqrt(k.sum_squares(x, count));
+  if (!std::isfinite(l2)) return std::numeric_limits<float>::quiet_NaN();
+  // Finite elements can have a norm beyond float32; it must not read as "not finite".
+  return l2 > double{kMost} ? kMost : static_cast<float>(l2);
+}
+
+// How a bucket's elements become fixed-point numbers of 16 bits behind the point.
+struct Grid {
+  Grid(float norm, int levels) {
+    const float whole = static_cast<float>(levels) * 0x1p16f;
+    scale = whole / norm;
+    if (!(scale <= kMost)) {
+      lift = kLift;
+      scale = whole / (norm * kLift);
+    }
+  }
+  float lift = 1;  // what to multiply the elements by beforehand
+  float scale;
+};
+
+// A tile that is not complete, or that needs lifting.
+void quantize_staged(const Kernels& k, const float* x, size_t count, const Grid& grid,
+                     const CodecSpec& spec, const NoiseKey& key, uint64_t tile, uint8_t* codes) {
+  float staged[kTile] = {};
+  for (size_t i = 0; i < count; ++i) staged[i] = x[i] * grid.lift;
+  const auto rounding = static_cast<size_t>(spec.rounding);
+  k.quantize[rounding][spec.bits](staged, 1, grid.scale, key, tile, codes);
+}
+
+// The bytes that a GPU writes, with its generator: for comparisons, and not vectorised by hand.
+QSGD_CLONES
+void quantize_by_philox(const float* x, size_t count, float lift, float scale,
+                        const CodecSpec& spec, const NoiseKey& key, uint64_t tile, uint8_t* codes) {
+  const auto levels = static_cast<unsigned>(spec.levels());
+  for (size_t at = 0; at < count; at += kTile, ++tile, codes += spec.code_bytes(kTile)) {
+    float staged[kTile] = {};
+    uint16_t draw[kTile];
+    uint8_t code[kTile];
+    std::memcpy(staged, x + at, std::min<size_t>(kTile, count - at) * sizeof(float));
+    noise(key, tile, 1, draw);
+    for (int i = 0; i < kTile; ++i) {
+      const auto number = static_cast<int32_t>(std::lrint(staged[i] * lift * scale));
+      code[i] = static_cast<uint8_t>(static_cast<unsigned>((number + draw[i]) >> 16) + levels);
+    }
+    pack_tile(code, spec.bits, codes);
+  }
+}
+
+void quantize(const Kernels& k, const float* x, size_t count, const Grid& grid,
+              const CodecSpec& spec, const NoiseKey& key, uint64_t tile, uint8_t* codes) {
+  if (key.generator == Generator::kPhilox && spec.rounding == Rounding::kStochastic) {
+    return quantize_by_philox(x, count, grid.lift, grid.scale, spec, key, tile, codes);
+  }
+  const size_t direct = grid.lift == 1 ? count / kTile : 0;
+  const auto rounding = static_cast<size_t>(spec.rounding);
+  k.quantize[rounding][spec.bits](x, direct, grid.scale, key, tile, codes);
+  for (size_t t = direct; t < tiles_of(count); ++t) {
+    const size_t rest = std::min<size_t>(kTile, count - t * kTile);
+    quantize_staged(k, x + t * kTile, rest, grid, spec, key, tile + t,
+                    codes + spec.code_bytes(t * kTile));
+  }
+}
+
+void write_zeros(size_t count, const CodecSpec& spec, uint8_t* codes) {
+  uint8_t code[kTile], packed[kTile];
+  std::memset(code, spec.levels(), sizeof code);
+  pack_tile(code, spec.bits, packed);
+  const size_t tile_bytes = spec.code_bytes(kTile);
+  for (size_t t = 0; t < tiles_of(count); ++t, codes += tile_bytes) {
+    std::memcpy(codes, packed, tile_bytes);
+  }
+}
+
+// 1 / (1 + w) where w, the variance over |x|^2, reaches 1: then the code contracts. The variance
+// is that of the fixed-point numbers, a sum of integers and so the same in any order.
+float shrink(const Kernels& k, const float* x, size_t count, const Grid& grid, float norm,
+             int levels) {
+  uint64_t sum = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const auto number = static_cast<int32_t>(std::lrint(x[i] * grid.lift * grid.scale));
+    const uint64_t f = static_cast<uint32_t>(number) & 0xffffu;
+    sum += f * (0x10000u - f);
+  }
+  const double unit = double{norm} / levels;
+  const double w = unit * unit * (static_cast<double>(sum) * 0x1p-32) / k.sum_squares(x, count);
+  return w >= 1 ? static_cast<float>(1 / (1 + w)) : 1.0f;
+}
+
+// Returns the scale; NaN when the bucket holds what is not finite.
+float encode_bucket(const Kernels& k, const float* x, size_t count, uint64_t first,
+                    const CodecSpec& spec, const NoiseKey& key, uint8_t* codes) {
+  const float norm = norm_of(k, x, count, spec.norm);
+  if (!(norm > 0)) {
+    write_zeros(count, spec, codes);
+    return norm;
+  }
+  const Grid grid(norm, spec.levels());
+  quantize(k, x, count, grid, spec, key, first / kTile, codes);
+  if (!spec.contract || spec.rounding == Rounding::kNearest) return norm;
+  return norm * shrink(k, x, count, grid, norm, spec.levels());
+}
+
+// Where float32 is coarse or ends, unit times level could overflow or be far from the norm.
+bool is_extreme(float norm) { return (norm < kSmall && norm != 0) || norm > kMost / 2; }
+
+void values_of_extreme(const uint8_t* codes, float norm, const CodecSpec& spec, float* value) {
+  const int levels = spec.levels();
+  uint8_t code[kTile];
+  unpack_tile(codes, spec.bits, code);
+  for (int i = 0; i < kTile; ++i) {
+    value[i] = static_cast<float>(double(int{code[i]} - levels) * double{norm} / levels);
+  }
+}
+
+// Writes, or adds, the values of a bucket.
+template <bool Add>
+void decode_bucket(const Kernels& k, float norm, const uint8_t* codes, size_t count,
+                   const CodecSpec& spec, float* out) {
+  const float unit = norm / static_cast<float>(spec.levels());
+  const bool extreme = is_extreme(norm);
+  const size_t direct = extreme ? 0 : count / kTile;
+  k.dequantize[Add][spec.bits](codes, direct, unit, out);
+  for (size_t t = direct; t < tiles_of(count); ++t) {
+    float value[kTile];
+    const uint8_t* const from = codes + spec.code_bytes(t * kTile);
+    if (extreme) {
+      values_of_extreme(from, norm, spec, value);
+    } else {
+      k.dequantize[0][spec.bits](from, 1, unit, value);
+    }
+    float* const to = out + t * kTile;
+    const size_t rest = std::min<size_t>(kTile, count - t * kTile);
+    for (size_t i = 0; i < rest; ++i) to[i] = Add ? to[i] + value[i] : value[i];
+  }
+}
+
+bool encode_floats(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
+                   const NoiseKey& key, float* scales, uint8_t* codes) {
+  if (spec.scheme != Scheme::kQsgd) return encode_run(x, count, first, spec, key, scales, codes);
+  const Kernels& k = kernels();
+  bool finite = true;
+  for (size_t at = 0; at < count; at += spec.bucket) {
+    const size_t size = std::min<size_t>(spec.bucket, count - at);
+    const float scale = encode_bucket(k, x + at, size, first + at, spec, key, codes);
+    finite &= !std::isnan(scale);
+    *scales++ = scale;
+    codes += spec.code_bytes(size);
+  }
+  return finite;
+}
+
+template <bool Add>
+bool decode_floats(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+                   float* out) {
+  const Kernels& k = kernels();
+  bool finite = true;
+  for (size_t at = 0; at < count; at += spec.bucket) {
+    const size_t size = std::min<size_t>(spec.bucket, count - at);
+    finite &= std::isfinite(*scales);
+    decode_bucket<Add>(k, *scales++, codes, size, spec, out + at);
+    codes += spec.code_bytes(size);
+  }
+  return finite;
+}
+
+// Calls use(at, size, floats) for pieces of whole buckets that stay in the first-level cache.
+template <class Use>
+void by_pieces(size_t count, uint32_t bucket, const Use& use) {
+  constexpr size_t kPiece = 4096;
+  const size_t piece = std::max<size_t>(bucket, kPiece / bucket * bucket);
+  std::vector<float> floats(std::min(count, piece));
+  for (size_t at = 0; at < count; at += piece) use(at, std::min(piece, count - at), floats.data());
+}
+
+}  // namespace
+
+bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,
+            const NoiseKey& key, float* scales, uint8_t* codes) {
+  if (dtype == DType::kFloat32) {
+    return encode_floats(static_cast<const float*>(x), count, first, spec, key, scales, codes);
+  }
+  bool finite = true;
+  by_pieces(count, spec.bucket, [&](size_t at, size_t size, float* floats) {
+    float32_from(static_cast<const uint8_t*>(x) + at * facts(dtype).size, dtype, size, floats);
+    finite &= encode_floats(floats, size, first + at, spec, key, scales + spec.scales(at),
+                            codes + spec.code_bytes(at));
+  });
+  return finite;
+}
+
+bool decode(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+            void* out, DType dtype) {
+  const auto run = [&](const float* from, const uint8_t* bytes, size_t size, float* to) {
+    return spec.scheme == Scheme::kQsgd ? decode_floats<false>(from, bytes, size, spec, to)
+                                        : decode_run(from, bytes, size, spec, to);
+  };
+  if (dtype == DType::kFloat32) return run(scales, codes, count, static_cast<float*>(out));
+  bool finite = true;
+  by_pieces(count, spec.bucket, [&](size_t at, size_t size, float* floats) {
+    finite &= run(scales + spec.scales(at), codes + spec.code_bytes(at), size, floats);
+    finite &= float32_to(floats, size, dtype, static_cast<uint8_t*>(out) + at * facts(dtype).size);
+  });
+  return finite;
+}
+
+void decode_add(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+                float* sum) {
+  if (spec.scheme != Scheme::kQsgd) return decode_add_run(scales, codes, count, spec, sum);
+  decode_floats<true>(scales, codes, count, spec, sum);
+}
+
+bool all_finite(const float* x, size_t count) {
+  return kernels().max_magnitude(x, count) < kInfinity;
+}
+
+}  // namespace qsgd

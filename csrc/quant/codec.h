@@ -1,0 +1,93 @@
+// Codes of gradients: how elements become scales and packed codes, and come back.
+//
+// A tensor is coded in buckets that share one scale (or two), and in tiles of kTile elements that
+// are packed together. A tile of b bits is the concatenation of its fields of 8, 4, 2 and 1 bits
+// (6 bits: the high 4 of every element, then the low 2), and in a field of f bits byte i holds
+// elements i, i + 8 f, i + 16 f...: packing is whole-register shifts on every instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "common/dtype.h"
+#include "quant/noise.h"
+
+namespace qsgd {
+
+constexpr uint32_t kMaxBucket = 1u << 16;  // keeps a bucket's sum in the second-level cache
+
+enum class Scheme : uint8_t {
+  kQsgd,      // s uniform levels of a norm (Alistarh et al., QSGD, NeurIPS 2017, sec. 3.1)
+  kMinMax,    // 2^bits levels between a bucket's least and largest (QSGD-TF's layout)
+  kNuqsgd,    // levels 0, 2^-(s-1) ... 1/2, 1 of the norm (Ramezani-Kebrya et al., JMLR 2021)
+  kTernGrad,  // -1, 0, 1 of the maximum after clipping at 2.5 sigma (Wen et al., NeurIPS 2017)
+  kSign,      // 1 bit: sign times the mean magnitude; biased, needs error feedback
+  kTopK,      // the k largest of a bucket, exact; biased, needs error feedback
+  kFloat16,   // casts
+  kBFloat16,
+};
+constexpr int kSchemes = 8;
+
+enum class Norm : uint8_t { kMax, kL2 };
+
+enum class Rounding : uint8_t {
+  kStochastic,  // unbiased
+  kNearest,     // smaller error of one step, but a bias that does not average out
+};
+
+struct CodecSpec {
+  Scheme scheme = Scheme::kQsgd;
+  // Per element, sign included. The first three schemes leave the choice; check() says which.
+  int bits = 4;
+  Norm norm = Norm::kMax;
+  Rounding rounding = Rounding::kStochastic;
+  uint32_t bucket = 512;  // elements that share one scale; a multiple of kTile
+  uint32_t k = 0;         // elements kept of each bucket, for kTopK
+  // Shrinks the scale of a bucket whose normalised variance w reaches 1 by 1/(1 + w), which makes
+  // an unbiased code a contraction, as error feedback needs. Decoders need not know.
+  bool contract = false;
+
+  // QSGD's s: levels on each side of zero.
+  int levels() const { return (1 << (bits - 1)) - 1; }
+  size_t buckets(size_t count) const { return (count + bucket - 1) / bucket; }
+  size_t scales(size_t count) const;      // float32 scales of `count` elements
+  size_t code_bytes(size_t count) const;  // the last tile is padded with the code of zero
+  size_t bytes(size_t count) const { return scales(count) * sizeof(float) + code_bytes(count); }
+  bool operator==(const CodecSpec& o) const;
+  bool operator!=(const CodecSpec& o) const { return !(*this == o); }
+};
+
+// Throws a usage error that names the value and what is allowed.
+void check(const CodecSpec& spec);
+
+// The bits of a scheme that leaves no choice, 0 of one that does. A kept element of top-k has 32.
+int fixed_bits(Scheme scheme);
+
+// Does the error of one step return in the next, so that it does not average out? Such a code wants
+// error feedback. Casts count as unbiased: theirs is as small as that of the sums.
+bool biased(const CodecSpec& spec);
+
+// For messages: "qsgd(bits=4, norm=max, bucket_size=512)".
+std::string describe(const CodecSpec& spec);
+
+// Codes elements [first, first + count) of the key's tensor, x[0] being element `first`, a multiple
+// of the bucket. Writes spec.scales(count) scales and spec.code_bytes(count) bytes. A bucket that
+// holds NaN or Inf decodes to values that are not finite on every rank. Returns whether all
+// elements were finite. x is float32, float64, float16 or bfloat16.
+bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,
+            const NoiseKey& key, float* scales, uint8_t* codes);
+
+// out[i] = value of code i, for `count` elements from a bucket's begin on. Returns whether all are
+// finite.
+bool decode(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+            void* out, DType dtype);
+
+// sum[i] += value of code i.
+void decode_add(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+                float* sum);
+
+// True when no element is NaN or Inf.
+bool all_finite(const float* x, size_t count);
+
+}  // namespace qsgd

@@ -1,0 +1,80 @@
+#include "quant/nuqsgd.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "quant/grid.h"
+
+namespace qsgd {
+namespace {
+
+QSGD_INLINE float power_of_two(int exponent) {
+  return bit_cast<float>(static_cast<uint32_t>(127 + exponent) << 23);
+}
+
+struct ExponentialGrid {
+  using Real = float;
+  float norm;
+  int levels;
+  int lowest;   // exponent of level 1
+  float steps;  // 2^-lowest
+
+  // A ratio's exponent is its level and its significand the fraction of the way to the next.
+  QSGD_INLINE Place<float> place(float x) const {
+    const float ratio = std::fabs(x) / norm;
+    const float r = ratio < 1 ? ratio : 1.0f;  // rounding may put an element above an L2 norm
+    const auto bits = bit_cast<uint32_t>(r);
+    const int exponent = static_cast<int>(bits >> 23) - 127;
+    const bool below = exponent < lowest;
+    const float linear = r * steps;
+    const float significand = bit_cast<float>((bits & 0x7fffffu) | 0x3f800000u) - 1.0f;
+    return {below ? 0 : levels + exponent, below ? linear : significand,
+            norm * power_of_two(below ? lowest : exponent)};
+  }
+  QSGD_INLINE uint8_t code(float x, int level) const {
+    return static_cast<uint8_t>(levels + (bit_cast<uint32_t>(x) >> 31 ? -level : level));
+  }
+};
+
+QSGD_INLINE float norm_of(const float* x, size_t count, float largest, Norm norm) {
+  if (norm == Norm::kMax) return largest;
+  const double l2 = std::sqrt(lane_sum(count, Squares{x}));
+  // Finite elements can have a norm beyond float32; it must not read as "not finite".
+  constexpr double kMost = std::numeric_limits<float>::max();
+  return static_cast<float>(l2 < kMost ? l2 : kMost);
+}
+
+}  // namespace
+
+QSGD_CLONES
+bool nuqsgd_encode(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
+                   float* scales, uint8_t* code) {
+  const float largest = largest_magnitude(x, count);
+  const int levels = spec.levels();
+  if (!(largest > 0 && largest <= std::numeric_limits<float>::max())) {
+    std::memset(code, levels, count);
+    scales[0] = largest == 0 ? 0 : std::numeric_limits<float>::quiet_NaN();
+    return largest == 0;
+  }
+  const float norm = norm_of(x, count, largest, spec.norm);
+  const ExponentialGrid grid{norm, levels, 1 - levels, power_of_two(levels - 1)};
+  round_to(grid, x, count, spec, noise, code);
+  scales[0] = static_cast<float>(double{norm} * contraction(grid, x, count, spec));
+  return true;
+}
+
+QSGD_CLONES
+void nuqsgd_decode(const float* scales, const uint8_t* code, size_t count, const CodecSpec& spec,
+                   float* out) {
+  const int levels = spec.levels();
+  const float norm = scales[0];
+  for (size_t i = 0; i < count; ++i) {
+    const int level = int{code[i]} - levels;
+    const int size = level < 0 ? -level : level;
+    const float ratio = size == 0 ? 0.0f : power_of_two(size - levels);
+    out[i] = norm * (level < 0 ? -ratio : ratio);
+  }
+}
+
+}  // namespace qsgd

@@ -1,0 +1,57 @@
+// Philox4x32 with 7 rounds, which pass BigCrush by the paper that noise.h names: multiplications
+// and no tables, so the generator that CPUs and GPUs share.
+#pragma once
+
+#include <cstdint>
+
+#include "quant/noise.h"
+
+namespace qsgd {
+
+constexpr int kPhiloxRounds = 7;
+
+// Four words from a counter of four and a key of two.
+struct PhiloxBlock {
+  uint32_t word[4];
+};
+
+QSGD_INLINE PhiloxBlock philox(PhiloxBlock x, uint32_t key0, uint32_t key1, int rounds) {
+  for (int round = 0; round < rounds; ++round) {
+    const uint64_t a = uint64_t{0xD2511F53u} * x.word[0];
+    const uint64_t b = uint64_t{0xCD9E8D57u} * x.word[2];
+    x = {{static_cast<uint32_t>(b >> 32) ^ x.word[1] ^ key0, static_cast<uint32_t>(b),
+          static_cast<uint32_t>(a >> 32) ^ x.word[3] ^ key1, static_cast<uint32_t>(a)}};
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return x;
+}
+
+// The noise of a NoiseKey. A key of 64 bits has no room for the tensor beside the seed, so both are
+// stirred into it, by SplitMix64 (Steele et al., Fast splittable pseudorandom number generators,
+// OOPSLA'14).
+struct Philox {
+  QSGD_INLINE Philox(uint64_t stirred, uint64_t high) : stirred(stirred), high(high) {}
+  explicit Philox(const NoiseKey& key)
+      : stirred(stir(key.seed, key.tensor)), high(counter_high(key)) {}
+
+  static uint64_t stir(uint64_t seed, uint32_t tensor) {
+    uint64_t z = seed + 0x9E3779B97F4A7C15u * (uint64_t{tensor} + 1);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  }
+
+  QSGD_INLINE PhiloxBlock block(uint64_t number) const {
+    const PhiloxBlock counter = {{static_cast<uint32_t>(number),
+                                  static_cast<uint32_t>(number >> 32), static_cast<uint32_t>(high),
+                                  static_cast<uint32_t>(high >> 32)}};
+    return philox(counter, static_cast<uint32_t>(stirred), static_cast<uint32_t>(stirred >> 32),
+                  kPhiloxRounds);
+  }
+
+  uint64_t stirred;
+  uint64_t high;
+};
+
+}  // namespace qsgd

@@ -1,0 +1,89 @@
+// Four lanes: ARMv8 with its AES instructions.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "common/clones.h"
+
+namespace qsgd {
+
+struct Neon {
+  static constexpr int kLanes = 4;
+  using F = float32x4_t;
+  using I = uint32x4_t;
+  using D = float64x2_t;
+
+  static QSGD_INLINE F load(const float* x) { return vld1q_f32(x); }
+  static QSGD_INLINE void store(float* to, F a) { vst1q_f32(to, a); }
+  static QSGD_INLINE F spread(float x) { return vdupq_n_f32(x); }
+  static QSGD_INLINE F mul(F a, F b) { return vmulq_f32(a, b); }
+  static QSGD_INLINE F add(F a, F b) { return vaddq_f32(a, b); }
+  static QSGD_INLINE I round(F a) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(a)); }
+  static QSGD_INLINE F to_float(I a) { return vcvtq_f32_s32(vreinterpretq_s32_u32(a)); }
+
+  static QSGD_INLINE I load_ints(const void* from) {
+    return vreinterpretq_u32_u8(vld1q_u8(static_cast<const uint8_t*>(from)));
+  }
+  static QSGD_INLINE void store_ints(void* to, I a) {
+    vst1q_u8(static_cast<uint8_t*>(to), vreinterpretq_u8_u32(a));
+  }
+  static QSGD_INLINE I spread(int32_t x) { return vdupq_n_u32(static_cast<uint32_t>(x)); }
+  static QSGD_INLINE I add(I a, I b) { return vaddq_u32(a, b); }
+  static QSGD_INLINE I times(I a, I b) { return vmulq_u32(a, b); }
+  static QSGD_INLINE I both(I a, I b) { return vandq_u32(a, b); }
+  static QSGD_INLINE I differ(I a, I b) { return veorq_u32(a, b); }
+  static QSGD_INLINE I max(I a, I b) { return vmaxq_u32(a, b); }
+  template <int Bits>
+  static QSGD_INLINE I down(I a) {
+    return vshrq_n_u32(a, Bits);
+  }
+  template <int Bits>
+  static QSGD_INLINE I down_signed(I a) {
+    return vreinterpretq_u32_s32(vshrq_n_s32(vreinterpretq_s32_u32(a), Bits));
+  }
+
+  static QSGD_INLINE void narrow(const I* numbers, int offset, uint8_t* code) {
+    const uint8x16_t shift = vdupq_n_u8(static_cast<uint8_t>(offset));
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      const auto level = [&](int i) { return vshrn_n_u32(numbers[4 * quarter + i], 16); };
+      const uint8x8_t low = vmovn_u16(vcombine_u16(level(0), level(1)));
+      const uint8x8_t high = vmovn_u16(vcombine_u16(level(2), level(3)));
+      vst1q_u8(code + 16 * quarter, vaddq_u8(vcombine_u8(low, high), shift));
+    }
+  }
+  static QSGD_INLINE I widen(const uint8_t* code) {
+    uint32_t four;
+    std::memcpy(&four, code, sizeof four);
+    const uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(four));
+    return vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
+  }
+
+  static QSGD_INLINE D zeros() { return vdupq_n_f64(0); }
+  static QSGD_INLINE D load_squares(const float* x, D sum) {
+    const D wide = vcvt_f64_f32(vld1_f32(x));
+    return vaddq_f64(sum, vmulq_f64(wide, wide));
+  }
+  static QSGD_INLINE void store(double* to, D a) { vst1q_f64(to, a); }
+
+  static QSGD_INLINE I spread128(uint64_t low, uint64_t high) {
+    return vreinterpretq_u32_u64(vcombine_u64(vcreate_u64(low), vcreate_u64(high)));
+  }
+  static QSGD_INLINE I count128(uint64_t low, uint64_t high) { return spread128(low, high); }
+  // This machine adds the key before the round, x86 after it: a key of zero, then ours.
+  static QSGD_INLINE I aes_round(I a, I key) {
+    return veorq_u32(vreinterpretq_u32_u8(vaesmcq_u8(last(a))), key);
+  }
+  static QSGD_INLINE I aes_last(I a, I key) {
+    return veorq_u32(vreinterpretq_u32_u8(last(a)), key);
+  }
+
+ private:
+  static QSGD_INLINE uint8x16_t last(I a) {
+    return vaeseq_u8(vreinterpretq_u8_u32(a), vdupq_n_u8(0));
+  }
+};
+
+}  // namespace qsgd

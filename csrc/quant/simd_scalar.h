@@ -1,0 +1,132 @@
+// Four lanes in plain C++: what every instruction set is compared with.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "common/dtype.h"
+#include "quant/aes.h"
+
+namespace qsgd {
+
+struct Scalar {
+  static constexpr int kLanes = 4;
+  struct F {
+    float v[4];
+  };
+  struct I {
+    uint32_t v[4];
+  };
+  struct D {
+    double v[2];
+  };
+
+  template <class T, class Op>
+  static QSGD_INLINE T each(Op op) {
+    T out;
+    for (int i = 0; i < int{sizeof out.v / sizeof out.v[0]}; ++i) out.v[i] = op(i);
+    return out;
+  }
+
+  static QSGD_INLINE F load(const float* x) {
+    return each<F>([&](int i) { return x[i]; });
+  }
+  static QSGD_INLINE void store(float* to, F a) { std::memcpy(to, a.v, sizeof a.v); }
+  static QSGD_INLINE F spread(float x) {
+    return each<F>([&](int) { return x; });
+  }
+  static QSGD_INLINE F mul(F a, F b) {
+    return each<F>([&](int i) { return a.v[i] * b.v[i]; });
+  }
+  static QSGD_INLINE F add(F a, F b) {
+    return each<F>([&](int i) { return a.v[i] + b.v[i]; });
+  }
+  static QSGD_INLINE I bits(F a) { return bit_cast<I>(a); }
+
+  // To the nearest integer, ties to even, for magnitudes up to 2^31: the sum rounds.
+  static QSGD_INLINE I round(F a) {
+    return each<I>([&](int i) {
+      return static_cast<uint32_t>(bit_cast<uint64_t>(double{a.v[i]} + 0x1.8p52));
+    });
+  }
+  static QSGD_INLINE F to_float(I a) {
+    return each<F>([&](int i) { return static_cast<float>(static_cast<int32_t>(a.v[i])); });
+  }
+
+  static QSGD_INLINE I load_ints(const void* from) {
+    I out;
+    std::memcpy(out.v, from, sizeof out.v);
+    return out;
+  }
+  static QSGD_INLINE void store_ints(void* to, I a) { std::memcpy(to, a.v, sizeof a.v); }
+  static QSGD_INLINE I spread(int32_t x) {
+    return each<I>([&](int) { return static_cast<uint32_t>(x); });
+  }
+  static QSGD_INLINE I add(I a, I b) {
+    return each<I>([&](int i) { return a.v[i] + b.v[i]; });
+  }
+  static QSGD_INLINE I times(I a, I b) {
+    return each<I>([&](int i) { return a.v[i] * b.v[i]; });
+  }
+  static QSGD_INLINE I both(I a, I b) {
+    return each<I>([&](int i) { return a.v[i] & b.v[i]; });
+  }
+  static QSGD_INLINE I differ(I a, I b) {
+    return each<I>([&](int i) { return a.v[i] ^ b.v[i]; });
+  }
+  static QSGD_INLINE I max(I a, I b) {  // of numbers below 2^31
+    return each<I>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+  }
+  template <int Bits>
+  static QSGD_INLINE I down(I a) {
+    return each<I>([&](int i) { return a.v[i] >> Bits; });
+  }
+  template <int Bits>
+  static QSGD_INLINE I down_signed(I a) {
+    return each<I>(
+        [&](int i) { return static_cast<uint32_t>(static_cast<int32_t>(a.v[i]) >> Bits); });
+  }
+
+  // Byte 2 of each of a tile's numbers, plus `offset`.
+  static QSGD_INLINE void narrow(const I* numbers, int offset, uint8_t* code) {
+    for (int i = 0; i < 64; ++i) {
+      code[i] = static_cast<uint8_t>((numbers[i / 4].v[i % 4] >> 16) + unsigned(offset));
+    }
+  }
+  static QSGD_INLINE I widen(const uint8_t* code) {
+    return each<I>([&](int i) { return uint32_t{code[i]}; });
+  }
+
+  static QSGD_INLINE D zeros() { return D{}; }
+  static QSGD_INLINE D load_squares(const float* x, D sum) {
+    return each<D>([&](int i) { return sum.v[i] + double{x[i]} * double{x[i]}; });
+  }
+  static QSGD_INLINE void store(double* to, D a) { std::memcpy(to, a.v, sizeof a.v); }
+
+  // Numbers of 128 bits, one in this case.
+  static QSGD_INLINE I spread128(uint64_t low, uint64_t high) {
+    return {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)};
+  }
+  static QSGD_INLINE I count128(uint64_t low, uint64_t high) { return spread128(low, high); }
+  static QSGD_INLINE I aes_round(I a, I key) {
+    return each<I>([&](int i) {
+      const auto part = [&](int row) {
+        const uint32_t t = kAesColumns[a.v[(i + row) % 4] >> (8 * row) & 255];
+        return row == 0 ? t : t << (8 * row) | t >> (32 - 8 * row);
+      };
+      return part(0) ^ part(1) ^ part(2) ^ part(3) ^ key.v[i];
+    });
+  }
+  static QSGD_INLINE I aes_last(I a, I key) {
+    return each<I>([&](int i) {
+      uint32_t word = 0;
+      for (int row = 0; row < 4; ++row) {
+        word |= uint32_t{kAesBox[a.v[(i + row) % 4] >> (8 * row) & 255]} << (8 * row);
+      }
+      return word ^ key.v[i];
+    });
+  }
+};
+
+}  // namespace qsgd

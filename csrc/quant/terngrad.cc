@@ -1,0 +1,53 @@
+#include "quant/terngrad.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "quant/grid.h"
+
+namespace qsgd {
+namespace {
+
+constexpr double kClip = 2.5;
+
+struct TernaryGrid {
+  using Real = float;
+  float top;
+
+  QSGD_INLINE Place<float> place(float x) const {
+    const float ratio = std::fabs(x) / top;
+    return {ratio < 1 ? 0 : 1, ratio < 1 ? ratio : 0.0f, top};
+  }
+  QSGD_INLINE uint8_t code(float x, int level) const {
+    return static_cast<uint8_t>(1 + (bit_cast<uint32_t>(x) >> 31 ? -level : level));
+  }
+};
+
+}  // namespace
+
+QSGD_CLONES
+bool terngrad_encode(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
+                     float* scales, uint8_t* code) {
+  const float largest = largest_magnitude(x, count);
+  if (!(largest > 0 && largest <= std::numeric_limits<float>::max())) {
+    std::memset(code, 1, count);
+    scales[0] = largest == 0 ? 0 : std::numeric_limits<float>::quiet_NaN();
+    return largest == 0;
+  }
+  // About zero, not about the mean: a bucket of equal elements must not be clipped away.
+  const double sigma = std::sqrt(lane_sum(count, Squares{x}) / static_cast<double>(count));
+  const double clip = kClip * sigma;
+  const TernaryGrid grid{clip < double{largest} ? static_cast<float>(clip) : largest};
+  round_to(grid, x, count, spec, noise, code);
+  scales[0] = static_cast<float>(double{grid.top} * contraction(grid, x, count, spec));
+  return true;
+}
+
+QSGD_CLONES
+void terngrad_decode(const float* scales, const uint8_t* code, size_t count, float* out) {
+  const float top = scales[0];
+  for (size_t i = 0; i < count; ++i) out[i] = static_cast<float>(int{code[i]} - 1) * top;
+}
+
+}  // namespace qsgd

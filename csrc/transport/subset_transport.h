@@ -1,0 +1,28 @@
+// Some of the ranks of a job as a job of their own: a process set, a node, one rank of every node.
+#pragma once
+
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace qsgd {
+
+// Rank i of the subset is `ranks[i]` of the parent, which must outlive it. Messages of the two
+// share tags, so only one of them may have a collective under way.
+class SubsetTransport final : public Transport {
+ public:
+  // Throws a usage error unless `ranks` are distinct ranks of the parent, the caller among them.
+  SubsetTransport(Transport& parent, std::vector<int> ranks);
+  RequestPtr irecv(int peer, Tag tag, void* data, size_t capacity_bytes) override;
+  void progress() override { parent_.progress(); }
+
+ protected:
+  // Counted here and in the parent.
+  RequestPtr isend_impl(int peer, Tag tag, const void* data, size_t size_bytes) override;
+
+ private:
+  Transport& parent_;
+  const std::vector<int> ranks_;
+};
+
+}  // namespace qsgd
