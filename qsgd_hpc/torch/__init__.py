@@ -5,62 +5,61 @@ A script made for Horovod changes this import. Gradients are compressed when
 that says nothing about it, when ``QSGD_BITS`` is set (``qsgd-hpc run --bits 4`` sets it).
 """
 
-from qsgd_hpc.basics import (
-    communication_stats,
-    cross_rank,
-    cross_size,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_library_version,
-    rank,
-    shutdown,
-    size,
-)
-from qsgd_hpc.errors import (
-    HorovodInternalError,
-    NonFiniteGradientError,
-    RankFailedError,
-    UsageError,
-)
-from qsgd_hpc.ops import Average, Max, Min, Product, Sum, barrier
+from qsgd_hpc import _common
+from qsgd_hpc._common import *
+from qsgd_hpc.torch import elastic
 from qsgd_hpc.torch.compression import Compression
 from qsgd_hpc.torch.functions import (
+    allgather_object,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
 )
 from qsgd_hpc.torch.ops import (
+    allgather,
+    allgather_async,
     allreduce,
     allreduce_,
     allreduce_async,
     allreduce_async_,
+    alltoall,
+    alltoall_async,
+    barrier,
     broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    join,
     poll,
+    reducescatter,
+    reducescatter_async,
+    sparse_allreduce_async,
     synchronize,
 )
 from qsgd_hpc.torch.optimizer import DistributedOptimizer
+from qsgd_hpc.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
-    "Average",
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "NonFiniteGradientError",
-    "Product",
-    "RankFailedError",
-    "Sum",
-    "UsageError",
+    "SyncBatchNorm",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -69,17 +68,20 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "communication_stats",
-    "cross_rank",
-    "cross_size",
-    "init",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_library_version",
+    "elastic",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "join",
     "poll",
-    "rank",
-    "shutdown",
-    "size",
+    "reducescatter",
+    "reducescatter_async",
+    "sparse_allreduce_async",
     "synchronize",
 ]
+__all__ += _common.__all__

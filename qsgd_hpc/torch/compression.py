@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from qsgd_hpc.compression import Qsgd
+from qsgd_hpc._base.compressors import CastCompressor, Choices
 
-__all__ = ["Compression", "Compressor"]
+__all__ = ["Compression"]
 
 
-class Compressor(Protocol):
-    """A pair of functions around the allreduce; scripts may bring their own."""
+class _Cast(CastCompressor):
+    @staticmethod
+    def is_floating(tensor: Any) -> bool:
+        """Tell whether the tensor has floating elements."""
+        return bool(tensor.is_floating_point())
 
     @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return what is reduced, and what ``decompress`` needs to know."""
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
-        """Return the reduced tensor in its original type."""
-
-
-class NoneCompressor:
-    """Sends a tensor as it is."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
-        """Return the tensor."""
-        return tensor
-
-
-class _Cast:
-    target: torch.dtype
-
-    @classmethod
-    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor in 16 bits, if it is floating."""
-        return (tensor.to(cls.target) if tensor.is_floating_point() else tensor), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
-        """Return the tensor in the type that it had."""
-        return tensor.to(context)
+    def cast(tensor: Any, dtype: Any) -> Any:
+        """Return the tensor in that type."""
+        return tensor.to(dtype)
 
 
 class Fp16Compressor(_Cast):
@@ -63,11 +35,8 @@ class Bf16Compressor(_Cast):
     target = torch.bfloat16
 
 
-class Compression:
+class Compression(Choices):
     """The choices for ``compression=``."""
 
-    none = NoneCompressor
     fp16 = Fp16Compressor
     bf16 = Bf16Compressor
-    qsgd = Qsgd
-    """``Compression.qsgd(bits=4, bucket_size=512, norm="max")``; see :class:`Qsgd`."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
-from qsgd_hpc import basics
-from qsgd_hpc.compression import Qsgd, from_environment
-from qsgd_hpc.errors import UsageError
-from qsgd_hpc.ops import Average, Op, Sum
-from qsgd_hpc.torch.compression import NoneCompressor
+from qsgd_hpc._base.gradient_reduction import GradientReduction, checked_reduction
+from qsgd_hpc._base.grouping import choose_groups
+from qsgd_hpc.errors import NonFiniteGradientError, UsageError
+from qsgd_hpc.ops import Adasum, Average, Op
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.torch.adasum_optimizer import AdasumOptimizer
+from qsgd_hpc.torch.amp import make_loss_scalers_wait
 from qsgd_hpc.torch.gradients import GradientReducer
 from qsgd_hpc.torch.ops import allreduce
 
@@ -24,15 +29,45 @@ class _Distributed(torch.optim.Optimizer):
     """What a wrapped optimizer does besides its own step."""
 
     _reducer: GradientReducer
-    _op: Op
+    _reduction: GradientReduction
     _unwrapped: Any
     _synchronized: bool
+    _settled: bool
     _skip: bool
+    _nonfinite: NonFiniteGradientError | None
+
+    def begin(
+        self,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+        reduction: GradientReduction,
+        passes: int,
+        groups: int | Sequence[Sequence[torch.Tensor]],
+    ) -> None:
+        """Take up what the optimizer was wrapped with; see :class:`GradientReducer`."""
+        weak: Callable[[], Any] = weakref.ref(self)
+        self._reduction = reduction
+        self._synchronized = self._settled = self._skip = False
+        self._nonfinite = None
+        self._reducer = GradientReducer(
+            lambda: weak().param_groups, named_parameters, reduction, passes=passes, groups=groups
+        )
 
     def synchronize(self) -> None:
-        """Wait until every gradient is averaged; for clipping before ``step``."""
-        self._reducer.finish()
+        """Wait until every gradient is averaged, to clip or look at them before ``step``.
+
+        Gradients that hold NaN or Inf do so on every rank alike; it is ``step`` that raises.
+        """
+        self._nonfinite = self._reducer.finish()
         self._synchronized = True
+
+    def settle_gradients(self) -> None:
+        """Synchronize unless that has been done since the last backward pass (a loss scaler)."""
+        if not (self._skip or self._reducer.alone or self._is_reduced()):
+            self._nonfinite = self._reducer.finish()
+            self._settled = True
+
+    def _is_reduced(self) -> bool:
+        return (self._synchronized or self._settled) and not self._reducer.fresh
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -43,31 +78,60 @@ class _Distributed(torch.optim.Optimizer):
         finally:
             self._skip = False
 
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes add up before a reduction, from the next step on.
+
+        Raises:
+            UsageError: less than 1, or between ``backward`` and ``step``.
+        """
+        self._reducer.pending.set_passes(passes)
+
+    # torch.compile(optimizer.step) compiles the wrapped step; waiting for ranks is not for it.
+    @functools.partial(_disable_dynamo, recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Average the gradients, then do the wrapped optimizer's step."""
-        if not self._skip and basics.size() > 1:
+        """Average the gradients, then do the wrapped optimizer's step.
+
+        Raises:
+            NonFiniteGradientError: a gradient holds NaN or Inf, on every rank alike; nothing has
+                been changed. A loss scaler does not get here with such gradients.
+            HorovodInternalError: a reduction failed.
+        """
+        if not self._skip and not self._reducer.alone:
             if closure is not None:
                 closure = self._averaging(closure)
-            elif self._synchronized and not self._reducer.fresh:
+            elif self._synchronized and self._is_reduced():
                 warnings.warn(
                     "step() after synchronize(): the gradients are averaged already and are used "
                     "as they are; say so with 'with optimizer.skip_synchronize():'",
                     stacklevel=2,
                 )
             else:
-                self._reducer.finish()
-        self._synchronized = False
+                self.settle_gradients()
+        self._synchronized = self._settled = False
+        self._refuse_nonfinite()
         # A scheduler that was built on the unwrapped optimizer looks there for this mark.
         self._unwrapped._opt_called = True
         return super().step(closure)
+
+    def _refuse_nonfinite(self) -> None:
+        error, self._nonfinite = self._nonfinite, None
+        # Fused optimizers are called in spite of it, and skip their step by this flag.
+        if error is not None and getattr(self, "found_inf", None) is None:
+            raise error
 
     def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Average what a closure returns, too: a line search must decide alike on every rank."""
 
         def averaged() -> Any:
             loss = closure()
-            self._reducer.finish()
-            return allreduce(torch.as_tensor(loss).detach(), name="closure.loss", op=self._op)
+            self._nonfinite = self._reducer.finish()
+            self._refuse_nonfinite()
+            return allreduce(
+                torch.as_tensor(loss).detach(),
+                name="closure.loss",
+                op=self._reduction.op,
+                process_set=self._reduction.process_set,
+            )
 
         return averaged
 
@@ -80,9 +144,11 @@ class _Distributed(torch.optim.Optimizer):
         if self._reducer.busy:
             raise UsageError(
                 "zero_grad() while gradients are being averaged: call it after step(), or call "
-                "synchronize() first"
+                "synchronize() first. If they came from the loss of another model (a GAN's "
+                "generator), keep it out with requires_grad_(False) on these parameters meanwhile."
             )
-        self._synchronized = False
+        self._synchronized = self._settled = False
+        self._nonfinite = None
         super().zero_grad(set_to_none)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -92,56 +158,82 @@ class _Distributed(torch.optim.Optimizer):
         )
 
 
+# torch would otherwise put its step hooks around this step, too, when a state is loaded.
+_Distributed.step.hooked = True  # type: ignore[attr-defined]
+
+
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: Any = None,
     backward_passes_per_step: int = 1,
     op: Op = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Wrap an optimizer so that every step uses the average of all ranks' gradients.
 
     Each gradient is handed over as soon as the backward pass has completed it, so communication
-    overlaps with computing.
+    overlaps with computing. A rank that has no gradient for a parameter (an unused branch) takes
+    part with zeros.
+
+    With ``torch.amp.GradScaler`` nothing has to be called: ``scaler.unscale_`` and
+    ``scaler.step`` wait for the averages first, so an overflow on one rank is one on every rank;
+    all skip the step and lower the scale alike. Error feedback forgets what it kept of such a
+    gradient.
 
     Args:
         optimizer: any torch optimizer; its parameter groups and state are taken over.
         named_parameters: ``model.named_parameters()``: names for messages, equal on every rank.
-        compression: one of ``hvd.Compression``; None takes ``QSGD_BITS``, else no compression.
+        compression: one of ``hvd.Compression``; None takes ``QSGD_BITS`` or ``QSGD_SCHEME``,
+            else no compression.
         backward_passes_per_step: backward passes whose gradients add up before one reduction, as
             torch adds them; divide the loss by their number for their mean.
-        op: Average or Sum.
+        op: Average or Sum; or Adasum, with which each rank does the optimizer's step on its own
+            gradients and ``step`` combines the ranks' steps, uncompressed (``groups`` and sparse
+            gradients make no difference then).
+        gradient_predivide_factor: splits the averaging: gradients are divided by it before the
+            sum and by size / factor after it, which keeps sums of float16 in range.
+        num_groups: the older spelling of a number for ``groups``.
+        groups: how many groups of neighbouring parameters to make, or the groups as lists of
+            parameters: the gradients of a group are handed over, and reduced, together. Parameters
+            in no group are reduced one by one.
+        sparse_as_dense: makes sparse gradients dense before they are reduced; else all ranks'
+            entries are gathered, uncompressed, which pays where they are few.
+        process_set: the ranks that average; a rank that is not among them trains on its own.
     Returns:
-        The optimizer, an instance of its own class too, with ``synchronize`` and
-        ``skip_synchronize``.
+        The optimizer, an instance of its own class too, with ``synchronize``,
+        ``skip_synchronize`` and ``set_backward_passes_per_step``.
     Raises:
         UsageError: names doubled or missing, or arguments out of range.
     """
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, (_Distributed, AdasumOptimizer)):
         raise UsageError("this optimizer is a DistributedOptimizer already; wrap it once")
-    if op not in (Average, Sum):
-        raise UsageError(f"DistributedOptimizer(op={op!r}): choose hvd.Average or hvd.Sum")
-    if compression is None:
-        compression = from_environment() or NoneCompressor
-    if not isinstance(compression, Qsgd) and not hasattr(compression, "compress"):
-        raise UsageError(
-            f"compression={compression!r}: choose one of hvd.Compression, such as "
-            "hvd.Compression.qsgd(bits=4)"
-        )
+    reduction = checked_reduction(
+        op, compression, gradient_predivide_factor, sparse_as_dense, process_set
+    )
+    grouping = choose_groups(num_groups, groups)
+    make_loss_scalers_wait()
+    if op is Adasum:
+        distributed = _wrapped(optimizer, AdasumOptimizer)
+        distributed.begin(named_parameters, reduction)
+        distributed.set_backward_passes_per_step(backward_passes_per_step)
+    else:
+        distributed = _wrapped(optimizer, _Distributed)
+        distributed.begin(named_parameters, reduction, backward_passes_per_step, grouping)
+    return distributed
+
+
+def _wrapped(optimizer: torch.optim.Optimizer, ours: type[torch.optim.Optimizer]) -> Any:
+    """Return an instance of the optimizer's class and ours that has the optimizer's state."""
     kind = type(optimizer)
-    wrapped: Any = type(kind.__name__, (_Distributed, kind), {})
+    wrapped: Any = type(kind.__name__, (ours, kind), {})
     distributed = wrapped.__new__(wrapped)
     # A scheduler that was built earlier has put its count around the unwrapped step into the
     # instance; the class's own step must be found instead.
     distributed.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
-    distributed._op = op
     distributed._unwrapped = optimizer
-    distributed._synchronized = distributed._skip = False
-    distributed._reducer = GradientReducer(
-        distributed.param_groups,
-        named_parameters,
-        compression=compression,
-        op=op,
-        passes=backward_passes_per_step,
-    )
     return distributed

@@ -1,0 +1,143 @@
+"""What becomes of an optimizer's gradients, and whether it can be."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qsgd_hpc import basics, env
+from qsgd_hpc._base.compressors import NoneCompressor
+from qsgd_hpc.compression import Coding, Lossy, from_environment
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.ops import Adasum, Average, Op, Sum
+from qsgd_hpc.process_sets import ProcessSet, global_process_set, require_member
+
+__all__ = ["GradientReduction", "checked_reduction", "chosen_compression", "gradient_prefix"]
+
+
+@dataclass(frozen=True)
+class GradientReduction:
+    """What becomes of every gradient of an optimizer."""
+
+    op: Op = Average
+    compression: Any = NoneCompressor
+    predivide: float = 1.0
+    """Splits an average: gradients are divided by it before the sum, and by the rest after it."""
+    sparse_as_dense: bool = False
+    process_set: ProcessSet = global_process_set
+    check_finite: bool = True
+    """Whether NaN and Inf are errors; not where a loss scaler looks for them afterwards."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to reduce with."""
+        return not self.process_set.included() or self.process_set.size() == 1
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """What multiplies before and after."""
+        return 1.0 / self.predivide, self.predivide
+
+    @property
+    def compressor(self) -> Any:
+        """The pair of functions around the reduction."""
+        return NoneCompressor if isinstance(self.compression, Lossy) else self.compression
+
+    def coding(self, parameter: str, shape: Sequence[int], dtype: str) -> Coding | None:
+        """Return how the core codes a gradient.
+
+        Args:
+            parameter: the name that rules for compression look at.
+            shape: of the gradient.
+            dtype: of the gradient, as numpy names it.
+        """
+        if not isinstance(self.compression, Lossy):
+            return None
+        return self.compression.coding_for_gradient(parameter, shape, dtype)
+
+
+def checked_reduction(
+    op: Op = Average,
+    compression: Any = None,
+    predivide: float = 1.0,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    *,
+    check_finite: bool = True,
+    caller: str = "DistributedOptimizer",
+) -> GradientReduction:
+    """Return the reduction that a script asks for; no compression means what QSGD_BITS says.
+
+    Raises:
+        UsageError: arguments that cannot be.
+    """
+    chosen = chosen_compression(compression, op)
+    reduction = GradientReduction(op, chosen, predivide, sparse_as_dense, process_set, check_finite)
+    _check(reduction, caller)
+    return reduction
+
+
+def _check(reduction: GradientReduction, caller: str) -> None:
+    op, factor = reduction.op, reduction.predivide
+    if op not in (Average, Sum, Adasum):
+        raise UsageError(f"{caller}(op={op!r}): choose hvd.Average, hvd.Sum or hvd.Adasum")
+    if op is Adasum and isinstance(reduction.compression, Lossy):
+        raise UsageError(
+            "op=hvd.Adasum combines exact steps: pass compression=hvd.Compression.none (or "
+            "fp16, bf16), or op=hvd.Average to compress gradients"
+        )
+    if factor != 1.0 and op is not Average:
+        raise UsageError(
+            f"gradient_predivide_factor={factor} splits an average; it needs op=hvd.Average"
+        )
+    if not factor > 0:
+        raise UsageError(f"gradient_predivide_factor={factor}: choose more than 0")
+    if reduction.process_set.included() is None:
+        require_member(reduction.process_set)
+
+
+def chosen_compression(compression: Any, op: Op = Average) -> Any:
+    """Return how gradients travel: as the script says, else as QSGD_BITS and QSGD_SCHEME say.
+
+    Horovod's scripts write ``compression=hvd.Compression.none`` where they have no opinion, for it
+    is Horovod's default; where `import horovod` means this package, it leaves the choice open too.
+
+    Args:
+        compression: what the script gives; None leaves it to the environment.
+        op: of the reduction; Adasum knows no codes.
+    Raises:
+        UsageError: it is no compression.
+    """
+    if compression is NoneCompressor and op is not Adasum and (asked := from_environment()):
+        if "horovod" in sys.modules:
+            return asked
+        if basics.rank() == 0:
+            names = ("QSGD_BITS", "QSGD_SCHEME")
+            said = [f"{name}={env.get(name)}" for name in names if env.is_set(name)]
+            warnings.warn(
+                "gradients are sent as they are: compression=Compression.none in the script goes "
+                f"over {' and '.join(said)} from the command line or the environment; leave the "
+                "argument out to let those decide",
+                stacklevel=4,
+            )
+    if compression is None:
+        compression = from_environment() or NoneCompressor
+    if not isinstance(compression, Lossy) and not hasattr(compression, "compress"):
+        raise UsageError(
+            f"compression={compression!r}: choose one of hvd.Compression, such as "
+            "hvd.Compression.qsgd(bits=4)"
+        )
+    return compression
+
+
+def gradient_prefix(process_set: ProcessSet) -> str:
+    """Return what an optimizer's operations are called by, before the names of its parameters."""
+    # A second optimizer of a model needs names of its own; ranks build them in one order, but not
+    # every rank those of every set.
+    which = process_set.process_set_id
+    number = basics.next_number(f"optimizer.{which}")
+    of_set = f"set{which}." if which else ""
+    return f"gradient.{of_set}{number}." if number else f"gradient.{of_set}"

@@ -1,0 +1,76 @@
+"""Which gradients are reduced together, and which are only handed over together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from qsgd_hpc._base.pending import BATCH_BYTES
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["batches", "choose_groups", "partition"]
+
+
+def choose_groups(num_groups: int, groups: Any) -> Any:
+    """Return ``groups``, or the older ``num_groups`` where that is given instead.
+
+    Raises:
+        UsageError: both are given, or a number that is negative.
+    """
+    if num_groups and groups is not None:
+        raise UsageError("pass groups= or the older num_groups=, not both")
+    chosen = num_groups if groups is None else groups
+    if isinstance(chosen, int) and chosen < 0:
+        raise UsageError(f"groups={chosen}: choose 0 (none) or more, or a list of lists")
+    return chosen
+
+
+def partition(parameters: Sequence[Any], groups: int | Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Return the parameters of each group; those in no group are reduced one by one.
+
+    Args:
+        parameters: all of them, in an order that is equal on every rank.
+        groups: how many groups of neighbours to make, of nearly equal numbers; or the groups.
+    Raises:
+        UsageError: a parameter in two groups, or one that is not among ``parameters``.
+    """
+    if isinstance(groups, int):
+        return _runs(parameters, min(groups, len(parameters)))
+    known = {id(p) for p in parameters}
+    seen: set[int] = set()
+    for number, group in enumerate(groups):
+        for member in group:
+            if id(member) not in known:
+                raise UsageError(f"groups[{number}] has a tensor that the optimizer does not have")
+            if id(member) in seen:
+                raise UsageError(f"groups[{number}] has a parameter of another group, or one twice")
+            seen.add(id(member))
+    return [list(group) for group in groups if group]
+
+
+def _runs(parameters: Sequence[Any], number: int) -> list[list[Any]]:
+    cuts = [len(parameters) * i // number for i in range(number + 1)] if number else []
+    return [list(parameters[a:b]) for a, b in itertools.pairwise(cuts)]
+
+
+def batches(sizes_bytes: Iterable[int]) -> list[list[int]]:
+    """Return which gradients to hand over in one call, where a call can take several.
+
+    Gradients wait for others until they are 1 MiB together; more would begin too late to overlap
+    with the rest of the backward pass.
+
+    Args:
+        sizes_bytes: of the gradients, in the order in which they become ready.
+    Returns:
+        positions, each once, in order.
+    """
+    made: list[list[int]] = []
+    waiting_bytes = BATCH_BYTES
+    for position, size_bytes in enumerate(sizes_bytes):
+        if waiting_bytes >= BATCH_BYTES:
+            made.append([])
+            waiting_bytes = 0
+        made[-1].append(position)
+        waiting_bytes += size_bytes
+    return made

@@ -1,0 +1,79 @@
+"""Which samples a rank works on, when a job may stop in the middle of an epoch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+from qsgd_hpc import basics
+
+__all__ = ["ElasticShares"]
+
+
+class ElasticShares:
+    """Shares a data set's indices among the ranks, but for those that have been processed.
+
+    Every rank gets equally many: the list is filled up from its beginning.
+
+    Args:
+        dataset: anything with a length, equal on every rank.
+        shuffle: whether to shuffle, anew in each epoch and alike on every rank.
+        seed: of the shuffling, equal on every rank.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_indices: set[int] = set()
+        """Recorded on this rank; on every rank after ``TorchState.sync``."""
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch: nothing of it is processed. Call it when the one before has ended."""
+        self.epoch = epoch
+        self.processed_indices = set()
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Note that this rank has processed a batch; see ``get_indices``."""
+        self.record_indices(self.get_indices(batch_idx, batch_size))
+
+    def record_indices(self, indices: Iterable[int]) -> None:
+        """Note that this rank has processed these samples."""
+        self.processed_indices.update(indices)
+
+    def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
+        """Return the samples of a batch, counted from 0 since the last ``reset``."""
+        return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch and what has been processed of it."""
+        return {"epoch": self.epoch, "processed_indices": set(self.processed_indices)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken, on any number of ranks."""
+        self.epoch = state["epoch"]
+        self.processed_indices = set(state["processed_indices"])
+        self.reset()
+
+    def reset(self) -> None:
+        """Share what is not processed among the ranks that there are now."""
+        self.num_replicas, self.rank = basics.size(), basics.rank()
+        remaining = [i for i in range(len(self.dataset)) if i not in self.processed_indices]
+        if self.shuffle:
+            random.Random(f"{self.seed}.{self.epoch}").shuffle(remaining)
+        self.remaining_indices = remaining
+        self.num_samples = -(-len(remaining) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+        filled = [remaining[i % len(remaining)] for i in range(self.total_size)]
+        self.indices = filled[self.rank :: self.num_replicas]
+        """This rank's samples, in order."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return self.num_samples

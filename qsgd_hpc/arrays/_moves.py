@@ -1,0 +1,191 @@
+"""``allgather``, ``broadcast`` and ``alltoall`` of arrays, blocking and asynchronous."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsgd_hpc import ops
+from qsgd_hpc.arrays._memory import (
+    array_from,
+    as_rows,
+    moved_buffer_of,
+    view_of,
+    writable_view_of,
+)
+from qsgd_hpc.ops import Handle
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+
+__all__ = [
+    "allgather", "allgather_async", "alltoall", "alltoall_async", "broadcast", "broadcast_",
+    "broadcast_async", "broadcast_async_", "grouped_allgather", "grouped_allgather_async",
+]  # fmt: skip
+
+Array = NDArray[Any]
+
+
+def _start_allgather(
+    array: Any, name: str, process_set: ProcessSet, group: ops.Group | None
+) -> Handle:
+    view = view_of(array)
+    rows = np.asarray(view.reshape(1) if view.ndim == 0 else view, order="C")
+    return ops.allgather(
+        moved_buffer_of(rows),
+        name=name,
+        process_set=process_set,
+        group=group,
+        result=lambda received: array_from(received, rows),
+    )
+
+
+def allgather_async(
+    array: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start an ``allgather``; ``synchronize`` returns its result."""
+    return _start_allgather(array, ops.label("allgather", name, process_set), process_set, None)
+
+
+def allgather(
+    array: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Array:
+    """Return every rank's ``array``, one below the other in rank order.
+
+    Args:
+        array: any type; the ranks' may differ in the first dimension only. Scalars count as one
+            row each.
+        name: pairs the calls of the ranks; by default their order does.
+        process_set: the ranks that take part; by default all.
+    """
+    gathered: Array = allgather_async(array, name, process_set).wait()
+    return gathered
+
+
+def grouped_allgather_async(
+    arrays: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start a ``grouped_allgather``; ``synchronize`` returns its results."""
+    text = ops.label("allgather", name, process_set)
+    group = ops.Group(text, len(arrays))
+    members = zip(arrays, ops.member_names(text, len(arrays)), strict=True)
+    return Handle.together([_start_allgather(a, n, process_set, group) for a, n in members])
+
+
+def grouped_allgather(
+    arrays: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Array]:
+    """Gather several arrays, which complete or fail together; see :func:`allgather`."""
+    gathered: list[Array] = grouped_allgather_async(arrays, name, process_set).wait()
+    return gathered
+
+
+def broadcast_async_(
+    array: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start replacing ``array`` by root_rank's; do not touch it before ``synchronize``."""
+    view = writable_view_of(array, "broadcast_")
+    flat = np.asarray(view, order="C")
+
+    def result() -> Any:
+        if flat is not view:
+            view[...] = flat
+        return array
+
+    return ops.broadcast(
+        moved_buffer_of(flat),
+        root_rank=root_rank,
+        name=name,
+        process_set=process_set,
+        result=result,
+    )
+
+
+def broadcast_async(
+    array: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start a ``broadcast``; ``synchronize`` returns its result."""
+    return broadcast_async_(view_of(array).copy(), root_rank, name, process_set)
+
+
+def broadcast_(
+    array: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Replace ``array`` by root_rank's; shapes must be equal."""
+    return broadcast_async_(array, root_rank, name, process_set).wait()
+
+
+def broadcast(
+    array: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Array:
+    """Return root_rank's ``array``; shapes must be equal.
+
+    Args:
+        array: any type but objects; unchanged.
+        root_rank: counts all ranks of the job, and is one of the process set.
+        name: pairs the calls of the ranks; by default their order does.
+        process_set: the ranks that take part; by default all.
+    Raises:
+        UsageError: root_rank is no rank of the set.
+        HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
+    """
+    received: Array = broadcast_async(array, root_rank, name, process_set).wait()
+    return received
+
+
+def alltoall_async(
+    array: Any,
+    splits: Sequence[int] | Array | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an ``alltoall``; ``synchronize`` returns what it would."""
+    rows = np.asarray(as_rows(view_of(array), "alltoall"), order="C")
+
+    def result(received: ops.Received) -> Array | tuple[Array, Array]:
+        made = array_from(received, rows)
+        return made if splits is None else (made, np.array(received.rows, np.int32))
+
+    return ops.alltoall(
+        moved_buffer_of(rows),
+        splits=None if splits is None else [int(count) for count in splits],
+        name=name,
+        process_set=process_set,
+        result=result,
+    )
+
+
+def alltoall(
+    array: Any,
+    splits: Sequence[int] | Array | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Array | tuple[Array, Array]:
+    """Send some rows of ``array`` to each rank; return those that came, in rank order.
+
+    Args:
+        array: at least one dimension; the ranks' may differ in the first one only.
+        splits: rows for each rank of the process set; None sends equally many to each.
+        name: pairs the calls of the ranks; by default their order does.
+        process_set: the ranks that take part; by default all.
+    Returns:
+        The rows, and, if ``splits`` were given, how many came from each rank, as int32.
+    Raises:
+        UsageError: splits that do not add up to the rows (a ValueError, on this rank).
+        HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
+    """
+    made: Array | tuple[Array, Array] = alltoall_async(array, splits, name, process_set).wait()
+    return made

@@ -1,0 +1,118 @@
+"""``allreduce`` and ``reducescatter`` of arrays: new or in place, now or later, one or a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from qsgd_hpc.arrays._memory import view_of, writable_view_of
+from qsgd_hpc.arrays._reduced import Options, start_allreduces, start_reducescatters
+from qsgd_hpc.ops import Handle
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = [
+    "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "grouped_allreduce",
+    "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
+    "grouped_reducescatter", "grouped_reducescatter_async", "reducescatter", "reducescatter_async",
+]  # fmt: skip
+
+Array = NDArray[Any]
+
+
+def _only(made: list[Any]) -> Any:
+    return made[0]
+
+
+def allreduce_async(array: Any, name: str | None = None, **options: Unpack[Options]) -> Handle:
+    """Start an ``allreduce``; ``synchronize`` returns its result as a new array."""
+    return start_allreduces([view_of(array)], name, options).then(_only)
+
+
+def allreduce_async_(array: Any, name: str | None = None, **options: Unpack[Options]) -> Handle:
+    """Start an allreduce that replaces ``array``; do not touch it before ``synchronize``."""
+    view = writable_view_of(array, "allreduce_")
+    return start_allreduces([view], name, options, in_place=True).then(lambda _: array)
+
+
+def allreduce(array: Any, name: str | None = None, **options: Unpack[Options]) -> Array:
+    """Return the average (or ``op``) of every rank's ``array``; shapes must be equal.
+
+    Args:
+        array: any numeric type; unchanged.
+        name: pairs the calls of the ranks; by default their order does.
+        options: see :class:`Options`.
+    Raises:
+        HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
+    """
+    reduced: Array = allreduce_async(array, name, **options).wait()
+    return reduced
+
+
+def allreduce_(array: Any, name: str | None = None, **options: Unpack[Options]) -> Any:
+    """Replace ``array`` by the average (or ``op``) over the ranks; see :func:`allreduce`."""
+    return allreduce_async_(array, name, **options).wait()
+
+
+def grouped_allreduce_async(
+    arrays: Sequence[Any], name: str | None = None, **options: Unpack[Options]
+) -> Handle:
+    """Start a ``grouped_allreduce``; ``synchronize`` returns its results as new arrays."""
+    return start_allreduces([view_of(each) for each in arrays], name, options, grouped=True)
+
+
+def grouped_allreduce_async_(
+    arrays: Sequence[Any], name: str | None = None, **options: Unpack[Options]
+) -> Handle:
+    """Start a ``grouped_allreduce`` that replaces the arrays."""
+    views = [writable_view_of(each, "grouped_allreduce_") for each in arrays]
+    handle = start_allreduces(views, name, options, in_place=True, grouped=True)
+    return handle.then(lambda _: list(arrays))
+
+
+def grouped_allreduce(
+    arrays: Sequence[Any], name: str | None = None, **options: Unpack[Options]
+) -> list[Array]:
+    """Reduce several arrays, which complete or fail together; see :func:`allreduce`."""
+    reduced: list[Array] = grouped_allreduce_async(arrays, name, **options).wait()
+    return reduced
+
+
+def grouped_allreduce_(
+    arrays: Sequence[Any], name: str | None = None, **options: Unpack[Options]
+) -> list[Any]:
+    """Replace several arrays by their reductions; see :func:`grouped_allreduce`."""
+    reduced: list[Any] = grouped_allreduce_async_(arrays, name, **options).wait()
+    return reduced
+
+
+def reducescatter_async(array: Any, name: str | None = None, **options: Unpack[Options]) -> Handle:
+    """Start a ``reducescatter``; ``synchronize`` returns its result."""
+    return start_reducescatters([view_of(array)], name, options).then(_only)
+
+
+def reducescatter(array: Any, name: str | None = None, **options: Unpack[Options]) -> Array:
+    """Return this rank's rows of the average (or ``op``) of all ranks' arrays.
+
+    The rows are cut as evenly as possible; the first ranks get one more. Else as :func:`allreduce`.
+    """
+    share: Array = reducescatter_async(array, name, **options).wait()
+    return share
+
+
+def grouped_reducescatter_async(
+    arrays: Sequence[Any], name: str | None = None, **options: Unpack[Options]
+) -> Handle:
+    """Start a ``grouped_reducescatter``; ``synchronize`` returns its results."""
+    return start_reducescatters([view_of(each) for each in arrays], name, options, grouped=True)
+
+
+def grouped_reducescatter(
+    arrays: Sequence[Any], name: str | None = None, **options: Unpack[Options]
+) -> list[Array]:
+    """Reduce and share out several arrays, which complete or fail together."""
+    shares: list[Array] = grouped_reducescatter_async(arrays, name, **options).wait()
+    return shares

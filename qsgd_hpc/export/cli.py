@@ -1,0 +1,34 @@
+"""``qsgd-hpc export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from qsgd_hpc.export.convert import export_model
+
+__all__ = ["export"]
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option(
+    "--import", "imports", multiple=True, metavar="MODULE",
+    help="A module that defines layers of your own; may be given several times.",
+)  # fmt: skip
+def export(source: Path, target: Path, imports: tuple[str, ...]) -> None:
+    """Write a trained model so that it loads where qsgd-hpc is not installed.
+
+    SOURCE is a .keras file, a SavedModel's folder, or the prefix of a TensorFlow checkpoint;
+    TARGET becomes the same kind, without the operations and classes of this package and without
+    what only training needs. It is then loaded in a process that cannot import qsgd_hpc.
+
+    \b
+    qsgd-hpc export model.keras inference.keras
+    qsgd-hpc export exported/ serving/
+    qsgd-hpc export checkpoints/model.ckpt-20000 inference/model.ckpt
+    """
+    loaded = export_model(source, target, imports)
+    click.echo(f"{target}: loads without qsgd-hpc ({loaded})")

@@ -1,0 +1,79 @@
+"""Find out what a trained model is stored as, export it, and prove the export."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.export.proof import prove
+
+__all__ = ["export_model"]
+
+
+def export_model(source: Path, target: Path, imports: Sequence[str] = ()) -> str:
+    """Write ``source`` without operations and classes of this package, ready for inference.
+
+    Args:
+        source: a ``.keras`` file, a SavedModel's folder, or a checkpoint of TensorFlow: its prefix,
+            such as ``model.ckpt-1000``.
+        target: what is written; the same kind, and nothing may be there.
+        imports: modules that define your own layers, needed where a ``.keras`` file has them.
+    Returns:
+        What a process in which this package cannot be imported has loaded of the target.
+    Raises:
+        UsageError: the source is none of these, or the target exists or does not load.
+    """
+    kind = _kind(source)
+    if target.exists() or _index_of(target).exists():
+        raise UsageError(f"{target} exists; choose a new name, or remove it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write(kind, source, target, imports)
+        return prove(kind, target, imports)
+    except BaseException:
+        _remove(target)
+        raise
+
+
+def _kind(source: Path) -> str:
+    if source.suffix == ".keras" and source.is_file():
+        return "keras"
+    if (source / "saved_model.pb").is_file():
+        return "saved_model"
+    if _index_of(source).is_file():
+        return "checkpoint"
+    raise UsageError(
+        f"{source}: expected a .keras file, a folder with saved_model.pb, or the prefix of a "
+        "checkpoint (there is PREFIX.index). Weights alone (.weights.h5) hold nothing of this "
+        "package: use them as they are"
+    )
+
+
+def _index_of(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".index")
+
+
+def _write(kind: str, source: Path, target: Path, imports: Sequence[str]) -> None:
+    # The frameworks take seconds to import.
+    if kind == "keras":
+        from qsgd_hpc.export.archive import export_archive
+
+        export_archive(source, target, imports)
+    elif kind == "saved_model":
+        from qsgd_hpc.export.graphs import export_saved_model
+
+        export_saved_model(source, target)
+    else:
+        from qsgd_hpc.export.graphs import export_checkpoint
+
+        export_checkpoint(source, target)
+
+
+def _remove(target: Path) -> None:
+    if target.is_dir():
+        shutil.rmtree(target)
+    for file in target.parent.glob(f"{target.name}*"):
+        if file.is_file() and (file == target or file.name.startswith(f"{target.name}.")):
+            file.unlink()

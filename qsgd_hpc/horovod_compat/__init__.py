@@ -1,0 +1,41 @@
+"""Let ``import horovod.torch as hvd`` in an unchanged script mean this package.
+
+``qsgd-hpc run --horovod`` puts the folder ``on_path`` here in front of the ranks' PYTHONPATH. The
+``horovod`` package in it calls ``install()``, so it holds for scripts, ``-m``, ``-c`` and for the
+processes that a rank starts; ``python -m qsgd_hpc.horovod_compat train.py`` does so under any other
+launcher. A script that may be changed calls ``install()`` itself.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.horovod_compat.finder import FOLDER, HorovodFinder, other_horovod
+
+__all__ = ["FOLDER", "install", "installed"]
+
+
+def install() -> None:
+    """Make ``horovod`` and all that is in it resolve to this package, in this process.
+
+    Raises:
+        UsageError: another Horovod has been imported already.
+    """
+    if installed():
+        return
+    origin = getattr(sys.modules.get("horovod"), "__file__", None)
+    if origin is not None and not origin.startswith(str(FOLDER)):
+        raise UsageError(
+            f"{origin} is imported already; call qsgd_hpc.horovod_compat.install() before "
+            "anything imports horovod"
+        )
+    sys.meta_path.insert(0, HorovodFinder())
+    hidden = other_horovod()
+    if hidden:
+        sys.stderr.write(f"qsgd-hpc: notice: qsgd-hpc stands in for the Horovod in {hidden}\n")
+
+
+def installed() -> bool:
+    """Tell whether ``horovod`` means this package in this process."""
+    return any(isinstance(finder, HorovodFinder) for finder in sys.meta_path)

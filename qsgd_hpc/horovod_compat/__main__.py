@@ -1,0 +1,28 @@
+"""Run Python such that ``import horovod`` means this package, in whatever a launcher starts.
+
+    mpiexec -n 4 python -m qsgd_hpc.horovod_compat train.py --epochs 3
+
+All arguments are Python's: a script, or -m MODULE.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from qsgd_hpc.horovod_compat import FOLDER
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Become the Python that the arguments ask for; processes that it starts are alike."""
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m qsgd_hpc.horovod_compat SCRIPT [ARGUMENTS]")
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(FOLDER), *([path] if path else [])])
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

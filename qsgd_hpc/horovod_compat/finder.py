@@ -1,0 +1,94 @@
+"""Find ``horovod`` and its modules in this package."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+from qsgd_hpc.launch.supervise import launched_rank
+
+__all__ = ["FOLDER", "HorovodFinder", "other_horovod"]
+
+FOLDER = Path(__file__).with_name("on_path")
+"""Holds a package ``horovod``, for PYTHONPATH."""
+
+# Modules of this package that horovod names stand for. What lies below one of them is looked for
+# below its counterpart; everything else is in FOLDER.
+_ALIASES = {
+    "horovod.common.elastic": "qsgd_hpc.elastic",
+    "horovod.common.process_sets": "qsgd_hpc.process_sets",
+    "horovod.torch": "qsgd_hpc.torch",
+    "horovod.torch.mpi_ops": "qsgd_hpc.torch",
+    "horovod.tensorflow": "qsgd_hpc.tensorflow",
+    "horovod.tensorflow.keras": "qsgd_hpc.keras",
+    "horovod.tensorflow.mpi_ops": "qsgd_hpc.tensorflow",
+    "horovod.keras": "qsgd_hpc.keras",
+    "horovod.mxnet": "qsgd_hpc.mxnet",
+    "horovod.mxnet.mpi_ops": "qsgd_hpc.mxnet",
+}
+
+
+def _counterpart(name: str) -> str | None:
+    """Return the module that a horovod name stands for, whether or not it exists."""
+    head, tail = name, ""
+    while head:
+        if head in _ALIASES:
+            return _ALIASES[head] + tail
+        head, _, last = head.rpartition(".")
+        tail = f".{last}{tail}"
+    return None
+
+
+def _exists(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # not even what it would be in
+        return False
+
+
+class _Alias(Loader):
+    """Loads a module of this package and lets the horovod name stand for that very module."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        # The import system takes from sys.modules what a loader has left there.
+        sys.modules[module.__spec__.name] = importlib.import_module(self.target)
+
+
+class HorovodFinder(MetaPathFinder):
+    """Answers for every name that is ``horovod`` or begins with ``horovod.``."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.partition(".")[0] != "horovod":
+            return None
+        home = _counterpart(name)
+        if home is None:
+            place = FOLDER.joinpath(*name.split(".")[:-1])
+            spec = PathFinder.find_spec(name, [str(place)])
+        else:
+            spec = ModuleSpec(name, _Alias(home)) if _exists(home) else None
+        if spec is None:
+            # Returning None would let a really installed Horovod answer.
+            message = f"{name} is not part of qsgd-hpc; docs/horovod.md lists what is"
+            raise ModuleNotFoundError(message, name=name)
+        return spec
+
+
+def other_horovod() -> str | None:
+    """Return the folder of another Horovod that is installed; None on ranks other than 0."""
+    if launched_rank() != 0:  # one rank speaks of it
+        return None
+    places = [each for each in sys.path if Path(each).resolve() != FOLDER.resolve()]
+    spec = PathFinder.find_spec("horovod", places)
+    return None if spec is None or spec.origin is None else str(Path(spec.origin).parent)

@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH, in which ``horovod`` is found. Nothing imports it as a package."""

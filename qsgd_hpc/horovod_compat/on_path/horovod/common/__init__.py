@@ -1,0 +1,1 @@
+"""``horovod.common``: the part of Horovod's insides that scripts reach into."""

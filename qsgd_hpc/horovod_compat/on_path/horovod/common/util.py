@@ -1,0 +1,61 @@
+"""``horovod.common.util``: the helpers that scripts import from there."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from qsgd_hpc import built
+
+__all__ = [
+    "check_extension",
+    "env",
+    "gpu_available",
+    "is_iterable",
+    "num_rank_is_power_2",
+    "split_list",
+]
+
+
+def gpu_available(ext_base_name: str = "", verbose: bool = False) -> bool:
+    """Tell whether collectives run on the GPU: not in this version."""
+    return built.cuda_built() or built.rocm_built()
+
+
+def check_extension(*arguments: Any) -> None:
+    """Return: there is one core for all frameworks, and it was loaded to get here."""
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Tell whether the number is a power of two."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def split_list(items: Sequence[Any], count: int) -> list[Sequence[Any]]:
+    """Cut a sequence in ``count`` parts of almost equal length, the first ones longer."""
+    each, more = divmod(len(items), count)
+    ends = [each * part + min(part, more) for part in range(count + 1)]
+    return [items[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def is_iterable(value: Any) -> bool:
+    """Tell whether ``for`` can walk through it."""
+    return isinstance(value, Iterable)
+
+
+@contextlib.contextmanager
+def env(**variables: str) -> Iterator[None]:
+    """Set environment variables while in the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,39 @@
+"""The errors of collectives inside compiled programs, which JAX raises as its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+from qsgd_hpc import errors
+
+__all__ = ["translated_errors"]
+
+_KINDS = ("HorovodInternalError", "RankFailedError", "NonFiniteGradientError", "UsageError")
+_TEXT = re.compile(rf"\b({'|'.join(_KINDS)}): (.*)", re.DOTALL)
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Raise what a collective inside a compiled program ended with as what it is.
+
+    A compiled program that fails raises ``jax.errors.JaxRuntimeError``, whatever happened in it;
+    its text begins with the name of the error. Around the call of such a program, and around the
+    waiting for its results, this raises that error instead::
+
+        with hvd.translated_errors():
+            params, state = jax.block_until_ready(step(params, state, batch))
+
+    Raises:
+        HorovodInternalError: or what it stands for, such as NonFiniteGradientError.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        found = _TEXT.search(str(error))
+        if found is None:
+            raise
+        raise getattr(errors, found[1])(found[2]) from error

@@ -1,0 +1,94 @@
+"""Start every rank from the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jax.gradients import path_names
+from qsgd_hpc.jax.ops import broadcast_async
+from qsgd_hpc.objects import allgather_object, broadcast_object
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
+
+
+def broadcast_parameters(
+    params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Return root_rank's parameters; JAX arrays cannot be changed in place.
+
+    Args:
+        params: a pytree; its arrays (JAX's, numpy's, random keys) and other leaves that can be
+            pickled are replaced. Its structure is equal on every rank.
+        root_rank: the rank whose values all take; it counts all ranks of the job.
+        process_set: the ranks that take part; by default all.
+    Raises:
+        UsageError: inside ``jax.jit``.
+    """
+    return _broadcast_tree(params, "parameter", root_rank, process_set)
+
+
+def broadcast_optimizer_state(
+    state: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Return root_rank's state of an optax optimizer; see :func:`broadcast_parameters`."""
+    return _broadcast_tree(state, "optimizer.state", root_rank, process_set)
+
+
+def _broadcast_tree(tree: Any, prefix: str, root_rank: int, process_set: ProcessSet) -> Any:
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        raise UsageError(
+            "broadcast_parameters inside jax.jit: call it once before training, outside, or use "
+            "hvd.broadcast"
+        )
+    arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))}
+    names = path_names(tree)
+    # All are under way before the first is waited for.
+    handles = {
+        i: broadcast_async(_plain(array), root_rank, f"{prefix}.{names[i]}", process_set)
+        for i, array in arrays.items()
+    }
+    received = {i: _as(handle.wait(), arrays[i]) for i, handle in handles.items()}
+    others = [leaf for i, leaf in enumerate(leaves) if i not in arrays]
+    rest = iter(_broadcast_others(others, f"{prefix}.others", root_rank, process_set))
+    mine = [received[i] if i in received else next(rest) for i in range(len(leaves))]
+    return jax.tree_util.tree_unflatten(structure, mine)
+
+
+def _broadcast_others(
+    leaves: Sequence[Any], name: str, root_rank: int, process_set: ProcessSet
+) -> Sequence[Any]:
+    if not leaves:
+        return leaves
+    values: Sequence[Any] = broadcast_object(leaves, root_rank, name, process_set)
+    return values
+
+
+def _is_key(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _plain(array: Any) -> Any:
+    return jax.random.key_data(array) if _is_key(array) else array
+
+
+def _as(received: jax.Array, like: Any) -> Any:
+    if isinstance(like, np.ndarray):
+        return np.array(received)
+    return jax.random.wrap_key_data(received, impl=_impl(like)) if _is_key(like) else received
+
+
+def _impl(key: Any) -> Any:
+    return jax.random.key_impl(key)

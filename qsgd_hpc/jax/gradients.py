@@ -1,0 +1,183 @@
+"""Reduces the gradients of a model over the ranks: those of a pytree, in few calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from qsgd_hpc._base.gradient_reduction import GradientReduction, checked_reduction
+from qsgd_hpc._base.grouping import partition
+from qsgd_hpc._base.pending import BATCH_BYTES
+from qsgd_hpc.compression import Lossy
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jax.ops._allreduce import Allreduce
+from qsgd_hpc.jax.ops._collective import is_traced
+from qsgd_hpc.jax.ops._primitive import run
+from qsgd_hpc.jax.ops._reduction import compressor_for
+from qsgd_hpc.ops import Adasum, Average, Op
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+
+__all__ = ["Groups", "allreduce_gradients", "path_names", "reduce_tree"]
+
+Groups = int | Sequence[Sequence[str]]
+
+
+def path_names(tree: Any) -> list[str]:
+    """Return a name for each leaf: the keys that lead to it, such as ``params.Dense_0.kernel``."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    names = [".".join(map(_key, path)) or "0" for path, _ in paths]
+    if len(set(names)) < len(names):  # keys with dots in them
+        names = [f"{name}.{i}" for i, name in enumerate(names)]
+    return names
+
+
+def _key(entry: Any) -> str:
+    for attribute in ("key", "name", "idx"):  # of jax.tree_util's kinds of keys
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Gradients that one call reduces, by their places among the leaves."""
+
+    members: tuple[int, ...]
+    group: bool
+    """Whether they complete or fail together, and are reduced together."""
+
+
+def _is_gradient(leaf: Any) -> bool:
+    return bool(leaf.dtype != jax.dtypes.float0)  # which stands for what has no derivative
+
+
+def _batches(leaves: Sequence[Any], names: Sequence[str], groups: Groups) -> list[_Batch]:
+    """Cut the gradients into calls: the last leaves first, as backward passes complete them."""
+    places = {name: i for i, name in enumerate(names) if _is_gradient(leaves[i])}
+    batches = [_Batch(members, group=True) for members in _grouped(places, groups)]
+    grouped = {i for batch in batches for i in batch.members}
+    members: list[int] = []
+    size_bytes = 0
+    for i in reversed([i for i in places.values() if i not in grouped]):
+        members.append(i)
+        size_bytes += leaves[i].size * leaves[i].dtype.itemsize
+        if size_bytes >= BATCH_BYTES:
+            batches.append(_Batch(tuple(members), group=False))
+            members, size_bytes = [], 0
+    return [*batches, _Batch(tuple(members), group=False)] if members else batches
+
+
+def _grouped(places: dict[str, int], groups: Groups) -> list[tuple[int, ...]]:
+    if isinstance(groups, int):
+        return [tuple(group) for group in partition(list(places.values()), groups)]
+    named = [name for group in groups for name in group]
+    unknown = [name for name in named if name not in places]
+    if unknown or len(set(named)) < len(named):
+        raise UsageError(
+            f"groups={groups!r}: name gradients by their keys, each at most once, such as "
+            f"{', '.join(list(places)[:3])}"
+        )
+    return [tuple(places[name] for name in group) for group in groups if group]
+
+
+def reduce_tree(tree: Any, prefix: str, reduction: GradientReduction, groups: Groups = 0) -> Any:
+    """Return a pytree of gradients, or of updates, reduced over the ranks.
+
+    Args:
+        tree: arrays, concrete or traced.
+        prefix: begins the operations' names; the rest are the keys that lead to a leaf.
+        reduction: what to do.
+        groups: how many groups of neighbours to reduce together, or the groups, by names.
+    """
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    if reduction.alone or not leaves:
+        return tree
+    leaves = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in leaves]
+    names = path_names(tree)
+    ends = []
+    for batch in _batches(leaves, names, groups):
+        chosen = [leaves[i] for i in batch.members]
+        own = [names[i] for i in batch.members]
+        group = f"{prefix}group.{own[0]}" if batch.group and len(own) > 1 else None
+        ends.append((batch, _start(chosen, own, prefix, group, reduction)))
+    for batch, end in ends:
+        for i, reduced in zip(batch.members, end(), strict=True):
+            leaves[i] = reduced
+    return jax.tree_util.tree_unflatten(structure, leaves)
+
+
+def _start(
+    leaves: Sequence[Any],
+    names: Sequence[str],
+    prefix: str,
+    group: str | None,
+    reduction: GradientReduction,
+) -> Callable[[], list[Any]]:
+    """Start reducing gradients, or trace it; the result waits for them."""
+    kinds = [compressor_for(leaf.dtype, reduction.compressor) for leaf in leaves]
+    pairs = [kind.compress(jnp.asarray(leaf)) for kind, leaf in zip(kinds, leaves, strict=True)]
+    travelling = [array for array, _ in pairs]
+    prescale, postscale = reduction.factors
+    lossy = isinstance(reduction.compression, Lossy)
+    call = Allreduce(
+        tuple(prefix + name for name in names),
+        reduction.process_set,
+        group,
+        op=reduction.op,
+        prescale=prescale,
+        postscale=postscale,
+        compression=reduction.compression if lossy else None,
+        lasting=True,
+        check_finite=reduction.check_finite,
+        parameters=tuple(names),
+        overwrites=True,
+    )
+    made = run(call, travelling) if is_traced(travelling) else call.start(travelling)
+
+    def end() -> list[Any]:
+        reduced = made if isinstance(made, list) else made.wait()
+        return [k.decompress(r, c) for k, r, (_, c) in zip(kinds, reduced, pairs, strict=True)]
+
+    return end
+
+
+def allreduce_gradients(
+    gradients: Any,
+    op: Op = Average,
+    compression: Any = None,
+    gradient_predivide_factor: float = 1.0,
+    groups: Groups = 0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    name: str = "gradient",
+    check_finite: bool = True,
+) -> Any:
+    """Return a pytree of gradients averaged over the ranks, for training loops without optax.
+
+    Args:
+        gradients: what ``jax.grad`` returns, inside ``jit`` or not.
+        op: Average, Sum or Adasum.
+        compression: one of ``hvd.Compression``; None takes ``QSGD_BITS`` or ``QSGD_SCHEME``, else
+            no compression.
+        gradient_predivide_factor: gradients are divided by it before the sum and by size / factor
+            after it.
+        groups: how many groups of neighbours to reduce together, or lists of names.
+        process_set: the ranks that average; others get what they passed.
+        name: begins the names of the operations; two models in one program need two.
+        check_finite: whether NaN and Inf are errors (``QSGD_NONFINITE`` says otherwise for all).
+    Raises:
+        UsageError: arguments that cannot be.
+    """
+    reduction = checked_reduction(
+        op,
+        compression,
+        gradient_predivide_factor,
+        process_set=process_set,
+        check_finite=check_finite and op is not Adasum,
+        caller="allreduce_gradients",
+    )
+    return reduce_tree(gradients, f"{name}.", reduction, groups)

@@ -1,0 +1,59 @@
+"""``init`` and ``shutdown``, which know that JAX still computes what was called."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+
+from qsgd_hpc import basics
+from qsgd_hpc.process_sets import ProcessSet
+
+__all__ = ["init", "shutdown"]
+
+_at_exit = False
+
+
+def init(
+    comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None
+) -> None:
+    """Start the engine; harmless when it runs already.
+
+    Args:
+        comm: which ranks form the job: an mpi4py communicator; a list of ranks of those that the
+            launcher started; or a list of communicators, the first for the job and the others as
+            process sets. Default is all ranks that the launcher started.
+        process_sets: sets to register, the same on every rank; or "dynamic", which allows sets to
+            be added and removed later.
+
+    Raises:
+        UsageError: no usable MPI, a QSGD_* variable that is wrong or differs between ranks, or a
+            communicator or process set that cannot be.
+    """
+    global _at_exit
+    basics.init(comm, process_sets)
+    if not _at_exit:
+        # Called before what init has registered: other ranks may need this one's last step.
+        atexit.register(_finish_programs)
+        _at_exit = True
+
+
+def shutdown() -> None:
+    """Leave the job when the programs that were called are done; returns when every rank has."""
+    _finish_programs()
+    basics.shutdown()
+
+
+def _finish_programs() -> None:
+    """Wait for arrays that are still being computed, unless this rank ends with an error."""
+    if not basics.is_initialized() or hasattr(sys, "last_value"):
+        return
+    live_arrays: Any = jax.live_arrays
+    for array in live_arrays():
+        try:
+            array.block_until_ready()
+        except (jax.errors.JaxRuntimeError, RuntimeError):
+            continue  # whoever reads it hears of it; it may be donated, too

@@ -1,0 +1,77 @@
+"""``allgather`` as a collective that JAX can carry out, compile and differentiate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from qsgd_hpc import ops
+from qsgd_hpc.jax.ops import _arrays
+from qsgd_hpc.jax.ops._alltoall import Alltoall
+from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, place_in
+from qsgd_hpc.jax.ops._primitive import run
+from qsgd_hpc.ops import Handle
+
+__all__ = ["Allgather"]
+
+
+@dataclass(frozen=True)
+class Allgather(Collective):
+    """Gathers arrays with at least one dimension, in rank order."""
+
+    known_rows: tuple[Shape, ...] = ()
+    """Of every rank, for each array; by default those that this rank has."""
+
+    kind: ClassVar[str] = "allgather"
+    has_rows: ClassVar[bool] = True
+
+    def rows(self, index: int, shape: Shape) -> Shape:
+        """Return how many rows each rank sends."""
+        if self.known_rows:
+            return self.known_rows[index]
+        return (shape[0],) * len(ops.ranks_of(self.process_set))
+
+    def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Return the shapes with all ranks' rows."""
+        return [(sum(self.rows(i, shape)), *shape[1:]) for i, shape in enumerate(shapes)]
+
+    def start(self, arrays: Arrays) -> Handle:
+        """Start gathering into new arrays; whatever their rows are."""
+        return Handle.together([self._start(i, array) for i, array in enumerate(arrays)])
+
+    def _start(self, index: int, array: Any) -> Handle:
+        host = _arrays.on_host(array)
+        return ops.allgather(
+            _arrays.moved_buffer_of(host),
+            name=self.names[index],
+            process_set=self.process_set,
+            group=self.core_group(),
+            result=lambda received: _arrays.placed_like(
+                _arrays.received_array(received, host), array
+            ),
+        )
+
+    def facts(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
+        """Return nothing: only the numbers of rows may differ."""
+        return {}
+
+    def picked(self, indices: Sequence[int]) -> Allgather:
+        """Return this call for some of its arrays."""
+        rows = tuple(self.known_rows[i] for i in indices if self.known_rows)
+        return replace(super().picked(indices), known_rows=rows)
+
+    def transposed(self, cotangents: Arrays) -> Arrays:
+        """Return the sum over the ranks of what they hold for this rank's rows."""
+        ranks = len(ops.ranks_of(self.process_set))
+        mine = place_in(self.process_set)
+        names = self.turned_names()
+        shares = []
+        for index, cotangent in enumerate(cotangents):
+            rows = self.rows(index, (cotangent.shape[0] // ranks,))
+            call = Alltoall(
+                (names["names"][index],), self.process_set, None, rows, (rows[mine],) * ranks
+            )
+            (share,) = run(call, [cotangent])
+            shares.append(share.reshape(ranks, rows[mine], *cotangent.shape[1:]).sum(0))
+        return shares

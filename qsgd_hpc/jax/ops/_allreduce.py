@@ -1,0 +1,151 @@
+"""``allreduce`` as a collective that JAX can carry out, compile and differentiate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from qsgd_hpc import ops
+from qsgd_hpc.compression import Coding, Lossy
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jax.ops import _arrays
+from qsgd_hpc.jax.ops._allgather import Allgather
+from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, place_in
+from qsgd_hpc.jax.ops._primitive import run
+from qsgd_hpc.jax.ops._reduction import CURVED, is_widened, op_for
+from qsgd_hpc.ops import Adasum, Handle, Op, Product, Sum
+
+__all__ = ["Allreduce", "slopes"]
+
+
+@dataclass(frozen=True)
+class Allreduce(Collective):
+    """Reduces arrays over the ranks of a process set."""
+
+    op: Op
+    prescale: float = 1.0
+    postscale: float = 1.0
+    compression: Lossy | None = None
+    lasting: bool = False
+    """Whether the names come again."""
+    check_finite: bool = False
+    """Whether NaN or Inf in a result is an error where QSGD_NONFINITE says so."""
+    parameters: tuple[str, ...] = ()
+    """Of gradients: what rules for compression look at."""
+    overwrites: bool = False
+    """Whether nobody needs the arrays afterwards, as with gradients."""
+
+    kind: ClassVar[str] = "allreduce"
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a compiled program puts results where the arguments were."""
+        return self.overwrites
+
+    def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Return the shapes as they are."""
+        return list(shapes)
+
+    def start(self, arrays: Arrays) -> Handle:
+        """Start reducing into new arrays."""
+        return Handle.together([self._start(i, array) for i, array in enumerate(arrays)])
+
+    def _start(self, index: int, array: Any) -> Handle:
+        host = _arrays.on_host(array)
+        op = op_for(host.dtype, self.op)
+        wide = is_widened(host.dtype, op)
+        source = host.astype(np.int64) if wide else host
+        target = source if wide else _arrays.new_like(host)
+        coding = self._coding(index, host.shape, host.dtype)
+        return ops.allreduce(
+            _arrays.buffer_of(source),
+            _arrays.buffer_of(target),
+            name=self.names[index],
+            op=op,
+            prescale=self.prescale,
+            postscale=self.postscale,
+            coding=coding,
+            check_finite=self.check_finite or coding is not None,
+            lasting=self.lasting,
+            process_set=self.process_set,
+            group=self.core_group(),
+            result=lambda: _arrays.placed_like(target.astype(host.dtype, copy=False), array),
+        )
+
+    def _coding(self, index: int, shape: Shape, dtype: Any) -> Coding | None:
+        if self.compression is None or not jnp.issubdtype(dtype, jnp.floating):
+            return None
+        if self.parameters:
+            name = np.dtype(dtype).name
+            return self.compression.coding_for_gradient(self.parameters[index], shape, name)
+        return self.compression.coding(lasting=self.lasting)
+
+    def facts(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
+        """Return the operation, its factors and how it travels."""
+        coding = self._coding(index, shape, dtype)
+        return {
+            "op": op_for(dtype, self.op).name,
+            "prescale": self.prescale,
+            "postscale": self.postscale,
+            "coding": coding and coding.spec,
+            "error_feedback": coding is not None and coding.error_feedback,
+            "nmse_budget": coding.nmse_budget if coding else 0.0,
+            "lasting": self.lasting,
+            "check_finite": self.check_finite or coding is not None,
+        }
+
+    def for_batches(self) -> Allreduce:
+        """Return the call for arrays with one more dimension."""
+        if self.op is Adasum:
+            raise UsageError(
+                "Adasum under jax.vmap: it combines whole arrays, not the examples of a batch; "
+                "call it outside, or reduce by a sum"
+            )
+        return self
+
+    def picked(self, indices: Sequence[int]) -> Allreduce:
+        """Return this call for some of its arrays."""
+        chosen = super().picked(indices)
+        return replace(
+            chosen, parameters=tuple(self.parameters[i] for i in indices if self.parameters)
+        )
+
+    def derivative(self, inputs: Arrays, outputs: Arrays, tangents: Arrays) -> Arrays:
+        """Reduce the tangents as the arrays were; for curved operations, their shares."""
+        if self.op is Adasum:
+            raise UsageError(
+                "Adasum has no gradient; pass jax.lax.stop_gradient(x), or reduce by a sum"
+            )
+        if self.op not in CURVED:
+            return super().derivative(inputs, outputs, tangents)
+        factors = slopes(self, self.op, inputs, outputs)
+        sums = replace(self.renamed(".tangent"), op=Sum)
+        return run(sums, [t * factor for t, factor in zip(tangents, factors, strict=True)])
+
+    def transposed(self, cotangents: Arrays) -> Arrays:
+        """Reduce the cotangents as the arrays were."""
+        return run(replace(self, **self.turned_names()), cotangents)
+
+
+def slopes(call: Collective, op: Op, inputs: Arrays, outputs: Arrays) -> list[Any]:
+    """Return by how much the results of a curved operation change with this rank's arrays.
+
+    Ranks that hold the extremum together share its derivative, as in ``jax.numpy.max``.
+    """
+    if op is Product:
+        mine = place_in(call.process_set)
+        gather = Allgather(**_named(call, ".factors"))
+        everyone = run(gather, [x[None] for x in inputs])
+        return [jnp.concatenate([x[:mine], x[mine + 1 :]]).prod(0) for x in everyone]
+    holds = [(x == y).astype(x.dtype) for x, y in zip(inputs, outputs, strict=True)]
+    counts = run(Allreduce(**_named(call, ".ties"), op=Sum), holds)
+    return [held / count for held, count in zip(holds, counts, strict=True)]
+
+
+def _named(call: Collective, suffix: str) -> dict[str, Any]:
+    other = call.renamed(suffix)
+    return {"names": other.names, "process_set": other.process_set, "group": other.group}

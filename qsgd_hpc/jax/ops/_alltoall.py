@@ -1,0 +1,89 @@
+"""``alltoall`` as a collective that JAX can carry out, compile and differentiate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from qsgd_hpc import ops
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jax.ops import _arrays
+from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
+from qsgd_hpc.jax.ops._primitive import run
+from qsgd_hpc.ops import Handle
+
+__all__ = ["Alltoall"]
+
+
+@dataclass(frozen=True)
+class Alltoall(Collective):
+    """Sends ``sent[i]`` rows of one array to the i-th rank of the process set."""
+
+    sent: Shape | None = None
+    """None: as many to each."""
+    received: Shape | None = None
+    """Rows that come from each rank, as far as that is known beforehand."""
+
+    kind: ClassVar[str] = "alltoall"
+    has_rows: ClassVar[bool] = True
+
+    def splits(self, shape: Shape) -> Shape:
+        """Return how many rows this rank sends each."""
+        if self.sent is not None:
+            return self.sent
+        ranks = len(ops.ranks_of(self.process_set))
+        if shape[0] % ranks:
+            raise UsageError(
+                f"alltoall of {shape[0]} rows over {ranks} ranks: pass splits=, or rows that "
+                "divide evenly"
+            )
+        return (shape[0] // ranks,) * ranks
+
+    def rows(self, index: int, shape: Shape) -> Shape:
+        """Return how many rows come from each rank."""
+        if self.received is not None:
+            return self.received
+        if self.sent is not None:
+            raise UsageError(
+                "alltoall with splits= inside a function that JAX traces: shapes must be known "
+                "there; tell it what comes from each rank, too (received_splits=)"
+            )
+        return self.splits(shape)
+
+    def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Return the shape with the rows that come."""
+        return [(sum(self.rows(0, shape)), *shape[1:]) for shape in shapes]
+
+    def start(self, arrays: Arrays) -> Handle:
+        """Start exchanging rows."""
+        return self.start_with_rows(arrays).then(lambda made: [made[0]])
+
+    def start_with_rows(self, arrays: Arrays) -> Handle:
+        """Start exchanging rows; the result is the new array and the rows from each rank."""
+        (array,) = arrays
+        host = _arrays.on_host(array)
+
+        def exchanged(received: ops.Received) -> tuple[Any, list[int]]:
+            made = _arrays.received_array(received, host)
+            return _arrays.placed_like(made, array), received.rows
+
+        return ops.alltoall(
+            _arrays.moved_buffer_of(host),
+            splits=self.splits(host.shape),
+            name=self.names[0],
+            process_set=self.process_set,
+            result=exchanged,
+        )
+
+    def facts(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
+        """Return nothing: the splits are this rank's own."""
+        return {}
+
+    def transposed(self, cotangents: Arrays) -> Arrays:
+        """Send everything back."""
+        (cotangent,) = cotangents
+        shape = (cotangent.shape[0],)
+        sent = self.splits(shape)
+        back = replace(self, **self.turned_names(), sent=self.rows(0, shape), received=sent)
+        return run(back, cotangents)

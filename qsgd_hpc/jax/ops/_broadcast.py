@@ -1,0 +1,65 @@
+"""``broadcast`` as a collective that JAX can carry out, compile and differentiate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from qsgd_hpc import basics, ops
+from qsgd_hpc.jax.ops import _arrays
+from qsgd_hpc.jax.ops._allreduce import Allreduce
+from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
+from qsgd_hpc.jax.ops._primitive import run
+from qsgd_hpc.ops import Handle, Sum
+
+__all__ = ["Broadcast"]
+
+
+@dataclass(frozen=True)
+class Broadcast(Collective):
+    """Gives all ranks of a process set one rank's arrays."""
+
+    root_rank: int
+    """Counts all ranks of the job."""
+
+    kind: ClassVar[str] = "broadcast"
+
+    @property
+    def in_place(self) -> bool:
+        """Whether results are put where the arguments were: the core has one block for both."""
+        return True
+
+    def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Return the shapes as they are."""
+        return list(shapes)
+
+    def start(self, arrays: Arrays) -> Handle:
+        """Start replacing copies of the arrays."""
+        return Handle.together([self._start(i, array) for i, array in enumerate(arrays)])
+
+    def _start(self, index: int, array: Any) -> Handle:
+        source = _arrays.on_host(array)
+        target = _arrays.new_like(source)
+        target[...] = source
+        return ops.broadcast(
+            _arrays.moved_buffer_of(target),
+            root_rank=self.root_rank,
+            name=self.names[index],
+            process_set=self.process_set,
+            result=lambda: _arrays.placed_like(target, array),
+        )
+
+    def facts(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
+        """Return whose arrays all get."""
+        return {"root": self.root_rank}
+
+    def transposed(self, cotangents: Arrays) -> Arrays:
+        """Return the sum of all ranks' cotangents on the root, whose values they are, else 0."""
+        totals = run(Allreduce(**self.turned_names(), op=Sum), cotangents)
+        # A choice that JAX cannot look through: it would leave out, on the other ranks alone, a sum
+        # that nobody uses there.
+        root = basics.rank() == self.root_rank
+        return [jnp.where(jnp.full(t.shape, root), t, jnp.zeros_like(t)) for t in totals]

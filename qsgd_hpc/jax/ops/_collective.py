@@ -1,0 +1,174 @@
+"""One call of a collective on some arrays, whether now or whenever a compiled program runs."""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
+
+import jax
+
+import qsgd_hpc._core as _core
+from qsgd_hpc import basics, ops
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.ops import Handle
+from qsgd_hpc.process_sets import ProcessSet, require_member
+
+__all__ = ["Collective", "Shape", "call_names", "is_traced", "place_in", "refuse_traced"]
+
+Shape = tuple[int, ...]
+Arrays = Sequence[Any]
+Self = TypeVar("Self", bound="Collective")
+
+_TANGENT = ".tangent"
+
+
+def is_traced(arrays: Arrays) -> bool:
+    """Tell whether JAX is tracing a function that these arrays stand for arguments of."""
+    return any(isinstance(array, jax.core.Tracer) for array in arrays)
+
+
+def refuse_traced(arrays: Arrays, function: str) -> None:
+    """Raise where a handle would have to leave a traced function.
+
+    Raises:
+        UsageError: inside ``jax.jit``, ``jax.grad`` and their like.
+    """
+    if is_traced(arrays):
+        raise UsageError(
+            f"{function}_async inside a function that JAX traces (jit, grad, ...): there is "
+            f"nothing to wait for there; call hvd.{function}, which such a program carries out "
+            "beside its other work"
+        )
+
+
+def call_names(
+    kind: str, name: str | None, process_set: ProcessSet, arrays: Arrays, *, grouped: bool
+) -> tuple[str, ...]:
+    """Return the names of a call's operations.
+
+    Unnamed calls in traced functions are numbered apart from those that are made now: a rank that
+    traces a function once more than others then disturbs no more than that function.
+    """
+    if is_traced(arrays) and not name:
+        text = "traced." + ops.label(f"traced.{kind}", None, process_set)
+    else:
+        text = ops.label(kind, name, process_set)
+    return tuple(ops.member_names(text, len(arrays))) if grouped else (text,)
+
+
+def place_in(process_set: ProcessSet) -> int:
+    """Return this rank's place among the ranks of a set."""
+    return ops.ranks_of(process_set).index(basics.rank())
+
+
+@dataclass(frozen=True)
+class Collective(ABC):
+    """One call; its fields are plain values, because compiled programs are kept by them.
+
+    What a rank's result depends on lies on all ranks, so the derivative of a collective is a
+    collective: that of the sum of all ranks' losses. It has a name of its own, so it does not
+    matter in which order the ranks come to it.
+    """
+
+    names: tuple[str, ...]
+    """Of its operations, one per array."""
+    process_set: ProcessSet
+    group: str | None
+    """The name under which they complete or fail together."""
+
+    kind: ClassVar[str]
+    """As the core calls it."""
+    has_rows: ClassVar[bool] = False
+    """Whether it deals with the first dimension apart from the others."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a compiled program puts results where the arguments were."""
+        return False
+
+    @abstractmethod
+    def start(self, arrays: Arrays) -> Handle:
+        """Start it on concrete arrays; the result is the list of those that it makes."""
+
+    @abstractmethod
+    def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Return the shapes of what it makes of arrays of these shapes."""
+
+    @abstractmethod
+    def facts(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
+        """Return what the core must know of an array beside what all kinds have."""
+
+    @abstractmethod
+    def transposed(self, cotangents: Arrays) -> Arrays:
+        """Return what the sum over the ranks' results gives to this rank's arrays (linear ones)."""
+
+    def derivative(self, inputs: Arrays, outputs: Arrays, tangents: Arrays) -> Arrays:
+        """Return how the results change when what goes in changes by the tangents."""
+        from qsgd_hpc.jax.ops._primitive import run
+
+        return run(self.renamed(_TANGENT), tangents)
+
+    def rows(self, index: int, shape: Shape) -> Shape:
+        """Return how many rows each rank sends, where the result's shape depends on that."""
+        return ()
+
+    def splits(self, shape: Shape) -> Shape:
+        """Return how many rows this rank sends each."""
+        return ()
+
+    def for_batches(self: Self) -> Self:
+        """Return the call for arrays that have one more dimension, of ``jax.vmap``."""
+        return self
+
+    def core_group(self) -> ops.Group | None:
+        """Return what the core is told of the group."""
+        return ops.Group(self.group, len(self.names)) if self.group else None
+
+    def renamed(self: Self, suffix: str) -> Self:
+        """Return this call under other names."""
+        return replace(
+            self,
+            names=tuple(name + suffix for name in self.names),
+            group=self.group and self.group + suffix,
+        )
+
+    def turned_names(self) -> dict[str, Any]:
+        """Return the names for the transposed call."""
+
+        def turn(name: str) -> str:
+            return name.removesuffix(_TANGENT) + ".gradient"
+
+        return {
+            "names": tuple(map(turn, self.names)),
+            "process_set": self.process_set,
+            "group": self.group and turn(self.group),
+        }
+
+    def picked(self: Self, indices: Sequence[int]) -> Self:
+        """Return this call for some of its arrays."""
+        return replace(self, names=tuple(self.names[i] for i in indices))
+
+    def encoded(self, avals: Sequence[Any]) -> str:
+        """Return the call as the core reads it from a compiled program; see csrc/jax."""
+        content = struct.pack("=iiI", basics.rank(), basics.size(), len(avals))
+        common: dict[str, Any] = {
+            "kind": self.kind,
+            "process_set": require_member(self.process_set),
+        }
+        if group := self.core_group():
+            common.update(group=group.name, group_size=group.size)
+        for index, (name, aval) in enumerate(zip(self.names, avals, strict=True)):
+            shape = tuple(aval.shape)
+            facts = _core.operation_facts(
+                **common, name=f"{self.kind}.{name}", **self.facts(index, shape, aval.dtype)
+            )
+            content += struct.pack("=I", len(facts)) + facts
+            content += _list(self.rows(index, shape)) + _list(self.splits(shape))
+        return content.hex()
+
+
+def _list(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"=I{len(numbers)}q", len(numbers), *numbers)

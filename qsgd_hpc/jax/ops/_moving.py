@@ -1,0 +1,210 @@
+"""``broadcast``, ``allgather`` and ``alltoall``: what moves arrays and computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jax.ops._allgather import Allgather
+from qsgd_hpc.jax.ops._alltoall import Alltoall
+from qsgd_hpc.jax.ops._broadcast import Broadcast
+from qsgd_hpc.jax.ops._collective import Arrays, call_names, is_traced, refuse_traced
+from qsgd_hpc.jax.ops._primitive import run
+from qsgd_hpc.ops import Handle
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "alltoall",
+    "alltoall_async",
+    "broadcast",
+    "broadcast_async",
+    "grouped_allgather",
+    "grouped_allgather_async",
+]
+
+
+def _first(made: list[jax.Array]) -> jax.Array:
+    return made[0]
+
+
+def _broadcast(arrays: Arrays, root_rank: int, name: str | None, sets: ProcessSet) -> Broadcast:
+    names = call_names("broadcast", name, sets, arrays, grouped=False)
+    return Broadcast(names, sets, None, root_rank)
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> jax.Array:
+    """Return root_rank's array; shapes must be equal.
+
+    Args:
+        tensor: any dtype.
+        root_rank: counts all ranks of the job, and is one of the process set.
+        name: pairs the calls of the ranks; by default their order does.
+        process_set: the ranks that take part; by default all.
+    Raises:
+        UsageError: root_rank is no rank of the set.
+        HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
+    """
+    arrays = [jnp.asarray(tensor)]
+    return _first(run(_broadcast(arrays, root_rank, name, process_set), arrays))
+
+
+def broadcast_async(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start a broadcast of a concrete array; ``synchronize`` returns root_rank's."""
+    refuse_traced([tensor], "broadcast")
+    arrays = [jnp.asarray(tensor)]
+    return _broadcast(arrays, root_rank, name, process_set).start(arrays).then(_first)
+
+
+def _allgather(
+    tensors: Sequence[Any],
+    name: str | None,
+    sets: ProcessSet,
+    rows: Sequence[Sequence[int]] | None,
+    *,
+    grouped: bool,
+) -> tuple[Allgather, list[Any]]:
+    arrays = [jnp.asarray(tensor) for tensor in tensors]
+    arrays = [array.reshape(1) if array.ndim == 0 else array for array in arrays]
+    names = call_names("allgather", name, sets, arrays, grouped=grouped)
+    group = names[0].removesuffix(".0") if grouped and names else None
+    known = tuple(tuple(int(n) for n in each) for each in rows or ())
+    return Allgather(names, sets, group, known), arrays
+
+
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    rows: Sequence[int] | None = None,
+) -> jax.Array:
+    """Return every rank's array, one below the other in rank order.
+
+    Args:
+        tensor: any dtype; the ranks' may differ in the first dimension only. Scalars count as
+            one row each.
+        name: pairs the calls of the ranks; by default their order does.
+        process_set: the ranks that take part; by default all.
+        rows: inside ``jit`` and ``grad``, where shapes must be known: the first dimension on every
+            rank, where it differs between them.
+    Raises:
+        HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
+    """
+    given = None if rows is None else [rows]
+    call, arrays = _allgather([tensor], name, process_set, given, grouped=False)
+    return _first(run(call, arrays))
+
+
+def allgather_async(
+    tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start an ``allgather`` of a concrete array; ``synchronize`` returns its result."""
+    refuse_traced([tensor], "allgather")
+    call, arrays = _allgather([tensor], name, process_set, None, grouped=False)
+    return call.start(arrays).then(_first)
+
+
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    rows: Sequence[Sequence[int]] | None = None,
+) -> list[jax.Array]:
+    """Gather several arrays, which complete or fail together; see :func:`allgather`."""
+    return run(*_allgather(tensors, name, process_set, rows, grouped=True))
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start a ``grouped_allgather`` of concrete arrays; ``synchronize`` returns its results."""
+    refuse_traced(tensors, "grouped_allgather")
+    call, arrays = _allgather(tensors, name, process_set, None, grouped=True)
+    return call.start(arrays)
+
+
+def _alltoall(
+    tensor: Any, splits: Any, received: Any, name: str | None, sets: ProcessSet
+) -> tuple[Alltoall, list[Any]]:
+    arrays = [jnp.asarray(tensor)]
+    if arrays[0].ndim == 0:
+        raise UsageError(
+            "alltoall cuts arrays along their first dimension, and a scalar has none; pass "
+            "x.reshape(1)"
+        )
+    if is_traced([splits, received]):
+        raise UsageError(
+            "alltoall with traced splits=: shapes must be known inside jit; pass numbers"
+        )
+    names = call_names("alltoall", name, sets, arrays, grouped=False)
+    return Alltoall(names, sets, None, _numbers(splits), _numbers(received)), arrays
+
+
+def _numbers(splits: Any) -> tuple[int, ...] | None:
+    return None if splits is None else tuple(int(n) for n in splits)
+
+
+def _with_rows(call: Alltoall, arrays: Arrays) -> Handle:
+    return call.start_with_rows(arrays).then(
+        lambda made: (made[0], jnp.asarray(made[1], dtype=jnp.int32))
+    )
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    received_splits: Sequence[int] | None = None,
+) -> Any:
+    """Send ``splits[i]`` rows to the i-th rank of the set; return what comes, in rank order.
+
+    Args:
+        tensor: at least one dimension, any dtype; the ranks' may differ in the first only.
+        splits: whole numbers that add up to the rows; by default as many to each.
+        name: pairs the calls of the ranks; by default their order does.
+        process_set: the ranks that take part; by default all.
+        received_splits: inside ``jit`` and ``grad``, where shapes must be known, with splits: the
+            rows that come from each rank.
+    Returns:
+        The new array; with ``splits`` a pair of it and the rows from each rank (int32).
+    Raises:
+        UsageError: splits that do not add up to the rows there are.
+        HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
+    """
+    call, arrays = _alltoall(tensor, splits, received_splits, name, process_set)
+    if splits is None:
+        return _first(run(call, arrays))
+    if is_traced(arrays):
+        made = _first(run(call, arrays))
+        return made, jnp.asarray(call.rows(0, arrays[0].shape), dtype=jnp.int32)
+    return _with_rows(call, arrays).wait()
+
+
+def alltoall_async(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an ``alltoall`` of a concrete array; ``synchronize`` returns its result."""
+    refuse_traced([tensor], "alltoall")
+    call, arrays = _alltoall(tensor, splits, None, name, process_set)
+    return call.start(arrays).then(_first) if splits is None else _with_rows(call, arrays)

@@ -1,0 +1,98 @@
+"""``reducescatter`` as a collective that JAX can carry out, compile and differentiate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from qsgd_hpc import ops
+from qsgd_hpc.jax.ops import _arrays
+from qsgd_hpc.jax.ops._allgather import Allgather
+from qsgd_hpc.jax.ops._allreduce import slopes
+from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, place_in
+from qsgd_hpc.jax.ops._primitive import run
+from qsgd_hpc.jax.ops._reduction import CURVED, is_widened, op_for
+from qsgd_hpc.ops import Average, Handle, Op, Sum
+
+__all__ = ["Reducescatter"]
+
+
+@dataclass(frozen=True)
+class Reducescatter(Collective):
+    """Reduces arrays and leaves each rank its share of the rows."""
+
+    op: Op
+    prescale: float = 1.0
+    postscale: float = 1.0
+    whole: tuple[int, ...] = ()
+    """Rows of each array before it is shared out."""
+
+    kind: ClassVar[str] = "reducescatter"
+    has_rows: ClassVar[bool] = True
+
+    def _shares(self, rows: int) -> Shape:
+        """Return how many rows each rank gets: as even as can be, the first ranks one more."""
+        ranks = len(ops.ranks_of(self.process_set))
+        return tuple(rows // ranks + (i < rows % ranks) for i in range(ranks))
+
+    def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Return the shapes of this rank's shares."""
+        mine = place_in(self.process_set)
+        return [(self._shares(shape[0])[mine], *shape[1:]) for shape in shapes]
+
+    def start(self, arrays: Arrays) -> Handle:
+        """Start reducing into new arrays."""
+        return Handle.together([self._start(i, array) for i, array in enumerate(arrays)])
+
+    def _start(self, index: int, array: Any) -> Handle:
+        host = _arrays.on_host(array)
+        op = op_for(host.dtype, self.op)
+        source = host.astype(np.int64) if is_widened(host.dtype, op) else host
+
+        def shared(received: ops.Received) -> Any:
+            share = _arrays.received_array(received, source)
+            return _arrays.placed_like(share.astype(host.dtype, copy=False), array)
+
+        return ops.reducescatter(
+            _arrays.buffer_of(source),
+            name=self.names[index],
+            op=op,
+            prescale=self.prescale,
+            postscale=self.postscale,
+            process_set=self.process_set,
+            group=self.core_group(),
+            result=shared,
+        )
+
+    def facts(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
+        """Return the operation and its factors."""
+        op = op_for(dtype, self.op).name
+        return {"op": op, "prescale": self.prescale, "postscale": self.postscale}
+
+    def picked(self, indices: Sequence[int]) -> Reducescatter:
+        """Return this call for some of its arrays."""
+        return replace(super().picked(indices), whole=tuple(self.whole[i] for i in indices))
+
+    def derivative(self, inputs: Arrays, outputs: Arrays, tangents: Arrays) -> Arrays:
+        """Reduce the tangents as the arrays were; for curved operations, their shares."""
+        if self.op not in CURVED:
+            return super().derivative(inputs, outputs, tangents)
+        results = run(self._gather(self.renamed(".results")), outputs)
+        factors = slopes(self, self.op, inputs, results)
+        sums = replace(self.renamed(".tangent"), op=Sum)
+        return run(sums, [t * factor for t, factor in zip(tangents, factors, strict=True)])
+
+    def _gather(self, named: Collective) -> Allgather:
+        rows = tuple(map(self._shares, self.whole))
+        return Allgather(named.names, named.process_set, named.group, rows)
+
+    def transposed(self, cotangents: Arrays) -> Arrays:
+        """Return all ranks' shares of the cotangent, times the factors of the reduction."""
+        totals = run(self._gather(replace(self, **self.turned_names())), cotangents)
+        factor = self.prescale * self.postscale
+        if self.op is Average:
+            factor /= len(ops.ranks_of(self.process_set))
+        return [total * factor for total in totals]

@@ -1,0 +1,143 @@
+"""``DistributedOptimizer``: an optax optimizer that uses the average of all ranks' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from qsgd_hpc._base.gradient_reduction import (
+    GradientReduction,
+    checked_reduction,
+    gradient_prefix,
+)
+from qsgd_hpc._base.grouping import choose_groups
+from qsgd_hpc._base.pending import checked_passes
+from qsgd_hpc.jax.gradients import Groups, reduce_tree
+from qsgd_hpc.ops import Adasum, Average, Op
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+
+if TYPE_CHECKING:
+    import optax
+
+__all__ = ["AccumulationState", "DistributedOptimizer"]
+
+
+class AccumulationState(NamedTuple):
+    """The state of an optimizer with ``backward_passes_per_step`` above 1."""
+
+    passes: jax.Array
+    """Since the last step; int32."""
+    gradients: Any
+    """Their sum."""
+    inner: Any
+    """The wrapped optimizer's state."""
+
+
+def DistributedOptimizer(
+    optimizer: optax.GradientTransformation,
+    compression: Any = None,
+    backward_passes_per_step: int = 1,
+    op: Op = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[str]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    check_finite: bool = True,
+) -> optax.GradientTransformationExtraArgs:
+    """Wrap an optax optimizer so that every step uses the average of all ranks' gradients.
+
+    The result is a gradient transformation as any other: its ``update`` may be jitted and chained.
+    Its state is the wrapped optimizer's, so checkpoints of both are the same, but for
+    ``backward_passes_per_step`` above 1.
+
+    Args:
+        optimizer: any optax gradient transformation.
+        compression: one of ``hvd.Compression``; None takes ``QSGD_BITS`` or ``QSGD_SCHEME``,
+            else no compression.
+        backward_passes_per_step: calls of ``update`` whose gradients add up before one reduction;
+            the updates are zero in between. Divide the loss by their number for their mean.
+        op: Average or Sum; or Adasum, with which each rank's optimizer takes its own gradients and
+            the ranks' updates are combined, uncompressed.
+        gradient_predivide_factor: splits the averaging: gradients are divided by it before the
+            sum and by size / factor after it, which keeps sums of float16 in range.
+        num_groups: the older spelling of a number for ``groups``.
+        groups: how many groups of neighbouring gradients to make, or the groups as lists of names
+            (the keys that lead to a parameter, with dots between): the gradients of a group are
+            reduced together.
+        process_set: the ranks that average; a rank that is not among them trains on its own.
+        check_finite: whether NaN and Inf in a gradient are errors, on every rank alike. False
+            hands them on, for an ``optax.apply_if_finite`` inside: around this optimizer it would
+            have each rank judge by its own gradients.
+    Raises:
+        UsageError: arguments that cannot be, or ``init`` has not been called.
+    """
+    import optax
+
+    checked_passes(backward_passes_per_step)
+    reduction = checked_reduction(
+        op,
+        compression,
+        gradient_predivide_factor,
+        process_set=process_set,
+        check_finite=check_finite and op is not Adasum,
+    )
+    grouping = choose_groups(num_groups, groups)
+    inner = optax.with_extra_args_support(optimizer)
+    reduced = _reduced(inner, gradient_prefix(process_set), reduction, grouping)
+    return (
+        reduced
+        if backward_passes_per_step == 1
+        else _accumulated(reduced, backward_passes_per_step)
+    )
+
+
+def _reduced(
+    inner: optax.GradientTransformationExtraArgs,
+    prefix: str,
+    reduction: GradientReduction,
+    groups: Groups,
+) -> optax.GradientTransformationExtraArgs:
+    import optax
+
+    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        if reduction.op is Adasum:
+            updates, state = inner.update(gradients, state, params, **extra)
+            return reduce_tree(updates, prefix, reduction, groups), state
+        averages = reduce_tree(gradients, prefix, reduction, groups)
+        updates, state = inner.update(averages, state, params, **extra)
+        return updates, state
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def _accumulated(
+    inner: optax.GradientTransformationExtraArgs, passes: int
+) -> optax.GradientTransformationExtraArgs:
+    import optax
+
+    def init(params: Any) -> AccumulationState:
+        zeros = jax.tree_util.tree_map(jnp.zeros_like, params)
+        return AccumulationState(jnp.zeros([], jnp.int32), zeros, inner.init(params))
+
+    def update(
+        gradients: Any, state: AccumulationState, params: Any = None, **extra: Any
+    ) -> tuple[Any, AccumulationState]:
+        total = jax.tree_util.tree_map(jnp.add, state.gradients, gradients)
+
+        def step() -> tuple[Any, AccumulationState]:
+            updates, after = inner.update(total, state.inner, params, **extra)
+            zeros = jax.tree_util.tree_map(jnp.zeros_like, total)
+            return updates, AccumulationState(jnp.zeros([], jnp.int32), zeros, after)
+
+        def wait() -> tuple[Any, AccumulationState]:
+            shapes, _ = jax.eval_shape(step)
+            updates = jax.tree_util.tree_map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            return updates, AccumulationState(state.passes + 1, total, state.inner)
+
+        updates, after = jax.lax.cond(state.passes + 1 >= passes, step, wait)
+        return updates, after
+
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,61 @@
+"""What differs between Keras's backends: chosen once, when this package is imported."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import keras
+
+from qsgd_hpc._base.gradient_reduction import GradientReduction
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["BACKEND", "Backend", "Reducer"]
+
+
+class Reducer(Protocol):
+    """Reduces the gradients of one optimizer."""
+
+    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the reduced gradients, in the same order."""
+
+
+class Backend(Protocol):
+    """One of Keras's backends."""
+
+    Compression: Any
+    EAGER_VALUES: bool
+    """Whether variables can be read and set while a step is traced, outside of its graph."""
+
+    def reducer(self, reduction: GradientReduction, groups: Any) -> Reducer:
+        """Return what reduces the gradients of one optimizer."""
+
+    def complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the gradients, with zeros where only this rank may have none."""
+
+    def all_ranks_agree(self, yes: Any, reduction: GradientReduction) -> Any:
+        """Return whether a boolean tensor is true on every rank."""
+
+    def scaled(self, gradient: Any, factor: float) -> Any:
+        """Return a gradient, dense or sparse, times a factor."""
+
+    def outside_of_graphs(self) -> AbstractContextManager[Any]:
+        """Return a context in which variables have values even while a step is being traced."""
+
+    def have_values(self, variables: Sequence[Any]) -> bool:
+        """Tell whether variables have values that can be read now."""
+
+
+def _choose() -> Any:
+    name = keras.backend.backend()
+    if name not in ("tensorflow", "torch", "jax"):
+        raise UsageError(
+            f"qsgd_hpc.keras: Keras runs on the backend {name!r}, which cannot train on several "
+            "ranks; set KERAS_BACKEND to tensorflow, torch or jax before keras is imported"
+        )
+    return importlib.import_module(f"qsgd_hpc.keras._backend._{name}")
+
+
+BACKEND: Backend = _choose()

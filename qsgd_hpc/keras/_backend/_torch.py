@@ -1,0 +1,92 @@
+"""Keras on PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from qsgd_hpc import ops
+from qsgd_hpc._base.gradient_reduction import GradientReduction
+from qsgd_hpc._base.grouping import partition
+from qsgd_hpc._base.pending import wait_for_all
+from qsgd_hpc.keras._backend import Reducer
+from qsgd_hpc.torch.compression import Compression
+from qsgd_hpc.torch.ops import allreduce
+from qsgd_hpc.torch.prepared import GradientAllreduce
+
+__all__ = [
+    "EAGER_VALUES",
+    "Compression",
+    "all_ranks_agree",
+    "complete",
+    "have_values",
+    "outside_of_graphs",
+    "reducer",
+    "scaled",
+]
+
+EAGER_VALUES = True
+outside_of_graphs = nullcontext
+
+
+def reducer(reduction: GradientReduction, groups: Any) -> Reducer:
+    """Return what reduces the gradients of one optimizer, in place, after the backward pass."""
+
+    def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        given = list(gradients)
+        places = {id(v): i for i, v in enumerate(variables)}
+        handles = []
+        for group, members in _calls(variables, groups):
+            for v in members:
+                gradient = given[places[id(v)]]
+                one = GradientAllreduce(
+                    f"gradient.{v.path}", v.path, gradient.shape, gradient.dtype, reduction
+                )
+                handles.append(one.start(gradient, group))
+        nonfinite = wait_for_all(handles)
+        if nonfinite is not None:
+            raise nonfinite
+        return given
+
+    # torch.compile of a step leaves waiting for other ranks to Python.
+    uncompiled: Reducer = torch._dynamo.disable(reduce)  # type: ignore[no-untyped-call]
+    return uncompiled
+
+
+def _calls(
+    variables: Sequence[Any], groups: Any
+) -> Iterator[tuple[ops.Group | None, Sequence[Any]]]:
+    known = {id(v) for v in variables}
+    chosen = groups
+    if not isinstance(groups, int):
+        chosen = [[v for v in group if id(v) in known] for group in groups]
+    grouped = partition(variables, chosen)
+    for members in grouped:
+        yield ops.Group(f"group.{members[0].path}", len(members)), members
+    taken = {id(v) for members in grouped for v in members}
+    yield None, [v for v in variables if id(v) not in taken]
+
+
+def complete(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Return the gradients, with zeros for a branch of the model that this rank has not taken."""
+    pairs = zip(gradients, variables, strict=True)
+    return [torch.zeros_like(v.value) if g is None else g for g, v in pairs]
+
+
+def all_ranks_agree(yes: Any, reduction: GradientReduction) -> Any:
+    """Return whether a boolean tensor is true on every rank."""
+    mine = torch.as_tensor(yes).to(torch.uint8)
+    return allreduce(mine, name="finite", op=ops.Min, process_set=reduction.process_set).bool()
+
+
+def scaled(gradient: Any, factor: float) -> Any:
+    """Return a gradient times a factor."""
+    return gradient * factor
+
+
+def have_values(variables: Sequence[Any]) -> bool:
+    """Tell whether variables have values: here they always do."""
+    return True

@@ -1,0 +1,60 @@
+"""Where Keras decides something from one rank alone, let all ranks decide it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from qsgd_hpc.keras._backend import BACKEND
+from qsgd_hpc.keras._synchronized import Synchronized
+
+__all__ = ["leave_steps_out_of_xla", "make_loss_scalers_agree"]
+
+_MARK = "_qsgd_hpc"
+
+
+def make_loss_scalers_agree() -> None:
+    """Have a loss scaler skip a step where any rank's gradients overflow; harmless when done.
+
+    ``compile`` makes the scaler of a ``mixed_float16`` model by itself, so its class is changed.
+    """
+    kind = keras.optimizers.LossScaleOptimizer
+    if hasattr(kind.check_finite, _MARK):
+        return
+    own: Callable[..., Any] = kind.check_finite
+
+    @functools.wraps(own)
+    def check_finite(scaler: Any, grads: Any) -> Any:
+        finite = own(scaler, grads)
+        inner = scaler.inner_optimizer
+        if not isinstance(inner, Synchronized) or inner._synchronization.reduction.alone:
+            return finite
+        return BACKEND.all_ranks_agree(finite, inner._synchronization.reduction)
+
+    setattr(check_finite, _MARK, True)
+    kind.check_finite = check_finite
+
+
+def leave_steps_out_of_xla() -> None:
+    """Have Keras leave a distributed step out of XLA, where TensorFlow cannot call out of it.
+
+    Keras compiles a model's steps on GPUs by itself, so this cannot be left to the user.
+    """
+    trainer = sys.modules[keras.Model.compile.__module__]
+    own: Callable[..., Any] | None = getattr(trainer, "model_supports_jit", None)
+    if keras.backend.backend() != "tensorflow" or own is None or hasattr(own, _MARK):
+        return
+    supports = own
+
+    @functools.wraps(supports)
+    def model_supports_jit(model: Any) -> bool:
+        inner = getattr(model, "optimizer", None)
+        inner = getattr(inner, "inner_optimizer", inner)
+        return not isinstance(inner, Synchronized) and bool(supports(model))
+
+    setattr(model_supports_jit, _MARK, True)
+    trainer.model_supports_jit = model_supports_jit  # type: ignore[attr-defined]

@@ -1,0 +1,79 @@
+"""Make the ranks' variables equal, and find out whether they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from qsgd_hpc import arrays
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.keras._backend import BACKEND
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+
+__all__ = ["broadcast_values", "is_shared", "name_of", "require_equal", "value_of"]
+
+REMEDY = (
+    "Either gradients bypass the DistributedOptimizer (a train_step that changes variables by "
+    "itself), or the ranks began with unequal values: pass "
+    "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit"
+)
+
+
+def name_of(variable: Any) -> str:
+    """Return what a variable is called, on every rank alike."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def is_shared(variable: Any) -> bool:
+    """Tell whether ranks should agree on a variable: not on the state of a random generator."""
+    return not name_of(variable).endswith("seed_generator_state")
+
+
+def value_of(variable: Any) -> NDArray[Any]:
+    """Return a copy of a variable's value."""
+    native = variable.value if isinstance(variable, keras.Variable) else variable
+    return np.array(keras.ops.convert_to_numpy(native), order="C")
+
+
+def broadcast_values(
+    variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
+    """Give variables the values that they have on root_rank; their shapes are equal."""
+    with BACKEND.outside_of_graphs():
+        values = [value_of(v) for v in variables]
+        handles = [
+            arrays.broadcast_async_(value, root_rank, f"variable.{i}.{name_of(v)}", process_set)
+            for i, (v, value) in enumerate(zip(variables, values, strict=True))
+        ]
+        for variable, handle in zip(variables, handles, strict=True):
+            variable.assign(handle.wait())
+
+
+def require_equal(variables: Sequence[Any], process_set: ProcessSet = global_process_set) -> None:
+    """Check that variables are the same on every rank of the set, bit for bit; collective.
+
+    Raises:
+        UsageError: on every rank alike; it names a variable and a rank.
+    """
+    mine = [(name_of(v), _digest(v)) for v in variables]
+    everyone = arrays.allgather_object(mine, process_set=process_set)
+    ranks = process_set.ranks or []
+    for rank, theirs in zip(ranks, everyone, strict=True):
+        if theirs == everyone[0]:
+            continue
+        pairs = zip(theirs, everyone[0], strict=False)
+        unequal = [name for (name, digest), (_, first) in pairs if digest != first]
+        what = f"variable {unequal[0]!r}" if unequal else "the number of variables"
+        raise UsageError(
+            f"after training, {what} of rank {rank} differs from that of rank {ranks[0]} "
+            f"({len(unequal)} of {len(mine)} variables do). {REMEDY}"
+        )
+
+
+def _digest(variable: Any) -> bytes:
+    return hashlib.blake2b(value_of(variable).tobytes(), digest_size=16).digest()

@@ -1,0 +1,186 @@
+"""What a distributed optimizer does besides its own step, whatever Keras runs on."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from qsgd_hpc import arrays
+from qsgd_hpc._base.gradient_reduction import GradientReduction
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.keras._backend import BACKEND, Reducer
+from qsgd_hpc.keras._replicas import broadcast_values, name_of, require_equal
+
+if TYPE_CHECKING:
+    from keras.optimizers import Optimizer
+else:
+    Optimizer = object  # each optimizer's own class comes behind these
+
+__all__ = ["Synchronization", "Synchronized", "SynchronizedFirst", "SynchronizedInStep"]
+
+
+class Synchronization:
+    """Keeps the replicas of one optimizer's variables equal.
+
+    Args:
+        reduction: what becomes of the gradients.
+        reducer: what does it.
+        local: variables whose gradients stay on this rank.
+        local_factor: multiplies those gradients.
+        factor: multiplies reduced gradients.
+    """
+
+    def __init__(
+        self,
+        reduction: GradientReduction,
+        reducer: Reducer,
+        local: Iterable[Any] = (),
+        local_factor: float = 1.0,
+        factor: float = 1.0,
+    ) -> None:
+        self.reduction = reduction
+        self.variables: Sequence[Any] = ()
+        """Of the gradients that come next."""
+        self.begun = False
+        """Whether the ranks have been given equal values."""
+        self.steps = 0
+        """How often gradients were reduced; in a compiled step: how often that was compiled."""
+        self._reducer = reducer
+        self._local = {name_of(v) for v in local}
+        self._local_factor = local_factor
+        self._factor = factor
+
+    def add_local(self, variable: Any) -> None:
+        """Leave the gradients of a variable on this rank."""
+        self._local.add(name_of(variable))
+
+    def shared(self, variables: Iterable[Any]) -> list[Any]:
+        """Return those variables that are equal on all ranks."""
+        return [v for v in variables if name_of(v) not in self._local]
+
+    def begin(self, variables: Sequence[Any], state: Sequence[Any]) -> None:
+        """Before the first step: give every rank the values of one; collective.
+
+        Args:
+            variables: the model's, which the optimizer changes.
+            state: the optimizer's own.
+        """
+        if self.begun or self.reduction.alone or not BACKEND.EAGER_VALUES:
+            return
+        self.begun = True
+        process_set = self.reduction.process_set
+        # A model that is not built before fit has no values yet; some ranks may have loaded theirs.
+        if all(arrays.allgather_object(BACKEND.have_values(variables), process_set=process_set)):
+            root = (process_set.ranks or [0])[0]
+            own = state if BACKEND.have_values(state) and not self._local else ()
+            broadcast_values([*self.shared(variables), *own], root, process_set)
+
+    def complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the gradients with those that this rank lacks and another may have."""
+        if self.reduction.alone:
+            return list(gradients)
+        return BACKEND.complete(gradients, variables)
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the gradients over all ranks."""
+        self.steps += 1
+        if self.reduction.alone:
+            return [_times(gradient, self._factor) for gradient in gradients]
+        reduced = list(gradients)
+        places = [i for i, v in enumerate(variables) if name_of(v) not in self._local]
+        results = self._reducer([gradients[i] for i in places], [variables[i] for i in places])
+        for i, result in zip(places, results, strict=True):
+            reduced[i] = _times(result, self._factor)
+        for i in set(range(len(reduced))) - set(places):
+            reduced[i] = _times(reduced[i], self._local_factor)
+        return reduced
+
+    def end(self, variables: Sequence[Any]) -> None:
+        """After training: check that the replicas are equal; collective.
+
+        Raises:
+            UsageError: they are not, or no gradient came here to be reduced.
+        """
+        if self.reduction.alone or not variables:
+            return
+        if not self.steps:
+            raise UsageError(
+                "the model was trained without its DistributedOptimizer: no gradient was reduced. "
+                "Let train_step call self.optimizer.apply (or apply_gradients), or reduce the "
+                "gradients there and compile the model with the optimizer itself"
+            )
+        require_equal(self.shared(variables), self.reduction.process_set)
+
+
+def _times(gradient: Any, factor: float) -> Any:
+    return gradient if gradient is None or factor == 1.0 else BACKEND.scaled(gradient, factor)
+
+
+def _is_cleaning_up() -> bool:
+    """Tell whether ``fit`` ends its work because of an exception, as it does on JAX."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_name == "finalize_variable_values":
+        frame = frame.f_back
+    error = sys.exc_info()[1]
+    frames = [] if error is None else [at for at, _ in traceback.walk_tb(error.__traceback__)]
+    return frame in frames
+
+
+class Synchronized(Optimizer):
+    """Goes in front of an optimizer's class."""
+
+    _synchronization: Synchronization
+
+    def register_local_var(self, variable: Any) -> None:
+        """Leave the gradients of a variable on this rank; call it before the first step."""
+        self._synchronization.add_local(variable)
+
+    def _begin(self: Any, trainable_variables: Any) -> list[Any]:
+        given = trainable_variables is not None
+        variables = list(trainable_variables if given else self._trainable_variables)
+        self._synchronization.begin(variables, self.variables)
+        return variables
+
+    def finalize_variable_values(self: Any, var_list: Any) -> None:
+        """Do what the optimizer does after training, then check that the replicas are equal."""
+        super().finalize_variable_values(var_list)
+        if not _is_cleaning_up():  # other ranks may be in the middle of a step
+            self._synchronization.end(list(var_list))
+
+
+class SynchronizedFirst(Synchronized):
+    """For an optimizer with an ``apply`` of its own: it is given reduced gradients."""
+
+    def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Reduce the gradients over the ranks, then do the optimizer's own step."""
+        variables = self._begin(trainable_variables)
+        grads = self._synchronization.complete(grads, variables)
+        super().apply(self._synchronization.reduce(grads, variables), trainable_variables)
+
+
+class SynchronizedInStep(Synchronized):
+    """For all others: gradients are reduced once they are added up, and before they are clipped."""
+
+    def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Reduce the gradients over the ranks within the optimizer's own step."""
+        variables = self._begin(trainable_variables)
+        steps = self._synchronization.steps
+        super().apply(self._synchronization.complete(grads, variables), trainable_variables)
+        # Outside of a compiled step, one of several passes reduces nothing.
+        every_pass = not self.gradient_accumulation_steps
+        if every_pass and len(grads) and self._synchronization.steps == steps:
+            raise UsageError(
+                f"{type(self).__name__}.apply has changed variables by gradients of this rank "
+                "alone: its class, or this version of Keras, clips gradients in a way of its own. "
+                "Reduce the gradients in train_step, and give compile the optimizer itself"
+            )
+
+    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
+        self._synchronization.variables = trainable_variables
+        super()._backend_apply_gradients(grads, trainable_variables)
+
+    def _clip_gradients(self: Any, grads: Any) -> Any:
+        synchronization = self._synchronization
+        return super()._clip_gradients(synchronization.reduce(grads, synchronization.variables))

@@ -1,0 +1,98 @@
+"""Collectives of plain values: numbers, arrays, or tensors of any framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from qsgd_hpc import arrays
+from qsgd_hpc._base.compressors import NoneCompressor
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.ops import Op
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+
+__all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "reducescatter"]
+
+
+def _array(value: Any) -> NDArray[Any]:
+    return np.asarray(keras.ops.convert_to_numpy(value))
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: Op | None = None,
+    compression: Any = NoneCompressor,
+    process_set: ProcessSet = global_process_set,
+) -> NDArray[Any]:
+    """Return the average (or ``op``) of every rank's value, as an array of numpy.
+
+    Args:
+        value: a number, an array or a tensor; shapes must be equal.
+        name: pairs the calls of the ranks; by default their order does.
+        average: the older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False).
+        prescale_factor: multiplies every rank's value before the sum.
+        postscale_factor: multiplies the result.
+        op: Average (default), Sum, Min, Max, Product or Adasum.
+        compression: one of ``qsgd_hpc.arrays.Compression``.
+        process_set: the ranks that take part; by default all.
+    """
+    return arrays.allreduce(
+        _array(value),
+        average=average,
+        name=name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        compression=compression,
+        process_set=process_set,
+    )
+
+
+def allgather(
+    value: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> NDArray[Any]:
+    """Return every rank's rows, one below the other in rank order; their numbers may differ."""
+    return arrays.allgather(_array(value), name=name, process_set=process_set)
+
+
+def broadcast(
+    value: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> NDArray[Any]:
+    """Return root_rank's value on every rank; shapes must be equal."""
+    return arrays.broadcast(_array(value), root_rank, name=name, process_set=process_set)
+
+
+def reducescatter(
+    value: Any,
+    name: str | None = None,
+    op: Op | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> NDArray[Any]:
+    """Return this rank's share of the rows of the average (or ``op``) of every rank's value."""
+    return arrays.reducescatter(_array(value), name=name, op=op, process_set=process_set)
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Return, in a graph of TF1, an operation that replaces all its variables by root_rank's.
+
+    Raises:
+        UsageError: everywhere else, since nothing collects all variables there.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise UsageError(
+            "broadcast_global_variables() is for graphs of TF1; pass "
+            "hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank) to fit"
+        )
+    from qsgd_hpc.tensorflow.variables import broadcast_global_variables as of_tensorflow
+
+    return of_tensorflow(root_rank)

@@ -1,0 +1,278 @@
+"""``hvd.callbacks``: what ``fit`` does on several ranks, besides averaging gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from qsgd_hpc import arrays, basics
+from qsgd_hpc._base.learning_rate import Schedule, warmup_multiplier
+from qsgd_hpc.keras._replicas import broadcast_values, is_shared, name_of
+from qsgd_hpc.keras.optimizer import synchronization_of
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.stopping import should_stop
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "StopBeforeWalltimeCallback",
+]
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+    """Gives every rank the model's and the optimizer's variables of one rank.
+
+    It does so before the first batch; or after it, if the model is built by that batch. The states
+    of random generators stay each rank's own, so that dropout differs.
+
+    Args:
+        root_rank: the rank whose values all take; it has restored a checkpoint, say.
+        device: accepted for compatibility.
+        local_variables: variables that may differ from rank to rank.
+        process_set: the ranks that take part; by default all.
+    """
+
+    def __init__(
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Iterable[Any] | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self._local = {name_of(v) for v in local_variables or ()}
+        self._process_set = process_set
+        self._done = False
+
+    def register_local_var(self, variable: Any) -> None:
+        """Leave a variable as it is on each rank."""
+        self._local.add(name_of(variable))
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Broadcast at once, if every rank's model is built."""
+        if self._done or not self._process_set.included():
+            return
+        model = self.model
+        if all(arrays.allgather_object(bool(model.built), process_set=self._process_set)):
+            if model.optimizer is not None and not model.optimizer.built:
+                model.optimizer.build(model.trainable_variables)
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Broadcast what the first batch has built."""
+        if not self._done and self._process_set.included():
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        self._done = True
+        model = self.model
+        own = [] if model.optimizer is None else model.optimizer.variables
+        synchronization = synchronization_of(model.optimizer)
+        variables = [*model.weights, *own]
+        if synchronization is not None:
+            synchronization.begun = True
+            variables = synchronization.shared(variables)
+        chosen = [v for v in variables if is_shared(v) and name_of(v) not in self._local]
+        broadcast_values(chosen, self.root_rank, self._process_set)
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Averages metrics over the ranks at the end of each epoch.
+
+    Place it before callbacks that look at metrics: ``ReduceLROnPlateau``, ``EarlyStopping``,
+    checkpoints, TensorBoard. All ranks need the same metrics.
+
+    Args:
+        device: accepted for compatibility.
+        process_set: the ranks that average; by default all.
+    """
+
+    def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
+        super().__init__()
+        self._process_set = process_set
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Replace every number in the logs by its average."""
+        names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
+        if logs is None or not names or not self._process_set.included():
+            return
+        mine = np.array([float(logs[name]) for name in names], np.float64)
+        averages = arrays.allreduce(mine, name="metrics", process_set=self._process_set)
+        logs.update(zip(names, averages.tolist(), strict=True))
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Multiplies the learning rate from one epoch to another.
+
+    Args:
+        initial_lr: the learning rate that is multiplied.
+        multiplier: a number, or a function of the epoch.
+        start_epoch: the first epoch that this is for.
+        end_epoch: the first epoch after it; None is never.
+        staircase: whether the rate changes at the beginning of an epoch only, and the function is
+            given whole numbers; a number does not change within an epoch.
+        momentum_correction: whether SGD's and RMSprop's momentum follows the rate at once, as
+            Goyal et al. (2017, section 3) advise; it holds old steps, in units of the old rate.
+        steps_per_epoch: batches of an epoch, where ``fit`` does not know them.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: float = 0,
+        end_epoch: float | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        constant = None if callable(multiplier) else float(multiplier)
+        function = multiplier if callable(multiplier) else lambda _: constant
+        whole = staircase or constant is not None
+        self._schedule = Schedule(initial_lr, function, start_epoch, end_epoch, whole)  # type: ignore[arg-type]
+        self._momentum_correction = momentum_correction
+        self._steps_per_epoch = steps_per_epoch
+        self._epoch = 0
+
+    def _steps(self) -> int | None:
+        return self._steps_per_epoch or (self.params or {}).get("steps")
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Note which epoch it is."""
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Set the rate for this batch."""
+        rate = self._schedule.at(self._epoch, batch, self._steps())
+        if rate is not None:
+            _set_rate(self.model.optimizer, rate, self._momentum_correction)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Log the rate."""
+        if logs is not None:
+            logs["lr"] = _rate(self.model.optimizer)
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate batch by batch, from one rank's to that of all ranks.
+
+    Args:
+        initial_lr: the rate to reach: one rank's, times the number of ranks.
+        warmup_epochs: after so many epochs it is reached.
+        momentum_correction: see :class:`LearningRateScheduleCallback`.
+        steps_per_epoch: batches of an epoch, where ``fit`` does not know them.
+        verbose: 1 to say on rank 0 when it is reached.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(
+            initial_lr,
+            warmup_multiplier(basics.size(), warmup_epochs, lambda: self._steps() or 1),
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self._last = -(-warmup_epochs // 1) - 1
+        self._verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Log the rate, and say when the warm-up is over."""
+        super().on_epoch_end(epoch, logs)
+        if epoch == self._last and self._verbose and basics.rank() == 0:
+            rate = _rate(self.model.optimizer)
+            print(f"\nEpoch {epoch + 1}: the learning rate is warmed up to {rate:g}")
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Saves the model whenever it is the best so far; on rank 0 alone, others look on.
+
+    Args:
+        monitor: the metric that decides; put a :class:`MetricAverageCallback` before this.
+        verbose: 1 to say when a model is saved.
+        mode: ``"min"``, ``"max"``, or ``"auto"``, which goes by the metric's name.
+        save_freq: ``"epoch"``, or a number of batches.
+        filepath: what is written; it ends in ``.keras``.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        filepath: str = "best_model.keras",
+    ) -> None:
+        super().__init__(
+            filepath,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            mode=mode,
+            save_freq=save_freq,
+        )
+
+    def _save_model(self, *args: Any, **kwargs: Any) -> None:
+        if basics.rank() == 0:
+            super()._save_model(*args, **kwargs)
+
+
+def _rate(optimizer: Any) -> float:
+    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+
+
+def _set_rate(optimizer: Any, rate: float, momentum_correction: bool) -> None:
+    before = _rate(optimizer)
+    optimizer.learning_rate = rate
+    if momentum_correction and before and rate != before:
+        # The same as multiplying the momentum's factor by this for one step, but it reaches steps
+        # that are compiled, in which the factor is a constant.
+        for velocity in _velocities(getattr(optimizer, "inner_optimizer", optimizer)):
+            velocity.assign(velocity * (rate / before))
+
+
+def _velocities(optimizer: Any) -> list[Any]:
+    if not optimizer.built or not getattr(optimizer, "momentum", 0):
+        return []
+    if isinstance(optimizer, keras.optimizers.SGD):
+        return [v for v in optimizer.momentums if v is not None]
+    if isinstance(optimizer, keras.optimizers.RMSprop):
+        return [v for v in optimizer._momentums if v is not None]
+    return []
+
+
+class StopBeforeWalltimeCallback(keras.callbacks.Callback):
+    """Ends ``fit`` on all ranks alike, at the end of a batch, when the job is about to end.
+
+    If ``stopped`` is true after ``fit``, the script saves its checkpoint and calls
+    ``qsgd_hpc.exit_for_resubmit()``.
+
+    Args:
+        every: batches between two looks, each of which is one small allreduce.
+    """
+
+    def __init__(self, every: int = 1) -> None:
+        super().__init__()
+        self.every = every
+        self.stopped = False
+        """Whether the callback has ended ``fit``."""
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Look whether to stop."""
+        if batch % self.every == 0 and should_stop():
+            self.stopped = self.model.stop_training = True

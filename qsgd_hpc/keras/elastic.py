@@ -1,0 +1,164 @@
+"""``hvd.elastic`` for Keras; what it can do in a batch job: :mod:`qsgd_hpc.elastic`.
+
+::
+
+    state = hvd.elastic.KerasState(model, epoch=0)
+
+    @hvd.elastic.run
+    def train(state):
+        model.fit(data, epochs=epochs, initial_epoch=state.epoch, callbacks=[
+            hvd.elastic.UpdateEpochStateCallback(state),
+            hvd.elastic.CommitStateCallback(state),
+        ])
+
+    train(state)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from qsgd_hpc._base.parts import Part
+from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.keras._replicas import broadcast_values, is_shared, value_of
+
+__all__ = [
+    "CommitStateCallback",
+    "HostsUpdatedInterrupt",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+
+
+class _VariablesPart(Part):
+    """A model or an optimizer."""
+
+    def _variables(self) -> list[Any]:
+        if hasattr(self.value, "jax_state_sync"):
+            self.value.jax_state_sync()
+        variables = self.value.weights if _is_model(self.value) else self.value.variables
+        return [v for v in variables if is_shared(v)]
+
+    def capture(self) -> Any:
+        """Return copies of the variables' values."""
+        return [value_of(v) for v in self._variables()]
+
+    def put_back(self, captured: Any) -> None:
+        """Set the variables; those that have been made since then stay as they are."""
+        variables = self._variables()
+        if len(captured) > len(variables):
+            raise UsageError(
+                f"{len(captured)} variables were committed and there are {len(variables)} now: "
+                "build the model (and its optimizer: optimizer.build(model.trainable_variables)) "
+                "before elastic.run resumes it"
+            )
+        for variable, value in zip(variables, captured, strict=False):
+            variable.assign(value)
+
+    def sync(self) -> None:
+        """Give every rank the values of rank 0."""
+        broadcast_values(self._variables(), 0)
+
+
+class KerasState(State):
+    """A model, its optimizer, and whatever else a training has to go on with.
+
+    Args:
+        model: a model, built and compiled.
+        optimizer: its optimizer; by default the one that it was compiled with.
+        backend: accepted for compatibility.
+        attributes: samplers, epochs, batches...; each becomes an attribute.
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any = None, backend: Any = None, **attributes: Any
+    ) -> None:
+        if optimizer is None:
+            optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None and model.built and not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        own = {} if optimizer is None else {"optimizer": optimizer}
+        super().__init__(model=model, **own, **attributes)
+
+    def _part(self, value: Any) -> Part:
+        if _is_model(value) or isinstance(value, keras.optimizers.Optimizer):
+            return _VariablesPart(value)
+        return super()._part(value)
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, keras.Model)
+
+
+class CommitStateCallback(keras.callbacks.Callback):
+    """Commits a state every so many batches, and at the end of each epoch.
+
+    Place it behind callbacks that change the state.
+
+    Args:
+        state: what is committed.
+        batches_per_commit: how many batches may be lost.
+    """
+
+    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        if batches_per_commit < 1:
+            raise UsageError(f"batches_per_commit={batches_per_commit}: choose at least 1")
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self._uncommitted = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Commit, if it is time."""
+        self._uncommitted += 1
+        if self._uncommitted >= self.batches_per_commit:
+            self._commit()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Commit."""
+        self._commit()
+
+    def _commit(self) -> None:
+        self._uncommitted = 0
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):
+    """Keeps in ``state.batch`` how many batches of the epoch are done."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self.state = state
+        self._before = 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Count on from where the state is."""
+        self._before = self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count the batch."""
+        self.state.batch = self._before + batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Begin anew."""
+        self.state.batch = self._before = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):
+    """Keeps in ``state.epoch`` how many epochs are done.
+
+    Both ``fit(epochs=n - state.epoch)`` and ``fit(epochs=n, initial_epoch=state.epoch)`` resume.
+    """
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self.state = state
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count the epoch."""
+        self.state.epoch += 1

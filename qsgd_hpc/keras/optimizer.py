@@ -1,0 +1,210 @@
+"""``DistributedOptimizer`` for Keras: ``fit`` averages gradients over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+
+from qsgd_hpc._base.gradient_reduction import checked_reduction
+from qsgd_hpc._base.grouping import choose_groups
+from qsgd_hpc._base.pending import checked_passes
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.keras._backend import BACKEND
+from qsgd_hpc.keras._compiled import leave_steps_out_of_xla, make_loss_scalers_agree
+from qsgd_hpc.keras._synchronized import (
+    Synchronization,
+    Synchronized,
+    SynchronizedFirst,
+    SynchronizedInStep,
+)
+from qsgd_hpc.ops import Adasum, Average, Op
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "synchronization_of"]
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Op = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return an optimizer that uses the average of all ranks' gradients in every step.
+
+    Give it to ``model.compile``. It is of the optimizer's class, shares its state, and is saved as
+    that optimizer: a saved model loads where this package is not. Before the first step every rank
+    takes the first rank's variables where the model is built by then; and at the end of ``fit``
+    the ranks compare their variables, so that a training that was not synchronised cannot pass.
+
+    Args:
+        optimizer: any optimizer of Keras, or of your own; or its name.
+        name: accepted for compatibility; the optimizer keeps its own.
+        device_dense: accepted for compatibility.
+        device_sparse: accepted for compatibility.
+        compression: one of ``hvd.Compression``; None takes ``QSGD_BITS`` or ``QSGD_SCHEME``, else
+            no compression.
+        sparse_as_dense: makes sparse gradients dense before they are reduced.
+        gradient_predivide_factor: splits the averaging: gradients are divided by it before the
+            sum, and by size / factor after it.
+        op: Average or Sum.
+        backward_passes_per_step: steps whose gradients add up before one reduction and one update;
+            it becomes the optimizer's ``gradient_accumulation_steps``.
+        average_aggregated_gradients: whether those are averaged rather than added.
+        num_groups: the older spelling of a number for ``groups``.
+        groups: how many groups of neighbouring gradients are reduced together, or the groups as
+            lists of variables.
+        process_set: the ranks that average; a rank that is not among them trains on its own.
+        scale_local_gradients: see :func:`PartialDistributedOptimizer`, and
+            ``register_local_var(variable)`` of the result.
+    Raises:
+        UsageError: arguments that cannot be.
+    """
+    return _distributed(
+        optimizer,
+        passes=backward_passes_per_step,
+        average_passes=average_aggregated_gradients,
+        groups=choose_groups(num_groups, groups),
+        scale_local=scale_local_gradients,
+        reduction=_checked(
+            op, compression, gradient_predivide_factor, sparse_as_dense, process_set
+        ),
+    )
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Op = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = (),
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return a :func:`DistributedOptimizer` that leaves some layers' gradients on each rank.
+
+    Args:
+        local_layers: a layer, or several, which are built: their variables differ from rank to
+            rank, as parts of a model that is spread over the ranks do.
+        scale_local_gradients: whether their gradients are divided by the number of ranks, as
+            those of a mean over all ranks' samples would be.
+    """
+    distributed = _distributed(
+        optimizer,
+        passes=backward_passes_per_step,
+        average_passes=average_aggregated_gradients,
+        groups=choose_groups(0, groups),
+        scale_local=scale_local_gradients,
+        reduction=_checked(
+            op, compression, gradient_predivide_factor, sparse_as_dense, process_set
+        ),
+        local=_variables_of(local_layers),
+    )
+    return distributed
+
+
+def synchronization_of(optimizer: Any) -> Synchronization | None:
+    """Return what keeps an optimizer's replicas equal, if it is distributed."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return inner._synchronization if isinstance(inner, Synchronized) else None
+
+
+def _variables_of(layers: Any) -> list[Any]:
+    chosen = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
+    for layer in chosen:
+        if not layer.built:
+            raise UsageError(
+                f"local_layers: layer {layer.name!r} is not built, so its variables are not known; "
+                "call the model on a batch first"
+            )
+    return [v for layer in chosen for v in layer.trainable_variables]
+
+
+def _checked(op: Op, compression: Any, predivide: float, dense: bool, process_set: Any) -> Any:
+    if op is Adasum:
+        raise UsageError(
+            "DistributedOptimizer(op=Adasum): Keras's optimizers average or sum gradients; choose "
+            "hvd.Average or hvd.Sum"
+        )
+    return checked_reduction(op, compression, predivide, dense, process_set)
+
+
+def _distributed(
+    optimizer: Any,
+    *,
+    passes: int,
+    average_passes: bool,
+    groups: Any,
+    scale_local: bool,
+    reduction: Any,
+    local: Iterable[Any] = (),
+) -> Any:
+    optimizer = keras.optimizers.get(optimizer)
+    if synchronization_of(optimizer) is not None:
+        raise UsageError("this optimizer is a DistributedOptimizer already; wrap it once")
+    leave_steps_out_of_xla()
+    make_loss_scalers_agree()
+    # A loss scaler looks at gradients before it gives them to the optimizer within.
+    scaler = optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
+    inner = optimizer if scaler is None else scaler.inner_optimizer
+    ranks = 1 if reduction.alone else reduction.process_set.size()
+    _accumulate(inner, checked_passes(passes))
+    # Keras divides what it has added up by the number of passes.
+    factor = 1.0 if average_passes else float(passes)
+    wrapped = _wrapped(inner)
+    wrapped.__dict__["_synchronization"] = Synchronization(
+        reduction,
+        BACKEND.reducer(reduction, groups),
+        local=local,
+        local_factor=factor / ranks if scale_local else factor,
+        factor=factor,
+    )
+    if scaler is None:
+        return wrapped
+    scaler.inner_optimizer = wrapped
+    return scaler
+
+
+def _accumulate(optimizer: Any, passes: int) -> None:
+    own = optimizer.gradient_accumulation_steps or 1
+    if passes in (1, own):
+        return
+    several = getattr(keras.optimizers, "MultiOptimizer", ())  # not in every Keras 3
+    if own != 1 or optimizer.built or isinstance(optimizer, several):
+        raise UsageError(
+            f"backward_passes_per_step={passes} with {optimizer.name!r}, which "
+            + ("has gradient_accumulation_steps of its own" if own != 1 else "cannot change to it")
+            + f"; pass gradient_accumulation_steps={passes} to the optimizer that is wrapped"
+        )
+    optimizer.gradient_accumulation_steps = passes
+
+
+def _wrapped(optimizer: Any) -> Any:
+    """Return a view of the optimizer whose steps are synchronised; both have one state."""
+    kind = type(optimizer)
+    plain = kind.apply is keras.optimizers.Optimizer.apply
+    ours = SynchronizedInStep if plain else SynchronizedFirst
+    # Keras writes into a file what __class__ says: the optimizer itself, which any process has.
+    attributes = {"__class__": property(lambda _: kind), "__module__": kind.__module__}
+    wrapped: Any = type(kind.__name__, (ours, kind), attributes)
+    distributed = wrapped.__new__(wrapped)
+    object.__setattr__(distributed, "__dict__", optimizer.__dict__)
+    return distributed

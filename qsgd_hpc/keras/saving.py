@@ -1,0 +1,36 @@
+"""Load a saved model to train it further on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from typing import Any
+
+import keras
+
+from qsgd_hpc.keras.optimizer import DistributedOptimizer
+
+__all__ = ["load_model"]
+
+
+def load_model(
+    filepath: str | PathLike[str],
+    custom_optimizers: Iterable[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: Any = None,
+    **options: Any,
+) -> Any:
+    """Return a saved model whose optimizer, if it has one, is distributed.
+
+    Args:
+        filepath: what ``model.save`` has written, with a distributed optimizer or without.
+        custom_optimizers: classes of optimizers that Keras does not ship.
+        custom_objects: other classes and functions of yours, by name.
+        compression: one of ``hvd.Compression``; see :func:`DistributedOptimizer`.
+        options: what :func:`DistributedOptimizer` was given besides; a file holds none of it.
+    """
+    named = {kind.__name__: kind for kind in custom_optimizers or ()}
+    model = keras.saving.load_model(filepath, custom_objects={**named, **(custom_objects or {})})
+    if getattr(model, "optimizer", None) is not None:
+        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression, **options)
+    return model

@@ -1,0 +1,57 @@
+"""The Horovod API for MXNet, in part: ``import qsgd_hpc.mxnet as hvd``.
+
+MXNet was retired in 2023, and this adapter is frozen with it: it is tested with MXNet 1.9.1, the
+last release, and numpy 1.23.5, the last that MXNet can be imported with (docs/mxnet.md).
+"""
+
+try:
+    import mxnet  # noqa: F401
+except (ImportError, AttributeError) as error:  # the latter: a numpy without np.bool
+    raise ImportError(
+        f"qsgd_hpc.mxnet cannot import MXNet ({error}). It needs mxnet 1.9.1 and numpy 1.23.5 on "
+        "Python 3.10 or 3.11: pip install 'qsgd-hpc[mxnet]' in an environment of its own"
+    ) from error
+
+from qsgd_hpc import _common
+from qsgd_hpc._common import *
+from qsgd_hpc.arrays.compression import Compression
+from qsgd_hpc.mxnet.functions import broadcast_parameters
+from qsgd_hpc.mxnet.ops import (
+    allgather,
+    allreduce,
+    allreduce_,
+    alltoall,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_reducescatter,
+    reducescatter,
+)
+from qsgd_hpc.mxnet.optimizer import DistributedOptimizer, DistributedTrainer
+from qsgd_hpc.objects import allgather_object, broadcast_object
+from qsgd_hpc.ops import barrier, join
+
+__all__ = [
+    "Compression",
+    "DistributedOptimizer",
+    "DistributedTrainer",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_object",
+    "broadcast_parameters",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_reducescatter",
+    "join",
+    "reducescatter",
+]
+__all__ += _common.__all__

@@ -1,0 +1,231 @@
+"""Collectives over MXNet arrays, which return when they are done, by no help of MXNet's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from qsgd_hpc import arrays
+from qsgd_hpc.arrays import Compression
+from qsgd_hpc.mxnet._tensors import as_tensor, on_host, view_of
+from qsgd_hpc.ops import Average, Op
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "allreduce_",
+    "alltoall",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_reducescatter",
+    "reducescatter",
+]
+
+
+def _made(call: Callable[..., Any], tensor: Any, *arguments: Any, **options: Any) -> Any:
+    """Return what a collective of arrays makes of a tensor."""
+    return as_tensor(call(view_of(on_host(tensor)), *arguments, **options), tensor)
+
+
+def _all_made(call: Callable[..., Any], tensors: Sequence[Any], **options: Any) -> list[Any]:
+    results = call([view_of(on_host(tensor)) for tensor in tensors], **options)
+    return [as_tensor(result, like) for result, like in zip(results, tensors, strict=True)]
+
+
+def _replaced(call: Callable[..., Any], tensors: Sequence[Any], **options: Any) -> Sequence[Any]:
+    """Let a collective replace what is in the tensors, and return them."""
+    hosts = [on_host(tensor) for tensor in tensors]
+    call([view_of(host) for host in hosts], **options)
+    for host, tensor in zip(hosts, tensors, strict=True):
+        if host is not tensor:
+            host.copyto(tensor)
+    return tensors
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: Op | None = None,
+    compression: Any = Compression.none,
+) -> Any:
+    """Return the average (or ``op``) of every rank's ``tensor``; shapes must be equal.
+
+    Args:
+        tensor: unchanged.
+        average: the older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False).
+        name: pairs the calls of the ranks; by default their order does.
+        priority: accepted for compatibility; the engine takes what is ready on all ranks.
+        prescale_factor: multiplies every rank's tensor before the sum.
+        postscale_factor: multiplies the result.
+        process_set: the ranks that take part; by default all.
+        op: Average (default), Sum, Min, Max, Product or Adasum.
+        compression: one of ``hvd.Compression``.
+    Raises:
+        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+    """
+    return _made(
+        arrays.allreduce, tensor, name=name, average=average, op=op,
+        prescale_factor=prescale_factor, postscale_factor=postscale_factor,
+        process_set=process_set, compression=compression,
+    )  # fmt: skip
+
+
+def allreduce_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: Op | None = None,
+    compression: Any = Compression.none,
+) -> Any:
+    """Replace ``tensor`` by the average (or ``op``) over the ranks; see :func:`allreduce`."""
+    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    host = on_host(tensor)
+    arrays.allreduce_(
+        view_of(host), name, average=average, op=op, process_set=process_set,
+        compression=compression, **factors,
+    )  # fmt: skip
+    return tensor if host is tensor else host.copyto(tensor)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: Op | None = None,
+) -> list[Any]:
+    """Reduce several tensors, which complete or fail together; see :func:`allreduce`."""
+    return _all_made(
+        arrays.grouped_allreduce, tensors, name=name, average=average, op=op,
+        prescale_factor=prescale_factor, postscale_factor=postscale_factor,
+        process_set=process_set,
+    )  # fmt: skip
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: Op | None = None,
+) -> Sequence[Any]:
+    """Replace several tensors by their reductions; see :func:`grouped_allreduce`."""
+    return _replaced(
+        arrays.grouped_allreduce_, tensors, name=name, average=average, op=op,
+        prescale_factor=prescale_factor, postscale_factor=postscale_factor,
+        process_set=process_set,
+    )  # fmt: skip
+
+
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return every rank's ``tensor``, one below the other; only numbers of rows may differ."""
+    return _made(arrays.allgather, tensor, name, process_set)
+
+
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Gather several tensors, which complete or fail together; see :func:`allgather`."""
+    return _all_made(arrays.grouped_allgather, tensors, name=name, process_set=process_set)
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return root_rank's ``tensor``; shapes must be equal."""
+    return _made(arrays.broadcast, tensor, root_rank, name, process_set)
+
+
+def broadcast_(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Replace ``tensor`` by root_rank's; shapes must be equal."""
+    host = on_host(tensor)
+    arrays.broadcast_(view_of(host), root_rank, name, process_set)
+    return tensor if host is tensor else host.copyto(tensor)
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send some rows of ``tensor`` to each rank; return those that came, in rank order.
+
+    With ``splits``, rows for each rank of the set, also return how many came from each.
+    """
+    if splits is None:
+        return _made(arrays.alltoall, tensor, None, name, process_set)
+    counts = splits.asnumpy() if hasattr(splits, "asnumpy") else splits
+    made, received = arrays.alltoall(view_of(on_host(tensor)), counts, name, process_set)
+    return as_tensor(made, tensor), as_tensor(received, tensor)
+
+
+def reducescatter(
+    tensor: Any,
+    op: Op | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Return this rank's rows of the average (or ``op``) of all ranks' tensors."""
+    return _made(
+        arrays.reducescatter, tensor, name=name, op=op or Average, process_set=process_set,
+        prescale_factor=prescale_factor, postscale_factor=postscale_factor,
+    )  # fmt: skip
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    op: Op | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """Reduce and share out several tensors, which complete or fail together."""
+    return _all_made(
+        arrays.grouped_reducescatter, tensors, name=name, op=op or Average,
+        process_set=process_set, prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+    )  # fmt: skip

@@ -1,0 +1,213 @@
+"""``DistributedTrainer`` for gluon and ``DistributedOptimizer`` for modules: averaged gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from qsgd_hpc import ops
+from qsgd_hpc._base.compressors import NoneCompressor
+from qsgd_hpc._base.gradient_reduction import chosen_compression
+from qsgd_hpc._base.grouping import partition
+from qsgd_hpc.arrays._memory import buffer_of
+from qsgd_hpc.compression import Lossy
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.mxnet._tensors import on_host, view_of
+from qsgd_hpc.ops import Average, Handle
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+
+__all__ = ["DistributedOptimizer", "DistributedTrainer"]
+
+
+class _Gradients:
+    """Averages gradients over the ranks, in place.
+
+    Args:
+        compression: one of ``hvd.Compression``; None takes what QSGD_BITS asks for.
+        predivide: gradients are divided by it before the sum, and by the rest after it.
+        prefix: begins the names of the operations.
+        process_set: the ranks that take part.
+    """
+
+    def __init__(
+        self, compression: Any, predivide: float, prefix: str, process_set: ProcessSet
+    ) -> None:
+        compression = chosen_compression(compression)
+        self._lossy = compression if isinstance(compression, Lossy) else None
+        self._compressor = NoneCompressor if self._lossy else compression
+        self._predivide = predivide
+        self._prefix = prefix
+        self._process_set = process_set
+
+    def start(self, number: int, parameter: str, tensor: Any, group: ops.Group | None) -> Handle:
+        """Start replacing a gradient by the average; nothing may use it before the wait."""
+        if tensor.stype != "default":
+            raise UsageError(
+                f"the gradient of '{parameter}' is {tensor.stype}; sparse gradients of MXNet are "
+                "not reduced: build the layer with sparse_grad=False"
+            )
+        host = on_host(tensor)
+        view = view_of(host)
+        compressed, context = self._compressor.compress(view)
+        travelling = np.asarray(compressed, order="C")
+
+        def result() -> None:
+            back = self._compressor.decompress(travelling, context)
+            if back is not view:
+                view[...] = back
+            if host is not tensor:
+                host.copyto(tensor)
+
+        coding = None
+        if self._lossy:
+            kind = str(travelling.dtype)
+            coding = self._lossy.coding_for_gradient(parameter, travelling.shape, kind)
+        return ops.allreduce(
+            buffer_of(travelling),
+            buffer_of(travelling),
+            name=f"{self._prefix}gradient.{number}",
+            op=Average,
+            prescale=1.0 / self._predivide,
+            postscale=self._predivide,
+            coding=coding,
+            check_finite=True,
+            process_set=self._process_set,
+            group=group,
+            result=result,
+        )
+
+    def group(self, number: int, size: int) -> ops.Group:
+        """Return a group of gradients, equal on every rank."""
+        return ops.Group(f"{self._prefix}gradients.{number}", size)
+
+
+class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
+    """A gluon trainer whose ``step`` averages the gradients over the ranks first.
+
+    Args:
+        params: ``net.collect_params()``.
+        optimizer: a name, or an optimizer of MXNet.
+        optimizer_params: for the optimizer; its learning rate is not scaled.
+        compression: ``hvd.Compression.none``, ``fp16``, ``qsgd(bits=4)``...; by default what
+            QSGD_BITS asks for.
+        gradient_predivide_factor: gradients are divided by it before the sum, and by size / it
+            after it.
+        prefix: begins the names of the operations, where several trainers work at once.
+        num_groups: reduces gradients in so many groups; 0 reduces each by itself.
+        process_set: the ranks that take part; by default all.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: Any = None,
+        compression: Any = None,
+        gradient_predivide_factor: float = 1.0,
+        prefix: str | None = None,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer = optimizer.wrapped  # else gradients would be averaged twice
+        super().__init__(params, optimizer, optimizer_params, kvstore=None)
+        self._gradients = _Gradients(
+            compression, gradient_predivide_factor, prefix or "", process_set
+        )
+        self._num_groups = num_groups
+
+    def _allreduce_grads(self) -> None:
+        """Average all gradients; gluon calls this in ``step`` and in ``allreduce_grads``."""
+        live = [(i, p) for i, p in enumerate(self._params) if p.grad_req != "null"]
+        handles = []
+        # The last layer's gradients are ready first.
+        for number, members in enumerate(partition(live[::-1], self._num_groups or len(live))):
+            group = self._gradients.group(number, len(members)) if self._num_groups else None
+            for i, parameter in members:
+                gradient = _only_gradient(parameter)
+                handles.append(self._gradients.start(i, parameter.name, gradient, group))
+        Handle.together(handles).wait()
+
+
+def _only_gradient(parameter: Any) -> Any:
+    gradients = parameter.list_grad()
+    if len(gradients) > 1:
+        raise UsageError(
+            f"parameter '{parameter.name}' is on {len(gradients)} devices; start a rank for each, "
+            "and initialise with ctx=mx.gpu(hvd.local_rank())"
+        )
+    return gradients[0]
+
+
+class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
+    """An optimizer whose updates average the gradients over the ranks first; for ``Module``.
+
+    It is the given optimizer in all else: attributes are read from it and written to it.
+
+    Args:
+        optimizer: of MXNet.
+        gradient_predivide_factor: as in :class:`DistributedTrainer`; so are the others.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+        compression: Any = None,
+    ) -> None:
+        gradients = _Gradients(compression, gradient_predivide_factor, "", process_set)
+        own = {"wrapped": optimizer, "_gradients": gradients, "_num_groups": num_groups}
+        self.__dict__.update(own)
+        self.__dict__["_arguments"] = (
+            gradient_predivide_factor,
+            num_groups,
+            process_set,
+            compression,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "wrapped" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.wrapped, name, value)
+
+    def __reduce__(self) -> Any:
+        return DistributedOptimizer, (self.wrapped, *self._arguments)
+
+    def create_state(self, index: Any, weight: Any) -> Any:
+        """Return the state of a weight."""
+        return self.wrapped.create_state(index, weight)
+
+    def create_state_multi_precision(self, index: Any, weight: Any) -> Any:
+        """Return the state of a weight of 16 bits."""
+        return self.wrapped.create_state_multi_precision(index, weight)
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Average the gradients, then update the weights."""
+        self._average(index, grad)
+        self.wrapped.update(index, weight, grad, state)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Average the gradients, then update weights of 16 bits."""
+        self._average(index, grad)
+        self.wrapped.update_multi_precision(index, weight, grad, state)
+
+    def _average(self, index: Any, grad: Any) -> None:
+        pairs = [(index, grad)]
+        if isinstance(index, Sequence):
+            pairs = list(zip(index, grad, strict=True))
+        names = self.wrapped.idx2name
+        handles = []
+        for number, members in enumerate(partition(pairs, self._num_groups or len(pairs))):
+            group = self._gradients.group(number, len(members)) if self._num_groups else None
+            for i, tensor in members:
+                name = names.get(i, str(i))
+                handles.append(self._gradients.start(i, name, tensor, group))
+        Handle.together(handles).wait()

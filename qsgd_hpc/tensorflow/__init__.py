@@ -1,0 +1,80 @@
+"""The Horovod API for TensorFlow 2 and its version 1 graphs: ``import qsgd_hpc.tensorflow as hvd``.
+
+A script made for Horovod changes this import. Collectives work eagerly, in ``tf.function`` and in
+sessions, and have gradients.
+"""
+
+from typing import Any
+
+from qsgd_hpc import _common
+from qsgd_hpc._common import *
+from qsgd_hpc.tensorflow import elastic
+from qsgd_hpc.tensorflow.compression import Compression
+from qsgd_hpc.tensorflow.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_object_fn,
+)
+from qsgd_hpc.tensorflow.hooks import BroadcastGlobalVariablesHook
+from qsgd_hpc.tensorflow.ops import (
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    reducescatter,
+    size_op,
+)
+from qsgd_hpc.tensorflow.optimizer import DistributedOptimizer
+from qsgd_hpc.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from qsgd_hpc.tensorflow.variables import broadcast_global_variables, broadcast_variables
+
+__all__ = [
+    "BroadcastGlobalVariablesHook",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "PartialDistributedGradientTape",
+    "SyncBatchNormalization",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "elastic",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "join",
+    "local_rank_op",
+    "local_size_op",
+    "process_set_included_op",
+    "rank_op",
+    "reducescatter",
+    "size_op",
+]
+__all__ += _common.__all__
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs Keras when it is asked for: scripts without Keras start faster."""
+    if name == "SyncBatchNormalization":
+        from qsgd_hpc.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+        return SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,42 @@
+"""``hvd.Compression``: what travels instead of a float32 tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc._base.compressors import CastCompressor, Choices
+
+__all__ = ["Compression"]
+
+
+class _Cast(CastCompressor):
+    @staticmethod
+    def is_floating(tensor: Any) -> bool:
+        """Tell whether the tensor has floating elements."""
+        return bool(tensor.dtype.is_floating)
+
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        """Return the tensor in that type."""
+        return tf.cast(tensor, dtype)
+
+
+class Fp16Compressor(_Cast):
+    """Sends floating tensors as float16."""
+
+    target = tf.float16
+
+
+class Bf16Compressor(_Cast):
+    """Sends floating tensors as bfloat16."""
+
+    target = tf.bfloat16
+
+
+class Compression(Choices):
+    """The choices for ``compression=``."""
+
+    fp16 = Fp16Compressor
+    bf16 = Bf16Compressor

@@ -1,0 +1,165 @@
+"""``hvd.elastic`` for TensorFlow; what it can do in a batch job: :mod:`qsgd_hpc.elastic`.
+
+::
+
+    state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0, epoch=0)
+
+    @hvd.elastic.run
+    def train(state):
+        for state.epoch in range(state.epoch, epochs):
+            for state.batch in range(state.batch, batches):
+                step(...)
+                if state.batch % 100 == 99:
+                    state.commit()
+            state.batch = 0
+            state.commit()
+
+    train(state)
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc import elastic
+from qsgd_hpc._base.parts import Part
+from qsgd_hpc.elastic import HostsUpdatedInterrupt, State
+from qsgd_hpc.tensorflow.naming import unwrapped
+from qsgd_hpc.tensorflow.ops._run import as_own_error
+from qsgd_hpc.tensorflow.variables import broadcast_variables
+
+__all__ = ["HostsUpdatedInterrupt", "TensorFlowKerasState", "TensorFlowState", "run"]
+
+
+class _Variables(Part):
+    """Variables that are looked up anew at each use.
+
+    Args:
+        variables: returns them, in one order.
+    """
+
+    def __init__(self, variables: Callable[[], Sequence[Any]]) -> None:
+        super().__init__(variables)
+
+    def capture(self) -> Any:
+        """Return the values as numpy arrays."""
+        return [unwrapped(variable).numpy() for variable in self.value()]
+
+    def put_back(self, captured: Any) -> None:
+        """Assign them; variables that have come since keep their values."""
+        for variable, values in zip(self.value(), captured, strict=False):
+            unwrapped(variable).assign(values)
+
+    def sync(self) -> None:
+        """Give every rank the values of rank 0."""
+        broadcast_variables(self.value(), 0)
+
+
+class _SessionVariables(Part):
+    """Variables of a TF1 session.
+
+    Args:
+        variables: in one order on every rank.
+        session: in which they are initialised.
+    """
+
+    def __init__(self, variables: Sequence[Any], session: Any) -> None:
+        super().__init__(list(variables))
+        self._session = session
+        with session.graph.as_default():
+            self._inputs = [tf.compat.v1.placeholder(v.dtype.base_dtype) for v in self.value]
+            pairs = zip(self.value, self._inputs, strict=True)
+            self._assign = [tf.compat.v1.assign(v, new, validate_shape=False) for v, new in pairs]
+            self._broadcast = broadcast_variables(self.value, 0)
+
+    def capture(self) -> Any:
+        """Return the values as numpy arrays."""
+        return self._session.run(self.value)
+
+    def put_back(self, captured: Any) -> None:
+        """Assign them."""
+        feeds = dict(zip(self._inputs, captured, strict=True))
+        self._session.run([assign.op for assign in self._assign], feeds)
+
+    def sync(self) -> None:
+        """Give every rank the values of rank 0."""
+        self._session.run(self._broadcast)
+
+
+class TensorFlowState(State):
+    """Variables, and whatever else a training has to go on with.
+
+    Args:
+        variables: ``tf.Variable`` or Keras's; by default the global ones of the session's graph.
+        session: a TF1 session; none is needed eagerly.
+        attributes: epochs, batches...; each becomes an attribute.
+    """
+
+    def __init__(
+        self, variables: Sequence[Any] | None = None, session: Any = None, **attributes: Any
+    ) -> None:
+        if session is None:
+            chosen = list(variables or [])
+            part: Part = _Variables(lambda: chosen)
+        else:
+            with session.graph.as_default():
+                part = _SessionVariables(variables or tf.compat.v1.global_variables(), session)
+        super().__init__(**attributes, variables=part)
+
+    def _part(self, value: Any) -> Part:
+        return value if isinstance(value, Part) else super()._part(value)
+
+
+class TensorFlowKerasState(State):
+    """A Keras model, its optimizer, and whatever else a training has to go on with.
+
+    Args:
+        model: built already, so that its variables are there.
+        optimizer: by default that of the compiled model.
+        backend: accepted for compatibility.
+        attributes: epochs, batches...; each becomes an attribute.
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any = None, backend: Any = None, **attributes: Any
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer or getattr(model, "optimizer", None)
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(model.trainable_variables)
+        super().__init__(**attributes, variables=_Variables(self._variables))
+
+    def _variables(self) -> list[Any]:
+        own = [] if self.optimizer is None else self.optimizer.variables
+        return [*self.model.variables, *own]
+
+    def _part(self, value: Any) -> Part:
+        return value if isinstance(value, Part) else super()._part(value)
+
+
+def run(
+    func: Callable[..., Any] | None = None, *, checkpoint: str | os.PathLike[str] | None = None
+) -> Any:
+    """Decorate a function so that it survives failures; see :func:`qsgd_hpc.elastic.run`.
+
+    What a collective raises inside ``tf.function`` or a session counts as such a failure, too.
+    """
+    if func is None:
+        return functools.partial(run, checkpoint=checkpoint)
+
+    @functools.wraps(func)
+    def translated(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except tf.errors.OpError as error:
+            # TensorFlow's message names the node, which is called after the operation.
+            if "Qsgd" not in error.message:
+                raise
+            raise as_own_error(error) from error
+
+    return elastic.run(translated, checkpoint=checkpoint)

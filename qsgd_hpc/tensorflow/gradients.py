@@ -1,0 +1,181 @@
+"""Reduces gradients over the ranks: one function for tapes, TF1's optimizers and Keras."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc import env, ops
+from qsgd_hpc._base.gradient_reduction import GradientReduction
+from qsgd_hpc._base.grouping import batches, partition
+from qsgd_hpc._base.pending import BATCH_BYTES
+from qsgd_hpc._facts import operation_facts
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.ops import Adasum
+from qsgd_hpc.tensorflow.local_sources import LocalSources
+from qsgd_hpc.tensorflow.naming import name_of, operation_names, unwrapped
+from qsgd_hpc.tensorflow.ops._allreduce import allreduce
+from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._run import run
+
+__all__ = ["Groups", "reduce_gradients"]
+
+Groups = int | Sequence[Sequence[Any]]
+
+
+@as_written
+def reduce_gradients(
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    reduction: GradientReduction,
+    *,
+    groups: Groups = 0,
+    local: LocalSources | None = None,
+) -> list[Any]:
+    """Return every gradient's average (or what the reduction says) over the ranks.
+
+    Works eagerly, in ``tf.function`` and in TF1's graphs. In the latter two an operation starts
+    when its gradients are computed, so that it overlaps with the rest of the backward pass.
+
+    Args:
+        gradients: for each variable a tensor, a ``tf.IndexedSlices`` or None, which stays None:
+            every rank must have the same ones.
+        variables: TensorFlow's or Keras's, or tensors that were watched, in one order on all ranks.
+        reduction: what to do.
+        groups: how many groups of neighbours to reduce together, or the groups as lists of
+            variables. Sparse gradients are in none.
+        local: variables whose gradients stay this rank's own.
+    Returns:
+        as many, of the same dtypes and shapes.
+    Raises:
+        UsageError: groups with unknown variables, or sparse gradients for Adasum.
+        HorovodInternalError: a reduction failed (eagerly; in a graph it is an ``OpError``).
+    """
+    results = list(gradients)
+    if reduction.alone:
+        return results
+    own = local or LocalSources()
+    names = operation_names(_prefix(reduction), variables)
+    dense = []
+    for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+        if variable in own:
+            results[i] = own.settled(gradient, len(ops.ranks_of(reduction.process_set)))
+        elif isinstance(gradient, tf.IndexedSlices) and not reduction.sparse_as_dense:
+            results[i] = _reduce_slices(gradient, names[i], reduction)
+        elif gradient is not None:
+            dense.append(_Dense.of(i, names[i], gradient, variable, reduction))
+    for members, group in _calls(dense, variables, groups):
+        for member, result in zip(members, _reduce(members, group, reduction), strict=True):
+            results[member.position] = result
+    return results
+
+
+def _prefix(reduction: GradientReduction) -> str:
+    number = reduction.process_set.process_set_id
+    return f"gradient.set{number}." if number else "gradient."
+
+
+@dataclass(frozen=True, eq=False)
+class _Dense:
+    """A dense gradient, and what a compressor has made of it."""
+
+    position: int
+    name: str
+    variable: Any
+    travelling: Any
+    context: Any
+
+    @classmethod
+    def of(
+        cls, position: int, name: str, gradient: Any, variable: Any, reduction: GradientReduction
+    ) -> _Dense:
+        compressed = reduction.compressor.compress(tf.convert_to_tensor(gradient))
+        return cls(position, name, unwrapped(variable), *compressed)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that travel; a size that is known only when the graph runs counts as large."""
+        count = self.travelling.shape.num_elements()
+        return BATCH_BYTES if count is None else int(count) * self.travelling.dtype.size
+
+    def facts(self, reduction: GradientReduction, group: ops.Group | None) -> dict[str, Any]:
+        """Return what the core is told of it, besides shape and dtype."""
+        shape = self.travelling.shape
+        known = shape if shape.is_fully_defined() else self.variable.shape
+        prescale, postscale = reduction.factors
+        dtype = self.travelling.dtype.name
+        return operation_facts(
+            "allreduce",
+            f"allreduce.{self.name}",
+            reduction.process_set,
+            op=reduction.op,
+            prescale=prescale,
+            postscale=postscale,
+            coding=reduction.coding(name_of(self.variable), tuple(known), dtype),
+            lasting=True,
+            check_finite=reduction.check_finite,
+            group=group,
+        )
+
+
+def _calls(
+    dense: Sequence[_Dense], variables: Sequence[Any], groups: Groups
+) -> Iterator[tuple[Sequence[_Dense], ops.Group | None]]:
+    """Return the gradients of each call, those first that a backward pass completes first."""
+    backward = dense[::-1]
+    grouped = _in_groups(backward, variables, groups)
+    for members in grouped:
+        yield members, ops.Group(f"group.{members[0].name}", len(members))
+    taken = set(itertools.chain(*grouped))
+    single = [each for each in backward if each not in taken]
+    if tf.executing_eagerly():  # all are there already
+        cuts = [list(range(len(single)))] if single else []
+    else:
+        cuts = batches(each.size_bytes for each in single)
+    for cut in cuts:
+        yield [single[i] for i in cut], None
+
+
+def _in_groups(
+    dense: Sequence[_Dense], variables: Sequence[Any], groups: Groups
+) -> list[list[_Dense]]:
+    if isinstance(groups, int):
+        return partition(dense, groups)
+    own = {id(each.variable): each for each in dense}
+    lists = [[unwrapped(member) for member in group] for group in groups]
+    chosen = partition([unwrapped(variable) for variable in variables], lists)
+    members = [[own[id(member)] for member in group if id(member) in own] for group in chosen]
+    return [group for group in members if group]
+
+
+def _reduce(
+    members: Sequence[_Dense], group: ops.Group | None, reduction: GradientReduction
+) -> list[Any]:
+    facts = [member.facts(reduction, group) for member in members]
+    reduced = run("qsgd_allreduce", facts, tensors=[member.travelling for member in members])
+    return [
+        reduction.compressor.decompress(tensor, member.context)
+        for tensor, member in zip(reduced, members, strict=True)
+    ]
+
+
+def _reduce_slices(slices: Any, name: str, reduction: GradientReduction) -> Any:
+    """Return all ranks' entries, one below the other, as they are."""
+    if reduction.op is Adasum:
+        raise UsageError(
+            f"'{name}' is sparse, which op=hvd.Adasum cannot add: pass sparse_as_dense=True, or "
+            "op=hvd.Average"
+        )
+    reduced = allreduce(slices, op=reduction.op, name=name, process_set=reduction.process_set)
+    if not reduction.check_finite or env.get("QSGD_NONFINITE") != "error":
+        return reduced
+    values = tf.debugging.check_numerics(
+        reduced.values,
+        f"'{name}', which is sparse, holds NaN or Inf on some rank. Lower the learning rate or "
+        "scale the loss; QSGD_NONFINITE=warn or =propagate lets training go on",
+    )
+    return tf.IndexedSlices(values, reduced.indices, reduced.dense_shape)

@@ -1,0 +1,117 @@
+"""Distributed optimizers of ``tf.compat.v1.train``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc._base.gradient_reduction import GradientReduction
+from qsgd_hpc.ops import Adasum
+from qsgd_hpc.tensorflow.accumulation import Accumulation
+from qsgd_hpc.tensorflow.gradients import Groups, reduce_gradients
+from qsgd_hpc.tensorflow.local_sources import LocalSources
+
+__all__ = ["GraphOptimizer"]
+
+
+class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+    """Does what another optimizer does, with the gradients of all ranks.
+
+    Args:
+        optimizer: the other one, which keeps its slots, and their names in checkpoints.
+        reduction: what becomes of a gradient.
+        name: of this one.
+        passes: calls of ``apply_gradients`` whose gradients add up before one reduction.
+        mean_of_passes: divide by ``passes`` what has added up.
+        groups: how many groups of gradients to reduce together, or the groups.
+        scale_local_gradients: see :class:`LocalSources`.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        reduction: GradientReduction,
+        *,
+        name: str | None = None,
+        passes: int = 1,
+        mean_of_passes: bool = False,
+        groups: Groups = 0,
+        scale_local_gradients: bool = True,
+    ) -> None:
+        super().__init__(use_locking=False, name=name or f"Distributed{optimizer.get_name()}")
+        self._optimizer = optimizer
+        self._reduction = reduction
+        self._groups = groups
+        self._local = LocalSources(scale_local_gradients)
+        self._accumulation = Accumulation(passes, mean_of_passes) if passes > 1 else None
+
+    def register_local_source(self, source: Any) -> None:
+        """Leave the gradient of a variable to this rank; see ``scale_local_gradients``."""
+        self._local.add(source)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Return what the wrapped optimizer does, averaged over the ranks.
+
+        With several passes per step the gradients are those that have added up so far, and are
+        averaged in the last pass only; with Adasum they are this rank's own.
+        """
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        if self._reduction.op is Adasum and self._accumulation is None:
+            return list(pairs)
+        gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+        if self._accumulation is None:
+            gradients = self._reduced(gradients, variables)
+        else:
+            gradients = self._accumulation.add(gradients, variables, self._reduced)
+        return list(zip(gradients, variables, strict=True))
+
+    def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        if self._reduction.op is Adasum:
+            return list(gradients)
+        return reduce_gradients(
+            gradients, variables, self._reduction, groups=self._groups, local=self._local
+        )
+
+    def apply_gradients(
+        self, grads_and_vars: Any, global_step: Any = None, name: Any = None
+    ) -> Any:
+        """Do the wrapped optimizer's step; with several passes per step, in the last of them."""
+        pairs = list(grads_and_vars)
+
+        def step() -> Any:
+            if self._reduction.op is Adasum and not self._reduction.alone:
+                return self._combined_step(pairs, global_step, name)
+            return self._optimizer.apply_gradients(pairs, global_step, name)
+
+        return step() if self._accumulation is None else self._accumulation.when_complete(step)
+
+    def _combined_step(self, pairs: Any, global_step: Any, name: Any) -> Any:
+        """Do the step, then replace it by the Adasum of all ranks' steps."""
+        variables = [v for g, v in pairs if g is not None and v not in self._local]
+        # Copies: a variable of TF1 may lend its memory.
+        starts = [tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(v)) for v in variables]
+        with tf.control_dependencies(starts):
+            applied = self._optimizer.apply_gradients(pairs, global_step, name)
+        with tf.control_dependencies([applied]):
+            steps = [v.read_value() - start for v, start in zip(variables, starts, strict=True)]
+        combined = reduce_gradients(steps, variables, self._reduction)
+        return tf.group(
+            *(
+                tf.compat.v1.assign(v, start + step)
+                for v, start, step in zip(variables, starts, combined, strict=True)
+            )
+        )
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a slot of the wrapped optimizer."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the slots' names of the wrapped optimizer."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the variables of the wrapped optimizer."""
+        return self._optimizer.variables(*args, **kwargs)

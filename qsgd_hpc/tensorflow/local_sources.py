@@ -1,0 +1,47 @@
+"""Variables whose gradients stay each rank's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc.tensorflow.naming import unwrapped
+
+__all__ = ["LocalSources"]
+
+
+class LocalSources:
+    """Variables that every rank has for itself, such as its share of a large embedding.
+
+    Args:
+        scale: divide their gradients by the number of ranks, as the average does with those of the
+            variables that all share: a gradient then means the same for both.
+    """
+
+    def __init__(self, scale: bool = True) -> None:
+        self._scale = scale
+        self._sources: dict[int, Any] = {}  # kept, so that no other object takes their place
+
+    def add(self, source: Any) -> None:
+        """Leave out a variable from now on."""
+        own = unwrapped(source)
+        self._sources[id(own)] = own
+
+    def add_layers(self, layers: Any) -> None:
+        """Leave out what trains in a Keras layer, or in several."""
+        for layer in layers if isinstance(layers, Iterable) else [layers]:
+            for variable in layer.trainable_weights:
+                self.add(variable)
+
+    def __contains__(self, source: Any) -> bool:
+        return id(unwrapped(source)) in self._sources
+
+    def settled(self, gradient: Any, size: int) -> Any:
+        """Return what becomes of the gradient of a local source on so many ranks."""
+        if gradient is None or not self._scale or size == 1:
+            return gradient
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(gradient.values / size, gradient.indices, gradient.dense_shape)
+        return gradient / size

@@ -1,0 +1,41 @@
+"""Names of operations: equal on every rank, and each once among those that may run together."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc.tensorflow.ops._names import distinct_in_graph, numbered
+
+__all__ = ["name_of", "operation_names", "unwrapped"]
+
+
+def unwrapped(variable: Any) -> Any:
+    """Return TensorFlow's variable of a Keras one, and anything else as it is."""
+    value = getattr(variable, "value", None)
+    return value if isinstance(value, tf.Variable) else variable
+
+
+def name_of(variable: Any) -> str:
+    """Return what a variable is called, without TensorFlow's output number."""
+    # Keras's names are those of one layer; its paths tell layers apart. Eager tensors have neither.
+    name = getattr(variable, "path", None) or getattr(variable, "name", None) or "tensor"
+    return str(name).partition(":")[0]
+
+
+def operation_names(prefix: str, variables: Sequence[Any]) -> list[str]:
+    """Return a name for an operation on each of these variables, in no other use meanwhile."""
+    wanted = tuple(prefix + name_of(variable) for variable in variables)
+    if tf.executing_eagerly():
+        return _distinct(wanted)
+    return [distinct_in_graph(name) for name in wanted]
+
+
+@functools.lru_cache(maxsize=256)
+def _distinct(names: tuple[str, ...]) -> list[str]:
+    seen: Counter[str] = Counter()
+    return [numbered(name, seen) for name in names]

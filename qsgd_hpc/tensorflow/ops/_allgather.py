@@ -1,0 +1,63 @@
+"""``allgather``: every rank's rows, one below the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc._facts import operation_facts
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._reduction import names_and_group
+from qsgd_hpc.tensorflow.ops._run import run
+from qsgd_hpc.tensorflow.ops._shapes import with_unknown_rows
+
+__all__ = ["allgather", "gather_all", "grouped_allgather"]
+
+
+@as_written
+def gather_all(
+    tensors: Sequence[Any], name: str | None, process_set: ProcessSet, *, grouped: bool
+) -> list[tf.Tensor]:
+    """Gather tensors in one operation."""
+    sources = [tf.convert_to_tensor(t) for t in tensors]
+    rows = [tf.reshape(t, [1]) if t.shape.rank == 0 else t for t in sources]
+    names, group = names_and_group("allgather", name, len(rows), grouped=grouped)
+    facts = [operation_facts("allgather", n, process_set, group=group) for n in names]
+    made = run("qsgd_allgather", facts, tensors=rows)
+    return [with_unknown_rows(g, like=t) for g, t in zip(made.gathered, rows, strict=True)]
+
+
+@as_written
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Return every rank's ``tensor``, one below the other in rank order.
+
+    Args:
+        tensor: any dtype of fixed size; the ranks' may differ in the first dimension only.
+            Scalars count as one row each.
+        name: pairs the calls of the ranks; by default their order does, or, in a graph, their
+            place in it.
+        ignore_name_scope: accepted for compatibility; names have no scope here.
+        process_set: the ranks that take part; by default all.
+    Raises:
+        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+    """
+    return gather_all([tensor], name, process_set, grouped=False)[0]
+
+
+@as_written
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """Gather several tensors, which complete or fail together; see :func:`allgather`."""
+    return gather_all(tensors, name, process_set, grouped=True) if tensors else []

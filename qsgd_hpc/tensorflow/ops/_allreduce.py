@@ -1,0 +1,114 @@
+"""``allreduce`` of dense and of sparse tensors, alone or in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc._base.reduction import Reduction, choose_op
+from qsgd_hpc.errors import HorovodInternalError, UsageError
+from qsgd_hpc.ops import Average, Op, Sum, ranks_of
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.tensorflow.compression import Compression
+from qsgd_hpc.tensorflow.ops._allgather import gather_all
+from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._reduction import reduce_all
+
+__all__ = ["allreduce", "grouped_allreduce"]
+
+Slices = tf.IndexedSlices
+
+
+@as_written
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return the average (or ``op``) of every rank's ``tensor``; shapes must be equal.
+
+    Args:
+        tensor: any numeric dtype, or what becomes a tensor; or ``tf.IndexedSlices``, of which the
+            ranks' entries are gathered, to be added where they are used.
+        average: the older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False).
+        device_dense: accepted for compatibility, as ``device_sparse``; the engine needs neither.
+        compression: one of ``hvd.Compression``.
+        op: Average (default), Sum, Min, Max, Product or Adasum. Integers average towards zero.
+        prescale_factor: multiplies every rank's tensor before the sum.
+        postscale_factor: multiplies the result.
+        name: pairs the calls of the ranks; by default their order does, or, in a graph, their
+            place in it.
+        process_set: the ranks that take part; by default all.
+    Raises:
+        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died (from a
+            graph, it is a ``tf.errors.OpError`` with this text).
+    """
+    chosen = choose_op(op, average)
+    reduction = Reduction(chosen, prescale_factor, postscale_factor, process_set, compression)
+    if isinstance(tensor, Slices):
+        return _allreduce_sparse(tensor, reduction, name)
+    dense = tf.convert_to_tensor(tensor)
+    return reduce_all("allreduce", [dense], reduction, name, grouped=False)[0]
+
+
+@as_written
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Reduce several tensors, which complete or fail together; see :func:`allreduce`.
+
+    ``tf.IndexedSlices`` among them are gathered one by one.
+    """
+    chosen = choose_op(op, average)
+    reduction = Reduction(chosen, prescale_factor, postscale_factor, process_set, compression)
+    dense = [tf.convert_to_tensor(t) for t in tensors if not isinstance(t, Slices)]
+    made = iter(reduce_all("allreduce", dense, reduction, name, grouped=True) if dense else [])
+    results = []
+    for i, tensor in enumerate(tensors):
+        if isinstance(tensor, Slices):
+            text = name and f"{name}.{i}"
+            results.append(_allreduce_sparse(tensor, reduction, text))
+        else:
+            results.append(next(made))
+    return results
+
+
+def _allreduce_sparse(tensor: Any, reduction: Reduction, name: str | None) -> Any:
+    """Gather all ranks' entries; entries of one index count as their sum."""
+    if reduction.op not in (Average, Sum):
+        raise UsageError(
+            f"allreduce of tf.IndexedSlices with op={reduction.op!r}: choose hvd.Average or "
+            "hvd.Sum, or pass tf.convert_to_tensor(tensor)"
+        )
+    text = name and f"sparse.{name}"
+    sets = reduction.process_set
+    values, indices = gather_all([tensor.values, tensor.indices], text, sets, grouped=True)
+    factor = reduction.prescale * reduction.postscale
+    if reduction.op is Average:
+        factor /= len(ranks_of(sets))
+    if factor != 1:
+        if not (values.dtype.is_floating or values.dtype.is_complex):
+            raise HorovodInternalError(
+                f"the average of tf.IndexedSlices of {values.dtype.name}: entries of one index "
+                "would have to be added first; use op=hvd.Sum, or floating values"
+            )
+        values = values * tf.cast(factor, values.dtype)
+    return Slices(values, indices, dense_shape=tensor.dense_shape)

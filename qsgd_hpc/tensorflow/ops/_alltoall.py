@@ -1,0 +1,60 @@
+"""``alltoall``: some rows for each rank, and from each rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc._facts import operation_facts
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._names import full_name
+from qsgd_hpc.tensorflow.ops._run import run
+from qsgd_hpc.tensorflow.ops._shapes import as_rows, with_unknown_rows
+
+__all__ = ["alltoall"]
+
+
+@as_written
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send some rows of ``tensor`` to each rank; return those that came, in rank order.
+
+    Args:
+        tensor: at least one dimension; the ranks' may differ in the first one only.
+        splits: rows for each rank of the process set, as integers in a list or tensor; None
+            sends equally many to each.
+        name: pairs the calls of the ranks; by default their order does, or, in a graph, their
+            place in it.
+        ignore_name_scope: accepted for compatibility; names have no scope here.
+        process_set: the ranks that take part; by default all.
+    Returns:
+        The rows, and, if ``splits`` were given, how many came from each rank, as int32.
+    Raises:
+        UsageError: splits that do not add up to the rows (a ValueError, on this rank).
+        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+    """
+    source = as_rows(tf.convert_to_tensor(tensor), "alltoall")
+    parts = [] if splits is None else splits
+    facts = [operation_facts("alltoall", full_name("alltoall", name), process_set)]
+    made = run(
+        "qsgd_alltoall",
+        facts,
+        tensors=[source],
+        splits=tf.cast(tf.convert_to_tensor(parts, _integer(parts)), tf.int64),
+    )
+    received = with_unknown_rows(made.received[0], like=source)
+    if splits is None:
+        return received
+    return received, tf.cast(made.rows[0], tf.int32)
+
+
+def _integer(splits: Any) -> tf.DType | None:
+    """Return the type of an empty list, which has none of its own."""
+    return tf.int64 if isinstance(splits, list) else None

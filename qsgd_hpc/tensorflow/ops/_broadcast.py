@@ -1,0 +1,75 @@
+"""``broadcast``: one rank's tensor for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc._facts import operation_facts
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._names import full_name
+from qsgd_hpc.tensorflow.ops._run import run
+
+__all__ = ["broadcast", "broadcast_", "broadcast_all"]
+
+
+@as_written
+def broadcast_all(
+    tensors: Sequence[Any], root_rank: int, names: Sequence[str | None], process_set: ProcessSet
+) -> list[tf.Tensor]:
+    """Return root_rank's tensors, in one operation; each has a name of its own."""
+    facts = [
+        operation_facts("broadcast", full_name("broadcast", name), process_set, root_rank=root_rank)
+        for name in names
+    ]
+    received: list[tf.Tensor] = run(
+        "qsgd_broadcast", facts, tensors=[tf.convert_to_tensor(t) for t in tensors]
+    )
+    return received
+
+
+@as_written
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Return root_rank's ``tensor``; shapes must be equal.
+
+    Args:
+        tensor: any dtype of fixed size; unchanged.
+        root_rank: counts all ranks of the job, and is one of the process set.
+        name: pairs the calls of the ranks; by default their order does, or, in a graph, their
+            place in it.
+        ignore_name_scope: accepted for compatibility; names have no scope here.
+        process_set: the ranks that take part; by default all.
+    Raises:
+        UsageError: root_rank is no rank of the set.
+        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+    """
+    return broadcast_all([tensor], root_rank, [name], process_set)[0]
+
+
+@as_written
+def broadcast_(
+    variables: Sequence[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Replace variables by root_rank's; see :func:`broadcast`.
+
+    Returns:
+        The variables, or in a graph the operations that assign to them.
+    """
+    group = list(variables)
+    if not group:
+        return []
+    names = [name and f"{name}.{i}" for i in range(len(group))]
+    received = broadcast_all(group, root_rank, names, process_set)
+    return [v.assign(value) for v, value in zip(group, received, strict=True)]

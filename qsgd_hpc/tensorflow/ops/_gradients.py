@@ -1,0 +1,171 @@
+"""Gradients of the collectives, which are collectives: those of the sum of all ranks' losses.
+
+They are registered for the library's operations, so tapes, ``tf.gradients`` and functions that were
+saved find them. The ranks build equal programs, so they make them for the same tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc import basics
+from qsgd_hpc._base.reduction import CURVED
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.process_sets import process_set_ids_and_ranks
+from qsgd_hpc.tensorflow.ops._names import once_more
+from qsgd_hpc.tensorflow.ops._run import facts_of, run
+
+__all__: list[str] = []
+
+Tensors = Sequence[Any]
+Facts = Sequence[dict[str, Any]]
+
+_CURVED = {op.name for op in CURVED}
+
+
+def _named(facts: Facts, what: str, **changes: Any) -> list[dict[str, Any]]:
+    """Return the facts of operations that belong to others."""
+    renamed = []
+    for fact in facts:
+        group = fact["group"] and f"{fact['group']}.{what}"
+        renamed.append({**fact, "name": once_more(fact["name"], what), "group": group, **changes})
+    return renamed
+
+
+def _present(operation: Any, gradients: Tensors) -> list[int]:
+    """Return which of an operation's tensors have a gradient."""
+    return [i for i, gradient in enumerate(gradients) if gradient is not None]
+
+
+def _spread(values: Tensors, places: Sequence[int], count: int) -> list[Any]:
+    found = dict(zip(places, values, strict=True))
+    return [found.get(i) for i in range(count)]
+
+
+def _pick(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    return [values[i] for i in places]
+
+
+def _sizes(facts: Facts) -> list[int]:
+    """Return the ranks of the process set."""
+    return process_set_ids_and_ranks()[facts[0]["process_set"]]
+
+
+def _regrouped(facts: Facts) -> list[dict[str, Any]]:
+    """Return the facts of a group that may have fewer members than there were."""
+    return [{**f, "group_size": len(facts) if f["group_size"] else 0} for f in facts]
+
+
+def _of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
+    places = _present(operation, gradients)
+    facts = _regrouped(_pick(facts_of(operation), places))
+    given = _pick(gradients, places)
+    if not places:
+        return [None] * len(gradients)
+    op = facts[0]["op"]
+    if op == "adasum":
+        raise UsageError("Adasum has no gradient; use tf.stop_gradient, or reduce by a sum")
+    if op not in _CURVED:
+        made = run("qsgd_allreduce", _named(facts, "gradient"), tensors=given)
+        return _spread(made, places, len(gradients))
+    sums = run("qsgd_allreduce", _named(facts, "gradient", op="sum"), tensors=given)
+    inputs, outputs = _pick(operation.inputs, places), _pick(operation.outputs, places)
+    slopes = _slopes(facts, inputs, outputs)
+    made = [total * slope for total, slope in zip(sums, slopes, strict=True)]
+    return _spread(made, places, len(gradients))
+
+
+def _slopes(facts: Facts, inputs: Tensors, outputs: Tensors) -> list[Any]:
+    """Return by how much the results of a curved operation change with this rank's tensors.
+
+    Ranks that hold the extremum together share its derivative.
+    """
+    if facts[0]["op"] == "product":
+        mine = _sizes(facts).index(basics.rank())
+        rows = [tf.expand_dims(x, 0) for x in inputs]
+        gathering = _named(facts, "factors", kind="allgather", op="sum")
+        everyone = run("qsgd_allgather", gathering, tensors=rows).gathered
+        others = [tf.concat([x[:mine], x[mine + 1 :]], 0) for x in everyone]
+        return [tf.reduce_prod(x, 0) for x in others]
+    holds = [tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(inputs, outputs, strict=True)]
+    counting = _named(facts, "ties", kind="allreduce", op="sum")
+    counts = run("qsgd_allreduce", counting, tensors=holds)
+    return [h / tf.stop_gradient(n) for h, n in zip(holds, counts, strict=True)]
+
+
+def _of_broadcast(operation: Any, *gradients: Any) -> list[Any]:
+    """Return the sum of all ranks' gradients on the root, whose values they are, else 0."""
+    places = _present(operation, gradients)
+    facts = _regrouped(_pick(facts_of(operation), places))
+    if not places:
+        return [None] * len(gradients)
+    summing = _named(facts, "gradient", kind="allreduce", op="sum")
+    totals = run("qsgd_allreduce", summing, tensors=_pick(gradients, places))
+    # Zeros that a second derivative passes through as it does on the root.
+    root = basics.rank() == facts[0]["root"]
+    made = [tf.where(tf.fill(tf.shape(t), root), t, tf.zeros_like(t)) for t in totals]
+    return _spread(made, places, len(gradients))
+
+
+def _of_allgather(operation: Any, *gradients: Any) -> list[Any]:
+    """Return the sum over the ranks of what they hold for this rank's rows."""
+    of_tensors, rows = gradients[:-1], operation.outputs[-1]
+    facts = facts_of(operation)
+    size = len(_sizes(facts))
+    made = []
+    for i in _present(operation, of_tensors):
+        # Not as a group: each is an exchange of its own.
+        sending = _named([facts[i]], "gradient", kind="alltoall", group="", group_size=0)
+        sent = run("qsgd_alltoall", sending, tensors=[of_tensors[i]], splits=rows[i])
+        parts = tf.reshape(sent.received[0], tf.concat([[size], tf.shape(operation.inputs[i])], 0))
+        made.append(tf.reduce_sum(parts, 0))
+    return _spread(made, _present(operation, of_tensors), len(of_tensors))
+
+
+def _of_alltoall(operation: Any, *gradients: Any) -> list[Any]:
+    """Send the gradients back the way the rows came."""
+    if gradients[0] is None:
+        return [None, None]
+    back = _named(facts_of(operation), "gradient")
+    rows = operation.outputs[-1][0]
+    made = run("qsgd_alltoall", back, tensors=[gradients[0]], splits=rows)
+    made.received[0].set_shape(operation.inputs[0].shape)
+    return [made.received[0], None]
+
+
+def _of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
+    """Return all ranks' shares of the gradient, times the derivative of a curved operation."""
+    places = _present(operation, gradients)
+    facts = _regrouped(_pick(facts_of(operation), places))
+    if not places:
+        return [None] * len(gradients)
+    totals = _gathered(facts, "gradient", _pick(gradients, places))
+    if facts[0]["op"] in _CURVED:
+        outputs = _gathered(facts, "results", _pick(operation.outputs, places))
+        slopes = _slopes(facts, _pick(operation.inputs, places), outputs)
+        made = [total * slope for total, slope in zip(totals, slopes, strict=True)]
+    else:
+        size = len(_sizes(facts)) if facts[0]["op"] == "average" else 1
+        factor = facts[0]["prescale"] * facts[0]["postscale"] / size
+        made = [total * tf.cast(factor, total.dtype) for total in totals]
+    return _spread(made, places, len(gradients))
+
+
+def _gathered(facts: Facts, what: str, tensors: Tensors) -> list[Any]:
+    plain = {"kind": "allgather", "op": "sum", "prescale": 1.0, "postscale": 1.0}
+    made: list[Any] = run("qsgd_allgather", _named(facts, what, **plain), tensors=tensors).gathered
+    return made
+
+
+for _name, _gradient in {
+    "QsgdAllreduce": _of_allreduce,
+    "QsgdBroadcast": _of_broadcast,
+    "QsgdAllgather": _of_allgather,
+    "QsgdAlltoall": _of_alltoall,
+    "QsgdReducescatter": _of_reducescatter,
+}.items():
+    tf.RegisterGradient(_name)(_gradient)
+tf.no_gradient("QsgdJoin")

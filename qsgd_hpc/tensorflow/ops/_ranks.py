@@ -1,0 +1,82 @@
+"""Rank facts as tensors, looked up when a graph runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from qsgd_hpc import basics, ops
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.process_sets import ProcessSet, process_set_ids_and_ranks
+from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._run import run
+
+__all__ = [
+    "join",
+    "local_rank_op",
+    "local_size_op",
+    "process_set_included_op",
+    "rank_op",
+    "size_op",
+]
+
+
+@as_written
+def join() -> tf.Tensor:
+    """Say that this rank has no more data; return, when all have said so, who was last (int32).
+
+    Until then it takes part in the others' allreduces with zeros, which count in averages. Every
+    other collective raises on the ranks that are still at it.
+    """
+    if tf.executing_eagerly():
+        return tf.constant(ops.join(), tf.int32)
+    last: tf.Tensor = run("qsgd_join", [{"kind": "join"}])
+    return last
+
+
+def _op(fact: Callable[[], int], name: str | None) -> tf.Tensor:
+    result: tf.Tensor = tf.numpy_function(lambda: np.int32(fact()), [], tf.int32, name=name)
+    result.set_shape([])
+    return result
+
+
+@as_written
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """Return this process's number among all, from 0, as an int32 scalar."""
+    return _op(basics.rank, name)
+
+
+@as_written
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """Return this process's number on its node, from 0, as an int32 scalar."""
+    return _op(basics.local_rank, name)
+
+
+@as_written
+def size_op(process_set_id: int | ProcessSet = 0, name: str | None = None) -> tf.Tensor:
+    """Return the number of processes of the job, or of a process set, as an int32 scalar."""
+    return _op(lambda: len(_ranks(process_set_id)), name)
+
+
+@as_written
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """Return the number of processes on this node, as an int32 scalar."""
+    return _op(basics.local_size, name)
+
+
+@as_written
+def process_set_included_op(
+    process_set_id: int | ProcessSet = 0, name: str | None = None
+) -> tf.Tensor:
+    """Return 1 where this rank is in the process set, else 0, as an int32 scalar."""
+    return _op(lambda: int(basics.rank() in _ranks(process_set_id)), name)
+
+
+def _ranks(process_set: int | ProcessSet) -> list[int]:
+    known = process_set_ids_and_ranks()
+    number = process_set if isinstance(process_set, int) else process_set.process_set_id
+    if number not in known:
+        raise UsageError(f"process set {number} is not registered; known are {sorted(known)}")
+    return known[number]

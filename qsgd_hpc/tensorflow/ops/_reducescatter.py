@@ -1,0 +1,79 @@
+"""``reducescatter``: every rank gets its share of the rows of a reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc._base.reduction import Reduction, choose_op, require_values
+from qsgd_hpc.ops import Op
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.tensorflow.compression import Compression
+from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._reduction import reduce_all
+from qsgd_hpc.tensorflow.ops._shapes import as_rows, with_unknown_rows
+
+__all__ = ["grouped_reducescatter", "reducescatter"]
+
+
+@as_written
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: Op | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    average: bool | None = None,
+) -> tf.Tensor:
+    """Return this rank's rows of the average (or ``op``) of all ranks' tensors.
+
+    Args:
+        tensor: at least one dimension, unchanged; shapes must be equal. The rows are cut as
+            evenly as possible; the first ranks get one more.
+        device_dense: accepted for compatibility; the engine does not need it.
+        compression: ``hvd.Compression.none``, ``fp16`` or ``bf16``, or one's own.
+        op: Average (default), Sum, Min, Max or Product.
+        name: pairs the calls of the ranks; by default their order does, or, in a graph, their
+            place in it.
+        process_set: the ranks that take part; by default all.
+        prescale_factor: multiplies every rank's tensor before the sum.
+        postscale_factor: multiplies the result.
+        average: the older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False).
+    Raises:
+        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+    """
+    chosen = choose_op(op, average)
+    reduction = Reduction(chosen, prescale_factor, postscale_factor, process_set, compression)
+    return _scatter([tensor], reduction, name, grouped=False)[0]
+
+
+@as_written
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: Op | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    average: bool | None = None,
+) -> list[tf.Tensor]:
+    """Reduce and share out several tensors, which complete or fail together."""
+    chosen = choose_op(op, average)
+    reduction = Reduction(chosen, prescale_factor, postscale_factor, process_set, compression)
+    return _scatter(tensors, reduction, name, grouped=True) if tensors else []
+
+
+def _scatter(
+    tensors: Sequence[Any], reduction: Reduction, name: str | None, *, grouped: bool
+) -> list[tf.Tensor]:
+    require_values(reduction)
+    sources = [as_rows(tf.convert_to_tensor(t), "reducescatter") for t in tensors]
+    shares = reduce_all("reducescatter", sources, reduction, name, grouped=grouped)
+    return [with_unknown_rows(s, like=t) for s, t in zip(shares, sources, strict=True)]

@@ -1,0 +1,151 @@
+"""``DistributedGradientTape``: a tape whose gradients are averaged over the ranks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc._base.gradient_reduction import GradientReduction, checked_reduction
+from qsgd_hpc._base.grouping import choose_groups
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.ops import Average, Op
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.tensorflow.gradients import Groups, reduce_gradients
+from qsgd_hpc.tensorflow.local_sources import LocalSources
+from qsgd_hpc.tensorflow.ops._autograph import as_written
+
+__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
+
+
+class _Distributed(tf.GradientTape):  # type: ignore[misc]
+    """What a wrapped tape does besides recording."""
+
+    _reduction: GradientReduction
+    _groups: Groups
+    _local: LocalSources
+
+    @as_written
+    def register_local_source(self, source: Any) -> None:
+        """Leave the gradient of a variable to this rank; see ``scale_local_gradients``."""
+        self._local.add(source)
+
+    @as_written
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """Return what the wrapped tape does, averaged over the ranks; see ``tf.GradientTape``."""
+        own = super().gradient(target, sources, output_gradients, unconnected_gradients)
+        reduced = reduce_gradients(
+            tf.nest.flatten(own),
+            tf.nest.flatten(sources),
+            self._reduction,
+            groups=self._groups,
+            local=self._local,
+        )
+        return tf.nest.pack_sequence_as(own, reduced)
+
+
+@functools.cache  # scripts wrap a tape in every step
+def _class_for(kind: Any) -> type[_Distributed]:
+    return type(kind.__name__, (_Distributed, kind), {})
+
+
+@as_written
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    op: Op = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Wrap a tape so that ``gradient`` returns the average of all ranks' gradients.
+
+    Args:
+        gradtape: a ``tf.GradientTape``, before, in or after its ``with`` block.
+        device_dense: accepted for compatibility; a gradient is reduced where it is.
+        device_sparse: likewise.
+        compression: one of ``hvd.Compression``; None takes ``QSGD_BITS`` or ``QSGD_SCHEME``,
+            else no compression.
+        sparse_as_dense: makes ``tf.IndexedSlices`` dense before they are reduced; else all ranks'
+            entries are gathered, uncompressed, which pays where they are few.
+        op: Average, Sum or Adasum.
+        gradient_predivide_factor: splits the averaging: gradients are divided by it before the
+            sum and by size / factor after it, which keeps sums of float16 in range.
+        num_groups: the older spelling of a number for ``groups``.
+        groups: how many groups of neighbouring sources to reduce together, or the groups as lists
+            of variables.
+        process_set: the ranks that average; a rank that is not among them trains on its own.
+        scale_local_gradients: divide gradients of local sources by the number of ranks, as the
+            average does with all others.
+    Returns:
+        A tape of the wrapped one's class that shares its records, with ``register_local_source``.
+    Raises:
+        UsageError: arguments out of range.
+    """
+    reduction = checked_reduction(
+        op,
+        compression,
+        gradient_predivide_factor,
+        sparse_as_dense,
+        process_set,
+        caller="DistributedGradientTape",
+    )
+    if isinstance(gradtape, _Distributed):
+        raise UsageError("this tape is a DistributedGradientTape already; wrap it once")
+    kind: Any = type(gradtape)
+    tape = object.__new__(_class_for(kind))
+    # One state for both: either may be the one that the script enters and leaves.
+    tape.__dict__ = gradtape.__dict__
+    tape._reduction = reduction
+    tape._groups = choose_groups(num_groups, groups)
+    tape._local = LocalSources(scale_local_gradients)
+    return tape
+
+
+@as_written
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    op: Op = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups | None = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Wrap a tape as ``DistributedGradientTape`` does, but for what some layers train.
+
+    Args:
+        local_layers: a Keras layer or several, built already, whose gradients stay this rank's own.
+    """
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    tape._local.add_layers(local_layers or [])
+    return tape

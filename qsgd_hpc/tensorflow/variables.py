@@ -1,0 +1,58 @@
+"""Start every rank from the same variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.tensorflow.naming import operation_names, unwrapped
+from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._broadcast import broadcast_all
+
+__all__ = ["broadcast_global_variables", "broadcast_variables"]
+
+
+@as_written
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Replace every variable by root_rank's; they must be the same ones on every rank.
+
+    Args:
+        variables: TensorFlow's or Keras's: ``model.variables``, ``optimizer.variables``. A model
+            or an optimizer that has not been built yet has none.
+        root_rank: the rank whose values all take; it counts all ranks of the job.
+        process_set: the ranks that take part; by default all.
+        inplace: accepted for compatibility.
+    Returns:
+        In a graph of TF1, an operation to run; else nothing of use: it is done.
+    """
+    chosen = [unwrapped(variable) for variable in variables]
+    if not chosen:
+        return tf.group()
+    number = process_set.process_set_id
+    prefix = f"variable.set{number}." if number else "variable."
+    received = broadcast_all(chosen, root_rank, operation_names(prefix, chosen), process_set)
+    pairs = zip(chosen, received, strict=True)
+    return tf.group(*[tf.compat.v1.assign(variable, value) for variable, value in pairs])
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Return an operation that replaces all variables of the graph by root_rank's.
+
+    Raises:
+        UsageError: eagerly, where no graph collects variables.
+    """
+    if tf.executing_eagerly():
+        raise UsageError(
+            "broadcast_global_variables() is for graphs of TF1; pass the variables: "
+            "hvd.broadcast_variables(model.variables, root_rank)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)

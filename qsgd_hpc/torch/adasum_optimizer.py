@@ -1,0 +1,132 @@
+"""``DistributedOptimizer(op=hvd.Adasum)``: ranks step on their own, and combine their steps.
+
+Adasum (Maleki et al., *Scaling distributed training with adaptive summation*, MLSys 2021) adds what
+is orthogonal in two updates and averages what is parallel, so the learning rate of one rank keeps
+its meaning on many. It is the optimizer's steps, not the gradients, that are combined.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._compile import _disable_dynamo
+
+from qsgd_hpc import basics
+from qsgd_hpc._base.gradient_reduction import GradientReduction
+from qsgd_hpc._base.pending import checked_passes
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.ops import Max
+from qsgd_hpc.torch.naming import name_parameters
+from qsgd_hpc.torch.ops import allreduce
+from qsgd_hpc.torch.prepared import GradientAllreduce
+
+__all__ = ["AdasumOptimizer"]
+
+
+class AdasumOptimizer(torch.optim.Optimizer):
+    """What an optimizer whose steps are combined does besides its own step."""
+
+    _reduction: GradientReduction
+    _names: dict[torch.Tensor, str]
+    _prefix: str
+    _unwrapped: Any
+
+    def begin(
+        self,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+        reduction: GradientReduction,
+    ) -> None:
+        """Take up what the optimizer was wrapped with.
+
+        Raises:
+            UsageError: names doubled or missing.
+        """
+        self._reduction = reduction
+        self._names = name_parameters(list(self._owned()), named_parameters)
+        self._prefix = f"step.{basics.next_number('adasum')}."
+
+    def _owned(self) -> Iterable[torch.Tensor]:
+        return (p for group in self.param_groups for p in group["params"])
+
+    @functools.partial(_disable_dynamo, recursive=False)
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do the wrapped optimizer's step, then replace it by the Adasum of all ranks' steps.
+
+        Raises:
+            HorovodInternalError: a reduction failed; the parameters are what they were.
+        """
+        self._unwrapped._opt_called = True
+        if self._reduction.alone:
+            return super().step(closure)
+        starts = {p: p.detach().clone() for p in self._owned() if p.requires_grad}
+        result = super().step(closure)
+        self._combine(starts)
+        return result
+
+    @_disable_dynamo
+    @torch.no_grad()
+    def _combine(self, starts: dict[torch.Tensor, torch.Tensor]) -> None:
+        for parameter, start in starts.items():
+            parameter.sub_(start)  # now holds the step
+        try:
+            for handle in [self._reduce(parameter) for parameter in starts]:
+                handle.wait()
+        except BaseException:
+            for parameter, start in starts.items():
+                parameter.copy_(start)
+            raise
+        for parameter, start in starts.items():
+            parameter.add_(start)
+
+    def _reduce(self, parameter: torch.Tensor) -> Any:
+        name = self._names.setdefault(parameter, f"added.{len(self._names)}")
+        shape, dtype = parameter.shape, parameter.dtype
+        # Not kept for the next step: it would outlive the job.
+        allreduce_ = GradientAllreduce(self._prefix + name, name, shape, dtype, self._reduction)
+        return allreduce_.start(parameter.detach())
+
+    @torch.no_grad()
+    def settle_gradients(self) -> None:
+        """Have a loss scaler find the same on every rank: an overflow anywhere is one here."""
+        if self._reduction.alone:
+            return
+        gradients = [_entries(p.grad) for p in self._owned() if p.grad is not None]
+        mine = not all(bool(g.isfinite().all()) for g in gradients)
+        anywhere = allreduce(
+            torch.tensor([int(mine)]),
+            name=f"overflow.{self._prefix}",
+            op=Max,
+            process_set=self._reduction.process_set,
+        )
+        if bool(anywhere) and not mine:
+            for gradient in gradients:
+                gradient.fill_(float("inf"))
+
+    def synchronize(self) -> None:
+        """Return: gradients stay this rank's own, and may be clipped before ``step``."""
+
+    def skip_synchronize(self) -> Any:
+        """Raise: a step without the other ranks' would let the replicas differ."""
+        raise UsageError("op=hvd.Adasum combines the ranks' steps in step(); it cannot be skipped")
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Accept a number of passes; gradients add up until ``step`` is called, however many."""
+        checked_passes(passes)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            "a distributed optimizer cannot be copied or pickled; save optimizer.state_dict() and "
+            "load it into a new one"
+        )
+
+
+def _entries(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient's memory, that of the entries if it is sparse."""
+    return gradient._values() if gradient.is_sparse else gradient
+
+
+# As for other distributed optimizers: torch's step hooks are around the wrapped step.
+AdasumOptimizer.step.hooked = True  # type: ignore[attr-defined]

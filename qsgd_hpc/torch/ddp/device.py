@@ -1,0 +1,228 @@
+"""Averages of buckets that stay on the GPU: coded there, carried by the group's own collectives.
+
+All of it is queued on one stream, in the order of the buckets, and the host waits for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from qsgd_hpc import _core, gpu
+from qsgd_hpc.compression import Lossy, Qsgd
+from qsgd_hpc.rules import as_rules
+from qsgd_hpc.torch.ddp.memory import Memory, Slot
+from qsgd_hpc.torch.ddp.plan import Place, bucket_tensor
+
+__all__ = ["DevicePlan", "Queue", "make_device_plan", "serves"]
+
+FEWEST_BITS = 2  # that the kernels know
+
+
+def serves(flat: torch.Tensor, compression: Lossy, group: Any) -> str | None:
+    """Return the kernels that can code such a bucket for the group; None: the host must.
+
+    They know QSGD's own code, and the group must carry the device's memory, as NCCL does.
+    """
+    library = gpu.library()
+    if library is None or gpu.device_type(library) != flat.device.type:
+        return None
+    if not isinstance(compression, Qsgd):
+        return None
+    if min([compression.bits, *(rule.bits for rule in as_rules(compression.rules))]) < FEWEST_BITS:
+        return None
+    try:
+        group._get_backend(flat.device)
+    except RuntimeError:
+        return None
+    return library
+
+
+class Queue:
+    """Where a device's work is queued: a stream beside that of backward."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        stream: Any = torch.cuda.Stream
+        self._stream = stream(device) if device.type == "cuda" else None
+
+    @property
+    def address(self) -> int:
+        """Return the stream for the kernels."""
+        return 0 if self._stream is None else int(self._stream.cuda_stream)
+
+    @contextlib.contextmanager
+    def behind(self, flat: torch.Tensor) -> Any:
+        """Queue what is inside, behind all that the current stream has to do for ``flat``."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+        flat.record_stream(self._stream)
+
+
+@dataclass(frozen=True)
+class _Coded:
+    """The tensors of a bucket that share a code, and their messages."""
+
+    coder: _core.GpuBucket
+    tables: list[torch.Tensor]
+    sent: torch.Tensor
+    received: torch.Tensor
+    result: torch.Tensor
+    results: torch.Tensor
+
+    def average(self, flat: torch.Tensor, steps: torch.Tensor, group: Any, stream: int) -> None:
+        to_send, to_sum, to_take = (table.data_ptr() for table in self.tables)
+        later = steps.data_ptr()
+        self.coder.encode(
+            flat.data_ptr(), table=to_send, messages=self.sent.data_ptr(), later=later,
+            stream=stream,
+        )  # fmt: skip
+        dist.all_to_all_single(self.received, self.sent, group=group)
+        self.coder.reduce(
+            flat.data_ptr(), table=to_sum, messages=self.received.data_ptr(),
+            result=self.result.data_ptr(), later=later, stream=stream,
+        )  # fmt: skip
+        dist.all_gather_into_tensor(self.results, self.result, group=group)
+        self.coder.decode(
+            self.results.data_ptr(), table=to_take, out=flat.data_ptr(), stream=stream
+        )
+
+
+class DevicePlan:
+    """How one bucket is averaged, with the memory that this takes.
+
+    Args:
+        coded: groups of tensors with one code each.
+        exact: (first element, elements) of those that travel as they are.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        coded: Sequence[_Coded],
+        exact: Sequence[tuple[int, int]],
+        size: int,
+        queue: Queue,
+        device: torch.device,
+    ) -> None:
+        self._slots = slots
+        self._coded = coded
+        self._exact = exact
+        self._size = size
+        self._queue = queue
+        # Counted on the device: a graph that is captured rounds anew each time it is replayed.
+        begun = max((slot.steps for slot in slots), default=0)
+        self._steps = torch.full((1,), begun, dtype=torch.int32, device=device)
+
+    def start(self, flat: torch.Tensor, group: Any) -> torch.futures.Future[torch.Tensor]:
+        """Queue the average of a bucket, in place; the future completes behind it."""
+        devices: list[Any] | None = [flat.device] if flat.is_cuda else None
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        for slot in self._slots:
+            slot.steps += 1
+        with self._queue.behind(flat):
+            for part in self._coded:
+                part.average(flat, self._steps, group, self._queue.address)
+            self._average_exactly(flat, group)
+            self._steps.add_(1)
+            future.set_result(flat)
+        return future
+
+    def count(self) -> None:
+        """Tell the slots of steps that the host has not seen: replays of a captured graph.
+
+        Waits for the device.
+        """
+        steps = int(self._steps)
+        for slot in self._slots:
+            slot.steps = max(slot.steps, steps)
+
+    def _average_exactly(self, flat: torch.Tensor, group: Any) -> None:
+        if not self._exact:
+            return
+        parts = [flat[at : at + count] for at, count in self._exact]
+        wide = torch.promote_types(flat.dtype, torch.float32)  # 16 bits would lose in the sum
+        packed = torch.cat(parts).to(wide)
+        dist.all_reduce(packed, group=group)
+        means = packed.div_(self._size).to(flat.dtype)
+        sizes = [count for _, count in self._exact]
+        torch._foreach_copy_(parts, list(means.split(sizes)))  # type: ignore[no-untyped-call]
+
+
+def make_device_plan(
+    parameters: Sequence[torch.Tensor],
+    flat: torch.Tensor,
+    compression: Lossy | None,
+    memory: Memory,
+    place: Place,
+    queue: Queue,
+    library: str,
+) -> DevicePlan:
+    """Plan a bucket whose parameters lie one behind the other.
+
+    Args:
+        compression: None sends all of them as they are.
+    """
+    element = str(flat.dtype).removeprefix("torch.")
+    slots: list[Slot] = []
+    exact: list[tuple[int, int]] = []
+    by_code: list[tuple[_core.CodecSpec, list[_core.BucketTensor]]] = []
+    at = 0
+    for parameter in parameters:
+        slot, count = memory.slot(parameter), parameter.numel()
+        coding = None
+        if compression is not None:
+            coding = compression.coding_for_gradient(slot.name, parameter.shape, element)
+        memory.lend(slot, count, coding, rank=place.rank, size=place.size, device=flat.device)
+        if coding is None:
+            exact.append((at, count))
+        else:
+            alike = next((them for spec, them in by_code if spec == coding.spec), None)
+            if alike is None:
+                alike = []
+                by_code.append((coding.spec, alike))
+            alike.append(bucket_tensor(slot, at, count, coding))
+        slots.append(slot)
+        at += count
+    coded = [
+        _coded(
+            _core.GpuBucket(
+                library, tensors, dtype=element, seed=place.seed, rank=place.rank, size=place.size
+            ),
+            place.size,
+            flat.device,
+        )
+        for _, tensors in by_code
+    ]
+    return DevicePlan(slots, coded, _joined(exact), place.size, queue, flat.device)
+
+
+def _coded(coder: _core.GpuBucket, size: int, device: torch.device) -> _Coded:
+    tables = [torch.from_numpy(table.view("int64")).to(device) for table in coder.tables()]
+    stride = coder.stride
+    # Zeros, so that padding which is sent is the same everywhere.
+    sent, received, results = (
+        torch.zeros(size * stride, dtype=torch.uint8, device=device) for _ in range(3)
+    )
+    result = torch.zeros(stride, dtype=torch.uint8, device=device)
+    return _Coded(coder, tables, sent, received, result, results)
+
+
+def _joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return runs of elements with those in one that lie together."""
+    joined: list[tuple[int, int]] = []
+    for at, count in runs:
+        if joined and sum(joined[-1]) == at:
+            joined[-1] = (joined[-1][0], joined[-1][1] + count)
+        else:
+            joined.append((at, count))
+    return joined

@@ -1,0 +1,51 @@
+"""The communication hook, and its registration with everything that the model knows."""
+
+# Annotations must not become strings here: torch compares them with its own classes.
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from qsgd_hpc.torch.ddp.state import QSGDState
+
+__all__ = ["compress", "qsgd_hook"]
+
+
+def qsgd_hook(
+    state: QSGDState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over the ranks with its large gradients compressed.
+
+    Sparse and complex gradients travel as they are, through torch's own hook.
+
+    Args:
+        state: of this model; one for each.
+        bucket: DDP's, of any floating type.
+    Returns:
+        a future of the bucket's buffer, the same bits on every rank. NaN or Inf in a gradient of
+        any rank gives values that are not finite on every rank.
+    """
+    flat = bucket.buffer()
+    if flat.is_sparse or flat.is_complex():
+        group: Any = state.process_group
+        return allreduce_hook(group, bucket)
+    return state.reduce(bucket)
+
+
+def compress(model: DistributedDataParallel, bits: int | None = None, **settings: Any) -> QSGDState:
+    """Register the hook with the model's process group and the names of its parameters.
+
+    Args:
+        settings: those of :class:`QSGDState`.
+    Returns:
+        the state, for checkpoints.
+    """
+    state = QSGDState(
+        model.process_group, bits, named_parameters=model.module.named_parameters(), **settings
+    )
+    model.register_comm_hook(state, qsgd_hook)
+    return state

@@ -1,0 +1,198 @@
+"""Carries buckets through their exchanges on threads of its own, so that backward goes on.
+
+Three threads, each in the order of the buckets: encode and start to scatter; wait for that, sum
+and start to gather; wait for that, decode. They take turns in coding, and wait outside of it. Both
+kinds of exchange are tagged messages between pairs of ranks, which may interleave differently on
+each rank, and with the collectives of the training: no further process group is needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from qsgd_hpc.torch.ddp.plan import Plan, Wave
+from qsgd_hpc.torch.ddp.staging import InPlace, PinnedCopy
+
+__all__ = ["Job", "Pipeline"]
+
+EXIT_S = 5.0
+# Of all messages: two kinds, and a number that returns long after its message has arrived.
+TAG = 0x51000000
+TAGS = 1 << 16
+
+
+@dataclass
+class Job:
+    """A bucket under way.
+
+    Args:
+        place: its memory on the host.
+        future: completes with the bucket; ``fault`` says what went wrong.
+    """
+
+    plan: Plan
+    place: InPlace | PinnedCopy
+    future: torch.futures.Future[torch.Tensor]
+    fault: BaseException | None = None
+    left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = len(self.plan.waves)
+
+    def result(self) -> torch.futures.Future[torch.Tensor]:
+        """Return a future that raises the fault where there is one."""
+        return self.future.then(self._value)
+
+    def _value(self, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        if self.fault is not None:
+            raise self.fault
+        return future.value()
+
+    def end(self) -> None:
+        """Complete the future."""
+        if self.fault is None:
+            self.place.deliver(self.future)
+        else:
+            self.future.set_result(self.place.host)
+
+
+@dataclass
+class _Step:
+    """One wave of a job, with its messages under way."""
+
+    job: Job
+    wave: Wave
+    tag: int
+    sends: list[Any] = field(default_factory=list)
+    receives: list[Any] = field(default_factory=list)
+
+    def wait(self) -> None:
+        """Wait for what was to come."""
+        for work in self.receives:
+            work.wait()
+        self.receives.clear()
+
+
+class Pipeline:
+    """The threads, which exchange messages over a group that can carry host memory.
+
+    One that is dropped ends its threads.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._stages = _Stages(group)
+        weakref.finalize(self, self._stages.close)
+
+    def submit(self, job: Job) -> None:
+        """Queue a bucket; its future completes when the bucket holds the average."""
+        self._stages.jobs.put(job)
+
+
+class _Stages:
+    # Nothing here refers to the Pipeline, whose end is that of the threads.
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._scattered: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
+        self._gathered: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
+        self._group = group
+        self._ranks = dist.get_process_group_ranks(group)
+        self._tags = itertools.cycle(range(TAG, TAG + 2 * TAGS, 2))
+        self._coding = threading.Lock()  # a plan's coder and the workers serve one at a time
+        self._fault: BaseException | None = None
+        self._threads = [
+            _started(self.jobs, self._scatter, self._scattered),
+            _started(self._scattered, self._gather, self._gathered),
+            _started(self._gathered, self._finish, None),
+        ]
+
+    def close(self) -> None:
+        """End the threads; what they have begun is carried out."""
+        self.jobs.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(EXIT_S)
+
+    def _scatter(self, job: Job) -> None:
+        self._guarded(job, lambda: self._begin(job))
+        for wave in job.plan.waves:
+            step = _Step(job, wave, next(self._tags))
+            self._guarded(job, lambda step=step: self._encode(step))  # type: ignore[misc]
+            self._scattered.put(step)
+        if not job.plan.waves:
+            job.end()
+
+    def _gather(self, step: _Step) -> None:
+        self._guarded(step.job, lambda: self._reduce(step))
+        self._gathered.put(step)
+
+    def _finish(self, step: _Step) -> None:
+        self._guarded(step.job, lambda: self._decode(step))
+        step.job.left -= 1
+        if step.job.left == 0:
+            step.job.end()
+
+    def _guarded(self, job: Job, act: Callable[[], None]) -> None:
+        # After a failure the ranks no longer agree on what comes next: nothing more is exchanged.
+        job.fault = job.fault or self._fault
+        if job.fault is not None:
+            return
+        try:
+            act()
+        except BaseException as fault:
+            self._fault = job.fault = fault
+
+    def _begin(self, job: Job) -> None:
+        job.place.fetch()
+        job.plan.begin(job.place.host)
+
+    def _encode(self, step: _Step) -> None:
+        with self._coding:
+            step.job.plan.encode(step.wave)
+        self._exchange(step, step.tag, step.wave.to, step.wave.of)
+
+    def _reduce(self, step: _Step) -> None:
+        step.wait()
+        with self._coding:
+            step.job.plan.reduce(step.wave)
+        own = step.wave.result
+        everyone = range(len(self._ranks)) if own.numel() > 0 else ()
+        others = {rank: own for rank in everyone if self._ranks[rank] != dist.get_rank()}
+        self._exchange(step, step.tag + 1, others, step.wave.results_of)
+
+    def _decode(self, step: _Step) -> None:
+        step.wait()
+        with self._coding:
+            step.job.plan.decode(step.wave)
+        for work in step.sends:  # their memory is used again in the next step
+            work.wait()
+
+    def _exchange(
+        self, step: _Step, tag: int, to: dict[int, torch.Tensor], of: dict[int, torch.Tensor]
+    ) -> None:
+        for rank, message in of.items():
+            source = self._ranks[rank]
+            step.receives.append(dist.irecv(message, source, group=self._group, tag=tag))
+        for rank, message in to.items():
+            target = self._ranks[rank]
+            step.sends.append(dist.isend(message, target, group=self._group, tag=tag))
+
+
+def _started(inbox: Any, act: Callable[[Any], None], then: Any) -> threading.Thread:
+    def serve() -> None:
+        while (item := inbox.get()) is not None:
+            act(item)
+        if then is not None:
+            then.put(None)
+
+    thread = threading.Thread(target=serve, name=f"qsgd-ddp{act.__name__}", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,153 @@
+"""How one bucket is coded: computed when its parameters are first seen together, then reused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from qsgd_hpc import _core
+from qsgd_hpc.compression import Coding, Lossy
+from qsgd_hpc.torch.ddp.memory import Memory, Slot
+
+__all__ = ["Place", "Plan", "Wave", "bucket_tensor", "make_plan"]
+
+# Elements of a message: one is coded while another travels.
+WAVE_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """This rank among those that reduce together, and what they code with."""
+
+    rank: int
+    size: int
+    seed: int
+    workers: _core.Workers
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Memory of one exchange, as bytes, and the parts of it that go to or come from other ranks."""
+
+    index: int
+    sent: torch.Tensor
+    received: torch.Tensor
+    result: torch.Tensor
+    results: torch.Tensor
+    stride: int
+    to: dict[int, torch.Tensor]
+    """By rank: views of ``sent``, none of them empty."""
+    of: dict[int, torch.Tensor]
+    """By rank: views of ``received``."""
+    results_of: dict[int, torch.Tensor]
+    """By rank: views of ``results``."""
+
+
+class Plan:
+    """A bucket's coder with the slots and messages that it works on.
+
+    Args:
+        slots: of the bucket's parameters, in their order.
+    """
+
+    def __init__(self, coder: _core.BucketCoder, slots: Sequence[Slot], place: Place) -> None:
+        self.coder = coder
+        self.pinned: dict[torch.Size, Any] = {}
+        self._slots = slots
+        self.waves = [_wave(coder, index, place) for index in range(coder.waves)]
+
+    def begin(self, bucket: torch.Tensor) -> None:
+        """Take up the bucket's memory, which must be on the host; counts a step."""
+        self.coder.begin(bucket.data_ptr(), [slot.steps for slot in self._slots])
+        for slot in self._slots:
+            slot.steps += 1
+
+    def encode(self, wave: Wave) -> None:
+        """Fill ``wave.sent``."""
+        self.coder.encode(wave.index, wave.sent.data_ptr())
+
+    def reduce(self, wave: Wave) -> None:
+        """Sum ``wave.received`` and fill ``wave.result``."""
+        self.coder.reduce(wave.index, wave.received.data_ptr(), wave.result.data_ptr())
+
+    def decode(self, wave: Wave) -> None:
+        """Write ``wave.results`` to the bucket."""
+        self.coder.decode(wave.index, wave.results.data_ptr(), wave.stride)
+
+
+def make_plan(
+    parameters: Sequence[torch.Tensor],
+    dtype: torch.dtype,
+    compression: Lossy | None,
+    memory: Memory,
+    place: Place,
+) -> Plan:
+    """Plan a bucket whose parameters lie one behind the other.
+
+    Args:
+        compression: None sends all of them as they are.
+    """
+    element = str(dtype).removeprefix("torch.")
+    tensors, slots, at = [], [], 0
+    for parameter in parameters:
+        slot, count = memory.slot(parameter), parameter.numel()
+        coding = None
+        if compression is not None:
+            coding = compression.coding_for_gradient(slot.name, parameter.shape, element)
+        memory.lend(slot, count, coding, rank=place.rank, size=place.size)
+        tensors.append(bucket_tensor(slot, at, count, coding))
+        slots.append(slot)
+        at += count
+    coder = _core.BucketCoder(
+        tensors,
+        dtype=element,
+        seed=place.seed,
+        rank=place.rank,
+        size=place.size,
+        limit=WAVE_ELEMENTS,
+        workers=place.workers,
+    )
+    return Plan(coder, slots, place)
+
+
+def bucket_tensor(slot: Slot, at: int, count: int, coding: Coding | None) -> _core.BucketTensor:
+    """Tell the core of a parameter whose gradient begins at element ``at`` of the bucket."""
+    if coding is None or slot.residual is None or slot.owner_residual is None:
+        spec = None if coding is None else coding.spec
+        return _core.BucketTensor(at=at, count=count, id=slot.id, spec=spec)
+    return _core.BucketTensor(
+        at=at,
+        count=count,
+        id=slot.id,
+        spec=coding.spec,
+        residual=slot.residual.data_ptr(),
+        owner_residual=slot.owner_residual.data_ptr(),
+    )
+
+
+def _wave(coder: _core.BucketCoder, index: int, place: Place) -> Wave:
+    sizes = [coder.bytes(index, owner) for owner in range(place.size)]
+    others = [rank for rank in range(place.size) if rank != place.rank]
+    own, stride = sizes[place.rank], max(sizes)
+    sent = torch.zeros(sum(sizes) - own, dtype=torch.uint8)
+    received = torch.zeros(own * len(others), dtype=torch.uint8)
+    results = torch.zeros(stride * place.size, dtype=torch.uint8)
+    return Wave(
+        index,
+        sent,
+        received,
+        results[place.rank * stride :][:own],
+        results,
+        stride,
+        to=_parts(others, sent, [sizes[rank] for rank in others]),
+        of=_parts(others, received, [own for _ in others]),
+        results_of={r: results[r * stride :][: sizes[r]] for r in others if sizes[r] > 0},
+    )
+
+
+def _parts(ranks: Sequence[int], memory: torch.Tensor, sizes: list[int]) -> dict[int, torch.Tensor]:
+    parts = zip(ranks, torch.split(memory, sizes), sizes, strict=True)  # type: ignore[no-untyped-call]
+    return {rank: part for rank, part, size in parts if size > 0}

@@ -1,0 +1,72 @@
+"""Where a bucket is while it is coded: in place on the host, or in a pinned copy of a GPU's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["InPlace", "PinnedCopy", "future_for", "staged"]
+
+
+def future_for(bucket: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """Return a future that may hold the bucket."""
+    return torch.futures.Future(devices=[bucket.device] if bucket.is_cuda else None)
+
+
+class PinnedCopy:
+    """A GPU's bucket on the host; copies run on a stream of their own.
+
+    Args:
+        bucket: on a CUDA device; its gradients are complete on the current stream.
+        host: pinned, of the same shape and type.
+    """
+
+    def __init__(self, bucket: torch.Tensor, host: torch.Tensor, stream: Any) -> None:
+        self.host = host
+        self._bucket = bucket
+        self._stream = stream
+        self._complete = torch.cuda.current_stream(bucket.device).record_event()
+
+    def fetch(self) -> None:
+        """Wait for the gradients and copy them to the host."""
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._complete)
+            self.host.copy_(self._bucket, non_blocking=True)
+            self._bucket.record_stream(self._stream)
+        self._stream.synchronize()
+
+    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
+        """Copy the result back and complete the future, which waits for the copy's stream."""
+        with torch.cuda.stream(self._stream):
+            self._bucket.copy_(self.host, non_blocking=True)
+            future.set_result(self._bucket)
+
+
+class InPlace:
+    """A bucket that lies on the host already."""
+
+    def __init__(self, bucket: torch.Tensor) -> None:
+        self.host = bucket
+
+    def fetch(self) -> None:
+        """Do nothing: the gradients are there."""
+
+    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
+        """Complete the future."""
+        future.set_result(self.host)
+
+
+def staged(bucket: torch.Tensor, pinned: dict[torch.Size, Any]) -> InPlace | PinnedCopy:
+    """Return the bucket's place on the host.
+
+    Args:
+        pinned: a plan's own pinned memory and stream, made at the first call.
+    """
+    if not bucket.is_cuda:
+        return InPlace(bucket)
+    if bucket.shape not in pinned:
+        host = torch.empty(bucket.shape, dtype=bucket.dtype, pin_memory=True)
+        stream: Any = torch.cuda.Stream
+        pinned[bucket.shape] = (host, stream(bucket.device))
+    return PinnedCopy(bucket, *pinned[bucket.shape])

@@ -1,0 +1,214 @@
+"""The state of the hook: settings, process group, and what is remembered between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from qsgd_hpc import _core, env
+from qsgd_hpc.compression import KINDS, Lossy
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.rules import Rule
+from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan, serves
+from qsgd_hpc.torch.ddp.memory import Memory
+from qsgd_hpc.torch.ddp.pipeline import Job, Pipeline
+from qsgd_hpc.torch.ddp.plan import Place, Plan, make_plan
+from qsgd_hpc.torch.ddp.staging import future_for, staged
+
+__all__ = ["QSGDState"]
+
+
+class QSGDState:
+    """What ``model.register_comm_hook(state, qsgd_hook)`` works with.
+
+    Args:
+        process_group: the one that the model was given; None is the default group.
+        bits: per element, sign included, 1 to 8; 1 is the sign with a scale. None: 4, or what the
+            scheme fixes.
+        error_feedback: add what coding has lost to what is sent next. Takes float32 host memory of
+            the gradients' size, and an n-th of it more on n ranks.
+        scheme: a code of docs/compression.md: qsgd, minmax, nuqsgd, terngrad, sign or topk.
+        named_parameters: ``model.named_parameters()``, for rules by name and checkpoints by name.
+        seed: of the rounding noise, equal on every rank; None takes QSGD_SEED.
+        start_step: reductions of each parameter that stay exact before compression begins.
+        scaler: a ``GradScaler``: residuals then follow its changes of scale.
+        threads: that code a bucket; None takes QSGD_THREADS.
+        **settings: ``bucket_size``, ``norm``, ``rounding``, ``min_elements``, ``rules`` and what
+            else the scheme takes (:mod:`qsgd_hpc.compression`); unset, QSGD_* decide.
+    Raises:
+        UsageError: a setting that is unknown or out of range.
+    """
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        bits: int | None = None,
+        *,
+        error_feedback: bool | None = True,
+        scheme: str = "qsgd",
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+        seed: int | None = None,
+        start_step: int = 0,
+        scaler: torch.amp.GradScaler | None = None,
+        threads: int | None = None,
+        **settings: int | str | float | Iterable[Rule | tuple[str, int | str]] | None,
+    ) -> None:
+        self.process_group = process_group
+        self.compression = _compression(scheme, bits, error_feedback, settings)
+        self.seed = env.get("QSGD_SEED") if seed is None else seed
+        self.start_step = start_step
+        self.scaler = scaler
+        self._scale = 1.0
+        self._memory = Memory(named_parameters)
+        self._threads = env.get("QSGD_THREADS") if threads is None else threads
+        self._forget_group()
+
+    def _forget_group(self) -> None:
+        self._place: Place | None = None
+        self._pipeline: Pipeline | None = None
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._device_plans: dict[tuple[Any, ...], DevicePlan] = {}
+        self._queues: dict[torch.device, Queue] = {}
+
+    def reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Start averaging a ``dist.GradBucket`` over the ranks; returns at once.
+
+        Returns:
+            a future of the bucket's buffer, the same bits on every rank.
+        """
+        flat, place = bucket.buffer(), self._join_group()
+        if place.size == 1:
+            alone = future_for(flat)
+            alone.set_result(flat)
+            return alone
+        self._follow_scale()
+        group = self._group()
+        if (library := serves(flat, self.compression, group)) is not None:
+            device_plan = self._device_plan(bucket.parameters(), flat, place, library)
+            return device_plan.start(flat, group)
+        pipeline = self._start_pipeline(group)
+        plan = self._plan(bucket.parameters(), flat, place)
+        job = Job(plan, staged(flat, plan.pinned), future_for(flat))
+        result = job.result()
+        pipeline.submit(job)
+        return result
+
+    def _group(self) -> Any:
+        return self.process_group or dist.group.WORLD
+
+    def _join_group(self) -> Place:
+        if self._place is None:
+            if not dist.is_initialized():
+                raise UsageError("QSGDState: call torch.distributed.init_process_group() first")
+            group = self._group()
+            rank, size = dist.get_rank(group), dist.get_world_size(group)
+            if rank < 0:
+                raise UsageError(
+                    f"rank {dist.get_rank()} is not in the process group of its QSGDState; give "
+                    "the state the group that the model was given: model.process_group"
+                )
+            self._place = Place(rank, size, self.seed, _core.Workers(self._threads))
+        return self._place
+
+    def _start_pipeline(self, group: Any) -> Pipeline:
+        if self._pipeline is None:
+            _check_carrier(group)
+            self._pipeline = Pipeline(group)
+        return self._pipeline
+
+    def _device_plan(
+        self, parameters: list[torch.Tensor], flat: torch.Tensor, place: Place, library: str
+    ) -> DevicePlan:
+        exact, key = self._key(parameters, flat)
+        if key not in self._device_plans:
+            self._count_steps()  # where plans of other buckets have got to with these parameters
+            queue = self._queues.setdefault(flat.device, Queue(flat.device))
+            compression = None if exact else self.compression
+            self._device_plans[key] = make_device_plan(
+                parameters, flat, compression, self._memory, place, queue, library
+            )
+        return self._device_plans[key]
+
+    def _count_steps(self) -> None:
+        for plan in self._device_plans.values():
+            plan.count()
+
+    def _key(
+        self, parameters: list[torch.Tensor], flat: torch.Tensor
+    ) -> tuple[bool, tuple[Any, ...]]:
+        """Return whether the bucket is still reduced exactly, and what its plan goes by."""
+        exact = any(self._memory.slot(p).steps < self.start_step for p in parameters)
+        return exact, (exact, flat.dtype, *map(id, parameters))
+
+    def _plan(self, parameters: list[torch.Tensor], flat: torch.Tensor, place: Place) -> Plan:
+        exact, key = self._key(parameters, flat)
+        if key not in self._plans:
+            compression = None if exact else self.compression
+            self._plans[key] = make_plan(parameters, flat.dtype, compression, self._memory, place)
+        return self._plans[key]
+
+    def _follow_scale(self) -> None:
+        if self.scaler is None:
+            return
+        scale = self.scaler.get_scale()
+        if scale != self._scale:
+            self._memory.rescale(scale / self._scale)
+            self._scale = scale
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs for this rank to go on bit for bit, between two steps.
+
+        Returns:
+            ``parameters`` by name: ``steps``, and with error feedback ``residual`` and
+            ``owner_residual`` (float32); and ``scale``, that of the gradients.
+        """
+        self._count_steps()
+        return {"scale": self._scale, "parameters": self._memory.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved state: this rank's own, of a run with as many ranks."""
+        self._scale = state["scale"]
+        self._memory.load_state_dict(state["parameters"])
+        self._plans.clear()
+        self._device_plans.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to the process: groups, threads, parameters, the scaler."""
+        kept = ("compression", "seed", "start_step", "_threads")
+        return {k: getattr(self, k) for k in kept} | {"state": self.state_dict()}
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        state = saved.pop("state")
+        self.__dict__.update(saved, process_group=None, scaler=None, _memory=Memory(None))
+        self._forget_group()
+        self.load_state_dict(state)
+
+
+def _check_carrier(group: Any) -> None:
+    try:
+        group._get_backend(torch.device("cpu"))
+    except RuntimeError as error:
+        raise UsageError(
+            "QSGDState: codes travel between hosts' memories, which this process group does not "
+            f"carry ({error}). Call init_process_group() without a backend, or with "
+            "'cpu:gloo,cuda:nccl'; or give QSGDState a group of backend='gloo' over the same ranks"
+        ) from None
+
+
+def _compression(
+    scheme: str, bits: int | None, error_feedback: bool | None, settings: Mapping[str, Any]
+) -> Lossy:
+    if scheme not in KINDS:
+        raise UsageError(f"QSGDState(scheme={scheme!r}): choose one of {', '.join(KINDS)}")
+    kind = KINDS[scheme]
+    chosen = {k: v for k, v in settings.items() if v is not None} | {"nmse_budget": None}
+    if bits is not None:
+        chosen["bits"] = bits
+    try:
+        return kind(error_feedback=error_feedback, **chosen)
+    except TypeError as error:
+        known = [f for f in kind.__dataclass_fields__ if f != "nmse_budget"]
+        raise UsageError(f"QSGDState: {error}; {scheme} takes {', '.join(known)}") from None

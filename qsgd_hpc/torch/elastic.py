@@ -1,0 +1,83 @@
+"""``hvd.elastic`` for PyTorch; what it can do in a batch job: :mod:`qsgd_hpc.elastic`.
+
+::
+
+    sampler = hvd.elastic.ElasticSampler(dataset)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0)
+
+    @hvd.elastic.run
+    def train(state):
+        for state.epoch in range(state.epoch, epochs):
+            for i, batch in enumerate(loader):
+                ...
+                state.sampler.record_batch(i, batch_size)
+                if i % 100 == 99:
+                    state.commit()
+            state.sampler.set_epoch(state.epoch + 1)
+            state.commit()
+
+    train(state)
+"""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO
+
+import torch
+
+from qsgd_hpc._base.parts import Part, SamplerPart, StatefulPart
+from qsgd_hpc._base.sampler import ElasticShares
+from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
+from qsgd_hpc.torch.functions import broadcast_optimizer_state, broadcast_parameters
+
+__all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "TorchState", "run"]
+
+
+class ElasticSampler(ElasticShares, torch.utils.data.Sampler[int]):
+    """Shares a data set among the ranks, and after a failure what is left of it.
+
+    Give it to a ``DataLoader`` as ``sampler=`` and to a ``TorchState``. Record what has been
+    processed with ``record_batch`` or ``record_indices``, and call ``set_epoch`` when an epoch has
+    ended.
+
+    Args:
+        dataset: anything with a length, equal on every rank.
+        shuffle: whether to shuffle, anew in each epoch and alike on every rank.
+        seed: of the shuffling, equal on every rank.
+    """
+
+
+class TorchState(State):
+    """A model, an optimizer, samplers, and whatever else a training has to go on with.
+
+    Args:
+        model: any ``torch.nn.Module``, if there is one.
+        optimizer: any optimizer, distributed or not, if there is one.
+        attributes: samplers, schedulers, loss scalers, further models, epochs, batches...; each
+            becomes an attribute.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **attributes: Any,
+    ) -> None:
+        named = {"model": model, "optimizer": optimizer}
+        super().__init__(**{n: v for n, v in named.items() if v is not None}, **attributes)
+
+    def _part(self, value: Any) -> Part:
+        if isinstance(value, torch.nn.Module):
+            return StatefulPart(value, lambda model: broadcast_parameters(model.state_dict()))
+        if isinstance(value, torch.optim.Optimizer):
+            return StatefulPart(value, broadcast_optimizer_state)
+        if isinstance(value, ElasticShares):
+            return SamplerPart(value)
+        return super()._part(value)
+
+    def _dump(self, content: Any, stream: BinaryIO) -> None:
+        torch.save(content, stream)
+
+    def _load(self, stream: BinaryIO) -> Any:
+        # Attributes may be of any type; the file is the user's own.
+        return torch.load(stream, map_location="cpu", weights_only=False)

@@ -1,0 +1,40 @@
+"""Names for an optimizer's parameters: what messages and compression rules call them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["name_parameters"]
+
+
+def name_parameters(
+    owned: Sequence[torch.Tensor], named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> dict[torch.Tensor, str]:
+    """Return a name for each of the optimizer's parameters.
+
+    Args:
+        owned: the optimizer's parameters.
+        named_parameters: names for them and perhaps for others; None numbers them.
+    Raises:
+        UsageError: names doubled or missing.
+    """
+    if named_parameters is None:
+        return {p: str(i) for i, p in enumerate(owned)}
+    pairs = list(named_parameters)
+    doubled = sorted(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
+    if doubled:
+        raise UsageError(f"named_parameters has these names more than once: {', '.join(doubled)}")
+    names = {parameter: name for name, parameter in pairs}
+    lost = [tuple(p.shape) for p in owned if p not in names]
+    if lost:
+        raise UsageError(
+            f"named_parameters lacks {len(lost)} of the optimizer's {len(owned)} parameters "
+            f"(shapes {', '.join(map(str, lost[:5]))}); pass model.named_parameters() of the same "
+            "model"
+        )
+    return {p: names[p] for p in owned}

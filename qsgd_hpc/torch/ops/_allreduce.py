@@ -1,0 +1,201 @@
+"""``allreduce`` in all its forms: new or in place, now or later, one tensor or a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from qsgd_hpc import ops
+from qsgd_hpc._base.compressors import NoneCompressor
+from qsgd_hpc._base.reduction import Reduction, choose_op
+from qsgd_hpc.ops import Handle, Op
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.torch.ops._reduced import Allreduce, run_scaled
+from qsgd_hpc.torch.ops._reduction import start_allreduces
+
+__all__ = [
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+]
+
+Tensors = Sequence[torch.Tensor]
+
+
+def _first(tensors: Tensors) -> torch.Tensor:
+    return tensors[0]
+
+
+def _reduction(
+    op: Op | None,
+    average: bool | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    compression: Any,
+    name: str | None,
+) -> Reduction:
+    chosen = choose_op(op, average)
+    return Reduction(chosen, prescale, postscale, process_set, compression, name is not None)
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: Any = NoneCompressor,
+) -> Handle:
+    """Start an allreduce; ``synchronize`` returns its result as a new tensor."""
+    factors = prescale_factor, postscale_factor
+    reduction = _reduction(op, average, *factors, process_set, compression, name)
+    text = ops.label("allreduce", name, process_set)
+    return start_allreduces([tensor], None, reduction, text, grouped=False).then(_first)
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: Any = NoneCompressor,
+) -> Handle:
+    """Start an allreduce that replaces ``tensor``; do not touch it before ``synchronize``."""
+    factors = prescale_factor, postscale_factor
+    reduction = _reduction(op, average, *factors, process_set, compression, name)
+    text = ops.label("allreduce", name, process_set)
+    return start_allreduces([tensor], [tensor], reduction, text, grouped=False).then(_first)
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = NoneCompressor,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Return the average (or ``op``) of every rank's ``tensor``; shapes must be equal.
+
+    Args:
+        tensor: any numeric dtype; unchanged.
+        average: the older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False).
+        name: pairs the calls of the ranks; by default their order does.
+        compression: one of ``hvd.Compression``.
+        op: Average (default), Sum, Min, Max, Product or Adasum. Integers average towards zero.
+        prescale_factor: multiplies every rank's tensor before the sum.
+        postscale_factor: multiplies the result.
+        process_set: the ranks that take part; by default all.
+    Raises:
+        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+    """
+    factors = prescale_factor, postscale_factor
+    reduction = _reduction(op, average, *factors, process_set, compression, name)
+    return _run(reduction, name, [tensor], grouped=False)[0]
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: Any = NoneCompressor,
+) -> torch.Tensor:
+    """Replace ``tensor`` by the average (or ``op``) over the ranks; see :func:`allreduce`."""
+    factors = prescale_factor, postscale_factor
+    handle = allreduce_async_(tensor, average, name, op, *factors, process_set, compression)
+    reduced: torch.Tensor = handle.wait()
+    return reduced
+
+
+def grouped_allreduce_async(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: Any = NoneCompressor,
+) -> Handle:
+    """Start a ``grouped_allreduce``; ``synchronize`` returns its results as new tensors."""
+    factors = prescale_factor, postscale_factor
+    reduction = _reduction(op, average, *factors, process_set, compression, name)
+    text = ops.label("allreduce", name, process_set)
+    return start_allreduces(tensors, None, reduction, text, grouped=True)
+
+
+def grouped_allreduce_async_(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: Any = NoneCompressor,
+) -> Handle:
+    """Start a ``grouped_allreduce`` that replaces the tensors."""
+    factors = prescale_factor, postscale_factor
+    reduction = _reduction(op, average, *factors, process_set, compression, name)
+    text = ops.label("allreduce", name, process_set)
+    return start_allreduces(tensors, tensors, reduction, text, grouped=True)
+
+
+def grouped_allreduce(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = NoneCompressor,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Reduce several tensors, which complete or fail together; see :func:`allreduce`."""
+    factors = prescale_factor, postscale_factor
+    reduction = _reduction(op, average, *factors, process_set, compression, name)
+    return _run(reduction, name, tensors, grouped=True)
+
+
+def grouped_allreduce_(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: Any = NoneCompressor,
+) -> list[torch.Tensor]:
+    """Replace several tensors by their reductions; see :func:`grouped_allreduce`."""
+    factors = prescale_factor, postscale_factor
+    handle = grouped_allreduce_async_(
+        tensors, average, name, op, *factors, process_set, compression
+    )
+    reduced: list[torch.Tensor] = handle.wait()
+    return reduced
+
+
+def _run(
+    reduction: Reduction, name: str | None, tensors: Tensors, *, grouped: bool
+) -> list[torch.Tensor]:
+    return run_scaled(lambda plain: Allreduce(plain, name, grouped=grouped), reduction, tensors)

@@ -1,0 +1,94 @@
+"""``alltoall``: some rows for each rank, and from each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from qsgd_hpc import ops
+from qsgd_hpc.ops import Handle
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.torch.ops._gradients import Collective, run
+from qsgd_hpc.torch.ops._tensors import as_rows, moved_buffer_of, on_host, tensor_from
+
+__all__ = ["Alltoall", "alltoall", "alltoall_async"]
+
+Tensors = Sequence[torch.Tensor]
+Splits = Sequence[int] | torch.Tensor | None
+
+
+class Alltoall(Collective):
+    """Sends ``splits[i]`` rows to the i-th rank of the process set."""
+
+    def __init__(self, splits: Splits, name: str | None, process_set: ProcessSet) -> None:
+        self._splits = splits.tolist() if isinstance(splits, torch.Tensor) else splits
+        self._name = ops.label("alltoall", name, process_set)
+        self._process_set = process_set
+        self.received: list[int] = []
+        """Rows that came from each rank, when it is done."""
+
+    def start(self, tensors: Tensors) -> Handle:
+        """Start exchanging the rows of one tensor."""
+        (tensor,) = tensors
+        host = on_host(as_rows(tensor, "alltoall"))
+
+        def exchanged(received: ops.Received) -> list[torch.Tensor]:
+            self.received = received.rows
+            return [tensor_from(received, host).to(tensor.device)]
+
+        return ops.alltoall(
+            moved_buffer_of(host),
+            splits=self._splits,
+            name=self._name,
+            process_set=self._process_set,
+            result=exchanged,
+        )
+
+    def gradients(self, gradients: Tensors, values: Tensors) -> Tensors:
+        """Send the gradients back the way the rows came."""
+        back = Alltoall(self.received, f"{self._name}.gradient", self._process_set)
+        return run(back, gradients)
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an ``alltoall``; ``synchronize`` returns what it would."""
+    call = Alltoall(splits, name, process_set)
+    return call.start([tensor]).then(lambda made: _with_splits(made[0], call, splits))
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Send some rows of ``tensor`` to each rank; return those that came, in rank order.
+
+    Args:
+        tensor: at least one dimension; the ranks' may differ in the first one only.
+        splits: rows for each rank of the process set, as integers in a list or tensor; None
+            sends equally many to each.
+        name: pairs the calls of the ranks; by default their order does.
+        process_set: the ranks that take part; by default all.
+    Returns:
+        The rows, and, if ``splits`` were given, how many came from each rank, as int32.
+    Raises:
+        UsageError: splits that do not add up to the rows (a ValueError, on this rank).
+        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+    """
+    call = Alltoall(splits, name, process_set)
+    return _with_splits(run(call, [tensor])[0], call, splits)
+
+
+def _with_splits(
+    made: torch.Tensor, call: Alltoall, splits: Splits
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    if splits is None:
+        return made
+    return made, torch.tensor(call.received, dtype=torch.int32)

@@ -1,0 +1,102 @@
+"""``broadcast``: one rank's tensor for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from qsgd_hpc import basics, ops
+from qsgd_hpc._base.reduction import Reduction
+from qsgd_hpc.ops import Handle, Sum
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.torch.ops._gradients import Collective, run
+from qsgd_hpc.torch.ops._reduced import Allreduce
+from qsgd_hpc.torch.ops._tensors import deliver, moved_buffer_of, on_host
+
+__all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
+
+Tensors = Sequence[torch.Tensor]
+
+
+class _Broadcast(Collective):
+    def __init__(self, root_rank: int, name: str | None, process_set: ProcessSet) -> None:
+        self._root = root_rank
+        self._name = ops.label("broadcast", name, process_set)
+        self._process_set = process_set
+
+    def start(self, tensors: Tensors) -> Handle:
+        copies = [t.detach().clone() for t in tensors]
+        return _start(copies[0], self._root, self._name, self._process_set).then(lambda t: [t])
+
+    def gradients(self, gradients: Tensors, values: Tensors) -> Tensors:
+        """Return the sum of all ranks' gradients on the root, whose values they are, else 0."""
+        reduction = Reduction(Sum, process_set=self._process_set)
+        totals = run(Allreduce(reduction, f"{self._name}.gradient", grouped=False), gradients)
+        if basics.rank() == self._root:
+            return totals
+        # Zeros that a second derivative passes through as it does on the root.
+        return [t.masked_fill(torch.ones_like(t, dtype=torch.bool), 0) for t in totals]
+
+
+def _start(tensor: torch.Tensor, root_rank: int, name: str, process_set: ProcessSet) -> Handle:
+    host = on_host(tensor)
+    return ops.broadcast(
+        moved_buffer_of(host),
+        root_rank=root_rank,
+        name=name,
+        process_set=process_set,
+        result=lambda: deliver(host, tensor, tensor),
+    )
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start replacing ``tensor`` by root_rank's; do not touch it before ``synchronize``."""
+    text = ops.label("broadcast", name, process_set)
+    return _start(tensor, root_rank, text, process_set)
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start a broadcast; ``synchronize`` returns root_rank's tensor as a new one."""
+    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Replace ``tensor`` by root_rank's; shapes must be equal."""
+    received: torch.Tensor = broadcast_async_(tensor, root_rank, name, process_set).wait()
+    return received
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Return root_rank's ``tensor``; shapes must be equal.
+
+    Args:
+        tensor: any dtype; unchanged.
+        root_rank: counts all ranks of the job, and is one of the process set.
+        name: pairs the calls of the ranks; by default their order does.
+        process_set: the ranks that take part; by default all.
+    Raises:
+        UsageError: root_rank is no rank of the set.
+        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+    """
+    return run(_Broadcast(root_rank, name, process_set), [tensor])[0]

@@ -1,0 +1,109 @@
+"""``reducescatter``: every rank gets its share of the rows of a reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from qsgd_hpc._base.compressors import NoneCompressor
+from qsgd_hpc._base.reduction import Reduction, choose_op
+from qsgd_hpc.ops import Handle, Op
+from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.torch.ops._reduced import run_scaled
+from qsgd_hpc.torch.ops._scattered import Reducescatter
+
+__all__ = [
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "reducescatter",
+    "reducescatter_async",
+]
+
+Tensors = Sequence[torch.Tensor]
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Op | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: Any = NoneCompressor,
+    average: bool | None = None,
+) -> Handle:
+    """Start a ``reducescatter``; ``synchronize`` returns its result."""
+    factors = prescale_factor, postscale_factor
+    reduction = Reduction(choose_op(op, average), *factors, process_set, compression)
+    handle = Reducescatter(reduction, name, grouped=False).start([tensor])
+    return handle.then(lambda made: made[0])
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Any = NoneCompressor,
+    op: Op | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    average: bool | None = None,
+) -> torch.Tensor:
+    """Return this rank's rows of the average (or ``op``) of all ranks' tensors.
+
+    Args:
+        tensor: at least one dimension, unchanged; shapes must be equal. The rows are cut as
+            evenly as possible; the first ranks get one more.
+        name: pairs the calls of the ranks; by default their order does.
+        compression: ``hvd.Compression.none``, ``fp16`` or ``bf16``, or one's own.
+        op: Average (default), Sum, Min, Max or Product.
+        process_set: the ranks that take part; by default all.
+        prescale_factor: multiplies every rank's tensor before the sum.
+        postscale_factor: multiplies the result.
+        average: the older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False).
+    Raises:
+        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+    """
+    factors = prescale_factor, postscale_factor
+    reduction = Reduction(choose_op(op, average), *factors, process_set, compression)
+    return _run(reduction, name, [tensor], grouped=False)[0]
+
+
+def grouped_reducescatter_async(
+    tensors: Tensors,
+    name: str | None = None,
+    op: Op | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: Any = NoneCompressor,
+    average: bool | None = None,
+) -> Handle:
+    """Start a ``grouped_reducescatter``; ``synchronize`` returns its results."""
+    factors = prescale_factor, postscale_factor
+    reduction = Reduction(choose_op(op, average), *factors, process_set, compression)
+    return Reducescatter(reduction, name, grouped=True).start(tensors)
+
+
+def grouped_reducescatter(
+    tensors: Tensors,
+    name: str | None = None,
+    compression: Any = NoneCompressor,
+    op: Op | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    average: bool | None = None,
+) -> list[torch.Tensor]:
+    """Reduce and share out several tensors, which complete or fail together."""
+    factors = prescale_factor, postscale_factor
+    reduction = Reduction(choose_op(op, average), *factors, process_set, compression)
+    return _run(reduction, name, tensors, grouped=True)
+
+
+def _run(
+    reduction: Reduction, name: str | None, tensors: Tensors, *, grouped: bool
+) -> list[torch.Tensor]:
+    return run_scaled(lambda plain: Reducescatter(plain, name, grouped=grouped), reduction, tensors)

@@ -1,0 +1,96 @@
+"""Reducescatter as a differentiable collective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from qsgd_hpc import ops
+from qsgd_hpc._base.reduction import CURVED, Reduction, op_for, require_values
+from qsgd_hpc.ops import Average, Handle, Op
+from qsgd_hpc.torch.ops._allgather import Allgather
+from qsgd_hpc.torch.ops._gradients import Collective, run
+from qsgd_hpc.torch.ops._reduced import derivatives
+from qsgd_hpc.torch.ops._reduction import compressor_for
+from qsgd_hpc.torch.ops._tensors import as_rows, buffer_of, deliver, on_host, tensor_from
+
+__all__ = ["Reducescatter"]
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Reducescatter(Collective):
+    """Reduces tensors and leaves each rank its share of the rows."""
+
+    def __init__(self, reduction: Reduction, name: str | None, *, grouped: bool) -> None:
+        require_values(reduction)
+        self._reduction = reduction
+        self._name = ops.label("reducescatter", name, reduction.process_set)
+        self._grouped = grouped
+        self.needs_values = reduction.op in CURVED
+
+    def start(self, tensors: Tensors) -> Handle:
+        """Start reducing into new tensors."""
+        prepared = [_prepare(t, self._reduction) for t in tensors]
+        if not self._grouped:
+            only = prepared[0].start(self._reduction, self._name, None)
+            return only.then(lambda share: [share])
+        group = ops.Group(self._name, len(prepared))
+        names = ops.member_names(self._name, len(prepared))
+        return Handle.together(
+            [p.start(self._reduction, n, group) for p, n in zip(prepared, names, strict=True)]
+        )
+
+    def gradients(self, gradients: Tensors, values: Tensors) -> Tensors:
+        """Return all ranks' shares of the gradient, times the derivative of a curved operation."""
+        reduction, name = self._reduction, f"{self._name}.gradient"
+        sets = reduction.process_set
+        totals = run(Allgather(name, sets, grouped=True), gradients)
+        if reduction.op in CURVED:
+            inputs, shares = values[: len(totals)], values[len(totals) :]
+            outputs = run(Allgather(f"{name}.results", sets, grouped=True), shares)
+            slopes = derivatives(reduction.op, inputs, outputs, name, sets)
+            return [total * slope for total, slope in zip(totals, slopes, strict=True)]
+        factor = reduction.prescale * reduction.postscale
+        if reduction.op is Average:
+            factor /= len(ops.ranks_of(sets))
+        return [total * factor for total in totals]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """One tensor, ready to be handed to the core: what can be wrong with it is known by then."""
+
+    tensor: torch.Tensor
+    host: torch.Tensor
+    compressor: Any
+    context: Any
+    op: Op
+
+    def start(self, reduction: Reduction, name: str, group: ops.Group | None) -> Handle:
+        return ops.reducescatter(
+            buffer_of(self.host),
+            name=name,
+            op=self.op,
+            prescale=reduction.prescale,
+            postscale=reduction.postscale,
+            process_set=reduction.process_set,
+            group=group,
+            result=self._result,
+        )
+
+    def _result(self, received: ops.Received) -> torch.Tensor:
+        with torch.no_grad():
+            share = tensor_from(received, self.host)
+            return deliver(self.compressor.decompress(share, self.context), self.tensor, None)
+
+
+def _prepare(tensor: torch.Tensor, reduction: Reduction) -> _Prepared:
+    op = op_for(reduction.op, boolean=tensor.dtype == torch.bool)
+    compressor = compressor_for(tensor, op, reduction.compression)
+    with torch.no_grad():
+        compressed, context = compressor.compress(as_rows(tensor, "reducescatter").detach())
+    return _Prepared(tensor, on_host(compressed), compressor, context, op)

@@ -1,0 +1,116 @@
+"""The allreduce of one parameter's gradients: what is equal in every step is worked out once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from qsgd_hpc import ops
+from qsgd_hpc._base.compressors import NoneCompressor
+from qsgd_hpc._base.gradient_reduction import GradientReduction
+from qsgd_hpc.ops import Group, Handle
+
+__all__ = ["GradientAllreduce"]
+
+
+class GradientAllreduce:
+    """Reduces the gradients of one parameter in place.
+
+    Args:
+        name: of the operation, equal on every rank.
+        parameter: the name that rules for compression look at.
+        shape: of the gradients.
+        dtype: of the gradients.
+        reduction: what to do.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameter: str,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        reduction: GradientReduction,
+    ) -> None:
+        self.dtype = dtype
+        self._shape = shape
+        self._name = name
+        self._op = reduction.op
+        self._process_set = reduction.process_set
+        self._factors = reduction.factors
+        self._compressor = reduction.compressor
+        self._in_place = self._compressor is NoneCompressor and not dtype.is_complex
+        self._core: Any = None
+        self._group: Group | None = None
+        self._coding = reduction.coding(parameter, shape, str(dtype).removeprefix("torch."))
+
+    def start(self, gradient: torch.Tensor, group: Group | None = None) -> Any:
+        """Start replacing a gradient by its reduction; do not touch it before the handle is done.
+
+        Gradients of one group become ready, and are done, together. A gradient that holds NaN or
+        Inf is delivered, too, before the wait of its handle raises. Returns something with a
+        ``wait``.
+        """
+        if self._in_place and gradient.is_cpu and gradient.is_contiguous():
+            return self._start_in_place(gradient, group)
+        return self._start_by_way(gradient, group)
+
+    def _start_in_place(self, gradient: torch.Tensor, group: Group | None) -> Any:
+        """Start it with as little Python as can be: this runs for every parameter in every step."""
+        if self._core is None or group != self._group:
+            prescale, postscale = self._factors
+            self._group = group
+            self._core = ops.prepare_gradient_allreduce(
+                self._shape,
+                str(self.dtype).removeprefix("torch."),
+                name=self._name,
+                op=self._op,
+                prescale=prescale,
+                postscale=postscale,
+                coding=self._coding,
+                process_set=self._process_set,
+                group=group,
+            )
+        pointer = gradient.data_ptr()
+        return self._core.start(pointer, pointer, gradient)
+
+    def _start_by_way(self, gradient: torch.Tensor, group: Group | None) -> Handle:
+        """Start it on what a compressor, the device or the layout makes of the gradient."""
+        travelling, context = self._compressor.compress(gradient.detach())
+        host = travelling.cpu().contiguous()
+        in_place = host.data_ptr() == gradient.data_ptr()
+        reduced = host if in_place else torch.empty_like(host)
+
+        def result() -> None:
+            _deliver(self._compressor.decompress(reduced, context), gradient)
+
+        prescale, postscale = self._factors
+        return ops.allreduce(
+            _buffer(host),
+            _buffer(reduced),
+            name=self._name,
+            op=self._op,
+            prescale=prescale,
+            postscale=postscale,
+            coding=self._coding,
+            check_finite=True,
+            process_set=self._process_set,
+            group=group,
+            result=result,
+        )
+
+
+def _buffer(tensor: torch.Tensor) -> ops.Buffer:
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    dtype = str(real.dtype).removeprefix("torch.")
+    return ops.Buffer(real.data_ptr(), real.shape, dtype, tensor)
+
+
+def _deliver(result: torch.Tensor, gradient: torch.Tensor) -> None:
+    same = (result.data_ptr(), result.dtype, result.shape, result.stride()) == (
+        gradient.data_ptr(), gradient.dtype, gradient.shape, gradient.stride()
+    )  # fmt: skip
+    if not same:  # a compressor may return anything
+        with torch.no_grad():
+            gradient.copy_(result)

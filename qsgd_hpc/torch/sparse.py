@@ -1,0 +1,91 @@
+"""Sparse gradients: what an embedding with ``sparse=True`` has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from qsgd_hpc import env, ops
+from qsgd_hpc._base.gradient_reduction import GradientReduction
+from qsgd_hpc.errors import NonFiniteGradientError
+from qsgd_hpc.ops import Handle
+from qsgd_hpc.torch.ops import sparse_allreduce_async
+
+__all__ = ["Layouts", "start_sparse"]
+
+
+class Layouts:
+    """Which parameters have sparse gradients, as all ranks have come to know.
+
+    A rank that has no gradient for a parameter takes part with an empty or a zero one, and has to
+    know from the others which. So ranks compare at the end of a step, until some rank has had a
+    gradient of each parameter: usually once.
+
+    Args:
+        name: of the comparison, equal on every rank.
+        reduction: of the gradients.
+    """
+
+    def __init__(self, name: str, reduction: GradientReduction) -> None:
+        self._name = name
+        self._reduction = reduction
+        self._sparse_dims: dict[torch.Tensor, int] = {}  # 0: dense
+
+    def compare(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Learn from all ranks; collective, with equal parameters on every rank."""
+        unknown = [p for p in parameters if p not in self._sparse_dims]
+        if not unknown:
+            return
+        seen = torch.tensor([0 if p.grad is None else 1 + _sparse_dim(p.grad) for p in unknown])
+        ops.allreduce(
+            buffer := ops.Buffer(seen.data_ptr(), seen.shape, "int64", seen),
+            buffer,
+            name=self._name,
+            op=ops.Max,
+            lasting=False,
+            process_set=self._reduction.process_set,
+            result=lambda: None,
+        ).wait()
+        known = zip(unknown, seen.tolist(), strict=True)
+        self._sparse_dims.update({p: code - 1 for p, code in known if code})
+
+    def zero_gradient(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return a gradient for a parameter that has none on this rank."""
+        sparse_dims = self._sparse_dims.get(parameter, 0)
+        if not sparse_dims:
+            return torch.zeros_like(parameter)
+        shape = parameter.shape
+        return torch.sparse_coo_tensor(
+            torch.empty((sparse_dims, 0), dtype=torch.int64, device=parameter.device),
+            torch.empty((0, *shape[sparse_dims:]), dtype=parameter.dtype, device=parameter.device),
+            shape,
+            check_invariants=False,
+        )
+
+
+def _sparse_dim(gradient: torch.Tensor) -> int:
+    return gradient.sparse_dim() if gradient.is_sparse else 0
+
+
+def start_sparse(gradient: torch.Tensor, name: str, reduction: GradientReduction) -> Handle:
+    """Start reducing a sparse gradient; the handle's result is a new one.
+
+    Its entries travel as they are: they are few, and compression would have to send their places
+    all the same.
+    """
+    return sparse_allreduce_async(gradient, name, reduction.op, reduction.process_set)
+
+
+def refuse_nonfinite(gradient: torch.Tensor, name: str) -> None:
+    """Raise what a dense gradient with NaN or Inf would, on every rank alike.
+
+    Raises:
+        NonFiniteGradientError: unless QSGD_NONFINITE lets such gradients pass.
+    """
+    if env.get("QSGD_NONFINITE") == "error" and not gradient.values().isfinite().all():
+        raise NonFiniteGradientError(
+            f"the sparse gradient of {name!r} holds NaN or Inf after all ranks' entries were "
+            "added. Lower the learning rate or scale the loss; QSGD_NONFINITE=warn or =propagate "
+            "lets training go on"
+        )
