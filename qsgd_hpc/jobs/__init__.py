@@ -1,12 +1,26 @@
 """Batch jobs: describe one, see its script, submit it and follow it. This is the public API.
 
-from qsgd_hpc import jobs
-job = jobs.submit(jobs.JobRequest(Path("train.py"), nodes=2, walltime_min=30))
-jobs.wait([job.id])
-print(jobs.output(job.id).read_text())
+::
+
+    from qsgd_hpc import jobs
+    job = jobs.submit(jobs.JobRequest(Path("train.py"), nodes=2, walltime_min=30))
+    jobs.wait([job.id])
+    print(jobs.output(job.id).read_text())
 """
 
-from qsgd_hpc.jobs.api import cancel, get, list_jobs, output, render, submit, wait
+from qsgd_hpc.jobs.api import (
+    cancel,
+    chain,
+    get,
+    list_jobs,
+    output,
+    render,
+    resubmit,
+    stop,
+    submit,
+    submit_all,
+    wait,
+)
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState, Progress
 
 __all__ = [
@@ -15,10 +29,14 @@ __all__ = [
     "JobState",
     "Progress",
     "cancel",
+    "chain",
     "get",
     "list_jobs",
     "output",
     "render",
+    "resubmit",
+    "stop",
     "submit",
+    "submit_all",
     "wait",
 ]

@@ -13,7 +13,7 @@ from jsonschema.exceptions import ValidationError
 
 from qsgd_hpc._data import data as shipped
 from qsgd_hpc.jobs.words import did_you_mean, listing, minutes
-from qsgd_hpc.jobs.yaml_lines import Document, Path
+from qsgd_hpc.jobs.yaml_lines import Path
 
 __all__ = ["LAUNCH_FIELDS", "profile_faults"]
 
@@ -27,6 +27,7 @@ LAUNCH_FIELDS = (
     "cpus_per_rank",
     "python",
     "qsgd_hpc",
+    "label",
 )
 
 
@@ -36,23 +37,23 @@ def _schema() -> dict[str, Any]:
     return schema
 
 
-def profile_faults(document: Document, *, partial: bool = False) -> list[tuple[int, str]]:
-    """Return every fault of a profile as (line, sentence), in the order of lines.
+def profile_faults(data: Any, *, partial: bool = False) -> list[tuple[Path, str]]:
+    """Return every fault of a profile as (where in the data, sentence).
 
     Args:
-        document: the parsed file.
-        partial: an override of another profile; keys may be missing.
+        data: what the file holds, as plain data.
+        partial: it overrides or extends another profile; keys may be missing.
     """
-    faults: list[tuple[int, str]] = []
-    for error in Draft202012Validator(_schema()).iter_errors(document.data):
+    faults: list[tuple[Path, str]] = []
+    for error in Draft202012Validator(_schema()).iter_errors(data):
         if not (partial and error.validator == "required"):
-            faults.extend(_sentences(error, document))
-    if not faults and isinstance(document.data, dict):
-        faults.extend((document.line(path), text) for path, text in _meaning(document.data))
-    return sorted(faults)
+            faults.extend(_sentences(error))
+    if not faults and isinstance(data, dict):
+        faults.extend(_meaning(data, partial))
+    return faults
 
 
-def _sentences(error: ValidationError, document: Document) -> Iterator[tuple[int, str]]:
+def _sentences(error: ValidationError) -> Iterator[tuple[Path, str]]:
     path: Path = tuple(error.absolute_path)
     where = ".".join(str(part) for part in path)
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
@@ -60,23 +61,20 @@ def _sentences(error: ValidationError, document: Document) -> Iterator[tuple[int
         for key in error.instance:
             if key not in valid:
                 inside = f" in '{where}'" if where else ""
-                yield (
-                    document.line((*path, key)),
-                    f"unknown key '{key}'{inside}. {did_you_mean(key, valid)}",
-                )
+                yield (*path, key), f"unknown key '{key}'{inside}. {did_you_mean(key, valid)}"
     elif error.validator == "required" and isinstance(error.instance, dict):
         wanted_keys: Any = error.validator_value
         missing = [key for key in wanted_keys if key not in error.instance]
         # jsonschema reports each missing key on its own; name this error's key only.
         key = next(k for k in missing if error.message.startswith(repr(k)))
-        yield document.line(path), f"key '{key}' is missing" + (f" in '{where}'" if where else "")
+        yield path, f"key '{key}' is missing" + (f" in '{where}'" if where else "")
     else:
         wanted = error.schema.get("description") if isinstance(error.schema, dict) else None
         if wanted is None and error.parent is None:
             wanted = _parent_description(path)
         got = json.dumps(error.instance, ensure_ascii=False)
         hint = f" must be {wanted}" if wanted else f": {error.message}"
-        yield document.line(path), f"'{where or 'profile'}'{hint}; it is {got}"
+        yield path, f"'{where or 'profile'}'{hint}; it is {got}"
 
 
 def _parent_description(path: Path) -> str | None:
@@ -93,52 +91,85 @@ def _parent_description(path: Path) -> str | None:
     return found
 
 
-def _meaning(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+def _meaning(data: Mapping[str, Any], partial: bool) -> Iterator[tuple[Path, str]]:
     """Find contradictions between values that are each well-formed."""
     queues: Mapping[str, Any] = data.get("queues", {})
+    # A part of a profile may name queues that stand in the other part.
+    known = None if partial else queues
     for name, queue in queues.items():
-        path: Path = ("queues", name)
-        if "nodes" in queue and queue["nodes"][0] > queue["nodes"][1]:
-            yield (*path, "nodes"), f"queue '{name}' takes from {queue['nodes'][0]} nodes to fewer"
-        if "walltime" in queue and minutes(queue["walltime"][0]) > minutes(queue["walltime"][1]):
-            yield (*path, "walltime"), f"queue '{name}': the least walltime exceeds the most"
-        for key in ("routes", "via"):
-            named = queue.get(key, [])
-            for other in [named] if isinstance(named, str) else named:
-                if other not in queues:
-                    yield (
-                        (*path, key),
-                        f"queue '{name}' names the unknown queue '{other}'. "
-                        f"{did_you_mean(other, queues)}",
-                    )
+        yield from _ranges(name, queue)
+        yield from _named_queues(name, queue, known)
     default = data.get("defaults", {}).get("queue")
-    if queues and default is not None and default not in queues:
-        yield ("defaults", "queue"), f"unknown queue '{default}'. {did_you_mean(default, queues)}"
+    if known and default is not None and default not in known:
+        yield ("defaults", "queue"), f"unknown queue '{default}'. {did_you_mean(default, known)}"
+    marks = data.get("verify")
+    for i, key in enumerate(marks if isinstance(marks, list) else []):
+        if key not in (valid := _schema()["properties"]):
+            yield ("verify", i), f"unknown key '{key}' in 'verify'. {did_you_mean(key, valid)}"
     yield from _gpu_order(data)
     launcher = data.get("launcher", {})
-    for key, fields in (("argv", LAUNCH_FIELDS), ("env_argv", ("key", "value"))):
-        for i, word in enumerate(launcher.get(key, [])):
-            yield from _fields(word, fields, ("launcher", key, i))
+    for i, word in enumerate(launcher.get("argv", [])):
+        yield from _fields(word, ("launcher", "argv", i))
     for i, word in enumerate(data.get("directives", [])):
-        yield from _fields(word, LAUNCH_FIELDS, ("directives", i))
+        yield from _fields(word, ("directives", i))
+
+
+def _ranges(name: str, queue: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    path: Path = ("queues", name)
+    nodes, walltime = queue.get("nodes"), queue.get("walltime")
+    if nodes and nodes[0] > nodes[1]:
+        yield (*path, "nodes"), f"queue '{name}' takes from {nodes[0]} nodes to fewer"
+    if walltime and minutes(walltime[0]) > minutes(walltime[1]):
+        yield (*path, "walltime"), f"queue '{name}': the least walltime exceeds the most"
+    above = 0
+    for i, (low, high, _) in sorted(enumerate(queue.get("bins", ())), key=lambda pair: pair[1]):
+        if low > high:
+            yield (*path, "bins", i), f"queue '{name}': a bin goes from {low} nodes to fewer"
+        elif low <= above:
+            yield (*path, "bins", i), f"queue '{name}': two bins take {low} nodes"
+        elif nodes and not nodes[0] <= low <= high <= nodes[1]:
+            yield (
+                (*path, "bins", i),
+                f"queue '{name}': its bin of {low} to {high} nodes exceeds its nodes {nodes}",
+            )
+        above = max(above, high)
+
+
+def _named_queues(
+    name: str, queue: Mapping[str, Any], known: Mapping[str, Any] | None
+) -> Iterator[tuple[Path, str]]:
+    if known is None:
+        return
+    for key in ("routes", "via"):
+        named = queue.get(key, [])
+        for other in [named] if isinstance(named, str) else named:
+            if other not in known:
+                yield (
+                    ("queues", name, key),
+                    f"queue '{name}' names the unknown queue '{other}'. "
+                    f"{did_you_mean(other, known)}",
+                )
 
 
 def _gpu_order(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     gpus, order = data.get("node", {}).get("gpus"), data.get("gpu", {}).get("order")
-    if order is not None and gpus is not None and sorted(order) != list(range(gpus)):
-        yield (
-            ("gpu", "order"),
-            f"GPU order {order} must name each of the node's {gpus} GPUs 0..{gpus - 1} once",
-        )
+    if order is None or gpus is None:
+        return
+    # Tiles are written as GPU.TILE; where ranks take tiles, `gpus` counts those.
+    named = [str(device) for device in order]
+    if len(set(named)) != len(named) or len(named) != gpus:
+        yield ("gpu", "order"), f"GPU order {order} must name each of the node's {gpus} GPUs once"
+    elif all(name.isdigit() for name in named) and sorted(map(int, named)) != list(range(gpus)):
+        yield ("gpu", "order"), f"GPU order {order} must hold the numbers 0 to {gpus - 1}"
 
 
-def _fields(word: str, valid: tuple[str, ...], path: Path) -> Iterator[tuple[Path, str]]:
+def _fields(word: str, path: Path) -> Iterator[tuple[Path, str]]:
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(word) if name is not None]
     except ValueError as error:
         yield path, f"{word!r}: {error}. A literal brace is written twice."
         return
     for name in names:
-        if name not in valid:
-            wanted = listing([f"{{{field}}}" for field in valid])
+        if name not in LAUNCH_FIELDS:
+            wanted = listing([f"{{{field}}}" for field in LAUNCH_FIELDS])
             yield path, f"{word!r}: unknown field '{{{name}}}'. It may hold {wanted}."

@@ -1,4 +1,4 @@
-"""The verbs submit, status, logs, wait, cancel, list and sites."""
+"""The verbs status, logs, wait, cancel and list."""
 
 from __future__ import annotations
 
@@ -6,175 +6,100 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
+from qsgd_hpc._exit_codes import EXIT_RESUBMIT
 from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs import api, registry, view
-from qsgd_hpc.jobs import sites as profiles
-from qsgd_hpc.jobs.model import Job, JobRequest, JobState
-from qsgd_hpc.jobs.words import minutes
+from qsgd_hpc.jobs.labels import Output
+from qsgd_hpc.jobs.model import Job, JobState
+from qsgd_hpc.jobs.submit_options import Walltime, as_json_option
 
-__all__ = ["cancel", "list_jobs", "logs", "sites", "status", "submit", "wait"]
+__all__ = ["cancel", "list_jobs", "logs", "status", "wait"]
 
 FOLLOW_S = 0.3
 TIMED_OUT = 3
-_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-
-
-class _Walltime(click.ParamType[float]):
-    name = "time"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        try:
-            return value if isinstance(value, float) else minutes(value)
-        except UsageError as error:
-            self.fail(str(error), param, ctx)
-
-
-def _variables(
-    _ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]
-) -> dict[str, str]:
-    for word in given:
-        if "=" not in word:
-            raise click.BadParameter(f"{word!r} has no '='. Write --env NAME=VALUE.")
-    return dict(word.split("=", 1) for word in given)
-
-
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--nodes",
-    type=int,
-    default=1,
-    show_default=True,
-    help="Nodes; on a machine without a scheduler, groups of ranks.",
-)
-@click.option("--ranks-per-node", type=int, help="Default: one per GPU; one where there is none.")
-@click.option("--walltime", type=_Walltime(), help="30m, 90s, 2h or 1:00:00. Default: the site's.")
-@click.option("--queue", help="Queue, partition or QOS. Default: the first that takes the job.")
-@click.option("--account", help="Project that pays. Default: QSGD_ACCOUNT, then the profile's.")
-@click.option(
-    "--filesystems", help="Those that the job uses, as in home,eagle. Default: the site's."
-)
-@click.option(
-    "--site",
-    help="Profile to use (see `qsgd-hpc sites list`). Default: QSGD_SITE, then "
-    "the site of this login host, then this machine.",
-)
-@click.option("--name", help="Name of the job. Default: made from the script's.")
-@click.option(
-    "--env",
-    "variables",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=_variables,
-    help="Variable for every rank; repeat for more.",
-)
-@click.option("--python", help="Interpreter of the script on the nodes.")
-@click.option("--dry-run", is_flag=True, help="Print the job script and submit nothing.")
-@_AS_JSON
-@click.argument("script")
-@click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
-def submit(
-    script: str,
-    script_args: tuple[str, ...],
-    walltime: float | None,
-    filesystems: str | None,
-    variables: dict[str, str],
-    dry_run: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
-    """Check, render and submit a job that runs SCRIPT on every rank.
-
-    Everything after SCRIPT belongs to the script. A fault is reported before anything is
-    submitted, all faults at once.
-
-    \b
-    On this machine:      qsgd-hpc submit --nodes 2 train.py --epochs 3
-    See a PBS script:     qsgd-hpc submit --site polaris --account proj --nodes 8 --dry-run train.py
-    """
-    request = JobRequest(
-        script=Path(script),
-        script_args=script_args,
-        walltime_min=walltime,
-        filesystems=tuple(f for f in (filesystems or "").replace(":", ",").split(",") if f),
-        env=variables,
-        **options,
-    )
-    if dry_run:
-        text = api.render(request)
-        text = json.dumps({"script": text}) if as_json else text
-        click.echo(text.encode("utf-8", "surrogateescape"), nl=as_json)
-        return
-    job = api.submit(request)
-    if as_json:
-        _print_json(view.as_json(job))
-        return
-    click.echo(f"{job.id} submitted to {job.site}")
-    click.echo(f"  script  {job.script_path}")
-    click.echo(f"  follow  qsgd-hpc logs -f {job.id}")
-    click.echo(f"  state   qsgd-hpc status {job.id}")
-    click.echo(f"  end it  qsgd-hpc cancel {job.id}")
+_GOOD = (JobState.COMPLETED, JobState.STOPPED)
 
 
 @click.command()
 @click.argument("job_id", metavar="ID", required=False)
-@_AS_JSON
+@as_json_option
 def status(job_id: str | None, as_json: bool) -> None:
     """Show the state of job ID (default: the newest), why, where its log is and what to do next."""
     job = api.get(job_id or _newest())
     if as_json:
         _print_json(view.as_json(job))
     else:
-        click.echo("\n".join(view.status_lines(job)))
+        after = api.continued_by(job) if job.state.ended else None
+        click.echo("\n".join(view.status_lines(job, after)))
 
 
 @click.command()
 @click.argument("job_id", metavar="ID", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on printing until the job has ended.")
-def logs(job_id: str | None, follow: bool) -> None:
+@click.option("-f", "--follow", "following", is_flag=True, help="Go on until it has ended.")
+@click.option("--rank", type=int, help="Print the output of one rank alone.")
+@click.option("--task", type=int, help="Print the output of one task of an array.")
+def logs(job_id: str | None, following: bool, rank: int | None, task: int | None) -> None:
     """Print the output of all ranks of job ID (default: the newest)."""
     job = api.get(job_id or _newest())
-    if not job.log_path.exists() and not follow:
+    path = _log_of(job, task)
+    if not path.exists() and not following:
         click.echo(f"{job.id} is {job.state.value}: no output yet", err=True)
         return
-    position = _print_from(job.log_path, 0)
-    asked_s = time.monotonic()
-    while follow and not job.state.ended:
+    follow(job, path, rank, once=not following)
+
+
+def _log_of(job: Job, task: int | None) -> Path:
+    tasks = len(job.request.tasks)
+    if task is None and tasks:
+        raise UsageError(f"{job.id} is an array. Name one of its tasks, --task 0 to {tasks - 1}.")
+    if task is None:
+        return job.log_path
+    if not 0 <= task < tasks:
+        raise UsageError(f"{job.id} has {tasks or 'no'} tasks, so none with number {task}.")
+    return job.task_log_path(task)
+
+
+def follow(
+    job: Job, path: Path | None = None, rank: int | None = None, *, once: bool = False
+) -> None:
+    """Print a job's output until it has ended; with ``once``, what there is now."""
+    output = Output(path or job.log_path, rank, job.request.ranks)
+    patience = api.Patience([job])
+    while not once and not job.state.ended:
         time.sleep(FOLLOW_S)
-        if time.monotonic() - asked_s >= api.poll_s(job):
-            job, asked_s = api.get(job.id), time.monotonic()
-        position = _print_from(job.log_path, position)
+        if patience.over():
+            job = api.get(job.id)
+            patience = api.Patience([job])
+        output.print_new()
     # What was written between the last look and the end.
-    _print_from(job.log_path, position)
-    if follow:
+    output.print_new()
+    if rank is not None and job.state.ended and not output.labelled:
+        raise UsageError(
+            f"no line of {job.id}'s output says which rank wrote it: the launcher of site "
+            f"'{job.site}' has no option for that in its profile (launcher: label). See it whole "
+            f"with `qsgd-hpc logs {job.id}`."
+        )
+    if not once:
         click.echo(f"{job.id} {job.state.value} {job.progress.why}".rstrip(), err=True)
-
-
-def _print_from(path: Path, position: int) -> int:
-    """Copy the file from a position on to standard output and return the new position."""
-    if not path.exists():
-        return position
-    out = sys.stdout.buffer
-    with path.open("rb") as stream:
-        stream.seek(position)
-        while block := stream.read(1 << 16):
-            out.write(block)
-            position += len(block)
-    out.flush()
-    return position
 
 
 @click.command()
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--timeout", type=_Walltime(), help="Give up after 30m, 90s, 2h; exit code 3 then.")
-@_AS_JSON
+@click.option("--timeout", type=Walltime(), help="Give up after 30m, 90s, 2h; exit code 3 then.")
+@as_json_option
 def wait(job_ids: tuple[str, ...], timeout: float | None, as_json: bool) -> None:
-    """Wait until jobs have ended. Exit code 0: all completed; 1: a job did not."""
+    """Wait until jobs, and the parts of their chains, have ended.
+
+    Exit code 0: all completed; 85: one stopped at a checkpoint and nothing continues it; 1: another
+    end; 3: the time was over.
+    """
     timeout_s = None if timeout is None else timeout * 60
+    parts = (part for job_id in job_ids for part in (job_id, *(j.id for j in api.chain(job_id))))
+    job_ids = tuple(dict.fromkeys(parts))
     try:
         jobs = api.wait(job_ids, timeout_s, on_change=None if as_json else _say)
     except KeyboardInterrupt:
@@ -184,23 +109,41 @@ def wait(job_ids: tuple[str, ...], timeout: float | None, as_json: bool) -> None
         _print_json([view.as_json(job) for job in jobs])
     if any(not job.state.ended for job in jobs):
         sys.exit(TIMED_OUT)
-    sys.exit(0 if all(job.state is JobState.COMPLETED for job in jobs) else 1)
+    sys.exit(_verdict(jobs))
+
+
+def _verdict(jobs: list[Job]) -> int:
+    """Return the exit code of ``wait``; of a chain the last part tells how it ended."""
+    continued = {job.previous for job in jobs}
+    ends = {job.state for job in jobs if job.id not in continued}
+    if ends <= {JobState.COMPLETED}:
+        return 0
+    return EXIT_RESUBMIT if ends <= {JobState.COMPLETED, JobState.STOPPED} else 1
 
 
 def _say(job: Job) -> None:
     why = f" ({job.progress.why})" if job.progress.why else ""
-    log = f"  {job.log_path}" if job.state.ended and job.state is not JobState.COMPLETED else ""
+    log = f"  {job.log_path}" if job.state.ended and job.state not in _GOOD else ""
     click.echo(f"{job.id} {job.state.value}{why}{log}")
 
 
 @click.command()
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-def cancel(job_ids: tuple[str, ...]) -> None:
-    """End jobs and every process that they have started."""
+@click.option(
+    "--at-checkpoint",
+    is_flag=True,
+    help="Ask the script to stop at its next checkpoint instead: should_stop() turns true.",
+)
+def cancel(job_ids: tuple[str, ...], at_checkpoint: bool) -> None:
+    """End jobs, every process that they have started, and what waits for them in a chain."""
     faults = []
     for job_id in job_ids:
         try:
             before = api.get(job_id)
+            if at_checkpoint:
+                api.stop(job_id)
+                click.echo(f"{job_id} asked to stop at its next checkpoint")
+                continue
             job = api.cancel(job_id)
         except (UsageError, LaunchError) as error:
             faults.append(str(error))
@@ -213,7 +156,7 @@ def cancel(job_ids: tuple[str, ...]) -> None:
 
 
 @click.command("list")
-@_AS_JSON
+@as_json_option
 def list_jobs(as_json: bool) -> None:
     """List your jobs, newest first."""
     jobs = api.list_jobs()[::-1]
@@ -226,35 +169,6 @@ def list_jobs(as_json: bool) -> None:
         console.print(view.table(jobs))
     else:
         click.echo("no jobs yet; submit one with `qsgd-hpc submit train.py`", err=True)
-
-
-@click.group()
-def sites() -> None:
-    """List or show the site profiles; your own go to $QSGD_HOME/sites/NAME.yaml."""
-
-
-@sites.command("list")
-def list_sites() -> None:
-    """List all profiles and mark the one that is used here."""
-    try:
-        here = profiles.choose(None, profiles.find_host()).name
-    except UsageError:
-        here = None
-    for name in profiles.names():
-        try:
-            text = profiles.load(name).description
-        except UsageError as error:
-            text = f"not usable. {error}"
-        click.echo(f"{'*' if name == here else ' '} {name:<16}{text}")
-
-
-@sites.command("show")
-@click.argument("name")
-def show_site(name: str) -> None:
-    """Show a profile: its queues and notes, then the YAML to copy from."""
-    click.echo("\n".join(view.site_lines(profiles.load(name))))
-    for where, text in profiles.sources(name):
-        click.echo(f"\n# --- {where}\n{text}", nl=False)
 
 
 def _newest() -> str:

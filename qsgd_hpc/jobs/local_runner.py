@@ -29,6 +29,8 @@ from types import FrameType
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import registry
+from qsgd_hpc.jobs.dependencies import unmet
+from qsgd_hpc.jobs.events import end_of, read_events, task_counts, why_not_run
 from qsgd_hpc.jobs.model import Job, JobState, Progress
 from qsgd_hpc.jobs.processes import adopt_orphans, alive, end_all, identity
 from qsgd_hpc.jobs.words import clock
@@ -87,7 +89,8 @@ def _own(job: Job) -> None:
     progress = Progress()
     try:
         with _turn(job):
-            progress = _run(job)
+            failed = unmet(job)
+            progress = _not_run(failed) if failed else _run(job)
     except _Cancelled:
         progress = Progress(JobState.CANCELLED, why="cancelled before it started")
     except Exception as error:
@@ -96,6 +99,10 @@ def _own(job: Job) -> None:
     finally:
         signal.signal(signal.SIGTERM, _carry_on)
         _record_end(job, dataclasses.replace(progress, ended_at=time.time()))
+
+
+def _not_run(failed: str) -> Progress:
+    return Progress(JobState.CANCELLED, why=f"{failed}, which it needs to complete, did not")
 
 
 def _record_end(job: Job, progress: Progress) -> None:
@@ -147,7 +154,7 @@ def _run(job: Job) -> Progress:
         running = dataclasses.replace(running, pid=process.pid, identity=identity(process.pid))
         registry.save(job, running)
         code = process.wait(None if walltime_min is None else walltime_min * 60)
-        return _by_exit_code(running, code)
+        return _by_exit_code(job, running, code)
     except subprocess.TimeoutExpired:
         why = f"ended at its walltime of {clock(walltime_min or 0)}"
         return dataclasses.replace(running, state=JobState.TIMEOUT, why=why)
@@ -172,16 +179,17 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
         )
 
 
-def _by_exit_code(running: Progress, code: int) -> Progress:
-    if code == 0:
-        return dataclasses.replace(running, state=JobState.COMPLETED, exit_code=0)
-    number = -code if code < 0 else code - 128
-    try:
-        why = f"ended by {signal.Signals(number).name}"
-    except ValueError:
-        why = f"the script ended with exit code {code}"
-    code = 128 + number if code < 0 else code
-    return dataclasses.replace(running, state=JobState.FAILED, exit_code=code, why=why)
+def _by_exit_code(job: Job, running: Progress, code: int) -> Progress:
+    code = 128 - code if code < 0 else code  # as a shell tells of a signal
+    state, why = end_of(code)
+    names = {event["event"] for event in read_events(job.directory)}
+    return dataclasses.replace(
+        running,
+        state=state,
+        exit_code=code,
+        why=why_not_run(job, state, names) or why,
+        tasks=task_counts(job),
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,7 +12,14 @@ __all__ = ["Job", "JobRequest", "JobState", "Progress"]
 
 
 class JobState(str, Enum):
-    """The seven states. The last five are ends.
+    """The nine states.
+
+    QUEUED, RUNNING, and seven ends: COMPLETED, STOPPED, FAILED, CANCELLED, TIMEOUT (at the
+    walltime), NODE_FAIL and LOST.
+
+    STOPPED is the end of a training at a checkpoint (exit code 85): it wants to be submitted again,
+    or goes on in the next part of its chain. NODE_FAIL is the end of a job whose node died;
+    ``resubmit`` goes on without that node.
 
     LOST is what can be seen now: nothing is left that runs the job, or its scheduler does not know
     it. A scheduler that knows it again later corrects that; the other ends are for ever.
@@ -20,15 +28,22 @@ class JobState(str, Enum):
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
     COMPLETED = "COMPLETED"
+    STOPPED = "STOPPED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
     TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
     LOST = "LOST"
 
     @property
     def ended(self) -> bool:
         """Tell whether nothing more will happen to the job."""
         return self not in (JobState.QUEUED, JobState.RUNNING)
+
+    @property
+    def final(self) -> bool:
+        """Tell whether the job has ended and no later answer can correct that."""
+        return self.ended and self is not JobState.LOST
 
 
 @dataclass(frozen=True)
@@ -42,8 +57,27 @@ class JobRequest:
         ranks_per_node: default: one per GPU, or what the profile says.
         walltime_min: limit in minutes; None: the profile's default, or none.
         env: variables for every rank.
+        horovod: let ``import horovod`` in the script mean this package.
         python: interpreter on the nodes; None: the profile's, or this one.
         workdir: where the job runs; None: the current directory.
+        modules: environment modules that the job loads, after the profile's own setup.
+        conda: conda environment (name or folder) that it activates.
+        venv: virtual environment (folder) that it activates.
+        gpu_view: ``all``: a rank sees every GPU of its node, its own first by ``local_rank``;
+            ``one``: only its own. None: what the profile says.
+        array: values of script options; one task for each combination.
+        at_once: tasks of an array that may run at the same time; None: no limit.
+        after: ids of jobs that must complete before this one starts; ``any:ID`` where any end will
+            do.
+        chain: jobs, one after another, over which the training may spread.
+        requeue: let the scheduler start the job again after a failed node, or when it ends with
+            exit code 85.
+        stop_before_min: minutes before the walltime at which ``should_stop()`` turns true.
+        exclude: nodes that the job must not get.
+        extra: directive lines as the scheduler reads them, such as ``#PBS -l place=free``.
+        template: a Jinja2 template to use instead of the scheduler's.
+        alone: the script is a program that starts ranks itself: it runs once, on the first node.
+        key: a name for this very submission; a second one with the same key returns the first job.
     """
 
     script: Path
@@ -57,8 +91,35 @@ class JobRequest:
     site: str | None = None
     name: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    horovod: bool = False
     python: str | None = None
     workdir: Path | None = None
+    modules: tuple[str, ...] = ()
+    conda: str | None = None
+    venv: Path | None = None
+    gpu_view: str | None = None
+    array: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    at_once: int | None = None
+    after: tuple[str, ...] = ()
+    chain: int = 1
+    requeue: bool = False
+    stop_before_min: float | None = None
+    exclude: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    template: Path | None = None
+    alone: bool = False
+    key: str | None = None
+
+    @property
+    def tasks(self) -> tuple[tuple[str, ...], ...]:
+        """The script options of each task of the array, in the order of their indices."""
+        choices = [[(f"--{k}", value) for value in values] for k, values in self.array.items()]
+        return tuple(sum(pick, ()) for pick in itertools.product(*choices)) if choices else ()
+
+    @property
+    def is_python(self) -> bool:
+        """Whether Python runs the script, rather than the script itself."""
+        return self.script.suffix == ".py" or self.python is not None
 
     @property
     def ranks(self) -> int:
@@ -68,7 +129,21 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is: the content of its state file. Times are seconds since the epoch."""
+    """How far a job is: the content of its state file.
+
+    Attributes:
+        state: what is known of it now.
+        exit_code: of the script; None before its end, or when a signal or the site ended it.
+        why: what the scheduler, or this package, says about the state.
+        started_at: seconds since the epoch.
+        ended_at: seconds since the epoch.
+        scheduler_id: by which the scheduler knows the job.
+        tasks: how many tasks of an array are in each state: ``{"RUNNING": 2, "COMPLETED": 4}``.
+        bad_nodes: those whose failure ended the job.
+        restarts: how often the scheduler started it again.
+        pid: process group of a running local job.
+        identity: of the leader of that group, so that another process of its number is not it.
+    """
 
     state: JobState = JobState.QUEUED
     exit_code: int | None = None
@@ -76,14 +151,28 @@ class Progress:
     started_at: float | None = None
     ended_at: float | None = None
     scheduler_id: str | None = None
-    # Process group of a running local job and the identity of its leader, see processes.py.
+    tasks: Mapping[str, int] = field(default_factory=dict)
+    bad_nodes: tuple[str, ...] = ()
+    restarts: int = 0
     pid: int | None = None
     identity: str | None = None
 
 
 @dataclass(frozen=True)
 class Job:
-    """One submitted job as it is now; ``request`` has every choice filled in."""
+    """One submitted job, as it was when it was read.
+
+    Attributes:
+        id: by which this package knows it, such as ``polaris-12``.
+        site: name of the profile.
+        scheduler: that of the profile.
+        request: what was asked for, with every choice filled in.
+        directory: holds its script, its output and its record.
+        submitted_at: seconds since the epoch.
+        progress: how far it is.
+        previous: the part of a chain that this one continues.
+        resumes: the job that this one was resubmitted for.
+    """
 
     id: str
     site: str
@@ -92,6 +181,8 @@ class Job:
     directory: Path
     submitted_at: float
     progress: Progress = Progress()
+    previous: str | None = None
+    resumes: str | None = None
 
     @property
     def name(self) -> str:
@@ -117,3 +208,7 @@ class Job:
     def log_path(self) -> Path:
         """Standard output and standard error of all ranks, merged."""
         return self.directory / "output.log"
+
+    def task_log_path(self, task: int) -> Path:
+        """Output of one task of an array."""
+        return self.directory / f"output-{task}.log"

@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-from qsgd_hpc.jobs.words import minutes
+__all__ = [
+    "LIMITS",
+    "Bin",
+    "Cpu",
+    "Dragonfly",
+    "FatTree",
+    "Gpu",
+    "Network",
+    "Nic",
+    "Numa",
+    "Queue",
+    "Site",
+]
 
-__all__ = ["Gpu", "Queue", "Site", "build"]
+# Numbers of jobs, and how each is said.
+LIMITS = {
+    "per_user": "{} per user",
+    "queued_per_user": "{} queued per user",
+    "eligible_per_user": "{} gaining priority per user",
+    "running_per_user": "{} running per user",
+    "per_project": "{} per project",
+    "queued_per_project": "{} queued per project",
+    "running_per_project": "{} running per project",
+}
 
-# Profile keys that are fields of Site under the same name: as they are, and lists as tuples.
-_PLAIN = (
-    "embedded_default",
-    "shell",
-    "python",
-    "ranks_per_node",
-    "queue_kind",
-    "account_suffix",
-    "proxy",
-)
-_WORDS = ("login_hosts", "filesystems", "required", "directives", "setup", "notes")
+
+@dataclass(frozen=True)
+class Bin:
+    """The longest walltime of jobs of so many nodes; both ends of the range belong to it."""
+
+    nodes: tuple[int, int]
+    walltime_min: float
 
 
 @dataclass(frozen=True)
 class Queue:
-    """What one queue (partition, QOS) takes; both ranges include their ends."""
+    """What one queue (partition, QOS) takes; both ranges include their ends.
+
+    ``limits`` counts jobs, by the key of jobs/schema.json. ``gpus`` and ``cores`` are those of this
+    queue's nodes where they are not the site's.
+    """
 
     name: str
     nodes: tuple[int, int]
@@ -34,23 +54,113 @@ class Queue:
     via: str | None = None
     auto: bool = True
     note: str = ""
+    bins: tuple[Bin, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
+    unit: str = "node"
+    gpus: int | None = None
+    cores: int | None = None
+    partition: str | None = None
+    qos: str | None = None
+    array_at_once: int | None = None
+    chain: bool = True
+    preemptible: bool = False
+
+    def longest_min(self, nodes: int) -> float:
+        """Return the longest walltime for so many nodes, in minutes."""
+        fitting = [b.walltime_min for b in self.bins if b.nodes[0] <= nodes <= b.nodes[1]]
+        return min([self.walltime_min[1], *fitting])
 
     def takes(self, nodes: int, walltime_min: float | None) -> bool:
         """Tell whether the ranges allow a job of this size; no walltime fits every range."""
         if not self.nodes[0] <= nodes <= self.nodes[1]:
             return False
         return walltime_min is None or (
-            self.walltime_min[0] <= walltime_min <= self.walltime_min[1]
+            self.walltime_min[0] <= walltime_min <= self.longest_min(nodes)
         )
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The order in which ranks see a node's GPUs, and who must set the variable for it."""
+    """Which GPU each local rank gets.
+
+    ``order[local_rank]`` is the device (or tile, ``"0.1"``) of a rank. ``view`` is ``all`` when a
+    rank sees all devices in this order, ``one`` when it sees its own alone. ``bound_by`` is
+    ``launcher`` where the launcher sets the variable in each rank and must not be disturbed.
+    """
 
     variable: str
-    order: tuple[int, ...]
-    set_in: str = "script"
+    order: tuple[str, ...]
+    view: str = "all"
+    bound_by: str = "wrapper"
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """The cores of each local rank (``lists[local_rank]``), and whether the launcher binds them."""
+
+    lists: tuple[str, ...] = ()
+    bound_by: str = "launcher"
+
+
+@dataclass(frozen=True)
+class Nic:
+    """The network card of each local rank, and the variable that libraries read it from."""
+
+    variable: str
+    order: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Numa:
+    """One NUMA domain of a node: its hardware threads, and the GPUs and cards beside it."""
+
+    cpus: str
+    gpus: tuple[str, ...] = ()
+    nics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Dragonfly:
+    """One group of a dragonfly: routers all linked to all; groups likewise, by global links.
+
+    ``endpoints`` are network cards on one router, ``global_links`` all that leave a group.
+    """
+
+    routers: int
+    endpoints: int
+    groups: int | None = None
+    local_links: int = 1
+    global_links: int | None = None
+
+
+@dataclass(frozen=True)
+class FatTree:
+    """A leaf switch of a two-level tree: network cards below, links of the same speed above."""
+
+    leaf_hosts: int
+    leaf_uplinks: int
+
+
+@dataclass(frozen=True)
+class Network:
+    """What joins the nodes; rates in Gb/s per card, GB/s within a node, latencies in us.
+
+    None stands for what no source of the profile gives. ``memory_gbs`` is that of the whole node,
+    ``gpu_gbs`` and ``host_gbs`` of one GPU: to its neighbours, and to the node's memory.
+    """
+
+    topology: str
+    nics: int
+    nic_gbps: float
+    source: str
+    across_us: float | None = None
+    within_us: float | None = None
+    dragonfly: Dragonfly | None = None
+    fat_tree: FatTree | None = None
+    memory_gbs: float | None = None
+    gpu_link: str | None = None
+    gpu_gbs: float | None = None
+    host_gbs: float | None = None
 
 
 @dataclass(frozen=True)
@@ -61,8 +171,11 @@ class Site:
     description: str
     scheduler: str
     launcher_argv: tuple[str, ...]
-    launcher_env_argv: tuple[str, ...] = ()
+    launcher_label: tuple[str, ...] = ()
     embedded_default: bool = False
+    generic: bool = False
+    retired: str | None = None
+    nodes: int | None = None
     login_hosts: tuple[str, ...] = ()
     login_env: Mapping[str, str] = field(default_factory=dict)
     shell: str = "/bin/bash"
@@ -72,8 +185,16 @@ class Site:
     hwthreads: int | None = None
     gpus: int = 0
     gpu: Gpu | None = None
+    cpu: Cpu = Cpu()
+    nic: Nic | None = None
+    network: Network | None = None
+    numa: tuple[Numa, ...] = ()
+    local_rank_variables: tuple[str, ...] = ()
     queue_kind: str = "queue"
     queues: Mapping[str, Queue] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
+    live_limits: str | None = None
     filesystems: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     default_account: str | None = None
@@ -82,51 +203,33 @@ class Site:
     default_filesystems: tuple[str, ...] = ()
     account_suffix: str = ""
     directives: tuple[str, ...] = ()
+    no_export: bool = False
     setup: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     proxy: str | None = None
     notes: tuple[str, ...] = ()
 
+    def partition_and_qos(self, queue: str) -> tuple[str | None, str | None]:
+        """Return what --queue stands for in Slurm's own words; None for what it does not name."""
+        found = self.queues.get(queue)
+        partition, qos = (found.partition, found.qos) if found else (None, None)
+        if self.queue_kind == "qos":
+            return partition, qos or queue
+        return partition or queue, qos
 
-def build(name: str, data: Mapping[str, Any]) -> Site:
-    """Turn checked profile data (see check.py) into a :class:`Site`."""
-    node, gpu, defaults = data.get("node", {}), data.get("gpu"), data.get("defaults", {})
-    plain: dict[str, Any] = {key: data[key] for key in _PLAIN if key in data}
-    words: dict[str, Any] = {key: tuple(data[key]) for key in _WORDS if key in data}
-    return Site(
-        name=name,
-        description=data["description"],
-        scheduler=data["scheduler"],
-        launcher_argv=tuple(data["launcher"]["argv"]),
-        launcher_env_argv=tuple(data["launcher"].get("env_argv", ())),
-        login_env=_text(data.get("login_env", {})),
-        cores=node.get("cores"),
-        hwthreads=node.get("hwthreads"),
-        gpus=node.get("gpus", 0),
-        gpu=Gpu(gpu["variable"], tuple(gpu["order"]), gpu.get("set_in", "script")) if gpu else None,
-        queues={key: _queue(key, value) for key, value in data.get("queues", {}).items()},
-        default_account=defaults.get("account"),
-        default_queue=defaults.get("queue"),
-        default_walltime_min=minutes(defaults["walltime"]) if "walltime" in defaults else None,
-        default_filesystems=tuple(defaults.get("filesystems", ())),
-        env=_text(data.get("env", {})),
-        **plain,
-        **words,
-    )
-
-
-def _text(mapping: Mapping[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in mapping.items()}
-
-
-def _queue(name: str, data: Mapping[str, Any]) -> Queue:
-    least, most = data["walltime"]
-    return Queue(
-        name=name,
-        nodes=(data["nodes"][0], data["nodes"][1]),
-        walltime_min=(minutes(least), minutes(most)),
-        routes=tuple(data.get("routes", ())),
-        via=data.get("via"),
-        auto=data.get("auto", True),
-        note=data.get("note", ""),
-    )
+    def at(self, queue: str | None) -> Site:
+        """Return the site as the nodes of one queue are."""
+        found = self.queues.get(queue) if queue else None
+        if found is None or (found.gpus is None and found.cores is None):
+            return self
+        gpus = self.gpus if found.gpus is None else found.gpus
+        cores = self.cores if found.cores is None else found.cores
+        # Threads of a core are the same on every node that a profile describes.
+        per_core = (self.hwthreads or 1) // (self.cores or 1) or 1
+        return replace(
+            self,
+            gpus=gpus,
+            gpu=self.gpu if gpus == self.gpus else None,
+            cores=cores,
+            hwthreads=cores * per_core if cores and self.hwthreads else None,
+        )

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from qsgd_hpc.jobs.profile import Queue, Site
-from qsgd_hpc.jobs.words import clock, did_you_mean, listing
+from qsgd_hpc.jobs.profile import LIMITS, Queue, Site
+from qsgd_hpc.jobs.words import clock, counted, did_you_mean, listing
 
-__all__ = ["pick", "queue_faults"]
+__all__ = ["AUTO", "limit_words", "pick", "queue_faults", "remark"]
+
+# The value of --queue that lets the size of the job decide, whatever the profile's default is.
+AUTO = "auto"
+
+
+def limit_words(limits: Mapping[str, int]) -> str:
+    """Return ``two jobs per user, one job running per user``; empty when there is no limit."""
+    return ", ".join(LIMITS[key].format(counted(n, "job")) for key, n in limits.items())
+
+
+def remark(queue: Queue) -> str:
+    """Return what a user must know before using the queue, in one line; empty when nothing."""
+    array = f"arrays at most {queue.array_at_once} at a time" if queue.array_at_once else ""
+    chain = "" if queue.chain else "no chains of jobs"
+    gpus = "nodes without GPU" if queue.gpus == 0 else ""
+    parts = (queue.note, gpus, limit_words(queue.limits), array, chain)
+    return "; ".join(part for part in parts if part)
 
 
 def pick(site: Site, nodes: int, walltime_min: float | None) -> Queue | None:
@@ -16,6 +34,7 @@ def pick(site: Site, nodes: int, walltime_min: float | None) -> Queue | None:
         if (
             queue.auto
             and queue.via is None
+            and queue.unit == "node"
             and not list(_misfits(site, queue, nodes, walltime_min))
         ):
             return queue
@@ -43,6 +62,14 @@ def queue_faults(
             f"{site.queue_kind} '{asked}' takes no submissions: '{queue.via}' passes jobs on to "
             f"it. Use --queue {queue.via}."
         ]
+    if queue.unit == "gpu":
+        remedy = _remedy(site, None, nodes, walltime_min)
+        if remedy.startswith("Use "):
+            remedy = f"Leave --queue out, and use {remedy.removeprefix('Use ')}"
+        return [
+            f"{site.queue_kind} '{asked}' of {site.name} gives parts of a node, and jobs here take "
+            f"whole nodes. {remedy}"
+        ]
     misfits = list(_misfits(site, queue, nodes, walltime_min))
     if misfits:
         misfits[-1] += f" {_remedy(site, queue, nodes, walltime_min)}"
@@ -57,9 +84,13 @@ def _misfits(site: Site, queue: Queue, nodes: int, walltime_min: float | None) -
         yield f"{what} takes {_range(*queue.nodes)} nodes, not {nodes}."
     if walltime_min is None:
         return
-    low, high = queue.walltime_min
+    low, high = queue.walltime_min[0], queue.longest_min(nodes)
     if not low <= walltime_min <= high:
-        yield f"{what} takes walltimes of {clock(low)} to {clock(high)}, not {clock(walltime_min)}."
+        size = f" for {_nodes(nodes)}" if queue.bins and in_nodes else ""
+        yield (
+            f"{what} takes walltimes of {clock(low)} to {clock(high)}{size}, "
+            f"not {clock(walltime_min)}."
+        )
     elif in_nodes and queue.routes:
         behind = [site.queues[name] for name in queue.routes]
         if not any(q.takes(nodes, walltime_min) for q in behind):
@@ -75,20 +106,37 @@ def _misfits(site: Site, queue: Queue, nodes: int, walltime_min: float | None) -
 
 def _remedy(site: Site, asked: Queue | None, nodes: int, walltime_min: float | None) -> str:
     """Say which queue takes the job as it is, or else the smallest change that helps."""
-    usable = [q for q in site.queues.values() if q.via is None]
+    usable = [q for q in site.queues.values() if q.via is None and q.unit == "node"]
     fits = [q for q in usable if not list(_misfits(site, q, nodes, walltime_min))]
     if fits:
-        parts = [f"--queue {q.name}" + (f" ({q.note})" if q.note else "") for q in fits]
+        parts = [f"--queue {q.name}" + (f" ({said})" if (said := remark(q)) else "") for q in fits]
         return f"It fits {listing(parts)}."
     if asked is not None:
-        ends = [site.queues[name] for name in asked.routes] or [asked]
+        ends = [part for name in asked.routes or [asked.name] for part in _parts(site.queues[name])]
     else:
-        ends = [q for q in site.queues.values() if q.auto and not q.routes]
+        # Where none is chosen unasked, those that can be asked for.
+        auto = [q for q in usable if q.auto] or usable
+        ends = [part for q in auto if not q.routes for part in _parts(q)]
+    if not ends:
+        return f"Valid: {listing(q.name for q in usable)}." if usable else "There is no other."
     changes = sorted(_change(q, nodes, walltime_min) for q in ends)
     # A change of one flag alone beats a change of both.
     single = [c for c in changes if c[0] == 1]
     chosen = list({flag: text for _, flag, _, text in reversed(single)}.values()) or [changes[0][3]]
     return f"Use {listing(reversed(chosen))}."
+
+
+def _parts(queue: Queue) -> list[Queue]:
+    """Return a queue whose walltime depends on the nodes as one queue for each range of nodes."""
+    return [
+        replace(
+            queue,
+            nodes=each.nodes,
+            walltime_min=(queue.walltime_min[0], min(queue.walltime_min[1], each.walltime_min)),
+            bins=(),
+        )
+        for each in queue.bins
+    ] or [queue]
 
 
 def _change(queue: Queue, nodes: int, walltime_min: float | None) -> tuple[int, str, float, str]:
@@ -118,5 +166,8 @@ def _range(low: int, high: int) -> str:
 
 
 def _size(nodes: int, walltime_min: float | None) -> str:
-    count = f"{nodes} node{'s' if nodes != 1 else ''}"
-    return count if walltime_min is None else f"{count} for {clock(walltime_min)}"
+    return _nodes(nodes) if walltime_min is None else f"{_nodes(nodes)} for {clock(walltime_min)}"
+
+
+def _nodes(nodes: int) -> str:
+    return f"{nodes} node{'s' if nodes != 1 else ''}"

@@ -3,6 +3,7 @@
 ``<id>/request.json``  what was asked, with every choice filled in; never changed
 ``<id>/script.sh``     the job script; never changed
 ``<id>/state.json``    how far the job is
+``<id>/events.jsonl``  what the job itself wrote: when it started, was told to stop and ended
 ``<id>/runner.json``   local jobs: the process that owns the job, and on which host
 ``<id>/output.log``    output of all ranks
 
@@ -21,16 +22,32 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs.model import Job, JobRequest, JobState, Progress
+from qsgd_hpc.jobs.model import Job, JobRequest, Progress
+from qsgd_hpc.jobs.records import (
+    progress_from_json,
+    progress_to_json,
+    request_from_json,
+    request_to_json,
+)
 from qsgd_hpc.jobs.sites import home
 from qsgd_hpc.jobs.words import did_you_mean
 
-__all__ = ["create", "ids", "jobs_dir", "load", "number", "read_json", "save", "write_file"]
+__all__ = [
+    "create",
+    "ids",
+    "jobs_dir",
+    "load",
+    "number",
+    "read_json",
+    "remove",
+    "save",
+    "write_file",
+]
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*-(?P<number>[1-9][0-9]*)")
 
@@ -59,50 +76,70 @@ def _is_job(entry: os.DirEntry[str]) -> bool:
     return _ID.fullmatch(entry.name) is not None and (Path(entry.path) / "request.json").is_file()
 
 
-def create(request: JobRequest, scheduler: str, script: str) -> Job:
+def create(
+    request: JobRequest,
+    scheduler: str,
+    render: Callable[[Path], str],
+    *,
+    previous: str | None = None,
+    resumes: str | None = None,
+) -> Job:
     """Write the record of a new job and give it the next free id of its site.
 
+    Args:
+        request: with every choice filled in.
+        scheduler: the module that submits it.
+        render: returns the job script for a job in the given directory.
+        previous: the job whose training this one continues when it has ended.
+        resumes: the ended job that this one is submitted for again.
+
     Raises:
-        UsageError: $QSGD_HOME cannot be written.
+        UsageError: $QSGD_HOME cannot be written, or what ``render`` raises.
     """
     root = jobs_dir()
     record = {
         "scheduler": scheduler,
         "submitted_at": time.time(),
-        "request": _to_json(request),
+        "previous": previous,
+        "resumes": resumes,
+        "request": request_to_json(request),
     }
     draft = root / f".draft-{os.getpid()}-{time.monotonic_ns()}"
     try:
         draft.mkdir(parents=True)
         write_file(draft / "request.json", json.dumps(record, indent=2))
-        write_file(draft / "script.sh", script)
-        write_file(draft / "state.json", json.dumps(_progress_to_json(Progress())))
-        (draft / "script.sh").chmod(0o755)
-        job_id = _publish(draft, str(request.site))
+        write_file(draft / "state.json", json.dumps(progress_to_json(Progress())))
+        job_id = _publish(draft, str(request.site), render)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise UsageError(
             f"cannot register the job in {root}: {error.strerror or error}. "
             "Free some space there, or set QSGD_HOME to a folder that can be written."
         ) from None
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
     return load(job_id)
 
 
-def _publish(draft: Path, site: str) -> str:
+def _publish(draft: Path, site: str, render: Callable[[Path], str]) -> str:
     """Rename the draft to the next free id; two commands can never get the same one."""
     taken = [number(path.name) for path in draft.parent.glob(f"{site}-*")]
     candidate = max(taken, default=0) + 1
     while True:
-        job_id = f"{site}-{candidate}"
+        target = draft.parent / f"{site}-{candidate}"
+        # The script names the job's directory, so it is written once that is known.
+        write_file(draft / "script.sh", render(target))
+        (draft / "script.sh").chmod(0o755)
         try:
-            draft.rename(draft.parent / job_id)
+            draft.rename(target)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
             candidate += 1
         else:
             _sync(draft.parent)
-            return job_id
+            return target.name
 
 
 def load(job_id: str) -> Job:
@@ -122,10 +159,12 @@ def load(job_id: str) -> Job:
             id=job_id,
             site=record["request"]["site"],
             scheduler=record["scheduler"],
-            request=_from_json(record["request"]),
+            request=request_from_json(record["request"]),
             directory=directory,
             submitted_at=record["submitted_at"],
-            progress=_progress(read_json(directory / "state.json")),
+            previous=record.get("previous"),
+            resumes=record.get("resumes"),
+            progress=progress_from_json(read_json(directory / "state.json")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
@@ -136,8 +175,13 @@ def load(job_id: str) -> Job:
 
 def save(job: Job, progress: Progress) -> Job:
     """Record a new state and return the job with it."""
-    write_file(job.directory / "state.json", json.dumps(_progress_to_json(progress)))
+    write_file(job.directory / "state.json", json.dumps(progress_to_json(progress)))
     return dataclasses.replace(job, progress=progress)
+
+
+def remove(job: Job) -> None:
+    """Forget a job that never came to its scheduler."""
+    shutil.rmtree(job.directory, ignore_errors=True)
 
 
 def write_file(path: Path, text: str) -> None:
@@ -173,30 +217,3 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
-
-
-def _to_json(request: JobRequest) -> dict[str, Any]:
-    fields = dataclasses.asdict(dataclasses.replace(request, env={}))
-    fields["env"] = dict(request.env)
-    fields["script"] = str(request.script)
-    fields["workdir"] = None if request.workdir is None else str(request.workdir)
-    return fields
-
-
-def _from_json(fields: Mapping[str, Any]) -> JobRequest:
-    values = dict(fields)
-    values["script"] = Path(values["script"])
-    values["workdir"] = None if values["workdir"] is None else Path(values["workdir"])
-    values["script_args"] = tuple(values["script_args"])
-    values["filesystems"] = tuple(values["filesystems"])
-    return JobRequest(**values)
-
-
-def _progress_to_json(progress: Progress) -> dict[str, Any]:
-    return {**dataclasses.asdict(progress), "state": progress.state.value}
-
-
-def _progress(fields: Mapping[str, Any] | None) -> Progress:
-    if fields is None:
-        return Progress(JobState.LOST, why="its state file is missing or damaged")
-    return Progress(**{**fields, "state": JobState(fields["state"])})

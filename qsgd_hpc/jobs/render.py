@@ -12,13 +12,23 @@ from pathlib import Path
 
 import jinja2
 
-from qsgd_hpc._data import data as shipped
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.model import JobRequest
+from qsgd_hpc.jobs.pinning import render_wrapper
 from qsgd_hpc.jobs.profile import Site
-from qsgd_hpc.jobs.words import clock
+from qsgd_hpc.jobs.shares import cores_per_rank
+from qsgd_hpc.jobs.templating import shell_templates
+from qsgd_hpc.jobs.words import clock, listing
 
-__all__ = ["Tools", "render_script"]
+__all__ = ["DIRECTIVES", "Place", "Tools", "render_script"]
+
+DIRECTIVES = {
+    "pbs": "#PBS",
+    "slurm": "#SBATCH",
+    "cobalt": "#COBALT",
+    "lsf": "#BSUB",
+    "local": "#",
+}
 
 
 @dataclass(frozen=True)
@@ -41,32 +51,106 @@ class Tools:
         return cls(sys.executable, (str(script),) if not safe and script.is_file() else command)
 
 
-def render_script(request: JobRequest, site: Site, tools: Tools) -> str:
+@dataclass(frozen=True)
+class Place:
+    """Where a job's record is, and which jobs it follows.
+
+    Attributes:
+        directory: the job's own folder, for its events and its output.
+        previous: folder of the part of a chain that this job continues.
+        attempt: how many jobs of the same training came before this one.
+        mark: text by which the scheduler can be asked for the job.
+    """
+
+    directory: Path
+    previous: Path | None = None
+    attempt: int = 0
+    mark: str = ""
+
+
+def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -> str:
     """Return the job script for a request that :func:`validate.fill` has filled.
 
     Raises:
-        UsageError: a value cannot stand on a directive line.
+        UsageError: a value cannot stand on a directive line, or the user's template is faulty.
     """
-    template = _environment().get_template(f"{site.scheduler}.sh.j2")
     fields = _fields(request, site)
-    return template.render(
-        site=site,
-        request=request,
-        walltime=None if request.walltime_min is None else clock(request.walltime_min),
-        workdir=str(request.workdir or Path.cwd()),
-        directives=[_formatted(line, fields, tools)[0] for line in site.directives],
-        variables=_variables(request, site, fields),
-        launcher=_launcher(request, site, fields, tools),
-        command=_command(request, site, tools),
-    )
+    variables = _variables(request, site, place)
+    wrapper = _wrapper(request, site, variables)
+    prefix = DIRECTIVES[site.scheduler]
+    values = {
+        "site": site,
+        "request": request,
+        "walltime": None if request.walltime_min is None else clock(request.walltime_min),
+        "workdir": str(request.workdir or Path.cwd()),
+        "directives": [_formatted(line, fields, tools)[0] for line in site.directives],
+        "extra": [line.removeprefix(prefix).strip() for line in request.extra],
+        "variables": variables,
+        "launcher": [] if request.alone else _launcher(site, fields, tools),
+        "command": _command(request, site, tools),
+        "wrapper": wrapper,
+        "wrapper_end": _absent_line(wrapper or ""),
+        "tasks": request.tasks,
+        "job_dir": str(place.directory),
+        "mark": place.mark,
+        "previous": None if place.previous is None else str(place.previous),
+        "previous_id": None if place.previous is None else place.previous.name,
+        "stop_after_s": _stop_after_s(request),
+    }
+    try:
+        return _template(request, site).render(values)
+    except jinja2.TemplateError as error:
+        if request.template is None:
+            raise
+        line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        raise UsageError(
+            f"--template {request.template}{line}: {error}. It may use {listing(values, 'and')}."
+        ) from None
+
+
+def _template(request: JobRequest, site: Site) -> jinja2.Template:
+    if request.template is None:
+        return _environment().get_template(f"{site.scheduler}.sh.j2")
+    try:
+        text = request.template.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--template {request.template}: cannot read it: {error}") from None
+    return _environment().from_string(text)
+
+
+def _stop_after_s(request: JobRequest) -> int | None:
+    if request.walltime_min is None:
+        return None
+    return max(1, round((request.walltime_min - (request.stop_before_min or 0)) * 60))
+
+
+def _wrapper(request: JobRequest, site: Site, variables: dict[str, str]) -> str | None:
+    """Return what each rank runs in front of the program.
+
+    None on a site that starts them itself, and for a program that does.
+
+    It exports the variables too, since not every launcher carries them to other nodes.
+    """
+    if site.scheduler == "local" or request.alone:
+        return None
+    threads = cores_per_rank(request, site) if site.cores else None
+    if "OMP_NUM_THREADS" in variables:
+        threads = None
+    return render_wrapper(request, site, omp_threads=threads, exports=variables)
+
+
+def _absent_line(text: str) -> str:
+    """Return a word for the end of a here-document that is no line of the text."""
+    word = "END_OF_PIN_SH"
+    while word in text.split("\n"):
+        word += "_"
+    return word
 
 
 def _fields(request: JobRequest, site: Site) -> dict[str, int]:
     """Return what {name} stands for in launcher.argv and directives."""
     per_node = request.ranks_per_node or 1
-    # A node that is not full keeps the shares of a full one: each rank stays beside its GPU.
-    shares = max(per_node, site.gpus, 1)
-    depth = max(1, (site.cores or 1) // shares)
+    depth = cores_per_rank(request, site)
     threads_per_core = (site.hwthreads or 1) // (site.cores or 1) or 1
     return {
         "nodes": request.nodes,
@@ -84,35 +168,29 @@ def _formatted(word: str, fields: dict[str, int], tools: Tools) -> list[str]:
     return [word.format(**fields, python=tools.python, qsgd_hpc=shlex.join(tools.qsgd_hpc))]
 
 
-def _variables(request: JobRequest, site: Site, fields: dict[str, int]) -> dict[str, str]:
+def _variables(request: JobRequest, site: Site, place: Place) -> dict[str, str]:
     """Return the job's own variables; the user's have the last word."""
-    threads = {"OMP_NUM_THREADS": str(fields["depth"])} if site.cores else {}
-    gpus = {}
-    if site.gpu and site.gpu.set_in == "script":
-        gpus = {site.gpu.variable: ",".join(map(str, site.gpu.order))}
-    return {**gpus, **threads, **site.env, **request.env}
+    attempt = {"QSGD_ATTEMPT": str(place.attempt)} if place.attempt else {}
+    return {**attempt, **site.env, **request.env}
 
 
-def _launcher(
-    request: JobRequest, site: Site, fields: dict[str, int], tools: Tools
-) -> list[list[str]]:
+def _launcher(site: Site, fields: dict[str, int], tools: Tools) -> list[list[str]]:
     """Return the launcher's words, one list for each line of the script."""
-    first = [word for raw in site.launcher_argv for word in _formatted(raw, fields, tools)]
-    passed = [
-        [word.format(key=key, value=value) for word in site.launcher_env_argv]
-        for key, value in _variables(request, site, fields).items()
-    ]
-    lines = [first, *(words for words in passed if words)]
-    if site.gpu and site.gpu.set_in == "rank" and site.gpu.variable not in request.env:
-        lines.append(["env", f"{site.gpu.variable}={','.join(map(str, site.gpu.order))}"])
-    return lines
+    words: list[str] = []
+    for raw in site.launcher_argv:
+        if raw == "{label}":  # one rank's lines need no label
+            words += site.launcher_label if fields["ranks"] > 1 else ()
+        else:
+            words += _formatted(raw, fields, tools)
+    return [words]
 
 
 def _command(request: JobRequest, site: Site, tools: Tools) -> list[str]:
     script = str((request.workdir or Path.cwd()) / request.script)
     words = [script, *request.script_args]
-    if request.script.suffix == ".py" or request.python:
-        words.insert(0, request.python or site.python or tools.python)
+    if request.is_python:
+        compat = ("-m", "qsgd_hpc.horovod_compat") if request.horovod else ()
+        words[:0] = [request.python or site.python or tools.python, *compat]
     if ":" in words:
         # A lone colon separates programs for every mpiexec; inside one word it does not.
         return ["/bin/bash", "-c", f"exec {shlex.join(words)}"]
@@ -121,16 +199,7 @@ def _command(request: JobRequest, site: Site, tools: Tools) -> list[str]:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    folder = shipped("templates")
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["sh"] = shlex.quote
+    environment = shell_templates().overlay()
     environment.filters["directive"] = _directive
     return environment
 

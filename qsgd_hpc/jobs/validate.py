@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.profile import Site
-from qsgd_hpc.jobs.queues import pick, queue_faults
+from qsgd_hpc.jobs.queues import AUTO, limit_words, pick, queue_faults, remark
 from qsgd_hpc.jobs.words import did_you_mean, listing
 
-__all__ = ["Facts", "fill", "request_faults", "site_faults"]
+__all__ = ["Facts", "fill", "request_faults", "site_faults", "site_notes"]
 
 # Directive lines have no quoting that every scheduler agrees on, so values stay within this set.
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
@@ -29,11 +29,13 @@ class Facts:
         script_fault: why the script cannot be used, or None.
         near_scripts: names of scripts where the script was looked for.
         missing_command: the scheduler's submit command when it is not on PATH.
+        folder_faults: what is wrong with the folders that the request names.
     """
 
     script_fault: str | None = None
     near_scripts: tuple[str, ...] = ()
     missing_command: str | None = None
+    folder_faults: tuple[str, ...] = ()
 
 
 def fill(
@@ -53,11 +55,13 @@ def fill(
     if walltime_min is None:
         walltime_min = site.default_walltime_min
     queue = request.queue or site.default_queue
+    if queue == AUTO and AUTO not in site.queues:
+        queue = None
     if queue is None and (picked := pick(site, request.nodes, walltime_min)):
         queue = picked.name
     ranks_per_node = request.ranks_per_node
     if ranks_per_node is None:
-        ranks_per_node = site.ranks_per_node or site.gpus or 1
+        ranks_per_node = site.ranks_per_node or site.at(queue).gpus or 1
     return dataclasses.replace(
         request,
         site=site.name,
@@ -101,6 +105,11 @@ def _request_faults(request: JobRequest, facts: Facts) -> Iterator[str]:
             yield f"--env {key!r}: a name is letters, digits and _. Write --env NAME=VALUE."
         elif "\0" in value:
             yield f"--env {key}: the value holds a NUL byte, which no environment can carry."
+    if request.horovod and not request.is_python:
+        yield (
+            f"--horovod is for Python scripts, and {request.script} is run by itself. Name one "
+            "that ends in .py, or give --python."
+        )
     if any("\0" in word for word in (str(request.script), *request.script_args)):
         yield "the script or one of its arguments holds a NUL byte, which no command can carry."
 
@@ -113,11 +122,8 @@ def site_faults(request: JobRequest, site: Site, facts: Facts) -> list[str]:
 def _site_faults(request: JobRequest, site: Site, facts: Facts) -> Iterator[str]:
     yield from queue_faults(site, request.queue, request.nodes, request.walltime_min)
     yield from _missing(request, site)
-    if site.gpus and (request.ranks_per_node or 0) > site.gpus:
-        yield (
-            f"--ranks-per-node {request.ranks_per_node}: a node of {site.name} has {site.gpus} "
-            f"GPUs, one for each rank. Use --ranks-per-node {site.gpus} or fewer."
-        )
+    yield from _array_and_chain(request, site)
+    yield from _gpus(request, site)
     for name in request.filesystems:
         if site.filesystems and name not in site.filesystems:
             yield f"{site.name} has no filesystem '{name}'. {did_you_mean(name, site.filesystems)}"
@@ -131,6 +137,68 @@ def _site_faults(request: JobRequest, site: Site, facts: Facts) -> Iterator[str]
             f"{site.name} submits with {facts.missing_command}, which is not on PATH here. Log in "
             f"to {site.name}, or add --dry-run to see the script, or --site for another site."
         )
+
+
+def _array_and_chain(request: JobRequest, site: Site) -> Iterator[str]:
+    """Yield what the queue's own rules on arrays and on jobs after jobs forbid."""
+    queue = site.queues.get(request.queue or "")
+    if queue is None:
+        return
+    what = f"{site.queue_kind} '{queue.name}' of {site.name}"
+    most = queue.array_at_once
+    if most and request.array and (request.at_once is None or request.at_once > most):
+        yield f"{what} runs at most {most} tasks of an array at a time. Use --at-once {most}."
+    if not queue.chain and (request.chain > 1 or request.after):
+        flag = "--chain" if request.chain > 1 else "--after"
+        others = [q.name for q in site.queues.values() if q.chain and not q.via]
+        remedy = f", or --queue {listing(others)}" if others else ""
+        yield f"{what} forbids jobs that follow one another. Leave {flag} out{remedy}."
+
+
+def _gpus(request: JobRequest, site: Site) -> Iterator[str]:
+    there = site.at(request.queue)
+    where = f"of {site.name}" + ("" if there is site else f" in {site.queue_kind} {request.queue}")
+    if there.gpus and (request.ranks_per_node or 0) > there.gpus:
+        yield (
+            f"--ranks-per-node {request.ranks_per_node}: a node {where} has {there.gpus} "
+            f"GPUs, one for each rank. Use --ranks-per-node {there.gpus} or fewer."
+        )
+    view = request.gpu_view
+    if view is None:
+        return
+    if view not in ("all", "one"):
+        yield f"--gpu-view {view!r}: it is all or one. {did_you_mean(view, ('all', 'one'))}"
+    elif not there.gpus or there.gpu is None:
+        yield f"--gpu-view {view}: the profile knows of no GPUs {where}. Leave --gpu-view out."
+    elif there.gpu.bound_by == "launcher" and view != there.gpu.view:
+        yield (
+            f"--gpu-view {view}: the launcher of {site.name} shows each rank "
+            f"{'its own GPU alone' if there.gpu.view == 'one' else 'every GPU'}. "
+            "Leave --gpu-view out."
+        )
+
+
+def site_notes(request: JobRequest, site: Site) -> list[str]:
+    """Return what a user should know about a filled request that is no fault: limits, guesses."""
+    return list(_site_notes(request, site))
+
+
+def _site_notes(request: JobRequest, site: Site) -> Iterator[str]:
+    if site.retired:
+        yield f"{site.name} is no longer there: {site.retired}."
+    if site.generic:
+        yield (
+            f"site '{site.name}' is the profile of any machine with {site.scheduler}: it knows "
+            "neither queues nor GPUs of this one. `qsgd-hpc sites new NAME` writes a profile from "
+            "what the scheduler says; --site chooses another."
+        )
+    queue = site.queues.get(request.queue or "")
+    if queue is not None and (said := remark(queue)):
+        yield f"{site.queue_kind} {queue.name}: {said}."
+    if site.limits:
+        yield f"limits of {site.name}: {limit_words(site.limits)}."
+    if site.live_limits:
+        yield f"limits of the day: `{site.live_limits}`."
 
 
 def _missing(request: JobRequest, site: Site) -> Iterator[str]:

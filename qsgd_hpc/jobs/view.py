@@ -1,24 +1,24 @@
-"""What a person or a program is shown of jobs and sites."""
+"""What a person or a program is shown of jobs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from qsgd_hpc.jobs.model import Job, JobState
-from qsgd_hpc.jobs.profile import Site
 from qsgd_hpc.jobs.words import clock
 
-__all__ = ["as_json", "next_step", "site_lines", "status_lines", "table"]
+__all__ = ["as_json", "next_step", "status_lines", "submitted_lines", "table"]
 
 _COLOURS = {
     JobState.QUEUED: "yellow",
     JobState.RUNNING: "cyan",
     JobState.COMPLETED: "green",
+    JobState.STOPPED: "blue",
     JobState.CANCELLED: "magenta",
 }
 
@@ -38,6 +38,11 @@ def as_json(job: Job) -> dict[str, Any]:
         "walltime_min": request.walltime_min,
         "queue": request.queue,
         "scheduler_id": progress.scheduler_id,
+        "tasks": dict(progress.tasks),
+        "restarts": progress.restarts,
+        "bad_nodes": list(progress.bad_nodes),
+        "previous": job.previous,
+        "resumes": job.resumes,
         "submitted_at": job.submitted_at,
         "started_at": progress.started_at,
         "ended_at": progress.ended_at,
@@ -47,8 +52,30 @@ def as_json(job: Job) -> dict[str, Any]:
     }
 
 
-def next_step(job: Job) -> str:
+def submitted_lines(jobs: Sequence[Job], *, anew: bool = True) -> list[str]:
+    """Return what ``submit`` prints: one job, or the parts of a chain."""
+    first, *following = jobs
+    parts = f", then {', '.join(job.id for job in following)}" if following else ""
+    count = f" as an array of {len(first.request.tasks)}" if first.request.array else ""
+    task = " --task 0" if first.request.array else ""
+    submitted = f"{first.id}{parts} submitted to {first.site}{count}"
+    return [
+        submitted if anew else f"{first.id}{parts} has this key already; nothing was submitted",
+        f"  script  {first.script_path}",
+        f"  follow  qsgd-hpc logs -f {first.id}{task}",
+        f"  state   qsgd-hpc status {first.id}",
+        f"  end it  qsgd-hpc cancel {first.id}",
+    ]
+
+
+def next_step(job: Job, continued_by: Job | None = None) -> str:
     """Return the command that a user is most likely to want now."""
+    if continued_by is not None:
+        return f"qsgd-hpc status {continued_by.id} (it goes on from here)"
+    if job.state in (JobState.STOPPED, JobState.NODE_FAIL):
+        return f"qsgd-hpc resubmit {job.id}"
+    if job.request.array:
+        return f"qsgd-hpc logs --task 0 {job.id}"
     if job.state is JobState.QUEUED:
         return f"qsgd-hpc wait {job.id}"
     if job.state is JobState.RUNNING:
@@ -56,7 +83,7 @@ def next_step(job: Job) -> str:
     return f"qsgd-hpc logs {job.id}"
 
 
-def status_lines(job: Job) -> list[str]:
+def status_lines(job: Job, continued_by: Job | None = None) -> list[str]:
     """Return what ``status`` prints."""
     request, progress = job.request, job.progress
     size = f"{_count(request.nodes, 'node')}, {_count(request.ranks, 'rank')}"
@@ -66,6 +93,13 @@ def status_lines(job: Job) -> list[str]:
         rows.append(("exit code", str(job.exit_code)))
     if progress.scheduler_id is not None:
         rows.append(("scheduler id", progress.scheduler_id))
+    if progress.tasks:
+        counts = ", ".join(f"{count} {state}" for state, count in progress.tasks.items())
+        rows.append(("tasks", counts))
+    if job.previous or job.resumes:
+        rows.append(("continues", str(job.previous or job.resumes)))
+    if progress.restarts:
+        rows.append(("restarted", f"{_count(progress.restarts, 'time')} by the scheduler"))
     rows += [
         ("size", f"{size}, {limit}" + (f", {request.queue}" if request.queue else "")),
         ("submitted", _stamp(job.submitted_at)),
@@ -75,8 +109,8 @@ def status_lines(job: Job) -> list[str]:
         rows.append(("started", _stamp(progress.started_at) + (f", ran {ran}" if ran else "")))
     rows += [
         ("script", str(job.script_path)),
-        ("log", str(job.log_path)),
-        ("next", next_step(job)),
+        ("log", str(job.directory / "output-TASK.log" if job.request.array else job.log_path)),
+        ("next", next_step(job, continued_by)),
     ]
     return [f"{job.id}  {job.name}", *(f"  {label:<13}{value}" for label, value in rows)]
 
@@ -123,18 +157,3 @@ def table(jobs: Iterable[Job]) -> Table:
             Text(progress.why),
         )
     return result
-
-
-def site_lines(site: Site) -> list[str]:
-    """Return what ``sites show`` prints before the profile's text."""
-    lines = [f"{site.name}: {site.description} ({site.scheduler})"]
-    for queue in site.queues.values():
-        low, high = queue.walltime_min
-        nodes = f"{queue.nodes[0]} to {queue.nodes[1]} nodes"
-        extra = f"  submit to {queue.via}" if queue.via else f"  {queue.note}"
-        lines.append(f"  {queue.name:<16}{nodes:<18}{clock(low)} to {clock(high)}{extra}".rstrip())
-    if site.filesystems:
-        lines.append(f"  file systems    {', '.join(site.filesystems)}")
-    if site.required:
-        lines.append(f"  always needed   {', '.join(site.required)}")
-    return lines + [f"  note: {note}" for note in site.notes]

@@ -1,4 +1,4 @@
-"""Small pure helpers: nearest names, durations and lists in words."""
+"""Small pure helpers: nearest names, durations, numbers and lists in words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["clock", "did_you_mean", "listing", "minutes"]
+__all__ = ["clock", "counted", "did_you_mean", "listing", "minutes"]
 
 _UNITS_MIN = {"s": 1 / 60, "m": 1.0, "h": 60.0, "d": 1440.0}
 
@@ -59,3 +59,10 @@ def listing(names: Iterable[str], last: str = "or") -> str:
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``one job``, ``two jobs``, ``20 jobs``."""
+    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    count = words[number] if 0 <= number < len(words) else str(number)
+    return f"{count} {noun}{'' if number == 1 else 's'}"

@@ -4,45 +4,126 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch import run as launch
+from qsgd_hpc.launch.grouped_help import GroupedCommand, GroupedOption
+from qsgd_hpc.launch.horovod_options import horovod_options, settle
 from qsgd_hpc.launch.options import Host, RunOptions, parse_hostfile, parse_hosts
 
 __all__ = ["run"]
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+where: Callable[..., Decorator] = partial(click.option, cls=GroupedOption, group="Ranks and hosts")
+output: Callable[..., Decorator] = partial(click.option, cls=GroupedOption, group="Output")
+PATH = click.Path(path_type=Path)
 
-@click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
-@click.option("-np", "-n", "ranks", type=int, required=True, metavar="N", help="Ranks to start.")
-@click.option("-H", "--hosts", metavar="h1:2,h2:2", help="Hosts and how many ranks each takes.")
-@click.option(
-    "--hostfile", type=click.Path(path_type=Path), help="Hosts, one a line: h1 slots=2, or h1:2."
+
+def _check_build(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        from qsgd_hpc.launch.check_build import table
+
+        click.echo(table())
+        ctx.exit()
+
+
+@click.command(
+    cls=GroupedCommand,
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
 )
-@click.option("--bits", type=int, metavar="2|4|8|32", help="Bits per gradient element; 32 is off.")
-@click.option(
-    "--ranks-per-node", type=int, metavar="R", help="Treat each run of R ranks as one node."
+@where(
+    "-np", "-n", "--num-proc", "ranks", type=int, required=True, metavar="N", help="Ranks to start."
 )
-@click.option("--prefix-output", is_flag=True, help="Put [rank] before every line.")
-@click.option("--env", "env", multiple=True, metavar="K=V", help="Set a variable for the ranks.")
-@click.option("--mpi-args", default="", metavar="'...'", help="More options for mpiexec.")
-@click.option("--dry-run", is_flag=True, help="Print the command and its variables; run nothing.")
-@click.option("-v", "--verbose", is_flag=True, help="Say which MPI and which mpiexec.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@where("-H", "--hosts", metavar="h1:2,h2:2", help="Hosts and how many ranks each takes.")
+@where("--hostfile", "-hostfile", type=PATH, help="Hosts, one a line: h1 slots=2, or h1:2.")
+@where("--ranks-per-node", type=int, metavar="R", help="Treat each run of R ranks as one node.")
+@where(
+    "--network-interfaces",
+    "--network-interface",
+    default="",
+    metavar="eth0,...",
+    help="Interfaces that messages may take.",
+)
+@where("--start-timeout", type=float, metavar="S", help="Seconds that ranks have to start.")
+@where("--env", "env", multiple=True, metavar="K=V", help="Set a variable for the ranks.")
+@where("--mpi-args", default="", metavar="'...'", help="More options for mpiexec.")
+@where("--binding-args", default="", metavar="'...'", help="The same, for binding to cores.")
+@where("--dry-run", is_flag=True, help="Print the command and its variables; run nothing.")
+@where(
+    "--check-build",
+    "-cb",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_check_build,
+    help="Show what is there to run with, and end.",
+)
+@where("--host-discovery-script", hidden=True)
+@click.option(
+    "--bits",
+    type=int,
+    metavar="B",
+    cls=GroupedOption,
+    group="Training",
+    help="Bits per gradient element: 1 to 8; 32 is off.",
+)
+@click.option(
+    "--horovod",
+    is_flag=True,
+    cls=GroupedOption,
+    group="Training",
+    help='Let "import horovod" in the script mean qsgd-hpc.',
+)
+@output("--prefix-output", is_flag=True, help="Put [rank] before every line.")
+@output(
+    "--prefix-output-with-timestamp",
+    "timestamps",
+    is_flag=True,
+    help="Put date, time and [rank] before every line.",
+)
+@output(
+    "--output-filename",
+    type=PATH,
+    metavar="FOLDER",
+    help="Also keep it in FOLDER/rank.N/stdout and stderr.",
+)
+@output("-v", "--verbose", is_flag=True, help="Say which MPI and which mpiexec.")
+@click.option(
+    "--config-file",
+    type=PATH,
+    cls=GroupedOption,
+    group="Tuning and observing, as horovodrun",
+    help="YAML file of the settings below.",
+)
+@horovod_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)  # fmt: skip
 def run(
     ranks: int,
     hosts: str | None,
     hostfile: Path | None,
     bits: int | None,
+    horovod: bool,
     ranks_per_node: int | None,
+    network_interfaces: str,
+    start_timeout: float | None,
     prefix_output: bool,
+    timestamps: bool,
+    output_filename: Path | None,
     env: tuple[str, ...],
     mpi_args: str,
+    binding_args: str,
     dry_run: bool,
     verbose: bool,
+    host_discovery_script: str | None,
+    config_file: Path | None,
     command: tuple[str, ...],
+    **horovods: Any,
 ) -> None:
     """Start COMMAND on N ranks with the MPI that mpi4py uses.
 
@@ -52,58 +133,82 @@ def run(
     \b
     Two ranks here, gradients in 4 bits:
       qsgd-hpc run -np 2 --bits 4 train.py --epochs 3
+    A script made for Horovod, unchanged:
+      qsgd-hpc run -np 2 --horovod --bits 4 train.py
     Four ranks on two hosts, every line marked with its rank:
       qsgd-hpc run -np 4 -H node1:2,node2:2 --prefix-output train.py
     See what would be run, as if on two nodes of two ranks:
       qsgd-hpc run -np 4 --ranks-per-node 2 --dry-run train.py
 
     When a rank fails, the message names the first one, and its exit code (128 + signal) becomes
-    that of run; the others have QSGD_RUN_GRACE_S (25) seconds to end. Ctrl-C ends every rank.
+    that of run; the others have QSGD_RUN_GRACE_S (22) seconds to end. Ctrl-C ends every rank.
     Ranks read /dev/null as stdin. OMP_NUM_THREADS is cores / ranks per host unless it is set.
+    The other flags of horovodrun are accepted; run says of each why it changes nothing.
     """
     faults: list[str] = []
-    where: tuple[Host, ...] = ()
-    variables: dict[str, str] = {}
-    if hosts is not None and hostfile is not None:
-        faults.append("-H and --hostfile exclude each other; give one")
-    else:
-        try:
-            where = _hosts(hosts, hostfile)
-        except UsageError as error:
-            faults.append(str(error))
-    for pair in env:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            faults.append(f"--env {pair!r}: expected NAME=VALUE")
-        variables[name] = value
-    try:
-        extra = tuple(shlex.split(mpi_args))
-    except ValueError as error:
-        faults.append(f"--mpi-args {mpi_args!r}: {error}")
-        extra = ()
+    checked = partial(_checked, faults)
+    if host_discovery_script is not None:
+        faults.append(
+            "--host-discovery-script: hosts cannot join or leave a running job in this version; "
+            "name them with -H and start a fixed number of ranks with -np"
+        )
+    settings, remarks = checked(lambda: settle(horovods, config_file), ({}, []))
     options = RunOptions(
         ranks=ranks,
         command=command,
-        hosts=where,
+        hosts=checked(lambda: _hosts(hosts, hostfile), ()),
         bits=bits,
         ranks_per_node=ranks_per_node,
         prefix_output=prefix_output,
-        env=variables,
-        mpi_args=extra,
+        env=settings | checked(lambda: _variables(env), {}),
+        mpi_args=checked(lambda: _words("--mpi-args", mpi_args), ())
+        + checked(lambda: _words("--binding-args", binding_args), ()),
+        network_interfaces=tuple(filter(None, network_interfaces.split(","))),
+        horovod=horovod,
+        output_folder=output_filename,
+        timestamps=timestamps,
+        start_timeout_s=start_timeout,
         verbose=verbose,
     )
     if faults:
         raise UsageError("\n".join(faults))
+    for remark in remarks:
+        click.echo(f"qsgd-hpc run: {remark}; the flag changes nothing", err=True)
     if dry_run:
         _show(options)
     else:
         sys.exit(launch(options))
 
 
+def _checked(faults: list[str], parse: Callable[[], Any], otherwise: Any) -> Any:
+    """Return what ``parse`` does; note its fault, to name all of them at once."""
+    try:
+        return parse()
+    except UsageError as error:
+        faults.append(str(error))
+        return otherwise
+
+
 def _hosts(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
+    if hosts is not None and hostfile is not None:
+        raise UsageError("-H and --hostfile exclude each other; give one")
     if hosts is not None:
         return parse_hosts(hosts)
     return () if hostfile is None else parse_hostfile(hostfile)
+
+
+def _variables(pairs: tuple[str, ...]) -> dict[str, str]:
+    wrong = [pair for pair in pairs if not pair.partition("=")[0] or "=" not in pair]
+    if wrong:
+        raise UsageError("\n".join(f"--env {pair!r}: expected NAME=VALUE" for pair in wrong))
+    return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
+
+
+def _words(option: str, text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r}: {error}") from None
 
 
 def _show(options: RunOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -15,8 +16,9 @@ from qsgd_hpc.launch.supervise import COLON
 __all__ = ["Command", "Machine", "build_command", "local_ranks", "placement"]
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
+HOROVOD = Path(__file__).parents[1] / "horovod_compat" / "on_path"
 PASSED_NAMES = re.compile(
-    r"QSGD_|OMP_|PYTHON|MKL_|OPENBLAS_|NCCL_|CUDA_|HIP_|ROCR_|FI_|UCX_|MPI4PY_|HF_|TORCH_"
+    r"QSGD_|HOROVOD_|OMP_|PYTHON|MKL_|OPENBLAS_|NCCL_|CUDA_|HIP_|ROCR_|FI_|UCX_|MPI4PY_|HF_|TORCH_"
     r"|(PATH|LD_LIBRARY_PATH|LD_PRELOAD|VIRTUAL_ENV|CONDA_PREFIX|HOME|TMPDIR|LANG|http_proxy"
     r"|https_proxy|no_proxy)$"
 )
@@ -103,12 +105,18 @@ def _environment(
         if not options.hosts:
             # Ranks of one machine share memory; an interface that goes away must not end them.
             env["FI_TCP_IFACE"] = "lo"
+        if options.network_interfaces:
+            env["FI_TCP_IFACE"] = options.network_interfaces[0]  # libfabric takes one
     env = {name: value for name, value in env.items() if not environ.get(name)}
     if options.bits is not None:
         env["QSGD_BITS"] = str(options.bits)
     if options.ranks_per_node is not None:
         env["QSGD_RANKS_PER_NODE"] = str(options.ranks_per_node)
-    return {**env, **options.env}
+    env |= options.env
+    if options.horovod:
+        path = env.get("PYTHONPATH") or environ.get("PYTHONPATH")
+        env["PYTHONPATH"] = os.pathsep.join([str(HOROVOD), *([path] if path else [])])
+    return env
 
 
 def _host_list(options: RunOptions) -> str:
@@ -118,7 +126,8 @@ def _host_list(options: RunOptions) -> str:
 def _hydra(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> list[str]:
     # Survivors of a dead rank must live long enough to name it; the supervisor ends them in time.
     hosts = ["-hosts", _host_list(options)] if options.hosts else []
-    return ["-disable-auto-cleanup", *hosts, "-n", str(options.ranks)]
+    iface = ["-iface", options.network_interfaces[0]] if options.network_interfaces else []
+    return ["-disable-auto-cleanup", *iface, *hosts, "-n", str(options.ranks)]
 
 
 def _intel_sections(options: RunOptions, program: list[str]) -> list[str]:
@@ -140,6 +149,10 @@ def _open_mpi(options: RunOptions, machine: Machine, environ: Mapping[str, str])
     # Its default pins a rank with all its threads to one core.
     if not any("bind-to" in arg for arg in options.mpi_args):
         flags += ["--bind-to", "none"]
+    if options.network_interfaces:
+        interfaces = ",".join(options.network_interfaces)
+        for layer in ("btl", "oob"):
+            flags += ["--mca", f"{layer}_tcp_if_include", interfaces]
     names = {name for name in environ if PASSED_NAMES.match(name)} | set(options.env)
     for name in sorted(names):
         flags += ["-x", name]

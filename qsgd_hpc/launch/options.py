@@ -11,7 +11,7 @@ from qsgd_hpc.errors import UsageError
 
 __all__ = ["BITS", "Host", "RunOptions", "check_options", "parse_hostfile", "parse_hosts"]
 
-BITS = (2, 4, 8, 32)
+BITS = (*range(1, 9), 32)
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class RunOptions:
         prefix_output: put ``[rank] `` before every line.
         env: variables for the ranks, over those inherited.
         mpi_args: passed to mpiexec as they are.
+        network_interfaces: the interfaces that messages may take; empty leaves it to the MPI.
+        horovod: let ``import horovod`` mean this package in the ranks.
+        output_folder: where to put what each rank prints as well: rank.N/stdout, rank.N/stderr.
+        timestamps: put date and time before every line.
+        start_timeout_s: seconds that the ranks have to start; None waits.
         verbose: say which MPI and which mpiexec.
     """
 
@@ -46,6 +51,11 @@ class RunOptions:
     prefix_output: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     mpi_args: tuple[str, ...] = ()
+    network_interfaces: tuple[str, ...] = ()
+    horovod: bool = False
+    output_folder: Path | None = None
+    timestamps: bool = False
+    start_timeout_s: float | None = None
     verbose: bool = False
 
 
@@ -113,11 +123,11 @@ def check_options(options: RunOptions) -> list[str]:
     if options.ranks < 1:
         faults.append(f"-np {options.ranks}: at least 1 rank must run")
     if options.bits is not None and options.bits not in BITS:
-        faults.append(
-            f"--bits {options.bits}: allowed are 2, 4, 8, and 32 for uncompressed float32"
-        )
+        faults.append(f"--bits {options.bits}: allowed are 1 to 8, and 32 for uncompressed float32")
     if options.ranks_per_node is not None and options.ranks_per_node < 1:
         faults.append(f"--ranks-per-node {options.ranks_per_node}: must be at least 1")
+    if options.start_timeout_s is not None and not options.start_timeout_s > 0:
+        faults.append(f"--start-timeout {options.start_timeout_s:g}: must be above 0 seconds")
     slots = sum(host.slots for host in options.hosts)
     if options.hosts and slots < options.ranks:
         each = -(-options.ranks // len(options.hosts))

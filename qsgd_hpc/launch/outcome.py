@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from qsgd_hpc._exit_codes import EXIT_RESUBMIT
 from qsgd_hpc.launch.frames import Ended, Started
 
 __all__ = ["Ledger", "explain", "list_ranks", "status_text"]
@@ -21,6 +22,14 @@ _USUAL_CAUSES = {
 }
 
 
+# A rank that is killed says nothing, but the others see its connections close and may end, and be
+# heard to end, before the death itself is reported on a busy node.
+_CRASHES = frozenset(
+    {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
+)
+_NEWS_OF_A_CRASH_S = 1.0
+
+
 @dataclass
 class Ledger:
     """What was heard of the ranks so far, in the order in which it was heard."""
@@ -29,11 +38,20 @@ class Ledger:
     started: dict[int, Started] = field(default_factory=dict)
     ends: list[Ended] = field(default_factory=list)
     overdue: tuple[int, ...] = ()  # still running when their grace was over
+    first_failure: Ended | None = None
+    """The rank that failed first, or whose crash was heard of right after it, if one did."""
+    _failed_at_s: float = 0.0
 
-    @property
-    def first_failure(self) -> Ended | None:
-        """The rank that failed first, if one did."""
-        return next((end for end in self.ends if end.status != 0), None)
+    def hear(self, end: Ended, now_s: float) -> None:
+        """Enter that a rank has ended."""
+        self.ends.append(end)
+        if end.status == 0:
+            return
+        first = self.first_failure
+        if first is None:
+            self.first_failure, self._failed_at_s = end, now_s
+        elif now_s < self._failed_at_s + _NEWS_OF_A_CRASH_S and _crashed(end) > _crashed(first):
+            self.first_failure = end
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -47,6 +65,10 @@ class Ledger:
         if code == 0 and (self.running or len(self.started) < self.ranks):
             return 1
         return code if code >= 0 else 128 - code
+
+
+def _crashed(end: Ended) -> bool:
+    return -end.status in _CRASHES
 
 
 def status_text(status: int) -> str:
@@ -76,6 +98,8 @@ def explain(ledger: Ledger, mpiexec_code: int, grace_s: float) -> str | None:
     failure = ledger.first_failure
     if failure is None:
         return _explain_without_cause(ledger, mpiexec_code)
+    if all(end.status in (0, EXIT_RESUBMIT) for end in ledger.ends) and not ledger.running:
+        return f"the training stopped at a checkpoint (exit code {EXIT_RESUBMIT})"
     start = ledger.started.get(failure.rank)
     where = f" on host {start.host} (pid {start.pid})" if start else ""
     text = f"rank {failure.rank}{where} {status_text(failure.status)}"

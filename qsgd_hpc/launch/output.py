@@ -24,6 +24,7 @@ class LineSink:
     Args:
         stream: unbuffered binary stream.
         prefix: put ``[rank] `` before every line.
+        timestamps: put date and time, and the rank, before every line.
         clock: seconds, monotonic; replaced in tests.
     """
 
@@ -32,10 +33,12 @@ class LineSink:
         stream: BinaryIO,
         *,
         prefix: bool = False,
+        timestamps: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = stream
-        self._prefix = prefix
+        self._prefix = prefix or timestamps
+        self._timestamps = timestamps
         self._tty = stream.isatty()
         self._clock = clock
         self._held: dict[int, bytearray] = {}
@@ -120,6 +123,8 @@ class LineSink:
         label = b"[%d] " % owner
         if self._tty:
             label = b"\x1b[%dm[%d]\x1b[0m " % (COLOURS[owner % len(COLOURS)], owner)
+        if self._timestamps:
+            label = time.strftime("%Y-%m-%d %H:%M:%S ").encode() + label
         lines = _lines(data)
         return b"".join(line if begun and i == 0 else label + line for i, line in enumerate(lines))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import os
 import selectors
 import signal
@@ -12,14 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import BinaryIO
+from typing import Any, TextIO
 
 from qsgd_hpc.launch.command import Command
 from qsgd_hpc.launch.frames import Decoder, Ended, Event, Output, Raw, Started
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.options import RunOptions
-from qsgd_hpc.launch.outcome import Ledger, explain
+from qsgd_hpc.launch.outcome import Ledger, explain, list_ranks
 from qsgd_hpc.launch.output import LineSink
+from qsgd_hpc.launch.rank_files import RankFiles
 from qsgd_hpc.launch.supervise import catches
 
 __all__ = ["Session", "say"]
@@ -77,14 +79,19 @@ class Session:
         self.options, self.launcher, self.grace_s = options, launcher, grace_s
         self.ledger = Ledger(options.ranks)
         self.sinks = {
-            is_stderr: LineSink(_raw(stream), prefix=options.prefix_output)
+            is_stderr: LineSink(
+                _raw(stream), prefix=options.prefix_output, timestamps=options.timestamps
+            )
             for is_stderr, stream in ((False, sys.stdout), (True, sys.stderr))
         }
+        self.files = options.output_folder and RankFiles(options.output_folder, options.ranks)
         self.decoders = {"stdout": Decoder(token), "stderr": Decoder(token)}
         self.remarks: list[bytes] = []  # mpiexec's own words once the ranks run
         self.interrupted_by: int | None = None
         self.term_at_s: float | None = None  # when the grace of the other ranks ends
         self.kill_at_s: float | None = None
+        self.start_by_s = time.monotonic() + (options.start_timeout_s or float("inf"))
+        self.late: tuple[int, ...] = ()  # ranks that had not started by then
         self.process: subprocess.Popen[bytes]
 
     def run(self, command: Command) -> int:
@@ -102,7 +109,8 @@ class Session:
                 start_new_session=True,
                 preexec_fn=_prepare_mpiexec,
             )
-            self._watch(wake)
+            with self.process:  # closes its pipes
+                self._watch(wake)
         return self._report()
 
     def _watch(self, wake: int) -> None:
@@ -132,6 +140,8 @@ class Session:
         with self._reader_may_leave():
             for sink in self.sinks.values():
                 sink.finish()
+        if self.files:
+            self.files.close()
 
     def _wait_for_mpiexec(self) -> None:
         try:
@@ -165,6 +175,8 @@ class Session:
         for event in events:
             if isinstance(event, Output):
                 self.sinks[event.is_stderr].write(event.rank, event.data)
+                if self.files:
+                    self.files.write(event.rank, event.is_stderr, event.data)
             elif isinstance(event, Started):
                 self.ledger.started[event.rank] = event
             elif isinstance(event, Ended):
@@ -181,15 +193,21 @@ class Session:
             sink.close(event.rank)
         if event.rank in {end.rank for end in self.ledger.ends}:
             return  # a failure is told at once and again when the output has ended
-        self.ledger.ends.append(event)
+        now_s = time.monotonic()
+        self.ledger.hear(event, now_s)
         if event.status != 0 and self.term_at_s is None:
-            self.term_at_s = time.monotonic() + self.grace_s
+            self.term_at_s = now_s + self.grace_s
 
     def _on_time(self, now_s: float) -> None:
         with self._reader_may_leave():
             for sink in self.sinks.values():
                 sink.tick()
         ending = self.kill_at_s is not None
+        if now_s >= self.start_by_s and not ending:
+            self.start_by_s = float("inf")
+            self.late = tuple(sorted(set(range(self.options.ranks)) - set(self.ledger.started)))
+            if self.late:
+                self._end(now_s)
         if self.term_at_s is not None and now_s >= self.term_at_s and not ending:
             self.ledger.overdue = self.ledger.running
             self._end(now_s)
@@ -229,14 +247,31 @@ class Session:
                 how = "Ctrl-C" if self.interrupted_by == signal.SIGINT else name
                 say(f"{how}: every rank has been ended")
             return 128 + self.interrupted_by
+        if self.late:
+            say(
+                f"{list_ranks(self.late)} had not started {self.options.start_timeout_s:g} s after "
+                "mpiexec (--start-timeout); see whether the hosts can be reached by ssh"
+            )
+            return 1
         message = explain(self.ledger, code, self.grace_s)
         if message is not None:
             if self.ledger.first_failure is None and self.remarks:
-                sys.stderr.buffer.write(b"".join(self.remarks))
+                _raw(sys.stderr).write(b"".join(self.remarks))
             say(message)
         return self.ledger.exit_code(code)
 
 
-def _raw(stream: object) -> BinaryIO:
-    buffer: BinaryIO = stream.buffer  # type: ignore[attr-defined]
-    return getattr(buffer, "raw", buffer)
+class _Text(io.RawIOBase):
+    """Writes bytes to a stream that takes text alone, such as a notebook's."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, data: Any) -> int:
+        self._stream.write(bytes(data).decode("utf-8", "replace"))
+        return len(bytes(data))
+
+
+def _raw(stream: Any) -> Any:
+    buffer: Any = getattr(stream, "buffer", None)
+    return getattr(buffer, "raw", buffer) or _Text(stream)

@@ -30,7 +30,18 @@ import sys
 import termios
 import time
 
-__all__ = ["COLON", "END", "ERR", "MARK", "OUT", "START", "catches", "encode", "main"]
+__all__ = [
+    "COLON",
+    "END",
+    "ERR",
+    "MARK",
+    "OUT",
+    "START",
+    "catches",
+    "encode",
+    "launched_rank",
+    "main",
+]
 
 MARK = b"\x1e"  # ASCII record separator: no program prints it by chance next to the run's token
 COLON = "\x1e:"  # stands for an argument ":", at which mpiexec would begin another program
@@ -228,7 +239,8 @@ class Supervisor:
                 return
 
 
-def _rank() -> int:
+def launched_rank() -> int:
+    """Return this process's rank as the launcher numbered it; 0 when none did."""
     for name in _RANK_VARIABLES:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -241,7 +253,7 @@ def main(argv: list[str]) -> int:
     command = [":" if argument == COLON else argument for argument in argv[2:]]
     if token == "-":
         os.execvp(command[0], command)
-    supervisor = Supervisor(token.encode(), frame_bytes, _rank())
+    supervisor = Supervisor(token.encode(), frame_bytes, launched_rank())
     pipes = supervisor.start(command)
     supervisor.send(START, f"{supervisor.pid} {socket.gethostname()}".encode())
     supervisor.relay(pipes)

@@ -1,4 +1,4 @@
-"""One module for each scheduler: how to submit, ask and cancel. Each is argv plus a parser."""
+"""One module for each scheduler, to submit, find, ask and cancel: argv plus a parser."""
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from qsgd_hpc.jobs.model import Job, Progress
+from qsgd_hpc.jobs.schedulers.command import Dependency
 
-__all__ = ["Scheduler", "scheduler"]
+__all__ = ["Dependency", "Scheduler", "scheduler"]
 
 
 class Scheduler(Protocol):
     """What every module of this package offers."""
 
-    def submit(self, job: Job) -> Progress:
-        """Hand the job over and return its first progress; LaunchError when it is refused."""
+    def submit(self, job: Job, after: Sequence[Dependency] = ()) -> Progress:
+        """Hand the job over, to start after others, and return its first progress.
+
+        Raises:
+            LaunchError: it is refused.
+            UnconfirmedError: nobody knows whether it was taken; the record must stay.
+        """
+
+    def find(self, job: Job) -> str | None:
+        """Return the scheduler's id of a job whose submission nobody confirmed, or None.
+
+        Raises:
+            LaunchError: the scheduler does not answer.
+        """
 
     def refresh(self, jobs: Sequence[Job]) -> dict[str, Progress]:
         """Return the progress now, by job id, of those that something is known about."""

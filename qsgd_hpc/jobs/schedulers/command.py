@@ -2,25 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 import subprocess
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs.model import Job, JobState, Progress
+from qsgd_hpc.jobs.model import Job, Progress
 
-__all__ = ["Answer", "UnconfirmedError", "ask", "refusal", "unknown"]
+__all__ = [
+    "Answer",
+    "Dependency",
+    "UnconfirmedError",
+    "ask",
+    "batches",
+    "log_path",
+    "mark",
+    "no_answer",
+    "not_cancelled",
+    "of_kind",
+    "refusal",
+    "submitted",
+]
 
 TIMEOUT_S = 60.0
 HUNG = 124
-# A scheduler needs a moment before it knows a job that it has just accepted.
-SETTLE_S = 60.0
+# Far below what the kernel takes as one argument (128 KiB), and a small answer for a scheduler.
+IDS_AT_ONCE = 1000
+
+# A command that ends so may have reached the scheduler before: the job may be in the queue.
+_UNCONFIRMED = (
+    "Socket timed out",
+    "Zero Bytes were transmitted or received",
+    "Transport endpoint is not connected",
+    "Communication failure",
+    "End of File",
+    "Connection reset",
+)
+# The user's own filters and formats must not change what a query prints.
+_STRIPPED = ("SQUEUE_", "SACCT_", "SLURM_TIME_FORMAT", "LSB_BJOBS_")
 
 
 class UnconfirmedError(LaunchError):
     """The scheduler did not say whether it has taken the job."""
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """A job of the same scheduler that must end first: ``ok``: with success, ``any``: anyhow."""
+
+    kind: Literal["ok", "any"]
+    scheduler_id: str
 
 
 @dataclass(frozen=True)
@@ -31,18 +67,27 @@ class Answer:
     err: str = ""
     code: int = 0
 
+    @property
+    def said(self) -> str:
+        """The message in one line."""
+        return " ".join((self.err or self.out).split())[:300] or f"exit code {self.code}"
 
-def ask(argv: Sequence[str], *, cwd: Path | None = None) -> Answer:
+
+def ask(argv: Sequence[str], *, cwd: Path | None = None, stdin: Path | None = None) -> Answer:
     """Run a command; a missing one, or one that hangs, is an answer as well."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(_STRIPPED)}
     try:
-        done = subprocess.run(
-            argv,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=TIMEOUT_S,
-        )
+        with (stdin or Path(os.devnull)).open("rb") as source:
+            done = subprocess.run(
+                argv,
+                cwd=cwd,
+                env=kept,
+                stdin=source,
+                capture_output=True,
+                check=False,
+                timeout=TIMEOUT_S,
+                start_new_session=True,  # Ctrl-C in the terminal must not end half a submission
+            )
     except OSError as error:
         return Answer("", f"{argv[0]}: {error.strerror}", 127)
     except subprocess.TimeoutExpired:
@@ -54,19 +99,62 @@ def ask(argv: Sequence[str], *, cwd: Path | None = None) -> Answer:
     )
 
 
+def batches(ids: Iterable[str]) -> list[list[str]]:
+    """Split ids into lists that fit on a command line."""
+    listed = list(ids)
+    return [listed[i : i + IDS_AT_ONCE] for i in range(0, len(listed), IDS_AT_ONCE)]
+
+
+def of_kind(after: Iterable[Dependency], kind: str) -> list[str]:
+    """Return the scheduler's ids of the dependencies of one kind."""
+    return [dependency.scheduler_id for dependency in after if dependency.kind == kind]
+
+
+def log_path(job: Job, index: str) -> Path:
+    """Return where the output goes; for an array with ``index``, the scheduler's word for it."""
+    return job.directory / f"output-{index}.log" if job.request.array else job.log_path
+
+
+def mark(directory: Path) -> str:
+    """Return the word that tells the job of a directory from all others, of all registries.
+
+    It has no character that a directive line could not carry.
+    """
+    registry = hashlib.sha256(os.fsencode(directory.parent)).hexdigest()[:8]
+    return f"qsgd-hpc:{directory.name}@{registry}"
+
+
+def submitted(
+    job: Job, job_id: str | None, error: LaunchError, find: Callable[[Job], str | None]
+) -> Progress:
+    """Return the first progress of a job; without an id, look for it before raising ``error``."""
+    if job_id is None and isinstance(error, UnconfirmedError):
+        with contextlib.suppress(LaunchError):
+            job_id = find(job)
+    if job_id is None:
+        raise error
+    return replace(job.progress, scheduler_id=job_id)
+
+
 def refusal(command: str, answer: Answer, remedies: Iterable[tuple[str, str]]) -> LaunchError:
     """Turn a refusal into an error that quotes the scheduler and adds the remedy, if known."""
-    if answer.code == HUNG:
+    # Killed, or done without an error yet without an id that could be read.
+    vague = answer.code in (0, HUNG) or answer.code < 0
+    if vague or any(words in answer.err for words in _UNCONFIRMED):
         return UnconfirmedError(
-            f"{answer.err}. The job may or may not be submitted: it stays in `qsgd-hpc list`."
+            f"{command} did not confirm the job: {answer.said}. It may or may not be submitted: it "
+            "stays in `qsgd-hpc list`, which looks for it; wait for that before you submit again."
         )
     said = " ".join((answer.err or answer.out).split()) or f"exit code {answer.code}"
     advice = next((text for words, text in remedies if words in said), "")
     return LaunchError(f"{command} refused the job: {said}\n{advice}".rstrip())
 
 
-def unknown(job: Job, hint: str) -> Progress:
-    """Return the progress of a job that its scheduler does not know (any more, or yet)."""
-    if time.time() - job.submitted_at < SETTLE_S:
-        return job.progress
-    return replace(job.progress, state=JobState.LOST, why=hint)
+def no_answer(command: str, answer: Answer) -> LaunchError:
+    """Return the error for a question that stays open."""
+    return LaunchError(f"{command} does not answer: {answer.said}. Try it again later.")
+
+
+def not_cancelled(command: str, answer: Answer) -> LaunchError:
+    """Return the error for a job that may live on."""
+    return LaunchError(f"{command} did not end the job: {answer.said}. Try it again.")

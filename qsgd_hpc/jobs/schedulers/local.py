@@ -15,14 +15,19 @@ from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.model import Job, JobState, Progress
 from qsgd_hpc.jobs.processes import KILL_GRACE_S, alive, end_all
+from qsgd_hpc.jobs.schedulers.command import Dependency
 
-__all__ = ["cancel", "refresh", "submit"]
+__all__ = ["cancel", "find", "refresh", "submit"]
 
 START_GRACE_S = 30.0  # a record without an owner for longer than this was given up
 
 
-def submit(job: Job) -> Progress:
-    """Start the process that owns the job; returns when it has taken over."""
+def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
+    """Start the process that owns the job; returns when it has taken over.
+
+    ``after`` needs no telling: jobs run in the order of their numbers, and the owner looks itself
+    how those ended that its job needs.
+    """
     safe = ("-P",) if sys.version_info >= (3, 11) else ()
     started = subprocess.run(
         [sys.executable, *safe, "-m", "qsgd_hpc.jobs.local_runner", str(job.directory)],
@@ -31,6 +36,7 @@ def submit(job: Job) -> Progress:
         capture_output=True,
         text=True,
         check=False,
+        start_new_session=True,  # out of reach of Ctrl-C in the terminal
     )
     if started.returncode != 0:
         log = job.directory / "runner.log"
@@ -38,6 +44,11 @@ def submit(job: Job) -> Progress:
         last = detail.strip().splitlines()[-1:] or ["it said nothing"]
         raise LaunchError(f"the process that runs local jobs did not start: {last[0]}")
     return registry.load(job.id).progress
+
+
+def find(job: Job) -> str | None:
+    """Local jobs have no other id than their own."""
+    return None
 
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:

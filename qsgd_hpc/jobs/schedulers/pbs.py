@@ -1,24 +1,28 @@
-"""OpenPBS and PBS Pro: qsub, qstat, qdel."""
+"""OpenPBS and PBS Pro: qsub, qstat, qselect, qdel."""
 
 from __future__ import annotations
 
-import json
+import getpass
 import re
-import signal
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.schedulers.command import Answer, ask, refusal, unknown
+from qsgd_hpc.jobs.model import Job, Progress
+from qsgd_hpc.jobs.schedulers.command import (
+    Answer,
+    Dependency,
+    ask,
+    batches,
+    log_path,
+    no_answer,
+    not_cancelled,
+    of_kind,
+    refusal,
+    submitted,
+)
+from qsgd_hpc.jobs.schedulers.news import merged, open_jobs, silent, spoken, unconfirmed, unknown
+from qsgd_hpc.jobs.schedulers.pbs_answers import Qstat, array_progress, parse_qstat
 
-__all__ = ["Qstat", "cancel", "parse_qstat", "parse_qsub", "refresh", "submit"]
-
-WALLTIME_EXIT = -29
-SUBSTATE_CANCELLED = 91
-_LIVE = {"R": JobState.RUNNING, "E": JobState.RUNNING, "B": JobState.RUNNING}
-_WAITING = {"H": "held", "W": "waits for its start time", "S": "suspended", "U": "suspended"}
+__all__ = ["cancel", "find", "parse_qsub", "refresh", "submit"]
 
 REMEDIES = (
     ("Account_Name", "Use --account PROJECT."),
@@ -29,17 +33,28 @@ REMEDIES = (
     ("resource limits", "Nodes or walltime are outside the queue's range; see `qstat -Qf`."),
     ("per-user limit", "Wait until one of your jobs there has ended, or use another --queue."),
     ("Unknown resource", "A directive of the site's profile is not known to this PBS."),
+    ("Unknown Job Id", "A job of --after is not known to PBS any more; leave it out."),
+    ("Job has finished", "A job of --after has ended; leave it out."),
+    ("cannot connect to server", "PBS is down; nothing was submitted. Try it later."),
+    ("Connection refused", "PBS is down; nothing was submitted. Try it later."),
 )
 
 
-def submit(job: Job) -> Progress:
+def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
     """Hand the script to qsub; output goes to the job's directory."""
-    argv = ["qsub", "-o", str(job.log_path), str(job.script_path)]
+    argv = ["qsub", "-o", _log(job), *_depends(after), str(job.script_path)]
     answer = ask(argv, cwd=job.request.workdir)
-    job_id = parse_qsub(answer)
-    if job_id is None:
-        raise refusal("qsub", answer, REMEDIES)
-    return replace(job.progress, scheduler_id=job_id)
+    return submitted(job, parse_qsub(answer), refusal("qsub", answer, REMEDIES), find)
+
+
+def _log(job: Job) -> str:
+    return str(log_path(job, "^array_index^"))
+
+
+def _depends(after: Sequence[Dependency]) -> list[str]:
+    kinds = (("afterok", of_kind(after, "ok")), ("afterany", of_kind(after, "any")))
+    terms = [":".join((word, *ids)) for word, ids in kinds if ids]
+    return ["-W", f"depend={','.join(terms)}"] if terms else []
 
 
 def parse_qsub(answer: Answer) -> str | None:
@@ -48,96 +63,75 @@ def parse_qsub(answer: Answer) -> str | None:
     return words[-1] if answer.code == 0 and words else None
 
 
-class Qstat(dict[str, Progress]):
-    """Progress by job id; ``unknown`` holds the ids that PBS says it does not know."""
+def find(job: Job) -> str | None:
+    """Return the id of a job whose submission nobody confirmed; None when PBS knows none.
 
-    unknown: frozenset[str] = frozenset()
+    Raises:
+        LaunchError: PBS does not answer.
+    """
+    own = _own_ids()
+    answers = _qstat(own, [job]) if own != [] else []
+    if silence := next((answer for answer, shown in answers if not shown.answered), None):
+        raise no_answer("qstat", silence)
+    return next((key for _, shown in answers if (key := shown.outputs.get(_log(job)))), None)
+
+
+def _own_ids() -> list[str] | None:
+    """Return the ids of the user's jobs, those that have ended as well; None: no answer."""
+    answer = ask(["qselect", "-x", "-u", getpass.getuser()])
+    return answer.out.split() if answer.code == 0 else None
+
+
+def _qstat(ids: Iterable[str] | None, jobs: Iterable[Job]) -> list[tuple[Answer, Qstat]]:
+    """Ask about ids, once if they fit on a command line; None: about all jobs that live."""
+    tasks = ["-t"] if any(job.request.array for job in jobs) else []
+    query = ["qstat", *tasks, "-f", "-F", "json"]
+    asked = [[*query, "-x", *part] for part in batches(ids)] if ids is not None else [query]
+    return [(answer, parse_qstat(answer)) for answer in map(ask, asked)]
 
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
-    """Ask qstat once for all jobs."""
-    by_id = {j.progress.scheduler_id: j for j in jobs if j.progress.scheduler_id}
-    hint = "PBS did not confirm the submission; look for it with `qstat -u $USER`"
-    found = {j.id: unknown(j, hint) for j in jobs if j.progress.scheduler_id is None}
-    if not by_id:
-        return found
-    shown = parse_qstat(ask(["qstat", "-x", "-f", "-F", "json", *map(str, by_id)]))
-    for key, job in by_id.items():
-        if key in shown:
-            found[job.id] = replace(shown[key], scheduler_id=key)
-        elif key in shown.unknown:
-            found[job.id] = unknown(
-                job,
-                f"PBS knows no job {key}: a routing queue found no queue for it, or the server "
-                "forgot it. Check nodes and walltime and submit it again",
-            )
-    return found
+    """Ask qstat once for all jobs; only a job that was not confirmed needs qselect before."""
+    jobs = open_jobs(jobs)
+    known = [job.progress.scheduler_id for job in jobs if job.progress.scheduler_id]
+    strays = [job for job in jobs if not job.progress.scheduler_id]
+    own = _own_ids() if strays else []
+    answers = _qstat(dict.fromkeys([*known, *(own or [])]), jobs)
+    answers += _qstat(None, jobs) if own is None else []
+    shown = Qstat()
+    for _, part in answers:
+        shown.update(part)
+        shown.outputs.update(part.outputs)
+        shown.unknown |= part.unknown
+    silence = next((answer for answer, part in answers if not part.answered), None)
+    return {job.id: _news(job, shown, silence) for job in jobs}
 
 
-def parse_qstat(answer: Answer) -> Qstat:
-    """Return what ``qstat -x -f -F json`` says.
-
-    Valid answers come with exit codes 35 and 153 too, so the code is not looked at.
-    """
-    result = Qstat()
-    try:
-        shown = json.loads(answer.out or "{}", strict=False).get("Jobs", {})
-    except ValueError:
-        shown = {}
-    result.update({job_id: _progress(fields) for job_id, fields in shown.items()})
-    result.unknown = frozenset(re.findall(r"Unknown Job Id (\S+)", answer.err))
-    return result
-
-
-def _progress(fields: Mapping[str, Any]) -> Progress:
-    letter = fields.get("job_state", "Q")
-    comment = fields.get("comment", "")
-    started = _time(fields.get("stime", ""))
-    if letter in _LIVE:
-        return Progress(_LIVE[letter], started_at=started)
-    if letter not in "FX":
-        why = _WAITING.get(letter, comment)
-        if "depend" in fields and letter == "H":
-            why = f"waits for {fields['depend']}"
-        return Progress(JobState.QUEUED, why=why)
-    state, code, why = _ending(fields.get("Exit_status"), fields.get("substate"), comment)
-    return Progress(state, code, why, started, _time(fields.get("obittime", "")))
-
-
-def _ending(
-    status: int | None, substate: int | None, comment: str
-) -> tuple[JobState, int | None, str]:
-    """Return state, exit code and reason of a finished job.
-
-    A job cancelled while it ran carries Exit_status 0, so the substate is read first.
-    """
-    if substate == SUBSTATE_CANCELLED:
-        return JobState.CANCELLED, None, comment or "cancelled"
-    if status is None:
-        return JobState.FAILED, None, comment or "it never ran: what it depends on failed"
-    if status == WALLTIME_EXIT:
-        return JobState.TIMEOUT, None, comment or "ended at its walltime"
-    if status == 0:
-        return JobState.COMPLETED, 0, ""
-    if status < 0:
-        return JobState.FAILED, None, comment or f"PBS could not run it (Exit_status {status})"
-    number = status - 256 if status > 256 else status - 128
-    try:
-        why = f"ended by {signal.Signals(number).name}"
-    except ValueError:
-        why = f"the script ended with exit code {status}"
-    return JobState.FAILED, 128 + number if status > 256 else status, why
-
-
-def _time(text: str) -> float | None:
-    try:
-        return time.mktime(time.strptime(text, "%a %b %d %H:%M:%S %Y"))
-    except ValueError:
-        return None
+def _news(job: Job, shown: Qstat, silence: Answer | None) -> Progress:
+    """Return the progress of one job after all answers; ``silence`` is one that was none."""
+    key = job.progress.scheduler_id or shown.outputs.get(_log(job))
+    if key is None:
+        return silent(job, "PBS", silence) if silence else unconfirmed(job, "PBS")
+    new = array_progress(shown, key) if job.request.array else shown.get(key)
+    if new is not None:
+        return merged(job, new, key)
+    if key in shown.unknown:
+        return unknown(
+            job,
+            f"PBS knows no job {key}: a routing queue found no queue for it, or the server "
+            "forgot it. Check nodes and walltime and submit it again",
+        )
+    return silent(job, "PBS", silence) if silence else spoken(job)
 
 
 def cancel(job: Job) -> None:
-    """Ask qdel to end the job; one that has finished meanwhile is no error."""
-    answer = ask(["qdel", str(job.progress.scheduler_id)])
-    if answer.code != 0 and "has finished" not in answer.err:
-        raise refusal("qdel", answer, ())
+    """Ask qdel to end the job with all its tasks; an ended or unknown one is no error."""
+    key = job.progress.scheduler_id or find(job)
+    if key is None:
+        return
+    answer = ask(["qdel", key])
+    if answer.code != 0 and not any(words in answer.err for words in _NOTHING_TO_CANCEL):
+        raise not_cancelled("qdel", answer)
+
+
+_NOTHING_TO_CANCEL = ("has finished", "Unknown Job Id")

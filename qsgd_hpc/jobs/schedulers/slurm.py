@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.schedulers.command import Answer, ask, refusal, unknown
+from qsgd_hpc.jobs.schedulers.arrays import aggregate
+from qsgd_hpc.jobs.schedulers.command import (
+    Answer,
+    Dependency,
+    ask,
+    batches,
+    log_path,
+    mark,
+    no_answer,
+    not_cancelled,
+    of_kind,
+    refusal,
+    submitted,
+)
+from qsgd_hpc.jobs.schedulers.news import (
+    is_settled,
+    merged,
+    open_jobs,
+    silent,
+    spoken,
+    unconfirmed,
+    unknown,
+)
+from qsgd_hpc.jobs.schedulers.slurm_answers import (
+    SACCT_COLUMNS,
+    SQUEUE_COLUMNS,
+    Squeue,
+    parse_sacct,
+    parse_squeue,
+)
+from qsgd_hpc.jobs.schedulers.slurm_nodes import blamed, lines_of
 
-__all__ = ["cancel", "parse_sacct", "parse_sbatch", "parse_squeue", "refresh", "submit"]
-
-_STATES = {
-    JobState.QUEUED: "PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT "
-    "SUSPENDED STOPPED RESV_DEL_HOLD",
-    JobState.RUNNING: "RUNNING COMPLETING SIGNALING STAGE_OUT RESIZING",
-    JobState.COMPLETED: "COMPLETED",
-    JobState.CANCELLED: "CANCELLED REVOKED",
-    JobState.TIMEOUT: "TIMEOUT DEADLINE",
-    JobState.FAILED: "FAILED BOOT_FAIL NODE_FAIL OUT_OF_MEMORY PREEMPTED LAUNCH_FAILED",
-}
-STATES = {word: state for state, words in _STATES.items() for word in words.split()}
+__all__ = ["cancel", "find", "parse_sbatch", "refresh", "submit"]
 
 REMEDIES = (
     ("Invalid account", "Use --account with a project of yours; `sacctmgr show assoc user=$USER`."),
@@ -35,19 +53,27 @@ REMEDIES = (
     ("More processors requested", "Use fewer --nodes or --ranks-per-node."),
     ("Invalid feature", "The profile's --constraint is not known here; see `sinfo -o %f`."),
     ("accounting/QOS policy", "Another --queue, fewer --nodes or a shorter --walltime may fit."),
+    ("Job dependency problem", "A job of --after is not known to Slurm any more; leave it out."),
+    ("Invalid job array", "Use fewer values of --array; `scontrol show config` has MaxArraySize."),
+    ("Unable to contact slurm controller", "Slurm is down; nothing was submitted. Try it later."),
 )
 
 
-def submit(job: Job) -> Progress:
+def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
     """Hand the script to sbatch; output goes to the job's directory."""
     # A percent sign starts a pattern in file names of sbatch.
-    log = str(job.log_path).replace("%", "%%")
-    argv = ["sbatch", "--parsable", f"--output={log}", str(job.script_path)]
+    folder = str(job.directory).replace("%", "%%")
+    log = f"{folder}/{log_path(job, '%a').name}"
+    argv = ["sbatch", "--parsable", f"--output={log}", *_depends(after), str(job.script_path)]
     answer = ask(argv, cwd=job.request.workdir)
-    job_id = parse_sbatch(answer)
-    if job_id is None:
-        raise refusal("sbatch", answer, REMEDIES)
-    return replace(job.progress, scheduler_id=job_id)
+    return submitted(job, parse_sbatch(answer), refusal("sbatch", answer, REMEDIES), find)
+
+
+def _depends(after: Sequence[Dependency]) -> list[str]:
+    kinds = (("afterok", of_kind(after, "ok")), ("afterany", of_kind(after, "any")))
+    terms = [":".join((word, *ids)) for word, ids in kinds if ids]
+    # Without the second option, a job whose condition cannot come true any more waits for ever.
+    return [f"--dependency={','.join(terms)}", "--kill-on-invalid-dep=yes"] if terms else []
 
 
 def parse_sbatch(answer: Answer) -> str | None:
@@ -56,105 +82,160 @@ def parse_sbatch(answer: Answer) -> str | None:
     if answer.code != 0 or not lines:
         return None
     job_id = lines[-1].split(";")[0].strip()
-    return job_id if job_id.isdigit() else None
+    return job_id if job_id.isascii() and job_id.isdigit() else None
+
+
+def find(job: Job) -> str | None:
+    """Return the id of a job whose submission nobody confirmed; None when Slurm knows none.
+
+    Raises:
+        LaunchError: Slurm does not answer.
+    """
+    answer = _squeue()
+    live = parse_squeue(answer)
+    if live is None:
+        raise no_answer("squeue", answer)
+    return _found_live(job, live) or _found_past([job]).get(job.id)
+
+
+def _found_live(job: Job, live: Squeue) -> str | None:
+    return next((key for origin, key in live.origins.items() if _is_of(job, *origin)), None)
+
+
+def _found_past(jobs: Sequence[Job]) -> dict[str, str]:
+    """Look among the jobs that squeue has forgotten; sacct keeps how each was submitted."""
+    if not jobs:
+        return {}
+    earliest = min(job.submitted_at for job in jobs)
+    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(earliest - 60))
+    found: dict[str, str] = {}
+    query = ["sacct", "-X", "-n", "-P", "-S", since, "-o", "JobID,Comment,SubmitLine"]
+    for line in lines_of(query):
+        key, comment, command = (*line.split("|", 2), "", "")[:3]
+        found |= {job.id: key.partition("_")[0] for job in jobs if _is_of(job, comment, command)}
+    return found
+
+
+def _is_of(job: Job, comment: str, command: str) -> bool:
+    """Tell whether this is the job, by a comment in its script or by the script's own path."""
+    path = str(job.script_path)
+    return comment == mark(job.directory) or command == path or command.endswith(f" {path}")
 
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
-    """Ask squeue once for all jobs, and sacct once for those that it has forgotten."""
-    by_id = {job.progress.scheduler_id: job for job in jobs if job.progress.scheduler_id}
-    hint = "Slurm did not confirm the submission; look for it with `squeue --me`"
-    found = {j.id: unknown(j, hint) for j in jobs if j.progress.scheduler_id is None}
-    if not by_id:
-        return found
-    listed = ",".join(str(key) for key in by_id)
-    shown = ask(["squeue", "-h", "-t", "all", "-o", "%i|%T|%r", "-j", listed])
-    live = parse_squeue(shown)
-    rest = [key for key in by_id if live is None or key not in live or live[key].state.ended]
-    old: dict[str, Progress] | None = {}
-    if rest:
-        fields = "JobID,State,ExitCode,Start,End,Elapsed,NNodes,NodeList,Reason"
-        old = parse_sacct(
-            ask(["sacct", "-X", "-n", "-P", "-o", fields, "-j", ",".join(map(str, rest))])
-        )
-    for key, job in by_id.items():
-        new = (old or {}).get(str(key)) or (live or {}).get(str(key))
-        if new is not None:
-            started = new.started_at or job.progress.started_at
-            found[job.id] = replace(new, scheduler_id=key, started_at=started)
-        elif live is not None and old is not None:
-            found[job.id] = unknown(job, f"Slurm knows no job {key} any more")
-    return found
+    """Ask squeue once for all jobs of the user, and sacct once for those that it has forgotten."""
+    jobs = open_jobs(jobs)
+    if not jobs:
+        return {}
+    answer = _squeue()
+    live = parse_squeue(answer)
+    if live is None:
+        return {job.id: silent(job, "Slurm", answer) for job in jobs}
+    ids = {job.id: job.progress.scheduler_id or _found_live(job, live) for job in jobs}
+    ids |= _found_past([job for job in jobs if ids[job.id] is None and is_settled(job)])
+    past, silence = _accounting(
+        [key for job in jobs if (key := ids[job.id]) and _is_over(job, key, live)]
+    )
+    return blamed({job.id: _news(job, ids[job.id], live, past, silence) for job in jobs})
 
 
-def parse_squeue(answer: Answer) -> dict[str, Progress] | None:
-    """Return progress by job id; None when Slurm did not answer.
+def _accounting(keys: Sequence[str]) -> tuple[dict[str, Progress] | None, Answer]:
+    """Return what sacct says, asked once if the ids fit; None, and why, when it does not answer."""
+    past: dict[str, Progress] = {}
+    answer = Answer("")
+    for part in batches(keys):
+        listed = ",".join(part)
+        answer = ask(["sacct", "-X", "-n", "-P", "-D", "-o", SACCT_COLUMNS, "-j", listed])
+        found = parse_sacct(answer)
+        if found is None:
+            return None, answer
+        past |= found
+    return past, answer
 
-    A job that squeue has forgotten is simply absent; asked for it alone, squeue fails with
-    "Invalid job id", which is an answer too.
+
+def _news(
+    job: Job,
+    key: str | None,
+    live: Squeue,
+    past: Mapping[str, Progress] | None,
+    silence: Answer,
+) -> Progress:
+    """Return the progress of one job after all answers."""
+    if key is None:
+        return unconfirmed(job, "Slurm")
+    new = _array(job, key, live, past) if job.request.array else _one(key, live, past)
+    if new is not None:
+        return merged(job, new, key)
+    kept = spoken(job)
+    if past is None:
+        kept = silent(job, "Slurm's accounting", silence)
+    elif key not in live.unclear:
+        kept = unknown(job, f"Slurm knows no job {key} any more")
+    return replace(kept, scheduler_id=key)
+
+
+def _squeue() -> Answer:
+    # All jobs of the user, not a list of ids: no such list can be too long, and squeue asked for a
+    # single id that it has forgotten fails.
+    return ask(["squeue", "-h", "-r", "--me", "-t", "all", "-o", SQUEUE_COLUMNS])
+
+
+def _keys(job: Job, key: str) -> list[str]:
+    """Return the ids under which Slurm lists a job: its own, or those of its tasks."""
+    tasks = range(len(job.request.tasks))
+    return [f"{key}_{index}" for index in tasks] if job.request.array else [key]
+
+
+def _is_over(job: Job, key: str, live: Squeue) -> bool:
+    """Tell whether accounting has to say how the job, or a task of it, has ended."""
+    keys = [one for one in _keys(job, key) if one not in live.unclear]
+    return any(one not in live or live[one].state.ended for one in keys)
+
+
+def _one(
+    key: str, live: Mapping[str, Progress], past: Mapping[str, Progress] | None
+) -> Progress | None:
+    """Return what both say about one job; None when neither knows, or accounting is down.
+
+    squeue is right about what lives, sacct about how it has ended: where sacct lags behind, the job
+    goes on for a moment, instead of ending for ever without an exit code.
     """
-    if answer.code != 0:
-        return {} if "Invalid job id" in answer.err else None
-    found = {}
-    for line in answer.out.splitlines():
-        # Reasons hold commas and colons; the columns after the third are of no interest here.
-        job_id, state, *rest = line.split("|")
-        reason = rest[0] if rest and rest[0] != "None" else ""
-        found[job_id.strip()] = Progress(_state(state), why=_explained(reason))
-    return found
+    now, then = live.get(key), (past or {}).get(key)
+    if now is None or (now.state.ended and then is not None):
+        return then
+    if now.state is JobState.COMPLETED:
+        return replace(now, exit_code=0)
+    if now.state.ended and past is None:
+        return None  # its exit code is worth waiting for
+    return now
 
 
-def parse_sacct(answer: Answer) -> dict[str, Progress] | None:
-    """Return progress by job id; the last line of a job that was requeued counts.
-
-    A Slurm without accounting knows nothing about the past, which is an answer too.
-    """
-    if answer.code != 0:
-        return {} if "accounting storage is disabled" in answer.err else None
-    found = {}
-    for line in answer.out.splitlines():
-        job_id, word, code_text, *rest = line.split("|")
-        state = _state(word)
-        started, ended = (_time(text) for text in (rest[:2] if len(rest) > 2 else ("", "")))
-        code, _, number = code_text.partition(":")
-        why = word if state in (JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT) else ""
-        exit_code = int(code) if state in (JobState.COMPLETED, JobState.FAILED) else None
-        if state is JobState.FAILED and exit_code:
-            why = f"the script ended with exit code {exit_code}"
-        elif state is JobState.FAILED and number not in ("", "0"):
-            exit_code, why = 128 + int(number), f"ended by {_signal(int(number))}"
-        elif not state.ended and rest and rest[-1] not in ("None", "00:00:00"):
-            why = _explained(rest[-1]) if len(rest) > 2 else ""
-        found[job_id] = Progress(state, exit_code, why, started, ended)
-    return found
-
-
-def _state(word: str) -> JobState:
-    """Return the state for words such as ``CANCELLED by 1000``; an unknown word means it lives."""
-    return STATES.get(word.split()[0].rstrip("+"), JobState.QUEUED) if word else JobState.QUEUED
-
-
-def _explained(reason: str) -> str:
-    if reason == "DependencyNeverSatisfied":
-        return f"{reason}: it will never start; cancel it"
-    return reason
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _time(text: str) -> float | None:
-    try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return None  # "Unknown", or a column of an older sacct
+def _array(
+    job: Job, key: str, live: Squeue, past: Mapping[str, Progress] | None
+) -> Progress | None:
+    """Return the progress of an array from that of its tasks; None when not all can be told."""
+    pending = any(one.startswith(f"{key}_[") for one in {*live, *(past or {})})
+    tasks: dict[int, Progress] = {}
+    for index, one in enumerate(_keys(job, key)):
+        known = _one(one, live, past)
+        if known is None and past is None:
+            return None
+        if known is None and (pending or one in live.unclear):
+            known = Progress()
+        tasks[index] = known or Progress(JobState.LOST, why="Slurm knows no such task any more")
+    if all(progress.state is JobState.LOST for progress in tasks.values()):
+        return None
+    return aggregate(tasks)
 
 
 def cancel(job: Job) -> None:
-    """Ask scancel to end the job; an ended or unknown one is no error there."""
-    answer = ask(["scancel", str(job.progress.scheduler_id)])
-    if answer.code != 0:
-        raise refusal("scancel", answer, ())
+    """Ask scancel to end the job with all its tasks; an ended or unknown one is no error."""
+    key = job.progress.scheduler_id or find(job)
+    if key is None:
+        return
+    answer = ask(["scancel", key])
+    if answer.code != 0 and not any(words in answer.err for words in _NOTHING_TO_CANCEL):
+        raise not_cancelled("scancel", answer)
+
+
+_NOTHING_TO_CANCEL = ("Invalid job id", "already completing or completed")

@@ -1,5 +1,30 @@
 #!/bin/bash
+job_dir=/home/me/.qsgd-hpc/jobs/machine-7
+mkdir -p -- "$job_dir" || exit 1
+event() { printf '{"at": %s, "event": "%s"%s}\n' "$(date +%s)" "$1" "${2-}" >> "$job_dir/events.jsonl"; }
+finish() {
+    [ -n "${terminated-}" ] || printf '%s\n' "$1" > "$job_dir/outcome"
+    event end ", \"exit_code\": $1"
+}
+rm -f -- "$job_dir/stop" "$job_dir/resubmit" "$job_dir/outcome"
+event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"\""
+trap 'finish $?' EXIT
 cd -- /eagle/myproject/me/run || exit 1
 
-/opt/venv/bin/qsgd-hpc run -np 8 --ranks-per-node 1 -- \
-    /opt/venv/bin/python /eagle/myproject/me/run/train_resnet34.py --epochs 3
+export QSGD_JOB_DIR=$job_dir
+
+stop() { : > "$job_dir/stop"; event stop; again=yes; }
+end() { terminated=yes; event terminate; kill -TERM "$launcher" 2> /dev/null; again=yes; }
+trap stop USR1 USR2
+trap end TERM
+/opt/venv/bin/qsgd-hpc run -np 8 --ranks-per-node 1 --prefix-output -- \
+    /opt/venv/bin/python /eagle/myproject/me/run/train_resnet34.py --epochs 3 &
+launcher=$! again=yes code=127
+while [ -n "$again" ]; do # a signal ends `wait`, not what it waits for
+    again=
+    wait "$launcher"
+    now=$?
+    [ "$now" = 127 ] || code=$now
+done
+[ ! -e "$job_dir/resubmit" ] || code=85 # a launcher may have reported something else
+exit "$code"

@@ -8,14 +8,65 @@
 #SBATCH --gpus-per-node=4
 #SBATCH --cpus-per-task=32
 #SBATCH --time=00:30:00
+#SBATCH --no-requeue
 
-cd -- "${SLURM_SUBMIT_DIR:?}" || exit 1
-export OMP_NUM_THREADS=16
+job_dir=/home/me/.qsgd-hpc/jobs/machine-7
+mkdir -p -- "$job_dir" || exit 1
+event() { printf '{"at": %s, "event": "%s"%s}\n' "$(date +%s)" "$1" "${2-}" >> "$job_dir/events.jsonl"; }
+finish() {
+    [ -n "${terminated-}" ] || printf '%s\n' "$1" > "$job_dir/outcome"
+    event end ", \"exit_code\": $1"
+}
+rm -f -- "$job_dir/stop" "$job_dir/resubmit" "$job_dir/outcome"
+event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"${SLURM_JOB_ID-}\""
+trap 'finish $?' EXIT
+echo "$(($(date +%s) + 1620))" > "$job_dir/stop_at"
+cd -- /eagle/myproject/me/run || exit 1
+
+export MPICH_OFI_NIC_POLICY=GPU
+export GREETING='say "hi" $USER
+`id`'
+export QSGD_JOB_DIR=$job_dir
+
+cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1
+#!/bin/bash
+# Every rank runs this in front of its program: bash pin.sh PROGRAM ARGS...
+# It gives the rank its place on a node of perlmutter, then becomes the program.
+set -u
+if (($# == 0)); then
+    echo "usage: bash pin.sh PROGRAM ARGS..." >&2
+    exit 2
+fi
+
+# Not every launcher carries variables to other nodes.
+export QSGD_JOB_DIR="${0%/*}"
 export MPICH_OFI_NIC_POLICY=GPU
 export GREETING='say "hi" $USER
 `id`'
 
-srun -n 32 --ntasks-per-node=4 -c 32 --cpu-bind=cores --gpus-per-node=4 --gpu-bind=none \
-    env CUDA_VISIBLE_DEVICES=3,2,1,0 \
+# Every rank sees all GPUs of its node, in this order: the first belongs to local rank 0.
+export CUDA_VISIBLE_DEVICES=3,2,1,0
+
+# Threads of one rank.
+export OMP_NUM_THREADS=16
+
+exec "$@"
+END_OF_PIN_SH
+
+stop() { : > "$job_dir/stop"; event stop; again=yes; }
+end() { terminated=yes; event terminate; kill -TERM "$launcher" 2> /dev/null; again=yes; }
+trap stop USR1 USR2
+trap end TERM
+srun -n 32 --ntasks-per-node=4 -c 32 --cpu-bind=cores --gpus-per-node=4 --gpu-bind=none --kill-on-bad-exit=1 --label \
+    bash "$job_dir/pin.sh" \
     python '/eagle/myproject/me/run/it'"'"'s a $(rm -rf ~) "scrípt".py' '' 'a b' '`id`' '$HOME' 'line
-break' --nodes ''"'"'' '\' '日本'
+break' --nodes ''"'"'' '\' '日本' &
+launcher=$! again=yes code=127
+while [ -n "$again" ]; do # a signal ends `wait`, not what it waits for
+    again=
+    wait "$launcher"
+    now=$?
+    [ "$now" = 127 ] || code=$now
+done
+[ ! -e "$job_dir/resubmit" ] || code=85 # a launcher may have reported something else
+exit "$code"

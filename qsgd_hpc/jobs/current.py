@@ -1,0 +1,91 @@
+"""Jobs as they are now: recorded, asked for at their schedulers, and recorded again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs import registry
+from qsgd_hpc.jobs.events import with_own_record
+from qsgd_hpc.jobs.model import Job, JobState, Progress
+from qsgd_hpc.jobs.schedulers import scheduler
+
+__all__ = ["chain", "continued_by", "get", "list_jobs", "load_all", "refreshed"]
+
+
+def get(job_id: str) -> Job:
+    """Return a job as it is now.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    return refreshed([registry.load(job_id)])[0]
+
+
+def list_jobs() -> list[Job]:
+    """Return all jobs as they are now, oldest first, with one question to each scheduler."""
+    return refreshed(load_all(registry.ids()))
+
+
+def load_all(ids: Iterable[str]) -> list[Job]:
+    """Return the recorded jobs, oldest first; one that cannot be read is left out."""
+    jobs = []
+    for job_id in ids:
+        try:
+            jobs.append(registry.load(job_id))
+        except UsageError:
+            continue  # removed since the folder was read, or damaged
+    return sorted(jobs, key=lambda job: (job.submitted_at, registry.number(job.id)))
+
+
+def refreshed(jobs: Sequence[Job]) -> list[Job]:
+    """Ask each scheduler once about its jobs that have not ended, and record what is new."""
+    news: dict[str, Progress] = {}
+    # A job is LOST, too, whose state file is damaged: its scheduler may know better.
+    open_jobs = [job for job in jobs if not job.state.final]
+    for name in {job.scheduler for job in open_jobs}:
+        news |= scheduler(name).refresh([job for job in open_jobs if job.scheduler == name])
+    return [_recorded(job, news.get(job.id, job.progress)) for job in jobs]
+
+
+def _recorded(job: Job, progress: Progress) -> Job:
+    """Record what is new. An end is for ever: a slower answer of the same moment never undoes it.
+
+    LOST is what one question showed; it is not recorded, so that a later answer may correct it.
+    """
+    if job.state.final:
+        return job
+    progress = with_own_record(job, progress)
+    new = progress != job.progress and progress.state is not JobState.LOST
+    if not new or progress.scheduler_id is None:
+        return dataclasses.replace(job, progress=progress)
+    newest = registry.load(job.id)
+    if newest.state.final:
+        return newest
+    with contextlib.suppress(OSError):  # a full disk hides no state; the next question records it
+        registry.save(job, progress)
+    return dataclasses.replace(job, progress=progress)
+
+
+def chain(job_id: str) -> list[Job]:
+    """Return the parts of a chain that run after this job, in their order."""
+    following = {}
+    for job in load_all(registry.ids()):
+        if job.previous is not None:
+            following[job.previous] = job
+    found = []
+    while after := following.get(job_id):
+        found.append(after)
+        job_id = after.id
+    return found
+
+
+def continued_by(job: Job) -> Job | None:
+    """Return the job that goes on with the training of this one, unless that has failed too."""
+    after = [
+        other for other in load_all(registry.ids()) if job.id in (other.previous, other.resumes)
+    ]
+    hopeless = (JobState.FAILED, JobState.CANCELLED, JobState.LOST)
+    return next((other for other in refreshed(after) if other.state not in hopeless), None)

@@ -1,0 +1,34 @@
+"""Steps that Ctrl-C must not cut in two."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["interrupts_deferred"]
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM take effect when the block is left, not within it.
+
+    Half a submission would be a job that nobody knows of. Other threads than the main one get no
+    signals, so there is nothing to defer in them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: arrived.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for first in arrived[:1]:
+            signal.raise_signal(first)

@@ -1,0 +1,69 @@
+"""Lines of many ranks in one file: which rank wrote each, and how to follow one of them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["Output", "rank_lines"]
+
+# What launchers put before a line: ours and MPICH's `[3] `, srun's ` 3: `, Open MPI's
+# `[1,3]<stdout>:`.
+_LABEL = re.compile(rb"(?:\[ *(\d+)\] |\[\d+,(\d+)\]<std(?:out|err)>: ?|^ *(\d+): )")
+
+
+def rank_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield (rank, line without its label) of the lines that carry one."""
+    for line in data.splitlines(keepends=True):
+        if label := _LABEL.match(line):
+            yield int(next(number for number in label.groups() if number)), line[label.end() :]
+
+
+class Output:
+    """A job's output file, of which each call prints what is new.
+
+    Args:
+        path: the file; it need not be there yet.
+        rank: print the lines of this rank alone; None: the file as it is.
+        ranks: how many the job has.
+
+    Raises:
+        UsageError: the job has no such rank.
+    """
+
+    def __init__(self, path: Path, rank: int | None, ranks: int) -> None:
+        if rank is not None and not 0 <= rank < ranks:
+            raise UsageError(f"--rank {rank}: the job has ranks 0 to {ranks - 1}.")
+        self._path = path
+        # A single rank's lines carry no label.
+        self._rank = None if ranks == 1 else rank
+        self._position = 0
+        self.labelled = ranks == 1
+        """Whether a line was seen that says which rank wrote it."""
+
+    def print_new(self) -> None:
+        """Copy to standard output what the file has gained since the last call."""
+        if not self._path.exists():
+            return
+        out = sys.stdout.buffer
+        with self._path.open("rb") as stream:
+            stream.seek(self._position)
+            while block := stream.read(1 << 16):
+                if self._rank is not None:
+                    block += stream.readline()  # a label stands at the beginning of a line only
+                    whole = block[: block.rfind(b"\n") + 1]
+                    for rank, line in rank_lines(whole):
+                        self.labelled = True
+                        if rank == self._rank:
+                            out.write(line)
+                    self._position += len(whole)
+                    if whole != block:
+                        break
+                else:
+                    out.write(block)
+                    self._position += len(block)
+        out.flush()

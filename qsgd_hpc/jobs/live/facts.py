@@ -1,0 +1,66 @@
+"""A machine as its scheduler describes it. What the scheduler does not say is None or empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs.schedulers.command import ask
+
+__all__ = ["Live", "LiveQueue", "answer_of", "together"]
+
+
+@dataclass(frozen=True)
+class LiveQueue:
+    """One queue, partition or QOS.
+
+    Attributes:
+        nodes: least and most nodes of a job; None where there is no such limit.
+        walltime_min: least and most walltime in minutes; None where there is no such limit.
+        routes: the queues that it passes its jobs on to.
+        route_only: it takes jobs from another queue alone.
+        is_open: every user may submit to it now.
+        total_nodes: nodes that it has.
+        cpus: how many CPUs its nodes have, each number once.
+        gpus: how many GPUs its nodes have, each number once.
+    """
+
+    name: str
+    nodes: tuple[int | None, int | None] = (None, None)
+    walltime_min: tuple[float | None, float | None] = (None, None)
+    routes: tuple[str, ...] = ()
+    route_only: bool = False
+    is_open: bool = True
+    total_nodes: int | None = None
+    cpus: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Live:
+    """One machine. ``unanswered`` holds a sentence for each question that got no answer."""
+
+    scheduler: str
+    queues: Mapping[str, LiveQueue] = field(default_factory=dict)
+    qos: Mapping[str, LiveQueue] = field(default_factory=dict)
+    nodes: int | None = None
+    cpus: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+    filesystems: tuple[str, ...] = ()
+    default_queue: str | None = None
+    unanswered: tuple[str, ...] = ()
+
+
+def together(numbers: Iterable[int | None]) -> tuple[int, ...]:
+    """Return the numbers that are known, each once, in order."""
+    return tuple(sorted({number for number in numbers if number is not None}))
+
+
+def answer_of(argv: Sequence[str]) -> str:
+    """Return what a command prints; a LaunchError says why there is none."""
+    answer = ask(argv)
+    if answer.code != 0:
+        said = " ".join((answer.err or answer.out).split()) or f"exit code {answer.code}"
+        raise LaunchError(f"`{' '.join(argv)}` gave no answer: {said}")
+    return answer.out

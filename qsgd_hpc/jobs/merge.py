@@ -1,0 +1,146 @@
+"""Lay the files of a profile over one another, and remember the file and line of every value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs.check import profile_faults
+from qsgd_hpc.jobs.sources import Source, names, sources
+from qsgd_hpc.jobs.words import did_you_mean, listing
+from qsgd_hpc.jobs.yaml_lines import Document, Path, parse
+
+__all__ = ["Merged", "Origin", "merged"]
+
+# These tell one machine from another: a profile that extends another one is another machine.
+_OWN = ("extends", "embedded_default", "generic", "login_env", "login_hosts", "retired")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value stands."""
+
+    where: str
+    line: int
+    layer: str
+
+    def __str__(self) -> str:
+        return f"{self.where}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A profile's data as all its files together make it, and where each value comes from."""
+
+    name: str
+    data: dict[str, Any]
+    origins: Mapping[Path, Origin]
+
+    def origin(self, path: Path) -> Origin:
+        """Return where ``path``, or its nearest ancestor, stands."""
+        while path not in self.origins:
+            path = path[:-1]
+        return self.origins[path]
+
+
+def merged(name: str) -> Merged:
+    """Read a profile: what it extends, then its files from the shipped one to the project's.
+
+    Mappings merge key by key, everything else is replaced as a whole.
+
+    Raises:
+        UsageError: unknown name, a circle of ``extends``, or all faults with file, line and key.
+    """
+    return _merged(name, ())
+
+
+def _merged(name: str, children: tuple[str, ...]) -> Merged:
+    # The name becomes part of job ids and of file names.
+    files = sources(name) if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name) else []
+    if not files:
+        raise UsageError(f"unknown site '{name}'. {did_you_mean(name, names())}")
+    parts = [(file, _parsed(name, file)) for file in files]
+    bases = [d.data.get("extends") for _, d in parts if isinstance(d.data, dict)]
+    base = next((b for b in reversed(bases) if b is not None), None)
+    for i, (file, document) in enumerate(parts):
+        faults = profile_faults(document.data, partial=i > 0 or base is not None)
+        _refuse(name, ((file.where, document.line(path), text) for path, text in faults))
+    result = Merged(name, {}, {(): Origin(files[0].where, 1, files[0].layer)})
+    if base is not None:
+        result = _base(
+            name, base, children, next(p for p in reversed(parts) if "extends" in p[1].data)
+        )
+    for file, document in parts:
+        result = _over(result, file, document)
+    whole = profile_faults(result.data)
+    wheres = [file.where for file in files]
+    _refuse(name, ((*_blamed(result.origin(path), wheres), text) for path, text in whole))
+    return result
+
+
+def _blamed(origin: Origin, wheres: Sequence[str]) -> tuple[str, int]:
+    """Return file and line of a fault; what contradicts that line may be in another file."""
+    others = [where for where in wheres if where != origin.where]
+    also = f", together with {listing(others, 'and')}" if others else ""
+    return f"{origin.where}{also}", origin.line
+
+
+def _base(name: str, base: str, children: tuple[str, ...], part: tuple[Source, Document]) -> Merged:
+    """Return the profile that ``name`` extends, without what belongs to its own machine."""
+    file, document = part
+    where = f"line {document.line(('extends',))}"
+    circle = (*children, name, base)
+    if base in circle[:-1]:
+        raise UsageError(
+            f"site '{name}', {where}: profiles extend one another in a circle: "
+            f"{' -> '.join(circle[circle.index(base) :])} (in {file.where})"
+        )
+    if base not in names():
+        raise UsageError(
+            f"site '{name}', {where}: it extends the unknown site '{base}'. "
+            f"{did_you_mean(base, names())} (in {file.where})"
+        )
+    found = _merged(base, (*children, name))
+    data = {key: value for key, value in found.data.items() if key not in _OWN}
+    top = {(): Origin(file.where, 1, file.layer)}
+    kept = {path: origin for path, origin in found.origins.items() if path and path[0] in data}
+    return Merged(name, data, top | kept)
+
+
+def _parsed(name: str, file: Source) -> Document:
+    try:
+        return parse(file.text)
+    except UsageError as error:
+        raise UsageError(f"site '{name}', {error} (in {file.where})") from None
+
+
+def _refuse(name: str, faults: Iterable[tuple[str, int, str]]) -> None:
+    found = sorted(faults)
+    if found:
+        raise UsageError(
+            "\n".join(
+                f"site '{name}', line {line}: {text} (in {where})" for where, line, text in found
+            )
+        )
+
+
+def _over(below: Merged, file: Source, document: Document) -> Merged:
+    """Return ``below`` with the keys of a file laid over it."""
+    data = _overlay(below.data, document.data)
+    added = {
+        path: Origin(file.where, line, file.layer) for path, line in document.lines.items() if path
+    }
+    return Merged(below.name, data, {**below.origins, **added})
+
+
+def _overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            value = _overlay(old, value)
+        result[key] = value
+    return result

@@ -1,0 +1,90 @@
+"""From a filled request and a profile to the wrapper that gives each rank its place. Pure."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+from types import MappingProxyType
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs.model import JobRequest
+from qsgd_hpc.jobs.profile import Site
+from qsgd_hpc.jobs.templating import shell_templates
+from qsgd_hpc.launch.place import launchers
+
+__all__ = ["gpu_view", "known_launcher", "render_wrapper"]
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Programs that start ranks of one family alone; any mpiexec or ibrun may be of several.
+_PROGRAMS = {"srun": "slurm", "flux": "flux", "jsrun": "jsm"}
+
+
+def known_launcher(site: Site) -> str | None:
+    """Return the family (see ``place.LAUNCHERS``) that the site's launcher must be of, if any."""
+    return _PROGRAMS.get(PurePath(site.launcher_argv[0]).name)
+
+
+def gpu_view(request: JobRequest, site: Site) -> str | None:
+    """Return what the wrapper lets a rank see: ``all``, ``one``, or None: it keeps its hands off.
+
+    That is where there are no GPUs, the launcher binds them, or the user sets the variable.
+    """
+    if not (site.gpu and site.gpu.order) or site.gpu.bound_by == "launcher":
+        return None
+    return None if site.gpu.variable in request.env else request.gpu_view or site.gpu.view
+
+
+def render_wrapper(
+    request: JobRequest,
+    site: Site,
+    *,
+    omp_threads: int | None,
+    exports: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Return the bash script that each rank runs in front of its program.
+
+    ``bash pin.sh PROGRAM ARGS...`` sets what belongs to the rank and becomes the program. Whatever
+    the user gives by ``--env`` is left alone. Lists are used round and round: local rank 5 of a
+    profile with four GPUs gets the second.
+
+    Args:
+        request: filled by :func:`validate.fill`.
+        site: the profile.
+        omp_threads: OMP_NUM_THREADS of a rank; None: left as it is.
+        exports: variables that every rank gets.
+    Raises:
+        UsageError: the profile's local_rank_variables hold what cannot be a variable's name.
+    """
+    for name in site.local_rank_variables:
+        if not _VARIABLE.fullmatch(name):
+            raise UsageError(
+                f"site '{site.name}': local_rank_variables: {name!r} is not a variable's name; "
+                "it is letters, digits and _."
+            )
+    local_ranks, ranks, _, _ = zip(*launchers(known_launcher(site)), strict=True)
+    nic = site.nic if site.nic and site.nic.variable not in request.env else None
+    return (
+        shell_templates()
+        .get_template("pin.sh.j2")
+        .render(
+            site=site,
+            exports=exports,
+            ranks_per_node=request.ranks_per_node or 1,
+            gpu=site.gpu,
+            view=gpu_view(request, site),
+            nic=nic if nic and nic.order else None,
+            cpus=site.cpu.lists if site.cpu.bound_by == "wrapper" else (),
+            omp_threads=None if "OMP_NUM_THREADS" in request.env else omp_threads,
+            local_rank_names=_lines((*site.local_rank_variables, *local_ranks)),
+            rank_names=_lines(ranks),
+            remedy=f"Look for one with: {site.launcher_argv[0]} -n 2 env | grep -i rank. Name it "
+            f"in the profile, sites/{site.name}.yaml in QSGD_HOME: local_rank_variables: [NAME]",
+        )
+    )
+
+
+def _lines(names: Iterable[str]) -> list[str]:
+    """Return the names, each once, in lines that a reader of the script can take in."""
+    return textwrap.wrap(" ".join(dict.fromkeys(names)), 76)

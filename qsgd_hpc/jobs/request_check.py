@@ -1,0 +1,109 @@
+"""Arrays, chains, stops and other choices that no profile limits: defaults and faults. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from qsgd_hpc.jobs.model import JobRequest
+from qsgd_hpc.jobs.render import DIRECTIVES
+from qsgd_hpc.jobs.words import clock, listing
+
+__all__ = ["EXCLUDES", "choice_faults", "complete"]
+
+_OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+STOP_BEFORE_MIN, STOP_BEFORE_SHARE = 5.0, 0.1
+TASKS_CEILING = 10_000
+REQUEUES = ("slurm", "pbs", "lsf")
+EXCLUDES = ("slurm",)
+
+
+def complete(request: JobRequest) -> JobRequest:
+    """Fill in when a job shall stop, and turn an array of one task into a plain job.
+
+    A script needs time to write its checkpoint: 5 minutes, or a tenth of a short walltime.
+    """
+    if request.stop_before_min is None and request.walltime_min is not None:
+        before = min(STOP_BEFORE_MIN, STOP_BEFORE_SHARE * request.walltime_min)
+        request = dataclasses.replace(request, stop_before_min=before)
+    if len(request.tasks) == 1:
+        words = (*request.script_args, *request.tasks[0])
+        request = dataclasses.replace(request, script_args=words, array={})
+    return request
+
+
+def choice_faults(request: JobRequest, scheduler: str) -> list[str]:
+    """Return every fault of these choices, each with its remedy."""
+    return [
+        *_array_faults(request),
+        *_chain_faults(request, scheduler),
+        *_text_faults(request, scheduler),
+    ]
+
+
+def _array_faults(request: JobRequest) -> Iterator[str]:
+    for key, values in request.array.items():
+        if not _OPTION.fullmatch(key):
+            yield f"--array {key!r}: write an option without its dashes, as in lr=0.1,0.2."
+        if not values:
+            yield f"--array {key}: there is no value. Write --array {key}=A,B."
+        if any("\0" in value for value in values):
+            yield f"--array {key}: a value holds a NUL byte, which no command can carry."
+    if len(request.tasks) > TASKS_CEILING:
+        yield f"--array makes {len(request.tasks)} tasks; {TASKS_CEILING} is the most. Split it."
+    if request.at_once is not None and not request.array:
+        yield "--at-once limits the tasks of an array; give --array, or leave it out."
+    elif request.at_once is not None and request.at_once < 1:
+        yield f"--at-once {request.at_once}: at least one task must be allowed to run."
+
+
+def _chain_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
+    if request.chain < 1:
+        yield f"--chain {request.chain}: a chain has at least 1 part."
+    if request.chain > 1 and request.array:
+        yield "--chain and --array exclude each other. Submit one chain for each choice."
+    if request.requeue and scheduler not in REQUEUES:
+        yield (
+            f"--requeue: {scheduler} cannot start a job again by itself. Use --chain N, or "
+            "`qsgd-hpc resubmit ID` after its end."
+        )
+    if request.requeue and request.chain > 1:
+        yield "--requeue and --chain both continue a job that stopped. Use one of them."
+    if request.chain > 1 and scheduler == "cobalt":
+        yield "--chain: Cobalt's jobs can wait for success only. Use `qsgd-hpc resubmit ID`."
+    before, walltime_min = request.stop_before_min, request.walltime_min
+    if before is None or walltime_min is None:
+        return
+    if before < 0 or before >= walltime_min:
+        yield (
+            f"--stop-before {clock(max(before, 0))}: the job has {clock(walltime_min)} in all. "
+            "Leave it some time to train."
+        )
+
+
+def _text_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
+    prefix = DIRECTIVES[scheduler]
+    for line in request.extra:
+        others = [p for p in DIRECTIVES.values() if p != "#" and line.startswith(p)]
+        if "\n" in line or not line.removeprefix(prefix).strip():
+            yield f"--extra {line!r}: one directive, on one line, such as '{prefix} -X value'."
+        elif scheduler == "local":
+            yield f"--extra {line!r}: there is no scheduler here that would read it. Leave it out."
+        elif others and prefix not in others:
+            yield f"--extra {line!r}: that is for {others[0][1:]}; lines begin with {prefix} here."
+    if request.exclude and scheduler not in EXCLUDES:
+        yield (
+            f"--exclude: {scheduler} has no option for that. Leave it out, and tell the site of "
+            f"nodes that are bad; or ask for others with --extra '{prefix} ...'."
+        )
+    for node in request.exclude:
+        if not _HOST.fullmatch(node):
+            yield f"--exclude {node!r}: write names of nodes, as in --exclude nid0001,nid0002."
+    words = {"--modules": request.modules, "--conda": (request.conda or "-",)}
+    for flag, names in words.items():
+        if any(not name.strip() or not name.isprintable() for name in names):
+            yield f"{flag} {listing(map(repr, names), 'and')}: use printable names."
+    if request.key is not None and not request.key.strip():
+        yield "--key: the name is empty. Use one that is this submission's own, such as a date."

@@ -1,0 +1,111 @@
+"""IBM Spectrum LSF: bsub, bjobs, bkill.
+
+Written from the command reference of LSF 10.1, and never tried on a live system. LSF counts the
+tasks of an array from 1, so its task 1 is the first one of the request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from qsgd_hpc.jobs.model import Job, Progress
+from qsgd_hpc.jobs.schedulers.arrays import aggregate
+from qsgd_hpc.jobs.schedulers.command import (
+    Answer,
+    Dependency,
+    ask,
+    log_path,
+    no_answer,
+    not_cancelled,
+    refusal,
+    submitted,
+)
+from qsgd_hpc.jobs.schedulers.lsf_answers import COLUMNS, Bjobs, parse_bjobs
+from qsgd_hpc.jobs.schedulers.news import merged, open_jobs, silent, unconfirmed, unknown
+
+__all__ = ["cancel", "find", "parse_bsub", "refresh", "submit"]
+
+REMEDIES = (
+    ("No such queue", "Use --queue with a name that `bqueues` lists."),
+    ("project", "Use --account with a project of yours."),
+    ("RUNLIMIT", "Use a shorter --walltime, or another --queue; see `bqueues -l`."),
+    ("Too many processors", "Use fewer --nodes, or another --queue; see `bqueues -l`."),
+    ("Pending job threshold", "Wait until one of your jobs has started."),
+    ("Dependency condition", "A job of --after is not known to LSF any more; leave it out."),
+    ("Bad resource requirement", "A directive of the site's profile is not known to this LSF."),
+)
+
+
+def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
+    """Hand the script to bsub, which reads it; output goes to the job's directory."""
+    words = {"ok": "done", "any": "ended"}
+    terms = [f"{words[each.kind]}({each.scheduler_id})" for each in after]
+    depends = ["-w", " && ".join(terms)] if terms else []
+    argv = ["bsub", "-o", _log(job), *depends]
+    answer = ask(argv, cwd=job.request.workdir, stdin=job.script_path)
+    return submitted(job, parse_bsub(answer), refusal("bsub", answer, REMEDIES), find)
+
+
+def _log(job: Job) -> str:
+    return str(log_path(job, "%I"))
+
+
+def parse_bsub(answer: Answer) -> str | None:
+    """Return the id in ``Job <42> is submitted to queue <batch>.``"""
+    ids = re.findall(r"Job <([0-9]+)> is submitted", answer.out)
+    return ids[-1] if answer.code == 0 and ids else None
+
+
+def _bjobs() -> tuple[Bjobs | None, Answer]:
+    answer = ask(["bjobs", "-a", "-json", "-o", COLUMNS])
+    return parse_bjobs(answer), answer
+
+
+def find(job: Job) -> str | None:
+    """Return the id of a job whose submission nobody confirmed; None when LSF knows none.
+
+    Raises:
+        LaunchError: LSF does not answer.
+    """
+    shown, answer = _bjobs()
+    if shown is None:
+        raise no_answer("bjobs", answer)
+    return shown.outputs.get(_log(job))
+
+
+def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
+    """Ask bjobs once for all jobs of the user."""
+    jobs = open_jobs(jobs)
+    if not jobs:
+        return {}
+    shown, answer = _bjobs()
+    if shown is None:
+        return {job.id: silent(job, "LSF", answer) for job in jobs}
+    return {job.id: _news(job, shown) for job in jobs}
+
+
+def _news(job: Job, shown: Bjobs) -> Progress:
+    key = job.progress.scheduler_id or shown.outputs.get(_log(job))
+    if key is None:
+        return unconfirmed(job, "LSF")
+    tasks: Mapping[int, Progress] = shown.get(key, {})
+    if not tasks:
+        return unknown(job, f"LSF knows no job {key} any more; `bhist -l {key}` may")
+    if job.request.array:
+        return merged(job, aggregate({index - 1: tasks[index] for index in tasks}), key)
+    return merged(job, next(iter(tasks.values())), key)
+
+
+def cancel(job: Job) -> None:
+    """Ask bkill to end the job with all its tasks; an ended or unknown one is no error."""
+    key = job.progress.scheduler_id or find(job)
+    if key is None:
+        return
+    answer = ask(["bkill", key])
+    said = answer.out + answer.err
+    if answer.code != 0 and not any(words in said for words in _NOTHING_TO_CANCEL):
+        raise not_cancelled("bkill", answer)
+
+
+_NOTHING_TO_CANCEL = ("already finished", "No matching job found", "is not found")

@@ -1,0 +1,72 @@
+"""What becomes of a job's record when its scheduler answers, does not answer, or knows no job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from qsgd_hpc.jobs.model import Job, JobState, Progress
+from qsgd_hpc.jobs.schedulers.command import Answer
+
+__all__ = ["is_settled", "merged", "open_jobs", "silent", "spoken", "unconfirmed", "unknown"]
+
+# A scheduler needs a moment before it knows a job that it has just accepted.
+SETTLE_S = 60.0
+_SILENCE = " has not answered since "
+
+
+def open_jobs(jobs: Iterable[Job]) -> list[Job]:
+    """Return the jobs that there may be news of; an end is for ever, but LOST is none."""
+    return [job for job in jobs if not job.state.ended or job.state is JobState.LOST]
+
+
+def merged(job: Job, new: Progress, scheduler_id: str) -> Progress:
+    """Return what is to be recorded: the news, with the facts that it does not repeat."""
+    waiting = new.state is JobState.QUEUED
+    old = job.progress
+    return replace(
+        new,
+        scheduler_id=scheduler_id,
+        started_at=None if waiting else new.started_at or old.started_at,
+        restarts=_restarts(old, new),
+    )
+
+
+def _restarts(old: Progress, new: Progress) -> int:
+    """Return how often the job was started again: as the scheduler says, or as seen."""
+    seen = old.restarts
+    if old.state is JobState.RUNNING:
+        later = (new.started_at or 0) > (old.started_at or float("inf")) + 1
+        seen += int(new.state is JobState.QUEUED or later)
+    return max(new.restarts, old.restarts) if new.restarts else seen
+
+
+def is_settled(job: Job) -> bool:
+    """Tell whether a scheduler must know the job by now, if it has ever taken it."""
+    return time.time() - job.submitted_at >= SETTLE_S
+
+
+def silent(job: Job, who: str, answer: Answer) -> Progress:
+    """Return the recorded progress, with since when there is no answer."""
+    if _SILENCE in job.progress.why:
+        return job.progress
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    return replace(job.progress, why=f"{who}{_SILENCE}{since}: {answer.said}")
+
+
+def spoken(job: Job) -> Progress:
+    """Return the recorded progress when the scheduler has answered and says nothing new."""
+    return replace(job.progress, why="") if _SILENCE in job.progress.why else job.progress
+
+
+def unknown(job: Job, hint: str) -> Progress:
+    """Return the progress of a job that its scheduler does not know (any more, or yet)."""
+    if not is_settled(job):
+        return spoken(job)
+    return replace(job.progress, state=JobState.LOST, why=hint)
+
+
+def unconfirmed(job: Job, who: str) -> Progress:
+    """Return the progress of a job that was handed over, perhaps, and was not found."""
+    return unknown(job, f"{who} never confirmed the submission and knows no such job; submit again")

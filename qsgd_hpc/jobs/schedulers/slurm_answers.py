@@ -1,0 +1,192 @@
+"""What squeue and sacct print, as progress. Pure."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+
+from qsgd_hpc.jobs.model import JobState, Progress
+from qsgd_hpc.jobs.schedulers.command import Answer
+from qsgd_hpc.jobs.schedulers.endings import (
+    NO_MEMORY,
+    PREEMPTED,
+    WALLTIME,
+    exit_words,
+    node_words,
+)
+
+__all__ = ["SACCT_COLUMNS", "SQUEUE_COLUMNS", "Squeue", "hosts", "parse_sacct", "parse_squeue"]
+
+# id, state, reason, nodes, start, comment, command; the last two may hold a bar themselves.
+SQUEUE_COLUMNS = "%i|%T|%r|%N|%S|%k|%o"
+SACCT_COLUMNS = "JobID,State,ExitCode,Start,End,Elapsed,NNodes,NodeList,Reason"
+
+_STATES = {
+    JobState.QUEUED: "PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT "
+    "SUSPENDED STOPPED RESV_DEL_HOLD",
+    JobState.RUNNING: "RUNNING COMPLETING SIGNALING STAGE_OUT RESIZING",
+    JobState.COMPLETED: "COMPLETED",
+    JobState.CANCELLED: "CANCELLED REVOKED",
+    JobState.TIMEOUT: "TIMEOUT DEADLINE",
+    JobState.NODE_FAIL: "NODE_FAIL BOOT_FAIL",
+    JobState.FAILED: "FAILED OUT_OF_MEMORY PREEMPTED LAUNCH_FAILED",
+}
+STATES = {word: state for state, words in _STATES.items() for word in words.split()}
+_ENDS = {
+    "TIMEOUT": WALLTIME,
+    "DEADLINE": "its deadline passed",
+    "OUT_OF_MEMORY": NO_MEMORY,
+    "PREEMPTED": PREEMPTED,
+    "LAUNCH_FAILED": "Slurm could not launch it on its nodes",
+    "CANCELLED": "CANCELLED by Slurm: perhaps a job that it waited for did not complete",
+}
+_REASONS = {
+    "BeginTime": "waits for its start time; a requeued job waits two minutes",
+    "Dependency": "waits for other jobs to end",
+    "DependencyNeverSatisfied": "a job that it waits for did not complete: "
+    "it will never start; cancel it",
+    "JobHeldAdmin": "held by an administrator of the machine",
+    "JobHeldUser": "held by its user; `scontrol release` lets it go",
+    "JobHoldMaxRequeue": "held: it was requeued too often",
+    "Priority": "waits for jobs with precedence",
+    "Resources": "waits for free nodes",
+}
+# A job, a part of a heterogeneous job, a task of an array, or its tasks that have not started.
+_ID = re.compile(r"\d+(\+\d+|_\d+|_\[[^\]|]*\])?")
+
+
+class Squeue(dict[str, Progress]):
+    """Progress by job id (``11_2`` for a task of an array).
+
+    ``unclear`` are jobs in a state of an unknown name; ``origins`` maps (comment, command) to the
+    id of the job that was submitted so.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unclear: set[str] = set()
+        self.origins: dict[tuple[str, str], str] = {}
+
+
+def parse_squeue(answer: Answer) -> Squeue | None:
+    """Return the jobs that ``squeue -h -o SQUEUE_COLUMNS`` shows; None when Slurm did not answer.
+
+    A job that squeue has forgotten is simply absent; asked for it alone, squeue fails with
+    "Invalid job id", which is an answer too.
+    """
+    found = Squeue()
+    if answer.code != 0:
+        return found if "Invalid job id" in answer.err else None
+    lines = [line.split("|", 6) for line in answer.out.splitlines() if line.strip()]
+    for job_id, state, *rest in (cells for cells in lines if _is_row(cells)):
+        key = job_id.strip()
+        reason, _, start, comment, command = (*rest, "", "", "", "", "")[:5]
+        if (known := _state(state)) is None:
+            found.unclear.add(key)
+        else:
+            started = None if known is JobState.QUEUED else _time(start)
+            found[key] = Progress(known, why=_explained(reason), started_at=started)
+        found.origins[comment, command] = key.partition("_")[0]
+    nothing = not found and not found.unclear
+    return None if nothing and (lines or "error" in answer.err) else found
+
+
+def parse_sacct(answer: Answer) -> dict[str, Progress] | None:
+    """Return progress by job id from ``sacct -X -n -P -D -o SACCT_COLUMNS``.
+
+    Each run of a job that was requeued has a line; the last one counts. None: Slurm's accounting
+    did not answer; a Slurm without accounting knows nothing about the past, which is an answer.
+    """
+    if answer.code != 0:
+        return {} if "accounting storage is disabled" in answer.err else None
+    found: dict[str, Progress] = {}
+    runs: dict[str, int] = {}
+    for line in answer.out.splitlines():
+        cells = line.split("|")
+        if not _is_row(cells) or len(cells) < 3 or not re.fullmatch(r"\d{1,9}:\d{1,9}", cells[2]):
+            continue
+        runs[cells[0]] = runs.get(cells[0], -1) + 1
+        if (progress := _row(cells, runs[cells[0]])) is not None:
+            found[cells[0]] = progress
+    return found
+
+
+def _row(cells: list[str], restarts: int) -> Progress | None:
+    """Return what one line of sacct says; None for a state of an unknown name."""
+    state, word = _state(cells[1]), cells[1]
+    if state is None:
+        return None
+    full = len(cells) > 8
+    started, ended = (_time(text) for text in cells[3:5]) if full else (None, None)
+    code, number = (int(part) for part in cells[2].split(":"))
+    nodes = hosts(cells[7]) if full and state is JobState.NODE_FAIL else ()
+    blamed = nodes if len(nodes) == 1 else ()
+    exit_code, why = None, _ENDS.get(word, word if state is JobState.CANCELLED else "")
+    if state is JobState.COMPLETED:
+        exit_code = code
+    elif state is JobState.NODE_FAIL:
+        why = node_words(blamed)
+    elif state is JobState.FAILED and not why:
+        exit_code = code or (128 + number if number else None)
+        why = exit_words(exit_code) if exit_code else "Slurm calls it failed and gives no exit code"
+    elif not state.ended:
+        why = _explained(cells[8]) if full else ""
+    return Progress(state, exit_code, why, started, ended, bad_nodes=blamed, restarts=restarts)
+
+
+def _is_row(cells: list[str]) -> bool:
+    return len(cells) > 1 and _ID.fullmatch(cells[0].strip()) is not None
+
+
+def _state(text: str) -> JobState | None:
+    """Return the state for words such as ``CANCELLED by 1000``."""
+    words = text.split()
+    return STATES.get(words[0].rstrip("+")) if words else None
+
+
+def _explained(reason: str) -> str:
+    """Return a reason in words, with Slurm's own in parentheses."""
+    reason = reason.strip()
+    if reason in ("", "None"):
+        return ""
+    name, _, nodes = reason.partition("UnavailableNodes:")
+    if name.startswith("ReqNodeNotAvail"):
+        return f"waits for nodes that are not available: {nodes or 'Slurm names none'} ({reason})"
+    return f"{_REASONS[reason]} ({reason})" if reason in _REASONS else reason
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """Return the node names in a list such as ``nid[0001-0003,0007],login1``."""
+    pieces = re.findall(r"[^\[\],\s]+(?:\[[^\]]*\][^\[\],\s]*)*", text)
+    if "assigned" in text or "(" in text:
+        return ()
+    return tuple(name for piece in pieces for name in _expanded(piece))
+
+
+def _expanded(piece: str) -> Iterable[str]:
+    match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", piece)
+    if match is None:
+        return (piece,)
+    head, ranges, tail = match.groups()
+    return [
+        f"{head}{number}{rest}"
+        for part in ranges.split(",")
+        for number in _numbers(part)
+        for rest in _expanded(tail)
+    ]
+
+
+def _numbers(part: str) -> list[str]:
+    """Return the numbers of ``0001-0003``, as wide as the first one."""
+    match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", part)
+    if match is None or int(match[2]) - int(match[1]) > 100_000:
+        return [part]
+    return [f"{n:0{len(match[1])}}" for n in range(int(match[1]), int(match[2]) + 1)]
+
+
+def _time(text: str) -> float | None:
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None  # "Unknown", or a column of an older sacct

@@ -1,0 +1,42 @@
+"""Which node of a job failed, where Slurm has it; asked only for jobs that lost one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from qsgd_hpc.jobs.model import JobState, Progress
+from qsgd_hpc.jobs.schedulers.command import ask
+from qsgd_hpc.jobs.schedulers.endings import node_words
+from qsgd_hpc.jobs.schedulers.slurm_answers import hosts
+
+__all__ = ["blamed", "lines_of"]
+
+
+def blamed(news: Mapping[str, Progress]) -> dict[str, Progress]:
+    """Return the progress by job id, with the failed node of jobs that lost one of several."""
+    return {job_id: _with_nodes(progress) for job_id, progress in news.items()}
+
+
+def _with_nodes(progress: Progress) -> Progress:
+    if progress.state is not JobState.NODE_FAIL or progress.bad_nodes:
+        return progress
+    nodes = _failed_nodes(str(progress.scheduler_id))
+    return replace(progress, bad_nodes=nodes, why=node_words(nodes)) if nodes else progress
+
+
+def _failed_nodes(key: str) -> tuple[str, ...]:
+    """Return the node that Slurm blames, else those of the job that are down now."""
+    query = ["sacct", "-X", "-n", "-P", "-j", key, "-o"]
+    named = {node for line in lines_of([*query, "FailedNode"]) for node in hosts(line)}
+    if named:  # a column that older versions do not have
+        return tuple(sorted(named))
+    mine = sorted({node for line in lines_of([*query, "NodeList"]) for node in hosts(line)})
+    down = ["sinfo", "-h", "-N", "-o", "%N", "-t", "down,drain,fail", "-n", ",".join(mine)]
+    return tuple(sorted({*lines_of(down)} & {*mine})) if mine else ()
+
+
+def lines_of(argv: Sequence[str]) -> list[str]:
+    """Return the lines that a query prints; none when it fails."""
+    answer = ask(argv)
+    return [line.strip() for line in answer.out.splitlines()] if answer.code == 0 else []

@@ -1,0 +1,16 @@
+"""How many cores of a node belong to one rank. Pure."""
+
+from __future__ import annotations
+
+from qsgd_hpc.jobs.model import JobRequest
+from qsgd_hpc.jobs.profile import Site
+
+__all__ = ["cores_per_rank"]
+
+
+def cores_per_rank(request: JobRequest, site: Site) -> int:
+    """Return the cores of one rank, at least 1.
+
+    A node that is not full keeps the shares of a full one: each rank stays beside its GPU.
+    """
+    return max(1, (site.cores or 1) // max(request.ranks_per_node or 1, site.gpus, 1))

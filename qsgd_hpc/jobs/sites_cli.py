@@ -1,0 +1,130 @@
+"""The verb sites: list, show, check and write site profiles."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs import live, sites_view
+from qsgd_hpc.jobs import sites as profiles
+from qsgd_hpc.jobs.facts import unconfirmed
+from qsgd_hpc.jobs.merge import merged
+from qsgd_hpc.jobs.sites_check import examine
+from qsgd_hpc.jobs.sites_new import new_profile
+from qsgd_hpc.jobs.sources import package_faults, sources
+
+__all__ = ["sites"]
+
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+@click.group("sites")
+def sites() -> None:
+    """List, show, check or write site profiles.
+
+    Your own go to $QSGD_HOME/sites/NAME.yaml, a project's to .qsgd-hpc/sites/NAME.yaml in its
+    folder; both override the shipped profile of that name key by key.
+    """
+
+
+@sites.command("list")
+@_AS_JSON
+def list_sites(as_json: bool) -> None:
+    """List all profiles and mark the one that is used here."""
+    here = _here()
+    rows = [sites_view.row(name, here) for name in profiles.names()]
+    if as_json:
+        click.echo(json.dumps([row.as_json() for row in rows], indent=2))
+    else:
+        _print(sites_view.table(rows))
+    for fault in package_faults():
+        click.echo(f"qsgd-hpc: {fault}", err=True)
+
+
+@sites.command("show")
+@_AS_JSON
+@click.argument("name", required=False)
+def show_site(name: str | None, as_json: bool) -> None:
+    """Show profile NAME (default: the one used here): queues, notes, and its YAML files."""
+    name = name or profiles.choose(None, profiles.find_host()).name
+    if as_json:
+        click.echo(json.dumps(sites_view.profile_json(merged(name)), indent=2))
+        return
+    click.echo("\n".join(sites_view.site_lines(profiles.load(name))))
+    for source in sources(name):
+        click.echo(f"\n# --- {source.where}\n{source.text}", nl=False)
+
+
+@sites.command("check")
+@click.option("--no-machine", is_flag=True, help="Check the files alone; ask no scheduler.")
+@_AS_JSON
+@click.argument("name", required=False)
+def check_site(name: str | None, no_machine: bool, as_json: bool) -> None:
+    """Check profile NAME; without NAME the one used here, or all where there is no scheduler.
+
+    Its files are checked, facts that nobody has confirmed are listed, and on the machine itself
+    queues, limits and nodes are compared with what the scheduler says. Exit code 1: a fault, or a
+    difference.
+    """
+    host = profiles.find_host()
+    wanted = [name] if name else [profiles.choose(None, host).name]
+    if not name and not host.schedulers:
+        wanted = profiles.names()
+    reports = [examine(each, host, ask_machine=not no_machine) for each in wanted]
+    if as_json:
+        click.echo(json.dumps([report.as_json() for report in reports], indent=2))
+    else:
+        for report in reports:
+            click.echo("\n".join(sites_view.report_lines(report)))
+            if report.differs:
+                _print(sites_view.differences_table(report))
+                own = profiles.home() / "sites" / f"{report.name}.yaml"
+                click.echo(f"  What is not yours to edit is overridden, key by key, in {own}")
+    for fault in package_faults():
+        click.echo(f"qsgd-hpc: {fault}", err=True)
+    sys.exit(0 if all(report.is_sound for report in reports) else 1)
+
+
+@sites.command("new")
+@click.option(
+    "--scheduler",
+    type=click.Choice(list(live.ASKED)),
+    help="Default: the one of this machine.",
+)
+@click.option("--stdout", "to_stdout", is_flag=True, help="Print the profile and write no file.")
+@click.option("--force", is_flag=True, help="Replace a profile that is there.")
+@click.argument("name")
+def new_site(name: str, scheduler: str | None, to_stdout: bool, force: bool) -> None:
+    """Write a first profile NAME of this machine, from what its scheduler says."""
+    host = profiles.find_host()
+    scheduler = scheduler or next((s for s in host.schedulers if s in live.ASKED), None)
+    text = new_profile(name, scheduler, host, force=force or to_stdout)
+    if to_stdout:
+        click.echo(text, nl=False)
+        return
+    target = profiles.home() / "sites" / f"{name}.yaml"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, "utf-8")
+    click.echo(f"{target} written")
+    click.echo(f"  fill in  {len(unconfirmed(merged(name)))} facts to verify, and the comments")
+    click.echo(f"  check    qsgd-hpc sites check {name}")
+    click.echo(f"  try      qsgd-hpc submit --site {name} --dry-run train.py")
+
+
+def _here() -> str | None:
+    try:
+        return profiles.choose(None, profiles.find_host()).name
+    except UsageError:
+        return None
+
+
+def _print(found: Table) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200
+    console.print(found)

@@ -1,0 +1,52 @@
+"""``qsgd-hpc run --check-build``: a table of what is there."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from qsgd_hpc import __version__
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.mpi import find_launcher, find_library
+
+__all__ = ["table"]
+
+
+def table() -> str:
+    """Return the table: frameworks, how ranks are started, and what carries the messages."""
+    sections = {
+        "Frameworks with an API here": [
+            ("PyTorch", _there("qsgd_hpc.torch") and _there("torch")),
+            ("TensorFlow", _there("qsgd_hpc.tensorflow") and _there("tensorflow")),
+            ("Keras", _there("qsgd_hpc.keras") and _there("keras")),
+            ("JAX", _there("qsgd_hpc.jax") and _there("jax")),
+            ("MXNet", _there("mxnet")),
+        ],
+        "Ranks are started by": [(f"MPI: {_mpi()}", True), ("Gloo", False)],
+        "Messages go through": [
+            ("MPI", True),
+            ("memory shared by the ranks of a node", True),
+            ("NCCL", False),
+            ("DDL", False),
+            ("CCL", False),
+            ("Gloo", False),
+        ],
+    }
+    lines = [f"qsgd-hpc {__version__}"]
+    for title, rows in sections.items():
+        lines += ["", f"{title}:", *(f"    [{'X' if has else ' '}] {name}" for name, has in rows)]
+    return "\n".join(lines)
+
+
+def _there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _mpi() -> str:
+    try:
+        library = find_library()
+        return f"{library.name}, {find_launcher(library).path}"
+    except UsageError as error:
+        return f"none ({error})"

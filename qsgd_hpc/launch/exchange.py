@@ -1,0 +1,149 @@
+"""Hand a function call to every rank over TCP, and collect what each returns.
+
+Ranks may be on hosts that share no file system with this one, so nothing goes through files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import pickle
+import secrets
+import socket
+import socketserver
+import struct
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from qsgd_hpc._lifeline import own_addresses
+
+__all__ = ["VARIABLE", "Exchange", "Failure", "Returned", "answer", "fetch"]
+
+VARIABLE = "QSGD_RUN_FUNCTION"
+CONNECT_TIMEOUT_S = 20.0
+_TOKEN_BYTES = 16
+_GREETING = struct.Struct(f"!{_TOKEN_BYTES}sI")
+_LENGTH = struct.Struct("!Q")
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a rank's call returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a rank's call raised."""
+
+    traceback: str
+    exception: bytes | None
+    """The pickled exception, where it could be pickled."""
+
+
+class Exchange:
+    """A server that lives as long as the ranks; a context manager.
+
+    Args:
+        call: function, arguments and keyword arguments; all must be picklable by cloudpickle.
+    """
+
+    def __init__(self, call: tuple[Any, ...]) -> None:
+        # Functions of modules travel by name: ranks must find the modules where this process does.
+        self.call = pickle.dumps((sys.path, cloudpickle.dumps(call)))
+        self.token = secrets.token_bytes(_TOKEN_BYTES)
+        self.answers: dict[int, bytes] = {}
+        """Pickled Returned or Failure by rank, in the order of arrival."""
+        self._server = _Server(("", 0), _Handler)
+        self._server.exchange = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+
+    @property
+    def address(self) -> str:
+        """What a rank needs to come here: addresses, port and token."""
+        hosts = ",".join(own_addresses())
+        return f"{hosts};{self._server.server_address[1]};{self.token.hex()}"
+
+    def __enter__(self) -> Exchange:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    exchange: Exchange
+    request_queue_size = 1024
+    daemon_threads = True  # nobody waits for a rank that hangs
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        exchange = self.server.exchange  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError, EOFError):  # a rank that dies leaves no answer
+            token, rank = _GREETING.unpack(_exactly(self.request, _GREETING.size))
+            if hmac.compare_digest(token, exchange.token):
+                send(self.request, exchange.call)
+                exchange.answers[rank] = receive(self.request)
+                send(self.request, b"")  # so that a rank does not end before its answer is here
+
+
+def send(sock: socket.socket, data: bytes) -> None:
+    """Send bytes with their length before them."""
+    sock.sendall(_LENGTH.pack(len(data)))
+    sock.sendall(data)
+
+
+def receive(sock: socket.socket) -> bytes:
+    """Return what one ``send`` sent.
+
+    Raises:
+        EOFError: the other side has gone.
+    """
+    (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
+    return _exactly(sock, length)
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        piece = sock.recv(min(count - len(data), 1 << 20))
+        if not piece:
+            raise EOFError(f"the connection ended after {len(data)} of {count} bytes")
+        data += piece
+    return bytes(data)
+
+
+def fetch(address: str, rank: int) -> tuple[socket.socket, tuple[Any, ...]]:
+    """Connect a rank to the Exchange; return the connection and the call to make.
+
+    Raises:
+        ConnectionError: none of the launching host's addresses answers.
+    """
+    hosts, port, token = address.split(";")
+    for host in hosts.split(","):
+        with contextlib.suppress(OSError, EOFError):
+            sock = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S / 4)
+            sock.settimeout(None)
+            sock.sendall(_GREETING.pack(bytes.fromhex(token), rank))
+            path, call = pickle.loads(receive(sock))
+            sys.path.extend(each for each in path if each not in sys.path)
+            return sock, pickle.loads(call)
+    raise ConnectionError(
+        f"rank {rank} on {socket.gethostname()} cannot reach the launching host over TCP "
+        f"(tried {hosts}, port {port}); let it through the firewall"
+    )
+
+
+def answer(sock: socket.socket, what: Returned | Failure) -> None:
+    """Send back what a call has come to; returns when the launching process has it."""
+    send(sock, cloudpickle.dumps(what))
+    receive(sock)

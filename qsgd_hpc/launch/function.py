@@ -1,0 +1,134 @@
+"""Run a Python function on many ranks and return what each of them returned."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qsgd_hpc.errors import LaunchError, RankFailedError, UsageError
+from qsgd_hpc.horovod_compat import installed
+from qsgd_hpc.launch.exchange import VARIABLE, Exchange, Failure
+from qsgd_hpc.launch.horovod_flags import CHANGES_NOTHING
+from qsgd_hpc.launch.options import Host, RunOptions, parse_hostfile, parse_hosts
+from qsgd_hpc.launch.outcome import list_ranks
+from qsgd_hpc.launch.run import run as launch
+from qsgd_hpc.launch.session import say
+
+__all__ = ["run"]
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int = 1,
+    hosts: str | None = None,
+    hostfile: str | os.PathLike[str] | None = None,
+    *,
+    num_proc: int | None = None,
+    env: Mapping[str, str] | None = None,
+    bits: int | None = None,
+    mpi_args: str | Sequence[str] = (),
+    executable: str | None = None,
+    output_filename: str | os.PathLike[str] | None = None,
+    start_timeout: float | None = None,
+    verbose: bool | int | None = False,
+    **horovods: Any,
+) -> list[Any]:
+    """Call ``func(*args, **kwargs)`` on every rank of a new job.
+
+    Args:
+        func: any function, closures and lambdas too; it travels by cloudpickle, as do its results.
+        np: how many ranks; ``num_proc`` is the same.
+        hosts: ``h1:2,h2:2``; default is this machine.
+        hostfile: a file of hosts, instead of ``hosts``.
+        env: variables for the ranks.
+        bits: bits per gradient element, as ``qsgd-hpc run --bits``.
+        mpi_args: more options for mpiexec.
+        executable: the ranks' Python; default is this one.
+        output_filename: folder for what the ranks print: rank.N/stdout and rank.N/stderr.
+        start_timeout: seconds that the ranks have to start.
+        verbose: say which MPI runs.
+        horovods: arguments of Horovod's that change nothing here (use_mpi, ssh_port, ...).
+
+    Returns:
+        The results by rank.
+    Raises:
+        LaunchError: a rank failed; the message has its traceback, and the cause is its exception.
+        UsageError: the request is wrong, or this is not the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("qsgd_hpc.run: call it in the main thread, where signals arrive")
+    _remark(horovods)
+    ranks = np if num_proc is None else num_proc
+    exchange = Exchange((func, tuple(args), dict(kwargs or {})))
+    options = RunOptions(
+        ranks=ranks,
+        command=(executable or sys.executable, "-m", "qsgd_hpc.launch.worker"),
+        hosts=_hosts(hosts, hostfile),
+        bits=bits,
+        env={**(env or {}), VARIABLE: exchange.address},
+        mpi_args=tuple(shlex.split(mpi_args) if isinstance(mpi_args, str) else mpi_args),
+        horovod=installed(),
+        output_folder=None if output_filename is None else Path(output_filename),
+        start_timeout_s=start_timeout,
+        verbose=bool(verbose),
+    )
+    with exchange:
+        code = launch(options)
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+    return _results(exchange.answers, ranks, code)
+
+
+def _remark(horovods: Mapping[str, Any]) -> None:
+    """Say of Horovod's other arguments why they change nothing.
+
+    Raises:
+        TypeError: an argument that Horovod does not have either.
+    """
+    for name, value in horovods.items():
+        plain = name.removeprefix("use_").replace("num_proc", "np").replace("_", "-")
+        reason = CHANGES_NOTHING.get(f"--{plain}")
+        if reason is None:
+            raise TypeError(f"run() got an unexpected keyword argument {name!r}")
+        if value:
+            say(f"{name}={value!r}: {reason}; the argument changes nothing")
+
+
+def _hosts(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> tuple[Host, ...]:
+    if hosts is not None:
+        return parse_hosts(hosts)
+    return () if hostfile is None else parse_hostfile(Path(hostfile))
+
+
+def _results(answers: Mapping[int, bytes], ranks: int, code: int) -> list[Any]:
+    """Return the values by rank, or raise what the first rank that failed by itself raised."""
+    found = {rank: pickle.loads(data) for rank, data in answers.items()}
+    failures = {rank: each for rank, each in found.items() if isinstance(each, Failure)}
+    # Ranks that were only left alone by another are not the cause.
+    causes = [
+        rank for rank, each in failures.items() if not isinstance(_raised(each), RankFailedError)
+    ]
+    for rank in (*causes, *failures):
+        error = LaunchError(f"qsgd_hpc.run: rank {rank} failed:\n{failures[rank].traceback}")
+        raise error from _raised(failures[rank])
+    missing = sorted(set(range(ranks)) - set(found))
+    if missing or code != 0:
+        raise LaunchError(
+            f"qsgd_hpc.run: the job ended with code {code}"
+            + (f" and without a result of {list_ranks(missing)}" if missing else "")
+            + "; its message is above"
+        )
+    return [found[rank].value for rank in range(ranks)]
+
+
+def _raised(failure: Failure) -> BaseException | None:
+    return None if failure.exception is None else pickle.loads(failure.exception)  # type: ignore[no-any-return]

@@ -1,0 +1,204 @@
+"""horovodrun's flags: which setting each stands for here, and which change nothing and why."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["CHANGES_NOTHING", "SETTINGS", "Setting", "read_config", "variables_of"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One flag that sets a variable for the ranks.
+
+    Args:
+        option: as on the command line.
+        variable: what it sets.
+        what: one line for --help; empty for a flag that the next one's line speaks of.
+        key: where it stands in a configuration file.
+        kind: bool for a flag with a ``--no-`` form, else the type of its value.
+        text: from its value to the text of the variable; None sets nothing.
+    """
+
+    option: str
+    variable: str
+    what: str
+    key: tuple[str, str]
+    kind: type = str
+    text: Callable[[Any], str | None] = str
+
+    @property
+    def name(self) -> str:
+        """The name as a Python argument."""
+        return self.option[2:].replace("-", "_")
+
+
+def _on_off(value: bool) -> str:
+    return "1" if value else "0"
+
+
+def _never_if_off(value: bool) -> str | None:
+    return None if value else "0"
+
+
+SETTINGS = (
+    Setting("--fusion-threshold-mb", "QSGD_FUSION_BYTES",
+            "MiB of gradients that one reduction may hold.", ("params", "fusion_threshold_mb"),
+            float, lambda mb: str(int(mb * 2**20))),
+    Setting("--cycle-time-ms", "QSGD_CYCLE_TIME_MS",
+            "Wait so long for more to fuse with what is ready.", ("params", "cycle_time_ms"),
+            float),
+    Setting("--cache-capacity", "QSGD_CACHE_CAPACITY",
+            "Tensors announced by number; 0 is none.", ("params", "cache_capacity"), int),
+    Setting("--hierarchical-allreduce", "QSGD_HIERARCHICAL_ALLREDUCE",
+            "Reduce within each node first.", ("params", "hierarchical_allreduce"),
+            bool, _on_off),
+    Setting("--autotune", "QSGD_AUTOTUNE",
+            "Try settings while training and keep the fastest.", ("autotune", "enabled"),
+            bool, _on_off),
+    Setting("--autotune-log-file", "QSGD_AUTOTUNE_LOG",
+            "CSV of what was tried.", ("autotune", "log_file")),
+    Setting("--timeline-filename", "QSGD_TIMELINE",
+            "Write a timeline that opens in Perfetto.", ("timeline", "filename")),
+    Setting("--timeline-mark-cycles", "QSGD_TIMELINE_MARK_CYCLES",
+            "Mark the engine's cycles in it.", ("timeline", "mark_cycles"), bool, _on_off),
+    Setting("--stall-check", "QSGD_STALL_WARNING_S",
+            "Name tensors that some ranks lack (default).", ("stall_check", "enabled"),
+            bool, _never_if_off),
+    Setting("--stall-check-warning-time-seconds", "QSGD_STALL_WARNING_S",
+            "How long they may lack one.", ("stall_check", "warning_time_seconds"), float),
+    Setting("--stall-check-shutdown-time-seconds", "QSGD_STALL_SHUTDOWN_S",
+            "When to end the job over one.", ("stall_check", "shutdown_time_seconds"), float),
+    Setting("--log-level", "QSGD_LOG_LEVEL",
+            "trace, debug, info, warning, error, fatal or off.", ("logging", "level")),
+)  # fmt: skip
+
+_TUNER = "the optimiser that autotunes here has no such knob"
+_FIXED = "a job keeps the ranks that -np starts"
+_GPU = "no NCCL is used"
+CHANGES_NOTHING: dict[str, str] = {
+    "--gloo": "ranks are started by MPI, which needs no change in the script",
+    "--mpi": "MPI is always used",
+    "--jsrun": "the launcher of the MPI in use starts the ranks",
+    "--disable-cache": "no checks of the hosts are remembered",
+    "--ssh-port": "mpiexec starts the ranks; set Port for the host in ~/.ssh/config",
+    "--ssh-identity-file": "mpiexec starts the ranks; set IdentityFile in ~/.ssh/config",
+    "--min-np": _FIXED,
+    "--max-np": _FIXED,
+    "--slots-per-host": _FIXED,
+    "--elastic-timeout": _FIXED,
+    "--reset-limit": _FIXED,
+    "--blacklist-cooldown-range": _FIXED,
+    "--hierarchical-allgather": "gathers take the way that suits the layout of the ranks",
+    "--autotune-warmup-samples": _TUNER,
+    "--autotune-steps-per-sample": _TUNER,
+    "--autotune-bayes-opt-max-samples": _TUNER,
+    "--autotune-gaussian-process-noise": _TUNER,
+    "--mpi-threads-disable": "the engine needs an MPI with threads",
+    "--tcp": "MPI chooses the network; --network-interfaces narrows it",
+    "--num-nccl-streams": _GPU,
+    "--thread-affinity": "the engine's thread sleeps when idle and shares the rank's cores",
+    "--gloo-timeout-seconds": "gloo is not used",
+}
+"""Flags of horovodrun's, and why they change nothing."""
+
+_WITHOUT_VALUE = frozenset(
+    {"--gloo", "--mpi", "--jsrun", "--disable-cache", "--hierarchical-allgather"}
+    | {"--mpi-threads-disable", "--tcp"}
+)
+# Their places in a configuration file.
+_SECTIONS = {
+    "--hierarchical-allgather": ("params", "hierarchical_allgather"),
+    "--autotune-warmup-samples": ("autotune", "warmup_samples"),
+    "--autotune-steps-per-sample": ("autotune", "steps_per_sample"),
+    "--autotune-bayes-opt-max-samples": ("autotune", "bayes_opt_max_samples"),
+    "--autotune-gaussian-process-noise": ("autotune", "gaussian_process_noise"),
+    "--mpi-threads-disable": ("library_options", "mpi_threads_disable"),
+    "--num-nccl-streams": ("library_options", "num_nccl_streams"),
+    "--thread-affinity": ("library_options", "thread_affinity"),
+    "--gloo-timeout-seconds": ("library_options", "gloo_timeout_seconds"),
+}
+
+
+def takes_value(option: str) -> bool:
+    """Tell whether a flag that changes nothing is followed by a value."""
+    return option not in _WITHOUT_VALUE
+
+
+def variables_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that flags set; ``values`` by argument name, None where not given."""
+    found: dict[str, str] = {}
+    for setting in SETTINGS:
+        value = values.get(setting.name)
+        text = None if value is None else setting.text(value)
+        if text is not None:
+            found.setdefault(setting.variable, text)
+    if values.get("stall_check") is False:
+        found["QSGD_STALL_SHUTDOWN_S"] = "0"
+    return found
+
+
+def read_config(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read horovodrun's YAML configuration.
+
+    Returns:
+        Values by argument name, and the options in it that change nothing here.
+    Raises:
+        UsageError: the file cannot be read; every unknown section or key, and every value of the
+            wrong kind, one per line.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"--config-file {path}: {error}") from None
+    places = {setting.key: setting for setting in SETTINGS}
+    idle = {key: option for option, key in _SECTIONS.items()}
+    values: dict[str, Any] = {}
+    unused, faults = [], []
+    for key, value in _leaves(content):
+        where = f"--config-file {path}: {'.'.join(key)}"
+        if key in places:
+            try:
+                values[places[key].name] = _converted(places[key], value)
+            except ValueError:
+                faults.append(f"{where} is {value!r}; expected a {places[key].kind.__name__}")
+        elif key in idle:
+            unused.append(idle[key])
+        elif key == ("verbose",):
+            values["verbose"] = bool(value)
+        else:
+            known = [".".join(each) for each in (*places, *idle, ("verbose",))]
+            near = difflib.get_close_matches(".".join(key), known, n=1)
+            faults.append(f"{where} is not known" + (f"; did you mean {near[0]}?" if near else ""))
+    if faults:
+        raise UsageError("\n".join(faults))
+    return values, unused
+
+
+def _leaves(content: Any) -> Iterable[tuple[tuple[str, ...], Any]]:
+    if not isinstance(content, dict):
+        yield (str(content),), None
+        return
+    for section, inside in content.items():
+        if isinstance(inside, dict):
+            for key, value in inside.items():
+                if value is not None:
+                    yield (str(section), str(key)), value
+        elif inside is not None:
+            yield (str(section),), inside
+
+
+def _converted(setting: Setting, value: Any) -> Any:
+    if setting.kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError
+        return value
+    return setting.kind(value)

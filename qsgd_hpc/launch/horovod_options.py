@@ -1,0 +1,58 @@
+"""horovodrun's flags as options of ``qsgd-hpc run``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from qsgd_hpc.launch.grouped_help import GroupedOption
+from qsgd_hpc.launch.horovod_flags import (
+    CHANGES_NOTHING,
+    SETTINGS,
+    Setting,
+    read_config,
+    takes_value,
+    variables_of,
+)
+
+__all__ = ["horovod_options", "settle"]
+
+GROUP = "Tuning and observing, as horovodrun"
+
+
+def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command, whose function then gets them as keyword arguments."""
+    for option in reversed(CHANGES_NOTHING):
+        value: dict[str, Any] = {} if takes_value(option) else {"is_flag": True, "default": None}
+        function = click.option(option, hidden=True, **value)(function)
+    for setting in reversed(SETTINGS):
+        function = _option(setting)(function)
+    return function
+
+
+def _option(setting: Setting) -> Callable[..., Any]:
+    shared: dict[str, Any] = {"cls": GroupedOption, "group": GROUP, "help": setting.what}
+    if setting.kind is bool:
+        names = f"{setting.option}/--no-{setting.option[2:]}"
+        return click.option(names, default=None, **shared)
+    metavar = {float: "X", int: "N", str: "TEXT"}[setting.kind]
+    return click.option(setting.option, type=setting.kind, metavar=metavar, **shared)
+
+
+def settle(given: Mapping[str, Any], config: Path | None) -> tuple[dict[str, str], list[str]]:
+    """Return the variables for the ranks, and what to say of flags that change nothing.
+
+    Args:
+        given: by argument name, None where not given; what is given wins over the file.
+        config: horovodrun's configuration file.
+
+    Raises:
+        UsageError: the file is wrong.
+    """
+    values, unused = ({}, []) if config is None else read_config(config)
+    values |= {name: value for name, value in given.items() if value is not None}
+    unused += [each for each in CHANGES_NOTHING if given.get(each[2:].replace("-", "_"))]
+    return variables_of(values), [f"{each}: {CHANGES_NOTHING[each]}" for each in unused]

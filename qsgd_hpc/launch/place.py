@@ -1,0 +1,257 @@
+"""Report where this rank really sits: its cores, their NUMA domains, its GPUs and network card.
+
+``submit --verify-pinning`` starts this file by its path on every rank, in place of the program:
+only the standard library is here, and ``python -I -S`` starts it in about 20 ms. It prints one
+line, MARK and a JSON object, in one write: lines of other ranks cannot come in between.
+``qsgd_hpc.jobs.seats`` reads them out of the job's log. What cannot be seen is absent or null; no
+tool that is missing, fails or hangs makes this fail.
+
+Usage: place.py [--local-rank NAME]... [--launcher NAME] [--show NAME]...
+``--local-rank`` names variables that hold the local rank, tried first; ``--launcher`` is the key in
+LAUNCHERS of the one whose variables come next; ``--show`` names further variables to report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = [
+    "GPU_VARIABLES",
+    "LAUNCHERS",
+    "MARK",
+    "cpu_list",
+    "cpus_of",
+    "launchers",
+    "main",
+    "report",
+]
+
+MARK = "qsgd-place "
+TOOL_LIMIT_S = 20
+
+# What each launcher sets: (local rank, rank, local size, size), "" where it sets none. Slurm and
+# Flux come last: they set theirs in the batch script as well, so that ranks of any other launcher
+# there inherit a false 0. Where the launcher is known, its own come first.
+LAUNCHERS = {
+    "pals": ("PALS_LOCAL_RANKID", "PALS_RANKID", "PALS_LOCAL_SIZE", ""),
+    "open_mpi": (
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "OMPI_COMM_WORLD_SIZE",
+    ),
+    "jsm": (
+        "JSM_NAMESPACE_LOCAL_RANK",
+        "JSM_NAMESPACE_RANK",
+        "JSM_NAMESPACE_LOCAL_SIZE",
+        "JSM_NAMESPACE_SIZE",
+    ),
+    "mvapich": (
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+        "MV2_COMM_WORLD_SIZE",
+    ),
+    "mvapich3": (
+        "MVP_COMM_WORLD_LOCAL_RANK",
+        "MVP_COMM_WORLD_RANK",
+        "MVP_COMM_WORLD_LOCAL_SIZE",
+        "MVP_COMM_WORLD_SIZE",
+    ),
+    "hydra": ("MPI_LOCALRANKID", "PMI_RANK", "MPI_LOCALNRANKS", "PMI_SIZE"),
+    "pmi": ("PMI_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_SIZE", "PMI_SIZE"),
+    "pmix": ("PMIX_LOCAL_RANK", "PMIX_RANK", "", ""),
+    "flux": ("FLUX_TASK_LOCAL_ID", "FLUX_TASK_RANK", "", "FLUX_JOB_SIZE"),
+    "slurm": ("SLURM_LOCALID", "SLURM_PROCID", "", "SLURM_STEP_NUM_TASKS"),
+}
+GPU_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+)
+_OTHER_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "NCCL_IB_HCA",
+    "NCCL_SOCKET_IFNAME",
+    "UCX_NET_DEVICES",
+    "FI_CXI_DEVICE_NAME",
+    "MPICH_OFI_NIC_POLICY",
+)
+_NODES = "/sys/devices/system/node"
+_CPUS = "/sys/devices/system/cpu"
+
+
+def launchers(first: str | None = None) -> list[tuple[str, str, str, str]]:
+    """Return what launchers set, those of the one named first at the head."""
+    return [LAUNCHERS[name] for name in sorted(LAUNCHERS, key=lambda name: name != first)]
+
+
+def cpu_list(cpus: Iterable[int]) -> str:
+    """Return hardware threads in the kernel's notation, such as ``0-7,32-39``."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def cpus_of(text: str) -> frozenset[int]:
+    """Return the hardware threads that ``0-7,32-39`` stands for; none for an empty text."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def report(
+    environ: Mapping[str, str],
+    local_rank_names: Iterable[str] = (),
+    launcher: str | None = None,
+    shown: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Return all that is known of this process's place; see the keys below."""
+    local_ranks, ranks, local_sizes, sizes = zip(*launchers(launcher), strict=True)
+    used: list[str] = []
+    names = (*GPU_VARIABLES, *_OTHER_VARIABLES, *shown)
+    cpus = os.sched_getaffinity(0)
+    domains = _domains()
+    return {
+        "rank": _number(environ, ranks, used),
+        "local_rank": _number(environ, (*local_rank_names, *local_ranks), used),
+        "local_size": _number(environ, local_sizes, used),
+        "size": _number(environ, sizes, used),
+        "used": used,
+        "host": socket.gethostname(),
+        "cpus": cpu_list(cpus),
+        "sits_in": [number for number, text in domains.items() if cpus_of(text) & cpus],
+        "domains": domains,
+        "siblings": _read(f"{_CPUS}/cpu0/topology/thread_siblings_list"),
+        "variables": {name: environ[name] for name in dict.fromkeys(names) if name in environ},
+        "gpus": _gpus(),
+        "nics": _nics(),
+    }
+
+
+def _number(environ: Mapping[str, str], names: Iterable[str], used: list[str]) -> int | None:
+    """Return the first of these variables that is a number, and note its name."""
+    for name in names:
+        if re.fullmatch("[0-9]+", environ.get(name, "")):
+            used.append(name)
+            return int(environ[name])
+    return None
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path) as file:  # noqa: PTH123 (pathlib is slow to import)
+            return file.read().strip()
+    except (OSError, ValueError):
+        return None
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _domains() -> dict[str, str]:
+    """Return the hardware threads of every NUMA domain that has any."""
+    numbers = sorted(int(name[4:]) for name in _names(_NODES) if re.fullmatch(r"node\d+", name))
+    texts = {str(number): _read(f"{_NODES}/node{number}/cpulist") for number in numbers}
+    return {number: text for number, text in texts.items() if text}
+
+
+def _domain_of(device: str) -> int | None:
+    """Return the NUMA domain that a device's folder in /sys names; None when it names none."""
+    text = _read(f"{device}/numa_node")
+    return int(text) if text and text.isdigit() else None
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """Return the GPUs in the order of the vendor's own numbers: bus, uuid, NUMA domain."""
+    found = _nvidia() or _amd() or _drawn()
+    for gpu in found:
+        gpu["numa"] = _domain_of(f"/sys/bus/pci/devices/{gpu['bus']}")
+    return found
+
+
+def _nvidia() -> list[dict[str, Any]]:
+    rows = _output("nvidia-smi", "--query-gpu=pci.bus_id,uuid", "--format=csv,noheader")
+    found = re.findall(r"^(?:[0-9A-Fa-f]{4})?([0-9A-Fa-f:.]{12}), *(\S+)$", rows, re.MULTILINE)
+    return [{"bus": bus.lower(), "uuid": uuid} for bus, uuid in found]
+
+
+def _amd() -> list[dict[str, Any]]:
+    try:
+        cards = json.loads(_output("rocm-smi", "--showbus", "--showuniqueid", "--json"))
+        ordered = sorted(cards.items(), key=lambda item: int(re.sub(r"\D", "", item[0]) or 0))
+        return [
+            {"bus": card["PCI Bus"].lower(), "uuid": card.get("Unique ID")} for _, card in ordered
+        ]
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return []
+
+
+def _drawn() -> list[dict[str, Any]]:
+    """Return the GPUs that /sys shows, in the order of their buses, where no tool tells of any."""
+    buses = set()
+    for name in _names("/sys/class/drm"):
+        device = f"/sys/class/drm/{name}/device"
+        if name.startswith("renderD") and _read(f"{device}/vendor") in ("0x8086", "0x1002"):
+            buses.add(os.path.realpath(device).rsplit("/", 1)[-1])
+    return [{"bus": bus, "uuid": None} for bus in sorted(buses)]
+
+
+def _output(*command: str) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=TOOL_LIMIT_S,
+            check=False,
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _nics() -> dict[str, int | None]:
+    """Return the fast network cards and the NUMA domain of each."""
+    folders = ("/sys/class/infiniband", "/sys/class/cxi")
+    return {
+        name: _domain_of(f"{folder}/{name}/device") for folder in folders for name in _names(folder)
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Print this rank's line."""
+    given: dict[str, list[str]] = {"--local-rank": [], "--launcher": [], "--show": []}
+    for option, name in zip(argv[::2], argv[1::2], strict=True):
+        given[option].append(name)
+    first = given["--launcher"][-1] if given["--launcher"] else None
+    seen = report(os.environ, given["--local-rank"], first, given["--show"])
+    # Short, so that launchers pass it on in one piece.
+    line = MARK + json.dumps(seen, separators=(",", ":")) + "\n"
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, line.encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

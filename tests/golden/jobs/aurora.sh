@@ -1,0 +1,92 @@
+#!/bin/bash -l
+#PBS -N train_resnet34
+#PBS -A myproject
+#PBS -q debug-scaling
+#PBS -l select=8
+#PBS -l place=scatter
+#PBS -l walltime=00:30:00
+#PBS -l filesystems=home:flare
+#PBS -r n
+#PBS -j oe
+
+job_dir=/home/me/.qsgd-hpc/jobs/machine-7
+mkdir -p -- "$job_dir" || exit 1
+event() { printf '{"at": %s, "event": "%s"%s}\n' "$(date +%s)" "$1" "${2-}" >> "$job_dir/events.jsonl"; }
+finish() {
+    [ -n "${terminated-}" ] || printf '%s\n' "$1" > "$job_dir/outcome"
+    event end ", \"exit_code\": $1"
+}
+rm -f -- "$job_dir/stop" "$job_dir/resubmit" "$job_dir/outcome"
+event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"${PBS_JOBID-}\""
+trap 'finish $?' EXIT
+echo "$(($(date +%s) + 1620))" > "$job_dir/stop_at"
+cd -- /eagle/myproject/me/run || exit 1
+
+module load frameworks
+export http_proxy=http://proxy.alcf.anl.gov:3128
+export https_proxy=http://proxy.alcf.anl.gov:3128
+export OMP_NUM_THREADS=4
+export QSGD_JOB_DIR=$job_dir
+
+cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1
+#!/bin/bash
+# Every rank runs this in front of its program: bash pin.sh PROGRAM ARGS...
+# It gives the rank its place on a node of aurora, then becomes the program.
+set -u
+if (($# == 0)); then
+    echo "usage: bash pin.sh PROGRAM ARGS..." >&2
+    exit 2
+fi
+
+# Not every launcher carries variables to other nodes.
+export QSGD_JOB_DIR="${0%/*}"
+export OMP_NUM_THREADS=4
+
+# Prints the value of the first of these variables that holds a number.
+pin_first() {
+    local pin_name
+    for pin_name; do
+        if [[ ${!pin_name:-} =~ ^[0-9]+$ ]]; then
+            echo $((10#${!pin_name}))
+            return
+        fi
+    done
+}
+
+# The rank's number on its node and among all ranks, as the launchers tell them.
+pin_local_rank=$(pin_first PALS_LOCAL_RANKID OMPI_COMM_WORLD_LOCAL_RANK JSM_NAMESPACE_LOCAL_RANK \
+    MV2_COMM_WORLD_LOCAL_RANK MVP_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID \
+    PMI_LOCAL_RANK PMIX_LOCAL_RANK FLUX_TASK_LOCAL_ID SLURM_LOCALID)
+pin_rank=$(pin_first PALS_RANKID OMPI_COMM_WORLD_RANK JSM_NAMESPACE_RANK MV2_COMM_WORLD_RANK \
+    MVP_COMM_WORLD_RANK PMI_RANK PMIX_RANK FLUX_TASK_RANK SLURM_PROCID)
+if [[ -z $pin_local_rank ]]; then
+    if ((${pin_rank:-0} == 0)); then # one message, not one from each rank
+        echo "pin.sh on ${HOSTNAME:-a node}: 12 ranks on each node, but no variable tells" \
+            "which of them this is." 'Look for one with: mpiexec -n 2 env | grep -i rank. Name it in the profile, sites/aurora.yaml in QSGD_HOME: local_rank_variables: [NAME]' >&2
+    fi
+    exit 1
+fi
+
+# Every rank sees its own GPU alone. Ranks beyond the list begin again at its start.
+pin_gpus=(0.0 0.1 1.0 1.1 2.0 2.1 3.0 3.1 4.0 4.1 5.0 5.1)
+export ZE_AFFINITY_MASK="${pin_gpus[pin_local_rank % 12]}"
+
+exec "$@"
+END_OF_PIN_SH
+
+stop() { : > "$job_dir/stop"; event stop; again=yes; }
+end() { terminated=yes; event terminate; kill -TERM "$launcher" 2> /dev/null; again=yes; }
+trap stop USR1 USR2
+trap end TERM
+mpiexec -n 96 -ppn 12 --cpu-bind=verbose,list:4-7:8-11:12-15:16-19:20-23:24-27:56-59:60-63:64-67:68-71:72-75:76-79 \
+    bash "$job_dir/pin.sh" \
+    python /eagle/myproject/me/run/train_resnet34.py --epochs 3 &
+launcher=$! again=yes code=127
+while [ -n "$again" ]; do # a signal ends `wait`, not what it waits for
+    again=
+    wait "$launcher"
+    now=$?
+    [ "$now" = 127 ] || code=$now
+done
+[ ! -e "$job_dir/resubmit" ] || code=85 # a launcher may have reported something else
+exit "$code"

@@ -1,0 +1,64 @@
+#!/bin/bash
+#SBATCH --job-name=train_resnet34
+#SBATCH --account=abc123
+#SBATCH --partition=batch
+#SBATCH --nodes=8
+#SBATCH --ntasks-per-node=8
+#SBATCH --time=00:30:00
+#SBATCH --no-requeue
+
+job_dir=/home/me/.qsgd-hpc/jobs/machine-7
+mkdir -p -- "$job_dir" || exit 1
+event() { printf '{"at": %s, "event": "%s"%s}\n' "$(date +%s)" "$1" "${2-}" >> "$job_dir/events.jsonl"; }
+finish() {
+    [ -n "${terminated-}" ] || printf '%s\n' "$1" > "$job_dir/outcome"
+    event end ", \"exit_code\": $1"
+}
+rm -f -- "$job_dir/stop" "$job_dir/resubmit" "$job_dir/outcome"
+event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"${SLURM_JOB_ID-}\""
+trap 'finish $?' EXIT
+echo "$(($(date +%s) + 1620))" > "$job_dir/stop_at"
+cd -- /eagle/myproject/me/run || exit 1
+
+module load PrgEnv-gnu rocm craype-accel-amd-gfx90a rccl-net-plugin
+export MASTER_PORT=3442
+export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
+export QSGD_JOB_DIR=$job_dir
+
+cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1
+#!/bin/bash
+# Every rank runs this in front of its program: bash pin.sh PROGRAM ARGS...
+# It gives the rank its place on a node of frontier, then becomes the program.
+set -u
+if (($# == 0)); then
+    echo "usage: bash pin.sh PROGRAM ARGS..." >&2
+    exit 2
+fi
+
+# Not every launcher carries variables to other nodes.
+export QSGD_JOB_DIR="${0%/*}"
+export MASTER_PORT=3442
+export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
+
+# Threads of one rank.
+export OMP_NUM_THREADS=7
+
+exec "$@"
+END_OF_PIN_SH
+
+stop() { : > "$job_dir/stop"; event stop; again=yes; }
+end() { terminated=yes; event terminate; kill -TERM "$launcher" 2> /dev/null; again=yes; }
+trap stop USR1 USR2
+trap end TERM
+srun -N 8 -n 64 --ntasks-per-node=8 -c 7 --gpus-per-task=1 --gpu-bind=closest --kill-on-bad-exit=1 --label \
+    bash "$job_dir/pin.sh" \
+    /opt/venv/bin/python /eagle/myproject/me/run/train_resnet34.py --epochs 3 &
+launcher=$! again=yes code=127
+while [ -n "$again" ]; do # a signal ends `wait`, not what it waits for
+    again=
+    wait "$launcher"
+    now=$?
+    [ "$now" = 127 ] || code=$now
+done
+[ ! -e "$job_dir/resubmit" ] || code=85 # a launcher may have reported something else
+exit "$code"

@@ -1,0 +1,48 @@
+#!/bin/bash
+if [ -z "${QSGD_TASK-}" ]; then
+    code=0
+    QSGD_STARTED=$(date +%s)
+    export QSGD_STARTED
+    for QSGD_TASK in 0 1 2 3; do
+        export QSGD_TASK
+        "$BASH" "$0" > /home/me/.qsgd-hpc/jobs/machine-7/output-"$QSGD_TASK".log 2>&1 || code=$?
+    done
+    exit "$code"
+fi
+job_dir=/home/me/.qsgd-hpc/jobs/machine-7
+task=${QSGD_TASK:?}
+job_dir=$job_dir/task-$task
+case $task in
+    0) set -- --lr 0.1 --tag 'a b' ;;
+    1) set -- --lr 0.1 --tag '$(id)' ;;
+    2) set -- --lr 0.2 --tag 'a b' ;;
+    3) set -- --lr 0.2 --tag '$(id)' ;;
+esac
+mkdir -p -- "$job_dir" || exit 1
+event() { printf '{"at": %s, "event": "%s"%s}\n' "$(date +%s)" "$1" "${2-}" >> "$job_dir/events.jsonl"; }
+finish() {
+    [ -n "${terminated-}" ] || printf '%s\n' "$1" > "$job_dir/outcome"
+    event end ", \"exit_code\": $1"
+}
+rm -f -- "$job_dir/stop" "$job_dir/resubmit" "$job_dir/outcome"
+event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"\""
+trap 'finish $?' EXIT
+cd -- /eagle/myproject/me/run || exit 1
+
+export QSGD_JOB_DIR=$job_dir
+
+stop() { : > "$job_dir/stop"; event stop; again=yes; }
+end() { terminated=yes; event terminate; kill -TERM "$launcher" 2> /dev/null; again=yes; }
+trap stop USR1 USR2
+trap end TERM
+/opt/venv/bin/qsgd-hpc run -np 8 --ranks-per-node 1 --prefix-output -- \
+    /opt/venv/bin/python /eagle/myproject/me/run/train_resnet34.py --epochs 3 "$@" &
+launcher=$! again=yes code=127
+while [ -n "$again" ]; do # a signal ends `wait`, not what it waits for
+    again=
+    wait "$launcher"
+    now=$?
+    [ "$now" = 127 ] || code=$now
+done
+[ ! -e "$job_dir/resubmit" ] || code=85 # a launcher may have reported something else
+exit "$code"

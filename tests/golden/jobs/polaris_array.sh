@@ -1,0 +1,81 @@
+#!/bin/bash -l
+#PBS -N train_resnet34
+#PBS -A myproject
+#PBS -q debug-scaling
+#PBS -l select=8:system=polaris
+#PBS -l place=scatter
+#PBS -k doe
+#PBS -l walltime=00:30:00
+#PBS -l filesystems=home:eagle
+#PBS -J 0-3%2
+#PBS -r y
+#PBS -j oe
+
+job_dir=/home/me/.qsgd-hpc/jobs/machine-7
+task=${PBS_ARRAY_INDEX:?}
+job_dir=$job_dir/task-$task
+case $task in
+    0) set -- --lr 0.1 --tag 'a b' ;;
+    1) set -- --lr 0.1 --tag '$(id)' ;;
+    2) set -- --lr 0.2 --tag 'a b' ;;
+    3) set -- --lr 0.2 --tag '$(id)' ;;
+esac
+mkdir -p -- "$job_dir" || exit 1
+event() { printf '{"at": %s, "event": "%s"%s}\n' "$(date +%s)" "$1" "${2-}" >> "$job_dir/events.jsonl"; }
+finish() {
+    [ -n "${terminated-}" ] || printf '%s\n' "$1" > "$job_dir/outcome"
+    event end ", \"exit_code\": $1"
+}
+rm -f -- "$job_dir/stop" "$job_dir/resubmit" "$job_dir/outcome"
+event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"${PBS_JOBID-}\""
+trap 'finish $?' EXIT
+echo "$(($(date +%s) + 1620))" > "$job_dir/stop_at"
+cd -- /eagle/myproject/me/run || exit 1
+
+module use /soft/modulefiles
+module load conda
+conda activate base
+export http_proxy=http://proxy.alcf.anl.gov:3128
+export https_proxy=http://proxy.alcf.anl.gov:3128
+export TMPDIR=/tmp
+export QSGD_JOB_DIR=$job_dir
+
+cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1
+#!/bin/bash
+# Every rank runs this in front of its program: bash pin.sh PROGRAM ARGS...
+# It gives the rank its place on a node of polaris, then becomes the program.
+set -u
+if (($# == 0)); then
+    echo "usage: bash pin.sh PROGRAM ARGS..." >&2
+    exit 2
+fi
+
+# Not every launcher carries variables to other nodes.
+export QSGD_JOB_DIR="${0%/*}"
+export TMPDIR=/tmp
+
+# Every rank sees all GPUs of its node, in this order: the first belongs to local rank 0.
+export CUDA_VISIBLE_DEVICES=3,2,1,0
+
+# Threads of one rank.
+export OMP_NUM_THREADS=8
+
+exec "$@"
+END_OF_PIN_SH
+
+stop() { : > "$job_dir/stop"; event stop; again=yes; }
+end() { terminated=yes; event terminate; kill -TERM "$launcher" 2> /dev/null; again=yes; }
+trap stop USR1 USR2
+trap end TERM
+mpiexec -n 32 --ppn 4 --depth=8 --cpu-bind depth \
+    bash "$job_dir/pin.sh" \
+    python /eagle/myproject/me/run/train_resnet34.py --epochs 3 "$@" &
+launcher=$! again=yes code=127
+while [ -n "$again" ]; do # a signal ends `wait`, not what it waits for
+    again=
+    wait "$launcher"
+    now=$?
+    [ "$now" = 127 ] || code=$now
+done
+[ ! -e "$job_dir/resubmit" ] || code=85 # a launcher may have reported something else
+exit "$code"

@@ -1,0 +1,64 @@
+#!/bin/bash
+#COBALT -n 8
+#COBALT -t 30
+#COBALT -q full-node
+#COBALT -A myproject
+#COBALT --attrs filesystems=home,grand
+#COBALT --jobname train_resnet34
+#COBALT --an-option=of-ones-own
+
+job_dir=/home/me/.qsgd-hpc/jobs/machine-7
+mkdir -p -- "$job_dir" || exit 1
+event() { printf '{"at": %s, "event": "%s"%s}\n' "$(date +%s)" "$1" "${2-}" >> "$job_dir/events.jsonl"; }
+finish() {
+    [ -n "${terminated-}" ] || printf '%s\n' "$1" > "$job_dir/outcome"
+    event end ", \"exit_code\": $1"
+}
+rm -f -- "$job_dir/stop" "$job_dir/resubmit" "$job_dir/outcome"
+event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"${COBALT_JOBID-}\""
+trap 'finish $?' EXIT
+echo "$(($(date +%s) + 1620))" > "$job_dir/stop_at"
+cd -- /eagle/myproject/me/run || exit 1
+
+export OMPI_MCA_orte_default_hostfile="$COBALT_NODEFILE"
+module load gcc/12 || exit 1
+module load 'a b' || exit 1
+conda activate 'my env' || exit 1
+. '/eagle/my venv/bin/activate' || exit 1
+export QSGD_JOB_DIR=$job_dir
+
+cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1
+#!/bin/bash
+# Every rank runs this in front of its program: bash pin.sh PROGRAM ARGS...
+# It gives the rank its place on a node of thetagpu, then becomes the program.
+set -u
+if (($# == 0)); then
+    echo "usage: bash pin.sh PROGRAM ARGS..." >&2
+    exit 2
+fi
+
+# Not every launcher carries variables to other nodes.
+export QSGD_JOB_DIR="${0%/*}"
+
+# Every rank sees all GPUs of its node, in this order: the first belongs to local rank 0.
+export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7
+
+exec "$@"
+END_OF_PIN_SH
+
+stop() { : > "$job_dir/stop"; event stop; again=yes; }
+end() { terminated=yes; event terminate; kill -TERM "$launcher" 2> /dev/null; again=yes; }
+trap stop USR1 USR2
+trap end TERM
+mpirun -n 64 -npernode 8 \
+    bash "$job_dir/pin.sh" \
+    python /eagle/myproject/me/run/train_resnet34.py --epochs 3 &
+launcher=$! again=yes code=127
+while [ -n "$again" ]; do # a signal ends `wait`, not what it waits for
+    again=
+    wait "$launcher"
+    now=$?
+    [ "$now" = 127 ] || code=$now
+done
+[ ! -e "$job_dir/resubmit" ] || code=85 # a launcher may have reported something else
+exit "$code"

@@ -1,0 +1,19 @@
+#!/bin/bash
+# Every rank runs this in front of its program: bash pin.sh PROGRAM ARGS...
+# It gives the rank its place on a node of sophia, then becomes the program.
+set -u
+if (($# == 0)); then
+    echo "usage: bash pin.sh PROGRAM ARGS..." >&2
+    exit 2
+fi
+
+# Not every launcher carries variables to other nodes.
+export QSGD_JOB_DIR="${0%/*}"
+
+# Every rank sees all GPUs of its node, in this order: the first belongs to local rank 0.
+export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7
+
+# Threads of one rank.
+export OMP_NUM_THREADS=8
+
+exec "$@"
