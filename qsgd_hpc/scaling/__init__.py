@@ -1,9 +1,11 @@
 """Scaling studies: plan, jobs, raw records, analysis, report.
 
-A training script takes part with one line (``from qsgd_hpc.scaling import record``), so importing
-this package stays cheap: pandas and matplotlib are loaded by the analysis alone.
+A training script takes part with ``from qsgd_hpc.scaling import Meter`` (or ``record``), so
+importing this package stays cheap: no framework, no engine; pandas and matplotlib are loaded by the
+analysis alone.
 """
 
 from qsgd_hpc.scaling._record import record
+from qsgd_hpc.scaling.meter import Meter
 
-__all__ = ["record"]
+__all__ = ["Meter", "record"]

@@ -14,11 +14,11 @@ from typing import Any
 
 from qsgd_hpc import __version__, env
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.host import cpu_model
+from qsgd_hpc.scaling.host import cpu_model, place
 
 __all__ = ["RESERVED", "record"]
 
-RESERVED = ("time", "host", "pid", "cpu", "cores", "load", "versions", "mpi", "nonfinite")
+RESERVED = ("time", "host", "pid", "cpu", "cores", "load", "versions", "mpi", "place", "nonfinite")
 """Keys that :func:`record` writes itself."""
 
 _FRAMEWORKS = ("numpy", "torch", "tensorflow", "keras", "jax", "mpi4py")
@@ -74,6 +74,9 @@ def _encode(event: str, fields: Mapping[str, Any]) -> bytes:
     if faults:
         raise UsageError("\n".join(faults))
     body: dict[str, Any] = {"event": event, **values, **_origin()}
+    # Once a run: the engine writes its record on every rank, and looking for GPUs takes a moment.
+    if event == "final" or (event == "engine" and values.get("rank") == 0):
+        body["place"] = place(os.environ)
     if nonfinite:
         body["nonfinite"] = nonfinite
     return (json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n").encode()

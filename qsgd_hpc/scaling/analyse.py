@@ -1,140 +1,156 @@
-"""From attempts to the table of a study: pure functions; scaling/README.md defines every column."""
+"""From attempts to what a study says: pure functions; scaling/README.md defines every column."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
-from qsgd_hpc.scaling.attempts import Attempt, finished, is_number
-from qsgd_hpc.scaling.plan import PLAIN_BITS
+from qsgd_hpc.scaling.analysis import COLUMNS, Analysis, CaseAnalysis
+from qsgd_hpc.scaling.attempts import Attempt, finished
+from qsgd_hpc.scaling.case import Case
+from qsgd_hpc.scaling.laws import fit_laws
+from qsgd_hpc.scaling.link import fit_link
+from qsgd_hpc.scaling.measured import curve, run
+from qsgd_hpc.scaling.plan import counts_for
+from qsgd_hpc.scaling.quality import NONE, Quality, cut_short, default_target, quality_of
+from qsgd_hpc.scaling.speeds import throughput
+from qsgd_hpc.scaling.table import SIZE, table_of
+from qsgd_hpc.scaling.worth import break_even
 
 __all__ = ["COLUMNS", "Analysis", "analyse"]
 
-# Order of the CSV; a name carries its unit, shares and accuracies run from 0 to 1.
-COLUMNS = (
-    "nodes",
-    "ranks",
-    "bits",
-    "repeats",
-    "images_per_s",
-    "images_per_s_min",
-    "images_per_s_max",
-    "speedup",
-    "efficiency",
-    "wire_bytes_per_step",
-    "wire_bytes_total",
-    "compression_ratio",
-    "comm_time_share",
-    "test_accuracy",
-    "test_accuracy_min",
-    "test_accuracy_max",
-    "steps",
-    "global_batch_size",
-)
+_CURVE = (*SIZE, "repeat", "epoch", "elapsed_s", "train_loss", "test_accuracy", "perplexity")
 
 
-@dataclass(frozen=True)
-class Analysis:
-    """What a study's records say.
+def analyse(
+    attempts: Iterable[Attempt],
+    *,
+    mode: str = "strong",
+    cases: Sequence[Case] = (),
+    target: float | Mapping[Case, float | None] | None = None,
+) -> Analysis:
+    """Reduce the finished points of a study to one table per case.
 
-    Attributes:
-        table: one row per (nodes, ranks, bits), sorted so that fp32 comes first at each size.
-        runs: one row per measurement, the values that the table's medians are taken from.
-        reference: (ranks, bits) of the row whose speed-up is 1.
-        dataset: what the scripts say they trained on; None when they do not say.
-    """
+    Values of a table are medians over the repeats, but for the parts of a step, which are those of
+    the run of median throughput, so that they add up. stats.py says how 95 % intervals are found. A
+    point of one rank belongs to all algorithms of its workload, framework and batch, and
+    to all bits: one rank sends nothing.
 
-    table: pd.DataFrame
-    runs: pd.DataFrame
-    reference: tuple[int, int]
-    dataset: str | None
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the table's rows as dicts, missing values as None."""
-        return [
-            {k: (None if pd.isna(v) else v) for k, v in row.items()}
-            for row in self.table.to_dict("records")
-        ]
-
-
-def analyse(attempts: Iterable[Attempt]) -> Analysis | None:
-    """Reduce the finished points of a study to its table; None when no point is finished.
-
-    Speeds, accuracies and shares are medians over the repeats; their smallest and largest value
-    stand beside them. Speed-up and efficiency refer to the fewest ranks measured at 32 bit, or,
-    when nothing was measured at 32 bit, to the fewest ranks at the most bits.
+    Args:
+        attempts: of the study, in the order in which they were made.
+        mode: "strong" or "weak"; decides which scaling law applies.
+        cases: those of the study, in its order; empty: those that were measured, sorted.
+        target: the quality that time_to_target_s refers to, or that of each case. Above 1 it is a
+            perplexity, else an accuracy; a case that records the other kind, and every case without
+            one, takes what all fp32 runs at the largest size reach (quality.py).
+    Returns:
+        The analysis; without cases where no point is finished.
     """
     measured = list(finished(attempts).values())
-    if not measured:
-        return None
-    runs = pd.DataFrame([_run(attempt) for attempt in measured])
-    runs = runs.sort_values(["ranks", "bits", "repeat"], ascending=[True, False, True])
-    groups = runs.groupby(["nodes", "ranks", "bits"], sort=False)
-    medians = groups.median(numeric_only=True).drop(columns="repeat")
-    table = medians.reset_index()
-    table["repeats"] = groups.size().to_numpy()
-    for name in ("images_per_s", "test_accuracy"):
-        table[f"{name}_min"] = groups[name].min().to_numpy()
-        table[f"{name}_max"] = groups[name].max().to_numpy()
-    reference = _reference(table)
-    base = table.loc[reference]
-    table["speedup"] = table["images_per_s"] / base["images_per_s"]
-    table["efficiency"] = table["speedup"] / (table["ranks"] / base["ranks"])
-    table["compression_ratio"] = _compression(table)
-    datasets = sorted({str(a.final["dataset"]) for a in measured if a.final.get("dataset")})
-    return Analysis(
-        table=table[list(COLUMNS)].reset_index(drop=True),
-        runs=runs.reset_index(drop=True),
-        reference=(int(base["ranks"]), int(base["bits"])),
-        dataset=", ".join(datasets) or None,
+    own = [(case, _of(case, measured)) for case in cases or _measured_cases(measured)]
+    found = [(case, *_one_unit(runs)) for case, runs in own if runs]
+    targets = (
+        target if isinstance(target, Mapping) else dict.fromkeys((c for c, _, _ in found), target)
     )
+    done = tuple(_case(case, kept, targets.get(case), mode) for case, kept, _ in found)
+    left_out = [c for case, _, left in found for c in _left_out(case, left)]
+    return Analysis(done, (*left_out, *_engine_only(measured), *_cut_short(measured)))
 
 
-def _run(attempt: Attempt) -> dict[str, Any]:
-    final = attempt.final
-    steps = _number(final, "steps")
-    wire = _number(final, "wire_bytes")
-    total_s = _total_seconds(attempt)
-    comm_s = _number(final, "comm_time_s")
-    return {
-        "nodes": attempt.point.nodes,
-        "ranks": attempt.point.ranks,
-        "bits": attempt.point.bits,
-        "repeat": attempt.point.repeat,
-        "images_per_s": _number(final, "images_per_s"),
-        "wire_bytes_per_step": wire / steps if steps > 0 else float("nan"),
-        "wire_bytes_total": wire,
-        "comm_time_share": comm_s / total_s if total_s > 0 else float("nan"),
-        "test_accuracy": _number(final, "test_accuracy"),
-        "steps": steps,
-        "global_batch_size": _number(final, "global_batch_size"),
+def _measured_cases(measured: Sequence[Attempt]) -> list[Case]:
+    """Return the cases that were measured, less those that only lent their single rank."""
+    alone = {a.point.case for a in measured if a.point.ranks == 1}
+    several = {a.point.case for a in measured if a.point.ranks > 1}
+    lent = {
+        a.point.case
+        for a in measured
+        if a.point.ranks == 1 and any(counts_for(case, a.point) for case in several)
     }
+    return sorted(several | (alone - lent))
 
 
-def _number(record: Mapping[str, Any], name: str) -> float:
-    value = record.get(name)
-    return float(value) if is_number(value) else float("nan")
+def _of(case: Case, measured: Sequence[Attempt]) -> list[Attempt]:
+    return [a for a in measured if counts_for(case, a.point)]
 
 
-def _total_seconds(attempt: Attempt) -> float:
-    if is_number(attempt.final.get("seconds")):
-        return float(attempt.final["seconds"])
-    return sum(_number(epoch, "seconds") for epoch in attempt.epochs)
+def _one_unit(runs: Sequence[Attempt]) -> tuple[list[Attempt], list[Attempt]]:
+    """Split runs into those of the commonest unit, and the rest: no median spans two units."""
+    units = [throughput(a.final)[1] for a in runs]
+    common = max(dict.fromkeys(units), key=units.count)
+    kept = [a for a, unit in zip(runs, units, strict=True) if unit == common]
+    return kept, [a for a, unit in zip(runs, units, strict=True) if unit != common]
 
 
-def _reference(table: pd.DataFrame) -> Any:
-    plain = table[table["bits"] == PLAIN_BITS]
-    candidates = table if plain.empty else plain
-    return candidates.sort_values(["ranks", "bits"], ascending=[True, False]).index[0]
+def _left_out(case: Case, runs: Sequence[Attempt]) -> list[str]:
+    if not runs:
+        return []
+    units = ", ".join(sorted({throughput(a.final)[1] for a in runs}))
+    return [
+        f"Mixed units: {len(runs)} measurement(s) of {case.label} count {units} where the others "
+        "count something else. They are left out; let every run record the same unit."
+    ]
 
 
-def _compression(table: pd.DataFrame) -> pd.Series:
-    # Against float32 at the same size: the bytes a rank sends depend on how many ranks there are.
-    plain = table[table["bits"] == PLAIN_BITS].set_index(["nodes", "ranks"])
-    keys = pd.MultiIndex.from_frame(table[["nodes", "ranks"]])
-    baseline = plain["wire_bytes_per_step"].reindex(keys).to_numpy()
-    ratio = baseline / table["wire_bytes_per_step"]
-    return ratio.where(table["wire_bytes_per_step"] > 0)
+def _engine_only(measured: Sequence[Attempt]) -> list[str]:
+    made = [a for a in measured if a.final.get("source") == "engine"]
+    if not made:
+        return []
+    return [
+        f"Engine counters: {len(made)} of {len(measured)} measurements are of scripts that record "
+        "nothing themselves. Their speed is the global batch over the median step of the slowest "
+        "rank, a step being the time from one optimiser step's gradients to the next one's; "
+        "accuracy and the wait for data are unknown, and an evaluation between two steps counts as "
+        "part of the earlier one."
+    ]
+
+
+def _cut_short(measured: Sequence[Attempt]) -> list[str]:
+    cut = [a for a in measured if cut_short(a)]
+    if not cut:
+        return []
+    return [
+        f"Quality: {len(cut)} of {len(measured)} measurements end after a few steps (--steps), "
+        "before the first pass over the data. That tells speed; what compressing costs in accuracy "
+        "or perplexity needs whole epochs, so for their cases none is shown, and none is judged."
+    ]
+
+
+def _case(case: Case, measured: Sequence[Attempt], given: float | None, mode: str) -> CaseAnalysis:
+    runs = _runs(measured)
+    quality = NONE if any(cut_short(a) for a in measured) else quality_of(runs)
+    target = given if given is not None and quality.takes(given) else default_target(runs, quality)
+    runs = _runs(measured, quality, target)
+    table, reference = table_of(runs)
+    datasets = sorted({str(a.final["dataset"]) for a in measured if a.final.get("dataset")})
+    epochs = [row for a in measured for row in curve(a)]
+    found = CaseAnalysis(
+        case=case,
+        unit=throughput(measured[0].final)[1],
+        quality=quality.column,
+        target=target,
+        table=table,
+        runs=runs.replace([math.inf], np.nan),
+        curves=_sorted(pd.DataFrame(epochs, columns=list(_CURVE)), "epoch"),
+        reference=reference,
+        dataset=", ".join(datasets) or None,
+        fits=fit_laws(runs, mode),
+        link=fit_link(runs),
+    )
+    return replace(found, break_even=break_even(found))
+
+
+def _runs(
+    measured: Sequence[Attempt], quality: Quality | None = None, target: float | None = None
+) -> pd.DataFrame:
+    return _sorted(pd.DataFrame([run(a, quality or quality_of(""), target) for a in measured]))
+
+
+def _sorted(frame: pd.DataFrame, *more: str) -> pd.DataFrame:
+    # fp32 first at each size.
+    keys = ["ranks", "bits", "nodes", "repeat", *more]
+    order = [True, False, True, True, *(True for _ in more)]
+    return frame.sort_values(keys, ascending=order, kind="stable").reset_index(drop=True)

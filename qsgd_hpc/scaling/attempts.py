@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from functools import cached_property
+from typing import Any
 
 from qsgd_hpc.scaling.plan import Point
+from qsgd_hpc.scaling.speeds import final_of_engine, is_number, throughput
 
 __all__ = [
     "RECORD_HINT",
@@ -17,19 +18,26 @@ __all__ = [
     "is_number",
     "parse_attempts",
     "parse_records",
+    "throughput",
 ]
 
-FORMAT = 1
+FORMAT = 2
 COMPLETED = "COMPLETED"
 RECORD_HINT = (
-    "Add one line to its end, and `from qsgd_hpc.scaling import record` to its top:\n"
-    '  if hvd.rank() == 0: record("final", ranks=hvd.size(), images_per_s=..., test_accuracy=...)'
+    "A script that trains with qsgd_hpc is measured without any line of its own. To another one, "
+    "add one line to its end, and `from qsgd_hpc.scaling import record` to its top:\n"
+    '  if hvd.rank() == 0: record("final", ranks=hvd.size(), throughput=..., unit="images")'
 )
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A job that ended, with the records its script wrote, verbatim, and where they come from."""
+    """A job that ended, with the records its script wrote, verbatim, and where they come from.
+
+    Attributes:
+        state: how the job ended, or its part that measured this point.
+        global_batch: samples of all ranks in a step, as the study asked for.
+    """
 
     point: Point
     number: int
@@ -38,11 +46,24 @@ class Attempt:
     records: tuple[Mapping[str, Any], ...] = ()
     torn_lines: int = 0
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    global_batch: int | None = None
+
+    @cached_property
+    def final(self) -> Mapping[str, Any]:
+        """The last "final" record, or one made of what the engine wrote, or an empty one."""
+        own = next((r for r in reversed(self.records) if r.get("event") == "final"), None)
+        return own or final_of_engine(self.records, self.global_batch)
 
     @property
-    def final(self) -> Mapping[str, Any]:
-        """The last "final" record, or an empty one."""
-        return next((r for r in reversed(self.records) if r.get("event") == "final"), {})
+    def seconds(self) -> float | None:
+        """How long its nodes were held for it; None where that is not known."""
+        value = self.provenance.get("seconds")
+        return float(value) if is_number(value) else None
+
+    @property
+    def held_nodes(self) -> int:
+        """Nodes that its job held: more than the point's own inside a packed job."""
+        return int(self.provenance.get("held_nodes", self.point.nodes))
 
     @property
     def epochs(self) -> tuple[Mapping[str, Any], ...]:
@@ -61,10 +82,12 @@ class Attempt:
             code = "" if self.exit_code is None else f", exit code {self.exit_code}"
             return f"the job ended as {self.state}{code}"
         if self.silent:
-            return 'the script wrote no "final" record'
-        speed = self.final.get("images_per_s")
+            return 'there is no "final" record, nor one of the engine for every rank'
+        speed, _ = throughput(self.final)
         if not is_number(speed) or speed <= 0:
-            return f'the "final" record has images_per_s {speed!r}; expected a number above 0'
+            old = "images_per_s" in self.final and "throughput" not in self.final
+            name = "images_per_s" if old else "throughput"
+            return f'the "final" record has {name} {speed!r}; expected a number above 0'
         ranks = self.final.get("ranks", self.point.ranks)
         if ranks != self.point.ranks:
             return (
@@ -77,10 +100,11 @@ class Attempt:
         """Return the attempt as one line of JSON, its newline included."""
         body = {
             "format": FORMAT,
-            "point": vars(self.point),
+            "point": self.point.to_json(),
             "attempt": self.number,
             "state": self.state,
             "exit_code": self.exit_code,
+            "global_batch": self.global_batch,
             "provenance": dict(self.provenance),
             "torn_lines": self.torn_lines,
             "records": [dict(r) for r in self.records],
@@ -99,13 +123,14 @@ def parse_attempts(text: str) -> tuple[list[Attempt], list[int]]:
             body = json.loads(line)
             attempts.append(
                 Attempt(
-                    point=Point(**body["point"]),
+                    point=Point.from_json(body["point"]),
                     number=body["attempt"],
                     state=body["state"],
                     exit_code=body["exit_code"],
                     records=tuple(body["records"]),
                     torn_lines=body["torn_lines"],
                     provenance=body["provenance"],
+                    global_batch=body.get("global_batch"),
                 )
             )
         except (ValueError, KeyError, TypeError):
@@ -127,11 +152,6 @@ def parse_records(text: str) -> tuple[tuple[Mapping[str, Any], ...], int]:
         else:
             torn += 1
     return tuple(records), torn
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Tell whether a recorded value can be computed with: an int or a finite float."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def finished(attempts: Iterable[Attempt]) -> dict[str, Attempt]:

@@ -16,7 +16,7 @@ from qsgd_hpc.scaling.attempts import Attempt, parse_attempts
 from qsgd_hpc.scaling.plan import Point
 from qsgd_hpc.scaling.study import Study, differences
 
-__all__ = ["AttemptFolder", "StudyFolder"]
+__all__ = ["AttemptFolder", "PackFolder", "StudyFolder", "write_whole"]
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,55 @@ class AttemptFolder:
         """A copy of the job's output, made when it ended."""
         return self.path / "output.log"
 
+    @property
+    def step(self) -> Path:
+        """Where a step of a packed job notes its start and end."""
+        return self.path / "step"
+
+    def outcome(self) -> dict[str, Any] | None:
+        """Return how the step of a packed job ended; None before that, and for a whole job."""
+        return _read(self.path / "outcome.json")
+
+    def write_outcome(self, body: Mapping[str, Any]) -> None:
+        """Store how the step ended, whole or not at all."""
+        write_whole(self.path / "outcome.json", json.dumps(body, indent=1) + "\n")
+
     def note(self) -> dict[str, Any] | None:
         """Return what was written when the job was submitted; None if that was not reached."""
-        try:
-            body = json.loads((self.path / "attempt.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return body if isinstance(body, dict) else None
+        return _read(self.path / "attempt.json")
 
     def write_note(self, body: Mapping[str, Any]) -> None:
         """Store the job's id and provenance, whole or not at all."""
-        _write_whole(self.path / "attempt.json", json.dumps(body, indent=1) + "\n")
+        write_whole(self.path / "attempt.json", json.dumps(body, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class PackFolder:
+    """packs/pack-N: what a packed job is to do, its scripts, and its id once it is submitted."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        """The plan that the job's driver reads."""
+        return self.path / "plan.json"
+
+    def note(self) -> dict[str, Any] | None:
+        """Return what was written when the job was submitted; None if that was not reached."""
+        return _read(self.path / "pack.json")
+
+    def write_note(self, body: Mapping[str, Any]) -> None:
+        """Store the job's id and provenance, whole or not at all."""
+        write_whole(self.path / "pack.json", json.dumps(body, indent=1) + "\n")
+
+    @property
+    def closed(self) -> bool:
+        """Whether all that its job has measured is in the collection."""
+        return (self.path / "closed").exists()
+
+    def close(self) -> None:
+        """Note that nothing is left to collect."""
+        (self.path / "closed").touch()
 
 
 @dataclass(frozen=True)
@@ -101,8 +139,8 @@ class StudyFolder:
         file = self.path / "study.json"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if not file.exists():
-                _write_whole(file, json.dumps(study.to_json(), indent=1) + "\n")
+            if not file.exists() or self.study() != study:  # other limits of its jobs
+                write_whole(file, json.dumps(study.to_json(), indent=1) + "\n")
             # Found now, not after the first hour of measuring.
             with self.collection.open("ab"):
                 pass
@@ -115,7 +153,8 @@ class StudyFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep a second `qsgd-hpc scale` out while this one runs."""
-        with (self.path / "study.json").open("rb") as file:
+        # Not study.json, which may be replaced.
+        with self.collection.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -142,8 +181,18 @@ class StudyFolder:
                 f"{str(self.collection)!r}: cannot be read: {error.strerror}."
             ) from None
 
+    def collected(self) -> set[tuple[str, int]]:
+        """Return the key and the number of each attempt in the collection."""
+        return {(a.point.key, a.number) for a in self.attempts()[0]}
+
     def append(self, attempt: Attempt) -> None:
-        """Add one attempt and force it to disk; a torn line before it is closed, not touched."""
+        """Add one attempt and force it to disk; a torn line before it is closed, not touched.
+
+        One that is there is not added again: an interrupt may come after it was written, before
+        its caller could take note of that.
+        """
+        if (attempt.point.key, attempt.number) in self.collected():
+            return
         line = attempt.to_line()
         with self.collection.open("ab+") as file:
             if file.tell():
@@ -164,15 +213,44 @@ class StudyFolder:
                 found.append(AttemptFolder(path, int(number)))
         return sorted(found, key=lambda a: a.number)
 
-    def new_attempt(self, point: Point) -> AttemptFolder:
-        """Make the folder of the next attempt at a point."""
+    def packs(self) -> list[PackFolder]:
+        """Return the packed jobs, first to last."""
+        found = []
+        for path in (self.path / "packs").resolve().glob("pack-*"):
+            number = path.name.removeprefix("pack-")
+            if number.isdigit():
+                found.append((int(number), PackFolder(path)))
+        return [pack for _, pack in sorted(found, key=lambda each: each[0])]
+
+    def new_pack(self) -> PackFolder:
+        """Make the folder of the next packed job."""
+        path = self.path / "packs" / f"pack-{len(self.packs()) + 1}"
+        path.mkdir(parents=True)
+        return PackFolder(path.resolve())
+
+    def next_attempt(self, point: Point) -> AttemptFolder:
+        """Name the folder of the next attempt at a point; it is not there yet."""
         number = max((a.number for a in self.attempt_folders(point)), default=0) + 1
         path = self.path / "points" / point.key / f"attempt-{number}"
-        path.mkdir(parents=True)
         return AttemptFolder(path.resolve(), number)
 
+    def new_attempt(self, point: Point) -> AttemptFolder:
+        """Make the folder of the next attempt at a point."""
+        place = self.next_attempt(point)
+        place.path.mkdir(parents=True)
+        return place
 
-def _write_whole(path: Path, text: str) -> None:
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file so that a reader, or a crash, sees the old or the new content."""
     fresh = path.with_name(path.name + ".new")
     with fresh.open("w", encoding="utf-8") as file:
         file.write(text)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from qsgd_hpc.jobs import Job, JobState
 from qsgd_hpc.scaling import words
-from qsgd_hpc.scaling.attempts import Attempt
+from qsgd_hpc.scaling.attempts import Attempt, throughput
 from qsgd_hpc.scaling.plan import Point
 
 __all__ = ["Progress"]
@@ -31,22 +31,24 @@ class _Seen:
     job: Job
     since: float
     adopted: bool
-    images_per_s: float | None = None
+    speed: tuple[float, str] | None = None
 
 
 @dataclass
 class Progress:
-    """A :class:`qsgd_hpc.scaling.run.Watcher` for the terminal.
+    """A :class:`qsgd_hpc.scaling.watcher.Watcher` for the terminal.
 
     Attributes:
         console: where to write.
         total: points of the study.
         done: points that are finished, those of earlier runs included.
+        cases: how many cases there are; with several, a point's name tells its own.
     """
 
     console: Console
     total: int
     done: int
+    cases: int = 1
     _active: dict[str, _Seen] = field(default_factory=dict)
     _took_s: list[float] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
@@ -63,35 +65,45 @@ class Progress:
         ):
             yield
 
+    def packed(self, job: Job, points: int, *, adopted: bool) -> None:
+        verb = "follows" if adopted else "waits for"
+        of = " of an earlier run" if adopted else ""
+        self._say(Text(f"  {words.count(points, 'point')}: {verb} job {job.id}{of}"))
+
     def started(self, point: Point, job: Job, *, adopted: bool) -> None:
         self._active[point.key] = _Seen(point, job, time.monotonic(), adopted)
         if adopted:
-            self._say(Text(f"  {_name(point)}: follows job {job.id} of an earlier run"))
+            self._say(Text(f"  {self._name(point)}: follows job {job.id} of an earlier run"))
         elif not self.console.is_terminal:
-            self._say(Text(f"  {_name(point)}: job {job.id}"))
+            self._say(Text(f"  {self._name(point)}: job {job.id}"))
 
-    def seen(self, point: Point, job: Job, images_per_s: float | None) -> None:
+    def seen(self, point: Point, job: Job, speed: tuple[float, str] | None) -> None:
         entry = self._active[point.key]
         if job.state == JobState.RUNNING and entry.job.state == JobState.QUEUED:
             entry.since = time.monotonic()
-        entry.job, entry.images_per_s = job, images_per_s
+        entry.job, entry.speed = job, speed
 
     def ended(self, point: Point, attempt: Attempt, log: Path) -> None:
         entry = self._active.pop(point.key)
-        took = time.monotonic() - entry.since
+        took = attempt.seconds or time.monotonic() - entry.since
         count = f"[{self.done + 1}/{self.total}]"
         if attempt.fault is not None:
-            self._say(Text(f"  ✗ {_name(point)}: {attempt.fault}. Log: {log}", style="red"))
+            self._say(Text(f"  ✗ {self._name(point)}: {attempt.fault}. Log: {log}", style="red"))
             self._say(Text(tail(log), style="dim"))
             return
         self.done += 1
         if not entry.adopted:  # its beginning was not seen
             self._took_s.append(took)
-        speed = words.speed(attempt.final["images_per_s"])
         line = Text("  ✓ ", style="green").append(
-            f"{count} {_name(point)}  {speed} images/s  ({words.duration(took)})", style="default"
+            f"{count} {self._name(point)}  {_speed(throughput(attempt.final))}"
+            f"  ({words.duration(took)})",
+            style="default",
         )
         self._say(line)
+
+    def _name(self, point: Point) -> str:
+        case = f"{point.case.label}: " if self.cases > 1 else ""
+        return f"{case}{point.label}, repeat {point.repeat}"
 
     def _say(self, text: Text) -> None:
         self.console.print(text, soft_wrap=True)
@@ -109,9 +121,8 @@ class Progress:
         )
         lines = [
             Text(
-                f"  {_name(s.point)}  {s.job.state.value.lower()} {_age(s)}"
-                f"  job {s.job.id}"
-                + (f"  {words.speed(s.images_per_s)} images/s" if s.images_per_s else "")
+                f"  {self._name(s.point)}  {s.job.state.value.lower()} {_age(s)}"
+                f"  job {s.job.id}" + (f"  {_speed(s.speed)}" if s.speed else "")
             )
             for s in self._active.values()
         ]
@@ -135,8 +146,8 @@ def tail(log: Path, lines: int = TAIL_LINES) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines()[-lines:]) or "    (no output)"
 
 
-def _name(point: Point) -> str:
-    return f"{point.label}, repeat {point.repeat}"
+def _speed(speed: tuple[float, str]) -> str:
+    return f"{words.speed(speed[0])} {speed[1]}/s"
 
 
 def _age(entry: _Seen) -> str:

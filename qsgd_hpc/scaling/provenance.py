@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from qsgd_hpc import __version__
+from qsgd_hpc.jobs import Job, JobRequest
 
-__all__ = ["git_state", "submission"]
+__all__ = ["git_state", "of_job", "submission"]
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -35,8 +38,25 @@ def submission(script: Path) -> dict[str, Any]:
         "git": git_state(script.parent),
         "script_sha256": hashlib.sha256(script.read_bytes()).hexdigest(),
         "submitted_from": socket.gethostname(),
+        "modules": [m for m in os.environ.get("LOADEDMODULES", "").split(":") if m],
         "qsgd_hpc": __version__,
         "python": sys.version.split()[0],
+    }
+
+
+def of_job(facts: Mapping[str, Any], asked: JobRequest, job: Job) -> dict[str, Any]:
+    """Return the note of a job that was submitted: what is known of it, and its id."""
+    return {
+        **facts,
+        "job": {
+            "id": job.id,
+            "site": job.site,
+            "scheduler": job.scheduler,
+            "submitted_at": job.submitted_at,
+        },
+        "command": [str(asked.script), *asked.script_args],
+        "env": dict(asked.env),
+        "job_id": job.id,
     }
 
 

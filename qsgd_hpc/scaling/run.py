@@ -4,93 +4,193 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from shutil import copyfile
-from typing import Any, Protocol
+from dataclasses import dataclass, field
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import QsgdError, UsageError
-from qsgd_hpc.scaling.attempts import RECORD_HINT, Attempt, finished, parse_records
-from qsgd_hpc.scaling.folder import AttemptFolder, StudyFolder
-from qsgd_hpc.scaling.plan import Point, environment, plan, script_args
-from qsgd_hpc.scaling.provenance import submission
+from qsgd_hpc.jobs.submission import prepare
+from qsgd_hpc.jobs.waiting import Patience
+from qsgd_hpc.scaling import cost, packed, single
+from qsgd_hpc.scaling.attempts import RECORD_HINT, Attempt, finished
+from qsgd_hpc.scaling.folder import StudyFolder
+from qsgd_hpc.scaling.pack import JOB_ENDS
+from qsgd_hpc.scaling.packed import Packed
+from qsgd_hpc.scaling.plan import Point, plan
+from qsgd_hpc.scaling.single import Single
 from qsgd_hpc.scaling.study import Study
+from qsgd_hpc.scaling.submitted import never_taken
+from qsgd_hpc.scaling.watcher import Ended, Watcher
 
-__all__ = ["Watcher", "check_sizes", "request", "run"]
+__all__ = ["check_sizes", "run"]
 
+LOOK_S = 0.3
+# Job ends after which another job may go on with the points that are left.
+_GOES_ON = (*(jobs.JobState(s) for s in JOB_ENDS if s != "CANCELLED"), jobs.JobState.COMPLETED)
 
-# A scheduler that is restarted may not know a job for a while.
-LOST_LOOKS = 4
-
-
-class Watcher(Protocol):
-    """What is told of a study's course; progress.py shows it to a person."""
-
-    def started(self, point: Point, job: jobs.Job, *, adopted: bool) -> None:
-        """A job of this run was submitted, or one of an earlier run was found still running."""
-
-    def seen(self, point: Point, job: jobs.Job, images_per_s: float | None) -> None:
-        """A job was looked at."""
-
-    def ended(self, point: Point, attempt: Attempt, log: Path) -> None:
-        """A job ended and its records are in the collection."""
+Active = Single | Packed
 
 
-@dataclass
-class _Active:
-    point: Point
-    folder: AttemptFolder
-    job: jobs.Job
-    lost: int = 0
-
-    def has_ended(self) -> bool:
-        """Tell whether nothing more will come; LOST must be the answer several times."""
-        if self.job.state is not jobs.JobState.LOST:
-            self.lost = 0
-            return self.job.state.ended
-        self.lost += 1
-        return self.lost >= LOST_LOOKS
-
-
-def request(study: Study, point: Point, records: Path) -> jobs.JobRequest:
-    """Return the job of one point; `records` is the file its script appends to."""
-    return jobs.JobRequest(
-        script=study.script,
-        script_args=script_args(study, point),
-        nodes=point.nodes,
-        ranks_per_node=study.ranks_per_node,
-        walltime_min=study.walltime_min,
-        queue=study.queue,
-        account=study.account,
-        filesystems=study.filesystems,
-        site=study.site,
-        name=f"scale-n{point.nodes}-b{point.bits}",
-        env=environment(study, point, str(records)),
-        workdir=study.workdir,
-    )
-
-
-def check_sizes(study: Study) -> None:
-    """Have the site check each size before anything runs.
+def check_sizes(study: Study) -> float | None:
+    """Have the site check each job before anything runs; return a job's limit in minutes.
 
     Raises:
         UsageError: all faults of all sizes, each said once.
     """
     faults: dict[str, None] = {}
-    for point in {p.nodes: p for p in plan(study)}.values():
+    limit_min = study.walltime_min
+    for points in _job_points(study):
         try:
-            jobs.render(request(study, point, study.workdir / "records.jsonl"))
+            limit_min = _checked(study, points).walltime_min
         except UsageError as error:
             faults.update(dict.fromkeys(str(error).splitlines()))
     if faults:
         raise UsageError("\n".join(faults))
+    return limit_min
+
+
+def _job_points(study: Study) -> list[list[Point]]:
+    points = plan(study)
+    if study.pack:
+        return [list(points)]
+    return [[p] for p in {(p.nodes, p.case): p for p in points}.values()]
+
+
+def _checked(study: Study, points: Sequence[Point]) -> jobs.JobRequest:
+    if not study.pack:
+        asked = single.request(study, points[0], study.workdir / "records.jsonl")
+    else:
+        asked = packed.request(study, points, study.workdir / "plan.json")
+        entries = packed.entries_for(StudyFolder(study.workdir), points[:1], study.workdir)
+        packed.scripts(study, asked, entries)
+    jobs.render(asked)
+    return prepare(asked, dry_run=True)[0]
+
+
+@dataclass
+class _Run:
+    """A study at work; its decisions are methods here, its jobs are in `active`."""
+
+    folder: StudyFolder
+    study: Study
+    watcher: Watcher
+    limit_min: float | None
+    waiting: deque[Point]
+    active: list[Active] = field(default_factory=list)
+    failed: list[Attempt] = field(default_factory=list)
+    refusal: UsageError | None = None
+    again: set[Point] = field(default_factory=set)
+
+    def follow(self, in_flight: int) -> list[Attempt]:
+        self._adopt()
+        while self.waiting or self.active:
+            self._start(in_flight)
+            # Begun before the jobs are looked at: what comes meanwhile is a reason to look again.
+            patience = Patience([each.job for each in self.active])
+            for each in list(self.active):
+                each.job = jobs.get(each.job.id)
+                self._look(each)
+            while self.active and not patience.over() and not any(a.news() for a in self.active):
+                time.sleep(LOOK_S)
+        if self.refusal is not None:
+            raise self.refusal
+        return self.failed
+
+    def _adopt(self) -> None:
+        """Follow the packed jobs of earlier runs; their points wait for them."""
+        for left in packed.adopt(self.folder, self.study):
+            self.active.append(left)
+            taken = {e.point for e in left.entries if e.point.key not in left.collected}
+            self.waiting = deque(p for p in self.waiting if p not in taken)
+            self.watcher.packed(left.job, len(taken), adopted=True)
+
+    def _start(self, in_flight: int) -> None:
+        if not self.study.pack:
+            while self.waiting and len(self.active) < in_flight:
+                if self._affords([self.waiting[0]]):
+                    point = self.waiting.popleft()
+                    single.start(self.folder, self.study, point, self.watcher, self.active)
+        elif self.waiting and not self.active:
+            points = list(self.waiting)
+            alone = [single.left_behind(self.folder, self.study, p) for p in points]
+            for left in alone:  # jobs of a run without --pack
+                if left is not None:
+                    self.waiting.remove(left.point)
+                    self.active.append(left)
+                    self.watcher.started(left.point, left.job, adopted=True)
+            if not self.active and self._affords(points):
+                self.waiting.clear()
+                packed.start(self.folder, self.study, points, self.watcher, self.active)
+
+    def _affords(self, points: list[Point]) -> bool:
+        """Tell whether a job of these points stays below the study's cap; if not, start no more."""
+        attempts = self.folder.attempts()[0]
+        times = cost.measured_s(attempts)
+        busy = sum(a.nodes for a in self.active) * (self.limit_min or 0.0) / 60
+        used = cost.spent(attempts) + busy
+        try:
+            cost.refuse(self.study, points, times, used, self.limit_min)
+        except UsageError as error:
+            self.refusal = error
+            self.waiting.clear()
+        return self.refusal is None
+
+    def _look(self, each: Active) -> None:
+        over = each.over()
+        each.look(self.watcher)
+        for ended in each.collect(over=over):
+            self._note(ended, each)
+        if over:
+            self.active.remove(each)
+            self._take_back(each, each.unreached())
+
+    def _note(self, ended: Ended, source: Active) -> None:
+        self.watcher.ended(*ended)
+        attempt = ended.attempt
+        if attempt.silent:
+            name = self.study.program(ended.point.case).script.name
+            raise UsageError(
+                f"{name} ended without an error but recorded no result, so there is nothing to "
+                f"measure.\n{RECORD_HINT}"
+            )
+        if attempt.fault is None:
+            return
+        if attempt.state in JOB_ENDS and self._goes_on(source):
+            self.waiting.append(ended.point)  # cut off by the end of a job that others had used up
+        else:
+            self.failed.append(attempt)
+
+    def _goes_on(self, ended: Active) -> bool:
+        """Tell whether another packed job may go on after this one: it must have got somewhere."""
+        if isinstance(ended, Single) or ended.job.state not in _GOES_ON:
+            return False
+        own = {(e.point.key, e.attempt.number) for e in ended.entries}
+        attempts = self.folder.attempts()[0]
+        return any(a.fault is None and (a.point.key, a.number) in own for a in attempts)
+
+    def _take_back(self, ended: Active, left: list[Point]) -> None:
+        """Let another job measure what this one did not reach, unless it did nothing at all."""
+        # No scheduler had it: begin once more, but not for ever.
+        fresh = never_taken(ended.job) and self.again.isdisjoint(left)
+        if fresh:
+            self.again.update(left)
+        elif left and not self._goes_on(ended):
+            raise UsageError(
+                f"{ended.job.id} ended as {ended.job.state.value} with {len(left)} points not "
+                f"begun. See `qsgd-hpc logs {ended.job.id}`. Give more --walltime, or use "
+                "--separate; the same command goes on."
+            )
+        self.waiting.extend(left)
 
 
 def run(
-    folder: StudyFolder, study: Study, watcher: Watcher, *, in_flight: int, poll_s: float
+    folder: StudyFolder,
+    study: Study,
+    watcher: Watcher,
+    *,
+    in_flight: int,
+    limit_min: float | None = None,
 ) -> list[Attempt]:
     """Measure every point that is not finished; return the attempts that failed in this run.
 
@@ -102,134 +202,30 @@ def run(
         folder: where the study lives; :meth:`StudyFolder.create` was called.
         study: the definition.
         watcher: is told of every step.
-        in_flight: jobs that may be queued or running at a time.
-        poll_s: seconds between two looks at the jobs.
+        in_flight: jobs of one point that may be queued or running at a time.
+        limit_min: what a job may take, as :func:`check_sizes` returns it.
     Raises:
-        UsageError: a script ended well but recorded nothing, or a job was refused.
+        UsageError: a script ended well but recorded nothing, a job was refused, or the next one
+            could pass the study's node-hours.
     """
     done = finished(folder.attempts()[0])
     waiting = deque(p for p in plan(study) if p.key not in done)
-    active: list[_Active] = []
-    failed: list[Attempt] = []
-    with _cancelling(folder, study, active):
-        while waiting or active:
-            while waiting and len(active) < in_flight:
-                active.append(_start(folder, study, waiting.popleft(), watcher))
-            for each in list(active):
-                each.job = jobs.get(each.job.id)
-                watcher.seen(each.point, each.job, _live_speed(each.folder.records))
-                if not each.has_ended():
-                    continue
-                active.remove(each)
-                attempt = _collect(folder, each)
-                watcher.ended(each.point, attempt, each.folder.log)
-                if attempt.silent:
-                    raise UsageError(
-                        f"{study.script.name} ended without an error but recorded no result, so "
-                        f"there is nothing to measure.\n{RECORD_HINT}"
-                    )
-                if attempt.fault is not None:
-                    failed.append(attempt)
-            if active:
-                time.sleep(poll_s)
-    return failed
-
-
-def _start(folder: StudyFolder, study: Study, point: Point, watcher: Watcher) -> _Active:
-    left = _left_behind(folder, point)
-    if left is not None:
-        watcher.started(point, left.job, adopted=True)
-        return left
-    place = folder.new_attempt(point)
-    asked = request(study, point, place.records)
-    facts = submission(study.script)
-    job = jobs.submit(asked)
-    place.write_note({**_provenance(facts, asked, job), "job_id": job.id})
-    watcher.started(point, job, adopted=False)
-    return _Active(point, place, job)
-
-
-def _left_behind(folder: StudyFolder, point: Point) -> _Active | None:
-    """Return the job of an earlier run whose records were not collected, running or ended."""
-    collected = {a.number for a in folder.attempts()[0] if a.point == point}
-    for place in reversed(folder.attempt_folders(point)):
-        if place.number in collected:
-            return None
-        job = _job_of(place)
-        if job is not None:
-            return _Active(point, place, job)
-    return None
-
-
-def _job_of(place: AttemptFolder) -> jobs.Job | None:
-    note = place.note()
-    if note is not None:
-        try:
-            return jobs.get(str(note["job_id"]))
-        except (QsgdError, KeyError):
-            return None  # its registry was cleaned; the point is measured again
-    # Killed between submitting and writing the note: the job itself names its records.
-    records = str(place.records)
-    return next((j for j in jobs.list_jobs() if j.request.env.get("QSGD_RECORDS") == records), None)
-
-
-def _collect(folder: StudyFolder, ended: _Active) -> Attempt:
-    try:
-        text = ended.folder.records.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        text = ""
-    records, torn = parse_records(text)
-    try:
-        copyfile(jobs.output(ended.job.id), ended.folder.log)
-    except OSError:
-        ended.folder.log.write_text("(the job left no output)\n", encoding="utf-8")
-    note = ended.folder.note() or _provenance({}, ended.job.request, ended.job)
-    attempt = Attempt(
-        point=ended.point,
-        number=ended.folder.number,
-        state=ended.job.state.value,
-        exit_code=ended.job.exit_code,
-        records=records,
-        torn_lines=torn,
-        provenance={k: v for k, v in note.items() if k != "job_id"},
-    )
-    folder.append(attempt)
-    return attempt
+    whole = _Run(folder, study, watcher, limit_min, waiting)
+    with _cancelling(whole):
+        return whole.follow(in_flight)
 
 
 @contextmanager
-def _cancelling(folder: StudyFolder, study: Study, active: list[_Active]) -> Iterator[None]:
+def _cancelling(whole: _Run) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for each in active:
+        for each in whole.active:
             try:
                 jobs.cancel(each.job.id)
                 each.job = jobs.wait([each.job.id], timeout_s=30)[0]
-                _collect(folder, replace(each))
+                for _ in each.collect(over=True):
+                    pass
             except QsgdError:
                 continue  # the next run finds it by its note
         raise
-
-
-def _provenance(facts: Mapping[str, Any], asked: jobs.JobRequest, job: jobs.Job) -> dict[str, Any]:
-    return {
-        **facts,
-        "job": {
-            "id": job.id,
-            "site": job.site,
-            "scheduler": job.scheduler,
-            "submitted_at": job.submitted_at,
-        },
-        "command": [str(asked.script), *asked.script_args],
-        "env": dict(asked.env),
-    }
-
-
-def _live_speed(path: Path) -> float | None:
-    try:
-        records, _ = parse_records(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return None
-    speeds = [r["images_per_s"] for r in records if isinstance(r.get("images_per_s"), int | float)]
-    return speeds[-1] if speeds else None

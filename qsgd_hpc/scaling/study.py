@@ -2,105 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.scaling.case import AUTO, Case
+from qsgd_hpc.scaling.program import Program
 
 __all__ = ["BITS", "MODES", "Study", "differences", "parse_counts"]
 
 BITS = (2, 4, 8, 32)
 MODES = ("strong", "weak")
-FORMAT = 1
+FORMAT = 2
 
-# The study sets these for every point; a second one after the script would win silently.
-_OWN_OPTIONS = ("--batch-size", "--global-batch-size")
+# How the jobs are run, not what they measure: these may change when a study goes on, and so may
+# the target of a program, which is for the report alone.
+_HOW = ("walltime_min", "account", "filesystems", "pack", "max_node_hours")
 
 
 @dataclass(frozen=True)
 class Study:
-    """One scaling study. Two studies are the same when all these values are.
+    """One scaling study.
 
     Attributes:
-        script: absolute path of the training script.
-        script_args: what follows the script on the command line, untouched.
+        programs: what is trained.
         mode: "strong" holds the global batch fixed, "weak" the batch of each rank.
         nodes: node counts to measure, ascending.
         bits: bits per gradient element, descending; 32 is uncompressed float32.
-        repeats: measurements of each point.
-        batch_size: images per step: of all ranks together (strong) or of each rank (weak).
-        epochs: passed to the script as --epochs; None leaves the script's own default.
         ranks_per_node: ranks on each node.
         site: name of the site profile.
         workdir: absolute path of the folder that the jobs run in.
+        algorithms: allreduce algorithms to compare; "auto" leaves the choice to the engine.
+        repeats: measurements of each point.
         walltime_min: limit of each job; None takes the site's default.
+        max_node_hours: what all jobs together may take; None: no limit.
+        pack: many points inside one job of the largest size, instead of a job for each.
         threads: OMP_NUM_THREADS of every rank where all nodes are one machine; None: the site's.
     """
 
-    script: Path
+    programs: tuple[Program, ...]
     mode: str
     nodes: tuple[int, ...]
     bits: tuple[int, ...]
     ranks_per_node: int
     site: str
     workdir: Path
-    script_args: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = (AUTO,)
     repeats: int = 1
-    batch_size: int = 128
-    epochs: int | None = None
     walltime_min: float | None = None
     queue: str | None = None
     account: str | None = None
     filesystems: tuple[str, ...] = ()
+    max_node_hours: float | None = None
+    pack: bool = False
     threads: int | None = None
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """What the points train: programs x batch sizes x algorithms, in the order given."""
+        return tuple(case for program in self.programs for case in program.cases(self.algorithms))
+
+    @property
+    def title(self) -> str:
+        """Name the study for headings: 'train.py', or 'resnet34 (torch), mnist (torch)'."""
+        return ", ".join(p.name if p.framework else p.script.name for p in self.programs)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of each size, ascending."""
+        return tuple(n * self.ranks_per_node for n in self.nodes)
+
+    def program(self, case: Case) -> Program:
+        """Return what trains a case."""
+        return next(p for p in self.programs if p.trains(case))
 
     def check(self) -> None:
         """Raise a UsageError that names every fault of the definition, one per line."""
-        faults = [*self._script_faults(), *self._number_faults()]
+        faults = [f for p in self.programs for f in p.faults(self.mode, self.ranks)]
+        faults += [*self._name_faults(), *self._number_faults()]
         if faults:
-            raise UsageError("\n".join(faults))
+            raise UsageError("\n".join(dict.fromkeys(faults)))
 
-    def _script_faults(self) -> list[str]:
-        faults = []
-        if not self.script.is_file():
-            faults.append(f"script {str(self.script)!r}: no such file. Check the path.")
-        for option in _OWN_OPTIONS:
-            if any(a == option or a.startswith(option + "=") for a in self.script_args):
-                faults.append(
-                    f"{option} stands after the script, but the study sets the batch of every "
-                    "point. Give --batch-size B before the script."
-                )
-        return faults
+    def _name_faults(self) -> Iterator[str]:
+        names = [p.name for p in self.programs]
+        if not names:
+            yield "nothing to train. Give a SCRIPT, or --workload NAME."
+        for name in sorted({n for n in names if names.count(n) > 1}):
+            yield f"{name} is there {names.count(name)} times. Rename one of the scripts."
 
-    def _number_faults(self) -> list[str]:
-        faults = []
+    def _number_faults(self) -> Iterator[str]:
         if self.mode not in MODES:
-            faults.append(f"--mode {self.mode!r}: expected strong or weak.")
+            yield f"--mode {self.mode!r}: expected strong or weak."
         for name, value in (
             ("--repeats", self.repeats),
-            ("--batch-size", self.batch_size),
             ("--ranks-per-node", self.ranks_per_node),
-            ("--epochs", 1 if self.epochs is None else self.epochs),
         ):
             if value < 1:
-                faults.append(f"{name} {value}: expected at least 1.")
-        if self.mode == "strong" and self.ranks_per_node >= 1:
-            for count in self.nodes:
-                ranks = count * self.ranks_per_node
-                if count >= 1 and self.batch_size % ranks:
-                    faults.append(
-                        f"--batch-size {self.batch_size} cannot be shared by {ranks} ranks "
-                        f"({count} nodes x {self.ranks_per_node}). Use a multiple of {ranks}."
-                    )
-        return faults
+                yield f"{name} {value}: expected at least 1."
+        if self.max_node_hours is not None and self.max_node_hours <= 0:
+            yield f"--max-node-hours {self.max_node_hours:g}: expected a number above 0."
 
     def to_json(self) -> dict[str, Any]:
         """Return the definition as JSON values, with the number of its format."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        paths = {"script": str(self.script), "workdir": str(self.workdir)}
-        return {"format": FORMAT, **plain, **paths}
+        programs = [p.to_json() for p in self.programs]
+        return {"format": FORMAT, **plain, "programs": programs, "workdir": str(self.workdir)}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Study:
@@ -119,20 +127,32 @@ class Study:
         }
         del values["format"]
         try:
-            paths = {name: Path(values[name]) for name in ("script", "workdir")}
-            return cls(**{**values, **paths})
-        except (KeyError, TypeError) as error:
+            programs = tuple(Program.from_json(p) for p in values["programs"])
+            return cls(**{**values, "programs": programs, "workdir": Path(values["workdir"])})
+        except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"not a study definition: {error}. Start a new folder.") from None
 
 
 def differences(stored: Study, asked: Study) -> list[str]:
-    """Name the values in which two definitions differ, one line each."""
+    """Name the values in which two studies measure different things, one line each."""
+    before, now = _measured(stored), _measured(asked)
     return [
-        f"{f.name}: the folder has {_show(getattr(stored, f.name))}, "
-        f"this command asks for {_show(getattr(asked, f.name))}"
-        for f in fields(Study)
-        if getattr(stored, f.name) != getattr(asked, f.name)
+        f"{name}: the folder has {_show(before.get(name))}, "
+        f"this command asks for {_show(now.get(name))}"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
     ]
+
+
+def _measured(study: Study) -> dict[str, Any]:
+    """Return what a study measures, value by value, as the user knows their names."""
+    values: dict[str, Any] = {}
+    for program in study.programs:
+        prefix = "" if len(study.programs) == 1 else f"{program.name} "
+        for f in (f for f in fields(Program) if f.name != "target"):
+            values[prefix + f.name] = getattr(program, f.name)
+    names = (f.name for f in fields(Study) if f.name not in ("programs", *_HOW))
+    return {**values, **{name: getattr(study, name) for name in names}}
 
 
 def parse_counts(text: str, option: str, allowed: tuple[int, ...] | None = None) -> list[int]:

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from qsgd_hpc.scaling import words
-from qsgd_hpc.scaling.plan import PLAIN_BITS, Point, plan, script_args
-from qsgd_hpc.scaling.report import HEADINGS, Report, cells
-from qsgd_hpc.scaling.study import Study
+from qsgd_hpc.scaling.analysis import CaseAnalysis
+from qsgd_hpc.scaling.cells import cells, headings
+from qsgd_hpc.scaling.compare import HEADINGS as COMPARED
+from qsgd_hpc.scaling.compare import Comparison, pair_cells, summary
+from qsgd_hpc.scaling.report import Report
+from qsgd_hpc.scaling.sentences import verdict_words
 
-__all__ = ["console", "print_plan", "print_result"]
+__all__ = ["console", "print_comparison", "print_result"]
 
+# Below this many characters a terminal gets no intervals; above the other no table is measured.
+NARROW, MEASURED = 56, 1000
 COLOURS = {32: "default", 8: "bright_blue", 4: "yellow", 2: "magenta"}
 
-# Columns that a terminal of less than WIDE characters leaves to the report.
-WIDE = 112
-WIDE_ONLY = ("total_bytes", "communication")
+VERDICTS = {"faster": "green", "slower": "red"}
+# Columns that a terminal too narrow for all leaves to the report, in the order in which they go.
+DROPPED = (
+    "total_bytes",
+    "communication",
+    "target",
+    "step",
+    "exposed",
+    "compression",
+    "step_bytes",
+    "efficiency",
+    "quality",
+)
 
 
 def console() -> Console:
@@ -29,61 +46,91 @@ def console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=120)
 
 
-def print_plan(console: Console, study: Study, done: Sequence[str]) -> None:
-    """Print the points in their order of measurement; `done` holds the keys of finished ones."""
-    points = plan(study)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("", "nodes", "ranks", "bits", "repeat", "state"):
-        table.add_column(name, justify="left" if name == "state" else "right")
-    for number, point in enumerate(points, start=1):
-        state = "finished" if point.key in done else "to measure"
-        table.add_row(
-            str(number),
-            str(point.nodes),
-            str(point.ranks),
-            words.bits_name(point.bits),
-            str(point.repeat),
-            Text(state, style="green" if point.key in done else ""),
-        )
-    console.print(Text(f"{study.script.name}, {study.mode} scaling on site {study.site}"))
-    console.print(table)
-    for line in _remarks(study, points):
-        console.print(Text(line, style="dim"), soft_wrap=True)
-
-
-def _remarks(study: Study, points: Sequence[Point]) -> list[str]:
-    remarks = [
-        f"Each point runs: {study.script.name} {' '.join(script_args(study, points[0]))}",
-        "The order is shuffled by a fixed seed, so that drift of the machine does not look like "
-        "scaling.",
-    ]
-    if any(p.ranks == 1 for p in points) and study.bits != (PLAIN_BITS,):
-        remarks.append("One rank sends nothing, so it is measured once per repeat, as fp32.")
-    return remarks
-
-
 def print_result(console: Console, report: Report, page: Path) -> None:
-    """Print the headline, the table, what to mind, and where the report is."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    headings = [(k, name) for k, name in HEADINGS if console.width >= WIDE or k not in WIDE_ONLY]
-    for key, name in headings:
-        # Two lines for long names: cut ones would puzzle, and the numbers need the width.
-        heading = name.replace(" ", "\n", 1)
-        table.add_column(heading, justify="left" if key == "bits" else "right", no_wrap=True)
-    rows = report.analysis.rows()
-    for row, after in zip(rows, [*rows[1:], None], strict=True):
-        text = cells(row)
-        if text["speed_range"]:
-            text["speed"] += f" ({text['speed_range']})"
-        style = COLOURS[row["bits"]]
-        table.add_row(*(Text(text[k], style=style if k == "bits" else "") for k, _ in headings))
-        if after is not None and after["ranks"] != row["ranks"]:
-            table.add_section()
-    console.print()
-    console.print(Text(report.findings.headline, style="bold"), soft_wrap=True)
-    console.print()
-    console.print(table, soft_wrap=not console.is_terminal)
+    """Print each case's headline and table, what to mind, and where the report is."""
+    several = len(report.findings.cases) > 1
+    if several:
+        console.print()
+        console.print(Text(report.findings.headline, style="bold"), soft_wrap=True)
+    for case, found in zip(report.analysis.cases, report.findings.cases, strict=True):
+        console.print()
+        if several:
+            console.print(Text(case.case.label, style="dim"), soft_wrap=True)
+        console.print(Text(found.headline, style="bold"), soft_wrap=True)
+        console.print()
+        console.print(_result(console, case), soft_wrap=not console.is_terminal)
+        for verdict in case.break_even:
+            told = f"Compress to {words.bits_name(verdict.bits)}? {verdict_words(verdict)}."
+            console.print(Text(f"{told} {verdict.reason}"), soft_wrap=not console.is_terminal)
     console.print()
     for caution in (*report.findings.cautions, *report.origins.cautions, *report.incidents):
         console.print(Text(caution, style="dim"), soft_wrap=not console.is_terminal)
     console.print(Text(f"Report: {page}", style="bold"), soft_wrap=True)
+
+
+def print_comparison(console: Console, comparison: Comparison, page: Path) -> None:
+    """Print how one study's rows compare with another's, and what differs in their origins."""
+    several = len({pair.case for pair in comparison.pairs}) > 1
+    rows = [
+        {k: Text(text) for k, text in pair_cells(pair, several=several).items()}
+        for pair in comparison.pairs
+    ]
+    for pair, cells_of_pair in zip(comparison.pairs, rows, strict=True):
+        cells_of_pair["verdict"].stylize(VERDICTS.get(pair.verdict.word, ""))
+    table = _fitting(console, COMPARED, rows, dropped=("theirs", "ours", "interval"))
+    console.print()
+    console.print(Text(summary(comparison), style="bold"), soft_wrap=True)
+    console.print()
+    console.print(table, soft_wrap=not console.is_terminal)
+    console.print()
+    for label, ours, theirs in comparison.differences:
+        console.print(Text(f"{label} differs: {ours} / {theirs}", style="dim"), soft_wrap=True)
+    console.print(Text(f"Report: {page}", style="bold"), soft_wrap=True)
+
+
+def _result(console: Console, case: CaseAnalysis) -> Table:
+    rows = []
+    for row in case.rows():
+        text = cells(row, case)
+        if text["speed_range"] and console.width >= NARROW:
+            text["speed"] += f" ({text['speed_range']})"
+        rows.append({k: Text(v) for k, v in text.items()})
+        rows[-1]["bits"].stylize(COLOURS.get(row["bits"], "default"))
+    sizes = [row["ranks"] for row in case.rows()]
+    last = {i for i, (one, two) in enumerate(pairwise(sizes)) if one != two}
+    return _fitting(console, headings(case), rows, dropped=DROPPED, ends=last)
+
+
+def _fitting(
+    console: Console,
+    columns: Sequence[tuple[str, str]],
+    rows: Sequence[Mapping[str, Text]],
+    *,
+    dropped: Sequence[str],
+    ends: Container[int] = (),
+) -> Table:
+    """Return a table without the columns of `dropped`, first to last, that do not fit."""
+    gone: set[str] = set()
+    while True:
+        shown = [(key, name) for key, name in columns if key not in gone]
+        table = _table(shown, rows, ends)
+        needed = Measurement.get(console, console.options.update_width(MEASURED), table).maximum
+        more = [key for key in dropped if key in dict(shown)]
+        if not more or needed <= console.width:
+            return table
+        gone.add(more[0])
+
+
+def _table(
+    columns: Sequence[tuple[str, str]], rows: Sequence[Mapping[str, Text]], ends: Container[int]
+) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for key, name in columns:
+        # Two lines for long names: cut ones would puzzle, and the numbers need the width.
+        heading = Text(name.replace(" ", "\n", 1))
+        left = key in ("bits", "place", "verdict")
+        wraps = key == "place"
+        table.add_column(heading, justify="left" if left else "right", no_wrap=not wraps)
+    for number, row in enumerate(rows):
+        table.add_row(*(row[key] for key, _ in columns), end_section=number in ends)
+    return table

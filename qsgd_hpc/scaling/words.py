@@ -4,12 +4,22 @@ from __future__ import annotations
 
 __all__ = [
     "accuracy",
+    "bandwidth",
     "bits_name",
     "bytes_short",
+    "count",
     "duration",
+    "hours",
+    "interval",
     "nodes_name",
     "percent",
     "points",
+    "quality",
+    "quality_gap",
+    "quality_name",
+    "rate",
+    "sample",
+    "seconds",
     "speed",
     "times",
 ]
@@ -18,10 +28,49 @@ MISSING = "–"
 
 
 def speed(value: float | None) -> str:
-    """Images per second to three digits, such as '1,340' or '28.1'."""
+    """A throughput to three digits, such as '1,340' or '28.1'; rate() adds the unit."""
     if value is None:
         return MISSING
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def rate(value: float | None, unit: str) -> str:
+    """A throughput with its unit, such as '1,340 images/s'."""
+    return MISSING if value is None else f"{speed(value)} {unit}/s"
+
+
+def sample(unit: str) -> str:
+    """What a batch counts where throughput counts `unit`: a batch of words is one of sequences."""
+    return {"words": "sequences", "steps": "samples"}.get(unit, unit)
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """A 95 % interval of factors, such as '1.21 to 1.35'; empty where there is none."""
+    return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
+
+
+def count(number: int, noun: str) -> str:
+    """'1 repeat', '3 repeats'."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def quality_name(column: str) -> str:
+    """'Test accuracy' or 'Perplexity'."""
+    return {"test_accuracy": "Test accuracy", "perplexity": "Perplexity"}[column]
+
+
+def quality(column: str, value: float | None) -> str:
+    """A quality as text: '98.80%' for an accuracy, '119.0' for a perplexity."""
+    if value is None or column == "test_accuracy":
+        return accuracy(value)
+    return f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
+
+
+def quality_gap(column: str, difference: float) -> str:
+    """A difference of qualities: '−0.08 points' of accuracy, '+1.2' of perplexity."""
+    if column == "test_accuracy":
+        return points(difference)
+    return f"{difference:+.2f}".replace("-", "−")
 
 
 def times(value: float | None) -> str:
@@ -55,6 +104,17 @@ def bytes_short(value: float | None) -> str:
     return f"{value:,.{digits}f} {units[0]}"
 
 
+def seconds(value: float | None) -> str:
+    """A short time to three digits: '740 µs', '12.3 ms', '1.87 s'; from a minute on, duration()."""
+    if value is None:
+        return MISSING
+    if value >= 60:
+        return duration(value)
+    if value < 0.9995e-3:
+        return f"{1e6 * value:.3g} µs"
+    return f"{1e3 * value:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
+
+
 def duration(seconds: float) -> str:
     """Seconds as '42 s', '3 min 05 s' or '2 h 10 min'."""
     whole = round(seconds)
@@ -65,10 +125,20 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def hours(node_hours: float) -> str:
+    """Node-hours to three digits, such as '0.25 node-hours'."""
+    return f"{node_hours:,.0f} node-hours" if node_hours >= 100 else f"{node_hours:.3g} node-hours"
+
+
 def points(difference: float) -> str:
     """A difference of accuracies of 0..1 in percentage points, such as '−0.08 points'."""
     text = f"{100 * difference:+.2f}"
     return ("±0.00" if text in {"+0.00", "-0.00"} else text.replace("-", "−")) + " points"
+
+
+def bandwidth(value: float | None) -> str:
+    """Bytes per second to three digits, such as '1.25 GB/s'."""
+    return MISSING if value is None else f"{bytes_short(value)}/s"
 
 
 def bits_name(bits: int) -> str:

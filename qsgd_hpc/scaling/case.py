@@ -1,0 +1,41 @@
+"""What is trained at a point, apart from how many ranks and bits do it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["AUTO", "Case"]
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, order=True)
+class Case:
+    """One curve family of a study: points of equal case are compared with one another.
+
+    Attributes:
+        workload: name of a workload of this package, or the stem of the user's script.
+        framework: "torch" or "keras"; empty for a user's script.
+        batch_size: samples per step: of all ranks together (strong) or of each rank (weak).
+        algorithm: name of the allreduce algorithm; "auto" leaves the choice to the engine.
+    """
+
+    workload: str
+    framework: str = ""
+    batch_size: int = 128
+    algorithm: str = AUTO
+
+    @property
+    def key(self) -> str:
+        """A name for folders and files; unique in a study."""
+        words = [self.workload, self.framework, f"batch{self.batch_size}"]
+        if self.algorithm != AUTO:
+            words.append(self.algorithm)
+        return "-".join(word for word in words if word)
+
+    @property
+    def label(self) -> str:
+        """Words for headings, such as 'resnet34 (torch), batch 128'."""
+        name = f"{self.workload} ({self.framework})" if self.framework else self.workload
+        algorithm = "" if self.algorithm == AUTO else f", {self.algorithm}"
+        return f"{name}, batch {self.batch_size}{algorithm}"

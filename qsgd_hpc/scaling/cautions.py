@@ -1,0 +1,119 @@
+"""What a reader must mind before believing a study's numbers; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qsgd_hpc.scaling import words
+from qsgd_hpc.scaling.analysis import Analysis, CaseAnalysis
+from qsgd_hpc.scaling.stats import BOOTSTRAP_FROM
+from qsgd_hpc.scaling.verdicts import Row
+
+__all__ = ["cautions"]
+
+_Place = tuple[CaseAnalysis, Row]
+
+# Efficiency that exceeds 1 by more than this is questioned.
+ABOVE_IDEAL = 0.1
+
+
+def cautions(
+    analysis: Analysis, *, mode: str, one_machine: bool, hosts_apart: bool
+) -> tuple[str, ...]:
+    """Return the cautions of a study, each as 'Head: Sentences.'"""
+    rows: list[_Place] = [(case, row) for case in analysis.cases for row in case.rows()]
+    return (
+        *_noise(rows),
+        *_above_ideal(rows),
+        *((_HOSTS_APART if hosts_apart else _ONE_MACHINE) if one_machine else ()),
+        *_hidden(rows),
+        *_quality(analysis, mode),
+        *analysis.cautions,
+    )
+
+
+_ONE_MACHINE = (
+    "One machine: All ranks ran on one host, so its “nodes” are groups of ranks that share cores "
+    "and memory bandwidth, and bytes travel through memory, not a network. Less than ideal "
+    "speed-up is expected, and fewer bytes gain less than they would between real nodes.",
+)
+
+
+_HOSTS_APART = (
+    "One machine: Its hosts are parts of one machine (namespaces or containers), with a network "
+    "between them that the site's profile describes. They share its memory bandwidth and caches, "
+    "and cores where the profile gives them no share of their own.",
+)
+
+
+def _noise(rows: list[_Place]) -> Iterator[str]:
+    fewest = min(row["repeats"] for _, row in rows)
+    if fewest == 1:
+        yield (
+            "Noise: At least one size was measured once, so it has no interval. Differences of "
+            "a few per cent in speed, and of a few tenths of a point in accuracy, may be "
+            "chance. Three or more repeats show the spread."
+        )
+        return
+    case, wide = max(rows, key=lambda pair: _width(pair[1]))
+    method = (
+        f"Student's t of {words.count(fewest, 'repeat')}, wide because so few repeats tell little "
+        f"of the noise; {BOOTSTRAP_FROM} or more narrow it"
+        if fewest < BOOTSTRAP_FROM
+        else f"a bootstrap of {fewest} or more repeats"
+    )
+    yield (
+        f"Noise: Values are medians with 95% intervals ({method}). The widest interval of a "
+        f"throughput spans {words.percent(_width(wide))} of its median ({_place(case, wide)}). "
+        "Where the interval of a ratio includes 1, no difference is claimed. With several "
+        "comparisons, one in twenty would pass by chance."
+    )
+
+
+def _width(row: Row) -> float:
+    if row["throughput_lo"] is None:
+        return 0.0
+    return float((row["throughput_hi"] - row["throughput_lo"]) / row["throughput"])
+
+
+def _place(case: CaseAnalysis, row: Row) -> str:
+    return f"{case.case.label}, {words.nodes_name(row['nodes'])}, {words.bits_name(row['bits'])}"
+
+
+def _above_ideal(rows: list[_Place]) -> Iterator[str]:
+    above = [pair for pair in rows if pair[1]["efficiency"] > 1 + ABOVE_IDEAL]
+    if above:
+        case, most = max(above, key=lambda pair: pair[1]["efficiency"])
+        yield (
+            f"Above ideal: {_place(case, most)} reaches {words.percent(most['efficiency'])} of "
+            "ideal. Caches can give a little of that; more often the reference was slowed by "
+            "other work on the machine. Measure again on a quiet one before quoting it."
+        )
+
+
+def _hidden(rows: list[_Place]) -> Iterator[str]:
+    sending = [row for _, row in rows if row["comm_time_share"] is not None and row["ranks"] > 1]
+    if any(row["exposed_share"] is None for row in sending):
+        yield (
+            "Hidden communication: At least one script records the time in collectives but not how "
+            "long training waited for it. Its share of communication includes what overlaps with "
+            "computing, so it is not the time that compression could save."
+        )
+
+
+def _quality(analysis: Analysis, mode: str) -> Iterator[str]:
+    if any("digits" in (case.dataset or "") for case in analysis.cases):
+        yield (
+            "Data: Accuracy is that of the small built-in digits set, not of MNIST; it holds a few "
+            "hundred test images, so one image is a few tenths of a point."
+        )
+    if any("synthetic" in (case.dataset or "") for case in analysis.cases):
+        yield (
+            "Data: At least one case trains on made-up data. Speeds and bytes are real; accuracy, "
+            "perplexity and loss say nothing of training on a real data set."
+        )
+    if mode == "weak" and any(case.quality for case in analysis.cases):
+        yield (
+            "Quality: In weak scaling the global batch grows with the ranks, so sizes differ in "
+            "quality by their optimisation too. Compare bits at one size, not sizes."
+        )

@@ -1,0 +1,135 @@
+"""The machine that a prediction is for: rates and times out of a site profile, or given by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs.profile import Dragonfly, FatTree, Site
+from qsgd_hpc.scaling.predict.schedules import Layout, Messages
+
+__all__ = ["Fabric", "card_loads", "card_messages", "cards_of", "fabric_of_site", "flat_fabric"]
+
+# Stand-ins where a profile has none; every prediction lists those it used.
+USUAL_ACROSS_S = 2e-6
+USUAL_WITHIN_S = 0.5e-6
+USUAL_MEMORY = 100e9
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What messages travel on.
+
+    Attributes:
+        name: of the site, or words.
+        cards: network cards of a node; a rank sends through one of them.
+        card_bandwidth: bytes/s of one card, each direction.
+        across_s, within_s: what a message takes beside its bytes, between nodes and within one.
+        memory_bandwidth: bytes/s that a node's ranks move through its memory, together.
+        host_bandwidth: bytes/s from one GPU to memory; None where gradients are there already.
+        shape: how cards are joined; None where only they limit.
+        assumptions: what stands for facts that nobody gave, in words.
+    """
+
+    name: str
+    cards: int
+    card_bandwidth: float
+    across_s: float
+    within_s: float
+    memory_bandwidth: float
+    host_bandwidth: float | None = None
+    shape: Dragonfly | FatTree | None = None
+    assumptions: tuple[str, ...] = ()
+
+
+def fabric_of_site(site: Site) -> Fabric:
+    """Return the machine of a site profile.
+
+    Raises:
+        UsageError: the profile has no `network`.
+    """
+    network = site.network
+    if network is None:
+        raise UsageError(
+            f"site {site.name!r} says nothing about its network, so nothing can be predicted for "
+            f"it. Add `network:` to its profile (jobs/README.md), or give --link-gbps and "
+            "--link-latency-us."
+        )
+    assumed: list[str] = []
+    across_us, within_us = network.across_us, network.within_us
+    if across_us is None or within_us is None:
+        across_us, within_us = USUAL_ACROSS_S * 1e6, USUAL_WITHIN_S * 1e6
+        assumed.append(f"a message costs {across_us:g} us between nodes: not in the profile")
+    memory = USUAL_MEMORY
+    if network.memory_gbs is None:
+        assumed.append(f"a node's memory moves {memory / 1e9:g} GB/s: not in the profile")
+    else:
+        memory = network.memory_gbs * 1e9
+    return Fabric(
+        site.name,
+        network.nics,
+        network.nic_gbps * 1e9 / 8,
+        across_us / 1e6,
+        within_us / 1e6,
+        memory,
+        network.host_gbs * 1e9 if network.host_gbs and site.gpus else None,
+        network.dragonfly or network.fat_tree,
+        tuple(assumed),
+    )
+
+
+def flat_fabric(
+    name: str, gbps: float, latency_us: float, memory_gbs: float = USUAL_MEMORY / 1e9
+) -> Fabric:
+    """Return nodes with one link each that nothing else limits, such as hosts on one switch."""
+    if gbps <= 0 or latency_us < 0 or memory_gbs <= 0:
+        raise UsageError(
+            f"link of {gbps:g} Gb/s, {latency_us:g} us, memory {memory_gbs:g} GB/s: expected rates "
+            "above 0 and a latency of 0 or more"
+        )
+    return Fabric(name, 1, gbps * 1e9 / 8, latency_us / 1e6, USUAL_WITHIN_S, memory_gbs * 1e9)
+
+
+def cards_of(ranks: np.ndarray, layout: Layout, cards: int) -> np.ndarray:
+    """Return the card, counted over all nodes, that each rank sends through."""
+    node, local = np.divmod(ranks, layout.per_node)
+    used: np.ndarray = node * cards + local * cards // layout.per_node
+    return used
+
+
+def card_loads(rounds: Sequence[Messages], layout: Layout, cards: int) -> tuple[float, float]:
+    """Return the most bytes that a card sends or receives, and that stay within a node."""
+    most = within = 0.0
+    sources, targets, sizes = _joined(rounds)
+    near = sources // layout.per_node == targets // layout.per_node
+    if near.any():
+        within = np.bincount(sources[near] // layout.per_node, weights=sizes[near]).max()
+    if not near.all():
+        far = ~near
+        most = max(
+            np.bincount(cards_of(ends[far], layout, cards), weights=sizes[far]).max()
+            for ends in (sources, targets)
+        )
+    return float(most), float(within)
+
+
+def _joined(rounds: Sequence[Messages]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return (
+        np.concatenate([m.sources for m in rounds]),
+        np.concatenate([m.targets for m in rounds]),
+        np.concatenate([m.bytes for m in rounds]),
+    )
+
+
+def card_messages(rounds: Sequence[Messages], layout: Layout, cards: int) -> Messages:
+    """Return what cards send each other in these rounds: one message for each pair."""
+    sources, targets, sizes = _joined(rounds)
+    far = sources // layout.per_node != targets // layout.per_node
+    total = layout.nodes * cards
+    pairs = cards_of(sources[far], layout, cards) * total + cards_of(targets[far], layout, cards)
+    keys, places = np.unique(pairs, return_inverse=True)
+    summed = np.bincount(places, weights=sizes[far], minlength=len(keys))
+    return Messages(keys // total, keys % total, summed)

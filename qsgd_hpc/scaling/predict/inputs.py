@@ -1,0 +1,172 @@
+"""From a study's raw records to what a prediction needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.scaling.attempts import COMPLETED, Attempt, is_number, throughput
+from qsgd_hpc.scaling.folder import StudyFolder
+from qsgd_hpc.scaling.predict.training import TrainingProfile
+
+__all__ = ["Measured", "measured", "training_of"]
+
+PLAIN_BITS = 32
+HOW = (
+    "Measure again with this version: `qsgd-hpc scale` with one of its workloads, or a script that "
+    "uses qsgd_hpc.scaling.Meter, writes all that is needed."
+)
+
+Measured = Mapping[str, Any]
+"""A measurement's numbers, as the "final" record names them, with its point's nodes and case."""
+
+
+def measured(folder: Path, case: str | None = None) -> tuple[list[Measured], str]:
+    """Return the measurements of one case of a study, and the study's mode.
+
+    Args:
+        folder: of the study.
+        case: key of the case; None where there is one.
+    Raises:
+        UsageError: no study, no finished measurement, or several cases and none named.
+    """
+    study_folder = StudyFolder(folder)
+    mode = study_folder.study().mode
+    attempts = [a for a in study_folder.attempts()[0] if a.state == COMPLETED]
+    cases = sorted({a.point.case.key for a in attempts})
+    if not cases:
+        raise UsageError(f"{str(folder)!r} holds no finished measurement. Run `qsgd-hpc scale`.")
+    if case is None and len(cases) > 1:
+        raise UsageError(f"{str(folder)!r} holds {', '.join(cases)}: choose with --case NAME.")
+    if case is not None and case not in cases:
+        raise UsageError(f"--case {case!r}: {str(folder)!r} holds {', '.join(cases)}.")
+    chosen = case or cases[0]
+    first: dict[str, Attempt] = {}
+    for attempt in attempts:
+        if attempt.point.case.key == chosen:
+            first.setdefault(attempt.point.key, attempt)
+    return [_numbers(attempt) for attempt in first.values()], mode
+
+
+def _numbers(attempt: Attempt) -> Measured:
+    """Return the script's own final record, filled up from the engine's records of all ranks."""
+    engines = [r for r in attempt.records if r.get("event") == "engine"]
+    found: dict[str, Any] = {}
+    for name in ("step_s", "exposed_s", "comm_s", "coding_s", "backward_s"):
+        values = [r[name] for r in engines if is_number(r.get(name))]
+        if values:
+            found[name] = sum(values) / len(values)
+    if "step_s" in found and "exposed_s" in found:
+        # The median step: in the mean there is every test between two epochs.
+        found["compute_s"] = found["step_s"] - found["exposed_s"]
+    for engine in engines:
+        if engine.get("layers"):
+            found.setdefault("layers", engine["layers"])
+    found.update({k: v for k, v in attempt.final.items() if v is not None})
+    point = attempt.point
+    speed, batch = throughput(attempt.final)[0], attempt.final.get("global_batch_size")
+    if point.ranks == 1 and is_number(speed) and is_number(batch):
+        # Nothing is communicated, so all of a step is computing and reading.
+        found.setdefault("compute_s", batch / speed)
+    found["unit"] = throughput(attempt.final)[1]
+    found.update(nodes=point.nodes, ranks=point.ranks, bits=point.bits, case=point.case)
+    return found
+
+
+def training_of(points: Sequence[Measured], mode: str, source: str) -> TrainingProfile:
+    """Return the training that measurements describe: the smallest size's, without codes.
+
+    Args:
+        points: of one case.
+        mode: the study's.
+        source: where they are from, for the reader.
+    Raises:
+        UsageError: numbers are missing; the message names them and how to get them.
+    """
+    base = _base(points)
+    first = base[0]
+    compute_s = _median(base, "compute_s")
+    timed = _with_gradients(points)
+    missing = [] if compute_s is not None else ["compute_s"]
+    missing += [] if timed is not None else ["layers and backward_s, which sizes above one rank"]
+    if compute_s is None or timed is None:
+        raise UsageError(
+            f"{source}: the measurement with {first['ranks']} rank(s) says nothing about "
+            f"{', '.join(missing)}. {HOW}"
+        )
+    ranks = int(first["ranks"])
+    assumptions = []
+    pace = 1.0
+    if timed["ranks"] != ranks:
+        own_s = timed.get("compute_s")
+        pace = compute_s / own_s if is_number(own_s) and own_s > 0 else 1.0
+        assumptions.append(
+            f"gradients come in the order and at the parts of computing that {timed['ranks']} "
+            "ranks saw: a single rank exchanges none"
+        )
+    if ranks > 1:
+        assumptions.append(
+            f"computing is that of {ranks} ranks, the smallest size measured, who may share a "
+            "node's caches and memory"
+        )
+    jitter = _median(base, "step_jitter")
+    if jitter is None:
+        assumptions.append("all ranks take equally long to compute: no jitter was recorded")
+    return TrainingProfile(
+        name=first["case"].label,
+        compute_s=compute_s,
+        backward_s=min(pace * timed["backward_s"], compute_s),
+        layers=tuple((int(count), pace * float(ready)) for count, ready in timed["layers"]),
+        batch=_batch(first, mode),
+        unit=first["unit"],
+        data_s=_median(base, "data_s") or 0.0,
+        jitter=jitter or 0.0,
+        coding_s=_coding(points),
+        staged=bool(first.get("gpu")),
+        ranks=ranks,
+        source=source,
+        assumptions=tuple(assumptions),
+    )
+
+
+def _with_gradients(points: Sequence[Measured]) -> Measured | None:
+    """Return the smallest size, of the most bits, that tells when gradients were ready."""
+    told = [p for p in points if p.get("layers") and is_number(p.get("backward_s"))]
+    return min(told, key=lambda p: (int(p["ranks"]), -int(p["bits"])), default=None)
+
+
+def _base(points: Sequence[Measured]) -> list[Measured]:
+    fewest = min(int(p["ranks"]) for p in points)
+    small = [p for p in points if p["ranks"] == fewest]
+    return [p for p in small if p["bits"] == PLAIN_BITS] or small
+
+
+def _batch(point: Measured, mode: str) -> float:
+    """Return what one rank's step counts in the measurement's unit: images, or words."""
+    of_engine = point.get("source") == "engine"  # whose speed is that of the median step
+    speed, step_s = point.get("throughput"), point.get("step_s" if of_engine else "step_mean_s")
+    if is_number(speed) and is_number(step_s):
+        return speed * step_s / int(point["ranks"])
+    total = point.get("global_batch_size")
+    if is_number(total):
+        return total / int(point["ranks"])
+    size = float(point["case"].batch_size)
+    return size / int(point["ranks"]) if mode == "strong" else size
+
+
+def _coding(points: Sequence[Measured]) -> dict[int, float]:
+    """Return seconds per element of coding and adding by bits, out of all sizes above one rank."""
+    found: dict[int, list[float]] = {}
+    for p in points:
+        elements = sum(count for count, _ in p.get("layers") or ()) or p.get("parameters")
+        if p["ranks"] > 1 and is_number(p.get("coding_s")) and elements:
+            found.setdefault(int(p["bits"]), []).append(p["coding_s"] / elements)
+    return {bits: median(values) for bits, values in found.items()}
+
+
+def _median(points: Iterable[Measured], name: str) -> float | None:
+    values = [float(p[name]) for p in points if is_number(p.get(name))]
+    return median(values) if values else None

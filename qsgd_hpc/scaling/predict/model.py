@@ -1,0 +1,210 @@
+"""From a training and a machine to the step times of any number of nodes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qsgd_hpc.scaling.predict.closed_form import Network, phase_s
+from qsgd_hpc.scaling.predict.coding import FLOAT_BYTES, Coding
+from qsgd_hpc.scaling.predict.fabric import Fabric
+from qsgd_hpc.scaling.predict.overlap import (
+    FUSION_BYTES,
+    Gradient,
+    expected_maximum,
+    timeline,
+)
+from qsgd_hpc.scaling.predict.schedules import Layout, Schedule, schedule
+from qsgd_hpc.scaling.predict.training import TrainingProfile
+
+__all__ = ["PLAIN_BITS", "Prediction", "Setting", "allreduce_s", "predict"]
+
+PLAIN_BITS = 32
+SEGMENT_BYTES = 256 << 10
+MEMORY_PASSES = 5
+"""A gradient's passes over memory in a node's own reduction: into the shared memory (2), summed
+(1), and out of it (2)."""
+FRAME_S = 1e-6
+"""Rank 0 reads what is ready from every other rank, and answers: each takes about this long."""
+MIN_ELEMENTS = 1024
+"""Smaller gradients are not coded (QSGD_MIN_ELEMENTS)."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the training is run.
+
+    Attributes:
+        ranks_per_node: on each node.
+        mode: "weak" keeps each rank's batch, "strong" the sum of all.
+        speedup: of computing over the measurement; 1 for the same processors.
+        fusion_bytes, cycle_s, algorithm, bucket: of the engine.
+        overlaps: False where nothing is reduced before the backward pass ends.
+    """
+
+    ranks_per_node: int = 1
+    mode: str = "weak"
+    speedup: float = 1.0
+    fusion_bytes: int = FUSION_BYTES
+    cycle_s: float = 0.0
+    algorithm: str = "auto"
+    bucket: int = 512
+    overlaps: bool = True
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row: seconds per step, unit per second, and shares from 0 to 1.
+
+    step_s is the sum of compute_s, straggler_s, staging_s, data_s and exposed_s. comm_s is all that
+    the engine's thread does, hidden or not; efficiency is against ranks that wait for nobody.
+    """
+
+    nodes: int
+    ranks: int
+    bits: int
+    by: str
+    step_s: float
+    compute_s: float
+    straggler_s: float
+    staging_s: float
+    data_s: float
+    exposed_s: float
+    comm_s: float
+    throughput: float
+    speedup: float
+    efficiency: float
+    collectives: int
+
+
+def allreduce_s(
+    plan: Schedule, count: int, work_s: float, fabric: Fabric, network: Network
+) -> float:
+    """Return the seconds of one reduction of `count` float32, of which a rank works work_s.
+
+    Coding and adding go on beside the wire: the longer of the two counts, and the other one's first
+    segment (as in csrc/planner/cost_model.cc).
+    """
+    latency_s = wire_s = 0.0
+    for phase in plan.phases:
+        more = phase_s(phase, plan, fabric, network)
+        latency_s, wire_s = latency_s + more[0], wire_s + more[1]
+    memory_s = 0.0
+    if plan.memory_phases:
+        size = plan.layout.per_node * count * FLOAT_BYTES
+        memory_s = MEMORY_PASSES * size / fabric.memory_bandwidth
+        latency_s += 2 * plan.memory_phases * fabric.within_s
+    segments = max(1.0, math.ceil(wire_s * fabric.card_bandwidth / SEGMENT_BYTES))
+    overlapped = max(wire_s, work_s) + min(wire_s, work_s) / segments
+    return latency_s + memory_s + overlapped
+
+
+def predict(
+    training: TrainingProfile,
+    fabric: Fabric,
+    setting: Setting,
+    nodes: Sequence[int],
+    bits: Sequence[int],
+    network: Network,
+) -> list[Prediction]:
+    """Return a prediction for every number of nodes and bits, in this order."""
+    return [
+        _predict_one(training, fabric, setting, count, each, network)
+        for count in nodes
+        for each in bits
+    ]
+
+
+def _predict_one(
+    training: TrainingProfile,
+    fabric: Fabric,
+    setting: Setting,
+    nodes: int,
+    bits: int,
+    network: Network,
+) -> Prediction:
+    layout = Layout(nodes * setting.ranks_per_node, setting.ranks_per_node)
+    # A rank's share of the batch, over that of the measurement.
+    share = training.ranks / layout.ranks if setting.mode == "strong" else 1.0
+    faster = share / setting.speedup
+    compute_s = training.compute_s * faster
+    backward_s = training.backward_s * faster
+    gradients = [
+        Gradient(count, ready * faster if setting.overlaps else backward_s, _coded(count, bits))
+        for count, ready in training.layers
+    ]
+    step = timeline(
+        gradients,
+        backward_s,
+        _reducer(training, fabric, setting, layout, bits, network),
+        control_s=_control_s(layout, fabric),
+        cycle_s=setting.cycle_s,
+        fusion_bytes=setting.fusion_bytes,
+    )
+    alone = layout.ranks == 1
+    exposed_s = 0.0 if alone else step.exposed_s
+    staging_s = _staging_s(training, fabric)
+    straggler_s = training.jitter * compute_s * expected_maximum(layout.ranks)
+    step_s = compute_s + straggler_s + staging_s + training.data_s + exposed_s
+    throughput = layout.ranks * training.batch * share / step_s
+    speedup = throughput / (training.throughput * setting.speedup)
+    return Prediction(
+        nodes,
+        layout.ranks,
+        bits,
+        network.name,
+        step_s,
+        compute_s,
+        straggler_s,
+        staging_s,
+        training.data_s,
+        exposed_s,
+        0.0 if alone else step.comm_s,
+        throughput,
+        speedup,
+        speedup / layout.ranks,
+        0 if alone else step.collectives,
+    )
+
+
+def _coded(count: int, bits: int) -> bool:
+    return bits != PLAIN_BITS and count >= MIN_ELEMENTS
+
+
+def _control_s(layout: Layout, fabric: Fabric) -> float:
+    alpha_s = fabric.across_s if layout.nodes > 1 else fabric.within_s
+    return 2 * alpha_s + (layout.ranks - 1) * FRAME_S
+
+
+def _staging_s(training: TrainingProfile, fabric: Fabric) -> float:
+    if training.staged or fabric.host_bandwidth is None:
+        return 0.0
+    return 2 * training.parameters * FLOAT_BYTES / fabric.host_bandwidth
+
+
+def _reducer(
+    training: TrainingProfile,
+    fabric: Fabric,
+    setting: Setting,
+    layout: Layout,
+    bits: int,
+    network: Network,
+) -> functools._lru_cache_wrapper[float]:
+    @functools.cache
+    def reduce_s(count: int, coded: bool) -> float:
+        coding = Coding(bits, setting.bucket) if coded else None
+        # An algorithm of float32 does not fit codes, and the other way round.
+        wanted = setting.algorithm if _fits(setting.algorithm, coded) else "auto"
+        plan = schedule(wanted, layout, [(count, 0)], coding)
+        per_element_s = training.coding_of(bits if coded else PLAIN_BITS)[0]
+        own = plan.coded if coded else count // layout.per_node
+        return allreduce_s(plan, count, own * per_element_s, fabric, network)
+
+    return reduce_s
+
+
+def _fits(algorithm: str, coded: bool) -> bool:
+    compressed = ("sra", "sra2d", "allgather", "requantizing_ring", "hierarchical_sra")
+    return algorithm == "auto" or (algorithm in compressed) == coded

@@ -1,0 +1,157 @@
+"""A prediction as a table, Markdown, JSON and a picture; each says that it is a prediction."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from qsgd_hpc.scaling.predict.model import Prediction
+from qsgd_hpc.scaling.predict.words import LABEL, LIMITS
+from qsgd_hpc.scaling.words import bits_name, speed
+
+__all__ = ["Result", "as_json", "as_lines", "as_markdown", "write_folder"]
+
+COLUMNS = ("nodes", "ranks", "bits", "step ms", "{unit}/s", "efficiency", "exposed ms", "comm ms")
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that one command predicts.
+
+    Attributes:
+        title: what, on what.
+        unit: what throughput counts.
+        rows: by the closed form.
+        simulated: the same rows by SimGrid; empty where it was not asked.
+        assumptions: sentences.
+        notes: what else to say, such as why there is no SimGrid.
+    """
+
+    title: str
+    unit: str
+    rows: tuple[Prediction, ...]
+    simulated: tuple[Prediction, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def pairs(self) -> list[tuple[Prediction, Prediction | None]]:
+        """Return each row beside SimGrid's."""
+        return [
+            (row, self.simulated[i] if self.simulated else None) for i, row in enumerate(self.rows)
+        ]
+
+
+def _cells(result: Result) -> tuple[list[str], list[list[str]]]:
+    heads = [name.format(unit=result.unit) for name in COLUMNS]
+    if result.simulated:
+        heads += ["SimGrid: step ms", "efficiency", "exposed ms"]
+    body = []
+    for row, other in result.pairs():
+        cells = [
+            str(row.nodes),
+            str(row.ranks),
+            bits_name(row.bits),
+            f"{row.step_s * 1e3:.4g}",
+            speed(row.throughput),
+            f"{row.efficiency:.1%}",
+            f"{row.exposed_s * 1e3:.3g}",
+            f"{row.comm_s * 1e3:.3g}",
+        ]
+        if other:
+            cells += [
+                f"{other.step_s * 1e3:.4g}",
+                f"{other.efficiency:.1%}",
+                f"{other.exposed_s * 1e3:.3g}",
+            ]
+        body.append(cells)
+    return heads, body
+
+
+def as_lines(result: Result) -> list[str]:
+    """Return what the terminal shows; the closed form's columns come first."""
+    heads, body = _cells(result)
+    widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
+    rows = [
+        "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        for cells in (heads, *body)
+    ]
+    return [f"{LABEL}: {result.title}", "", *rows]
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """Return everything for programs."""
+    return {
+        "label": LABEL,
+        "title": result.title,
+        "unit": result.unit,
+        "rows": [asdict(row) for row in (*result.rows, *result.simulated)],
+        "assumptions": list(result.assumptions),
+        "limits": list(LIMITS),
+        "notes": list(result.notes),
+    }
+
+
+def as_markdown(result: Result) -> str:
+    """Return the table, what it assumes and where it errs."""
+    heads, body = _cells(result)
+    lines = [f"# {LABEL}: {result.title}", "", "| " + " | ".join(heads) + " |"]
+    lines.append("|" + "---:|" * len(heads))
+    lines += ["| " + " | ".join(cells) + " |" for cells in body]
+    for head, sentences in (
+        ("Assumptions", result.assumptions),
+        ("Where the model is wrong", LIMITS),
+        ("Notes", result.notes),
+    ):
+        if sentences:
+            lines += ["", f"## {head}", "", *(f"- {sentence}" for sentence in sentences)]
+    return "\n".join(lines) + "\n"
+
+
+def write_folder(result: Result, folder: Path) -> list[Path]:
+    """Write prediction.md, prediction.png and prediction.json; return their paths."""
+    import json
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"prediction.{end}" for end in ("md", "png", "json")]
+    paths[0].write_text(as_markdown(result), encoding="utf-8")
+    _plot(result, paths[1])
+    paths[2].write_text(json.dumps(as_json(result), indent=1) + "\n", encoding="utf-8")
+    return paths
+
+
+def _plot(result: Result, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import PercentFormatter
+
+    figure, (pace, share) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    bits = sorted({row.bits for row in result.rows}, reverse=True)
+    for number, each in enumerate(bits):
+        for rows, style, by in (
+            (result.rows, "--", "closed form"),
+            (result.simulated, "-", "SimGrid"),
+        ):
+            chosen = [row for row in rows if row.bits == each]
+            if not chosen:
+                continue
+            ranks = [row.ranks for row in chosen]
+            label = f"{bits_name(each)}, {by}"
+            look = {"linestyle": style, "color": f"C{number}", "marker": ".", "label": label}
+            pace.plot(ranks, [row.throughput for row in chosen], **look)
+            share.plot(ranks, [row.efficiency for row in chosen], **look)
+    for axes in (pace, share):
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("ranks")
+        axes.grid(alpha=0.3)
+    pace.set_yscale("log", base=2)
+    pace.set_ylabel(f"{result.unit}/s")
+    share.set_ylabel("efficiency")
+    share.yaxis.set_major_formatter(PercentFormatter(1.0))
+    share.set_ylim(0, 1.05)
+    share.legend(fontsize=8)
+    figure.suptitle(f"{LABEL}: {result.title}", fontsize=10)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

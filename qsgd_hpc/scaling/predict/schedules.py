@@ -1,0 +1,396 @@
+"""Which messages each allreduce of the core sends, round by round. Pure; no time is in here.
+
+The schedules are those of csrc/collectives; a test runs the core on threads and compares what every
+rank sends, byte by byte. Messages are cut into segments there, which travel one behind the other;
+here a message is all that one rank sends another in a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.scaling.predict.coding import (
+    FLOAT_BYTES,
+    Coding,
+    Tensors,
+    chunk_bytes,
+    chunk_counts,
+    owned,
+    parts,
+)
+
+__all__ = ["ALGORITHMS", "Layout", "Messages", "Phase", "Schedule", "resolve", "schedule"]
+
+GATHER_BYTES = 16 << 10
+"""Up to here `direct` sends whole messages."""
+SHARED_ONCE_BYTES = 16 << 10
+"""Up to here ranks of a node read each other's inputs, without cutting them."""
+MOST_SRA_RANKS = 64
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks on nodes: rank r is on node r // per_node."""
+
+    ranks: int
+    per_node: int = 1
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or self.per_node < 1 or self.ranks % self.per_node:
+            raise UsageError(
+                f"{self.ranks} ranks with {self.per_node} on each node: expected a multiple"
+            )
+
+    @property
+    def nodes(self) -> int:
+        return self.ranks // self.per_node
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Messages that are under way together: int64 arrays of equal length."""
+
+    sources: np.ndarray
+    targets: np.ndarray
+    bytes: np.ndarray
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Rounds of messages.
+
+    Attributes:
+        name: what it does.
+        rounds: how many.
+        at: the messages of round i.
+        together: all rounds are under way at once, as in a direct exchange; else each waits for
+            the one before.
+        alike: every round has the messages of the first one, but for rounding of the parts.
+        pattern: phases of equal pattern load a network alike, whatever their sizes.
+        members: how many exchange with one another, where the pattern is "exchange".
+    """
+
+    name: str
+    rounds: int
+    at: Callable[[int], Messages]
+    together: bool = False
+    alike: bool = False
+    pattern: str = ""
+    members: int = 0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One allreduce.
+
+    Attributes:
+        phases: the network's part, in order.
+        memory_bytes: what each rank hands to others through memory of its node, shape (ranks,).
+        memory_phases: 1 for an allreduce in memory alone, 2 around one between nodes; 0 for none.
+        coded: elements that a rank codes or adds up.
+    """
+
+    layout: Layout
+    algorithm: str
+    phases: tuple[Phase, ...]
+    memory_bytes: np.ndarray
+    memory_phases: int = 0
+    coded: int = 0
+
+    def sent(self) -> np.ndarray:
+        """Return the bytes that each rank sends in messages; int64, shape (ranks,)."""
+        total = np.zeros(self.layout.ranks, dtype=np.int64)
+        for phase in self.phases:
+            for i in range(phase.rounds):
+                messages = phase.at(i)
+                np.add.at(total, messages.sources, messages.bytes)
+        return total
+
+
+def resolve(algorithm: str, layout: Layout, coding: Coding | None) -> str:
+    """Return what `auto` stands for on these ranks (csrc/collectives/allreduce.cc)."""
+    one_node = layout.nodes == 1
+    if algorithm == "hierarchical_sra" and one_node:
+        return "sra"
+    if algorithm != "auto":
+        return algorithm
+    nodes_of_several = not one_node and layout.per_node > 1
+    if coding:
+        if nodes_of_several:
+            return "hierarchical_sra"
+        return "sra2d" if layout.ranks > MOST_SRA_RANKS else "sra"
+    if one_node and layout.per_node > 1:
+        return "shared"
+    return "hierarchical" if nodes_of_several else "direct"
+
+
+def schedule(
+    algorithm: str, layout: Layout, tensors: Tensors, coding: Coding | None = None
+) -> Schedule:
+    """Return what an allreduce of float32 gradients sends.
+
+    Args:
+        algorithm: a name of ALGORITHMS, or "auto".
+        layout: the ranks.
+        tensors: (elements, id) of the gradients that travel together.
+        coding: of compressed algorithms; None for the others.
+    Raises:
+        UsageError: no such algorithm, or one that does not fit the coding.
+    """
+    name = resolve(algorithm, layout, coding)
+    if name not in ALGORITHMS:
+        raise UsageError(f"algorithm {name!r}: known are auto, {', '.join(ALGORITHMS)}")
+    if (name in _CODED) != (coding is not None):
+        raise UsageError(
+            f"algorithm {name!r} {'needs codes' if name in _CODED else 'sends float32'}; "
+            "choose another, or auto"
+        )
+    nothing = np.zeros(layout.ranks, dtype=np.int64)
+    count = sum(elements for elements, _ in tensors)
+    if layout.ranks == 1 or count == 0:
+        return Schedule(layout, name, (), nothing)
+    if name == "shared":
+        return Schedule(layout, name, (), _shared_bytes(layout, count), 1)
+    if name.startswith("hierarchical"):
+        return _hierarchical(name, layout, tensors, coding)
+    return Schedule(
+        layout, name, _FLAT[name](layout.ranks, tensors, coding), nothing, 0, count if coding else 0
+    )
+
+
+def _shift(ranks: int, hop: int, sizes: np.ndarray) -> Messages:
+    """Return the round in which each rank i sends sizes[i] to rank i + hop."""
+    sources = np.arange(ranks)
+    return Messages(sources, (sources + hop) % ranks, sizes)
+
+
+def _exchange(ranks: int, scattered: np.ndarray, gathered: np.ndarray) -> tuple[Phase, ...]:
+    """Return a reduce-scatter by direct exchange and an allgather, by the bytes of each chunk."""
+    return (
+        Phase(
+            "scatter",
+            ranks - 1,
+            lambda i: _shift(ranks, i + 1, np.roll(scattered, -(i + 1))),
+            together=True,
+            pattern="exchange",
+            members=ranks,
+        ),
+        Phase(
+            "gather",
+            ranks - 1,
+            lambda i: _shift(ranks, i + 1, gathered),
+            together=True,
+            pattern="exchange",
+            members=ranks,
+        ),
+    )
+
+
+def _direct(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
+    total = sum(count for count, _ in tensors)
+    if total * FLOAT_BYTES > GATHER_BYTES:
+        sizes = np.diff(parts(total, 64, ranks)) * FLOAT_BYTES
+        return _exchange(ranks, sizes, sizes)
+
+    def doubling(i: int) -> Messages:
+        have = 1 << i
+        size = total * FLOAT_BYTES * min(have, ranks - have)
+        return _shift(ranks, ranks - have, np.full(ranks, size))
+
+    return (Phase("gather", (ranks - 1).bit_length(), doubling, pattern="doubling"),)
+
+
+def _sra(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
+    assert coding is not None
+    sizes = chunk_bytes(tensors, coding, ranks)
+    return _exchange(ranks, sizes, sizes)
+
+
+def _sra2d(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
+    assert coding is not None
+    rows = max(r for r in range(1, int(ranks**0.5) + 1) if ranks % r == 0)
+    if rows == 1:
+        return _sra(ranks, tensors, coding)
+    columns = ranks // rows
+    chunk = chunk_bytes(tensors, coding, ranks)
+    of_column = chunk.reshape(rows, columns).sum(axis=0)
+    sources = np.arange(ranks)
+    row, column = np.divmod(sources, columns)
+
+    def along_row(i: int, scatter: bool) -> Messages:
+        there = (column + i + 1) % columns
+        return Messages(sources, row * columns + there, of_column[there if scatter else column])
+
+    def along_column(i: int, scatter: bool) -> Messages:
+        targets = (row + i + 1) % rows * columns + column
+        return Messages(sources, targets, chunk[targets if scatter else sources])
+
+    def phase(name: str, step: Callable[[int, bool], Messages], rounds: int) -> Phase:
+        scatter = "scatter" in name
+        return Phase(
+            name, rounds, lambda i: step(i, scatter), together=True, pattern=name.split()[0]
+        )
+
+    return (
+        phase("row scatter", along_row, columns - 1),
+        phase("column scatter", along_column, rows - 1),
+        phase("column gather", along_column, rows - 1),
+        phase("row gather", along_row, columns - 1),
+    )
+
+
+def _allgather(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
+    assert coding is not None
+    sizes = np.repeat(chunk_bytes(tensors, coding, ranks, cut=False), ranks)
+    return (_exchange(ranks, sizes, sizes)[1],)
+
+
+def _trips(ranks: int, chunk: np.ndarray) -> tuple[Phase, ...]:
+    """Return two turns round a ring: sums, then results."""
+    return (
+        Phase(
+            "scatter",
+            ranks - 1,
+            lambda i: _shift(ranks, 1, np.roll(chunk, i + 1)),
+            alike=True,
+            pattern="ring",
+        ),
+        Phase(
+            "gather",
+            ranks - 1,
+            lambda i: _shift(ranks, 1, np.roll(chunk, i)),
+            alike=True,
+            pattern="ring",
+        ),
+    )
+
+
+def _ring(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
+    return _trips(ranks, chunk_counts(tensors, 1, ranks) * FLOAT_BYTES)
+
+
+def _requantizing_ring(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
+    assert coding is not None
+    return _trips(ranks, chunk_bytes(tensors, coding, ranks))
+
+
+def _folded(ranks: int, size: int, inner: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """Put the surplus ranks' share before and after an algorithm for a power of two of ranks."""
+    power = 1 << (ranks.bit_length() - 1)
+    surplus = np.arange(power, ranks)
+    if not len(surplus):
+        return inner
+    sizes = np.full(len(surplus), size)
+    return (
+        Phase("fold in", 1, lambda i: Messages(surplus, surplus - power, sizes), pattern="fold"),
+        *inner,
+        Phase("fold out", 1, lambda i: Messages(surplus - power, surplus, sizes), pattern="fold"),
+    )
+
+
+def _recursive_doubling(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
+    size = sum(count for count, _ in tensors) * FLOAT_BYTES
+    rounds = ranks.bit_length() - 1
+    sources = np.arange(1 << rounds)
+    whole = np.full(len(sources), size)
+    inner = Phase(
+        "exchange", rounds, lambda i: Messages(sources, sources ^ (1 << i), whole), pattern="hops"
+    )
+    return _folded(ranks, size, (inner,))
+
+
+def _rabenseifner(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
+    count = sum(elements for elements, _ in tensors)
+    rounds = ranks.bit_length() - 1
+    sources = np.arange(1 << rounds)
+    cuts = parts(count, 1, len(sources))
+
+    def group_bytes(member: np.ndarray, width: int) -> np.ndarray:
+        first = member // width * width
+        sizes: np.ndarray = (cuts[first + width] - cuts[first]) * FLOAT_BYTES
+        return sizes
+
+    def halve(i: int) -> Messages:
+        hop = len(sources) >> (i + 1)
+        return Messages(sources, sources ^ hop, group_bytes(sources ^ hop, hop))
+
+    def double(i: int) -> Messages:
+        return Messages(sources, sources ^ (1 << i), group_bytes(sources, 1 << i))
+
+    inner = (
+        Phase("halve", rounds, halve, pattern="halves"),
+        Phase("double", rounds, double, pattern="halves"),
+    )
+    return _folded(ranks, count * FLOAT_BYTES, inner)
+
+
+def _shared_bytes(layout: Layout, count: int) -> np.ndarray:
+    ranks, size = layout.ranks, count * FLOAT_BYTES
+    # Cutting gives each rank's part away to all, and the sums of the own part: twice (p-1)/p.
+    whole = size * (ranks - 1)
+    cut = ranks > 2 and size > SHARED_ONCE_BYTES
+    return np.full(ranks, 2 * whole // ranks if cut else whole)
+
+
+def _hierarchical(name: str, layout: Layout, tensors: Tensors, coding: Coding | None) -> Schedule:
+    """Shards of a node are summed in its memory; rank j of each node takes shard j across."""
+    per_node, nodes = layout.per_node, layout.nodes
+    granule = coding.bucket if coding else 1
+    sizes = [owned(tensor, granule, per_node) for tensor in tensors]
+    shards = [
+        [(int(size[j]), tensor[1]) for size, tensor in zip(sizes, tensors, strict=True)]
+        for j in range(per_node)
+    ]
+    across = _sra if coding else _direct
+    by_shard = [across(nodes, shard, coding) for shard in shards]
+    counts = np.array([sum(count for count, _ in shard) for shard in shards], dtype=np.int64)
+    given = (counts.sum() - counts + counts * (per_node - 1)) * FLOAT_BYTES
+    return Schedule(
+        layout,
+        name,
+        _side_by_side(layout, by_shard),
+        np.tile(given, nodes),
+        2,
+        int(counts.max()) if coding else 0,
+    )
+
+
+def _side_by_side(layout: Layout, by_shard: list[tuple[Phase, ...]]) -> tuple[Phase, ...]:
+    """Run one schedule of nodes for each local rank at the same time."""
+    longest = max(by_shard, key=len)
+
+    def joined(place: int, i: int) -> Messages:
+        found = []
+        for j, phases in enumerate(by_shard):
+            if place < len(phases) and i < phases[place].rounds:
+                m = phases[place].at(i)
+                ranks = layout.per_node
+                found.append(Messages(m.sources * ranks + j, m.targets * ranks + j, m.bytes))
+        return Messages(
+            np.concatenate([m.sources for m in found]),
+            np.concatenate([m.targets for m in found]),
+            np.concatenate([m.bytes for m in found]),
+        )
+
+    def at(place: int) -> Callable[[int], Messages]:
+        return lambda i: joined(place, i)
+
+    return tuple(replace(phase, at=at(place)) for place, phase in enumerate(longest))
+
+
+_FLAT: dict[str, Callable[[int, Tensors, Coding | None], tuple[Phase, ...]]] = {
+    "direct": _direct,
+    "ring": _ring,
+    "recursive_doubling": _recursive_doubling,
+    "rabenseifner": _rabenseifner,
+    "sra": _sra,
+    "sra2d": _sra2d,
+    "allgather": _allgather,
+    "requantizing_ring": _requantizing_ring,
+}
+_CODED = ("sra", "sra2d", "allgather", "requantizing_ring", "hierarchical_sra")
+ALGORITHMS = (*_FLAT, "shared", "hierarchical", "hierarchical_sra")

@@ -1,0 +1,82 @@
+"""Predict the larger sizes of a study from its smallest, and set both side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.scaling.attempts import is_number
+from qsgd_hpc.scaling.predict.closed_form import Network
+from qsgd_hpc.scaling.predict.fabric import Fabric
+from qsgd_hpc.scaling.predict.inputs import Measured, training_of
+from qsgd_hpc.scaling.predict.model import Setting, predict
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One size: step times in seconds, and how far the prediction is off, relative."""
+
+    nodes: int
+    ranks: int
+    bits: int
+    by: str
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted_s / self.measured_s - 1
+
+
+def compare(
+    points: Sequence[Measured],
+    mode: str,
+    fabric: Fabric,
+    networks: Sequence[Network],
+    source: str,
+    setting: Setting,
+) -> list[Comparison]:
+    """Return every size above the smallest one, measured and predicted.
+
+    The step time that counts is the mean over timed steps, computing, exposed communication and
+    waiting for data together. Coding costs are those of the study itself.
+
+    Raises:
+        UsageError: there is but one size, or numbers are missing.
+    """
+    training = training_of(points, mode, source)
+    larger = sorted(
+        {(int(p["nodes"]), int(p["ranks"])) for p in points if p["ranks"] > training.ranks}
+    )
+    if not larger:
+        raise UsageError(
+            f"{source} has one size; a validation needs a larger one. Measure --nodes 1,2,4."
+        )
+    found = []
+    for nodes, ranks in larger:
+        chosen = [p for p in points if p["nodes"] == nodes and p["ranks"] == ranks]
+        for bits in sorted({int(p["bits"]) for p in chosen}, reverse=True):
+            times = [s for p in chosen if p["bits"] == bits if (s := _step_s(p)) is not None]
+            if not times:
+                continue
+            here = replace(setting, ranks_per_node=ranks // nodes, mode=mode)
+            for network in networks:
+                row = predict(training, fabric, here, [nodes], [bits], network)[0]
+                found.append(
+                    Comparison(nodes, ranks, bits, network.name, median(times), row.step_s)
+                )
+    return found
+
+
+def _step_s(point: Measured) -> float | None:
+    for name in ("step_mean_s", "step_s"):
+        if is_number(point.get(name)):
+            return float(point[name])
+    throughput, batch = point.get("throughput"), point.get("global_batch_size")
+    if is_number(throughput) and is_number(batch) and throughput > 0:
+        return batch / throughput
+    return None

@@ -1,0 +1,191 @@
+"""``qsgd-hpc predict``: what a measured training would take on more nodes of a known machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs import sites
+from qsgd_hpc.jobs.facts import dotted, unconfirmed
+from qsgd_hpc.jobs.merge import merged
+from qsgd_hpc.scaling.predict.closed_form import ClosedForm, Network
+from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site, flat_fabric
+from qsgd_hpc.scaling.predict.inputs import measured, training_of
+from qsgd_hpc.scaling.predict.model import Setting
+from qsgd_hpc.scaling.predict.model import predict as predict_rows
+from qsgd_hpc.scaling.predict.output import Result, as_json, as_lines, write_folder
+from qsgd_hpc.scaling.predict.simgrid import ROUTINGS, SimGrid, simulator
+from qsgd_hpc.scaling.predict.validate import Comparison, compare
+from qsgd_hpc.scaling.predict.words import LABEL, LIMITS, assumptions
+
+__all__ = ["parse_nodes", "predict"]
+
+BITS = (2, 4, 8, 32)
+
+
+@click.command(context_settings={"show_default": True})
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder of a study: its smallest size is what computing takes.",
+)
+@click.option("--case", help="Case of the study, where it has several.")
+@click.option("--site", help="Machine to predict for; its profile says what joins the nodes.")
+@click.option("--link-gbps", type=float, help="Instead of --site: one link a node, Gb/s.")
+@click.option("--link-latency-us", type=float, default=50.0, help="Of such a link.")
+@click.option("--memory-gbs", type=float, help="Rate of a node's memory, GB/s.")
+@click.option("--nodes", default="1..128", help="8..496 doubles from 8 to 496; 2,3,4 are these.")
+@click.option("--bits", default="32,8,4", help="Bits per gradient element; 32 is plain float32.")
+@click.option("--ranks-per-node", type=click.IntRange(1), help="Default: the site's, or 1.")
+@click.option("--mode", type=click.Choice(["weak", "strong"]), help="Default: the study's.")
+@click.option(
+    "--gpu-speedup",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    help="Computing there is so many times as fast as measured: an assumption.",
+)
+@click.option("--algorithm", default="auto", help="Allreduce algorithm.")
+@click.option("--routing", type=click.Choice(ROUTINGS), default=ROUTINGS[0], help="Of SimGrid.")
+@click.option("--simgrid/--no-simgrid", default=True, help="Simulate the topology as well.")
+@click.option("--validate", is_flag=True, help="Predict the study's own larger sizes instead.")
+@click.option("--json", "as_data", is_flag=True, help="Print JSON.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for md, png, json.")
+def predict(**options: Any) -> None:
+    """Predict step time, throughput and efficiency on more nodes than were measured.
+
+    \b
+      qsgd-hpc predict --from scaling-results/train --site polaris --nodes 8..496
+      qsgd-hpc predict --from scaling-results/train --link-gbps 1 --validate
+    """
+    points, study_mode = measured(options["source"], options["case"])
+    source = f"measured in {options['source'].name}"
+    fabric, doubts, per_node = _machine(options)
+    setting = Setting(
+        ranks_per_node=per_node,
+        mode=options["mode"] or study_mode,
+        speedup=options["gpu_speedup"],
+        algorithm=options["algorithm"],
+    )
+    networks, notes = _networks(fabric, options["simgrid"], options["routing"])
+    if options["validate"]:
+        both = compare(points, study_mode, fabric, networks, source, setting)
+        _show_comparison(both, fabric, notes, options["as_data"])
+        return
+    training = training_of(points, study_mode, source)
+    nodes, bits = parse_nodes(options["nodes"]), _parse_bits(options["bits"])
+    rows, simulated = (
+        tuple(predict_rows(training, fabric, setting, nodes, bits, network)) if network else ()
+        for network in (*networks, None)[:2]
+    )
+    result = Result(
+        f"{training.name} on {fabric.name}, {per_node} ranks a node, {setting.mode} scaling",
+        training.unit,
+        rows,
+        simulated,
+        assumptions=tuple(assumptions(training, fabric, setting, bits, doubts, options["routing"])),
+        notes=tuple(notes),
+    )
+    _show(result, options["as_data"], options["output"])
+
+
+def _machine(options: dict[str, Any]) -> tuple[Fabric, list[str], int]:
+    """Return the machine, what its profile does not confirm, and the ranks of a node."""
+    if (options["site"] is None) == (options["link_gbps"] is None):
+        raise UsageError("Give --site NAME, or --link-gbps G for hosts on one switch.")
+    if options["site"] is None:
+        memory = {} if options["memory_gbs"] is None else {"memory_gbs": options["memory_gbs"]}
+        name = f"hosts with {options['link_gbps']:g} Gb/s each"
+        fabric = flat_fabric(name, options["link_gbps"], options["link_latency_us"], **memory)
+        return fabric, [], options["ranks_per_node"] or 1
+    site = sites.load(options["site"])
+    doubts = [dotted(path) for path in unconfirmed(merged(site.name)) if path[0] == "network"]
+    per_node = options["ranks_per_node"] or site.ranks_per_node or site.gpus or 1
+    return fabric_of_site(site), doubts, per_node
+
+
+def _networks(fabric: Fabric, simgrid: bool, routing: str) -> tuple[list[Network], list[str]]:
+    networks: list[Network] = [ClosedForm()]
+    if not simgrid:
+        return networks, ["The topology is not simulated (--no-simgrid): closed form alone."]
+    try:
+        simulator()
+    except UsageError as error:
+        return networks, [f"Closed form alone, without the topology. {error}"]
+    return [*networks, SimGrid(fabric, routing=routing)], []
+
+
+def parse_nodes(text: str) -> list[int]:
+    """Return the counts that "8..496" (doubling, both ends) or "2,3,4" stand for.
+
+    Raises:
+        UsageError: anything else.
+    """
+    try:
+        if ".." in text:
+            least, most = (int(word) for word in text.split(".."))
+            counts = []
+            while 0 < least < most:
+                counts.append(least)
+                least *= 2
+            counts.append(most)
+        else:
+            counts = [int(word) for word in text.split(",")]
+        if min(counts) < 1:
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"--nodes {text!r}: expected 8..496, or counts such as 2,4,8.") from None
+    return counts
+
+
+def _parse_bits(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.strip() in map(str, BITS) for word in words):
+        raise UsageError(f"--bits {text!r}: expected some of 32,8,4,2.")
+    return [int(word) for word in words]
+
+
+def _show(result: Result, as_data: bool, folder: Path | None) -> None:
+    paths = write_folder(result, folder) if folder else []
+    if as_data:
+        click.echo(json.dumps(as_json(result), indent=1))
+        return
+    for line in as_lines(result):
+        click.echo(line)
+    for head, sentences in (
+        ("It assumes", result.assumptions),
+        ("Where the model is wrong", LIMITS),
+        ("Notes", result.notes),
+    ):
+        if sentences:
+            click.echo(f"\n{head}")
+            for sentence in sentences:
+                click.echo(f"  - {sentence}")
+    for path in paths:
+        click.echo(f"written: {path}")
+
+
+def _show_comparison(
+    rows: list[Comparison], fabric: Fabric, notes: list[str], as_data: bool
+) -> None:
+    if as_data:
+        body = [{**row.__dict__, "error": row.error} for row in rows]
+        click.echo(json.dumps({"label": LABEL, "fabric": fabric.name, "rows": body}, indent=1))
+        return
+    click.echo(f"{LABEL}: larger sizes from the smallest one, {fabric.name}")
+    click.echo(
+        f"{'nodes':>5} {'ranks':>5} {'bits':>4}  {'by':<12} {'measured ms':>12} "
+        f"{'predicted ms':>12} {'error':>7}"
+    )
+    for row in rows:
+        click.echo(
+            f"{row.nodes:>5} {row.ranks:>5} {row.bits:>4}  {row.by:<12} "
+            f"{row.measured_s * 1e3:>12.4g} {row.predicted_s * 1e3:>12.4g} {row.error:>+7.1%}"
+        )
+    for note in notes:
+        click.echo(note)

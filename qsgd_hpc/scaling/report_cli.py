@@ -1,0 +1,75 @@
+"""``qsgd-hpc report``: the report of a study, from its raw records alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from qsgd_hpc.scaling.folder import StudyFolder
+
+__all__ = ["report", "show"]
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Where to write. Default: FOLDER; with --vs: FOLDER/vs-<name of the other>.",
+)
+@click.option(
+    "--vs",
+    "other",
+    type=click.Path(path_type=Path),
+    help="Another study's folder, to compare with: the same cases, ranks and bits.",
+)
+def report(folder: Path, output: Path | None, other: Path | None) -> None:
+    """Write the report of the study in FOLDER again, from its raw records alone.
+
+    Writes report.html, REPORT.md, results.csv, results.tex and the plots. The same records give
+    the same files, so every number can be checked.
+
+    \b
+    Compare with an earlier study:  qsgd-hpc report NOW --vs BEFORE
+    """
+    from qsgd_hpc.scaling.terminal import console
+
+    show(StudyFolder(folder), console(), output, other)
+
+
+def show(
+    folder: StudyFolder, screen: Any, target: Path | None = None, other: Path | None = None
+) -> None:
+    """Write a study's report into `target`, or into its own folder, and print its result.
+
+    Args:
+        folder: the study.
+        screen: a rich console.
+        target: where to write; None: the study's folder, or one in it for a comparison.
+        other: folder of a study to compare with.
+    """
+    # pandas and matplotlib are loaded here, not when the command line starts.
+    from qsgd_hpc.scaling.report import load, write
+    from qsgd_hpc.scaling.terminal import print_comparison, print_result
+
+    loaded = load(folder)
+    if other is None:
+        print_result(screen, loaded, write(loaded, target or folder.path))
+        return
+    from qsgd_hpc.scaling.compare import compare
+
+    names = _names(folder.path, other)
+    comparison = compare(loaded, load(StudyFolder(other)), names)
+    # The study's own report stays: it follows from its records alone.
+    page = write(loaded, target or folder.path / f"vs-{other.resolve().name}", comparison)
+    print_comparison(screen, comparison, page)
+
+
+def _names(folder: Path, other: Path) -> tuple[str, str]:
+    ours, theirs = folder.resolve(), other.resolve()
+    if ours.name != theirs.name:
+        return ours.name, theirs.name
+    return str(folder), str(other)

@@ -1,0 +1,1 @@
+"""Published results of others, beside what this project predicts or measures for them."""

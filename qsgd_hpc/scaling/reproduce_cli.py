@@ -1,0 +1,122 @@
+"""``qsgd-hpc reproduce``: published tables beside this project's predictions or measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from qsgd_hpc.scaling.predict.words import LABEL
+from qsgd_hpc.scaling.reproduce.measure import measured_cells, run_study
+from qsgd_hpc.scaling.reproduce.predicted import predicted
+from qsgd_hpc.scaling.reproduce.published import NAMES, Cell, Published, published
+
+__all__ = ["reproduce"]
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("name", type=click.Choice(NAMES))
+@click.option("--measure", is_flag=True, help="Train the like of it on this machine; takes long.")
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    help="Folder of a study that --measure, or you, ran before.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("reproduce"),
+    help="Folder that --measure writes to.",
+)
+@click.option("--json", "as_data", is_flag=True, help="Print JSON.")
+def reproduce(name: str, measure: bool, results: Path | None, output: Path, as_data: bool) -> None:
+    """Show a published table beside what is predicted, or measured here, for each number.
+
+    \b
+      qsgd-hpc reproduce qsgd-tf
+      qsgd-hpc reproduce texar --measure
+    """
+    table = published(name)
+    if measure:
+        results = run_study(table, output / name)
+    cells, remarks = predicted(table)
+    here = measured_cells(table, results) if results else []
+    if as_data:
+        click.echo(json.dumps(_data(table, cells, here, remarks), indent=1))
+        return
+    for line in _lines(table, cells, here, remarks):
+        click.echo(line)
+
+
+def _data(
+    table: Published, cells: Sequence[Cell], here: Sequence[Cell], remarks: Sequence[str]
+) -> dict[str, Any]:
+    return {
+        "title": table.title,
+        "source": table.source,
+        "quantity": table.quantity,
+        "label": LABEL,
+        "cells": [{**asdict(c), "error": c.error} for c in cells],
+        "measured": [{**asdict(c), "error": c.error} for c in here],
+        "calibration": list(remarks),
+        "assumptions": list(table.assumptions),
+        "misses": list(table.misses),
+    }
+
+
+def _lines(
+    table: Published, cells: Sequence[Cell], here: Sequence[Cell], remarks: Sequence[str]
+) -> list[str]:
+    lines = [table.title, f"published: {table.source}", f"shown: {table.quantity}"]
+    if any(cell.found is not None for cell in cells):
+        lines.append(f"{LABEL}; calibrated numbers are made from the published one beside them")
+    lines += ["", *_table(cells)]
+    errors = [abs(cell.error) for cell in cells if cell.error is not None]
+    if errors:
+        mean = sum(errors) / len(errors)
+        lines.append(
+            f"{len(errors)} predicted beside a published number: off by {mean:.0%} on average, "
+            f"{max(errors):.0%} at most"
+        )
+    if here:
+        lines += ["", "MEASURED on this machine, which is not theirs", *_table(here)]
+    networks = [f"{n}: {f['source']}" for n, f in table.networks.items() if "source" in f]
+    for head, sentences in (
+        ("Calibration", remarks),
+        ("Networks", networks),
+        ("It assumes", table.assumptions),
+        ("Where it misses", table.misses),
+    ):
+        if sentences:
+            lines += ["", head, *(f"  - {sentence}" for sentence in sentences)]
+    return lines
+
+
+def _table(cells: Sequence[Cell]) -> list[str]:
+    width = max(len(f"{c.what}, {c.setting}") for c in cells)
+    lines = [f"{'':<{width}}  {'published':>15} {'here':>15} {'error':>7}"]
+    for c in cells:
+        error = "" if c.error is None else f"{c.error:+.0%}"
+        lines.append(
+            f"{f'{c.what}, {c.setting}':<{width}}  {_number(c.published, c.part_published):>15} "
+            f"{_found(c.found, c.part_found):>15} {error:>7}  {c.role}".rstrip()
+        )
+    return lines
+
+
+def _number(value: float | None, part: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if part is None else f"{value:.2f} ({part:.2f})"
+
+
+def _found(value: float | None, part: float | None) -> str:
+    """Return a number of ours to three digits or its whole part: it is not known better."""
+    if value is None or part is not None:
+        return _number(value, part)
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

@@ -1,0 +1,95 @@
+"""Medians of repeats and how far to trust them: 95 % intervals, the same bytes each time.
+
+Two methods, because few repeats and many need different ones (Hoefler and Belli, Scientific
+benchmarking of parallel computing systems, SC'15, rules 5 to 7):
+
+- 5 repeats or more: percentile bootstrap of the median (Efron and Tibshirani, An Introduction to
+  the Bootstrap, 1993, chapter 13), which assumes nothing of the noise.
+- 2 to 4 repeats: Student's t. A resample of so few values cannot leave their range, which holds the
+  true median with probability 1 - 2^(1-n) only: 50, 75 and 87.5 %. Student's interval is wide
+  instead, and holds it in 95 % where the noise is symmetric.
+- 1 repeat: none. The steps within a run do not replace repeats: what differs from run to run, such
+  as placement and other users, is constant within one (Kalibera and Jones, Rigorous benchmarking in
+  reasonable time, ISMM 2013), so an interval of them would be far too narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+__all__ = ["BOOTSTRAP_FROM", "LEVEL", "Interval", "interval", "ratio_interval"]
+
+LEVEL = 0.95
+BOOTSTRAP_FROM = 5
+_DRAWS = 4000
+_SEED = 20171204  # any number, but always the same one: a report is recomputed to the byte
+
+Interval = tuple[float, float]
+
+
+def interval(values: Sequence[float] | npt.NDArray[Any], *, relative: bool) -> Interval | None:
+    """Return the 95 % interval of the median of repeats; None for fewer than 2.
+
+    Args:
+        values: one finite number per repeat.
+        relative: noise multiplies (speeds, times: all above 0), so that Student's t is taken of
+            logarithms; otherwise it adds (shares, accuracies).
+    """
+    data = np.asarray(values, dtype=float)
+    if len(data) < 2:
+        return None
+    if len(data) >= BOOTSTRAP_FROM:
+        return _bounds(_medians(data, np.random.default_rng(_SEED)))
+    if relative and not (data > 0).all():
+        return None
+    low, high = _student(np.log(data) if relative else data)
+    return (float(np.exp(low)), float(np.exp(high))) if relative else (low, high)
+
+
+def ratio_interval(
+    top: Sequence[float] | npt.NDArray[Any], base: Sequence[float] | npt.NDArray[Any]
+) -> Interval | None:
+    """Return the 95 % interval of median(top) / median(base); None where either has 1 repeat.
+
+    All values are above 0. From 5 repeats of both on the bootstrap of the ratio, both resampled;
+    else Welch's t of the logarithms (Welch, Biometrika 1947), which lets their noise differ.
+    """
+    above, below = np.asarray(top, dtype=float), np.asarray(base, dtype=float)
+    if min(len(above), len(below)) < 2:
+        return None
+    if min(len(above), len(below)) >= BOOTSTRAP_FROM:
+        draw = np.random.default_rng(_SEED)
+        return _bounds(_medians(above, draw) / _medians(below, draw))
+    logs = np.log(above), np.log(below)
+    parts = [float(np.var(x, ddof=1)) / len(x) for x in logs]
+    difference, total = float(logs[0].mean() - logs[1].mean()), sum(parts)
+    if total == 0:
+        return float(np.exp(difference)), float(np.exp(difference))
+    freedom = total**2 / sum(p**2 / (len(x) - 1) for p, x in zip(parts, logs, strict=True))
+    half = float(special.stdtrit(freedom, (1 + LEVEL) / 2)) * total**0.5
+    return float(np.exp(difference - half)), float(np.exp(difference + half))
+
+
+def _student(data: npt.NDArray[Any]) -> Interval:
+    half = float(special.stdtrit(len(data) - 1, (1 + LEVEL) / 2)) * float(data.std(ddof=1))
+    half /= len(data) ** 0.5
+    middle = float(data.mean())
+    return middle - half, middle + half
+
+
+def _medians(data: npt.NDArray[Any], draw: np.random.Generator) -> npt.NDArray[Any]:
+    medians: npt.NDArray[Any] = np.median(
+        data[draw.integers(0, len(data), (_DRAWS, len(data)))], axis=1
+    )
+    return medians
+
+
+def _bounds(draws: npt.NDArray[Any]) -> Interval:
+    tail = 50 * (1 - LEVEL)
+    low, high = np.percentile(draws, [tail, 100 - tail])
+    return float(low), float(high)
