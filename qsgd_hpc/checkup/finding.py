@@ -1,0 +1,45 @@
+"""What a check says."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+__all__ = ["Finding", "Level", "fault", "note", "ok"]
+
+
+class Level(str, Enum):
+    """How bad it is: as it should be, worth knowing, or in the way of work."""
+
+    OK = "ok"
+    NOTE = "note"
+    FAULT = "fault"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the list; ``remedy`` says what to do, where something is to be done."""
+
+    level: Level
+    topic: str
+    text: str
+    remedy: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """Return the finding for --json."""
+        return {**asdict(self), "level": self.level.value}
+
+
+def ok(topic: str, text: str) -> Finding:
+    """Return a finding that all is well."""
+    return Finding(Level.OK, topic, text)
+
+
+def note(topic: str, text: str, remedy: str = "") -> Finding:
+    """Return a finding that may matter."""
+    return Finding(Level.NOTE, topic, text, remedy)
+
+
+def fault(topic: str, text: str, remedy: str) -> Finding:
+    """Return a finding that must be put right."""
+    return Finding(Level.FAULT, topic, text, remedy)

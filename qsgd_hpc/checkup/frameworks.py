@@ -1,0 +1,84 @@
+"""Frameworks by their metadata: none is imported, which takes seconds and may start a GPU."""
+
+from __future__ import annotations
+
+import re
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import qsgd_hpc
+from qsgd_hpc.checkup.finding import Finding, fault, note, ok
+from qsgd_hpc.checkup.installation import REINSTALL
+
+__all__ = ["frameworks"]
+
+# Name for people, extra of this package, and the distributions that bring it.
+FRAMEWORKS = (
+    ("PyTorch", "torch", ("torch",)),
+    ("TensorFlow", "tensorflow", ("tensorflow", "tensorflow-cpu", "tensorflow-rocm")),
+    ("Keras", "keras", ("keras",)),
+    ("JAX", "jax", ("jax",)),
+    ("MXNet", "mxnet", ("mxnet",)),
+)
+# Compiled for one framework alone; the others are served by the core.
+BINDINGS = {"tensorflow": "tensorflow/_ops"}
+
+
+def frameworks() -> list[Finding]:
+    """List the frameworks that are there, too old, or without their binding."""
+    found = [_finding(*row) for row in FRAMEWORKS]
+    there = [finding for finding in found if finding is not None]
+    return there or [
+        note(
+            "frameworks",
+            "none is installed; qsgd_hpc.arrays needs none",
+            "Run `pip install 'qsgd-hpc[torch]'`, or [tensorflow], [keras] or [jax].",
+        )
+    ]
+
+
+def _finding(name: str, extra: str, distributions: tuple[str, ...]) -> Finding | None:
+    has = _version(distributions)
+    if has is None:
+        return None
+    least = _least(extra)
+    if least and _numbers(has) < _numbers(least):
+        remedy = f"Run `pip install 'qsgd-hpc[{extra}]'`."
+        return fault(name, f"{has} is older than {least}, the first that is served", remedy)
+    binding = BINDINGS.get(extra)
+    if binding is None:
+        return ok(name, f"{has}, served by the compiled core")
+    file = next(
+        (f for suffix in EXTENSION_SUFFIXES if (f := _file(binding, suffix)).exists()), None
+    )
+    if file is None:
+        return fault(name, f"{has}, but qsgd_hpc/{binding} was not built", REINSTALL)
+    return ok(name, f"{has}, {file}")
+
+
+def _file(binding: str, suffix: str) -> Path:
+    return Path(qsgd_hpc.__file__).parent / f"{binding}{suffix}"
+
+
+def _version(distributions: tuple[str, ...]) -> str | None:
+    for distribution in distributions:
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _least(extra: str) -> str | None:
+    """Return the least version that this package's own metadata asks for."""
+    try:
+        rows = requires("qsgd-hpc") or []
+    except PackageNotFoundError:
+        return None
+    pattern = rf"""{extra}[>=]=([\d.]+)\s*;.*extra == ['"]{extra}['"]"""
+    return next((match[1] for row in rows if (match := re.match(pattern, row))), None)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])

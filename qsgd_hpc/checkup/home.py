@@ -1,0 +1,79 @@
+"""Whether the folder of jobs can be written, has room, renames in one step and locks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from qsgd_hpc.checkup.finding import Finding, fault, note, ok
+from qsgd_hpc.jobs.sources import home
+
+__all__ = ["job_folder"]
+
+ELSEWHERE = "Set QSGD_HOME to a folder on another file system."
+LITTLE_BYTES = 100 << 20
+TOO_LITTLE_BYTES = 1 << 20
+
+
+def job_folder() -> list[Finding]:
+    """Try in $QSGD_HOME what the registry of jobs relies on; leave nothing behind."""
+    folder = home()
+    # A home that no job has made yet is not made by looking at it.
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    try:
+        trial = Path(tempfile.mkdtemp(prefix=".qsgd-hpc-doctor-", dir=there))
+    except OSError as error:
+        text = f"{folder} cannot be written: {error.strerror or error}"
+        return [fault("job folder", text, "Set QSGD_HOME to a folder that can be written.")]
+    try:
+        found = [_room(folder, there), *_renames(folder, trial), *_locks(folder, trial)]
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
+    return found
+
+
+def _room(folder: Path, there: Path) -> Finding:
+    free_bytes = shutil.disk_usage(there).free
+    free = f"{free_bytes >> 30} GB" if free_bytes >> 30 else f"{free_bytes >> 20} MB"
+    text = f"{folder}, {free} free"
+    remedy = "Free some space there, or set QSGD_HOME to another folder."
+    if free_bytes < TOO_LITTLE_BYTES:
+        return fault("job folder", text, remedy)
+    return note("job folder", text, remedy) if free_bytes < LITTLE_BYTES else ok("job folder", text)
+
+
+def _renames(folder: Path, trial: Path) -> list[Finding]:
+    """Give two drafts one name: the second must fail, or two jobs could get the same id."""
+    for draft in ("a", "b"):
+        (trial / draft).mkdir()
+        (trial / draft / "request.json").write_text("{}")
+    (trial / "a").rename(trial / "job-1")
+    try:
+        (trial / "b").rename(trial / "job-1")
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return []
+        raise
+    return [fault("job folder", f"{folder} lets one job's record replace another's", ELSEWHERE)]
+
+
+def _locks(folder: Path, trial: Path) -> list[Finding]:
+    """Lock a file twice: the second must fail, or jobs here would disturb one another."""
+    first, second = (os.open(trial / "lock", os.O_RDWR | os.O_CREAT, 0o600) for _ in "ab")
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return []
+        return [fault("job folder", f"locks in {folder} have no effect", ELSEWHERE)]
+    except OSError as error:
+        text = f"{folder} has no locks ({error.strerror}): local jobs cannot take turns"
+        return [fault("job folder", text, ELSEWHERE)]
+    finally:
+        os.close(first)
+        os.close(second)

@@ -1,0 +1,102 @@
+"""Python, this package, and its compiled core."""
+
+from __future__ import annotations
+
+import functools
+import json
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
+
+import qsgd_hpc
+from qsgd_hpc.checkup.finding import Finding, fault, note, ok
+from qsgd_hpc.jobs.schedulers.command import ask
+
+__all__ = ["core", "gpu_kernels", "package", "probe_core", "python"]
+
+REINSTALL = "Run `pip install --force-reinstall qsgd-hpc`, or `pip install -e .` in a checkout."
+# In a process of its own: a core of another machine may die by SIGILL, and take this one along.
+PROBE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+import qsgd_hpc._core as core
+print(json.dumps([core.__file__, core.REGION_BYTES]))
+"""
+
+PROBE_KERNELS = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from qsgd_hpc import gpu
+from qsgd_hpc.errors import UsageError
+try:
+    library = gpu.library()
+    print(json.dumps([True, library and gpu.platform(library)]))
+except UsageError as error:
+    print(json.dumps([False, str(error)]))
+"""
+
+
+def python() -> list[Finding]:
+    """Say which Python this is."""
+    text = f"{platform.python_version()}, {sys.executable}"
+    needed = _needed_python()
+    if needed and sys.version_info[:2] < needed:
+        least = ".".join(map(str, needed))
+        return [fault("Python", f"{text}: older than {least}", f"Use Python {least} or later.")]
+    return [ok("Python", text)]
+
+
+def _needed_python() -> tuple[int, ...] | None:
+    try:
+        text = metadata("qsgd-hpc")["Requires-Python"] or ""
+    except PackageNotFoundError:
+        return None
+    digits = text.removeprefix(">=").split(".")
+    return tuple(map(int, digits)) if all(d.isdigit() for d in digits) else None
+
+
+def package() -> list[Finding]:
+    """Say which installation of this package this is."""
+    folder = Path(qsgd_hpc.__file__).parent
+    text = f"{qsgd_hpc.__version__}, {folder}"
+    if qsgd_hpc.__version__.endswith("unknown"):
+        return [note("qsgd-hpc", f"{text}: a source tree that is not installed", REINSTALL)]
+    return [ok("qsgd-hpc", text)]
+
+
+def core() -> list[Finding]:
+    """Load the compiled core."""
+    try:
+        path, _ = probe_core()
+    except RuntimeError as error:
+        return [fault("compiled core", str(error), REINSTALL)]
+    return [ok("compiled core", path)]
+
+
+def gpu_kernels() -> list[Finding]:
+    """Say what codes gradients that lie on GPUs."""
+    answer = ask([sys.executable, "-c", PROBE_KERNELS, json.dumps(sys.path)])
+    if answer.code != 0:  # then the core does not load, which has a line of its own
+        return []
+    fine, text = json.loads(answer.out.splitlines()[-1])
+    if not fine:
+        return [fault("GPU kernels", text, "Or code on the host: QSGD_GPU_LIBRARY=none.")]
+    return [
+        ok("GPU kernels", text or "none: gradients on GPUs are coded on the host (docs/gpu.md)")
+    ]
+
+
+@functools.cache
+def probe_core() -> tuple[str, int]:
+    """Return the file of the core, and the bytes of memory that a rank shares with its node.
+
+    Raises:
+        RuntimeError: it cannot be loaded; the message says why.
+    """
+    answer = ask([sys.executable, "-c", PROBE, json.dumps(sys.path)])
+    if answer.code != 0:
+        lines = answer.err.strip().splitlines() or [f"it ended with code {answer.code}"]
+        raise RuntimeError(f"cannot be loaded: {lines[-1]}")
+    path, region_bytes = json.loads(answer.out.splitlines()[-1])
+    return str(path), int(region_bytes)

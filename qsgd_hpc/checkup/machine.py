@@ -1,0 +1,84 @@
+"""Shared memory, GPUs, and the QSGD_* variables of this shell."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from qsgd_hpc import env
+from qsgd_hpc.checkup.finding import Finding, fault, note, ok
+from qsgd_hpc.checkup.installation import probe_core
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs.schedulers.command import ask
+from qsgd_hpc.jobs.words import counted, did_you_mean
+
+__all__ = ["gpus", "shared_memory", "variables"]
+
+SHARED = Path("/dev/shm")
+# Command, and how each line that stands for one GPU begins.
+GPU_COMMANDS = {
+    ("nvidia-smi", "-L"): "GPU ",
+    ("rocm-smi", "--showuniqueid", "--csv"): "card",
+    ("xpu-smi", "discovery", "--dump", "1"): "",
+}
+# Read by the build and the tests, so they stand in no table.
+OTHERS = ("QSGD_BUILD_JOBS", "QSGD_CXXFLAGS", "QSGD_GPU", "QSGD_TEST_MXNET", "QSGD_TEST_PYTHON")
+
+
+def shared_memory(folder: Path = SHARED) -> list[Finding]:
+    """Say for how many ranks there is shared memory; the others send through MPI."""
+    try:
+        free_bytes = shutil.disk_usage(folder).free
+    except OSError as error:
+        remedy = "Mount a tmpfs there; ranks of a node send through MPI meanwhile."
+        return [note("shared memory", f"{folder}: {error.strerror}", remedy)]
+    text = f"{folder}, {free_bytes >> 20} MB free"
+    try:
+        _, region_bytes = probe_core()
+    except RuntimeError:
+        return [ok("shared memory", text)]
+    ranks, cores = free_bytes // region_bytes, os.cpu_count() or 1
+    if ranks >= cores:
+        return [ok("shared memory", text)]
+    text += f": room for {counted(ranks, 'rank')} of {counted(cores, 'core')}"
+    remedy = "Beyond that ranks of a node send through MPI. In a container: --shm-size=1g."
+    return [note("shared memory", text, remedy)]
+
+
+def gpus() -> list[Finding]:
+    """Ask the tools of the GPUs' makers, where they are there."""
+    found = []
+    for command, start in GPU_COMMANDS.items():
+        if shutil.which(command[0]) is None:
+            continue
+        answer = ask(command)
+        lines = [line.strip() for line in answer.out.splitlines() if line.strip()]
+        seen = [line for line in lines if line.startswith(start)] if start else lines[1:]
+        said = " ".join((answer.err or answer.out).split())[:200]
+        if answer.code == 0 and seen:
+            found.append(ok("GPUs", f"{counted(len(seen), 'GPU')} seen by {command[0]}"))
+        else:
+            text = f"{command[0]} sees none: {said or f'exit code {answer.code}'}"
+            found.append(note("GPUs", text, "On a login node that is as it should be."))
+    names = ", ".join(command[0] for command in GPU_COMMANDS)
+    return found or [ok("GPUs", f"none here (none of {names} is on PATH)")]
+
+
+def variables(environ: Mapping[str, str] | None = None) -> list[Finding]:
+    """Find QSGD_* variables that nothing reads, and values that cannot be read."""
+    environ = os.environ if environ is None else environ
+    found = []
+    for name in env.TABLE:
+        try:
+            env.get(name, environ)
+        except UsageError as error:
+            found.append(fault("variables", str(error), "Correct or unset it."))
+    known = {*env.TABLE, *OTHERS}
+    for name in sorted(key for key in environ if key.startswith("QSGD_") and key not in known):
+        near = did_you_mean(name, env.TABLE)
+        remedy = near if near.startswith("Did") else "See docs/settings.md for those that are read."
+        found.append(note("variables", f"{name} is read by nothing", remedy))
+    count = sum(env.is_set(name, environ) for name in env.TABLE)
+    return found or [ok("variables", f"{counted(count, 'setting')} from the environment")]

@@ -1,0 +1,53 @@
+"""The scheduler of this machine, and the profile that is chosen here."""
+
+from __future__ import annotations
+
+import shutil
+
+from qsgd_hpc import env
+from qsgd_hpc.checkup.finding import Finding, fault, note, ok
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs.facts import dotted, unconfirmed
+from qsgd_hpc.jobs.merge import merged
+from qsgd_hpc.jobs.profile import Site
+from qsgd_hpc.jobs.sites import SUBMIT_COMMANDS, choose, find_host, load, names
+from qsgd_hpc.jobs.sources import package_faults
+
+__all__ = ["site"]
+
+
+def site() -> list[Finding]:
+    """Say which site is chosen here, and which profiles cannot be used."""
+    found = []
+    try:
+        found += _chosen(choose(None, find_host()))
+    except UsageError as error:
+        found.append(fault("site", str(error), "See `qsgd-hpc sites list`."))
+    for name in names():
+        try:
+            load(name)
+        except UsageError as error:
+            found.append(fault("profiles", str(error), "Correct that line of the file."))
+    remedy = "Reinstall or remove that package."
+    return found + [fault("profiles", text, remedy) for text in package_faults()]
+
+
+def _chosen(here: Site) -> list[Finding]:
+    command = SUBMIT_COMMANDS.get(here.scheduler)
+    path = shutil.which(command) if command else None
+    text = f"{here.name}: {here.description}" + (f"; {path}" if path else "")
+    if here.generic:
+        remedy = "Run `qsgd-hpc sites new NAME` to write a profile from what the scheduler says."
+        return [note("site", f"{text}: its queues and GPUs are not known", remedy)]
+    if command and not path:
+        remedy = f"Log in to {here.name}, or unset QSGD_SITE."
+        return [fault("site", f"{text}; {command} is not on PATH", remedy)]
+    found = [ok("site", text)]
+    if marks := unconfirmed(merged(here.name)):
+        words = ", ".join(map(dotted, marks))
+        remedy = f"Run `qsgd-hpc sites check {here.name}` to compare it with the machine."
+        found.append(note("site", f"not confirmed of {here.name}: {words}", remedy))
+    if "account" in here.required and not (here.default_account or env.get("QSGD_ACCOUNT")):
+        remedy = f"Set QSGD_ACCOUNT, or write defaults: {{account: PROJECT}} for {here.name}."
+        found.append(note("site", "no account: each submit needs --account", remedy))
+    return found

@@ -1,0 +1,42 @@
+"""Check a distributed training script for the eight steps.
+
+::
+
+    findings = check(read(Path("train.py")))
+
+Each finding has a rule with a stable id, a place, a reason, a remedy and, where that is safe, the
+edits that mend it. The model is the text alone: nothing is imported or run.
+"""
+
+from __future__ import annotations
+
+from qsgd_hpc.eight_steps.check import (
+    broadcast,
+    data,
+    deadlock,
+    metrics,
+    optimizer,
+    saving,
+    start,
+)
+from qsgd_hpc.eight_steps.check.facts import facts
+from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Rule, Severity
+from qsgd_hpc.eight_steps.check.ignoring import is_ignored
+from qsgd_hpc.eight_steps.check.rules import RULES
+from qsgd_hpc.eight_steps.reading import Script
+
+__all__ = ["RULES", "Edit", "Finding", "Rule", "Severity", "check"]
+
+PARTS = (start, data, optimizer, broadcast, saving, metrics, deadlock)
+
+
+def check(script: Script) -> tuple[Finding, ...]:
+    """Return what is missing or wrong, in the order of the text.
+
+    Comments `# qsgd-hpc: ignore[QH301]` on a line or above it silence its findings. The modules
+    beside the script are read, too: a step that one of them takes is not missing.
+    """
+    known = facts(script)
+    found = {each: None for part in PARTS for each in part.check(known)}
+    kept = (each for each in found if not is_ignored(script, each))
+    return tuple(sorted(kept, key=lambda f: (f.line, f.column, f.rule.id)))

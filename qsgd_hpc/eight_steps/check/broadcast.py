@@ -1,0 +1,226 @@
+"""Step 6: every rank begins with rank 0's weights, and with its optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.check.edits import add_argument, insert_after
+from qsgd_hpc.eight_steps.check.facts import Facts
+from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
+from qsgd_hpc.eight_steps.check.optimizer import OTHER_WAYS, TAPES, WRAPPERS, constructors
+from qsgd_hpc.eight_steps.check.ranks import guarded
+from qsgd_hpc.eight_steps.reading import Framework, argument, dotted
+
+__all__ = ["check"]
+
+OF_STATE = (
+    "broadcast_parameters",
+    "broadcast_optimizer_state",
+    "broadcast_variables",
+    "broadcast_global_variables",
+)
+OTHERS = (
+    "BroadcastGlobalVariablesHook",
+    "BroadcastGlobalVariablesCallback",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "TorchState",
+    "KerasState",
+    "TensorFlowState",
+    "TensorFlowKerasState",
+    "JaxState",
+    "ObjectState",
+)
+METHODS = ("named_parameters", "parameters")
+LOADS = ("load_state_dict", "load_weights")
+SEEDS = ("manual_seed", "set_random_seed", "set_seed", "seed_everything", "PRNGKey", "key")
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Yield what is wrong with step 6."""
+    if not facts.trains:
+        return
+    yield from check_missing(facts)
+    yield from check_late(facts)
+    yield from check_early(facts)
+    yield from check_state(facts)
+
+
+def check_missing(facts: Facts) -> Iterator[Finding]:
+    if facts.uses(*OF_STATE, *OTHERS) or facts.mentions(*OTHER_WAYS):
+        return
+    wraps = facts.calls(*WRAPPERS, *TAPES)
+    where = wraps[0] if wraps else facts.events[facts.training[0]].call
+    same = seeded_alike(facts)
+    reason = "the ranks start with weights of their own"
+    if same:
+        reason = "the ranks start alike only as long as one seed gives all the same weights"
+    yield facts.finding(
+        "QH601",
+        where,
+        reason,
+        severity=Severity.WARNING if same else None,
+        edits=missing_edits(facts),
+        absent=True,
+    )
+
+
+def seeded_alike(facts: Facts) -> bool:
+    """Say whether all ranks draw their weights from one seed."""
+    seeds = [call for call in facts.script.calls if facts.method(call) in SEEDS and call.args]
+    return bool(seeds) and not any(facts.reach(*(a.value for a in c.args)).shares() for c in seeds)
+
+
+def missing_edits(facts: Facts) -> tuple[Edit, ...]:
+    kinds = facts.script.frameworks
+    if Framework.TORCH in kinds:
+        return torch_edits(facts)
+    if Framework.KERAS in kinds and Framework.TF2 not in kinds:
+        return keras_edits(facts)
+    return ()
+
+
+def torch_edits(facts: Facts) -> tuple[Edit, ...]:
+    """Broadcast after the optimizer is wrapped."""
+    script, hvd = facts.script, facts.script.alias
+    wraps = facts.calls("DistributedOptimizer")
+    if len(wraps) != 1:
+        return ()
+    parent = script.parents.get(wraps[0])
+    if not isinstance(parent, cst.Assign) or len(parent.targets) != 1:
+        return ()
+    optimizer = dotted(parent.targets[0].target)
+    model = wrapped_model(facts, wraps[0])
+    if not optimizer or not model:
+        return ()
+    return insert_after(
+        script,
+        parent,
+        f"{hvd}.broadcast_parameters({model}.state_dict(), root_rank=0)",
+        f"{hvd}.broadcast_optimizer_state({optimizer}, root_rank=0)",
+    )
+
+
+def wrapped_model(facts: Facts, wrap: cst.Call) -> str:
+    """Return the name of the model whose parameters an optimizer has."""
+    named = argument(wrap, "named_parameters", 1)
+    calls: list[cst.BaseExpression | None] = [named]
+    calls += [argument(c, "params", 0) for c in constructors(facts) if c in facts.reach(wrap).calls]
+    for given in calls:
+        func = given.func if isinstance(given, cst.Call) else None
+        if isinstance(func, cst.Attribute) and func.attr.value in METHODS:
+            return dotted(func.value)
+    return ""
+
+
+def callbacks_module(facts: Facts) -> str:
+    """Return how the script may write the module of callbacks, "" where it cannot."""
+    for each in facts.script.imports:
+        if each.module.endswith(".callbacks") and each in facts.script.distributed and each.alias:
+            return each.alias
+    for each in facts.script.distributed:
+        if each.module.endswith("keras") and each.alias:
+            return f"{each.alias}.callbacks"
+    return ""
+
+
+def fit_of(facts: Facts) -> cst.Call | None:
+    fits = [facts.events[i].call for i in facts.training]
+    return next((call for call in fits if facts.method(call) == "fit"), None)
+
+
+def add_callback(facts: Facts, text: str) -> tuple[Edit, ...]:
+    """Put a callback first into the list that fit is given, or give it one."""
+    fit = fit_of(facts)
+    if fit is None or any(each.star for each in fit.args):
+        return ()
+    script = facts.script
+    given = argument(fit, "callbacks")
+    if given is None:
+        return (add_argument(script, fit, f"callbacks=[{text}]"),)
+    made = script.value(given)
+    if not isinstance(made, cst.List):
+        return ()
+    line, column = script.start(made)
+    inside = f"{text}, " if made.elements else text
+    if made.elements and script.line(made.elements[0].value) > line:
+        indent = " " * script.start(made.elements[0].value)[1]
+        inside = f"{script.module.default_newline}{indent}{text},"
+    return (Edit((line, column + 1), (line, column + 1), inside),)
+
+
+def keras_edits(facts: Facts) -> tuple[Edit, ...]:
+    module = callbacks_module(facts)
+    text = f"{module}.BroadcastGlobalVariablesCallback(0)"
+    return add_callback(facts, text) if module else ()
+
+
+def check_late(facts: Facts) -> Iterator[Finding]:
+    """Find broadcasts of the state that come after the first step only."""
+    places = facts.places(*OF_STATE)
+    if not places or facts.helpers.names & {*OF_STATE, *OTHERS}:
+        return
+    first = facts.training[0]
+    # In TensorFlow 2 it comes after the first step: the optimizer has no variables before.
+    loops = {loop for i in facts.training for loop in facts.events[i].loops(facts.script)}
+    early = [i for i in places if i < first or loops & {*facts.events[i].loops(facts.script)}]
+    if early or Framework.TF1 in facts.script.frameworks or facts.uses(*OTHERS[:4], *OTHERS[7:]):
+        return
+    call = facts.events[places[0]].call
+    line = facts.script.line(facts.events[first].call)
+    yield facts.finding("QH603", call, f"training (line {line}) runs before it")
+
+
+def check_early(facts: Facts) -> Iterator[Finding]:
+    """Find what is loaded on one rank after the state was broadcast, and broadcasts of nothing."""
+    script = facts.script
+    places = facts.places(*OF_STATE)
+    if not places:
+        return
+    last = places[-1]
+    for event in facts.events[last + 1 : facts.training[0]]:
+        loads = facts.method(event.call) in LOADS and event.call.args
+        if loads and guarded(script, event.branches(script)):
+            line = script.line(facts.events[last].call)
+            reason = f"rank 0 loads weights here, after they were broadcast in line {line}"
+            yield facts.finding(
+                "QH602",
+                event.call,
+                reason,
+                severity=Severity.ERROR,
+                remedy="Load the checkpoint before the broadcast.",
+            )
+    if Framework.TF2 not in script.frameworks or facts.mentions("build"):
+        return
+    for i in places:
+        call = facts.events[i].call
+        if i > facts.training[0] or not call.args:
+            continue
+        given = call.args[0].value
+        given = given.func if isinstance(given, cst.Call) else given
+        owner = given.value if isinstance(given, cst.Attribute) else None
+        if owner is not None and script.value(owner) in constructors(facts):
+            reason = f"{script.code(owner)} has no variables before its first step"
+            yield facts.finding("QH602", call, reason)
+
+
+def check_state(facts: Facts) -> Iterator[Finding]:
+    """Find an optimizer's state that one rank loads and no other gets."""
+    if not facts.uses("broadcast_parameters") or facts.uses("broadcast_optimizer_state"):
+        return
+    if facts.uses("TorchState", "broadcast_object"):
+        return
+    made = set(constructors(facts))
+    for event in facts.events[: facts.training[0]]:
+        call = event.call
+        if facts.method(call) == "load_state_dict" and isinstance(call.func, cst.Attribute):
+            owner = call.func.value
+            is_optimizer = made & facts.reach(owner).calls and "ptim" in facts.script.code(owner)
+            if is_optimizer and guarded(facts.script, event.branches(facts.script)):
+                reason = "one rank loads it, and the others keep theirs"
+                yield facts.finding("QH604", call, reason)

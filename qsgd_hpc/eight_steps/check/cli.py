@@ -1,0 +1,104 @@
+"""``qsgd-hpc check``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from qsgd_hpc.eight_steps.check import check
+from qsgd_hpc.eight_steps.check.finding import Finding, Severity
+from qsgd_hpc.eight_steps.check.fixing import Fixed, diff, fix
+from qsgd_hpc.eight_steps.check.helpers import helpers
+from qsgd_hpc.eight_steps.check.output import as_json, lines, summary
+from qsgd_hpc.eight_steps.check.sarif import sarif
+from qsgd_hpc.eight_steps.reading import Script, read
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["check_command"]
+
+
+@click.command("check")
+@click.argument("scripts", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--fix", "mend", is_flag=True, help="Mend what can be mended safely.")
+@click.option("--diff", "show", is_flag=True, help="Show what --fix would change, or changed.")
+@click.option("--json", "json_", is_flag=True, help="Print JSON, for programs.")
+@click.option("--sarif", "sarif_", is_flag=True, help="Print SARIF 2.1.0, for code hosts.")
+def check_command(
+    scripts: tuple[Path, ...], mend: bool, show: bool, json_: bool, sarif_: bool
+) -> None:
+    """Check distributed training scripts, of Horovod or of this package, for the eight steps.
+
+    Nothing is imported or run. Each finding has a place, a rule, a reason and a remedy; a comment
+    `# qsgd-hpc: ignore[QH301]` silences it. Exit code 0: no error and no warning (there may be
+    notes); 1: there are some; 2: a file cannot be read, or is not a distributed script.
+
+    \b
+    qsgd-hpc check train.py
+    qsgd-hpc check --diff train.py       # what --fix would do
+    qsgd-hpc check --sarif *.py > findings.sarif
+    """
+    if (json_ and sarif_) or (show and (json_ or sarif_)):
+        raise UsageError("choose one of --json, --sarif and --diff.")
+    read_ones = [read(path) for path in dict.fromkeys(scripts)]
+    serial = [each for each in read_ones if not is_distributed(each)]
+    known = [each for each in read_ones if each not in serial]
+    results = [outcome(each, mend or show) for each in known]
+    if mend:
+        for before, after in zip(known, results, strict=True):
+            write(before, after.script)
+    if show:
+        for before, after in zip(known, results, strict=True):
+            click.echo(diff(before, after.script), nl=False)
+        if not mend:
+            results = [Fixed(each, check(each), 0) for each in known]
+    report(results, json_, sarif_, bool(show and not mend))
+    if serial:
+        raise UsageError("\n".join(serial_text(each) for each in serial))
+    left = [each for result in results for each in result.left]
+    sys.exit(1 if any(each.severity is not Severity.NOTE for each in left) else 0)
+
+
+def is_distributed(script: Script) -> bool:
+    """Say whether a script, or a module beside it that it imports, is a distributed one."""
+    return bool(script.distributed or helpers(script).names)
+
+
+def outcome(script: Script, mend: bool) -> Fixed:
+    """Return a script's findings, those that are left where it is mended."""
+    return fix(script) if mend else Fixed(script, check(script), 0)
+
+
+def write(before: Script, after: Script) -> None:
+    """Write a script back, in the encoding it had."""
+    if after.text == before.text:
+        return
+    try:
+        before.path.write_bytes(after.text.encode(before.module.encoding))
+    except OSError as error:
+        raise UsageError(f"{before.path}: {error.strerror or error}") from None
+
+
+def report(results: list[Fixed], json_: bool, sarif_: bool, to_stderr: bool) -> None:
+    found: list[tuple[Path, Finding]] = [(r.script.path, f) for r in results for f in r.left]
+    fixed = sum(each.count for each in results)
+    if json_:
+        click.echo(json.dumps(as_json(found, len(results), fixed), indent=2))
+    elif sarif_:
+        click.echo(json.dumps(sarif(found), indent=2))
+    else:
+        for path, each in found:
+            for line in lines(path, each):
+                click.echo(line, err=to_stderr)
+        if results:
+            click.echo(summary(found, len(results), fixed), err=to_stderr)
+
+
+def serial_text(script: Script) -> str:
+    """Say of a script without hvd what to do about it."""
+    return (
+        f"{script.path}: not a distributed script: it imports neither horovod nor a framework's "
+        f"module of qsgd_hpc. Make one of it with: qsgd-hpc convert {script.path}"
+    )

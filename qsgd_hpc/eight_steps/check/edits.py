@@ -1,0 +1,128 @@
+"""Edits that keep the text around them as it is, and their application."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.check.finding import Edit
+from qsgd_hpc.eight_steps.reading import Script
+
+__all__ = ["add_argument", "apply", "guard", "insert_after", "insert_before", "replace"]
+
+
+def replace(script: Script, node: cst.CSTNode, text: str) -> Edit:
+    """Replace a node's text."""
+    return Edit(script.start(node), script.end(node), text)
+
+
+def lines_of(script: Script) -> list[str]:
+    return [line.rstrip("\r") for line in script.text.split("\n")]
+
+
+def indent_of(script: Script, statement: cst.BaseStatement) -> str:
+    line, column = script.start(statement)
+    return lines_of(script)[line - 1][:column]
+
+
+def alone(script: Script, statement: cst.BaseStatement) -> bool:
+    """Say whether lines may be put before and after a statement: nothing else is on its lines."""
+    if isinstance(statement, (cst.FunctionDef, cst.ClassDef)) and statement.decorators:
+        return False
+    is_elif = isinstance(script.parents.get(statement), cst.If)
+    return not is_elif and not indent_of(script, statement).strip()
+
+
+def ending(script: Script) -> str:
+    return script.module.default_newline
+
+
+def insert_before(script: Script, node: cst.CSTNode, *lines: str) -> tuple[Edit, ...]:
+    """Insert lines before the statement that a node is part of, as far indented as it is."""
+    statement = script.statement(node)
+    if not alone(script, statement):
+        return ()
+    line, _ = script.start(statement)
+    indent = indent_of(script, statement)
+    text = "".join(f"{indent}{each}{ending(script)}" for each in lines)
+    return (Edit((line, 0), (line, 0), text),)
+
+
+def insert_after(script: Script, node: cst.CSTNode, *lines: str) -> tuple[Edit, ...]:
+    """Insert lines after the statement that a node is part of, as far indented as it is."""
+    statement = script.statement(node)
+    if not alone(script, statement):
+        return ()
+    line, _ = script.end(statement)
+    all_lines = lines_of(script)
+    indent = indent_of(script, statement)
+    text = "".join(f"{ending(script)}{indent}{each}" for each in lines)
+    end = (line, len(all_lines[line - 1]))
+    return (Edit(end, end, text),)
+
+
+def add_argument(script: Script, call: cst.Call, text: str) -> Edit:
+    """Add an argument at the end of a call's."""
+    if not call.args:
+        line, column = script.end(call)
+        return Edit((line, column - 1), (line, column - 1), text)
+    end = script.end(call.args[-1].value)
+    value = call.args[-1].value
+    parens = len(getattr(value, "rpar", ()))
+    line, column = end
+    return Edit((line, column + parens), (line, column + parens), f", {text}")
+
+
+def guard(script: Script, node: cst.CSTNode, condition: str) -> tuple[Edit, ...]:
+    """Put the simple statement that a node is part of under a condition."""
+    statement = script.statement(node)
+    if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
+        return ()
+    if not isinstance(statement.body[0], cst.Expr) or not alone(script, statement):
+        return ()
+    first, _ = script.start(statement)
+    last, _ = script.end(statement)
+    lines = lines_of(script)
+    if any(spans_lines(script, n) for n in script.inside(statement)):
+        return ()
+    indent = indent_of(script, statement)
+    step = script.module.default_indent
+    head = Edit((first, 0), (first, 0), f"{indent}if {condition}:{ending(script)}")
+    deeper = (Edit((n, 0), (n, 0), step) for n in range(first, last + 1) if lines[n - 1].strip())
+    return (head, *deeper)
+
+
+def spans_lines(script: Script, node: cst.CSTNode) -> bool:
+    """Say whether a node is a string over several lines, whose text an indent would change."""
+    return isinstance(node, (cst.SimpleString, cst.FormattedString)) and "\n" in script.code(node)
+
+
+def apply(text: str, groups: Iterable[Sequence[Edit]]) -> tuple[str, int]:
+    """Apply groups of edits; a group that overlaps one before it is left out whole.
+
+    Returns:
+        the new text, and how many groups went into it.
+    """
+    offsets = [0]
+    for line in text.split("\n"):
+        offsets.append(offsets[-1] + len(line) + 1)
+
+    def at(place: tuple[int, int]) -> int:
+        return min(offsets[place[0] - 1] + place[1], len(text))
+
+    taken: list[tuple[int, int, int, str]] = []
+    count = 0
+    for group in groups:
+        spans = [(at(e.start), at(e.end), e.text) for e in group]
+        if not spans or any(overlap(a, b, c, d) for a, b, _ in spans for c, d, _, _ in taken):
+            continue
+        taken += [(a, b, len(taken) + i, new) for i, (a, b, new) in enumerate(spans)]
+        count += 1
+    for begin, end, _, new in sorted(taken, key=lambda t: t[:3], reverse=True):
+        text = text[:begin] + new + text[end:]
+    return text, count
+
+
+def overlap(a: int, b: int, c: int, d: int) -> bool:
+    return (a, b) == (c, d) or (a < d and c < b)

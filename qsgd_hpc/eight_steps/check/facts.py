@@ -1,0 +1,224 @@
+"""What the rules ask of a script, each found once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
+from qsgd_hpc.eight_steps.check.flow import Event, trace
+from qsgd_hpc.eight_steps.check.helpers import Helpers, api_names, helpers
+from qsgd_hpc.eight_steps.check.ranks import guarded, left_before
+from qsgd_hpc.eight_steps.check.reach import Reach, reach
+from qsgd_hpc.eight_steps.check.rules import rule
+from qsgd_hpc.eight_steps.reading import Branch, Framework, Script
+
+__all__ = ["COLLECTIVES", "Facts", "facts"]
+
+COLLECTIVES = frozenset(
+    f"{prefix}{name}{suffix}"
+    for name in ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
+    for prefix in ("", "grouped_", "sparse_")
+    for suffix in ("", "_", "_async", "_async_", "_object", "_object_fn")
+) | {
+    "allreduce_gradients",
+    "barrier",
+    "broadcast_global_variables",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "broadcast_variables",
+}
+# join is not among them: it is called where others go on.
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """A script, what its helpers do, and what follows from both."""
+
+    script: Script
+    helpers: Helpers
+
+    @cached_property
+    def api(self) -> frozenset[str]:
+        """All that the script and its helpers mention of Horovod's API."""
+        return api_names(self.script) | self.helpers.names
+
+    def uses(self, *names: str) -> bool:
+        """Say whether the script or a helper mentions one of these names of Horovod's API."""
+        return any(name in self.api for name in names)
+
+    def mentions(self, *names: str) -> bool:
+        """Say whether one of these names is anywhere in the script or a helper."""
+        return any(name in self._names or name in self.helpers.plain for name in names)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(n.value for n in self.script.nodes if isinstance(n, cst.Name))
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """The calls of one run, in order."""
+        return trace(self.script)
+
+    @cached_property
+    def called(self) -> dict[cst.Call, str]:
+        """The dotted name of what each call calls."""
+        return {call: self.script.called(call) for call in self.script.calls}
+
+    def method(self, call: cst.Call) -> str:
+        """Return the last part of what a call calls: "step"."""
+        func = call.func
+        if isinstance(func, cst.Attribute):
+            return func.attr.value
+        return func.value if isinstance(func, cst.Name) else ""
+
+    def is_training(self, call: cst.Call) -> bool:
+        """Say whether a call is what training consists of: a step, or a fit."""
+        kinds, method, name = self.script.frameworks, self.method(call), self.called[call]
+        if Framework.TORCH in kinds and method == "backward" and is_method(call):
+            return True
+        if Framework.KERAS in kinds and method in ("fit", "fit_generator", "train_on_batch"):
+            return is_method(call)
+        if Framework.TF2 in kinds and method in ("apply_gradients", "apply"):
+            return is_method(call)
+        if Framework.TF1 in kinds and method == "run" and is_method(call):
+            return "ession" in name or "sess" in name
+        return Framework.JAX in kinds and name.endswith(("optax.apply_updates", "apply_gradients"))
+
+    @cached_property
+    def training(self) -> tuple[int, ...]:
+        """The places of training among the events."""
+        return tuple(i for i, each in enumerate(self.events) if self.is_training(each.call))
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether the script is a program that trains, not a library of functions for others."""
+        return bool(self.training)
+
+    def calls(self, *names: str) -> tuple[cst.Call, ...]:
+        """Return the script's calls of these names of Horovod's API, in order."""
+        wanted = set(names)
+        return tuple(c for c in self.script.calls if wanted & self.api_of(c))
+
+    def api_of(self, call: cst.Call) -> frozenset[str]:
+        """Return the name that a call has in Horovod's API, in full and its last part."""
+        name = self.script.api(call)
+        return frozenset({name, name.rpartition(".")[2]} - {""} if "()" not in name else ())
+
+    def places(self, *names: str) -> tuple[int, ...]:
+        """Return where among the events these names of Horovod's API are called."""
+        wanted = set(self.calls(*names))
+        return tuple(i for i, each in enumerate(self.events) if each.call in wanted)
+
+    def reach(self, *starts: cst.CSTNode) -> Reach:
+        """Return all that these expressions may depend on."""
+        return reach(self.script, *starts)
+
+    def guarded(self, event: Event) -> bool:
+        """Say whether a call may be made by some ranks only."""
+        if guarded(self.script, event.branches(self.script)):
+            return True
+        return any(next(left_before(self.script, site), None) for site in event.sites())
+
+    def runs(self, call: cst.Call) -> Iterator[Event]:
+        """Yield the events of one call."""
+        return (each for each in self.events if each.call is call)
+
+    @cached_property
+    def collective_functions(self) -> dict[cst.FunctionDef, str]:
+        """The script's own functions that call a collective, and its name."""
+        found: dict[cst.FunctionDef, str] = {}
+        for _ in range(len(self.script.calls) + 1):
+            before = len(found)
+            for call in self.script.calls:
+                function = self.script.function(call)
+                if function is not None and function not in found:
+                    name = self.collective(call)
+                    own = self.script.definition(call)
+                    name = name or (found.get(own, "") if own is not None else "")
+                    if name:
+                        found[function] = name
+            if len(found) == before:
+                break
+        return found
+
+    def collective(self, call: cst.Call) -> str:
+        """Return the name of the collective of all ranks that a call is, else ""."""
+        if any(a.keyword is not None and a.keyword.value == "process_set" for a in call.args):
+            return ""
+        name = self.script.api(call)
+        last = name.rpartition(".")[2]
+        if last in COLLECTIVES and "()" not in name:
+            return last
+        return "step" if name == "DistributedOptimizer().step" else ""
+
+    def reaches_collective(self, node: cst.CSTNode) -> str:
+        """Return the name of a collective called inside of a node, also through own functions."""
+        names = (self.collective_through(call) for call in self.script.calls_in(node))
+        return next((name for name in names if name), "")
+
+    def collective_through(self, call: cst.Call) -> str:
+        """Return the name of the collective that a call is, or that its function calls."""
+        own = self.script.definition(call)
+        inner = self.collective_functions.get(own, "") if own is not None else ""
+        return self.collective(call) or inner
+
+    def reaches_collective_beside(self, branch: Branch) -> str:
+        """Return the name of a collective on the other side of a condition, else ""."""
+        node = branch.node
+        if not isinstance(node, (cst.If, cst.IfExp)):
+            return ""
+        other = node.orelse if branch.taken else node.body
+        if other is not None:
+            return self.reaches_collective(other)
+        # Without an else, the other side is what comes after a body that leaves.
+        for call in self.script.calls:
+            name = self.collective_through(call)
+            if name and any(node is each for each in left_before(self.script, call)):
+                return name
+        return ""
+
+    def finding(
+        self,
+        id_: str,
+        node: cst.CSTNode,
+        reason: str,
+        *,
+        severity: Severity | None = None,
+        edits: Iterable[Edit] = (),
+        remedy: str = "",
+        absent: bool = False,
+    ) -> Finding:
+        """Return a finding at the beginning of a node.
+
+        Args:
+            id_: of the rule.
+            node: where.
+            reason: what is there.
+            severity: instead of the rule's.
+            edits: what mends it.
+            remedy: instead of the rule's.
+            absent: it speaks of something not found, which an unread module may have.
+        """
+        kind = rule(id_)
+        level = severity or kind.severity
+        if absent and self.helpers.unread:
+            level = Severity.WARNING if level is Severity.ERROR else level
+            modules = ", ".join(self.helpers.unread)
+            reason += f" (not read: {modules}, which may do it)"
+        line, column = self.script.start(node)
+        alias = self.script.alias
+        text = (remedy or kind.remedy).replace("hvd.", f"{alias}.")
+        return Finding(kind, line, column + 1, reason, text, level, tuple(edits))
+
+
+def is_method(call: cst.Call) -> bool:
+    return isinstance(call.func, cst.Attribute)
+
+
+def facts(script: Script) -> Facts:
+    """Gather what the rules ask of a script; reads the modules beside it."""
+    return Facts(script, helpers(script))

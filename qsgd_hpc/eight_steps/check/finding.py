@@ -1,0 +1,76 @@
+"""What the checker says: a rule, where it is broken, why, and the edit that mends it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["Edit", "Finding", "Rule", "Severity"]
+
+
+class Severity(Enum):
+    """How bad a finding is; the values are SARIF's levels."""
+
+    ERROR = "error"  # wrong results, destroyed files or a job that hangs
+    WARNING = "warning"  # slower, or less exact, than meant
+    NOTE = "note"  # a matter of taste
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of the checker.
+
+    Attributes:
+        id: stable; the first digit is the number of the step, 9 is for hanging jobs.
+        severity: of its findings, unless one says otherwise.
+        title: what is wrong, in a few words.
+        remedy: what to do, with "hvd" for the script's own alias.
+    """
+
+    id: str
+    severity: Severity
+    title: str
+    remedy: str
+
+    @property
+    def step(self) -> int | None:
+        """The number of the step that it belongs to, None where it is of none."""
+        number = int(self.id[2])
+        return number if number <= 8 else None
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A replacement of text; places are (line from 1, column from 0), the end excluded."""
+
+    start: tuple[int, int]
+    end: tuple[int, int]
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place where a rule is broken.
+
+    Attributes:
+        rule: which one.
+        line: from 1.
+        column: from 1.
+        reason: what was found there.
+        remedy: what to do.
+        severity: how bad it is.
+        edits: what mends it safely; empty where only the author can.
+    """
+
+    rule: Rule
+    line: int
+    column: int
+    reason: str
+    remedy: str
+    severity: Severity
+    edits: tuple[Edit, ...] = ()
+
+    @property
+    def fixable(self) -> bool:
+        """Whether --fix mends it."""
+        return bool(self.edits)

@@ -1,0 +1,130 @@
+"""The modules beside a script: what of Horovod's API they use, so that it counts as done."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.frameworks import is_distributed
+from qsgd_hpc.eight_steps.reading import Script, dotted, read
+
+__all__ = ["Helpers", "api_names", "helpers"]
+
+FRAMEWORKS = {"horovod", "qsgd_hpc", "torch", "torchvision", "tensorflow", "keras", "jax", "mxnet"}
+API = re.compile(r"horovod|qsgd_hpc|hvd")
+MOST = 200  # modules read at most; a script with more is part of a library
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """What the modules that a script imports do for it.
+
+    Attributes:
+        names: what they use of Horovod's API: "init", "callbacks.MetricAverageCallback", and the
+            last part alone.
+        read: the first parts of the modules that were read.
+        unread: modules that are neither installed nor beside the script.
+        plain: attributes and functions they mention, such as "set_epoch".
+    """
+
+    names: frozenset[str]
+    read: frozenset[str]
+    unread: tuple[str, ...]
+    plain: frozenset[str]
+
+
+def api_names(script: Script) -> frozenset[str]:
+    """Return all that a script mentions of Horovod's API, and the last part of each name."""
+    found = set()
+    for node in script.nodes:
+        name = script.api(node) if isinstance(node, (cst.Name, cst.Attribute)) else ""
+        if name and "()" not in name:
+            found |= {name, name.rpartition(".")[2]}
+        if isinstance(node, cst.Attribute) and dotted(node.value) == "hvd":  # given as a parameter
+            found.add(node.attr.value)
+    for each in script.imports:
+        if is_distributed(each.module):
+            found.add(each.module.rpartition(".")[2])
+    return frozenset(found)
+
+
+def outline(text: str) -> tuple[list[str], frozenset[str]]:
+    """Return the modules that a text imports, and all names and attributes in it.
+
+    Python's own parser is much faster than one that keeps the layout, and a project has many files.
+    """
+    modules, names = [], set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            modules += [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            origin = "." * node.level + (node.module or "")
+            joint = "" if not origin or origin.endswith(".") else "."
+            modules += [origin, *(f"{origin}{joint}{each.name}" for each in node.names)]
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+    return modules, frozenset(names)
+
+
+@cache
+def installed(top: str) -> bool:
+    try:
+        return find_spec(top) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def beside(folder: Path, module: str) -> Path | None:
+    """Return the file of a module that lies in this folder, or in one above it."""
+    level = len(module) - len(module.lstrip("."))
+    parts = [part for part in module.lstrip(".").split(".") if part]
+    roots = [folder, folder.parent] if level == 0 else [folder, *folder.parents][level - 1 : level]
+    for root in roots:
+        for end in range(len(parts), 0, -1):
+            stem = root.joinpath(*parts[:end])
+            for file in (stem.with_suffix(".py"), stem / "__init__.py"):
+                if file.is_file():
+                    return file
+    return None
+
+
+def helpers(script: Script) -> Helpers:
+    """Read the modules that a script imports from beside it, and those that they import."""
+    names: frozenset[str] = frozenset()
+    plain: frozenset[str] = frozenset()
+    tops: set[str] = set()
+    unread: set[str] = set()
+    seen = {script.path.resolve()}
+    waiting = [(script.path.resolve().parent, each.module) for each in script.imports]
+    while waiting and len(seen) < MOST:
+        folder, module = waiting.pop(0)
+        top = module.partition(".")[0]
+        known = top in FRAMEWORKS or top in sys.stdlib_module_names
+        file = None if known else beside(folder, module)
+        if file is None:
+            if top and not known and not installed(top):
+                unread.add(top)
+            continue
+        tops.add(top)
+        if file.resolve() in seen:
+            continue
+        seen.add(file.resolve())
+        try:
+            text = file.read_text(encoding="utf-8")
+            modules, found = outline(text)
+            names |= api_names(read(file)) if API.search(text) else frozenset()
+        except (OSError, SyntaxError, ValueError):
+            unread.add(top or module)
+            continue
+        plain |= found
+        waiting += [(file.resolve().parent, each) for each in modules]
+    return Helpers(names, frozenset(tops), tuple(sorted(unread)), plain)

@@ -1,0 +1,128 @@
+"""Step 8: losses and accuracies are averaged before they are reported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.check.broadcast import add_callback, callbacks_module, fit_of
+from qsgd_hpc.eight_steps.check.facts import Facts
+from qsgd_hpc.eight_steps.check.finding import Finding, Severity
+from qsgd_hpc.eight_steps.reading import Binding, Framework, argument
+
+__all__ = ["check"]
+
+METRIC = re.compile(
+    r"(^|_)(loss|losses|acc|accuracy|correct|metrics?|error|perplexity|f1|auc|iou|mae|rmse)(_|\d|$)",
+    re.IGNORECASE,
+)
+AVERAGES = (
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "allgather",
+    "allgather_object",
+    "gather",
+    "MetricAverageCallback",
+    "reducescatter",
+)
+SHARDS = frozenset(("rank", "size", "ElasticSampler"))
+# Keras's callbacks that decide something by a metric, on each rank for itself.
+DECIDERS = ("ReduceLROnPlateau", "EarlyStopping", "ModelCheckpoint")
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Yield what is wrong with step 8."""
+    if not facts.trains or facts.helpers.names & set(AVERAGES):
+        return
+    if Framework.KERAS in facts.script.frameworks:
+        yield from check_fit(facts)
+    yield from check_prints(facts)
+
+
+def check_fit(facts: Facts) -> Iterator[Finding]:
+    fit = fit_of(facts)
+    module = callbacks_module(facts)
+    if fit is None or facts.uses("MetricAverageCallback", "allreduce") or not module:
+        return
+    validates = any(argument(fit, n) is not None for n in ("validation_data", "validation_split"))
+    decides = facts.mentions(*DECIDERS)
+    if not validates and not decides:
+        return
+    what = "validation" if validates else "a callback"
+    yield facts.finding(
+        "QH801",
+        fit,
+        f"{what} sees the metrics of one rank",
+        edits=add_callback(facts, f"{module}.MetricAverageCallback()"),
+        remedy="Pass callbacks=[hvd.callbacks.MetricAverageCallback()].",
+    )
+
+
+def check_prints(facts: Facts) -> Iterator[Finding]:
+    script = facts.script
+    done: set[cst.Call] = set()
+    inner, averaged = innermost(facts), averaged_in_place(facts)
+    for place, event in enumerate(facts.events):
+        call = event.call
+        if facts.called[call] != "print" or call in done or place < facts.training[0]:
+            continue
+        names = metric_names(facts, call, averaged)
+        if not names or not facts.guarded(event):
+            continue
+        found = facts.reach(*(each.value for each in call.args))
+        # What does not come from a rank's shard is the whole already.
+        if found.api & set(AVERAGES) or not found.api & SHARDS:
+            continue
+        done.add(call)
+        # Inside the innermost training loop it is a sign of life, not a result.
+        progress = inner & set(event.loops(script))
+        yield facts.finding(
+            "QH801",
+            call,
+            f"{names[0]} is that of rank 0 alone",
+            severity=Severity.NOTE if progress else None,
+        )
+
+
+def innermost(facts: Facts) -> set[cst.CSTNode]:
+    """Return the loops directly around training."""
+    around = (facts.events[i].loops(facts.script) for i in facts.training)
+    return {loops[0] for loops in around if loops}
+
+
+def averaged_in_place(facts: Facts) -> frozenset[Binding]:
+    """Return all that an average is taken of: it may be written back to where it came from."""
+    calls = facts.calls(*AVERAGES)
+    return frozenset(b for c in calls for each in c.args for b in facts.reach(each.value).bindings)
+
+
+def metric_names(facts: Facts, call: cst.Call, averaged: frozenset[Binding]) -> list[str]:
+    """Return the names in what is printed that are those of metrics; none where one is not known.
+
+    What a method is given, and what functions without a caller are, may have been averaged before.
+    """
+    script, found = facts.script, []
+    for each in call.args:
+        for node in script.inside(each.value):
+            if not isinstance(node, cst.Name) or not METRIC.search(node.value):
+                continue
+            parent = script.parents.get(node)
+            owner = parent if isinstance(parent, cst.Attribute) and parent.attr is node else node
+            bound = script.binding(root(owner))
+            unknown = bound is not None and bound.how == "parameter"
+            if bound in averaged or (unknown and bound and not script.callers_of(bound)):
+                return []
+            found.append(node.value)
+    return found
+
+
+def root(node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return the first name of a.b.c."""
+    while isinstance(node, cst.Attribute):
+        node = node.value
+    return node

@@ -1,0 +1,311 @@
+"""Steps 4 and 5: the learning rate, and the optimizer or tape that averages gradients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.check.edits import insert_after, insert_before, replace
+from qsgd_hpc.eight_steps.check.facts import Facts
+from qsgd_hpc.eight_steps.check.finding import Edit, Finding
+from qsgd_hpc.eight_steps.reading import Framework, Script, argument, dotted
+
+__all__ = ["check", "constructors"]
+
+MAKERS = re.compile(
+    r"^(torch\.optim\.(?!lr_scheduler|swa_utils)(\w+\.)?[A-Z]\w+"
+    r"|(tensorflow\.|tf_keras\.)?keras\.(src\.)?optimizers\.(legacy\.|experimental\.)?[A-Z]\w+"
+    r"|tensorflow\.optimizers\.(legacy\.|experimental\.)?[A-Z]\w+"
+    r"|tensorflow\.(compat\.v1\.)?train\.\w+Optimizer"
+    r"|optax\.(sgd|adam|adamw|rmsprop|adagrad|lamb|lars|nadam|radam|adafactor|lion|yogi))$"
+)
+NOT_MAKERS = ("schedules", "Optimizer")
+OTHER_WAYS = ("DistributedDataParallel", "fully_shard", "FullyShardedDataParallel", "MpiDDP")
+RATE = re.compile(r"(^|_|\b)(lr|rate|warm_?up|peak|batch_size)", re.IGNORECASE)
+SCHEDULE = re.compile(r"[Ss]chedul|LambdaLR|^batch$")
+ATOMS = (cst.Name, cst.Attribute, cst.Integer, cst.Float, cst.Call, cst.Subscript)
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Yield what is wrong with steps 4 and 5."""
+    if facts.trains:
+        yield from check_rate(facts)
+        yield from check_wrapped(facts)
+        yield from check_tape(facts)
+    yield from check_names(facts)
+
+
+def constructors(facts: Facts) -> tuple[cst.Call, ...]:
+    """Return the calls that make optimizers, in order."""
+    return tuple(
+        call
+        for call, name in facts.called.items()
+        if MAKERS.match(name) and name.rpartition(".")[2] not in NOT_MAKERS
+    )
+
+
+def check_rate(facts: Facts) -> Iterator[Finding]:
+    made = constructors(facts)
+    # An Adasum needs no larger rate; a script that counts in global batches scales by them.
+    if not made or facts.uses("Adasum") or not facts.uses("DistributedOptimizer", *TAPES):
+        return
+    if "size" in facts.helpers.names or scales_elsewhere(facts):
+        return
+    call = made[0]
+    if any("size" in facts.reach(each).api for each in made):
+        return
+    given = rate_of(call)
+    if given is None:
+        yield facts.finding("QH401", call, "its learning rate is the default, whatever the ranks")
+        return
+    text = facts.script.code(given)
+    scaled = f"{facts.script.alias}.size()"
+    simple = isinstance(given, ATOMS) or given.lpar
+    edit = replace(facts.script, given, f"{text} * {scaled}" if simple else f"({text}) * {scaled}")
+    edits = () if isinstance(given, cst.SimpleString) or is_schedule(facts, given) else (edit,)
+    reason = f"learning rate {text} does not depend on the number of ranks"
+    yield facts.finding("QH401", call, reason, edits=edits)
+
+
+def rate_of(call: cst.Call) -> cst.BaseExpression | None:
+    """Return the argument that is the learning rate."""
+    for name in ("lr", "learning_rate"):
+        if (given := argument(call, name)) is not None:
+            return given
+    return None if keyword_of(call, "params") else first_rate(call)
+
+
+def keyword_of(call: cst.Call, name: str) -> bool:
+    return any(each.keyword is not None and each.keyword.value == name for each in call.args)
+
+
+def first_rate(call: cst.Call) -> cst.BaseExpression | None:
+    """Return the rate given by its place: the first argument, or the second after parameters."""
+    placed = [each.value for each in call.args if each.keyword is None and not each.star]
+    if placed and isinstance(placed[0], cst.Call):
+        func = placed[0].func
+        if isinstance(func, cst.Attribute) and func.attr.value.endswith("parameters"):
+            return placed[1] if len(placed) > 1 else None
+    return placed[0] if len(placed) == 1 else None
+
+
+def is_schedule(facts: Facts, given: cst.BaseExpression) -> bool:
+    """Say whether a rate may be an object that no number can be multiplied with."""
+    made = facts.script.value(given)
+    return isinstance(made, cst.Call) and facts.method(made) not in ("float", "int", "min", "max")
+
+
+def scales_elsewhere(facts: Facts) -> bool:
+    """Say whether something called a rate, or a batch, depends on the number of ranks."""
+    nodes = (each for node in facts.script.nodes for each in rates(facts, node))
+    return any("size" in facts.reach(each).api for each in nodes)
+
+
+def rates(facts: Facts, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield what a node gives to something that is called a rate, a schedule or a batch."""
+    code = facts.script.code
+    if (isinstance(node, cst.Assign) and any(RATE.search(code(each)) for each in node.targets)) or (
+        isinstance(node, cst.AugAssign) and RATE.search(code(node.target))
+    ):
+        yield node.value
+    elif isinstance(node, cst.Arg) and node.keyword is not None:
+        if RATE.search(node.keyword.value):
+            yield node.value
+    elif isinstance(node, cst.Call) and SCHEDULE.search(facts.method(node)):
+        yield from (each.value for each in node.args)
+
+
+TAPES = ("DistributedGradientTape", "PartialDistributedGradientTape")
+WRAPPERS = (
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "DistributedAdasumOptimizer",
+    "load_model",
+)
+
+
+REDUCTIONS = frozenset(
+    f"{group}allreduce{suffix}"
+    for group in ("", "grouped_", "sparse_")
+    for suffix in ("", "_", "_async", "_async_")
+)
+
+
+def averages_itself(facts: Facts) -> bool:
+    """Say whether gradients are averaged in another way than by a wrapper."""
+    if facts.uses("allreduce_gradients", *TAPES) or facts.mentions(*OTHER_WAYS):
+        return True
+    script = facts.script
+    for node in script.nodes:
+        if isinstance(node, cst.Attribute) and script.api(node) in REDUCTIONS:
+            loops = [loop.iter for loop in script.loops(node) if isinstance(loop, cst.For)]
+            around = [script.statement(node), *loops]
+            if any("grad" in script.code(each) for each in around):
+                return True
+    return False
+
+
+def check_wrapped(facts: Facts) -> Iterator[Finding]:
+    if averages_itself(facts):
+        return
+    script = facts.script
+    wrapped: set[cst.Call] = set()
+    for call in script.calls:
+        if script.definition(call) is not None:
+            continue
+        # A wrapper, or a function not of this script to which the optimizer is given.
+        is_wrapper = facts.api_of(call) & set(WRAPPERS)
+        if is_wrapper or is_unread(facts, call):
+            for each in call.args:
+                wrapped |= facts.reach(each.value).calls
+    if facts.helpers.names & set(WRAPPERS):
+        return
+    kinds = script.frameworks
+    for made in constructors(facts):
+        if Framework.TF2 in kinds and Framework.KERAS not in kinds:
+            continue  # its tape is what counts
+        if made in wrapped or not trained_with(facts, made):
+            continue
+        edits = () if in_wrapper(facts, made) else wrap_edits(facts, made)
+        reason = f"{script.code(made.func)} steps with the gradients of its own rank alone"
+        yield facts.finding("QH501", made, reason, edits=edits, absent=True)
+    yield from check_unused(facts)
+    yield from check_named(facts)
+
+
+def is_unread(facts: Facts, call: cst.Call) -> bool:
+    """Say whether a call is of a module that could not be read or that lies beside the script."""
+    top = facts.called[call].partition(".")[0]
+    return top in facts.helpers.read or top in facts.helpers.unread
+
+
+def in_wrapper(facts: Facts, made: cst.Call) -> bool:
+    return any(facts.api_of(n) for n in facts.script.ancestors(made) if isinstance(n, cst.Call))
+
+
+def trained_with(facts: Facts, made: cst.Call) -> bool:
+    """Say whether training steps with this optimizer, as far as the text shows."""
+    script = facts.script
+    verbs = ("step", "minimize", "apply_gradients", "compile", "update", "fit", "create")
+    for call in script.calls:
+        if facts.method(call) in verbs:
+            if isinstance(call.func, cst.Attribute) and script.value(call.func.value) is made:
+                return True
+            if any(made in facts.reach(a.value).calls for a in call.args):
+                return True
+    return not facts.uses(*WRAPPERS)
+
+
+def wrap_edits(facts: Facts, made: cst.Call) -> tuple[Edit, ...]:
+    """Wrap the optimizer after the assignment that names it."""
+    script = facts.script
+    parent = script.parents.get(made)
+    hvd = script.alias
+    if not (isinstance(parent, cst.Assign) and len(parent.targets) == 1):
+        within = isinstance(parent, cst.Arg) and Framework.TORCH not in script.frameworks
+        whole = f"{hvd}.DistributedOptimizer({script.code(made)})"
+        return (replace(script, made, whole),) if within else ()
+    name = dotted(parent.targets[0].target)
+    if not name:
+        return ()
+    model = model_of(script, made)
+    names = f", named_parameters={model}.named_parameters()" if model else ""
+    return insert_after(script, parent, f"{name} = {hvd}.DistributedOptimizer({name}{names})")
+
+
+def model_of(script: Script, made: cst.Call) -> str:
+    """Return "model" of `SGD(model.parameters(), ...)`, "" for anything else."""
+    first = argument(made, "params", 0)
+    func = first.func if isinstance(first, cst.Call) and not first.args else None
+    is_parameters = isinstance(func, cst.Attribute) and func.attr.value == "parameters"
+    return dotted(func.value) if is_parameters and isinstance(func, cst.Attribute) else ""
+
+
+def check_unused(facts: Facts) -> Iterator[Finding]:
+    """Find steps of an optimizer that was wrapped, but under another name."""
+    script = facts.script
+    if Framework.TORCH not in script.frameworks:
+        return
+    made = set(constructors(facts))
+    wrapped = {
+        script.value(call.args[0].value): call
+        for call in facts.calls("DistributedOptimizer")
+        if call.args
+    }
+    for call in script.calls:
+        if facts.method(call) != "step" or not isinstance(call.func, cst.Attribute):
+            continue
+        stepped = script.value(call.func.value)
+        if stepped in made and stepped in wrapped:
+            line = script.line(wrapped[stepped])
+            name = script.code(call.func.value)
+            reason = f"{name} is the optimizer as it was before it was wrapped in line {line}"
+            yield facts.finding("QH501", call, reason)
+
+
+def check_named(facts: Facts) -> Iterator[Finding]:
+    """Find `compile(optimizer="adam")`."""
+    script = facts.script
+    if Framework.KERAS not in script.frameworks or facts.uses(*WRAPPERS):
+        return
+    for call in script.calls:
+        given = argument(call, "optimizer", 0) if facts.method(call) == "compile" else None
+        if given is not None and isinstance(script.value(given), cst.SimpleString):
+            reason = f"{script.code(given)} is an optimizer that knows of no other ranks"
+            yield facts.finding("QH501", call, reason, absent=True)
+
+
+def check_tape(facts: Facts) -> Iterator[Finding]:
+    if facts.uses(*TAPES, *WRAPPERS) or averages_itself(facts):
+        return
+    script = facts.script
+    tapes = [c for c, name in facts.called.items() if name.endswith("tensorflow.GradientTape")]
+    for tape in tapes:
+        taken = gradient_of(facts, tape)
+        if taken is None:
+            continue
+        name = dotted(taken.func.value) if isinstance(taken.func, cst.Attribute) else ""
+        line = f"{name} = {script.alias}.DistributedGradientTape({name})"
+        edits = insert_before(script, taken, line) if name else ()
+        reason = "its gradients are those of its own rank alone"
+        yield facts.finding("QH502", tape, reason, edits=edits, absent=True)
+
+
+def gradient_of(facts: Facts, tape: cst.Call) -> cst.Call | None:
+    """Return the call of gradient() on a tape."""
+    for call in facts.script.calls:
+        func = call.func
+        if isinstance(func, cst.Attribute) and func.attr.value == "gradient":
+            if facts.script.value(func.value) is not tape:
+                continue
+            return call
+    return None
+
+
+def check_names(facts: Facts) -> Iterator[Finding]:
+    """Find several optimizers whose gradients would go by the same names."""
+    script = facts.script
+    if Framework.TORCH not in script.frameworks:
+        return
+    unnamed = [
+        call
+        for call in facts.calls("DistributedOptimizer")
+        if argument(call, "named_parameters", 1) is None
+        and not any(each.star for each in call.args)
+    ]
+    for earlier, later in pairwise(unnamed):
+        if script.function(earlier) is script.function(later) and not exclusive(
+            script, earlier, later
+        ):
+            line = script.line(earlier)
+            reason = f"its gradients go by the same names as those of the optimizer of line {line}"
+            yield facts.finding("QH503", later, reason)
+
+
+def exclusive(script: Script, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+    """Say whether two nodes are on different sides of one condition."""
+    sides = {branch.node: branch.taken for branch in script.branches(one)}
+    return any(sides.get(b.node, b.taken) != b.taken for b in script.branches(other))

@@ -1,0 +1,135 @@
+"""Where a value may come from: a worklist over names, parameters, functions and what changes them.
+
+It takes every way a value might have come, so what is *not* reached is certain as far as the text
+goes. That is what a rule that says "nothing here depends on hvd.size()" needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.reading import Binding, Script, argument, dotted
+
+__all__ = ["Reach", "is_rank", "reach"]
+
+RANKS = ("rank", "local_rank", "cross_rank")
+CHANGERS = ("append", "extend", "insert", "update", "add", "setdefault", "map", "sort")
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """What an expression may depend on.
+
+    Attributes:
+        api: names of Horovod's API; a rank that is only compared is "compared_rank".
+        calls: the calls its value may have come through.
+        bindings: the names it may have gone by.
+    """
+
+    api: frozenset[str]
+    calls: frozenset[cst.Call]
+    bindings: frozenset[Binding]
+
+    def shares(self) -> bool:
+        """Say whether the value may differ between ranks on purpose, or by their number."""
+        return bool(self.api & {"rank", "size", "local_rank", "local_size", "cross_rank"})
+
+
+def is_rank(script: Script, node: cst.CSTNode) -> bool:
+    """Say whether an expression is a rank's number, by itself or through a name."""
+    made = script.value(node)
+    return isinstance(made, cst.Call) and script.api(made) in RANKS
+
+
+def is_reference(script: Script, node: cst.CSTNode) -> bool:
+    """Say whether a name is looked up: not an attribute's, a keyword's or a parameter's."""
+    if isinstance(node, cst.Attribute):
+        return bool(dotted(node))
+    if not isinstance(node, cst.Name):
+        return False
+    parent = script.parents.get(node)
+    if isinstance(parent, cst.Attribute):
+        return parent.attr is not node
+    if isinstance(parent, cst.Arg):
+        return parent.keyword is not node
+    return not isinstance(parent, (cst.Param, cst.FunctionDef, cst.ClassDef, cst.ImportAlias))
+
+
+def sources(script: Script, found: Binding) -> Iterator[cst.CSTNode]:
+    """Yield what one binding may have got its value from."""
+    if found.how == "parameter":
+        for call in script.callers_of(found):
+            given = argument(call, found.name, found.index)
+            yield from [given] if given is not None else [each.value for each in call.args]
+    if found.how in ("function", "class"):
+        yield found.at
+    if found.value is not None:
+        yield found.value
+
+
+@lru_cache(maxsize=8)
+def changes(script: Script) -> dict[str, list[cst.CSTNode]]:
+    """Return, by name, what is put into lists and dictionaries anywhere in the script."""
+    found: dict[str, list[cst.CSTNode]] = {}
+    for node in script.nodes:
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+            if node.func.attr.value in CHANGERS:
+                given = [each.value for each in node.args]
+                found.setdefault(dotted(node.func.value), []).extend(given)
+        elif isinstance(node, cst.Assign):
+            for each in node.targets:
+                if isinstance(each.target, cst.Subscript):
+                    found.setdefault(dotted(each.target.value), []).append(node.value)
+        elif isinstance(node, cst.AugAssign):
+            found.setdefault(dotted(node.target), []).append(node.value)
+    return found
+
+
+def compared(script: Script, node: cst.CSTNode) -> bool:
+    parent = script.parents.get(node)
+    return isinstance(parent, (cst.Comparison, cst.ComparisonTarget)) or (
+        isinstance(parent, cst.UnaryOperation) and isinstance(parent.operator, cst.Not)
+    )
+
+
+@lru_cache(maxsize=4096)
+def reach(script: Script, *starts: cst.CSTNode) -> Reach:
+    """Return all that these expressions may depend on."""
+    api: set[str] = set()
+    calls: set[cst.Call] = set()
+    bindings: set[Binding] = set()
+    seen: set[cst.CSTNode] = set()
+    changed: set[str] = set()
+    waiting: list[cst.CSTNode] = list(starts)
+    while waiting:
+        for node in script.inside(waiting.pop()):
+            if node in seen:
+                continue
+            seen.add(node)
+            if isinstance(node, cst.Call):
+                calls.add(node)
+                if (own := script.definition(node)) is not None:
+                    waiting.append(own)
+            if not is_reference(script, node):
+                continue
+            call = script.parents.get(node)
+            whole = call if isinstance(call, cst.Call) and call.func is node else node
+            if compared(script, whole) and is_rank(script, whole):
+                api.add("compared_rank")
+                continue
+            name = script.api(node)
+            if name and "()" not in name:
+                api |= {name, name.rpartition(".")[2]}
+            for found in script.candidates(node, later=True):
+                if found.how != "import":
+                    bindings.add(found)
+                    waiting.extend(sources(script, found))
+            name = dotted(node)
+            if name not in changed:
+                changed.add(name)
+                waiting.extend(changes(script).get(name, ()))
+    return Reach(frozenset(api), frozenset(calls), frozenset(bindings))

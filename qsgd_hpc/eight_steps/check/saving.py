@@ -1,0 +1,122 @@
+"""Step 7: rank 0 alone prints and writes checkpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.check.edits import guard
+from qsgd_hpc.eight_steps.check.facts import Facts
+from qsgd_hpc.eight_steps.check.finding import Edit, Finding
+from qsgd_hpc.eight_steps.reading import argument
+
+__all__ = ["check"]
+
+KERAS = r"(tensorflow\.|tf_keras\.)?keras\."
+SAVES = re.compile(
+    r"^torch\.save$"
+    r"|^tensorflow\.saved_model\.save$"
+    r"|^tensorflow\.(compat\.v1\.)?train\.(Checkpoint|CheckpointManager|Saver)\(\)\.(save|write)$"
+    rf"|^{KERAS}(src\.)?(models\.)?(Sequential|Model|save_model)(\(\)\.(save|save_weights|export))?$"
+    rf"|^{KERAS}applications\.[\w.]+\(\)\.(save|save_weights|export)$"
+    rf"|^{KERAS}(src\.)?callbacks\.(ModelCheckpoint|BackupAndRestore)$"
+)
+LOGS = re.compile(
+    r"(^|\.)SummaryWriter$"
+    r"|^tensorflow\.summary\.create_file_writer$"
+    r"|^tensorflow\.(compat\.v1\.)?summary\.FileWriter$"
+    rf"|^{KERAS}(src\.)?callbacks\.(TensorBoard|CSVLogger)$"
+)
+KERAS_SAVES = ("save_weights", "save_pretrained")
+SESSIONS = re.compile(r"^tensorflow\.(compat\.v1\.)?train\.MonitoredTrainingSession$")
+PATHS = ("path", "f", "filepath", "filename", "file_prefix", "save_path", "log_dir", "backup_dir")
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Yield what is wrong with step 7."""
+    if not facts.uses("init", "rank", "size", "DistributedOptimizer"):
+        return
+    done: set[cst.Call] = set()
+    for event in facts.events:
+        call = event.call
+        kind = kind_of(facts, call)
+        if not kind or call in done or names_rank(facts, call) or facts.guarded(event):
+            continue
+        done.add(call)
+        yield said(facts, call, kind)
+
+
+def kind_of(facts: Facts, call: cst.Call) -> str:
+    """Return the id of the rule that a call breaks where every rank makes it, else ""."""
+    name = facts.called[call]
+    if name == "print":
+        return "QH702"
+    if SESSIONS.match(name):
+        given = argument(call, "checkpoint_dir")
+        return "QH701" if given is not None and facts.script.code(given) != "None" else ""
+    if SAVES.match(name) and not name.endswith(("Sequential", "Model")):
+        return "QH701"
+    if facts.method(call) in KERAS_SAVES and isinstance(call.func, cst.Attribute):
+        return "QH701"
+    if facts.method(call) in ("save", "export") and own_model(facts, call):
+        return "QH701"
+    return "QH703" if LOGS.search(name) else ""
+
+
+def own_model(facts: Facts, call: cst.Call) -> bool:
+    """Say whether a method is of the script's own subclass of keras.Model, or of what it made."""
+    if not isinstance(call.func, cst.Attribute):
+        return False
+    owner = facts.script.own_class(call.func.value)
+    bases = [facts.script.qualified(each.value) for each in owner.bases] if owner else []
+    return any(re.search(rf"^{KERAS}(\w+\.)*Model$", base) for base in bases)
+
+
+def names_rank(facts: Facts, call: cst.Call) -> bool:
+    """Say whether what a call is given depends on the rank: a file, or a text, of each rank."""
+    if facts.called[call] == "print":
+        given = [each.value for each in call.args]
+        said = {n for g in given for c in facts.script.calls_in(g) for n in facts.api_of(c)}
+        if said & {"rank", "local_rank"}:
+            return True
+        # Only by name: nearly all that a training prints depends on a rank somehow.
+        return any("rank" in facts.script.code(each) for each in given)
+    named = [argument(call, name) for name in PATHS]
+    place = 1 if facts.called[call] in ("torch.save", "tensorflow.saved_model.save") else 0
+    named.append(argument(call, "", place) or argument(call, "checkpoint_dir"))
+    found = facts.reach(*(each for each in named if each is not None))
+    if found.api & {"rank", "local_rank", "cross_rank", "compared_rank"}:
+        return True
+    return any(facts.called[each].startswith("tempfile.") for each in found.calls)
+
+
+def said(facts: Facts, call: cst.Call, kind: str) -> Finding:
+    code = facts.script.code(call.func)
+    reasons = {
+        "QH701": f"{code} runs on every rank, and all of them write the same file at once",
+        "QH702": "this line comes once for each rank",
+        "QH703": f"{code} writes on every rank, and readers see each value several times",
+    }
+    return facts.finding(kind, call, reasons[kind], edits=guarded_edits(facts, call))
+
+
+def guarded_edits(facts: Facts, call: cst.Call) -> tuple[Edit, ...]:
+    """Put a call under `if hvd.rank() == 0`, where it is a statement and calls no collective."""
+    if not isinstance(facts.script.parents.get(call), cst.Expr):
+        return ()
+    # An argument that calls something unknown may call a collective in it.
+    if facts.reaches_collective(call) or not harmless(facts, call):
+        return ()
+    return guard(facts.script, call, f"{facts.script.alias}.rank() == 0")
+
+
+def harmless(facts: Facts, call: cst.Call) -> bool:
+    """Say whether the calls among the arguments are known to need no other rank."""
+    for inner in facts.script.calls_in(call)[1:]:
+        own = facts.script.definition(inner)
+        top = facts.called[inner].partition(".")[0]
+        if own is None and top in facts.helpers.unread:
+            return False
+    return True

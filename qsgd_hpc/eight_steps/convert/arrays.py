@@ -1,0 +1,81 @@
+"""Step 3 for arrays in memory: each rank keeps its part of what a loop takes batches from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.convert.calls import names_in, position_of
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, extent, subscripted
+from qsgd_hpc.eight_steps.convert.plan import Plan
+
+__all__ = ["SHARD", "shard_arrays", "slice_of"]
+
+SHARD = "Rank r trains on samples r, r + size, r + 2 size, ...; all ranks have equally many."
+
+
+def slice_of(name: str) -> str:
+    """Return the slice that is a rank's part of an array, in Python."""
+    return f"slice(hvd.rank(), len({name}) // hvd.size() * hvd.size(), hvd.size())"
+
+
+def shard_arrays(plan: Plan, loop: TrainLoop) -> bool:
+    """Shard the arrays of a loop over slices where they have been made; False if there are none."""
+    script = plan.script
+    names = subscripted(script, loop.loop)
+    end = extent(script, loop.loop)
+    if not names or end is None:
+        return False
+    if not any(name in names_in(end) for name in names):
+        plan.todo(loop.loop, "shard the data: a rank's part of it, of equal size on all ranks.")
+        return True
+    if set(names) <= plan.arrays:
+        return True
+    place, inside = _place(plan, loop, names)
+    if place is None:
+        plan.todo(
+            loop.loop, f"shard {', '.join(names)}: a rank's part, of equal size on all ranks."
+        )
+        return True
+    lines = [
+        *plan.comment(3, SHARD, place),
+        f"shard = {slice_of(names[0])}",
+        f"{', '.join(names)} = {', '.join(f'{name}[shard]' for name in names)}",
+    ]
+    if inside:
+        plan.before(place, *lines)
+    else:
+        plan.after(place, *lines)
+    plan.arrays |= set(names)
+    return True
+
+
+def _place(
+    plan: Plan, loop: TrainLoop, names: Sequence[str]
+) -> tuple[cst.BaseStatement | None, bool]:
+    """Return the statement that makes the last of the arrays; or the function's first, and True."""
+    script = plan.script
+    scope = script.scope(loop.loop)
+    own = [script.bindings.get((scope, name), ()) for name in names]
+    start = script.start(loop.loop)
+    if all(own) and all(b.how == "parameter" for several in own for b in several):
+        assert isinstance(scope, cst.FunctionDef)
+        first = scope.body.body[0]
+        if scope.get_docstring() is not None and len(scope.body.body) > 1:
+            first = scope.body.body[1]
+        return (first, True) if isinstance(first, cst.BaseStatement) else (None, True)
+    if not all(own):  # made by the module, used in a function
+        scope = script.module
+        own = [script.bindings.get((scope, name), ()) for name in names]
+        start = (10**9, 0) if all(own) else start
+    if not all(own):
+        return None, False
+    made = [b for several in own for b in several if script.end(b.at) <= start]
+    if not made or any(script.loops(b.at) for b in made):
+        return None, False
+    last = max(made, key=lambda b: script.end(b.at))
+    body = scope.body.body if isinstance(scope, cst.FunctionDef) else script.module.body
+    index = position_of(script, last.at, body)
+    found = body[index] if index >= 0 else None
+    return (found, False) if isinstance(found, cst.BaseStatement) else (None, False)

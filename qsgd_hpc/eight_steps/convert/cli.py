@@ -1,0 +1,72 @@
+"""``qsgd-hpc convert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from qsgd_hpc.eight_steps.convert.conversion import FRAMEWORKS, Conversion
+from qsgd_hpc.eight_steps.convert.conversion import convert as converted
+from qsgd_hpc.eight_steps.convert.explain import explanation, to_decide
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["convert"]
+
+
+def _read(script: Path) -> bytes:
+    try:
+        return script.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{script}: {error.strerror or error}") from None
+
+
+def _write(out: Path, done: Conversion) -> None:
+    try:
+        out.write_text(done.after, encoding=done.encoding, newline="")
+    except OSError as error:
+        raise UsageError(f"{out}: {error.strerror or error}") from None
+
+
+@click.command()
+@click.argument("script", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
+    help="Write the distributed script there; without it, to standard output.",
+)  # fmt: skip
+@click.option(
+    "--framework", type=click.Choice(["auto", *FRAMEWORKS]), default="auto", show_default=True,
+    help="What the script trains with.",
+)  # fmt: skip
+@click.option("--diff", is_flag=True, help="Show what changes instead of the whole script.")
+@click.option("--explain", is_flag=True, help="Say step by step what was done, and why.")
+def convert(script: Path, output: Path | None, framework: str, diff: bool, explain: bool) -> None:
+    """Make a distributed training script of a serial one.
+
+    The eight steps are taken where they belong, each with a comment; all else stays as it is. What
+    cannot be decided is marked "# qsgd-hpc: TODO" and listed at the end. On one rank the new
+    script does what the old one did. PyTorch, Keras, TensorFlow 1 and 2, JAX.
+
+    \b
+    qsgd-hpc convert train.py -o train_hvd.py
+    qsgd-hpc run -np 2 train_hvd.py
+    qsgd-hpc convert train.py --diff --explain
+    """
+    done = converted(_read(script), script, FRAMEWORKS.get(framework))
+    if output is not None:
+        _write(output, done)
+    if diff:
+        click.echo(done.diff(), nl=False)
+    elif output is None:
+        click.echo(done.after, nl=False)
+    if not done.changed:
+        click.echo(f"{script}: distributed already; nothing changed", err=True)
+        return
+    # What is for reading must not end up in the script that standard output may be saved as.
+    apart = output is None
+    if explain:
+        click.echo(explanation(done), err=apart)
+    if output is not None:
+        click.echo(f"{output}: written; try it with: qsgd-hpc run -np 2 {output}")
+    if done.to_decide:
+        click.echo(to_decide(done, str(output or script)), err=apart)

@@ -1,0 +1,143 @@
+"""From a serial script's text to a distributed one's."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from qsgd_hpc.eight_steps.convert.edits import apply
+from qsgd_hpc.eight_steps.convert.jax_script import convert_jax
+from qsgd_hpc.eight_steps.convert.keras_script import convert_keras
+from qsgd_hpc.eight_steps.convert.plan import Note, Plan
+from qsgd_hpc.eight_steps.convert.tf1_script import convert_tf1
+from qsgd_hpc.eight_steps.convert.tf2_script import convert_tf2
+from qsgd_hpc.eight_steps.convert.torch_script import convert_torch
+from qsgd_hpc.eight_steps.reading import Framework, Script, parse
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["FRAMEWORKS", "Conversion", "convert"]
+
+FRAMEWORKS: Mapping[str, Framework] = {
+    "torch": Framework.TORCH,
+    "keras": Framework.KERAS,
+    "tf2": Framework.TF2,
+    "tf1": Framework.TF1,
+    "jax": Framework.JAX,
+}
+"""By the words of ``--framework``."""
+RULES: Mapping[Framework, Callable[[Plan], None]] = {
+    Framework.TORCH: convert_torch,
+    Framework.KERAS: convert_keras,
+    Framework.TF2: convert_tf2,
+    Framework.TF1: convert_tf1,
+    Framework.JAX: convert_jax,
+}
+OTHERS = {
+    "pytorch_lightning": "Lightning has a strategy for that: Trainer(strategy=...)",
+    "lightning": "Lightning has a strategy for that: Trainer(strategy=...)",
+    "accelerate": "take out accelerate first",
+    "deepspeed": "take out DeepSpeed first",
+}
+DISTRIBUTED_CALLS = (
+    "torch.distributed.init_process_group",
+    "torch.nn.parallel.DistributedDataParallel",
+    "torch.distributed.fsdp.FullyShardedDataParallel",
+    "jax.distributed.initialize",
+)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A script before and after.
+
+    Attributes:
+        path: where it was read from; for messages.
+        before: its text.
+        after: the text of the distributed script; the same if it was distributed already.
+        framework: what it trains with.
+        notes: what was done, by the lines of `before`, and what is left to decide (step 0).
+        encoding: in which the script is written.
+    """
+
+    path: Path
+    before: str
+    after: str
+    framework: Framework
+    notes: tuple[Note, ...]
+    encoding: str = "utf-8"
+
+    @property
+    def to_decide(self) -> tuple[Note, ...]:
+        """What the conversion leaves to the author of the script."""
+        return tuple(note for note in self.notes if note.step == 0)
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was done."""
+        return self.before != self.after
+
+    def diff(self) -> str:
+        """Return what was changed, as `diff -u` shows it."""
+        name = str(self.path)
+        before, after = (text.splitlines(keepends=True) for text in (self.before, self.after))
+        return "".join(difflib.unified_diff(before, after, name, f"{name} (distributed)"))
+
+
+def convert(
+    source: str | bytes, path: Path = Path("<script>"), framework: Framework | None = None
+) -> Conversion:
+    """Make a distributed training script of a serial one.
+
+    Args:
+        source: the text of the script.
+        path: for messages.
+        framework: what it trains with; None finds out.
+    Returns:
+        The conversion; unchanged if the script is distributed already.
+    Raises:
+        UsageError: not Python, or no training that is known how to distribute.
+    """
+    try:
+        script = parse(source, path)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not text: {error}") from None
+    if script.distributed:
+        known = sorted(script.frameworks, key=lambda f: f.value)
+        return Conversion(path, script.text, script.text, (known or [Framework.TORCH])[0], ())
+    chosen = framework or _framework(script)
+    plan = Plan(script)
+    RULES[chosen](plan)
+    after = apply(script.text, plan.edits)
+    compile(after, str(path), "exec")
+    notes = tuple(sorted(set(plan.notes)))
+    return Conversion(path, script.text, after, chosen, notes, script.module.encoding)
+
+
+def _framework(script: Script) -> Framework:
+    called = {script.called(call) for call in script.calls}
+    for module in (each.module.partition(".")[0] for each in script.imports):
+        if module in OTHERS:
+            raise UsageError(f"{script.path}: trains with {module}; {OTHERS[module]}")
+    for name in DISTRIBUTED_CALLS:
+        if name in called:
+            raise UsageError(f"{script.path}: distributed already, by {name}()")
+    found = set(script.frameworks)
+    compiles = any(name.endswith(".compile") for name in called)
+    if Framework.KERAS in found and not compiles:
+        found.discard(Framework.KERAS)  # the fit of another library
+    if Framework.KERAS in found:
+        found -= {Framework.TORCH, Framework.JAX, Framework.TF2}  # Keras's backend, or its model
+    if len(found) == 1:
+        return found.pop()
+    if found:
+        names = ", ".join(name for name, each in FRAMEWORKS.items() if each in found)
+        raise UsageError(
+            f"{script.path}: trains with several frameworks ({names}): choose by --framework"
+        )
+    raise UsageError(
+        f"{script.path}: nothing here that trains in a way that can be converted. Looked for "
+        "imports of torch or jax, for model.compile and model.fit of Keras, for "
+        "tf.GradientTape and for sessions of TensorFlow 1; a framework can be chosen by --framework"
+    )

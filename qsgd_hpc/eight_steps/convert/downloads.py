@@ -1,0 +1,56 @@
+"""Data sets that are downloaded: one rank of each node does so while the others wait."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.convert.calls import body_of, find
+from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.reading import Script, dotted
+
+__all__ = ["download_once"]
+
+LOADS = re.compile(r"^(keras|tensorflow\.keras)\.datasets\.\w+\.load_data$")
+
+
+def downloads(script: Script, call: cst.Call) -> bool:
+    """Say whether a call downloads data where they are not there yet."""
+    given = find(call, "download")
+    return bool(LOADS.match(script.called(call))) or (
+        given is not None and dotted(given.value) == "True"
+    )
+
+
+def download_once(plan: Plan, wait: str) -> None:
+    """Let one rank of each node go first where files are downloaded, and the others find them.
+
+    Args:
+        plan: what is to be done.
+        wait: a call in which ranks wait for each other, in Python.
+    """
+    script = plan.script
+    statements: list[cst.BaseStatement] = []
+    for call in sorted(script.calls, key=script.start):
+        if downloads(script, call):
+            statement = plan.anchor(call)
+            if isinstance(statement, cst.SimpleStatementLine) and statement not in statements:
+                statements.append(statement)
+    while statements:
+        first = last = statements.pop(0)
+        while statements and _next(script, last) is statements[0]:
+            last = statements.pop(0)
+        plan.before(
+            first,
+            "# One rank of each node downloads; the others wait, and find the files there.",
+            "if hvd.local_rank() != 0:",
+            f"    {wait}",
+        )
+        plan.after(last, "if hvd.local_rank() == 0:", f"    {wait}")
+
+
+def _next(script: Script, statement: cst.CSTNode) -> cst.CSTNode | None:
+    body = list(body_of(script, statement))
+    index = body.index(statement) + 1
+    return body[index] if index < len(body) else None

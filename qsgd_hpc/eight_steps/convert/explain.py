@@ -1,0 +1,49 @@
+"""What `qsgd-hpc convert --explain` says, and the list of what is to be decided."""
+
+from __future__ import annotations
+
+import textwrap
+
+from qsgd_hpc.eight_steps.convert.conversion import Conversion
+from qsgd_hpc.eight_steps.convert.plan import TODO
+from qsgd_hpc.eight_steps.steps import STEPS
+
+__all__ = ["explanation", "to_decide"]
+
+
+def _wrapped(text: str, indent: str) -> str:
+    return textwrap.fill(text, 96, initial_indent=indent, subsequent_indent=indent)
+
+
+def explanation(done: Conversion) -> str:
+    """Return, step by step, why it is taken and at which lines of the serial script."""
+    parts = [
+        f"{done.path}: a script of {done.framework.value}. Lines are those of the serial script."
+    ]
+    for step in STEPS:
+        notes = [note for note in done.notes if note.step == step.number]
+        parts += ["", f"Step {step.number}: {step.name}", _wrapped(step.why, "  ")]
+        texts: dict[str, list[int]] = {}
+        for note in notes:
+            texts.setdefault(note.text, []).append(note.line)
+        for text, lines in texts.items():
+            where = ", ".join(str(line) for line in sorted(set(lines)))
+            parts.append(_wrapped(f"line {where}: {text}", "  "))
+        if not notes:
+            parts.append("  Nothing was done for it here.")
+    return "\n".join(parts)
+
+
+def to_decide(done: Conversion, name: str) -> str:
+    """Return the list of what is left to the script's author, by the lines of the new script.
+
+    Args:
+        done: the conversion.
+        name: of the new script.
+    """
+    lines = ["To decide:"]
+    for number, line in enumerate(done.after.splitlines(), start=1):
+        _, marked, begin = line.partition(TODO)
+        notes = [n for n in done.to_decide if marked and n.text.startswith(begin.strip())]
+        lines += [f"  {name}:{number}: {note.text}" for note in notes[:1]]
+    return "\n".join(lines)

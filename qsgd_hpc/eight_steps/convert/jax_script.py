@@ -1,0 +1,174 @@
+"""JAX: loops that take gradients, with optax or without."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.convert import opening
+from qsgd_hpc.eight_steps.convert.arrays import shard_arrays
+from qsgd_hpc.eight_steps.convert.calls import argument_node, name_of_module, target_of, walk
+from qsgd_hpc.eight_steps.convert.loops import reaching, train_loops
+from qsgd_hpc.eight_steps.convert.metrics import average_metrics
+from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
+from qsgd_hpc.eight_steps.convert.rates import LINEAR, is_number, scaled
+from qsgd_hpc.eight_steps.convert.warmup import Steps, steps_of
+from qsgd_hpc.eight_steps.reading import Script, dotted
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["convert_jax"]
+
+OPTIMIZERS = re.compile(
+    r"^optax\.(adabelief|adadelta|adafactor|adagrad|adam|adamax|adamaxw|adamw|adan|amsgrad|fromage"
+    r"|lamb|lars|lion|nadam|nadamw|noisy_sgd|novograd|radam|rmsprop|rprop|sgd|sm3|yogi)$"
+)
+MEAN = "Each step uses the mean of all ranks' gradients."
+RISE = "From one rank's to that of all ranks, over the first epoch."
+
+
+def convert_jax(plan: Plan) -> None:
+    """Take the eight steps in a script that trains with JAX."""
+    script = plan.script
+    updates = [c for c in script.calls if re.match(r"^optax\.\w+\(\)\.update$", script.called(c))]
+    gradients = [c for c in script.calls if _takes_gradients(script, c)]
+    loops = train_loops(script, updates or gradients)
+    if not loops:
+        raise UsageError(
+            f"{script.path}: JAX, but no training loop: looked for jax.grad, jax.value_and_grad or "
+            "the update of an optimizer of optax that a for or while repeats"
+        )
+    for loop in loops:
+        if not shard_arrays(plan, loop):
+            plan.todo(loop.loop, "shard the data: a rank's part of it, of equal size on all ranks.")
+    made = _optimizers(script)
+    steps = steps_of(script, loops, ())
+    for call in made:
+        plan.before(call, *plan.comment(5, MEAN, call))
+        plan.wrap(call, "hvd.DistributedOptimizer(", ")")
+        _rates(plan, call, steps)
+    if not made:
+        _without_optax(plan, gradients)
+        plan.todo(loops[0].loop, "multiply the learning rate by hvd.size(), after a warm-up.")
+    _broadcast(plan, made, loops[0].epochs or loops[0].loop)
+    for loop in loops:
+        average_metrics(plan, loop)
+    if opening.unlike_ranks(script):
+        plan.todo(loops[0].loop, "fold hvd.rank() into the random key of dropout.")
+    opening.numpy_seeds(plan)
+    training = reaching(script, [*updates, *gradients, *made])
+    guard_outputs(plan, training, opening.import_line(script))
+    _open(plan)
+
+
+def _takes_gradients(script: Script, call: cst.Call) -> bool:
+    """Say whether a call calls what jax.grad or jax.value_and_grad returned."""
+    if script.called(call) in ("jax.grad()", "jax.value_and_grad()"):
+        return True
+    made = script.value(call.func)
+    return (
+        made is not call.func
+        and isinstance(made, cst.Call)
+        and script.called(made) == "jax.jit"
+        and any(
+            isinstance(n, cst.Call) and script.called(n) in ("jax.grad", "jax.value_and_grad")
+            for n in walk(made)
+        )
+    )
+
+
+def _optimizers(script: Script) -> list[cst.Call]:
+    """Return the calls that make the optimizers of which init is called, by flax too."""
+    begun = {script.called(c) for c in script.calls if script.called(c).endswith("().init")}
+    found = []
+    for call in script.calls:
+        name = script.called(call)
+        if name.startswith("optax.") and f"{name}().init" in begun and target_of(script, call):
+            found.append(call)
+    for call, _ in _states(script):
+        given = argument_node(call, "tx")
+        made = script.value(given) if given is not None else None
+        if isinstance(made, cst.Call) and script.called(made).startswith("optax."):
+            found.append(made)
+    return list(dict.fromkeys(found))
+
+
+def _rates(plan: Plan, call: cst.Call, steps: Steps) -> None:
+    script = plan.script
+    place, count = steps.at(plan, plan.anchor(call), later=False)
+    optax = name_of_module(script, "optax")
+    inner = [
+        n for n in walk(call) if isinstance(n, cst.Call) and OPTIMIZERS.match(script.called(n))
+    ]
+    rates = [(n, argument_node(n, "learning_rate", 0)) for n in inner]
+    for _, rate in rates:
+        if rate is None or not is_number(script, rate):
+            plan.todo(call, "multiply the learning rates of this schedule by hvd.size().")
+        elif place is None or not optax:
+            plan.before(call, *plan.comment(4, LINEAR, call))
+            plan.replace(rate, scaled(script, rate))
+            plan.todo(call, "have the learning rate rise to this over a warm-up.")
+        else:
+            plan.before(call, *plan.comment(4, f"{LINEAR} {RISE}", call))
+            text = f"{script.code(rate)}, {scaled(script, rate)}, {count}"
+            plan.replace(rate, f"{optax}.linear_schedule({text})")
+    if not rates:
+        plan.todo(call, "multiply the learning rate by hvd.size(), after a warm-up.")
+
+
+def _without_optax(plan: Plan, gradients: Sequence[cst.Call]) -> None:
+    """Average the gradients right behind where they are taken."""
+    script = plan.script
+    for call in gradients:
+        parent = script.parents.get(call)
+        if not isinstance(parent, cst.Assign) or len(parent.targets) != 1:
+            plan.todo(call, "average these gradients: hvd.allreduce_gradients(gradients).")
+            continue
+        target = parent.targets[0].target
+        last = target.elements[-1].value if isinstance(target, cst.Tuple) else target
+        name = dotted(last)
+        if name:
+            plan.after(
+                call, *plan.comment(5, MEAN, call), f"{name} = hvd.allreduce_gradients({name})"
+            )
+        else:
+            plan.todo(call, "average these gradients: hvd.allreduce_gradients(gradients).")
+
+
+def _states(script: Script) -> Iterator[tuple[cst.Call, str]]:
+    for call in script.calls:
+        if script.called(call).endswith("TrainState.create"):
+            yield call, target_of(script, call)
+
+
+def _broadcast(plan: Plan, made: Sequence[cst.Call], outer: cst.CSTNode) -> None:
+    """Give every rank rank 0's parameters, before the optimizer looks at them."""
+    script = plan.script
+    text = "Every rank begins where rank 0 does."
+    done = False
+    for call, name in _states(script):
+        if name:
+            lines = plan.comment(6, text, call)
+            plan.after(call, *lines, f"{name} = hvd.broadcast_parameters({name}, root_rank=0)")
+            done = True
+    for call in script.calls:
+        if script.called(call) in {f"{script.called(c)}().init" for c in made} and call.args:
+            name = dotted(call.args[0].value)
+            if name:
+                lines = plan.comment(6, text, call)
+                plan.before(call, *lines, f"{name} = hvd.broadcast_parameters({name}, root_rank=0)")
+                done = True
+    if not done:
+        plan.todo(outer, "params = hvd.broadcast_parameters(params) before the first step.")
+
+
+def _open(plan: Plan) -> None:
+    script = plan.script
+    pin = [
+        'if "CUDA_VISIBLE_DEVICES" not in os.environ:',
+        '    os.environ["CUDA_VISIBLE_DEVICES"] = str(hvd.local_rank())',
+    ]
+    more = [] if name_of_module(script, "os") else ["import os"]
+    opening.open_script(plan, "qsgd_hpc.jax", more, pin)

@@ -1,0 +1,178 @@
+"""Keras: model.compile and model.fit."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.convert import opening, tf_data
+from qsgd_hpc.eight_steps.convert.arrays import SHARD, slice_of
+from qsgd_hpc.eight_steps.convert.calls import argument_node, find, is_literal, name_of_module
+from qsgd_hpc.eight_steps.convert.downloads import download_once
+from qsgd_hpc.eight_steps.convert.keras_callbacks import add_callbacks
+from qsgd_hpc.eight_steps.convert.keras_optimizer import distribute
+from qsgd_hpc.eight_steps.convert.loops import reaching, sources
+from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
+from qsgd_hpc.eight_steps.reading import Script, dotted
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["convert_keras", "reseed"]
+
+OWN_FIT = re.compile(r"^sklearn\.|Scaler\(\)\.fit$|Encoder\(\)\.fit$|PCA\(\)\.fit$")
+SEED = re.compile(
+    r"^(keras\.utils|tensorflow\.keras\.utils)\.set_random_seed$|^tensorflow\.random\.set_seed$"
+)
+
+
+def convert_keras(plan: Plan) -> None:
+    """Take the eight steps in a script that calls fit."""
+    script = plan.script
+    fits = [
+        c
+        for c in script.calls
+        if isinstance(c.func, cst.Attribute)
+        and c.func.attr.value == "fit"
+        and not OWN_FIT.search(script.called(c))
+        and (len(c.args) > 1 or find(c, "x"))
+        and script.definition(c) is None
+    ]
+    compiles = [
+        c for c in script.calls if script.called(c).endswith(".compile") and _is_model(script, c)
+    ]
+    if not fits or not compiles:
+        raise UsageError(
+            f"{script.path}: Keras, but no model.compile(...) with a model.fit(x, ...)"
+        )
+    warm_ups = [distribute(plan, call) for call in compiles]
+    numbers = all(warm_ups) and not _own_schedule(script)
+    if not numbers:
+        plan.todo(
+            fits[0],
+            "the script sets the learning rate: what it sets must be hvd.size() times larger too, "
+            "after a warm-up.",
+        )
+    for fit in fits:
+        _data(plan, fit)
+        _quiet(plan, fit)
+        model = script.code(fit.func.value) if isinstance(fit.func, cst.Attribute) else "model"
+        rate = next(iter(set(warm_ups))) if len(set(warm_ups)) == 1 else "?"
+        rate = f"float({model}.optimizer.learning_rate)" if rate == "?" else rate
+        callback = f"hvd.callbacks.LearningRateWarmupCallback({rate}, warmup_epochs=1)"
+        add_callbacks(plan, fit, callback if numbers else "")
+    for call in script.calls:
+        if (
+            script.called(call).endswith((".evaluate", ".predict"))
+            and script.definition(call) is None
+        ):
+            _quiet(plan, call)
+    reseed(plan)
+    opening.numpy_seeds(plan)
+    download_once(plan, "hvd.allgather_object(None)")
+    guard_outputs(plan, reaching(script, [*fits, *compiles]), opening.import_line(script))
+    keras = name_of_module(script, "keras")
+    needed = keras_needed(plan)
+    more = ["import keras"] if needed and keras != "keras" else []
+    opening.open_script(plan, "qsgd_hpc.keras", more, tf_data.pin_lines(script))
+
+
+def keras_needed(plan: Plan) -> bool:
+    """Say whether what is inserted calls Keras by its name."""
+    pinned = not name_of_module(plan.script, "tensorflow")
+    return pinned or any("DistributedOptimizer(keras." in edit.text for edit in plan.edits)
+
+
+def _is_model(script: Script, call: cst.Call) -> bool:
+    return bool(find(call, "optimizer", 0) or find(call, "loss", 1))
+
+
+def _own_schedule(script: Script) -> bool:
+    """Say whether a callback or the script itself sets the learning rate."""
+    scheduled = any(script.called(c).endswith(".LearningRateScheduler") for c in script.calls)
+    rates = ("optimizer.learning_rate", "optimizer.lr")
+    assigned = any(
+        isinstance(n, cst.AssignTarget) and script.code(n.target).endswith(rates)
+        for n in script.nodes
+    )
+    return scheduled or assigned
+
+
+def _data(plan: Plan, fit: cst.Call) -> None:
+    script = plan.script
+    x, y = argument_node(fit, "x", 0), argument_node(fit, "y", 1)
+    steps = argument_node(fit, "steps_per_epoch", 12) if find(fit, "steps_per_epoch") else None
+    if steps is not None:
+        plan.replace(steps, f"{_atom(script, steps)} // hvd.size()")
+    if x is None:
+        plan.todo(fit, "shard the data: a rank's part of it, of equal size on all ranks.")
+    elif y is None or tf_data.is_dataset(script, x):
+        tf_data.shard_dataset(plan, x, fit)
+    elif not dotted(x) or _several(script, x):
+        plan.todo(fit, "shard the data: a rank's part of it, of equal size on all ranks.")
+    else:
+        plan.before(fit, *plan.comment(3, SHARD, fit), f"shard = {slice_of(dotted(x))}")
+        for part in (
+            x,
+            y,
+            argument_node(fit, "sample_weight") if find(fit, "sample_weight") else None,
+        ):
+            if part is not None:
+                text = script.code(part)
+                plan.replace(part, f"{text}[shard]" if dotted(part) else f"({text})[shard]")
+
+
+def _several(script: Script, x: cst.BaseExpression) -> bool:
+    """Say whether inputs are several arrays, or made batch by batch."""
+    kinds = (cst.List, cst.Dict, cst.Tuple)
+    made = sources(script, x)
+    return any(isinstance(each, kinds) for each in made) or any(
+        "Generator" in script.qualified(each) or ".flow" in script.qualified(each) for each in made
+    )
+
+
+def _atom(script: Script, node: cst.BaseExpression) -> str:
+    text = script.code(node)
+    return (
+        text
+        if is_literal(node) or isinstance(node, cst.Name | cst.Call | cst.Attribute)
+        else f"({text})"
+    )
+
+
+def _quiet(plan: Plan, call: cst.Call) -> None:
+    """Let rank 0 alone show progress."""
+    script = plan.script
+    given = argument_node(call, "verbose", 4) if find(call, "verbose") else None
+    if given is not None and script.code(given) == "0":
+        return
+    text = "One progress bar is enough."
+    plan.before(call, *plan.comment(7, text, call, once=True))
+    if given is None:
+        plan.add_argument(call, 'verbose="auto" if hvd.rank() == 0 else 0')
+    else:
+        plan.replace(given, f"{script.code(given)} if hvd.rank() == 0 else 0")
+
+
+def reseed(plan: Plan) -> None:
+    """Let each rank draw its own dropout, if nothing must be drawn alike from the same seed."""
+    script = plan.script
+    alike = any(
+        opening.NUMPY.match(script.called(c))
+        or re.match(
+            r"^tensorflow\.random\.(normal|uniform|shuffle|stateless\w+)$", script.called(c)
+        )
+        or (script.called(c).endswith("train_test_split") and find(c, "random_state") is None)
+        or re.match(r"^random\.\w+$", script.called(c))
+        for c in script.calls
+    )
+    if alike:
+        return
+    for call in script.calls:
+        if SEED.match(script.called(call)) and len(call.args) == 1:
+            seed = call.args[0].value
+            plan.before(
+                call, "# Each rank draws its own dropout; all take their first weights from rank 0."
+            )
+            text = _atom(script, seed)
+            plan.replace(seed, "hvd.rank()" if text == "0" else f"{text} + hvd.rank()")

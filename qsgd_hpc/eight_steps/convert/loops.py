@@ -1,0 +1,184 @@
+"""The loops over batches and epochs, and which functions train."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.convert.calls import argument_node, find, inside, names_in, walk
+from qsgd_hpc.eight_steps.reading import DEPTH, Loop, Script, argument, dotted
+
+__all__ = ["TrainLoop", "calls_of", "iterable", "reaching", "sources", "train_loops"]
+
+AROUND = re.compile(r"^(enumerate|zip|iter|list|(itertools\.)?islice|tqdm(\.\w+)*\.(tqdm|trange))$")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainLoop:
+    """A loop over batches.
+
+    Attributes:
+        loop: the loop.
+        step: the call in it that belongs to a training step, or that leads to one.
+        epochs: the loop around it in the same function, if there is one.
+    """
+
+    loop: Loop
+    step: cst.Call
+    epochs: Loop | None
+
+
+def calls_of(script: Script, function: cst.FunctionDef) -> list[cst.Call]:
+    """Return the calls of a function, by its name or as `step = jax.jit(function)`."""
+    return [
+        c for c in script.calls if script.definition(c) is function or _inner(script, c) is function
+    ]
+
+
+def _inner(script: Script, call: cst.Call) -> cst.FunctionDef | None:
+    made = script.value(call.func)
+    while isinstance(made, cst.Call) and made.args:
+        made = made.args[0].value
+    return script.definition(made) if made is not call.func and isinstance(made, cst.Name) else None
+
+
+def train_loops(
+    script: Script, steps: Iterable[cst.Call], depth: int = DEPTH
+) -> tuple[TrainLoop, ...]:
+    """Return the innermost loops around the calls, or around what calls their functions."""
+    found: dict[Loop, TrainLoop] = {}
+    for call in steps:
+        around = script.loops(call)
+        if around:
+            outer = around[1] if len(around) > 1 else None
+            found.setdefault(around[0], TrainLoop(around[0], call, outer))
+        elif depth and (function := script.function(call)) is not None:
+            callers = calls_of(script, function)
+            for each in train_loops(script, callers, depth - 1):
+                found.setdefault(each.loop, each)
+    return tuple(found.values())
+
+
+def reaching(script: Script, steps: Iterable[cst.Call]) -> frozenset[cst.FunctionDef]:
+    """Return the script's functions in which these calls are made, at any depth."""
+    found: set[cst.FunctionDef] = set()
+    pending = list(steps)
+    while pending:
+        for function in script.functions(pending.pop()):
+            if function not in found:
+                found.add(function)
+                pending += calls_of(script, function)
+    return frozenset(found)
+
+
+def iterable(script: Script, loop: Loop) -> cst.BaseExpression | None:
+    """Return what a for goes through, without enumerate, zip and progress bars around it."""
+    if not isinstance(loop, cst.For):
+        return None
+    node = loop.iter
+    while isinstance(node, cst.Call) and node.args and AROUND.match(script.called(node)):
+        node = node.args[0].value
+    if isinstance(node, cst.Name):  # bar = tqdm(loader)
+        made = script.value(node)
+        if isinstance(made, cst.Call) and made.args and AROUND.match(script.called(made)):
+            return made.args[0].value
+    return node
+
+
+def sources(
+    script: Script, node: cst.BaseExpression, depth: int = DEPTH
+) -> tuple[cst.BaseExpression, ...]:
+    """Return the expressions of which a name may hold the value: several, if it is a parameter."""
+    found = script.binding(node) if dotted(node) else None
+    if found is None or depth == 0 or found.how in ("for", "part", "with", "import"):
+        return (node,)
+    if found.how != "parameter":
+        return sources(script, found.value, depth - 1) if found.value is not None else (node,)
+    owner = next((a for a in script.ancestors(found.at) if isinstance(a, cst.FunctionDef)), None)
+    if owner is None:
+        return (node,)
+    method = script.class_of(owner) is not None
+    given: list[cst.BaseExpression] = []
+    for call in script.calls:
+        if script.definition(call) is owner:
+            value = argument(call, found.name, found.index - method)
+            value = value if value is not None else found.value
+            given += [] if value is None else sources(script, value, depth - 1)
+    return tuple(given) or (node,)
+
+
+def range_of(script: Script, loop: Loop) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
+    """Return end and step of a loop `for i in range(0, end, step)`."""
+    node = iterable(script, loop)
+    if isinstance(node, cst.Call) and script.called(node) == "range" and len(node.args) == 3:
+        return node.args[1].value, node.args[2].value
+    return None
+
+
+def split_of(script: Script, loop: Loop) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
+    """Return n and the batch of `for part in order.split(batch)`, order being of n indices."""
+    node, order = iterable(script, loop), extent(script, loop)
+    if not isinstance(node, cst.Call) or not isinstance(order, cst.Call) or not order.args:
+        return None
+    size = argument_node(node, "split_size", 0 if script.called(node) != "torch.split" else 1)
+    made = script.called(order)
+    if size is None or made not in ("torch.randperm", "torch.arange"):
+        return None
+    positional = [arg for arg in order.args if arg.keyword is None]
+    return (positional[0].value, size) if len(positional) == 1 else None
+
+
+def extent(script: Script, loop: Loop) -> cst.CSTNode | None:
+    """Return the expression that says how many samples a loop takes its batches from.
+
+    That is the end of `range(0, len(x), batch)`, and for `order.split(batch)` what made the order.
+    """
+    found = range_of(script, loop)
+    if found is not None:
+        return script.value(found[0])
+    node = iterable(script, loop)
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        name = script.called(node)
+        if name == "torch.split" and node.args:
+            return script.value(node.args[0].value)
+        if node.func.attr.value == "split":
+            return script.value(node.func.value)
+    return None
+
+
+def subscripted(script: Script, loop: Loop) -> tuple[str, ...]:
+    """Return the names of the arrays from which a loop takes batches, in order.
+
+    `x[i : i + batch]` and `x[order[i : i + batch]]` take from x, for i of the loop.
+    """
+    if not isinstance(loop, cst.For):
+        return ()
+    moving = {dotted(n) for n in walk(loop.target)} - {""}
+    orders: set[str] = set()
+    for node in walk(loop.body):
+        if isinstance(node, cst.Assign) and names_in(node.value) & moving:
+            moving |= {dotted(n) for t in node.targets for n in walk(t.target)} - {""}
+    found: list[str] = []
+    for node in walk(loop.body):
+        if not isinstance(node, cst.Subscript) or not isinstance(node.value, cst.Name):
+            continue
+        read = {name for part in node.slice for name in names_in(part)}
+        bound = script.binding(node.value)
+        if bound is None or inside(script, bound.at, loop) or not read & moving:
+            continue
+        made = script.value(node.value)
+        if isinstance(made, cst.Call) and re.search(
+            r"(randperm|permutation|arange)$", script.called(made)
+        ):
+            orders.add(node.value.value)
+        elif bound.how in ("assign", "part", "parameter") and node.value.value not in found:
+            found.append(node.value.value)
+    return tuple(name for name in found if name not in orders)
+
+
+def batch_size(call: cst.Call) -> cst.BaseExpression | None:
+    """Return the argument batch_size of a call."""
+    return argument_node(call, "batch_size") if find(call, "batch_size") else None

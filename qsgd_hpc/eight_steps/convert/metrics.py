@@ -1,0 +1,200 @@
+"""Step 8: what a loop adds up over its batches becomes what all ranks have added up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.convert.calls import inside, is_literal, names_in, walk
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, sources
+from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.reading import Script, dotted
+
+__all__ = ["average_metrics"]
+
+PLAIN = re.compile(r"\.(item|numpy|tolist|size)\(|\b(float|int|len)\(|\.shape\[")
+MADE = re.compile(r"(zeros|zeros_like|tensor|constant|Variable|array|as_tensor|full)$")
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """A name to which a loop adds.
+
+    Attributes:
+        kind: "count" adds the same on every rank (batches), "list" is appended to, "tensor" holds
+            a tensor, "number" one of Python's.
+        start: the expression it has before the loop.
+    """
+
+    name: str
+    kind: str
+    start: cst.BaseExpression
+
+
+def additions(script: Script, loop: TrainLoop) -> Iterator[tuple[str, cst.BaseExpression, bool]]:
+    """Yield the name, what is added, and whether that is an element of a list."""
+    for node in walk(loop.loop.body):
+        if isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.AddAssign):
+            yield dotted(node.target), node.value, False
+        elif (
+            isinstance(node, cst.Call)
+            and isinstance(node.func, cst.Attribute)
+            and node.func.attr.value == "append"
+            and len(node.args) == 1
+        ):
+            yield dotted(node.func.value), node.args[0].value, True
+
+
+def sums(plan: Plan, loop: TrainLoop) -> tuple[Sum, ...]:
+    """Return what a loop adds up from nothing and what is used when it has ended."""
+    script = plan.script
+    found: dict[str, Sum] = {}
+    for name, added, is_list in additions(script, loop):
+        start = fresh(script, loop, name)
+        if not name or start is None or not uses(script, loop, name):
+            continue
+        if is_list:
+            kind = "list"
+        elif is_literal(added):
+            kind = "count"
+        elif isinstance(start, cst.Call) and MADE.search(script.called(start)):
+            kind = "tensor"
+        else:
+            kind = "number" if is_plain(script, added) else "tensor"
+        found.setdefault(name, Sum(name, kind, start))
+    return tuple(found.values())
+
+
+def is_plain(script: Script, added: cst.BaseExpression) -> bool:
+    """Say whether a value is one of Python's numbers, as far as can be seen."""
+    if PLAIN.search(script.code(added)):
+        return True
+    made = script.value(added) if dotted(added) else added
+    return made is not added and bool(PLAIN.search(script.code(made)))
+
+
+def fresh(script: Script, loop: TrainLoop, name: str) -> cst.BaseExpression | None:
+    """Return what a name begins each loop with, or None if it goes on from the loop before."""
+    place = script.start(loop.loop)
+    scope = script.scope(loop.loop)
+    owner = script.class_of(loop.loop) if name.startswith("self.") else scope
+    known = script.bindings.get((owner, name), ()) if owner is not None else ()
+    before = [b for b in known if script.end(b.at) <= place and b.how == "assign"]
+    if not before or before[-1].value is None:
+        return None
+    if loop.epochs is not None and not inside(script, before[-1].at, loop.epochs):
+        return None
+    if script.function(before[-1].at) is not script.function(loop.loop):
+        return None
+    return before[-1].value
+
+
+def uses(script: Script, loop: TrainLoop, name: str) -> list[cst.CSTNode]:
+    """Return where the function reads a name behind the loop."""
+    end, scope = script.end(loop.loop), script.scope(loop.loop)
+    kind = cst.Attribute if name.startswith("self.") else cst.Name
+    return [
+        n
+        for n in script.nodes
+        if isinstance(n, kind)
+        and dotted(n) == name
+        and script.start(n) >= end
+        and script.scope(n) is scope
+    ]
+
+
+def divisors(script: Script, loop: TrainLoop, name: str) -> list[cst.BaseExpression]:
+    """Return what a name is divided by behind the loop."""
+    found = []
+    for node in uses(script, loop, name):
+        for around in (node, *script.ancestors(node)):
+            if isinstance(around, cst.BinaryOperation) and isinstance(around.operator, cst.Divide):
+                if around.left is node or inside(script, node, around.left):
+                    found.append(around.right)
+            elif isinstance(around, cst.AugAssign) and isinstance(
+                around.operator, cst.DivideAssign
+            ):
+                if around.target is node:
+                    found.append(around.value)
+            elif isinstance(around, cst.BaseStatement):
+                break
+    return found
+
+
+def counts(plan: Plan, loop: TrainLoop, node: cst.BaseExpression, known: dict[str, Sum]) -> str:
+    """Say what a divisor counts: "batches" of this rank, samples of "all" ranks, or "" unknown."""
+    script = plan.script
+    read = names_in(node)
+    summed = [known[name] for name in read if name in known]
+    if summed:
+        return "batches" if all(s.kind == "count" for s in summed) else "all"
+    moving: set[str] = set()
+    if isinstance(loop.loop, cst.For):
+        moving = {dotted(n) for n in walk(loop.loop.target)} - {""}
+    if is_literal(node) or read & moving:
+        return "batches"
+    over = iterable(script, loop.loop)
+    own = {dotted(s) for s in (over, *(sources(script, over) if over else ())) if s} - {""}
+    for part in walk(node):
+        if isinstance(part, cst.Call) and script.called(part) == "len":
+            what = part.args[0].value
+            made = script.value(what)
+            loads = isinstance(made, cst.Call) and script.called(made).endswith(".DataLoader")
+            local = dotted(what) in own | plan.arrays or loads or "batch" in dotted(what)
+            return "batches" if local else "all"
+        if isinstance(part, cst.Attribute) and part.attr.value in ("shape", "size"):
+            return "batches" if dotted(part.value) in plan.arrays else "all"
+    made = script.value(node)
+    return (
+        counts(plan, loop, made, known)
+        if made is not node and isinstance(made, cst.BaseExpression)
+        else ""
+    )
+
+
+def average_metrics(plan: Plan, loop: TrainLoop, whole_too: bool = False) -> None:
+    """Add up over the ranks, right behind the loop, what it has added up.
+
+    Args:
+        plan: what is to be done.
+        loop: a loop whose batches are a rank's own.
+        whole_too: whether the same loop also goes through data that every rank has whole.
+    """
+    script = plan.script
+    found = {each.name: each for each in sums(plan, loop)}
+    lines = []
+    for each in found.values():
+        if each.kind == "count":
+            continue
+        kinds = {counts(plan, loop, d, found) for d in divisors(script, loop, each.name)}
+        by = kinds.pop() if len(kinds) == 1 else ("all" if not kinds else "")
+        paired = any(
+            known in names_in(d) for d in divisors(script, loop, each.name) for known in found
+        )
+        if (
+            not by
+            or (whole_too and by == "all" and not paired)
+            or (each.kind == "list" and by == "batches")
+        ):
+            plan.todo(
+                loop.loop, f"{each.name} is of this rank's batches: average it over the ranks."
+            )
+            continue
+        lines.append(line(each, by))
+    if lines:
+        text = "Every rank has added up its own shard; now all ranks' sums count."
+        plan.after(loop.loop, *plan.comment(8, text, loop.loop), *lines)
+
+
+def line(each: Sum, by: str) -> str:
+    """Return the statement that takes all ranks' sums, or their mean where a divisor is local."""
+    name = each.name
+    if each.kind == "list":
+        return f"{name} = sum(hvd.allgather_object({name}), [])"
+    if each.kind == "tensor":
+        return f"{name} = hvd.allreduce({name}, op=hvd.{'Sum' if by == 'all' else 'Average'})"
+    mean = " / hvd.size()" if by == "batches" else ""
+    return f"{name} = sum(hvd.allgather_object({name})){mean}"

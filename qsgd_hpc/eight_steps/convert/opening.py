@@ -1,0 +1,144 @@
+"""Steps 1 and 2, and seeds: what a distributed script begins with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.convert.calls import find, name_of_module
+from qsgd_hpc.eight_steps.convert.edits import Edit
+from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.reading import Script, dotted
+
+__all__ = ["import_line", "numpy_seeds", "open_script", "unlike_ranks"]
+
+RANDOM = re.compile(
+    r"(^|\.)([Dd]ropout\w*|Random\w+|AutoAugment|TrivialAugment\w*|bernoulli|GaussianNoise"
+    r"|rand|randn|randint|normal|uniform|rand_like|randn_like)$"
+)
+NUMPY = re.compile(
+    r"^numpy\.random\.(rand|randn|randint|random|normal|uniform|permutation|shuffle|choice"
+    r"|standard_normal|random_sample)$"
+)
+
+
+# What may stand between the imports that a script begins with: it only prepares them.
+PREPARING = re.compile(r"^(os|sys|warnings|logging|matplotlib|pathlib|site)(\.|$)")
+
+
+def imports_at_top(script: Script) -> list[cst.SimpleStatementLine]:
+    """Return the import statements that the script begins with."""
+    found = []
+    for statement in script.module.body:
+        if isinstance(statement, cst.FunctionDef | cst.ClassDef):
+            break
+        if isinstance(statement, cst.SimpleStatementLine) and any(
+            isinstance(part, cst.Import | cst.ImportFrom) for part in statement.body
+        ):
+            found.append(statement)
+        elif found and not all(
+            PREPARING.match(script.called(call))
+            for call in script.calls
+            if statement in script.ancestors(call)
+        ):
+            break
+    return found
+
+
+def import_line(script: Script) -> int:
+    """Return the last line of the script's imports, 0 if it has none at its top."""
+    found = imports_at_top(script)
+    return script.end(found[-1])[0] if found else 0
+
+
+def calls_at_module_level(script: Script) -> bool:
+    """Say whether the script's own functions are called where it is imported."""
+    entry = script.entry
+    return any(
+        script.function(call) is None
+        and script.class_of(call) is None
+        and script.definition(call) is not None
+        and not any(a is entry for a in script.ancestors(call) if isinstance(entry, cst.If))
+        for call in script.calls
+    )
+
+
+def open_script(plan: Plan, module: str, more: Sequence[str], pin: Sequence[str]) -> None:
+    """Import the distributed module, and initialise before anything else is done.
+
+    To be called last: where depends on what else is inserted.
+
+    Args:
+        module: "qsgd_hpc.torch", say.
+        more: further imports.
+        pin: the lines that choose a rank's GPU, with what follows from the seed.
+    """
+    script = plan.script
+    entry = script.entry
+    first = entry.body.body[0] if isinstance(entry, cst.If) else None
+    if not isinstance(first, cst.BaseStatement):
+        first = None
+    in_entry = first is not None and not (
+        plan.needs_module_level_init or calls_at_module_level(script)
+    )
+    at: cst.CSTNode = first if in_entry and first is not None else script.module.body[0]
+    imports = [*more, f"import {module} as hvd"]
+    begin = [
+        *plan.comment(1, "From here on every rank knows its number and how many there are.", at),
+        "hvd.init()",
+        *plan.comment(2, "The ranks of a node each take their own.", at),
+        *pin,
+    ]
+    if in_entry and first is not None:
+        plan.before(first, *begin)
+        _insert_imports(plan, imports)
+    else:
+        _insert_imports(plan, [*imports, "", *begin])
+
+
+def _insert_imports(plan: Plan, lines: Sequence[str]) -> None:
+    script = plan.script
+    found = imports_at_top(script)
+    if found:
+        plan.after(found[-1], *lines)
+        return
+    body = script.module.body
+    docstring = script.module.get_docstring() is not None
+    if docstring:
+        plan.after(body[0], "", *lines)
+    else:
+        plan.edits.append(Edit(0, 0, "".join(f"{line}\n" for line in (*lines, "")), -(10**10)))
+
+
+def unlike_ranks(script: Script) -> bool:
+    """Say whether training draws random numbers that had better differ between ranks."""
+    names = (dotted(n) for n in script.nodes if isinstance(n, cst.Name | cst.Attribute))
+    return any(re.search(r"[Dd]ropout|Random[A-Z]\w+|Augment|bernoulli|Noise", n) for n in names)
+
+
+def numpy_seeds(plan: Plan) -> None:
+    """Have all ranks draw the same data and splits from numpy, where the script leaves it open."""
+    script = plan.script
+    seeded = any(
+        script.called(c) in ("numpy.random.seed", "keras.utils.set_random_seed",
+                             "tensorflow.keras.utils.set_random_seed")
+        for c in script.calls
+    )  # fmt: skip
+    for call in script.calls:
+        name = script.called(call)
+        split = name.endswith("model_selection.train_test_split")
+        open_split = split and find(call, "random_state") is None and not seeded
+        open_draw = bool(NUMPY.match(name)) and not seeded and not script.loops(call)
+        open_generator = name == "numpy.random.default_rng" and not call.args
+        if open_split or open_draw or open_generator:
+            how = "random_state=0" if split else "a seed"
+            plan.todo(
+                call, f"ranks draw different numbers here: give it {how}, so that they agree."
+            )
+
+
+def torch_name(script: Script) -> str:
+    """Return the script's name for the module torch, or ""."""
+    return name_of_module(script, "torch")

@@ -1,0 +1,197 @@
+"""What is to be done to a script: edits, what each is for, and what is left to its author."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.convert.edits import Edit
+from qsgd_hpc.eight_steps.reading import Script
+from qsgd_hpc.eight_steps.steps import step
+
+__all__ = ["TODO", "WIDTH", "Note", "Plan"]
+
+TODO = "# qsgd-hpc: TODO"
+WIDTH = 96
+# The order of what is inserted at one place: lines before a statement, what is put around
+# expressions (there the length decides), a further argument, lines after the statement.
+BEFORE, HEADER, INDENT, ARGUMENT, AFTER = -3 * 10**9, -2 * 10**9, -(10**9), 10**8, 10**9
+
+
+@dataclass(frozen=True, order=True)
+class Note:
+    """What was done, or is to be decided, at a line of the script.
+
+    Attributes:
+        line: counted from 1.
+        step: 1 to 8, or 0 for what is to be decided.
+        text: one sentence.
+    """
+
+    line: int
+    step: int
+    text: str
+
+
+class Plan:
+    """Collects the edits of one conversion; nodes are those of the script, lines count from 1."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.edits: list[Edit] = []
+        self.notes: list[Note] = []
+        self.arrays: set[str] = set()
+        """The names that hold a rank's shard only."""
+        self.needs_module_level_init = False
+        self._commented: set[str] = set()
+        self._newline = script.module.default_newline
+        self._starts = [0]
+        for line in script.text.split("\n"):
+            self._starts.append(self._starts[-1] + len(line) + 1)
+
+    # ---- places
+
+    def offset(self, place: tuple[int, int]) -> int:
+        """Return where in the text a line and column are."""
+        return self._starts[place[0] - 1] + place[1]
+
+    def anchor(self, node: cst.CSTNode) -> cst.BaseStatement:
+        """Return the statement before or after which lines can be put that belong to a node."""
+        found = self.script.statement(node)
+        parent = self.script.parents.get(found)
+        while isinstance(parent, cst.If) and parent.orelse is found:  # an elif
+            found, parent = parent, self.script.parents.get(parent)
+        return found
+
+    def indentation(self, statement: cst.BaseStatement) -> str:
+        """Return the white space before a statement."""
+        line, column = self.script.start(statement)
+        return self.script.text[self._starts[line - 1] : self.offset((line, column))]
+
+    def line_indentation(self, line: int) -> str:
+        """Return the white space at the begin of a line."""
+        text = self.script.text[self._starts[line - 1] : self._starts[line]]
+        return text[: len(text) - len(text.lstrip())]
+
+    @property
+    def newline(self) -> str:
+        """Return what ends the script's lines."""
+        return self._newline
+
+    def _touch(self, node: cst.CSTNode) -> None:
+        around = set(self.script.ancestors(node))
+        inside = any(isinstance(n, cst.FunctionDef) for n in around)
+        entry = self.script.entry
+        if not inside and not (isinstance(entry, cst.If) and entry in around):
+            self.needs_module_level_init = True
+
+    # ---- edits
+
+    def before(self, node: cst.CSTNode, *lines: str) -> None:
+        """Insert lines before the statement of a node, indented like it."""
+        self._touch(node)
+        statement = self.anchor(node)
+        first: cst.CSTNode = statement
+        if isinstance(statement, cst.FunctionDef | cst.ClassDef) and statement.decorators:
+            first = statement.decorators[0]
+        start = self._starts[self.script.line(first) - 1]
+        indent = self.indentation(statement)
+        text = "".join(
+            f"{indent}{line}{self._newline}" if line else self._newline for line in lines
+        )
+        self.edits.append(Edit(start, start, text, BEFORE))
+
+    def after(self, node: cst.CSTNode, *lines: str) -> None:
+        """Insert lines after the statement of a node, indented like it."""
+        self._touch(node)
+        statement = self.anchor(node)
+        indent = self.indentation(statement)
+        place = self.script.text.find(self._newline, self.offset(self.script.end(statement)))
+        place = len(self.script.text) if place < 0 else place
+        text = "".join(
+            f"{self._newline}{indent}{line}" if line else self._newline for line in lines
+        )
+        # What follows an inner loop comes before what follows the loop that ends with it.
+        self.edits.append(Edit(place, place, text, AFTER - len(indent)))
+
+    def span(self, node: cst.CSTNode) -> tuple[int, int]:
+        """Return where an expression begins and ends, the parentheses around it included."""
+        start, end = self.offset(self.script.start(node)), self.offset(self.script.end(node))
+        start -= sum(len(self.script.code(each)) for each in getattr(node, "lpar", ()))
+        end += sum(len(self.script.code(each)) for each in getattr(node, "rpar", ()))
+        return start, end
+
+    def wrap(self, node: cst.CSTNode, prefix: str, suffix: str) -> None:
+        """Insert text right before and right behind an expression."""
+        self._touch(node)
+        start, end = self.span(node)
+        # Around what an inner expression gets: outer prefixes first, outer suffixes last.
+        self.edits += [Edit(start, start, prefix, start - end), Edit(end, end, suffix, end - start)]
+
+    def replace(self, node: cst.CSTNode, text: str) -> None:
+        """Replace an expression."""
+        self._touch(node)
+        start, end = self.span(node)
+        self.edits.append(Edit(start, end, text))
+
+    def insert(self, place: int, text: str, *, last: bool = False) -> None:
+        """Insert text at an offset, before or behind what else is inserted there."""
+        self.edits.append(Edit(place, place, text, ARGUMENT if last else BEFORE))
+
+    def add_argument(self, call: cst.Call, text: str) -> None:
+        """Give a call one more argument, the last."""
+        self._touch(call)
+        if not call.args:
+            end = self.offset(self.script.end(call)) - 1
+            self.edits.append(Edit(end, end, text))
+            return
+        _, end = self.span(call.args[-1].value)
+        self.edits.append(Edit(end, end, f", {text}", ARGUMENT))
+
+    def under(self, statements: Sequence[cst.BaseStatement], header: str, *lines: str) -> None:
+        """Put neighbouring statements under a header, with lines before it."""
+        first, last = statements[0], statements[-1]
+        self._touch(first)
+        indent = self.indentation(first)
+        top, bottom = self.script.line(first), self.script.end(last)[0]
+        texts = [f"{indent}{line}{self._newline}" for line in (*lines, header)]
+        start = self._starts[top - 1]
+        self.edits.append(Edit(start, start, "".join(texts), HEADER))
+        kept = self._inside_strings()
+        for line in range(top, bottom + 1):
+            start = self._starts[line - 1]
+            if line not in kept and self.script.text[start : self._starts[line] - 1].strip():
+                self.edits.append(Edit(start, start, self.script.module.default_indent, INDENT))
+
+    def _inside_strings(self) -> set[int]:
+        """Return the lines that begin inside of a string."""
+        lines: set[int] = set()
+        for node in self.script.nodes:
+            if isinstance(node, cst.SimpleString | cst.FormattedString):
+                lines |= set(range(self.script.line(node) + 1, self.script.end(node)[0] + 1))
+        return lines
+
+    # ---- words
+
+    def comment(self, number: int, text: str, at: cst.CSTNode, *, once: bool = False) -> list[str]:
+        """Return the comment of a step, and note it; with `once`, only where its text is new."""
+        self.notes.append(Note(self.script.line(at), number, text))
+        if once and text in self._commented:
+            return []
+        self._commented.add(text)
+        return self._wrapped(f"# Step {number}: {step(number).name}. {text}", at)
+
+    def todo(self, at: cst.CSTNode, text: str) -> None:
+        """Leave something to the author: a comment before the statement, and a note."""
+        note = Note(self.script.line(at), 0, text)
+        if note not in self.notes:
+            self.notes.append(note)
+            self.before(at, *self._wrapped(f"{TODO} {text}", at))
+
+    def _wrapped(self, comment: str, at: cst.CSTNode) -> list[str]:
+        """Return a comment in lines that are not too long where it is to stand."""
+        width = WIDTH - len(self.indentation(self.anchor(at)))
+        return textwrap.wrap(comment, max(width, 40), subsequent_indent="# ")

@@ -1,0 +1,216 @@
+"""Step 7: rank 0 alone prints, saves and shows progress."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.convert.calls import argument_node, find, walk
+from qsgd_hpc.eight_steps.convert.edits import Edit
+from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.reading import Script, dotted
+
+__all__ = ["guard_outputs", "is_progress_bar"]
+
+PRINTS = re.compile(
+    r"^(print|tensorflow\.print|pprint\.pprint|sys\.std(out|err)\.(write|flush)"
+    r"|tqdm(\.\w+)*\.write|logging\.(getLogger\(\)\.)?(debug|info|warning|error|critical|log))$"
+)
+SAVES = re.compile(
+    r"^(torch\.save|numpy\.save\w*|pickle\.dump|json\.dump|joblib\.dump"
+    r"|matplotlib\.pyplot\.(savefig|show)|shutil\.(copy\w*|move|rmtree)"
+    r"|os\.(remove|rename|replace|mkdir|unlink)|(wandb|mlflow|neptune)\.\w+)$"
+)
+METHODS = re.compile(
+    r"^(save|save_weights|save_model|save_pretrained|export|summary|savefig|to_csv|to_json"
+    r"|to_parquet|to_pickle|write_text|write_bytes|unlink|add_(scalars?|images?|histogram|graph"
+    r"|text|hparams|figure|embedding|pr_curve|summary))$"
+)
+WRITERS = re.compile(
+    r"(SummaryWriter|FileWriter|create_file_writer|csv\.\w*writer|DictWriter)\(\)$"
+)
+
+
+def is_print(script: Script, call: cst.Call) -> bool:
+    return bool(PRINTS.match(script.called(call)))
+
+
+def is_output(script: Script, call: cst.Call) -> bool:
+    """Say whether a call prints, logs or writes a file."""
+    name = script.called(call)
+    if PRINTS.match(name) or SAVES.match(name):
+        return True
+    if not isinstance(call.func, cst.Attribute) or script.definition(call) is not None:
+        return False
+    method = call.func.attr.value
+    if method == "mkdir":
+        return find(call, "exist_ok") is None
+    if method in ("rename", "replace"):  # of a path; a string's would be of no use alone
+        return len(call.args) == 1 and call.args[0].keyword is None
+    return bool(METHODS.match(method)) or bool(WRITERS.search(script.qualified(call.func.value)))
+
+
+def is_progress_bar(script: Script, call: cst.Call) -> bool:
+    """Say whether a call makes a progress bar of tqdm."""
+    return bool(re.match(r"^tqdm\.(\w+\.)*(tqdm|trange)$", script.called(call)))
+
+
+def writes(script: Script, item: cst.WithItem) -> bool:
+    """Say whether `with` opens a file to write into."""
+    if not isinstance(item.item, cst.Call):
+        return False
+    if script.called(item.item) not in ("open", "gzip.open", "io.open"):
+        return False
+    mode = argument_node(item.item, "mode", 1)
+    return isinstance(mode, cst.SimpleString) and any(c in mode.raw_value for c in "wax")
+
+
+def outputs(script: Script, statement: cst.CSTNode) -> tuple[cst.Call, ...]:
+    """Return the calls of a statement that does nothing but print or write, else ()."""
+    if isinstance(statement, cst.If):
+        parts: Sequence[cst.CSTNode] = statement.body.body
+        if not isinstance(statement.body, cst.SimpleStatementSuite) or statement.orelse:
+            return ()
+    elif isinstance(statement, cst.SimpleStatementLine):
+        parts = statement.body
+    else:
+        return ()
+    calls = [p.value for p in parts if isinstance(p, cst.Expr) and isinstance(p.value, cst.Call)]
+    whole = len(calls) == len(parts) and all(is_output(script, call) for call in calls)
+    return tuple(calls) if whole else ()
+
+
+def own_work(
+    plan: Plan, node: cst.CSTNode, training: frozenset[cst.FunctionDef]
+) -> tuple[bool, bool]:
+    """Say whether an expression calls the script's own functions that train, or that loop."""
+    own = [plan.script.definition(n) for n in walk(node) if isinstance(n, cst.Call)]
+    functions = [function for function in own if function is not None]
+    trains = any(function in training for function in functions)
+    works = (cst.For, cst.While, cst.With)
+    return trains, any(isinstance(n, works) for f in functions for n in walk(f.body))
+
+
+def blocks(script: Script) -> Iterator[cst.Module | cst.IndentedBlock]:
+    for node in script.nodes:
+        if isinstance(node, cst.Module | cst.IndentedBlock):
+            yield node
+
+
+def guard_outputs(plan: Plan, training: frozenset[cst.FunctionDef], first_line: int) -> None:
+    """Let rank 0 alone print and write, but every rank do what leads to the values.
+
+    Args:
+        training: the functions that every rank must call.
+        first_line: nothing before it is changed; the import stands there.
+    """
+    script = plan.script
+    done: list[cst.CSTNode] = []
+    for block in blocks(script):
+        if any(outer is each for outer in script.ancestors(block) for each in done):
+            continue
+        group: list[cst.BaseStatement] = []
+        for statement in block.body:
+            assert isinstance(statement, cst.BaseStatement)
+            if script.line(statement) > first_line and _alone(plan, statement, training):
+                if group and _hoists(plan, statement, training):
+                    _guard(plan, group, training)
+                    group = []
+                group.append(statement)
+                done.append(statement)
+            elif group:
+                _guard(plan, group, training)
+                group = []
+        if group:
+            _guard(plan, group, training)
+    _bars(plan)
+
+
+def _hoists(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.FunctionDef]) -> bool:
+    return any(any(own_work(plan, call, training)) for call in outputs(plan.script, statement))
+
+
+def _alone(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.FunctionDef]) -> bool:
+    """Say whether a statement is for rank 0; leave to the author what cannot be decided."""
+    script = plan.script
+    if isinstance(statement, cst.With):
+        if not any(writes(script, item) for item in statement.items):
+            return False
+        trains, _ = own_work(plan, statement, training)
+        if trains or any(f in training for f in script.functions(statement) if _held(statement, f)):
+            plan.todo(statement, "every rank opens this file to write: let rank 0 alone do so.")
+            return False
+        return True
+    calls = outputs(script, statement)
+    if not calls:
+        _assigned(plan, statement)
+        return False
+    for call in calls:
+        trains, _ = own_work(plan, call, training)
+        hoistable = len(calls) == 1 and isinstance(statement, cst.SimpleStatementLine)
+        if trains and not (is_print(script, call) and hoistable):
+            plan.todo(statement, "every rank must do the training in this, but rank 0 alone write.")
+            return False
+    return True
+
+
+def _held(statement: cst.CSTNode, function: cst.FunctionDef) -> bool:
+    return any(node is function for node in walk(statement))
+
+
+def _assigned(plan: Plan, statement: cst.CSTNode) -> None:
+    """Leave to the author what writes and gives a value: all ranks may need that."""
+    if isinstance(statement, cst.SimpleStatementLine):
+        for part in statement.body:
+            value = getattr(part, "value", None)
+            if isinstance(part, cst.Assign | cst.AnnAssign) and isinstance(value, cst.Call):
+                name = plan.script.called(value)
+                if re.search(
+                    r"(Saver|Checkpoint|CheckpointManager)\(\)\.save$|^wandb\.init$", name
+                ):
+                    plan.todo(statement, "rank 0 alone may do this; what do the others take?")
+
+
+def _guard(
+    plan: Plan, group: list[cst.BaseStatement], training: frozenset[cst.FunctionDef]
+) -> None:
+    script = plan.script
+    calls = [call for statement in group for call in outputs(script, statement)]
+    for call in calls:
+        if is_print(script, call) and any(own_work(plan, call, training)):
+            _hoist(plan, call)
+    saves = [c for c in calls if not is_print(script, c)]
+    opens = any(isinstance(statement, cst.With) for statement in group)
+    text = (
+        "All ranks hold the same, so one copy is enough."
+        if saves or opens
+        else "Otherwise every line would come once per rank."
+    )
+    plan.under(group, "if hvd.rank() == 0:", *plan.comment(7, text, group[0], once=True))
+
+
+def _hoist(plan: Plan, call: cst.Call) -> None:
+    """Compute on every rank what rank 0 prints."""
+    given = [arg for arg in call.args if arg.keyword is None]
+    values = ", ".join(("*" if a.star else "") + plan.script.code(a.value) for a in given)
+    plan.before(call, "# Every rank takes part in computing what rank 0 prints.")
+    plan.before(call, f"printed = ({values}{',' * (len(given) == 1)})")
+    start = plan.span(given[0].value)[0] - bool(given[0].star)
+    end = plan.span(given[-1].value)[1]
+    plan.edits.append(Edit(start, end, "*printed"))
+
+
+def _bars(plan: Plan) -> None:
+    script = plan.script
+    for call in script.calls:
+        if is_progress_bar(script, call) and find(call, "disable") is None:
+            text = "One progress bar is enough."
+            plan.before(call, *plan.comment(7, text, call, once=True))
+            plan.add_argument(call, "disable=hvd.rank() != 0")
+    for node in script.nodes:
+        if isinstance(node, cst.Lambda) and any(
+            isinstance(n, cst.Call) and dotted(n.func) == "print" for n in walk(node.body)
+        ):
+            plan.todo(node, "this prints on every rank.")

@@ -1,0 +1,149 @@
+"""Step 3 for tf.data: a shard of the source, before it is shuffled and batched."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.convert.calls import name_of_module
+from qsgd_hpc.eight_steps.convert.loops import sources
+from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.reading import Script, dotted
+
+__all__ = ["is_dataset", "pin_lines", "shard_dataset", "takes"]
+
+SOURCE = re.compile(r"^tensorflow\.data\.Dataset\.from_tensor_slices$")
+DATASET = re.compile(r"^(tensorflow\.data\.|tensorflow_datasets\.|keras\.utils\.\w+_dataset_from)")
+CHAINED = re.compile(r"(\r?\n[ \t]*)\.")
+TEXT = "A shard before shuffling and batching, of equal size on all ranks."
+
+
+def chain(node: cst.BaseExpression) -> list[cst.Call]:
+    """Return the calls of `a(...).b(...).c(...)`, the first of them last."""
+    found = []
+    while isinstance(node, cst.Call):
+        found.append(node)
+        if not isinstance(node.func, cst.Attribute):
+            break
+        node = node.func.value
+    return found
+
+
+def is_dataset(script: Script, node: cst.BaseExpression) -> bool:
+    """Say whether an expression is a data set of TensorFlow, as far as can be seen."""
+    return any(DATASET.match(script.qualified(each)) for each in sources(script, node)) or any(
+        part in script.qualified(each)
+        for each in sources(script, node)
+        for part in ("tensorflow.data.Dataset", ".from_tensor_slices(")
+    )
+
+
+def origins(script: Script, node: cst.BaseExpression, depth: int = 8) -> list[cst.Call]:
+    """Return the calls of from_tensor_slices that a data set comes from."""
+    found: list[cst.Call] = []
+    for each in sources(script, node):
+        calls = chain(each)
+        if not calls:
+            continue
+        if SOURCE.match(script.called(calls[-1])):
+            found.append(calls[-1])
+            continue
+        last = calls[-1]
+        definition = script.definition(last)
+        if isinstance(last.func, cst.Attribute) and dotted(last.func.value) and depth:
+            found += origins(script, last.func.value, depth - 1)
+        elif definition is not None and depth:
+            for inner in script.inside(definition):
+                if isinstance(inner, cst.Return) and inner.value is not None:
+                    found += origins(script, inner.value, depth - 1)
+    return list(dict.fromkeys(found))
+
+
+def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None:
+    """Shard what a data set is made from; leave to the author what cannot be seen.
+
+    Args:
+        plan: what is to be done.
+        node: the data set that is trained on.
+        at: where it is used, for a TODO.
+    """
+    script = plan.script
+    found = origins(script, node)
+    if len(found) != 1:
+        plan.todo(
+            at, "shard this data set, before it is shuffled: ds.shard(hvd.size(), hvd.rank())."
+        )
+        return
+    call = found[0]
+    function = script.function(call)
+    callers = [c for c in script.calls if function and script.definition(c) is function]
+    given = call.args[0].value
+    first = given.elements[0].value if isinstance(given, cst.Tuple | cst.List) else given
+    if len(callers) > 1:
+        plan.todo(
+            call, "the data set for training needs .shard(hvd.size(), hvd.rank()) here, others not."
+        )
+        return
+    if not dotted(first):
+        plan.todo(call, "shard this: .shard(hvd.size(), hvd.rank()), of equal size on all ranks.")
+        return
+    size = f"len({dotted(first)}) // hvd.size()"
+    plan.before(call, *plan.comment(3, TEXT, call))
+    # Where the script gives each call of the chain a line, these get theirs.
+    _, end = plan.span(call)
+    chained = CHAINED.match(script.text, end)
+    break_ = chained.group(1) if chained else ""
+    plan.wrap(call, "", f"{break_}.shard(hvd.size(), hvd.rank()){break_}.take({size})")
+
+
+def takes(plan: Plan, node: cst.BaseExpression) -> None:
+    """Divide a number of batches to take by the number of ranks."""
+    script = plan.script
+    for each in sources(script, node):
+        for call in chain(each):
+            if (
+                isinstance(call.func, cst.Attribute)
+                and call.func.attr.value == "take"
+                and call.args
+            ):
+                repeated = any(
+                    isinstance(c.func, cst.Attribute) and c.func.attr.value == "repeat"
+                    for c in chain(each)
+                )
+                count = call.args[0].value
+                if repeated or script.loops(call) or any(a is call for a in sources(script, node)):
+                    plan.replace(count, f"{_simple(script, count)} // hvd.size()")
+                    text = "Together the ranks take as many batches as one did."
+                    plan.before(call, *plan.comment(3, text, call))
+
+
+def _simple(script: Script, node: cst.BaseExpression) -> str:
+    text = script.code(node)
+    return (
+        text if isinstance(node, cst.Name | cst.Attribute | cst.Integer | cst.Call) else f"({text})"
+    )
+
+
+def pin_lines(script: Script) -> list[str]:
+    """Return the lines that choose a rank's GPU in TensorFlow 2."""
+    tf = name_of_module(script, "tensorflow")
+    if tf:
+        return [
+            f'gpus = {tf}.config.list_physical_devices("GPU")',
+            "if gpus:",
+            f'    {tf}.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")',
+        ]
+    return [
+        'if keras.backend.backend() == "tensorflow":',
+        "    import tensorflow as tf",
+        "",
+        '    gpus = tf.config.list_physical_devices("GPU")',
+        "    if gpus:",
+        '        tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")',
+        'elif keras.backend.backend() == "torch":',
+        "    import torch",
+        "",
+        "    if torch.cuda.is_available():",
+        "        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())",
+    ]

@@ -1,0 +1,207 @@
+"""Step 3 for PyTorch's loaders: a sampler gives each rank its part of every epoch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.convert.calls import find, inside, name_of_module, target_of
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, sources
+from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.reading import Script, dotted
+
+__all__ = ["Loaders", "find_loaders", "set_epochs", "shard_loaders"]
+
+LOADER = re.compile(r"^torch\.utils\.data\.(dataloader\.)?DataLoader$")
+SAMPLER = "torch.utils.data.distributed.DistributedSampler"
+TEXT = "Each rank draws from its own part, of equal size on all ranks; one rank as ever."
+
+
+@dataclass(frozen=True, eq=False)
+class Loaders:
+    """The loaders of a script: those that train, by what feeds each loop, and their names."""
+
+    train: tuple[cst.Call, ...]
+    fed: tuple[tuple[TrainLoop, tuple[cst.Call, ...]], ...]
+    all: tuple[cst.Call, ...]
+
+    def names(self, script: Script) -> tuple[str, ...]:
+        """Return the names of the loaders that train."""
+        return tuple(name for name in (target_of(script, call) for call in self.train) if name)
+
+
+def shuffles(call: cst.Call) -> bool:
+    given = find(call, "shuffle", 2)
+    return given is not None and dotted(given.value) not in ("False", "None")
+
+
+def options_of(call: cst.Call) -> str:
+    """Return the name of the mapping in `DataLoader(data, **options)`, or ""."""
+    stars = [arg for arg in call.args if arg.star]
+    return dotted(stars[0].value) if len(stars) == 1 and stars[0].star == "**" else ""
+
+
+def may_shuffle(call: cst.Call) -> bool:
+    return shuffles(call) or bool(options_of(call))
+
+
+def find_loaders(script: Script, loops: Sequence[TrainLoop]) -> Loaders:
+    """Return the loaders that the loops go through; of several, those that shuffle."""
+    every = tuple(c for c in script.calls if LOADER.match(script.called(c)))
+    fed: list[tuple[TrainLoop, tuple[cst.Call, ...]]] = []
+    certain: list[cst.Call] = []
+    for loop in loops:
+        over = iterable(script, loop.loop)
+        made = sources(script, over) if over is not None else ()
+        calls = tuple(call for call in every if any(call is m for m in made))
+        fed.append((loop, calls))
+        certain += calls if len(calls) == 1 else [c for c in calls if shuffles(c)]
+    train = tuple(dict.fromkeys(certain)) or tuple(c for c in every if shuffles(c))
+    return Loaders(train, tuple(fed), every)
+
+
+def shard_loaders(plan: Plan, loaders: Loaders) -> None:
+    """Give each loader that trains a sampler; the others stay whole, on every rank."""
+    for call in loaders.train:
+        reason = _reason_against(plan.script, call)
+        if reason:
+            plan.todo(call, f"shard this loader: {reason}.")
+        else:
+            _shard(plan, call)
+    for call in loaders.all:
+        if call not in loaders.train:
+            text = "Every rank tests on all of this, so metrics need no averaging."
+            plan.before(call, *plan.comment(8, text, call, once=True))
+
+
+def _reason_against(script: Script, call: cst.Call) -> str:
+    if find(call, "batch_sampler") or find(call, "sampler", 3):
+        return "it has a sampler of its own"
+    if any(arg.star for arg in call.args) and (not options_of(call) or find(call, "shuffle", 2)):
+        return "its arguments are not written here"
+    if any(isinstance(a, cst.CompFor | cst.Lambda) for a in script.ancestors(call)) or any(
+        isinstance(a, cst.BaseComp) for a in script.ancestors(call)
+    ):
+        return "it is made in a comprehension"
+    given = find(call, "dataset", 0)
+    made = script.value(given.value) if given is not None else None
+    for node in script.nodes:
+        if isinstance(node, cst.ClassDef) and isinstance(made, cst.Call):
+            bases = [script.qualified(arg.value) for arg in node.bases]
+            if dotted(made.func) == node.name.value and any("IterableDataset" in b for b in bases):
+                return "an iterable data set has to divide itself among the ranks"
+    return "" if given is not None else "its data set is not written here"
+
+
+def _shard(plan: Plan, call: cst.Call) -> None:
+    script = plan.script
+    given = find(call, "dataset", 0)
+    assert given is not None
+    name = target_of(script, call)
+    stem = re.sub(r"_?(data)?_?(loader|dl|iter)$", "", name) or "train"
+    stem = stem if stem not in ("self.", "self") else "self.train"
+    stem = _fresh(script, stem)
+    data = script.code(given.value)
+    lines = plan.comment(3, TEXT, call)
+    if not dotted(given.value):
+        lines.append(f"{stem}_samples = {data}")
+        data = f"{stem}_samples"
+        plan.replace(given.value, data)
+    sampler = f"{stem}_sampler"
+    options = options_of(call)
+    if options:
+        _shard_with_options(plan, call, lines, data, sampler, options)
+        return
+    order = find(call, "shuffle", 2)
+    shuffle = script.code(order.value) if order is not None else "False"
+    keep = "" if shuffle == "True" else f", shuffle={shuffle}"
+    lines += [
+        f"{sampler} = None",
+        "if hvd.size() > 1:",
+        f"    {sampler} = {_torch(script)}{SAMPLER[5:]}(",
+        f"        {data}, num_replicas=hvd.size(), rank=hvd.rank(){keep}",
+        "    )",
+    ]
+    plan.before(call, *lines)
+    if order is None or shuffle == "False":
+        plan.add_argument(call, f"sampler={sampler}")
+    else:
+        alone = f"{sampler} is None"
+        plan.replace(order.value, alone if shuffle == "True" else f"{alone} and {shuffle}")
+        plan.add_argument(call, f"sampler={sampler}")
+
+
+def _fresh(script: Script, stem: str) -> str:
+    """Return a beginning of names that the script does not use yet."""
+    used = rf"\b{re.escape(stem)}_(samples|sampler|options)\b"
+    return _fresh(script, f"{stem}_rank") if re.search(used, script.text) else stem
+
+
+def _shard_with_options(
+    plan: Plan, call: cst.Call, lines: list[str], data: str, sampler: str, options: str
+) -> None:
+    """Give the sampler along with the loader's other options, which other loaders may share."""
+    own = f"{sampler.removesuffix('_sampler')}_options"
+    lines += [
+        f"{own} = {options}",
+        "if hvd.size() > 1:",
+        f"    {sampler} = {_torch(plan.script)}{SAMPLER[5:]}(",
+        f"        {data}, num_replicas=hvd.size(), rank=hvd.rank(),",
+        f'        shuffle={options}.get("shuffle", False),',
+        "    )",
+        f'    {own} = {{**{options}, "shuffle": False, "sampler": {sampler}}}',
+    ]
+    plan.before(call, *lines)
+    (given,) = (arg for arg in call.args if arg.star)
+    plan.replace(given.value, own)
+
+
+def _torch(script: Script) -> str:
+    return name_of_module(script, "torch") or "torch"
+
+
+def set_epochs(plan: Plan, loaders: Loaders) -> None:
+    """Have the samplers draw a new order in each epoch, equal on every rank."""
+    script = plan.script
+    fresh = False
+    for loop, calls in loaders.fed:
+        shuffled = [c for c in calls if c in loaders.train and may_shuffle(c)]
+        over = iterable(script, loop.loop)
+        unseen = not calls and any(may_shuffle(c) for c in loaders.train)
+        if not (shuffled or unseen) or over is None or not dotted(over):
+            continue
+        fresh = True
+        loader = dotted(over)
+        epoch = _epoch(script, loop) or f"{loader}.sampler.epoch + 1"
+        test = "hvd.size() > 1"
+        if unseen or len(shuffled) < len(calls):  # it may be a loader that tests
+            test = f'hasattr(getattr({loader}, "sampler", None), "set_epoch")'
+        plan.before(
+            loop.loop,
+            *plan.comment(3, "A new order in each epoch, the same on every rank.", loop.loop),
+            f"if {test}:",
+            f"    {loader}.sampler.set_epoch({epoch})",
+        )
+    if not fresh and any(may_shuffle(call) for call in loaders.train):
+        loop = loaders.fed[0][0]
+        plan.todo(loop.loop, "sampler.set_epoch(epoch) before each epoch, or all have one order.")
+
+
+def _epoch(script: Script, loop: TrainLoop) -> str:
+    """Return the variable that counts epochs where a loop is."""
+    outer = loop.epochs
+    if isinstance(outer, cst.For) and isinstance(outer.target, cst.Name):
+        over = iterable(script, outer)
+        if isinstance(over, cst.Call) and script.called(over) == "range":
+            return outer.target.value
+        if isinstance(over, cst.Call) and script.called(over).endswith("trange"):
+            return outer.target.value
+    function = script.function(loop.loop)
+    if function is not None and not (outer and inside(script, loop.loop, outer)):
+        for name in ("epoch", "epoch_index", "ep"):
+            if any(b.how == "parameter" for b in script.bindings.get((function, name), ())):
+                return name
+    return ""

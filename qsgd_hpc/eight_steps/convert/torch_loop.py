@@ -1,0 +1,109 @@
+"""What distributing changes within PyTorch's training loops."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.convert.calls import find, inside, walk
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop
+from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.convert.torch_optimizer import OPTIMIZER, models, optimizers
+from qsgd_hpc.eight_steps.reading import Script, dotted
+
+__all__ = ["any_gpu", "average_before_clipping", "one_writer", "share_running_averages"]
+
+CLIPS = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_(norm|value)_?$")
+NORMS = re.compile(r"BatchNorm|torchvision\.models|resnet\d|track_running_stats")
+
+
+def step_calls(script: Script) -> list[cst.Call]:
+    """Return the calls of an optimizer's step."""
+    made = [c for c in script.calls if script.called(c).endswith(".step") and not c.args]
+    return [c for c in made if OPTIMIZER.match(script.called(c)[: -len("().step")]) or _named(c)]
+
+
+def _named(call: cst.Call) -> bool:
+    assert isinstance(call.func, cst.Attribute)
+    name = dotted(call.func.value).rpartition(".")[2]
+    return bool(re.match(r"^(opt|optim|optimi[sz]er)(_\w+)?$", name))
+
+
+def average_before_clipping(plan: Plan) -> None:
+    """Clip the mean of all ranks' gradients: it has to be complete before."""
+    script = plan.script
+    if any(script.called(call).endswith(".unscale_") for call in script.calls):
+        return  # which waits for the averages
+    clips = [call for call in script.calls if CLIPS.match(script.called(call))]
+    for clip in clips:
+        loops = script.loops(clip)
+        after = [
+            call
+            for call in step_calls(script)
+            if script.start(call) > script.start(clip)
+            and (not loops or inside(script, call, loops[0]))
+            and script.function(call) is script.function(clip)
+        ]
+        statement = plan.anchor(after[0]) if after else None
+        if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) > 1:
+            plan.todo(clip, "average the gradients before clipping: see docs/training.md.")
+            continue
+        assert isinstance(after[0].func, cst.Attribute)
+        optimizer = script.code(after[0].func.value)
+        text = "Wait for the mean of all ranks' gradients, so that all clip alike."
+        plan.before(clip, *plan.comment(5, text, clip), f"{optimizer}.synchronize()")
+        plan.under([statement], f"with {optimizer}.skip_synchronize():")
+
+
+def share_running_averages(plan: Plan, loops: Sequence[TrainLoop]) -> None:
+    """Give all ranks rank 0's running averages of batch normalisation after each epoch."""
+    script = plan.script
+    if not any(
+        NORMS.search(script.qualified(c.func)) or NORMS.search(dotted(c.func)) for c in script.calls
+    ):
+        return
+    names = [name for call in optimizers(script) for name in models(script, call)[0]]
+    for loop in loops:
+        used = {dotted(n) for n in walk(loop.loop) if isinstance(n, cst.Name | cst.Attribute)}
+        model = next((name for name in names if name in used), "")
+        if not model:
+            plan.todo(loop.loop, "broadcast the buffers of batch normalisation after each epoch.")
+            continue
+        text = "Batch normalisation has seen a rank's own samples; test with rank 0's averages."
+        plan.after(
+            loop.loop,
+            *plan.comment(6, text, loop.loop),
+            f"hvd.broadcast_parameters(dict({model}.named_buffers()), root_rank=0)",
+        )
+
+
+def one_writer(plan: Plan) -> None:
+    """Let rank 0 alone have a SummaryWriter."""
+    script = plan.script
+    for call in script.calls:
+        if script.called(call).endswith(".SummaryWriter"):
+            parent = script.parents.get(call)
+            if isinstance(parent, cst.WithItem):
+                plan.todo(call, "let rank 0 alone write this log.")
+                continue
+            text = "Otherwise every line would come once per rank."
+            plan.before(call, *plan.comment(7, text, call, once=True))
+            plan.wrap(call, "", " if hvd.rank() == 0 else None")
+
+
+def any_gpu(plan: Plan) -> None:
+    """Let "cuda:0" mean the GPU that the rank has pinned; say what does so otherwise."""
+    script = plan.script
+    for node in script.nodes:
+        if isinstance(node, cst.SimpleString) and node.raw_value == "cuda:0":
+            plan.replace(node, f"{node.quote}cuda{node.quote}")
+    for call in script.calls:
+        name = script.called(call)
+        if name.endswith(".DataParallel"):
+            plan.todo(call, "take the model out of DataParallel: each rank has one GPU.")
+        elif name == "torch.cuda.set_device" or (
+            name.endswith(".cuda") and find(call, "device", 0) is not None
+        ):
+            plan.todo(call, "each rank has its own GPU: leave out the number.")

@@ -1,0 +1,83 @@
+"""Which frameworks a script trains with, and which modules make it a distributed one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+__all__ = ["DISTRIBUTED", "Framework", "api_name", "frameworks", "is_distributed"]
+
+# The longest first: a name belongs to the first module that it begins with.
+DISTRIBUTED = tuple(
+    f"{package}.{module}"
+    for package in ("horovod", "qsgd_hpc")
+    for module in ("tensorflow.keras", "tensorflow", "keras", "torch", "jax", "mxnet")
+)
+
+
+class Framework(Enum):
+    """A way of training that has its own form of the eight steps."""
+
+    TORCH = "PyTorch"
+    KERAS = "Keras"  # model.fit
+    TF2 = "TensorFlow 2"  # a loop of its own with GradientTape
+    TF1 = "TensorFlow 1"  # graphs and sessions
+    JAX = "JAX"
+
+
+def is_distributed(module: str) -> bool:
+    """Say whether importing this module makes a script distributed."""
+    return any(module == known or module.startswith(f"{known}.") for known in DISTRIBUTED)
+
+
+def api_name(qualified: str) -> str:
+    """Return the name within Horovod's API: "init" for "horovod.torch.init", "" for all others."""
+    for known in DISTRIBUTED:
+        if qualified == known:
+            return ""
+        if qualified.startswith(f"{known}."):
+            return qualified[len(known) + 1 :]
+    return ""
+
+
+TF1_NAMES = (
+    "tensorflow.compat.v1.",
+    "tensorflow.Session",
+    "tensorflow.InteractiveSession",
+    "tensorflow.placeholder",
+    "tensorflow.global_variables_initializer",
+    "tensorflow.train.MonitoredTrainingSession",
+    "tensorflow.train.MonitoredSession",
+    "tensorflow.layers.",
+    "tensorflow.estimator.",
+    "tensorflow.app.run",
+)
+TF1_EITHER = (  # of TF 1, which the second version of TensorFlow allows too
+    "tensorflow.compat.v1.logging.",
+    "tensorflow.compat.v1.config.",
+    "tensorflow.compat.v1.enable_",
+)
+
+
+def is_tf1(name: str) -> bool:
+    return name.startswith(TF1_NAMES) and not name.startswith(TF1_EITHER)
+
+
+def frameworks(modules: Iterable[str], calls: Iterable[str]) -> frozenset[Framework]:
+    """Return the frameworks of a script that imports these modules and calls these names."""
+    modules, calls = set(modules), list(calls)
+    tops = {module.partition(".")[0] for module in modules}
+    seconds = {module.split(".")[1] for module in modules if is_distributed(module)}
+    found = set()
+    if "torch" in tops | seconds:
+        found.add(Framework.TORCH)
+    if any(call.endswith("tensorflow.GradientTape") for call in calls):
+        found.add(Framework.TF2)
+    if any(is_tf1(call) for call in calls):
+        found.add(Framework.TF1)
+    keras = {"keras", "tensorflow", "tf_keras"} & (tops | seconds)
+    if keras and any(call.rpartition(".")[2] in ("fit", "fit_generator") for call in calls):
+        found.add(Framework.KERAS)
+    if "jax" in tops | seconds:
+        found.add(Framework.JAX)
+    return frozenset(found)

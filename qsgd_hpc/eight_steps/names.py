@@ -1,0 +1,172 @@
+"""What binds which name in a script: imports, assignments, parameters, loops and definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import libcst as cst
+
+__all__ = ["Binding", "How", "Import", "bindings", "dotted", "imports", "targets"]
+
+How = Literal["import", "assign", "part", "with", "for", "parameter", "function", "class"]
+
+
+@dataclass(frozen=True, eq=False)
+class Binding:
+    """One place where a name gets a value.
+
+    Attributes:
+        name: the name bound, or "self.name".
+        how: "part" is an element of a value unpacked, "for" an element of an iterable.
+        at: the node after whose end the name is bound.
+        value: the expression bound, iterated over (for), entered (with) or unpacked (part).
+        imported: the dotted name imported, where that binds it.
+        index: the position in what is unpacked or among the parameters; -1 behind a star.
+    """
+
+    name: str
+    how: How
+    at: cst.CSTNode
+    value: cst.BaseExpression | None = None
+    imported: str = ""
+    index: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Import:
+    """One module imported: `module` in full, and the name by which the script calls it.
+
+    Attributes:
+        module: "horovod.torch" for `import horovod.torch as hvd`, `import horovod.torch` and
+            `from horovod import torch`; "torch" for `from torch import nn`.
+        alias: "hvd", "horovod.torch" and "torch"; "" where only names from it are bound.
+        node: the import.
+    """
+
+    module: str
+    alias: str
+    node: cst.CSTNode
+
+
+def dotted(node: cst.CSTNode | None) -> str:
+    """Return "a.b.c" for a name or an attribute of names, else ""."""
+    if isinstance(node, cst.Name):
+        return node.value
+    if isinstance(node, cst.Attribute):
+        before = dotted(node.value)
+        return f"{before}.{node.attr.value}" if before else ""
+    return ""
+
+
+def origin_of(node: cst.ImportFrom) -> str:
+    """Return the module of a from-import, with a leading dot for each level of a relative one."""
+    return "." * len(node.relative) + dotted(node.module)
+
+
+def bound_by_import(node: cst.Import | cst.ImportFrom) -> Iterator[Binding]:
+    if isinstance(node.names, cst.ImportStar):
+        return
+    for alias in node.names:
+        name = dotted(alias.name)
+        bound = alias.evaluated_alias
+        if isinstance(node, cst.ImportFrom):
+            origin = origin_of(node)
+            joint = "" if not origin or origin.endswith(".") else "."
+            yield Binding(bound or name, "import", alias, imported=f"{origin}{joint}{name}")
+        else:
+            first = name.partition(".")[0]
+            yield Binding(bound or first, "import", alias, imported=name if bound else first)
+
+
+def targets(
+    target: cst.BaseExpression,
+    value: cst.BaseExpression | None,
+    how: How,
+    at: cst.CSTNode,
+    index: int = 0,
+) -> Iterator[Binding]:
+    """Yield what an assignment to `target` binds; tuples are taken apart element by element."""
+    if isinstance(target, (cst.Tuple, cst.List)):
+        given = value.elements if isinstance(value, (cst.Tuple, cst.List)) else ()
+        whole = how == "assign" and len(given) == len(target.elements)
+        starred = False
+        for place, element in enumerate(target.elements):
+            starred = starred or isinstance(element, cst.StarredElement)
+            if whole and not starred:
+                yield from targets(element.value, given[place].value, how, at)
+            else:
+                part: How = "part" if how == "assign" else how
+                yield from targets(element.value, value, part, at, -1 if starred else place)
+    elif isinstance(target, cst.Name) or dotted(target).count(".") == 1:
+        yield Binding(dotted(target), how, at, value, index=index)
+
+
+def bound_by_parameters(node: cst.FunctionDef | cst.Lambda) -> Iterator[Binding]:
+    p = node.params
+    for index, parameter in enumerate((*p.posonly_params, *p.params)):
+        yield Binding(parameter.name.value, "parameter", parameter, parameter.default, index=index)
+    rest = [*p.kwonly_params, p.star_kwarg, p.star_arg]
+    for other in rest:
+        if isinstance(other, cst.Param):
+            yield Binding(other.name.value, "parameter", other, other.default, index=-1)
+
+
+def bound_by(node: cst.CSTNode) -> Iterator[Binding]:
+    """Yield what this one node binds, in its own scope or (parameters) in the one it opens."""
+    if isinstance(node, (cst.Import, cst.ImportFrom)):
+        yield from bound_by_import(node)
+    elif isinstance(node, cst.Assign):
+        for each in node.targets:
+            yield from targets(each.target, node.value, "assign", node)
+    elif isinstance(node, (cst.AnnAssign, cst.NamedExpr)):
+        if node.value is not None:
+            yield from targets(node.target, node.value, "assign", node)
+    elif isinstance(node, (cst.For, cst.CompFor)):
+        yield from targets(node.target, node.iter, "for", node.target)
+    elif isinstance(node, cst.WithItem):
+        if node.asname is not None:
+            yield from targets(node.asname.name, node.item, "with", node)
+    elif isinstance(node, cst.FunctionDef):
+        yield Binding(node.name.value, "function", node)
+    elif isinstance(node, cst.ClassDef):
+        yield Binding(node.name.value, "class", node)
+
+
+def bindings(
+    nodes: Iterable[cst.CSTNode],
+    scope_of: Callable[[cst.CSTNode], cst.CSTNode],
+    class_of: Callable[[cst.CSTNode], cst.CSTNode | None],
+) -> dict[tuple[cst.CSTNode, str], tuple[Binding, ...]]:
+    """Return what binds each name of each scope, in the order of the text.
+
+    `self.name` belongs to the class whose method it is assigned in.
+    """
+    found: dict[tuple[cst.CSTNode, str], list[Binding]] = {}
+    for node in nodes:
+        for binding in bound_by(node):
+            scope = class_of(node) if binding.name.startswith("self.") else scope_of(node)
+            if scope is not None:
+                found.setdefault((scope, binding.name), []).append(binding)
+        if isinstance(node, (cst.FunctionDef, cst.Lambda)):
+            for binding in bound_by_parameters(node):
+                found.setdefault((node, binding.name), []).append(binding)
+    return {key: tuple(several) for key, several in found.items()}
+
+
+def imports(nodes: Iterable[cst.CSTNode]) -> tuple[Import, ...]:
+    """Return the modules imported, also inside functions, in the order of the text."""
+    found: list[Import] = []
+    for node in nodes:
+        if isinstance(node, cst.Import):
+            for alias in node.names:
+                name = dotted(alias.name)
+                found.append(Import(name, alias.evaluated_alias or name, node))
+        elif isinstance(node, cst.ImportFrom):
+            origin = origin_of(node)
+            found.append(Import(origin, "", node))
+            if not isinstance(node.names, cst.ImportStar):
+                for binding in bound_by_import(node):
+                    found.append(Import(binding.imported, binding.name, node))
+    return tuple(found)

@@ -1,0 +1,274 @@
+"""Read a training script: what its names mean, and which frameworks it trains with.
+
+Names are resolved as far as the text allows: `optim.SGD` of `import torch.optim as optim` is
+"torch.optim.SGD", the variable `optimizer = optim.SGD(...)` is "torch.optim.SGD()", and its method
+"torch.optim.SGD().step". A parameter is what the only call of its function gives it.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
+
+from qsgd_hpc.eight_steps.frameworks import Framework, api_name, frameworks, is_distributed
+from qsgd_hpc.eight_steps.names import Binding, Import, bindings, dotted, imports
+from qsgd_hpc.eight_steps.tree import Branch, Collector, Loop, Tree
+from qsgd_hpc.errors import UsageError
+
+__all__ = [
+    "Binding",
+    "Branch",
+    "Framework",
+    "Import",
+    "Loop",
+    "Script",
+    "argument",
+    "dotted",
+    "parse",
+    "read",
+]
+
+DEPTH = 12  # of names that mean names; more are a circle
+
+
+@dataclass(frozen=True, eq=False)
+class Script(Tree):
+    """A script, its tree, and what the names in it mean."""
+
+    @cached_property
+    def bindings(self) -> Mapping[tuple[cst.CSTNode, str], tuple[Binding, ...]]:
+        """What binds each name of each scope, in the order of the text."""
+        return bindings(self.nodes, self.scope, self.class_of)
+
+    @property
+    def assignments(self) -> tuple[Binding, ...]:
+        """Every name assigned a value of its own, in the order of the text."""
+        each = (b for several in self.bindings.values() for b in several if b.how == "assign")
+        return tuple(sorted(each, key=lambda b: self.start(b.at)))
+
+    def candidates(self, node: cst.CSTNode, *, later: bool = False) -> tuple[Binding, ...]:
+        """Return all that may have bound a name (or `self.name`) where it stands, in order.
+
+        Args:
+            node: the name.
+            later: also what binds it further down in its own function.
+        """
+        name = dotted(node)
+        if name.startswith("self."):
+            owner = self.class_of(node)
+            return self.bindings.get((owner, name), ()) if owner is not None else ()
+        scope, own = self.scope(node), True
+        while True:
+            several = self.bindings.get((scope, name), ())
+            if several and (own or not isinstance(scope, cst.ClassDef)):
+                before = tuple(b for b in several if self.end(b.at) <= self.start(node))
+                return before if own and before and not later else several
+            if scope is self.module:
+                return ()
+            scope, own = self.scope(scope), False
+
+    def binding(self, node: cst.CSTNode) -> Binding | None:
+        """Return what bound a name last before its use; `name = None` of several is passed over."""
+        several = self.candidates(node)
+        real = [b for b in several if b.how != "assign" or dotted(b.value) != "None"] or several
+        return real[-1] if real else None
+
+    def _given(self, found: Binding) -> cst.BaseExpression | None:
+        """Return the expression that a binding holds, where that is known."""
+        if found.how == "parameter":
+            return self.argument(found)
+        return found.value if found.how in ("assign", "with") else None
+
+    def value(self, node: cst.CSTNode) -> cst.CSTNode:
+        """Follow a name to the expression that made what it holds; else return the node itself."""
+        for _ in range(DEPTH):
+            found = self.binding(node) if dotted(node) else None
+            given = self._given(found) if found is not None else None
+            if given is None:
+                break
+            node = given
+        return node
+
+    def qualified(self, node: cst.CSTNode, depth: int = DEPTH) -> str:
+        """Return the dotted name of what a node means, with () behind what a call returned.
+
+        A name that nothing binds (a builtin) or whose value is unknown is itself; what has no name
+        is "".
+        """
+        if depth == 0:
+            return dotted(node)
+        if isinstance(node, cst.Call):
+            return f"{self.qualified(node.func, depth - 1)}()"
+        if isinstance(node, cst.Subscript):
+            return f"{self.qualified(node.value, depth - 1)}[]"
+        if isinstance(node, cst.Await):
+            return self.qualified(node.expression, depth - 1)
+        found = self.binding(node) if dotted(node) else None
+        if found is not None:
+            given = self._given(found)
+            meaning = found.imported or (self.qualified(given, depth - 1) if given else "")
+            return meaning or dotted(node)
+        if isinstance(node, cst.Attribute):
+            return f"{self.qualified(node.value, depth - 1)}.{node.attr.value}"
+        return self._starred(node.value) if isinstance(node, cst.Name) else ""
+
+    def _starred(self, name: str) -> str:
+        """Return what an unbound name means: the builtin, or what `from hvd import *` brought."""
+        if hasattr(builtins, name):
+            return name
+        for each in self.distributed:
+            if isinstance(each.node, cst.ImportFrom) and isinstance(
+                each.node.names, cst.ImportStar
+            ):
+                return f"{each.module}.{name}"
+        return name
+
+    def called(self, call: cst.Call) -> str:
+        """Return the name of what a call calls: "torch.optim.SGD", "torch.optim.SGD().step"."""
+        return self.qualified(call.func)
+
+    def api(self, node: cst.CSTNode) -> str:
+        """Return the name that a call or a name has in Horovod's API ("rank"), "" for others."""
+        return api_name(self.qualified(node.func if isinstance(node, cst.Call) else node))
+
+    def definition(self, node: cst.CSTNode) -> cst.FunctionDef | None:
+        """Return the script's own function that a call or a name means; a class's __init__."""
+        called = node.func if isinstance(node, cst.Call) else node
+        if isinstance(called, cst.Attribute):
+            owner = self.own_class(called.value)
+            return self._method(owner, called.attr.value) if owner else None
+        found = self.binding(called) if isinstance(called, cst.Name) else None
+        if found is not None and isinstance(found.at, cst.ClassDef):
+            return self._method(found.at, "__init__")
+        return found.at if found is not None and isinstance(found.at, cst.FunctionDef) else None
+
+    def own_class(self, node: cst.CSTNode) -> cst.ClassDef | None:
+        """Return the script's own class that an object is of."""
+        if dotted(node) == "self":
+            return self.class_of(node)
+        made = self.value(node)
+        called = made.func if isinstance(made, cst.Call) else None
+        found = self.binding(called) if isinstance(called, cst.Name) else None
+        return found.at if found is not None and isinstance(found.at, cst.ClassDef) else None
+
+    def _method(self, owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
+        found = self.bindings.get((owner, name), ())
+        last = found[-1].at if found else None
+        return last if isinstance(last, cst.FunctionDef) else None
+
+    @cached_property
+    def callers(self) -> Mapping[cst.FunctionDef, tuple[cst.Call, ...]]:
+        """The calls of each of the script's plain functions (methods are not listed)."""
+        found: dict[cst.FunctionDef, tuple[cst.Call, ...]] = {}
+        for call in self.calls:
+            bound = self.binding(call.func) if isinstance(call.func, cst.Name) else None
+            if bound is not None and isinstance(bound.at, cst.FunctionDef):
+                found[bound.at] = (*found.get(bound.at, ()), call)
+        return found
+
+    def callers_of(self, parameter: Binding) -> tuple[cst.Call, ...]:
+        """Return the calls of the function that has this parameter."""
+        owner = next((n for n in self.ancestors(parameter.at) if not is_parameters(n)), None)
+        return self.callers.get(owner, ()) if isinstance(owner, cst.FunctionDef) else ()
+
+    def argument(self, parameter: Binding) -> cst.BaseExpression | None:
+        """Return what the only call of its function gives a parameter, or its default."""
+        calls = self.callers_of(parameter)
+        if len(calls) != 1:
+            return None
+        return argument(calls[0], parameter.name, parameter.index) or parameter.value
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        """The modules imported, also inside functions."""
+        return imports(self.nodes)
+
+    @cached_property
+    def frameworks(self) -> frozenset[Framework]:
+        """The frameworks the script trains with."""
+        return frameworks((i.module for i in self.imports), (self.called(c) for c in self.calls))
+
+    @cached_property
+    def distributed(self) -> tuple[Import, ...]:
+        """The imports of horovod.* or qsgd_hpc.* that make this a distributed script."""
+        return tuple(i for i in self.imports if is_distributed(i.module))
+
+    @property
+    def alias(self) -> str:
+        """The name by which the script calls the distributed module, "hvd" where it has none."""
+        whole = (i for i in self.distributed if i.alias and not api_name(i.module))
+        return next((i.alias for i in whole), "hvd")
+
+    @cached_property
+    def entry(self) -> cst.If | cst.Module:
+        """The ``if __name__ == "__main__":`` of the script, else the module."""
+        for each in self.module.body:
+            if isinstance(each, cst.If) and isinstance(each.test, cst.Comparison):
+                names = {self.code(each.test.left)}
+                names |= {self.code(c.comparator) for c in each.test.comparisons}
+                if "__name__" in names and names & {'"__main__"', "'__main__'"}:
+                    return each
+        return self.module
+
+
+def is_parameters(node: cst.CSTNode) -> bool:
+    return isinstance(node, (cst.Parameters, cst.Param))
+
+
+def argument(call: cst.Call, name: str, index: int = -1) -> cst.BaseExpression | None:
+    """Return the argument a call gives by this name or at this position, from 0."""
+    for place, each in enumerate(call.args):
+        if each.keyword is not None and each.keyword.value == name:
+            return each.value
+        if each.star == "*" and 0 <= place <= index:
+            index = -1  # what a star holds is not known
+        elif not each.star and each.keyword is None and place == index:
+            return each.value
+    return None
+
+
+def parse(source: str | bytes, path: Path = Path("<script>")) -> Script:
+    """Read a script from its text.
+
+    Raises:
+        UsageError: the text is not Python; the message has the path and the line.
+    """
+    try:
+        wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
+    except cst.ParserSyntaxError as error:
+        raise UsageError(
+            f"{path}:{error.raw_line}: not valid Python: {error.message.splitlines()[0]}"
+        ) from None
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}:1: not text: {error}") from None
+    collector = Collector()
+    wrapper.module.visit(collector)
+    return Script(
+        path=path,
+        text=wrapper.module.code,
+        module=wrapper.module,
+        nodes=tuple(collector.nodes),
+        calls=tuple(collector.calls),
+        spans=collector.spans,
+        positions=wrapper.resolve(PositionProvider),
+        parents=wrapper.resolve(ParentNodeProvider),
+    )
+
+
+def read(path: Path) -> Script:
+    """Read a script from a file.
+
+    Raises:
+        UsageError: there is no such file, it cannot be read, or it is not Python.
+    """
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+    return parse(source, path)

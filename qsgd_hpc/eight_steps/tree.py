@@ -1,0 +1,171 @@
+"""The tree of a script: where its nodes are, and what they are inside of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import libcst as cst
+from libcst.metadata import CodeRange
+
+__all__ = ["Branch", "Collector", "Function", "Loop", "Tree"]
+
+Function = cst.FunctionDef | cst.Lambda
+Loop = cst.For | cst.While
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """One way a condition may turn out: `taken` says which.
+
+    Attributes:
+        node: the if, the conditional expression, or the `and`/`or` that decides.
+        test: the condition.
+        taken: what it is where this branch runs.
+    """
+
+    node: cst.CSTNode
+    test: cst.BaseExpression
+    taken: bool
+
+
+class Collector(cst.CSTVisitor):
+    """Lists the nodes of a tree (outside first) and its calls (arguments first)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: list[cst.CSTNode] = []
+        self.calls: list[cst.Call] = []
+        self.spans: dict[cst.CSTNode, tuple[int, int]] = {}
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        self.spans[node] = (len(self.nodes), 0)
+        self.nodes.append(node)
+        return True
+
+    def on_leave(self, original_node: cst.CSTNode) -> None:
+        self.spans[original_node] = (self.spans[original_node][0], len(self.nodes))
+        if isinstance(original_node, cst.Call):
+            self.calls.append(original_node)
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """A script's tree and all that can be asked of the place of its nodes.
+
+    Attributes:
+        path: where it was read from; only for messages.
+        text: its text.
+        module: its root; every node that a method takes is of it.
+        nodes: every node, those outside before those inside.
+        calls: every call, in the order in which they are evaluated (arguments first).
+        spans: which of the nodes are inside of each.
+    """
+
+    path: Path
+    text: str
+    module: cst.Module
+    nodes: tuple[cst.CSTNode, ...]
+    calls: tuple[cst.Call, ...]
+    spans: Mapping[cst.CSTNode, tuple[int, int]]
+    positions: Mapping[cst.CSTNode, CodeRange]
+    parents: Mapping[cst.CSTNode, cst.CSTNode]
+
+    def start(self, node: cst.CSTNode) -> tuple[int, int]:
+        """Return the line, from 1, and the column, from 0, at which a node begins."""
+        place = self.positions[node].start
+        return place.line, place.column
+
+    def end(self, node: cst.CSTNode) -> tuple[int, int]:
+        """Return the line, from 1, and the column, from 0, behind a node's last character."""
+        place = self.positions[node].end
+        return place.line, place.column
+
+    def line(self, node: cst.CSTNode) -> int:
+        """Return the line, from 1, at which a node begins."""
+        return self.start(node)[0]
+
+    def code(self, node: cst.CSTNode) -> str:
+        """Return the text of a node."""
+        return self.module.code_for_node(node)
+
+    @cached_property
+    def comments(self) -> Mapping[int, str]:
+        """The comment of each line that has one."""
+        return {self.line(n): n.value for n in self.nodes if isinstance(n, cst.Comment)}
+
+    def inside(self, node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
+        """Return a node and all that is inside of it, those outside first."""
+        begin, end = self.spans[node]
+        return self.nodes[begin:end]
+
+    def calls_in(self, node: cst.CSTNode) -> tuple[cst.Call, ...]:
+        """Return the calls inside of a node, itself included, outside first."""
+        return tuple(n for n in self.inside(node) if isinstance(n, cst.Call))
+
+    def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """Yield what a node is inside of, from near to far, the module last."""
+        while (parent := self.parents.get(node)) is not None:
+            yield parent
+            node = parent
+
+    def functions(self, node: cst.CSTNode) -> tuple[cst.FunctionDef, ...]:
+        """Return the functions around a node, the innermost first."""
+        return tuple(n for n in self.ancestors(node) if isinstance(n, cst.FunctionDef))
+
+    def function(self, node: cst.CSTNode) -> cst.FunctionDef | None:
+        """Return the innermost function around a node."""
+        return next(iter(self.functions(node)), None)
+
+    def scope(self, node: cst.CSTNode) -> cst.CSTNode:
+        """Return what a name bound at this node belongs to: a function, a class or the module."""
+        inside = (cst.FunctionDef, cst.Lambda, cst.ClassDef)
+        return next((n for n in self.ancestors(node) if isinstance(n, inside)), self.module)
+
+    def class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
+        """Return the innermost class around a node."""
+        return next((n for n in self.ancestors(node) if isinstance(n, cst.ClassDef)), None)
+
+    def statement(self, node: cst.CSTNode) -> cst.BaseStatement:
+        """Return the whole statement, one or several lines, that a node is part of."""
+        for each in (node, *self.ancestors(node)):
+            if isinstance(each, cst.BaseStatement):
+                return each
+        raise TypeError(f"{type(node).__name__} is not part of a statement")
+
+    def _local(self, node: cst.CSTNode) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
+        """Yield what a node is inside of and through which child, up to its function."""
+        child = node
+        for parent in self.ancestors(node):
+            if isinstance(parent, (cst.FunctionDef, cst.Lambda, cst.ClassDef)):
+                return
+            yield parent, child
+            child = parent
+
+    def loops(self, node: cst.CSTNode) -> tuple[Loop, ...]:
+        """Return the loops of the same function that repeat a node, the innermost first."""
+        around = ((parent, child) for parent, child in self._local(node))
+        return tuple(p for p, c in around if isinstance(p, (cst.For, cst.While)) and repeats(p, c))
+
+    def branches(self, node: cst.CSTNode) -> tuple[Branch, ...]:
+        """Return the conditions of the same function that a node depends on, innermost first."""
+        found = (branch(parent, child) for parent, child in self._local(node))
+        return tuple(each for each in found if each is not None)
+
+
+def repeats(loop: Loop, child: cst.CSTNode) -> bool:
+    """Say whether a loop repeats this child: its body, and a while's condition."""
+    if isinstance(loop, cst.While):
+        return child is loop.body or child is loop.test
+    return child is loop.body
+
+
+def branch(parent: cst.CSTNode, child: cst.CSTNode) -> Branch | None:
+    """Return the condition under which a parent evaluates its child, if there is one."""
+    if isinstance(parent, (cst.If, cst.IfExp)) and child is not parent.test:
+        return Branch(parent, parent.test, child is parent.body)
+    if isinstance(parent, cst.BooleanOperation) and child is parent.right:
+        return Branch(parent, parent.left, isinstance(parent.operator, cst.And))
+    return None

@@ -1,0 +1,92 @@
+"""Each planted fault is found at its line and nothing else is called an error; clean is clean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qsgd_hpc.eight_steps.check import RULES, Severity, check
+from qsgd_hpc.eight_steps.check.fixing import fix
+from qsgd_hpc.eight_steps.reading import Script, parse, read
+from tests.check.faults import CLEAN, FAULTS, Fault
+from tests.check.table import table
+
+ROOT = Path(__file__).parents[2]
+CLEAN_SCRIPTS = sorted(CLEAN.glob("*.py"))
+# Scripts of this repository that take all steps, some of them in modules beside them.
+OURS = sorted(
+    [path for path in ROOT.glob("tutorials/**/*.py") if "hvd.init()" in path.read_text()]
+    + [
+        path
+        for pattern in (
+            "scaling/workloads/*/*.py",
+            "benchmarks/*/train.py",
+            "tests/horovod_scripts/*.py",
+            "tests/convert/distributed/*.py",
+        )
+        for path in ROOT.glob(pattern)
+    ]
+)
+
+
+def planted(fault: Fault) -> Script:
+    return parse(fault.text, CLEAN / f"{fault.script}.py")
+
+
+@pytest.mark.parametrize("path", CLEAN_SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_with_all_steps_has_no_finding(path):
+    assert check(read(path)) == ()
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: "-".join(path.parts[-2:]))
+def test_no_script_of_this_repository_has_an_error(path):
+    assert [each for each in check(read(path)) if each.severity is Severity.ERROR] == []
+
+
+def test_the_scripts_of_this_repository_are_there():
+    assert len(CLEAN_SCRIPTS) == 6
+    assert len(OURS) > 20
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_found_at_its_line(fault):
+    found = check(planted(fault))
+    assert [(each.rule.id, each.line) for each in found if each.rule.id == fault.rule] == [
+        (fault.rule, fault.line)
+    ]
+    others = [each for each in found if each.rule.id != fault.rule]
+    assert [each for each in others if each.severity is Severity.ERROR] == []
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fix_makes_its_finding_go_away_and_is_idempotent(fault):
+    script = planted(fault)
+    fixed = fix(script)
+    left = [each.rule.id for each in fixed.left]
+    assert (fault.rule not in left) == fault.fixable
+    again = fix(fixed.script)
+    assert again.script.text == fixed.script.text
+    assert again.count == 0
+    compile(fixed.script.text, "fixed", "exec")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_comment_silences_a_fault(fault):
+    lines = fault.text.split("\n")
+    line = lines[fault.line - 1]
+    indent = line[: len(line) - len(line.lstrip())]
+    lines.insert(fault.line - 1, f"{indent}# qsgd-hpc: ignore[{fault.rule}] on purpose")
+    found = check(parse("\n".join(lines), CLEAN / f"{fault.script}.py"))
+    assert fault.rule not in [each.rule.id for each in found]
+
+
+def test_every_rule_has_a_fault():
+    assert {each.id for each in RULES} == {each.rule for each in FAULTS}
+
+
+def test_the_page_shows_what_is_said_of_twelve_faults():
+    page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
+    assert table().count("\n") == 14
+    assert table() in page
+    assert f"and plant {len(FAULTS) - 12} more" in page
