@@ -11,10 +11,10 @@ import os
 import secrets
 import socket
 import struct
-import warnings
+import sys
 from typing import Any
 
-__all__ = ["Peers", "connect", "forget"]
+__all__ = ["Peers", "connect", "forget", "own_addresses"]
 
 Peers = list[tuple[int, int, str]]  # file descriptor, rank, "host nid0001, pid 4242"
 
@@ -22,13 +22,14 @@ _open: list[int] = []  # what a forked child must close
 
 CONNECT_TIMEOUT_S = 20.0
 TOKEN_BYTES = 16
+_LOOPBACK = "127.0.0.1"
 _GREETING = struct.Struct(f"!{TOKEN_BYTES}sI")
 
 
 def connect(comm: Any) -> Peers:
     """Build the star around rank 0; collective over ``comm`` (mpi4py).
 
-    Returns an empty list on every rank, with a warning on rank 0, when the hosts cannot reach each
+    Returns an empty list on every rank, after a warning of rank 0, when the hosts cannot reach each
     other over TCP: training works without, only a dead rank is then not named.
     """
     if comm.Get_size() == 1:
@@ -40,11 +41,9 @@ def connect(comm: Any) -> Peers:
         for fd, _, _ in peers:
             os.close(fd)
         if comm.Get_rank() == 0:
-            warnings.warn(
-                f"qsgd-hpc: {faults[0]}; a rank that dies will not be named. QSGD_LIFELINE=0 "
-                "silences this.",
-                stacklevel=2,
-            )
+            # Not a Python warning: made an error, it would leave the other ranks waiting.
+            text = f"{faults[0]}; a rank that dies will not be named. QSGD_LIFELINE=0 silences this"
+            print(f"qsgd-hpc: warning: {text}", file=sys.stderr, flush=True)
         return []
     _open.extend(fd for fd, _, _ in peers)
     return peers
@@ -59,36 +58,59 @@ def _fault(comm: Any, peers: Peers) -> str:
 
 def _accept_all(comm: Any, labels: list[str]) -> Peers:
     token = secrets.token_bytes(TOKEN_BYTES)
-    peers: Peers = []
+    found: dict[int, socket.socket] = {}
     with socket.create_server(("", 0), backlog=comm.Get_size()) as server:
         server.settimeout(CONNECT_TIMEOUT_S)
-        comm.bcast((_own_addresses(), server.getsockname()[1], token))
+        comm.bcast((own_addresses(), server.getsockname()[1], token))
         with contextlib.suppress(OSError):
-            while len(peers) < comm.Get_size() - 1:
+            while len(found) < comm.Get_size() - 1:
                 sock, _ = server.accept()
-                sock.settimeout(CONNECT_TIMEOUT_S)
-                greeting = sock.recv(_GREETING.size, socket.MSG_WAITALL)
-                if len(greeting) < _GREETING.size or greeting[:TOKEN_BYTES] != token:
+                rank = _greeted(sock, token)
+                if rank is None:
                     sock.close()  # a stranger found the port
-                    continue
-                rank = _GREETING.unpack(greeting)[1]
-                peers.append((_detach(sock), rank, labels[rank]))
-    return sorted(peers, key=lambda peer: peer[1])
+                else:
+                    found[rank] = sock
+    return [(_detach(found[rank]), rank, labels[rank]) for rank in sorted(found)]
+
+
+def _greeted(sock: socket.socket, token: bytes) -> int | None:
+    """Exchange greetings; return the rank at the other end, if it is one."""
+    sock.settimeout(CONNECT_TIMEOUT_S)
+    try:
+        greeting = sock.recv(_GREETING.size, socket.MSG_WAITALL)
+        if len(greeting) < _GREETING.size or greeting[:TOKEN_BYTES] != token:
+            return None
+        sock.sendall(token)
+    except OSError:
+        return None
+    rank: int = _GREETING.unpack(greeting)[1]
+    return rank
 
 
 def _reach_root(comm: Any, labels: list[str]) -> Peers:
     addresses, port, token = comm.bcast(None)
-    for address in addresses:
+    if _host(labels[0]) == _host(labels[comm.Get_rank()]):
+        addresses = [_LOOPBACK, *addresses]  # asks no name server, which may take seconds
+    for address in dict.fromkeys(addresses):
         try:
             sock = socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S / 4)
-            sock.sendall(_GREETING.pack(token, comm.Get_rank()))
         except OSError:
             continue
-        return [(_detach(sock), 0, labels[0])]
+        # Hosts may bear one name, and others may listen at the same port: only the root answers so.
+        sock.settimeout(CONNECT_TIMEOUT_S)
+        with contextlib.suppress(OSError):
+            sock.sendall(_GREETING.pack(token, comm.Get_rank()))
+            if sock.recv(TOKEN_BYTES, socket.MSG_WAITALL) == token:
+                return [(_detach(sock), 0, labels[0])]
+        sock.close()
     return []
 
 
-def _own_addresses() -> list[str]:
+def _host(label: str) -> str:
+    return label.partition(",")[0]
+
+
+def own_addresses() -> list[str]:
     """Names and addresses under which the other hosts may reach this one, the likeliest first."""
     host = socket.gethostname()
     found = [host]
@@ -98,7 +120,7 @@ def _own_addresses() -> list[str]:
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))
         found.append(probe.getsockname()[0])
-    return [*dict.fromkeys(found), "127.0.0.1"]
+    return [*dict.fromkeys(found), _LOOPBACK]
 
 
 def _detach(sock: socket.socket) -> int:
@@ -112,9 +134,10 @@ def _detach(sock: socket.socket) -> int:
     return sock.detach()
 
 
-def forget() -> None:
-    """Note that the core has closed the sockets: their numbers may belong to others now."""
-    _open.clear()
+def forget(peers: Peers | None = None) -> None:
+    """Note that the core has closed these sockets, or all: their numbers may belong to others."""
+    gone = set(_open if peers is None else (fd for fd, _, _ in peers))
+    _open[:] = [fd for fd in _open if fd not in gone]
 
 
 def _close_open() -> None:

@@ -6,20 +6,36 @@ there), else the first on the linker path (a site's module); ``MPI4PY_LIBMPI`` o
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["Mpi", "split_nodes", "start_mpi"]
+__all__ = ["Mpi", "core_facts", "share_node", "split_nodes", "start_mpi"]
 
 # As mpi4py names them.
 KNOWN_VENDORS = frozenset(
     {"MPICH", "MPICH2", "MPICH3", "MVAPICH", "MVAPICH2", "Intel MPI", "Cray MPICH"}
     | {"Open MPI", "Spectrum MPI"}
 )
+
+# How many ranks there are, as launchers say; the nearest to the process first.
+_SIZE_VARIABLES = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "PALS_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+)
+
+_RDMA_DEVICES = Path("/sys/class/infiniband")
+_ALIGNMENT = 4096  # a page: flags and slots must not straddle lines
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,28 @@ def start_mpi() -> Mpi:
             "background engine needs. If the script calls mpi4py.rc(thread_level=...), remove "
             "that; else load an MPI module that is built with thread support."
         )
+    _require_together(module.COMM_WORLD.Get_size(), library, os.environ)
     return Mpi(module, library, _pointer_handles(module, library), owned)
+
+
+def _require_together(size: int, library: str, environ: Mapping[str, str]) -> None:
+    """Raise where a launcher has started many ranks of which each believes to be alone.
+
+    They would train without ever exchanging a gradient, each with the whole learning rate.
+    """
+    if size > 1:
+        return
+    for name in _SIZE_VARIABLES:
+        if not environ.get(name, "").isdigit():
+            continue
+        if int(environ[name]) > 1:
+            raise UsageError(
+                f"the launcher has started {environ[name]} ranks ({name}), but {library} knows of "
+                "this one alone: launcher and MPI do not fit. Under srun use --mpi=pmi2 for MPICH "
+                "and its kin, --mpi=pmix for Open MPI; else start the ranks with this MPI's own "
+                "mpiexec, or with `qsgd-hpc run`, which finds it."
+            )
+        return  # the first that is set is the nearest launcher's
 
 
 def _import_mpi(owned: bool) -> Any:
@@ -63,6 +100,10 @@ def _import_mpi(owned: bool) -> Any:
             # After a rank has died MPI_Finalize would wait for it for ever, so this package
             # decides at exit whether to call it.
             mpi4py.rc.finalize = False
+            if not _RDMA_DEVICES.exists():
+                # Open MPI asks UCX to serve the shared window, and UCX complains when it has no
+                # device.
+                os.environ.setdefault("OMPI_MCA_osc", "^ucx")
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
         raise UsageError(
@@ -98,12 +139,79 @@ def split_nodes(mpi: Mpi, comm: Any, ranks_per_node: int | None) -> tuple[int, i
     A node is what shares memory, or each run of ``ranks_per_node`` ranks when that is given.
     """
     rank = comm.Get_rank()
-    if ranks_per_node is None:
-        local = comm.Split_type(mpi.module.COMM_TYPE_SHARED, key=rank)
-    else:
-        local = comm.Split(rank // ranks_per_node, key=rank)
+    local = _split_local(mpi, comm, ranks_per_node)
     cross = comm.Split(local.Get_rank(), key=rank)
     facts = local.Get_rank(), local.Get_size(), cross.Get_rank(), cross.Get_size()
     local.Free()
     cross.Free()
     return facts
+
+
+def _split_local(mpi: Mpi, comm: Any, ranks_per_node: int | None) -> Any:
+    rank = comm.Get_rank()
+    if ranks_per_node is None:
+        return comm.Split_type(mpi.module.COMM_TYPE_SHARED, key=rank)
+    return comm.Split(rank // ranks_per_node, key=rank)
+
+
+def core_facts(mpi: Mpi, comm: Any) -> Any:
+    """Return what the core must know to send messages over ``comm``: a _core.MpiFacts."""
+    import qsgd_hpc._core as _core
+
+    module = mpi.module
+    return _core.MpiFacts(
+        module_path=module.__file__,
+        library=mpi.library,
+        pointer_handles=mpi.pointer_handles,
+        comm=module._handleof(comm),
+        byte_type=module._handleof(module.BYTE),
+        rank=comm.Get_rank(),
+        size=comm.Get_size(),
+    )
+
+
+def _shared_memory_free() -> int:
+    """Return the bytes left where MPIs keep shared windows; containers often have only 64 MB."""
+    try:
+        facts = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return facts.f_bavail * facts.f_frsize
+
+
+def share_node(mpi: Mpi, comm: Any, ranks_per_node: int | None) -> tuple[Any, Any]:
+    """Allocate the memory that the ranks of a node share; collective over ``comm``.
+
+    Returns:
+        A _core.NodeFacts and the MPI window behind it, which must be freed by all ranks of the node
+        together; (None, None) on every rank when any of them could not allocate its part.
+    """
+    import qsgd_hpc._core as _core
+
+    module = mpi.module
+    local = _split_local(mpi, comm, ranks_per_node)
+    # Asked first, because Open MPI leaves the other ranks waiting when one cannot allocate.
+    needed_bytes = local.Get_size() * (_core.REGION_BYTES + _ALIGNMENT)
+    if not comm.allreduce(_shared_memory_free() >= needed_bytes, op=module.LAND):
+        local.Free()
+        return None, None
+    window: Any = None
+    # Without the hint all regions lie in one block on the first rank's memory controller.
+    info = module.Info.Create({"alloc_shared_noncontig": "true"})
+    with contextlib.suppress(module.Exception):  # /dev/shm may be full on one node
+        window = module.Win.Allocate_shared(_core.REGION_BYTES + _ALIGNMENT, 1, info, local)
+    info.Free()
+    if not comm.allreduce(window is not None, op=module.LAND):
+        if window is not None:
+            window.Free()
+        local.Free()
+        return None, None
+    bases = [
+        -(-window.Shared_query(r)[0].address // _ALIGNMENT) * _ALIGNMENT
+        for r in range(local.Get_size())
+    ]
+    own, _ = window.Shared_query(local.Get_rank())
+    own[:] = bytes(len(own))
+    nodes = sorted(set(comm.allgather(tuple(local.allgather(comm.Get_rank())))))  # also a barrier
+    local.Free()
+    return _core.NodeFacts(nodes=[list(ranks) for ranks in nodes], bases=bases), window

@@ -10,26 +10,34 @@ import os
 import sys
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from qsgd_hpc import _lifeline, _mpi, env
+from qsgd_hpc import _job, _lifeline, _mpi, _settings, autotune, env, timeline
 from qsgd_hpc.errors import RankFailedError, UsageError
+
+if TYPE_CHECKING:
+    from qsgd_hpc.process_sets import ProcessSet
 
 __all__ = [
     "Context",
     "communication_stats",
+    "compression_stats",
     "context",
     "cross_rank",
     "cross_size",
     "init",
+    "is_homogeneous",
     "is_initialized",
     "local_rank",
     "local_size",
     "mpi_library_version",
     "rank",
+    "restart",
     "shutdown",
     "size",
+    "step_profile",
 ]
 
 # How long after another rank's death this process may go on without noticing; the job is to have
@@ -45,6 +53,8 @@ class Context:
     """qsgd_hpc._core.Engine."""
     comm: Any
     """This package's own duplicate of the communicator (mpi4py)."""
+    window: Any
+    """The MPI window of the memory that the ranks of this node share, or None."""
     mpi: _mpi.Mpi
     rank: int
     size: int
@@ -52,6 +62,12 @@ class Context:
     local_size: int
     cross_rank: int
     cross_size: int
+    homogeneous: bool
+    """Whether every node has equally many ranks."""
+    dynamic_process_sets: bool
+    """Whether process sets may be added and removed."""
+    process_sets: dict[int, ProcessSet] = field(default_factory=dict)
+    """Registered ones by number, but for that of all ranks, which is 0."""
     counters: Counter[str] = field(default_factory=Counter)
     """How many unnamed things of each kind there were; equal on ranks that call alike."""
 
@@ -59,6 +75,7 @@ class Context:
 _context: Context | None = None
 _lock = threading.Lock()
 _at_exit = False
+_arguments: tuple[Any, Any] = (None, None)  # of the last init
 _owner_pid = 0  # who called init; a forked child inherits the context but not its threads
 # Contexts of jobs that lost a rank. They are never freed: MPI may still write to their memory, and
 # it cannot be finalised.
@@ -66,30 +83,27 @@ _wrecks: list[Context] = []
 # After an error of its own, a rank waits so long for the others to notice before it ends the job.
 _PATIENCE_S = 5.0
 _REASON_BYTES = 1000
-_config_variables = (
-    "QSGD_BITS",
-    "QSGD_BUCKET_SIZE",
-    "QSGD_NORM",
-    "QSGD_MIN_ELEMENTS",
-    "QSGD_SEED",
-    "QSGD_NONFINITE",
-    "QSGD_RANKS_PER_NODE",
-    "QSGD_LIFELINE",
-    "QSGD_FUSION_BYTES",
-    "QSGD_STALL_WARNING_S",
-)
+# What other ranks read of a rank that has called restart() when they have not yet.
+RESTARTING = "it forms the job anew"
 
 
-def init(comm: Any = None) -> None:
+def init(
+    comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None
+) -> None:
     """Start the engine; harmless when it runs already.
 
     Args:
-        comm: an mpi4py communicator; default is all ranks that the launcher started.
+        comm: which ranks form the job: an mpi4py communicator; a list of ranks of those that the
+            launcher started; or a list of communicators, the first for the job and the others as
+            process sets. Default is all ranks that the launcher started.
+        process_sets: sets to register, the same on every rank; or "dynamic", which allows sets to
+            be added and removed later.
 
     Raises:
-        UsageError: no usable MPI, or a QSGD_* variable that is wrong or differs between ranks.
+        UsageError: no usable MPI, a QSGD_* variable that is wrong or differs between ranks, or a
+            communicator or process set that cannot be.
     """
-    global _context, _at_exit, _owner_pid
+    global _context, _at_exit, _owner_pid, _arguments
     with _lock:
         if _context is not None:
             return
@@ -98,89 +112,99 @@ def init(comm: Any = None) -> None:
                 "a rank of this job has died, so its MPI cannot be used again; end this process "
                 "and start the job from its last checkpoint"
             )
-        if comm is not None and not hasattr(comm, "Dup"):
-            raise UsageError(
-                f"init(comm={comm!r}): pass an mpi4py communicator, such as MPI.COMM_WORLD.Split()"
-            )
-        settings = {name: env.get(name) for name in _config_variables}
+        settings = _settings.read()
+        if process_sets == "dynamic":
+            settings["QSGD_DYNAMIC_PROCESS_SETS"] = True
         mpi = _mpi.start_mpi()
-        own = (mpi.module.COMM_WORLD if comm is None else comm).Dup()
-        own.Set_errhandler(mpi.module.ERRORS_RETURN)
-        _require_equal(own, settings)
+        own, split = _job.communicators(mpi, comm)
+        try:
+            _settings.require_equal(own, settings)
+        except UsageError:
+            own.Free()
+            raise
         _context = _build(mpi, own, settings)
-        _owner_pid = os.getpid()
+        _owner_pid, _arguments = os.getpid(), (comm, process_sets)
         if not _at_exit:
             atexit.register(_leave)
             _at_exit = True
+    _set_up(split, process_sets)
 
 
-def _require_equal(comm: Any, settings: dict[str, Any]) -> None:
-    """Raise on every rank when the ranks' settings differ: they would not understand each other."""
-    everyone = comm.allgather(settings)
-    faults = []
-    for name in settings:
-        for other, theirs in enumerate(everyone):
-            if theirs[name] != everyone[0][name]:
-                faults.append(
-                    f"{name} is {theirs[name]} on rank {other} and {everyone[0][name]} on rank 0. "
-                    "Set it for all ranks: qsgd-hpc run --env passes a variable to every host."
-                )
-                break
-    if faults:
-        comm.Free()
-        raise UsageError("\n".join(faults))
+def _set_up(split: list[Any], process_sets: Any) -> None:
+    """Start what the settings ask for and register the given process sets, or undo it all."""
+    from qsgd_hpc.process_sets import ProcessSet, register
+
+    try:
+        timeline.start_as_set(context())
+        autotune.start_as_set(context())
+        given = [] if process_sets in (None, "dynamic") else list(process_sets)
+        given = [s if isinstance(s, ProcessSet) else ProcessSet(s) for s in (*split, *given)]
+        register(given)
+    except BaseException:
+        shutdown()
+        raise
 
 
-def _build(mpi: _mpi.Mpi, comm: Any, settings: dict[str, Any]) -> Context:
+def _build(mpi: _mpi.Mpi, comm: Any, settings: _settings.Settings) -> Context:
     import qsgd_hpc._core as _core
 
-    module = mpi.module
     rank, size = comm.Get_rank(), comm.Get_size()
-    nodes = _mpi.split_nodes(mpi, comm, settings["QSGD_RANKS_PER_NODE"])
+    per_node = settings["QSGD_RANKS_PER_NODE"]
+    nodes = _mpi.split_nodes(mpi, comm, per_node)
+    homogeneous = len(set(comm.allgather(nodes[1]))) == 1
+    shared, window = _mpi.share_node(mpi, comm, per_node) if size > 1 else (None, None)
     peers = _lifeline.connect(comm) if settings["QSGD_LIFELINE"] else []
-    facts = _core.MpiFacts(
-        module_path=module.__file__,
-        library=mpi.library,
-        pointer_handles=mpi.pointer_handles,
-        comm=module._handleof(comm),
-        byte_type=module._handleof(module.BYTE),
-        rank=rank,
-        size=size,
-    )
-    config = _core.EngineConfig(
-        seed=settings["QSGD_SEED"],
-        fusion_bytes=settings["QSGD_FUSION_BYTES"],
-        nonfinite=settings["QSGD_NONFINITE"],
-        stall_warning_s=settings["QSGD_STALL_WARNING_S"],
-        log=_warn,
-    )
-    engine = _core.Engine.over_mpi(facts, config)
+    config = _settings.engine_config(settings, shares_memory=shared is not None)
+    engine = _core.Engine.over_mpi(_mpi.core_facts(mpi, comm), config, shared)
     if peers:
         engine.watch(peers, GRACE_S)
-    return Context(engine, comm, mpi, rank, size, *nodes)
-
-
-def _warn(text: str) -> None:
-    print(f"qsgd-hpc: warning: {text}", file=sys.stderr, flush=True)
+    _core.set_current_engine(engine)
+    dynamic = settings["QSGD_DYNAMIC_PROCESS_SETS"]
+    return Context(engine, comm, window, mpi, rank, size, *nodes, homogeneous, dynamic)
 
 
 def shutdown() -> None:
     """Leave the job; returns when every rank has left. Harmless when not initialised."""
-    _shut_down("it called shutdown()", patience_s=1e9)
+    _shut_down("it called shutdown()", patience_s=1e9, record=True)
 
 
-def _shut_down(reason: str, patience_s: float) -> None:
+def restart() -> None:
+    """Form the job anew of the same ranks, each of which calls this, whatever was under way.
+
+    Process sets that were given to ``init`` are registered again; others are not.
+
+    Raises:
+        RankFailedError: a rank has died.
+    """
+    _shut_down(RESTARTING, patience_s=1e9, record=False)  # the job goes on
+    init(*_arguments)
+
+
+def _shut_down(reason: str, patience_s: float, *, record: bool) -> None:
     global _context
     with _lock:
         if _context is None:
             return
         ended, _context = _context, None
+    import qsgd_hpc._core as _core
+
+    for process_set in ended.process_sets.values():
+        process_set.process_set_id = None
+    autotune.stop()
+    _core.set_current_engine(None)
     ended.engine.shutdown(reason, patience_s)
     _lifeline.forget()
+    timeline.stop(ended, together=not ended.engine.aborted())
     if ended.engine.aborted():
         _wrecks.append(ended)
-    else:
-        ended.comm.Free()
+        return
+    if record and env.get("QSGD_RECORDS"):
+        from qsgd_hpc.scaling import engine_record
+
+        engine_record.leave(ended.engine, rank=ended.rank, ranks=ended.size)
+    if ended.window is not None:
+        ended.window.Free()
+    ended.comm.Free()
 
 
 def _leave() -> None:
@@ -191,7 +215,7 @@ def _leave() -> None:
     reason = f"it ended with {type(failure).__name__}: {failure}" if failure else "its script ended"
     # An error may quote a file name that is not UTF-8, or a whole file.
     reason = reason.encode("utf-8", "replace")[:_REASON_BYTES].decode("utf-8", "ignore")
-    _shut_down(reason, _PATIENCE_S if failure else 1e9)
+    _shut_down(reason, _PATIENCE_S if failure else 1e9, record=failure is None)
     mpi4py = sys.modules["mpi4py"]
     if mpi4py.rc.finalize is not False:
         # The script imported mpi4py first, so mpi4py finalises MPI when the interpreter has gone;
@@ -264,6 +288,11 @@ def cross_size() -> int:
     return context().cross_size
 
 
+def is_homogeneous() -> bool:
+    """Tell whether every node has equally many processes of the job."""
+    return context().homogeneous
+
+
 def mpi_library_version() -> str:
     """Return the name and version of the MPI in use."""
     return context().mpi.library
@@ -273,10 +302,62 @@ def communication_stats() -> dict[str, float]:
     """Return what this rank has communicated since ``init``.
 
     Returns:
-        wire_bytes: bytes this rank sent, control messages included;
-        gradient_bytes: bytes of the tensors it had reduced, before compression;
-        allreduces: number of those tensors; fused_reductions: reductions that carried them;
-        comm_time_s: seconds its engine spent in collectives (it may overlap with computing).
+        A dictionary with
+
+        - ``wire_bytes``: bytes this rank handed to other ranks, control messages included;
+        - ``shared_memory_bytes``: those of them that went through memory which the ranks of its
+          node share; the rest went in messages;
+        - ``gradient_bytes``: bytes of the tensors it had reduced, before compression;
+        - ``allreduces``: number of those tensors; ``fused_reductions``: reductions that carried
+          them;
+        - ``comm_time_s``: seconds its engine spent in collectives (it may overlap with computing);
+        - ``coding_time_s``: those of them that it spent coding, adding and decoding messages of
+          compressed reductions, by the clock of the engine's thread; 0 without compression, where
+          adding is a part of the exchange. Measured by segment, while others may travel;
+        - ``wait_time_s``: seconds in which at least one thread of the program was blocked in a
+          handle's ``wait``: communication that no computing hid. Frameworks that wait by themselves
+          (TensorFlow, and JAX where it compiles) block in no handle, so this leaves them out;
+        - ``steps``: training steps begun; see :func:`step_profile`.
     """
     stats: dict[str, float] = context().engine.stats()
     return stats
+
+
+def step_profile() -> dict[str, Any]:
+    """Return when this rank's training steps began, and what of its communication fell into each.
+
+    The engine is told of no steps, but sees them: one begins when some named tensor is reduced more
+    often than any has been so far, at that submission, and lasts until the next begins. So a metric
+    that is reduced once per epoch begins no step, and one that is reduced twice per step would
+    begin two; an evaluation between two steps is part of the earlier one.
+
+    Returns:
+        A dictionary with
+
+        - ``steps``: number of steps begun since ``init``;
+        - ``step_s``, ``wait_s``, ``comm_s``, ``coding_s``, ``wire_bytes``: arrays of one length
+          with a value per step that is over, the last of them last, and the last 65,536 at most:
+          seconds that it took, and by how much ``wait_time_s``, ``comm_time_s``,
+          ``coding_time_s`` and ``wire_bytes`` of :func:`communication_stats` grew in it;
+        - ``layers``: ``[(name, elements, ready_s), ...]`` of the last step that is over: the
+          tensors that come in every step, in the order in which they were submitted, ``ready_s``
+          seconds after the first; ``backward_s``: when the last of them was;
+        - ``waits_seen``: False where the framework waits for some of them by itself, so that
+          ``wait_s`` and ``wait_time_s`` leave that out.
+    """
+    profile: dict[str, Any] = context().engine.step_profile()
+    layers = [(n.removeprefix("allreduce."), count, s) for n, count, s in profile["layers"]]
+    return {**profile, "layers": layers, "backward_s": layers[-1][2] if layers else 0.0}
+
+
+def compression_stats() -> dict[str, dict[str, Any]]:
+    """Return how each tensor travels for which compression was asked, by name.
+
+    Returns:
+        for each name: coding, as text, and bits per element, both as they now are; nmse: squared
+        error of this rank's codes over the squared magnitude of what they code, in a sample of
+        the last reduction, and mean_nmse over all ``reductions``; wire_bytes of one coded copy;
+        elements.
+    """
+    stats = context().engine.quality()
+    return {name.removeprefix("allreduce."): quality for name, quality in stats.items()}

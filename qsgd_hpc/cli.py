@@ -17,18 +17,48 @@ __all__ = ["main"]
 
 # verb -> (module:function, one line for --help). The order is the order of a user's day.
 VERBS: dict[str, tuple[str, str]] = {
+    "convert": (
+        "qsgd_hpc.eight_steps.convert.cli:convert",
+        "Make a distributed training script of a serial one.",
+    ),
+    "check": (
+        "qsgd_hpc.eight_steps.check.cli:check_command",
+        "Say which of the eight steps a script lacks.",
+    ),
     "run": ("qsgd_hpc.launch.cli:run", "Start ranks on this machine or on a list of hosts."),
-    "submit": ("qsgd_hpc.jobs.cli:submit", "Render, check and submit a batch job."),
+    "submit": ("qsgd_hpc.jobs.submit_cli:submit", "Render, check and submit a batch job."),
+    "resubmit": ("qsgd_hpc.jobs.submit_cli:resubmit", "Submit a job that has ended once more."),
     "status": ("qsgd_hpc.jobs.cli:status", "Show the state of one job."),
     "logs": ("qsgd_hpc.jobs.cli:logs", "Print or follow a job's output."),
     "wait": ("qsgd_hpc.jobs.cli:wait", "Wait until jobs have ended."),
     "cancel": ("qsgd_hpc.jobs.cli:cancel", "Cancel jobs."),
     "list": ("qsgd_hpc.jobs.cli:list_jobs", "List your jobs, newest first."),
-    "sites": ("qsgd_hpc.jobs.cli:sites", "List or show the site profiles."),
+    "sites": (
+        "qsgd_hpc.jobs.sites_cli:sites",
+        "List, show, check or write the site profiles.",
+    ),
+    "doctor": ("qsgd_hpc.doctor:doctor", "Check this installation and say what is wrong."),
+    "bench": ("qsgd_hpc.bench.cli:bench", "Time codecs and allreduces beside their limits."),
+    "timeline": (
+        "qsgd_hpc._trace_cli:timeline",
+        "Merge and read timelines of a job's collectives.",
+    ),
+    "export": (
+        "qsgd_hpc.export.cli:export",
+        "Write a trained model that loads without qsgd-hpc.",
+    ),
     "scale": ("qsgd_hpc.scaling.cli:scale", "Run a scaling study and write its report."),
     "report": (
-        "qsgd_hpc.scaling.cli:report",
+        "qsgd_hpc.scaling.report_cli:report",
         "Write the report of a study again from its records.",
+    ),
+    "predict": (
+        "qsgd_hpc.scaling.predict_cli:predict",
+        "Predict a measured training on more nodes of a machine.",
+    ),
+    "reproduce": (
+        "qsgd_hpc.scaling.reproduce_cli:reproduce",
+        "Show published results beside what is predicted or measured here.",
     ),
 }
 
@@ -58,6 +88,7 @@ def cli() -> None:
     """Train on many nodes with 4 to 16 times fewer gradient bytes.
 
     \b
+    Make a serial script parallel:  qsgd-hpc convert train.py -o train_hvd.py
     Try it here, on two ranks:      qsgd-hpc run -np 2 --bits 4 python train.py
     Submit it as a job:             qsgd-hpc submit --nodes 8 train.py
     See the batch script first:     qsgd-hpc submit --site polaris --nodes 8 --dry-run train.py

@@ -2,65 +2,303 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.rules import PLAIN_BITS, Rule, as_rules, first_match
 
-__all__ = ["Coding", "Qsgd", "from_environment"]
+if TYPE_CHECKING:
+    from qsgd_hpc._core import CodecSpec
 
-Coding = tuple[int, int, str]
-"""Bits, bucket size, norm: what the core takes."""
+__all__ = [
+    "Coding",
+    "Lossy",
+    "MinMax",
+    "Nuqsgd",
+    "Qsgd",
+    "Sign",
+    "TernGrad",
+    "TopK",
+    "from_environment",
+]
 
 BUCKET_MULTIPLE = 64
 MAX_BUCKET = 1 << 16
+FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
+# At so few bits one code loses more than half of what it carries.
+FEEDBACK_BITS = 2
 
 
 @dataclass(frozen=True)
-class Qsgd:
-    """QSGD stochastic quantisation of gradients (Alistarh et al., NeurIPS 2017).
+class Coding:
+    """How one tensor travels: what the engine is told."""
+
+    spec: CodecSpec
+    error_feedback: bool = False
+    nmse_budget: float = 0.0
+    """0 is no budget."""
+
+
+def _from(name: str) -> Any:
+    return field(default_factory=lambda: env.get(name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lossy(ABC):
+    """What all lossy codes of gradients share; each class below is one code.
 
     Args:
-        bits: bits per element on the wire, sign included: 2, 4 or 8.
-        bucket_size: elements that share one norm; a multiple of 64, up to 65536.
-        norm: ``"max"`` (least error) or ``"l2"`` (the paper's).
-        min_elements: smaller gradients travel as float32, as do those with one dimension
-            (biases, norms), which are few and sensitive.
+        bucket_size: elements that share one scale; a multiple of 64, up to 65536.
+        error_feedback: add what coding has lost to what is sent next. None: on at 1 and 2 bits
+            and for biased codes, which need it to converge. Takes float32 memory of the
+            gradient's size, and an n-th of it more on n ranks.
+        min_elements: gradients with fewer elements, and those with one dimension (biases, norms),
+            travel uncompressed: they are few and sensitive.
+        rules: bits for single tensors, which win over ``min_elements``: text such as
+            ``"*.bias=32, embed*=8, >1M=2"`` or pairs such as ``[("embed*", 8)]``; the first that
+            fits the parameter's name or size decides. See :mod:`qsgd_hpc.rules`.
+        nmse_budget: squared error of a code over the squared magnitude of what it codes. A tensor
+            that exceeds it travels in more bits from the next step on, at last as float32.
     Raises:
         UsageError: a value out of range.
     """
 
-    bits: int = 4
-    bucket_size: int = field(default_factory=lambda: env.get("QSGD_BUCKET_SIZE"))
-    norm: str = field(default_factory=lambda: env.get("QSGD_NORM"))
-    min_elements: int = field(default_factory=lambda: env.get("QSGD_MIN_ELEMENTS"))
+    bucket_size: int = _from("QSGD_BUCKET_SIZE")
+    error_feedback: bool | None = _from("QSGD_ERROR_FEEDBACK")
+    min_elements: int = _from("QSGD_MIN_ELEMENTS")
+    rules: str | Iterable[Rule | tuple[str, int | str]] = _from("QSGD_RULES")
+    nmse_budget: float | None = _from("QSGD_NMSE_BUDGET")
+
+    scheme: ClassVar[str]
+    biased: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bits, int) or self.bits not in (2, 4, 8):
-            raise UsageError(f"qsgd(bits={self.bits!r}): choose 2, 4 or 8")
+        object.__setattr__(self, "rules", as_rules(self.rules))
         size = self.bucket_size
         if not isinstance(size, int) or not 0 < size <= MAX_BUCKET or size % BUCKET_MULTIPLE:
-            raise UsageError(
-                f"qsgd(bucket_size={size!r}): choose a multiple of {BUCKET_MULTIPLE} "
-                f"up to {MAX_BUCKET}"
-            )
-        if self.norm not in ("max", "l2"):
-            raise UsageError(f"qsgd(norm={self.norm!r}): choose 'max' or 'l2'")
+            raise self._fault("bucket_size", f"a multiple of {BUCKET_MULTIPLE} up to {MAX_BUCKET}")
+        if self.error_feedback not in (None, True, False):
+            raise self._fault("error_feedback", "True, False, or None for where it is needed")
+        if self.nmse_budget is not None and not self.nmse_budget > 0:
+            raise self._fault("nmse_budget", "a number above 0, such as 0.01, or None")
 
-    def coding_for_gradient(self, shape: Sequence[int], dtype: str) -> Coding | None:
+    def _fault(self, name: str, choices: str) -> UsageError:
+        call = type(self).__name__.lower()
+        return UsageError(f"{call}({name}={getattr(self, name)!r}): choose {choices}")
+
+    def coding_for_gradient(self, name: str, shape: Sequence[int], dtype: str) -> Coding | None:
         """Return how to code a gradient, or None where it travels as it is."""
-        if dtype != "float32" or len(shape) < 2 or math.prod(shape) < self.min_elements:
-            return None
-        return self.coding()
+        return _decide(self, name, tuple(shape), dtype)
 
-    def coding(self) -> Coding:
-        """Return what the core takes."""
-        return self.bits, self.bucket_size, self.norm
+    def coding(self, *, lasting: bool = True) -> Coding:
+        """Return how to code any tensor.
+
+        Args:
+            lasting: whether a tensor of this name comes again: else nothing can be fed back.
+        """
+        from qsgd_hpc._core import CodecSpec
+
+        feedback = lasting and self.feeds_back
+        # A code whose error can exceed what it carries would let the residual grow without bound.
+        contract = feedback and not self.biased
+        spec = CodecSpec(bucket_size=self.bucket_size, contract=contract, **self._codec())
+        return Coding(spec, feedback, (self.nmse_budget or 0.0) if lasting else 0.0)
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether error feedback is on."""
+        if self.error_feedback is None:
+            return self.biased or self._bits() <= FEEDBACK_BITS
+        return self.error_feedback
+
+    def with_bits(self, bits: int) -> Lossy:
+        """Return these settings with other bits; a code that has no choice becomes QSGD."""
+        if isinstance(self, _WithBits):
+            return replace(self, bits=bits)
+        return Qsgd(bits, **{f.name: getattr(self, f.name) for f in fields(Lossy)})
+
+    @abstractmethod
+    def _bits(self) -> int:
+        """Return the bits of an element that is sent."""
+
+    def _codec(self) -> dict[str, Any]:
+        return {"scheme": self.scheme, "bits": self._bits()}
 
 
-def from_environment() -> Qsgd | None:
-    """Return what QSGD_BITS asks for, or None when it is unset or 32."""
-    bits = env.get("QSGD_BITS")
-    return None if bits in (None, 32) else Qsgd(bits=bits)
+@functools.lru_cache(maxsize=4096)
+def _decide(settings: Lossy, name: str, shape: tuple[int, ...], dtype: str) -> Coding | None:
+    if dtype not in FLOATING:
+        return None
+    count = math.prod(shape)
+    bits = first_match(as_rules(settings.rules), name, count)
+    if bits == PLAIN_BITS:
+        return None
+    if bits is not None:
+        return settings.with_bits(bits).coding()
+    if len(shape) < 2 or count < settings.min_elements:
+        return None
+    return settings.coding()
+
+
+@dataclass(frozen=True)
+class _WithBits(Lossy):
+    """A code that exists for 1 to 8 bits.
+
+    Args:
+        bits: bits per element on the wire, sign included; 1 is the sign with a scale.
+    """
+
+    bits: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.bits, int) or not 1 <= self.bits <= 8:
+            raise self._fault("bits", "1 to 8; Compression.none sends float32")
+
+    @property
+    def _is_sign(self) -> bool:
+        return self.bits == 1 and not isinstance(self, MinMax)  # whose one bit has two levels
+
+    @property
+    def biased(self) -> bool:  # type: ignore[override]
+        """Whether the mean of many codes differs from what was coded."""
+        return self._is_sign
+
+    def _bits(self) -> int:
+        return self.bits
+
+    def _codec(self) -> dict[str, Any]:
+        return {"scheme": "sign" if self._is_sign else self.scheme, "bits": self.bits}
+
+
+@dataclass(frozen=True)
+class Qsgd(_WithBits):
+    """QSGD stochastic quantisation (Alistarh et al., NeurIPS 2017); see :class:`Lossy`, too.
+
+    Args:
+        bits: bits per element on the wire, sign included, 1 to 8; 1 is the sign with a scale.
+        norm: ``"max"`` (least error) or ``"l2"`` (the paper's).
+        rounding: ``"stochastic"`` (unbiased) or ``"nearest"`` (biased, and warns of it).
+    """
+
+    norm: str = _from("QSGD_NORM")
+    rounding: str = _from("QSGD_ROUNDING")
+    scheme = "qsgd"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm not in ("max", "l2"):
+            raise self._fault("norm", "'max' or 'l2'")
+        if self.rounding not in ("stochastic", "nearest"):
+            raise self._fault("rounding", "'stochastic' or 'nearest'")
+        if self.rounding == "nearest":
+            _warn_of_bias()
+
+    @property
+    def biased(self) -> bool:  # type: ignore[override]
+        """Whether the mean of many codes differs from what was coded."""
+        return self._is_sign or self.rounding == "nearest"
+
+    def _codec(self) -> dict[str, Any]:
+        choices = {} if self._is_sign else {"norm": self.norm, "rounding": self.rounding}
+        return {**super()._codec(), **choices}
+
+
+@functools.cache
+def _warn_of_bias() -> None:
+    warnings.warn(
+        "rounding='nearest' is biased: its errors do not average out over ranks and steps. Error "
+        "feedback, on for it by default, makes up for that; rounding='stochastic' has no bias",
+        stacklevel=4,
+    )
+
+
+@dataclass(frozen=True)
+class MinMax(_WithBits):
+    """Levels between a bucket's least and largest element (QSGD-TF's); see :class:`Lossy`."""
+
+    scheme = "minmax"
+
+
+@dataclass(frozen=True)
+class Nuqsgd(_WithBits):
+    """Exponential levels (Ramezani-Kebrya et al., JMLR 2021); see :class:`Lossy`."""
+
+    scheme = "nuqsgd"
+
+
+@dataclass(frozen=True)
+class TernGrad(Lossy):
+    """-1, 0 or 1 times a scale, in 2 bits (Wen et al., NeurIPS 2017); see :class:`Lossy`."""
+
+    scheme = "terngrad"
+
+    def _bits(self) -> int:
+        return 2
+
+
+@dataclass(frozen=True)
+class Sign(Lossy):
+    """The sign times the bucket's mean magnitude, in 1 bit; biased; see :class:`Lossy`."""
+
+    scheme = "sign"
+    biased = True
+
+    def _bits(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class TopK(Lossy):
+    """The largest elements of each bucket, exactly, and no others; biased; see :class:`Lossy`.
+
+    Args:
+        ratio: share of the elements that is sent; at least one of each bucket is.
+    """
+
+    ratio: float = 0.01
+    scheme = "topk"
+    biased = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.ratio <= 1:
+            raise self._fault("ratio", "a share above 0 and up to 1, such as 0.01")
+
+    def _bits(self) -> int:
+        return 32  # of an element that is sent
+
+    def _codec(self) -> dict[str, Any]:
+        return {"scheme": self.scheme, "k": max(1, round(self.ratio * self.bucket_size))}
+
+
+KINDS: dict[str, type[Lossy]] = {
+    kind.scheme: kind for kind in (Qsgd, MinMax, Nuqsgd, TernGrad, Sign, TopK)
+}
+
+
+def from_environment() -> Lossy | None:
+    """Return what QSGD_BITS and QSGD_SCHEME ask for, or None: both unset, or 32 bits.
+
+    Raises:
+        UsageError: a scheme that has no choice of bits, with other bits than its own.
+    """
+    bits, scheme = env.get("QSGD_BITS"), env.get("QSGD_SCHEME")
+    if bits == PLAIN_BITS or (bits is None and scheme is None):
+        return None
+    kind = KINDS[scheme or "qsgd"]
+    if issubclass(kind, _WithBits):
+        return kind() if bits is None else kind(bits)
+    if bits is not None:
+        raise UsageError(
+            f"QSGD_BITS={bits} with QSGD_SCHEME={scheme}: this scheme has no choice of bits; "
+            "unset QSGD_BITS, or set it to 32 for no compression"
+        )
+    return kind()

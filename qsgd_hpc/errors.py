@@ -1,7 +1,10 @@
 """The errors a user can meet. Each message says what, which values, which rank, and the remedy."""
 
+from typing import TYPE_CHECKING
+
 __all__ = [
     "HorovodInternalError",
+    "HostsUpdatedInterrupt",
     "LaunchError",
     "NonFiniteGradientError",
     "QsgdError",
@@ -12,6 +15,11 @@ __all__ = [
 
 class QsgdError(Exception):
     """Root of everything that this package raises on purpose."""
+
+    # Not that of ValueError or RuntimeError: TensorFlow raises errors of a traced function anew, in
+    # their own class only where this is what makes them.
+    if not TYPE_CHECKING:
+        __init__ = Exception.__init__
 
 
 class UsageError(QsgdError, ValueError):
@@ -35,3 +43,17 @@ class RankFailedError(HorovodInternalError):
 
 class NonFiniteGradientError(HorovodInternalError):
     """A tensor held NaN or Inf; the message names the tensor and the ranks."""
+
+
+class HostsUpdatedInterrupt(QsgdError, RuntimeError):
+    """Raised by a script in ``elastic.run`` to have the job formed anew without losing its state.
+
+    This package never raises it: a batch job's hosts do not change.
+
+    Args:
+        skip_sync: the ranks' states are equal, so none has to be sent.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the job's hosts were updated")
+        self.skip_sync = skip_sync

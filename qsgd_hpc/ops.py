@@ -1,16 +1,47 @@
-"""Handles over (pointer, shape, dtype): what the framework modules build their calls on."""
+"""Collectives over (pointer, shape, dtype): what the framework modules build their calls on."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qsgd_hpc import basics
-from qsgd_hpc.compression import Coding
+from qsgd_hpc._handle import Handle
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.process_sets import ProcessSet, global_process_set, require_member
 
-__all__ = ["Average", "Handle", "Max", "Min", "Op", "Product", "Sum", "allreduce", "broadcast"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from qsgd_hpc.compression import Coding
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Buffer",
+    "Group",
+    "Handle",
+    "Max",
+    "Min",
+    "Op",
+    "Product",
+    "Received",
+    "Sum",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "join",
+    "label",
+    "member_names",
+    "poll",
+    "prepare_gradient_allreduce",
+    "ranks_of",
+    "reducescatter",
+    "synchronize",
+]
 
 
 @dataclass(frozen=True)
@@ -24,49 +55,17 @@ class Op:
 
 
 Average = Op("average")
+"""The mean over the ranks."""
 Sum = Op("sum")
+"""The sum over the ranks."""
+Adasum = Op("adasum")
+"""The mean of parallel tensors, the sum of orthogonal ones (Maleki et al., MLSys 2021)."""
 Min = Op("min")
+"""The least of each element."""
 Max = Op("max")
+"""The largest of each element."""
 Product = Op("product")
-
-# What the core may still read or write, whether or not anybody waits for it.
-_in_flight: set[Handle] = set()
-
-
-class Handle:
-    """An operation under way.
-
-    Its tensors live until the core has done with them, even if the handle is dropped or the wait
-    interrupted; after a rank has died that is for ever, because MPI may still write to them.
-    """
-
-    def __init__(self, core: Any, keep: Any, result: Callable[[], Any]) -> None:
-        self._core = core
-        self._keep = keep
-        self._result = result
-        for old in [h for h in _in_flight if h._core.done() and not h._core.lost()]:
-            _in_flight.discard(old)
-        _in_flight.add(self)
-
-    def done(self) -> bool:
-        """Tell whether ``wait`` would return at once."""
-        return bool(self._core.done())
-
-    def wait(self) -> Any:
-        """Return the result.
-
-        Raises:
-            HorovodInternalError: the ranks disagree, a rank died, or a gradient is not finite.
-        """
-        self._core.wait()
-        _in_flight.discard(self)
-        return self._result()
-
-    def then(self, convert: Callable[[Any], Any]) -> Handle:
-        """Return this handle with its result converted."""
-        result = self._result
-        self._result = lambda: convert(result())
-        return self
+"""The product over the ranks."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,62 @@ class Buffer:
     """Keeps the memory alive."""
 
 
-def _name(kind: str, name: str | None) -> str:
-    # Ranks number unnamed operations alike because they call them in one order.
-    return f"{kind}.{name}" if name else f"{kind}.noname.{basics.next_number(kind)}"
+@dataclass(frozen=True)
+class Received:
+    """What a collective has made whose result is larger or smaller than what went in."""
+
+    data: NDArray[Any]
+    """uint8, one dimension; owns the memory."""
+    shape: list[int]
+    rows: list[int]
+    """From each rank of the process set, for allgather and alltoall."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Operations that become ready, and complete or fail, together."""
+
+    name: str
+    size: int
+
+
+Result = Callable[[], Any]
+Making = Callable[[Received], Any]
+
+
+def ranks_of(process_set: ProcessSet) -> list[int]:
+    """Return the ranks of a set that this rank is in."""
+    require_member(process_set)
+    return process_set.ranks or []
+
+
+def label(kind: str, name: str | None, process_set: ProcessSet = global_process_set) -> str:
+    """Return the name, or a number that is equal on ranks which call in one order."""
+    if name:
+        return name
+    number = require_member(process_set)
+    where = f"set{number}." if number else ""
+    return f"noname.{where}{basics.next_number(f'{kind}.{number}')}"
+
+
+def member_names(name: str, count: int) -> list[str]:
+    """Return the names of a group's operations."""
+    return [f"{name}.{i}" for i in range(count)]
+
+
+def _received(core: Any, result: Making) -> Any:
+    return result(Received(core.output(), list(core.shape()), list(core.sizes())))
+
+
+def _common(kind: str, name: str | None, process_set: ProcessSet) -> dict[str, Any]:
+    facts: dict[str, Any] = {"name": f"{kind}.{label(kind, name, process_set)}"}
+    if number := require_member(process_set):
+        facts["process_set"] = number
+    return facts
+
+
+def _grouped(group: Group | None) -> dict[str, Any]:
+    return {"group": group.name, "group_size": group.size} if group else {}
 
 
 def allreduce(
@@ -95,63 +147,215 @@ def allreduce(
     postscale: float = 1.0,
     coding: Coding | None = None,
     check_finite: bool = False,
-    result: Callable[[], Any],
+    lasting: bool | None = None,
+    process_set: ProcessSet = global_process_set,
+    group: Group | None = None,
+    result: Result,
 ) -> Handle:
-    """Start reducing ``source`` over all ranks into ``target`` (which may be the same memory)."""
+    """Start reducing ``source`` over the ranks into ``target`` (which may be the same memory).
+
+    ``lasting`` says whether the name comes again, so that the engine keeps what it learns of it;
+    by default every given name does.
+    """
     core = basics.context().engine.allreduce(
-        name=_name("allreduce", name),
+        **_facts(source.shape, source.dtype, name, op, coding, process_set, group),
         source=source.pointer,
         target=target.pointer,
+        prescale=prescale,
+        postscale=postscale,
+        lasting=name is not None if lasting is None else lasting,
+        check_finite=check_finite,
+        keep=(source.owner, target.owner),
+    )
+    return Handle([core], result)
+
+
+def _facts(
+    shape: Sequence[int],
+    dtype: str,
+    name: str | None,
+    op: Op,
+    coding: Coding | None,
+    process_set: ProcessSet,
+    group: Group | None,
+) -> dict[str, Any]:
+    return {
+        **_common("allreduce", name, process_set),
+        **_grouped(group),
+        "shape": list(shape),
+        "dtype": dtype,
+        "op": op.name,
+        "coding": coding and coding.spec,
+        "error_feedback": coding is not None and coding.error_feedback,
+        "nmse_budget": coding.nmse_budget if coding else 0.0,
+    }
+
+
+def prepare_gradient_allreduce(
+    shape: Sequence[int],
+    dtype: str,
+    *,
+    name: str,
+    op: Op,
+    prescale: float,
+    postscale: float,
+    coding: Coding | None,
+    process_set: ProcessSet,
+    group: Group | None,
+) -> Any:
+    """Return the core's allreduce of a gradient, which can be started in every step.
+
+    ``start(source, target, keep)`` takes pointers, and what keeps the memory alive; it returns the
+    core's handle. It is of no use after ``shutdown``.
+    """
+    return basics.context().engine.prepare_allreduce(
+        **_facts(shape, dtype, name, op, coding, process_set, group),
+        prescale=prescale,
+        postscale=postscale,
+        check_finite=True,
+    )
+
+
+def broadcast(
+    target: Buffer,
+    *,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet = global_process_set,
+    result: Result,
+) -> Handle:
+    """Start replacing ``target`` by root_rank's, on every rank of the set.
+
+    ``root_rank`` counts all ranks of the job, whatever the set.
+    """
+    core = basics.context().engine.broadcast(
+        **_common("broadcast", name, process_set),
+        target=target.pointer,
+        shape=list(target.shape),
+        dtype=target.dtype,
+        root=root_rank,
+        keep=target.owner,
+    )
+    return Handle([core], result)
+
+
+def allgather(
+    source: Buffer,
+    *,
+    name: str | None,
+    process_set: ProcessSet = global_process_set,
+    group: Group | None = None,
+    result: Making,
+) -> Handle:
+    """Start gathering every rank's rows, in rank order; only their numbers may differ.
+
+    ``source`` has at least one dimension.
+    """
+    core = basics.context().engine.allgather(
+        **_common("allgather", name, process_set),
+        **_grouped(group),
+        source=source.pointer,
+        shape=list(source.shape),
+        dtype=source.dtype,
+        keep=source.owner,
+    )
+    return Handle([core], lambda: _received(core, result))
+
+
+def alltoall(
+    source: Buffer,
+    *,
+    splits: Sequence[int] | None = None,
+    name: str | None,
+    process_set: ProcessSet = global_process_set,
+    result: Making,
+) -> Handle:
+    """Start sending ``splits[i]`` rows to the i-th rank of the set; None sends as many to each.
+
+    Raises:
+        UsageError: splits that do not add up to the rows there are.
+    """
+    core = basics.context().engine.alltoall(
+        **_common("alltoall", name, process_set),
+        source=source.pointer,
+        shape=list(source.shape),
+        dtype=source.dtype,
+        splits=_checked_splits(source.shape, splits, ranks_of(process_set)),
+        keep=source.owner,
+    )
+    return Handle([core], lambda: _received(core, result))
+
+
+def _checked_splits(
+    shape: Sequence[int], splits: Sequence[int] | None, ranks: Sequence[int]
+) -> list[int]:
+    me, rows = basics.rank(), shape[0]
+    if splits is None:
+        if rows % len(ranks):
+            raise UsageError(
+                f"rank {me}: alltoall of {rows} rows over {len(ranks)} ranks: pass splits=, or "
+                "rows that divide evenly"
+            )
+        return [rows // len(ranks)] * len(ranks)
+    counts = [int(n) for n in splits]
+    if len(counts) != len(ranks) or min(counts) < 0 or sum(counts) != rows:
+        raise UsageError(
+            f"rank {me}: alltoall with splits={counts} of {rows} rows over {len(ranks)} ranks: "
+            "give one number of rows per rank, none negative, that add up to the rows"
+        )
+    return counts
+
+
+def reducescatter(
+    source: Buffer,
+    *,
+    name: str | None,
+    op: Op,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    group: Group | None = None,
+    result: Making,
+) -> Handle:
+    """Start reducing ``source`` over the ranks; each gets its share of the rows of the result.
+
+    The rows are cut as evenly as possible, and the first ranks get one more.
+    """
+    core = basics.context().engine.reducescatter(
+        **_common("reducescatter", name, process_set),
+        **_grouped(group),
+        source=source.pointer,
         shape=list(source.shape),
         dtype=source.dtype,
         op=op.name,
         prescale=prescale,
         postscale=postscale,
-        coding=coding,
-        check_finite=check_finite,
+        keep=source.owner,
     )
-    return Handle(core, (source.owner, target.owner), result)
+    return Handle([core], lambda: _received(core, result))
 
 
-def broadcast(
-    target: Buffer, *, root_rank: int, name: str | None, result: Callable[[], Any]
-) -> Handle:
-    """Start replacing ``target`` by root_rank's, on every rank."""
-    core = basics.context().engine.broadcast(
-        name=_name("broadcast", name),
-        target=target.pointer,
-        shape=list(target.shape),
-        dtype=target.dtype,
-        root=root_rank,
-    )
-    return Handle(core, target.owner, result)
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when every rank of the set has come here."""
+    core = basics.context().engine.barrier(**_common("barrier", None, process_set))
+    Handle([core], lambda: None).wait()
 
 
-def broadcast_object(obj: Any, root_rank: int, name: str | None) -> Any:
-    """Return root_rank's ``obj`` on every rank; it must be picklable."""
-    import numpy as np
+def join() -> int:
+    """Say that this rank has no more data; return, when all have said so, who was last.
 
-    label = name or f"object.{basics.next_number('object')}"
-    mine = basics.rank() == root_rank
-    data = np.frombuffer(pickle.dumps(obj), dtype=np.uint8).copy() if mine else None
-    length = np.array([0 if data is None else data.size], dtype=np.int64)
-    _broadcast_array(length, root_rank, f"{label}.length")
-    if data is None:
-        data = np.empty(int(length[0]), dtype=np.uint8)
-    _broadcast_array(data, root_rank, f"{label}.data")
-    return obj if mine else pickle.loads(data.tobytes())
+    Until then this rank takes part in the others' allreduces with zeros.
+    """
+    core = basics.context().engine.join()
+    last: int = Handle([core], core.result).wait()
+    return last
 
 
-def _broadcast_array(array: Any, root_rank: int, name: str) -> None:
-    buffer = Buffer(array.ctypes.data, array.shape, str(array.dtype), array)
-    broadcast(buffer, root_rank=root_rank, name=name, result=lambda: None).wait()
+def synchronize(handle: Handle) -> Any:
+    """Wait for an asynchronous operation and return its result."""
+    return handle.wait()
 
 
-def barrier() -> None:
-    """Return when every rank has come here."""
-    import numpy as np
-
-    flag = np.zeros(1, dtype=np.int32)
-    buffer = Buffer(flag.ctypes.data, flag.shape, "int32", flag)
-    name = f"barrier.{basics.next_number('barrier')}"
-    allreduce(buffer, buffer, name=name, op=Sum, result=lambda: None).wait()
+def poll(handle: Handle) -> bool:
+    """Tell whether ``synchronize`` would return at once."""
+    return handle.done()

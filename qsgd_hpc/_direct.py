@@ -1,0 +1,98 @@
+"""Collectives over numpy arrays without the engine: for benchmarks, the planner and lessons.
+
+Every rank must call the same collective with the same arguments, in the same order: nothing is
+negotiated, so ranks that disagree wait for each other until the job ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import Any
+
+from qsgd_hpc import _lifeline, _mpi, basics, env
+from qsgd_hpc.errors import RankFailedError
+
+__all__ = ["Communicator", "communicator"]
+
+_failed = False  # MPI_Finalize would wait for a dead rank for ever
+
+
+class Communicator:
+    """A ``_core.Communicator`` and the MPI resources behind it; close it on all ranks together."""
+
+    def __init__(self, core: Any, comm: Any, window: Any, peers: _lifeline.Peers) -> None:
+        self.core = core
+        self.comm = comm
+        """This communicator's own duplicate (mpi4py)."""
+        self._window = window
+        self._peers = peers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.core, name)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        global _failed
+        if kind is None:
+            self.close()
+        elif issubclass(kind, RankFailedError):
+            _failed = True
+
+    def close(self) -> None:
+        """Give everything back; collective."""
+        if self.comm is None:
+            return
+        self.comm.Barrier()  # a goodbye before the others are done would abort nothing, but confuse
+        self.core.close()
+        _lifeline.forget(self._peers)
+        if self._window is not None:
+            self._window.Free()
+        self.comm.Free()
+        self.comm = self._window = None
+
+
+def communicator(comm: Any = None, threads: int | None = None, shared: bool = True) -> Communicator:
+    """Build a communicator for direct calls; collective over ``comm``.
+
+    Args:
+        comm: an mpi4py communicator; default is all ranks that the launcher started.
+        threads: threads that code on this rank, the caller among them; default 1.
+        shared: use memory shared by the ranks of a node, when it can be had.
+
+    Raises:
+        UsageError: no usable MPI, or a QSGD_* variable that is wrong.
+    """
+    import qsgd_hpc._core as _core
+
+    mpi = _mpi.start_mpi()
+    own = (mpi.module.COMM_WORLD if comm is None else comm).Dup()
+    own.Set_errhandler(mpi.module.ERRORS_RETURN)
+    ranks_per_node = env.get("QSGD_RANKS_PER_NODE")
+    node, window = _mpi.share_node(mpi, own, ranks_per_node) if shared else (None, None)
+    core = _core.Communicator.over_mpi(_mpi.core_facts(mpi, own), node, threads or 1)
+    peers = _lifeline.connect(own) if env.get("QSGD_LIFELINE") else []
+    if peers:
+        core.watch(peers, basics.GRACE_S)
+    _finalise_at_exit(mpi)
+    return Communicator(core, own, window, peers)
+
+
+def _finalise_at_exit(mpi: _mpi.Mpi) -> None:
+    if not getattr(_finalise_at_exit, "registered", False):
+        atexit.register(_end, mpi)
+        _finalise_at_exit.registered = True  # type: ignore[attr-defined]
+
+
+def _end(mpi: _mpi.Mpi) -> None:
+    """Finalise MPI if this package started it, unless the engine will, or a rank is dead."""
+    failure = getattr(sys, "last_value", None)
+    if _failed or isinstance(failure, RankFailedError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    if mpi.owned and not basics.is_initialized() and not mpi.module.Is_finalized():
+        mpi.module.Finalize()

@@ -1,0 +1,110 @@
+"""What a caller waits on: one operation under way, or several that belong together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from qsgd_hpc.errors import NonFiniteGradientError
+
+__all__ = ["Handle"]
+
+_PENDING = object()
+
+
+class Handle:
+    """An operation under way.
+
+    The core keeps its tensors until it has done with them, so a handle may be dropped.
+
+    Args:
+        cores: the core's handles; the operation is done when all of them are.
+        result: makes the result, once, when all have succeeded.
+    """
+
+    def __init__(self, cores: Sequence[Any], result: Callable[[], Any]) -> None:
+        self._cores = tuple(cores)
+        self._make = result
+        self._result: Any = _PENDING
+        self._lock = threading.Lock()
+
+    @classmethod
+    def together(cls, handles: Sequence[Handle]) -> Handle:
+        """Return one handle for several, whose result is the list of theirs."""
+        cores = [core for handle in handles for core in handle._cores]
+        return cls(cores, lambda: [handle._value() for handle in handles])
+
+    def done(self) -> bool:
+        """Tell whether ``wait`` would return at once."""
+        return all(core.done() for core in self._cores)
+
+    def wait(self) -> Any:
+        """Return the result; every call returns the same.
+
+        Raises:
+            NonFiniteGradientError: a gradient is not finite. Its reduction is delivered all the
+                same: it is not finite on any rank, so all can go on alike with it.
+            HorovodInternalError: the ranks disagree, or a rank died.
+        """
+        not_finite: NonFiniteGradientError | None = None
+        for core in self._cores:
+            try:
+                core.wait()
+            except NonFiniteGradientError as error:
+                not_finite = not_finite or error
+        value = self._value()
+        if not_finite is not None:
+            raise not_finite
+        return value
+
+    def _value(self) -> Any:
+        with self._lock:  # a callback may ask while the script does
+            if self._result is _PENDING:
+                self._result = self._make()
+                del self._make  # and with it the tensors that only it needed
+        return self._result
+
+    def then(self, convert: Callable[[Any], Any]) -> Handle:
+        """Return this handle with its result converted; call it before anybody waits."""
+        make = self._make
+        self._make = lambda: convert(make())
+        return self
+
+    def add_done_callback(self, call: Callable[[Handle], object]) -> None:
+        """Call ``call(handle)`` when the operation has ended, at once if it has already.
+
+        It runs on the engine's thread, which carries out nothing else meanwhile: be brief, and
+        wait for no other operation there. An exception is reported and dropped.
+        """
+        left = len(self._cores)
+        if not left:
+            call(self)
+            return
+        lock = threading.Lock()
+
+        def one_ended() -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                last = left == 0
+            if last:
+                call(self)
+
+        for core in self._cores:
+            core.add_done_callback(one_ended)
+
+    def future(self) -> Future[Any]:
+        """Return a ``concurrent.futures.Future`` of the result, for asyncio and thread pools."""
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+
+        def settle(handle: Handle) -> None:
+            try:
+                future.set_result(handle.wait())
+            except Exception as error:
+                future.set_exception(error)
+
+        self.add_done_callback(settle)
+        return future

@@ -1,0 +1,106 @@
+"""The settings of one job: read once at init, equal on all ranks, and turned into the core's."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from qsgd_hpc import env
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["Settings", "engine_config", "read", "require_equal"]
+
+Settings = dict[str, Any]
+
+# What ranks must agree on, or they would not understand each other.
+_AGREED = (
+    "QSGD_BITS",
+    "QSGD_SCHEME",
+    "QSGD_BUCKET_SIZE",
+    "QSGD_NORM",
+    "QSGD_ROUNDING",
+    "QSGD_ERROR_FEEDBACK",
+    "QSGD_RULES",
+    "QSGD_NMSE_BUDGET",
+    "QSGD_MIN_ELEMENTS",
+    "QSGD_SEED",
+    "QSGD_ALGORITHM",
+    "QSGD_HIERARCHICAL_ALLREDUCE",
+    "QSGD_PLANNER",
+    "QSGD_AUTOTUNE",
+    "QSGD_NONFINITE",
+    "QSGD_RANKS_PER_NODE",
+    "QSGD_LIFELINE",
+    "QSGD_FUSION_BYTES",
+    "QSGD_CYCLE_TIME_MS",
+    "QSGD_CACHE_CAPACITY",
+    "QSGD_STALL_WARNING_S",
+    "QSGD_STALL_SHUTDOWN_S",
+    "QSGD_DEADLOCK_S",
+    "QSGD_DYNAMIC_PROCESS_SETS",
+)
+
+
+def read() -> Settings:
+    """Return what all ranks must agree on, by the names of the variables.
+
+    Raises:
+        UsageError: a variable that cannot be parsed.
+    """
+    return {name: env.get(name) for name in _AGREED}
+
+
+def require_equal(comm: Any, settings: Settings) -> None:
+    """Raise on every rank when the ranks' settings differ; collective over ``comm`` (mpi4py).
+
+    Raises:
+        UsageError: every setting that differs, with both values.
+    """
+    everyone = comm.allgather(settings)
+    faults = []
+    for name in settings:
+        for other, theirs in enumerate(everyone):
+            if theirs[name] != everyone[0][name]:
+                faults.append(
+                    f"{name} is {theirs[name]} on rank {other} and {everyone[0][name]} on rank 0. "
+                    "Set it for all ranks: qsgd-hpc run --env passes a variable to every host."
+                )
+                break
+    if faults:
+        raise UsageError("\n".join(faults))
+
+
+def engine_config(settings: Settings, *, shares_memory: bool) -> Any:
+    """Return the _core.EngineConfig of this rank.
+
+    Args:
+        settings: what ``read`` returned.
+        shares_memory: the ranks of each node share memory; without, nothing is reduced within it.
+    """
+    import qsgd_hpc._core as _core
+
+    algorithm = settings["QSGD_ALGORITHM"]
+    if algorithm == "auto" and settings["QSGD_HIERARCHICAL_ALLREDUCE"] and shares_memory:
+        algorithm = "hierarchical"
+    return _core.EngineConfig(
+        seed=settings["QSGD_SEED"],
+        fusion_bytes=settings["QSGD_FUSION_BYTES"],
+        nonfinite=settings["QSGD_NONFINITE"],
+        algorithm=algorithm,
+        threads=env.get("QSGD_THREADS"),  # each rank may have its own number
+        planner=settings["QSGD_PLANNER"],
+        cache_capacity=settings["QSGD_CACHE_CAPACITY"],
+        cycle_time_s=settings["QSGD_CYCLE_TIME_MS"] / 1000,
+        stall_warning_s=settings["QSGD_STALL_WARNING_S"],
+        stall_shutdown_s=settings["QSGD_STALL_SHUTDOWN_S"],
+        deadlock_s=settings["QSGD_DEADLOCK_S"],
+        log=_warn if _is_logged("warning") else None,
+    )
+
+
+def _is_logged(level: str) -> bool:
+    return env.LOG_LEVELS.index(level) >= env.LOG_LEVELS.index(env.get("QSGD_LOG_LEVEL"))
+
+
+def _warn(text: str) -> None:
+    print(f"qsgd-hpc: warning: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,139 @@
+"""Which settings to try next: an optimiser from Optuna behind ask and tell."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["Search", "Settings", "Space", "require_optuna"]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the engine may be told while it runs; None leaves a setting as it is."""
+
+    fusion_bytes: int | None = None
+    cycle_time_ms: float | None = None
+    algorithm: str | None = None
+    bits: int | None = None
+
+
+@dataclass(frozen=True)
+class Space:
+    """What may be tried; an empty tuple leaves a setting alone.
+
+    Args:
+        fusion_mib: smallest and largest fused reduction.
+        cycle_time_ms: waits for more tensors to fuse.
+        algorithms: as QSGD_ALGORITHM names them.
+        bits: of compressed gradients.
+    """
+
+    fusion_mib: tuple[int, int] | tuple[()] = (1, 256)
+    cycle_time_ms: tuple[float, ...] = (0.0, 0.5, 1.0, 2.5, 5.0)
+    algorithms: tuple[str, ...] = ("auto",)
+    bits: tuple[int, ...] = ()
+
+
+def require_optuna() -> None:
+    """Raise a UsageError where Optuna is not installed."""
+    if importlib.util.find_spec("optuna") is None:
+        raise UsageError(
+            "QSGD_AUTOTUNE=1 needs the optimiser Optuna, which rank 0's Python does not have; "
+            "pip install 'qsgd-hpc[autotune]', or unset QSGD_AUTOTUNE"
+        )
+
+
+@dataclass
+class Search:
+    """Finds the settings of the highest speed.
+
+    The same seed, space and speeds give the same trials.
+
+    Args:
+        space: what may be tried.
+        first: settings to try before all others: those in use, and the best of an earlier job.
+        seed: of the sampler.
+        trials: most trials.
+        patience: trials without a gain of ``gain`` after which the search has converged.
+    """
+
+    space: Space
+    first: tuple[Settings, ...] = ()
+    seed: int = 0
+    trials: int = 40
+    patience: int = 15
+    gain: float = 0.02
+    best: Settings | None = None
+    best_speed: float = 0.0
+    told: int = 0
+    _since_gain: int = 0
+    _study: Any = field(default=None, repr=False)
+    _asked: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(seed=self.seed, n_startup_trials=8)
+        self._study = optuna.create_study(direction="maximize", sampler=sampler)
+        for settings in self.first:
+            self._study.enqueue_trial(self._parameters(settings), skip_if_exists=True)
+
+    def _parameters(self, settings: Settings) -> dict[str, Any]:
+        """Return those of the settings that the space holds, as the optimiser names them."""
+        space, found = self.space, asdict(settings)
+        fusion = found.pop("fusion_bytes")
+        if space.fusion_mib and fusion is not None:
+            low, high = space.fusion_mib
+            found["fusion_mib"] = min(max(fusion // MIB, low), high)
+        allowed = {
+            "cycle_time_ms": space.cycle_time_ms,
+            "algorithm": space.algorithms,
+            "bits": space.bits,
+        }
+        return {k: v for k, v in found.items() if k == "fusion_mib" or v in allowed.get(k, ())}
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing more to try."""
+        return self.told >= self.trials or self._since_gain >= self.patience
+
+    def ask(self) -> Settings:
+        """Return what to try next."""
+        trial = self._asked = self._study.ask()
+        space = self.space
+
+        def choose(name: str, choices: tuple[Any, ...]) -> Any:
+            return trial.suggest_categorical(name, list(choices)) if choices else None
+
+        fusion = None
+        if space.fusion_mib:
+            fusion = trial.suggest_int("fusion_mib", *space.fusion_mib, log=True) * MIB
+        return Settings(
+            fusion,
+            choose("cycle_time_ms", space.cycle_time_ms),
+            choose("algorithm", space.algorithms),
+            choose("bits", space.bits),
+        )
+
+    def tell(self, settings: Settings, speed: float, *, allowed: bool = True) -> None:
+        """Take note of a trial.
+
+        Args:
+            settings: as ``ask`` returned them.
+            speed: the higher, the better; above 0.
+            allowed: False for settings that must not be kept, however fast.
+        """
+        self._study.tell(self._asked, speed if allowed else 0.0)
+        self.told += 1
+        self._since_gain += 1
+        if allowed and speed > self.best_speed * (1 + (self.gain if self.best else 0)):
+            self._since_gain = 0
+        if allowed and speed > self.best_speed:
+            self.best, self.best_speed = settings, speed

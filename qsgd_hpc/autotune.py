@@ -1,0 +1,285 @@
+"""Autotuning: while training goes on, rank 0 tries settings of the engine and keeps the fastest.
+
+What it finds is kept under ``$QSGD_HOME/tuned`` and tried first by the next job of the same site,
+MPI and layout of ranks.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, astuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qsgd_hpc import env, planning
+from qsgd_hpc._tune_search import Search, Settings, Space, require_optuna
+from qsgd_hpc.errors import QsgdError, UsageError
+
+if TYPE_CHECKING:
+    from qsgd_hpc.basics import Context
+
+__all__ = ["Tuner", "start_as_set", "stop"]
+
+SCHEMA = 1
+_POLL_S = 0.005
+# Windows of one setting: the first still holds tensors that went by the setting before.
+_WARM_UP = 1
+_MEASURED = 3
+_BURSTS = 5  # of gradients that a window holds, at least
+_COLUMNS = (
+    "trial", "elapsed_s", "fusion_bytes", "cycle_time_ms", "algorithm", "bits",
+    "gradient_mb_per_s", "nmse", "kept",
+)  # fmt: skip
+
+_tuner: Tuner | None = None
+
+
+class Stopped(Exception):
+    """The job is leaving."""
+
+
+class Tuner:
+    """Tries settings on a running engine, from a thread of its own.
+
+    Args:
+        engine: has ``tune(...)``, ``stats()`` and ``quality()``.
+        search: what to try.
+        window_s: training time that one measurement spans, at least.
+        nmse_budget: error above which settings are not kept; None: any.
+        log: CSV file with a line for each trial; None: none.
+        on_best: called once with the settings that stay.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        search: Search,
+        *,
+        window_s: float = 1.0,
+        nmse_budget: float | None = None,
+        log: Path | None = None,
+        on_best: Callable[[Settings, float], None] | None = None,
+    ) -> None:
+        self._engine = engine
+        self.search = search
+        self._window_s = window_s
+        self._budget = nmse_budget
+        self._log = log
+        self._on_best = on_best
+        self._stop = threading.Event()
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="qsgd-hpc autotune", daemon=True)
+
+    def start(self) -> None:
+        """Begin, and empty the log."""
+        if self._log is not None:
+            with self._log.open("w", newline="") as file:
+                csv.writer(file).writerow(_COLUMNS)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; the engine keeps what it has. Harmless when it has ended."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self.search.finished:
+                self._try(self.search.ask())
+        except Stopped:
+            return
+        except (QsgdError, OSError) as error:
+            if not self._stop.is_set():
+                _say(f"warning: autotuning ended: {error}")
+            return
+        best = self.search.best
+        if best is not None:
+            self._apply(best)
+            if self._on_best is not None:
+                self._on_best(best, self.search.best_speed)
+
+    def _try(self, settings: Settings) -> None:
+        self._apply(settings)
+        speeds = [self._window() for _ in range(_WARM_UP + _MEASURED)]
+        speed = statistics.median(speeds[_WARM_UP:])
+        nmse = self._nmse()
+        allowed = self._budget is None or nmse <= self._budget
+        self.search.tell(settings, speed, allowed=allowed)
+        self._write(settings, speed, nmse, settings == self.search.best)
+
+    def _apply(self, settings: Settings) -> None:
+        values = asdict(settings)
+        cycle_time_ms = values.pop("cycle_time_ms")
+        if cycle_time_ms is not None:
+            values["cycle_time_s"] = cycle_time_ms / 1e3
+        self._engine.tune(**{name: value for name, value in values.items() if value is not None})
+
+    def _window(self) -> float:
+        """Return gradient bytes per second, from the beginning of one burst to that of another."""
+        while True:
+            begin, first = at, count = self._burst()
+            longest_s, bursts = 0.0, 0
+            while at - begin < self._window_s or bursts < _BURSTS:
+                before = at
+                at, count = self._burst()
+                longest_s, bursts = max(longest_s, at - before), bursts + 1
+            if longest_s < (at - begin) / 2:  # else an evaluation or a checkpoint lay between
+                return (count - first) / (at - begin)
+
+    def _burst(self) -> tuple[float, float]:
+        """Wait until gradients come after a pause; return the time and the bytes before them."""
+        before = self._bytes()
+        idle = False
+        began = time.monotonic()
+        while True:
+            if self._stop.wait(_POLL_S):
+                raise Stopped
+            count = self._bytes()
+            if count == before:
+                idle = True
+            elif idle or time.monotonic() - began > self._window_s:
+                return time.monotonic(), before
+            before = count
+
+    def _bytes(self) -> float:
+        return float(self._engine.stats()["gradient_bytes"])
+
+    def _nmse(self) -> float:
+        """Return the largest error that a tensor's code now has."""
+        return max((quality["nmse"] for quality in self._engine.quality().values()), default=0.0)
+
+    def _write(self, settings: Settings, speed: float, nmse: float, kept: bool) -> None:
+        if self._log is None:
+            return
+        row = [self.search.told, f"{time.monotonic() - self._began:.1f}", *astuple(settings)]
+        with self._log.open("a", newline="") as file:
+            csv.writer(file).writerow([*row, f"{speed / 1e6:.3f}", f"{nmse:.3g}", int(kept)])
+
+
+def space_as_set(size: int) -> Space:
+    """Return what may be tried: everything that the environment does not fix.
+
+    Bits are tried only under QSGD_NMSE_BUDGET, which says how many are enough.
+    """
+    coded = env.get("QSGD_BITS") not in (None, 32)
+    if env.is_set("QSGD_ALGORITHM") or env.get("QSGD_HIERARCHICAL_ALLREDUCE"):
+        algorithms: tuple[str, ...] = ()
+    elif coded:
+        # Gathering all codes takes memory and bytes by the number of ranks.
+        algorithms = ("auto", "allgather") if 2 < size <= 4 else ()
+    else:
+        algorithms = ("auto", "direct", "ring", "rabenseifner")
+    budgeted = coded and env.get("QSGD_NMSE_BUDGET") is not None
+    return Space(
+        fusion_mib=() if env.is_set("QSGD_FUSION_BYTES") else Space.fusion_mib,
+        cycle_time_ms=() if env.is_set("QSGD_CYCLE_TIME_MS") else Space.cycle_time_ms,
+        algorithms=algorithms,
+        bits=(2, 4, 8) if budgeted else (),
+    )
+
+
+def start_as_set(context: Context) -> None:
+    """Start the tuner of rank 0 where QSGD_AUTOTUNE asks for it; collective.
+
+    Raises:
+        UsageError: Optuna is missing, or the log cannot be written (on every rank).
+    """
+    global _tuner
+    if not env.get("QSGD_AUTOTUNE") or context.size == 1:
+        return
+    fault = None
+    if context.rank == 0:
+        try:
+            require_optuna()
+            _tuner = _tuner_of(context)
+            _tuner.start()
+        except (UsageError, OSError) as error:
+            _tuner, fault = None, str(error)
+    fault = context.comm.bcast(fault)
+    if fault is not None:
+        raise UsageError(fault)
+
+
+def _tuner_of(context: Context) -> Tuner:
+    key = planning.Key(
+        site=planning.site_name(),
+        mpi=context.mpi.library.splitlines()[0][:40],
+        ranks=context.size,
+        ranks_per_node=context.local_size,
+        threads=env.get("QSGD_THREADS"),
+    )
+    in_use = Settings(
+        env.get("QSGD_FUSION_BYTES"),
+        env.get("QSGD_CYCLE_TIME_MS"),
+        env.get("QSGD_ALGORITHM"),
+        env.get("QSGD_BITS"),
+    )
+    kept = load(key)
+    search = Search(
+        space_as_set(context.size),
+        first=(in_use, kept) if kept is not None else (in_use,),
+        seed=env.get("QSGD_SEED") % 2**32,
+    )
+    log = env.get("QSGD_AUTOTUNE_LOG")
+    return Tuner(
+        context.engine,
+        search,
+        nmse_budget=env.get("QSGD_NMSE_BUDGET"),
+        log=None if log is None else Path(log),
+        on_best=lambda best, speed: _keep(key, best, speed),
+    )
+
+
+def stop() -> None:
+    """End the tuner of this process; harmless when there is none."""
+    global _tuner
+    ended, _tuner = _tuner, None
+    if ended is not None:
+        ended.stop()
+
+
+def kept_path(key: planning.Key) -> Path:
+    """Return where the settings of a site and layout are kept."""
+    return key.path.parent.parent / "tuned" / key.path.name
+
+
+def load(key: planning.Key) -> Settings | None:
+    """Return what an earlier job has found, or None."""
+    try:
+        record = json.loads(kept_path(key).read_text())
+        return Settings(**record["settings"]) if record["schema"] == SCHEMA else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _say(f"warning: {kept_path(key)} is damaged ({error}); autotuning starts afresh")
+        return None
+
+
+def save(key: planning.Key, best: Settings, speed: float) -> Path:
+    """Keep settings for the next job; a reader never sees half a file."""
+    path = kept_path(key)
+    record = {"schema": SCHEMA, "key": asdict(key), "settings": asdict(best), "bytes_per_s": speed}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(record, indent=2) + "\n")
+    part.replace(path)
+    return path
+
+
+def _keep(key: planning.Key, best: Settings, speed: float) -> None:
+    words = ", ".join(
+        f"{name}={value}" for name, value in asdict(best).items() if value is not None
+    )
+    _say(f"autotuning has ended: {words} reduces {speed / 1e6:.1f} MB of gradients per second")
+    if env.get("QSGD_PLAN_CACHE"):
+        save(key, best, speed)
+
+
+def _say(text: str) -> None:
+    print(f"qsgd-hpc: {text}", file=sys.stderr, flush=True)

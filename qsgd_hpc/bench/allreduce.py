@@ -1,0 +1,268 @@
+"""``qsgd-hpc bench allreduce`` on the ranks of a launched job."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from qsgd_hpc import __version__, planning
+from qsgd_hpc.bench import table
+from qsgd_hpc.bench.contestants import Contestant, gloo_peers, mpi_peer, ours
+from qsgd_hpc.bench.rounds import Data, Effort, time_all
+from qsgd_hpc.bench.samples import Row, Timing, compare, row_json
+from qsgd_hpc.bench.words import AUTO, PLAIN_BITS, size_text
+from qsgd_hpc.errors import UsageError
+
+if TYPE_CHECKING:
+    from qsgd_hpc._core import CodecSpec, Machine
+
+__all__ = ["Request", "run"]
+
+SCHEMA = 1
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure."""
+
+    sizes: Sequence[int]
+    bits: Sequence[int | str]
+    algorithms: Sequence[str] = (AUTO,)
+    peers: bool = False
+    explain: bool = False
+    json_path: Path | None = None
+    bandwidth_gbps: float | None = None
+    """Of a rank's link; None takes what was measured."""
+    rounds: int | None = None
+    seconds: float = 2.0
+    threads: int = 1
+
+
+class Bench:
+    """The job's communicators and machine, and what follows from them."""
+
+    def __init__(self, request: Request, mpi: Any, communicator: Any, ranks_per_node: int) -> None:
+        self.request, self.mpi, self.communicator = request, mpi.module, communicator
+        self.comm = communicator.comm
+        self.is_root = self.comm.Get_rank() == 0
+        self.screen = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+        self.key = planning.Key(
+            planning.site_name(),
+            " ".join([mpi.module.get_vendor()[0], ".".join(map(str, mpi.module.get_vendor()[1]))]),
+            self.comm.Get_size(),
+            ranks_per_node,
+            request.threads,
+        )
+        self.machine: Machine = planning.machine(communicator, self.comm, self.key, fresh=True)
+
+    def say(self, text: str | Text = "") -> None:
+        """Print on rank 0."""
+        if self.is_root:
+            self.screen.print(text, soft_wrap=True)
+            self.screen.file.flush()
+
+    def introduce(self) -> None:
+        """Say what is measured, on what."""
+        m, key = self.machine, self.key
+        nodes = m.ranks // m.ranks_per_node
+        self.say(
+            f"qsgd-hpc {__version__}, {key.mpi}: {m.ranks} ranks on {nodes} "
+            f"node{'s' if nodes > 1 else ''}, {key.threads} "
+            f"thread{'s' if key.threads > 1 else ''} each; float32 sums, in place"
+        )
+        alpha_s, beta_s = m.link
+        self.say(
+            f"link, measured: {alpha_s * 1e6:.1f} us per message, {1e-9 / beta_s:.3f} GB/s "
+            f"({8e-9 / beta_s:.2f} Gb/s) per rank, all ranks sending"
+        )
+        if self.request.bandwidth_gbps:
+            self.say(f"link, as given: {self.request.bandwidth_gbps:g} Gb/s, which is the limit's")
+
+    def explain(self) -> None:
+        """Print the plan of each size and bits."""
+        for size_bytes in self.request.sizes:
+            for bits in self.request.bits:
+                plan = self.plan(size_bytes // FLOAT_BYTES, bits)
+                self.say(f"{size_text(size_bytes):>8}  {plan.algorithm:18}  {plan.reason}")
+
+    @property
+    def seconds_per_byte(self) -> float:
+        """Of a rank's link."""
+        given = self.request.bandwidth_gbps
+        return 8e-9 / given if given else self.machine.link[1]
+
+    def plan(self, count: int, bits: int | str) -> Any:
+        from qsgd_hpc import _core
+
+        if bits == PLAIN_BITS:
+            codecs = []
+        else:
+            codecs = planning.codecs() if bits == AUTO else [spec_of(int(bits))]
+        return _core.plan(self.machine, count=count, codecs=codecs)
+
+    def contestants(self, count: int, peers: Sequence[Contestant]) -> list[Contestant]:
+        """Return all that compete at this size; those of ours in the order of the request."""
+        found = []
+        for bits in self.request.bits:
+            if bits == AUTO:
+                plan = self.plan(count, AUTO)
+                chosen = plan.spec.bits if plan.spec else PLAIN_BITS
+                entry = ours(self.communicator, chosen, plan.spec, plan.algorithm)
+                entry.what = f"auto: {entry.what}"
+                found.append(entry)
+                continue
+            coded = bits != PLAIN_BITS
+            spec = spec_of(int(bits)) if coded else None
+            for name in fitting(self.request.algorithms, coded):
+                found.append(ours(self.communicator, int(bits), spec, self.named(name, coded)))
+        fresh = [Contestant(p.what, p.run, is_peer=True, is_exact=p.is_exact) for p in peers]
+        return [*found, *fresh]
+
+    def named(self, algorithm: str, coded: bool) -> str:
+        """Return what auto stands for here."""
+        if algorithm != AUTO:
+            return algorithm
+        return self.machine.coded if coded else self.machine.exact
+
+    def row(self, size_bytes: int, done: Contestant) -> Row:
+        sent = done.wire_bytes
+        return Row(
+            size_bytes=size_bytes,
+            what=done.what,
+            algorithm=done.algorithm,
+            timing=Timing.of(done.seconds),
+            ranks=self.machine.ranks,
+            is_peer=done.is_peer,
+            is_exact=done.is_exact,
+            wire_bytes=sent,
+            limit_s=sent * self.seconds_per_byte if sent else None,
+            nmse=done.nmse,
+        )
+
+    def measure(self) -> list[Row]:
+        """Measure every size; print its rows as soon as they are known."""
+        peers = self.find_peers() if self.request.peers else []
+        effort = Effort(self.request.rounds, self.request.seconds)
+        self.say()
+        self.say(table.header())
+        rows: list[Row] = []
+        for size_bytes in self.request.sizes:
+            count = size_bytes // FLOAT_BYTES
+            contestants = self.contestants(count, peers)
+            time_all(contestants, Data(self.comm, self.mpi, count), self.comm, self.mpi, effort)
+            found = compare([self.row(size_bytes, done) for done in contestants])
+            for number, row in enumerate(found):
+                self.say(table.line(row, first=number == 0))
+            rows += found
+        self.say()
+        for text in table.LEGEND:
+            self.say(Text(text, style="dim"))
+        return rows
+
+    def find_peers(self) -> list[Contestant]:
+        found, reason = gloo_peers(self.comm)
+        if reason:
+            self.say(f"gloo is left out: {reason}")
+        return [mpi_peer(self.comm, self.mpi), *found]
+
+    def write(self, path: Path, rows: Sequence[Row]) -> None:
+        record = {
+            "schema": SCHEMA,
+            "version": __version__,
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "mpi": self.key.mpi,
+            "ranks": self.machine.ranks,
+            "ranks_per_node": self.machine.ranks_per_node,
+            "threads": self.key.threads,
+            "bandwidth_gbps": self.request.bandwidth_gbps,
+            "machine": planning.to_json(self.machine),
+            "rows": [row_json(row) for row in rows],
+        }
+        path.write_text(json.dumps(record, indent=1) + "\n")
+        self.say(f"written: {path}")
+
+
+def spec_of(bits: int) -> CodecSpec:
+    """Return the code of so many bits, with the bucket and norm that the environment sets."""
+    from qsgd_hpc.compression import Qsgd
+
+    return Qsgd(bits).coding(lasting=False).spec
+
+
+def fitting(algorithms: Sequence[str], coded: bool) -> list[str]:
+    """Return those algorithms that do (not) compress; auto does both.
+
+    Raises:
+        UsageError: an unknown name.
+    """
+    from qsgd_hpc import _core
+
+    first_coded = _core.ALGORITHMS.index("sra")
+    unknown = [name for name in algorithms if name not in _core.ALGORITHMS]
+    if unknown:
+        raise UsageError(f"--algorithm: {unknown[0]!r} is not one of {', '.join(_core.ALGORITHMS)}")
+    return [
+        name
+        for name in algorithms
+        if name == AUTO or (_core.ALGORITHMS.index(name) >= first_coded) == coded
+    ]
+
+
+def check(request: Request) -> None:
+    """Refuse what cannot be measured.
+
+    Raises:
+        UsageError: an algorithm is unknown, or nothing fits together.
+    """
+    rows = [bits for bits in request.bits if fitting(request.algorithms, bits != PLAIN_BITS)]
+    if not rows:
+        raise UsageError(
+            f"--algorithm {','.join(request.algorithms)} suits none of --bits "
+            f"{','.join(map(str, request.bits))}: sra, sra2d, allgather, requantizing_ring and "
+            "hierarchical_sra compress (1 to 8 bits), the others send float32 (32 bits)"
+        )
+    if request.json_path is not None and not request.json_path.absolute().parent.is_dir():
+        raise UsageError(f"--json {request.json_path}: there is no such folder; create it first")
+
+
+def run(request: Request) -> None:
+    """Measure on the ranks of this job; collective, rank 0 prints and writes.
+
+    Raises:
+        UsageError: the request is wrong, or there is one rank only.
+    """
+    from qsgd_hpc import _direct, _mpi, env
+
+    check(request)
+    mpi = _mpi.start_mpi()
+    world = mpi.module.COMM_WORLD
+    if world.Get_size() == 1:
+        raise UsageError(
+            "one rank has nothing to reduce with; pass -np 2, or start it with mpiexec or "
+            "qsgd-hpc run"
+        )
+    local = _mpi.split_nodes(mpi, world, env.get("QSGD_RANKS_PER_NODE"))
+    layouts = world.allgather(local)
+    per_node = layouts[0][1]
+    uniform = all(
+        facts[:3:2] == (rank % per_node, rank // per_node) and facts[1] == per_node
+        for rank, facts in enumerate(layouts)
+    )
+    with _direct.communicator(threads=request.threads) as communicator:
+        bench = Bench(request, mpi, communicator, per_node if uniform else 1)
+        bench.introduce()
+        if request.explain:
+            bench.explain()
+            return
+        rows = bench.measure()
+        if request.json_path is not None and bench.is_root:
+            bench.write(request.json_path, rows)

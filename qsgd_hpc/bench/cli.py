@@ -1,0 +1,203 @@
+"""The verb ``qsgd-hpc bench``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from qsgd_hpc.bench.words import parse_bits, parse_sizes, parse_specs
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["bench"]
+
+# Set by mpiexec, srun and PALS for the ranks that they start, and for nothing else.
+RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_STEP_ID")
+
+
+def launched(environ: Mapping[str, str]) -> bool:
+    """Tell whether an MPI launcher started this process."""
+    return any(name in environ for name in RANK_VARIABLES)
+
+
+@click.group(context_settings={"show_default": True}, invoke_without_command=True)
+@click.option("--explain", is_flag=True, help="Same as bench allreduce --explain.")
+@click.option("-np", "-n", "ranks", type=int, metavar="N", help="Ranks for --explain.")
+@click.pass_context
+def bench(context: click.Context, explain: bool, ranks: int | None) -> None:
+    """Measure codecs and allreduces of this machine, beside its limits and its peers.
+
+    \b
+    How fast gradients are coded on one core and on all:
+      qsgd-hpc bench codec
+    How fast they are reduced, beside MPI_Allreduce and gloo:
+      qsgd-hpc bench allreduce -np 2 --sizes 4K:64M --peers
+    Which sizes it pays to compress here, and why:
+      qsgd-hpc bench --explain -np 2
+    """
+    if context.invoked_subcommand is None:
+        if not explain:
+            click.echo(context.get_help())
+            return
+        context.invoke(allreduce, explain=True, ranks=ranks)
+
+
+@bench.command(context_settings={"show_default": True})
+@click.option("--size", default="256M", help="Of the float32 buffer.")
+@click.option("--bits", default="8,4,2", help="1 to 8 each, for scheme qsgd, minmax and nuqsgd.")
+@click.option("--scheme", default="qsgd", help="Names with commas: qsgd, minmax, nuqsgd, ...")
+@click.option("--norm", default="max", help="max, l2, or both with a comma; of qsgd.")
+@click.option("--threads", help="Counts with commas. [default: 1 and all cores]")
+@click.option("--rounds", type=click.IntRange(1), default=7, help="Samples of each row.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all numbers.")
+def codec(
+    size: str,
+    bits: str,
+    scheme: str,
+    norm: str,
+    threads: str | None,
+    rounds: int,
+    json_path: Path | None,
+) -> None:
+    """Time encode, decode and decode-and-add of one process.
+
+    Each is printed beside the least that it must do on the same buffer in the same run: reading
+    every element (a bare scan for the largest magnitude) for encoders, y += x for decoders; on
+    more threads, beside the same on one. All operations take turns.
+
+    \b
+    The figures of benchmarks/:
+      qsgd-hpc bench codec --size 256M --bits 8,4
+    What the paper's norm costs:
+      qsgd-hpc bench codec --norm max,l2 --threads 1
+    Other schemes:
+      qsgd-hpc bench codec --scheme minmax,terngrad,topk --threads 1
+    """
+    from qsgd_hpc.bench.codec import Request, run
+
+    (size_bytes,) = _one(parse_sizes(size), size)
+    request = Request(
+        size_bytes=size_bytes,
+        specs=parse_specs(scheme, bits, norm),
+        threads=_thread_counts(threads),
+        rounds=rounds,
+        json_path=json_path,
+    )
+    run(request)
+
+
+def _one(sizes: list[int], text: str) -> list[int]:
+    if len(sizes) != 1:
+        raise UsageError(f"--size {text}: one size is measured at a time")
+    return sizes
+
+
+def _thread_counts(text: str | None) -> list[int]:
+    cores = len(os.sched_getaffinity(0))
+    if text is None:
+        return [1] if cores == 1 else [1, cores]
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) >= 1 for word in words):
+        raise UsageError(
+            f"--threads {text}: expected counts of at least 1 with commas, such as 1,4"
+        )
+    return sorted({int(word) for word in words})
+
+
+@bench.command(context_settings={"show_default": True})
+@click.option("-np", "-n", "ranks", type=int, metavar="N", help="Start N ranks on this machine.")
+@click.option("--sizes", default="4K:64M", help="FROM:TO[:FACTOR], or sizes with commas.")
+@click.option("--bits", default="32,8,4,2", help="1 to 8, 32 (float32), auto (as planned).")
+@click.option("--algorithm", default="auto", help="Names with commas; see below.")
+@click.option("--peers", is_flag=True, help="MPI_Allreduce and torch's gloo in the same job.")
+@click.option("--explain", is_flag=True, help="Print what is planned per size and why, no table.")
+@click.option("--threads", type=click.IntRange(1), help="Per rank. [default: OMP_NUM_THREADS or 1]")
+@click.option(
+    "--bandwidth",
+    type=click.FloatRange(0, min_open=True),
+    metavar="GBPS",
+    help="Gb/s of a rank's link, for the limit. [default: as measured]",
+)
+@click.option("--rounds", type=click.IntRange(1), help="Samples of each row. [default: by time]")
+@click.option("--seconds", type=float, default=2.0, help="Time for each size; at least 5 rounds.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all numbers.")
+def allreduce(
+    ranks: int | None,
+    sizes: str,
+    bits: str,
+    algorithm: str,
+    peers: bool,
+    explain: bool,
+    threads: int | None,
+    bandwidth: float | None,
+    rounds: int | None,
+    seconds: float,
+    json_path: Path | None,
+) -> None:
+    """Time sums of float32 over all ranks, compressed and not.
+
+    With -np it starts its ranks here. For several hosts, start it as any other program:
+    mpiexec, srun, or qsgd-hpc run -np 4 -H h1:2,h2:2 python -m qsgd_hpc.cli bench allreduce.
+
+    \b
+    Beside the peers, as the figures in benchmarks/ were made:
+      qsgd-hpc bench allreduce -np 2 --sizes 4K:256M --peers --json fp32.json
+    Two compressed algorithms against each other:
+      qsgd-hpc bench allreduce -np 4 --bits 4 --algorithm sra,allgather --sizes 64K,1M
+    Whether compressing pays here:
+      qsgd-hpc bench allreduce -np 2 --explain
+
+    All contestants of a size take turns, so that what disturbs the machine disturbs them alike. A
+    sample is the slowest rank's time from a barrier on; small sizes are called several times per
+    sample. Exact algorithms: direct, ring, recursive_doubling, rabenseifner, shared, hierarchical.
+    Compressed: sra, sra2d, allgather, requantizing_ring, hierarchical_sra.
+    """
+    from qsgd_hpc.bench.allreduce import Request, check, run
+
+    request = Request(
+        sizes=parse_sizes(sizes),
+        bits=parse_bits(bits),
+        algorithms=tuple(name.strip() for name in algorithm.split(",")),
+        peers=peers,
+        explain=explain,
+        json_path=json_path,
+        bandwidth_gbps=bandwidth,
+        rounds=rounds,
+        seconds=seconds,
+        threads=threads or int(os.environ.get("OMP_NUM_THREADS", "1").partition(",")[0] or 1),
+    )
+    check(request)
+    if launched(os.environ):
+        run(request)
+        return
+    if ranks is None:
+        raise UsageError(
+            "bench allreduce needs ranks: pass -np 2, or start it with mpiexec or qsgd-hpc run"
+        )
+    if ranks < 2:
+        raise UsageError(f"-np {ranks}: at least 2 ranks are needed to reduce anything")
+    sys.exit(_start(ranks, request, sizes, bits, algorithm, threads))
+
+
+def _start(
+    ranks: int, request: object, sizes: str, bits: str, algorithm: str, threads: int | None
+) -> int:
+    """Run this command on ranks of this machine; return the exit code."""
+    from qsgd_hpc.bench.allreduce import Request
+    from qsgd_hpc.launch import run as launch
+    from qsgd_hpc.launch.options import RunOptions
+
+    assert isinstance(request, Request)
+    words = ["--sizes", sizes, "--bits", bits, "--algorithm", algorithm]
+    words += ["--seconds", str(request.seconds)]
+    words += ["--peers"] if request.peers else []
+    words += ["--explain"] if request.explain else []
+    words += ["--bandwidth", str(request.bandwidth_gbps)] if request.bandwidth_gbps else []
+    words += ["--rounds", str(request.rounds)] if request.rounds else []
+    words += ["--threads", str(threads)] if threads else []
+    words += ["--json", str(request.json_path.absolute())] if request.json_path else []
+    command = (sys.executable, "-m", "qsgd_hpc.cli", "bench", "allreduce", *words)
+    return launch(RunOptions(ranks=ranks, command=command))

@@ -1,0 +1,138 @@
+"""What ``bench allreduce`` lets run side by side: this package's allreduces and their peers'."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsgd_hpc.bench.words import PLAIN_BITS
+
+if TYPE_CHECKING:
+    from qsgd_hpc._core import CodecSpec
+    from qsgd_hpc._direct import Communicator
+
+__all__ = ["Contestant", "gloo_peers", "mpi_peer", "ours", "start_gloo"]
+
+Floats = NDArray[np.float32]
+
+
+@dataclass
+class Contestant:
+    """One way to sum a float32 array in place over all ranks."""
+
+    what: str
+    run: Callable[[Floats], int | None]
+    """Returns the bytes that this rank sent, where it knows."""
+    algorithm: str = ""
+    is_peer: bool = False
+    is_exact: bool = True
+    seconds: list[float] = field(default_factory=list)
+    wire_bytes: int | None = None
+    nmse: float | None = None
+
+
+def ours(communicator: Communicator, bits: int, spec: CodecSpec | None, name: str) -> Contestant:
+    """Return this package's allreduce; ``name`` is its algorithm."""
+    prepared: Callable[[], int] | None = None
+    array: Floats | None = None
+
+    def run(x: Floats) -> int:
+        nonlocal prepared, array
+        if prepared is None or array is not x:
+            prepared, array = communicator.prepare([x], coding=spec, algorithm=name), x
+        return prepared()
+
+    exact = bits == PLAIN_BITS
+    what = "fp32" if exact else f"{bits} bit"
+    return Contestant(what, run, algorithm=name, is_exact=exact)
+
+
+def mpi_peer(comm: Any, mpi: Any) -> Contestant:
+    """Return MPI_Allreduce of the MPI in use (mpi4py)."""
+
+    def run(x: Floats) -> None:
+        comm.Allreduce(mpi.IN_PLACE, x)
+
+    return Contestant("MPI_Allreduce", run, is_peer=True)
+
+
+def gloo_peers(comm: Any) -> tuple[list[Contestant], str]:
+    """Return gloo's allreduce in float32 and through float16, or none and why; collective."""
+    try:
+        import torch
+        import torch.distributed as dist
+
+        fault = "" if dist.is_gloo_available() else "this torch is built without gloo"
+    except ImportError as error:
+        fault = f"{error}; pip install 'qsgd-hpc[torch]'"
+    faults = [f"rank {rank}: {text}" for rank, text in enumerate(comm.allgather(fault)) if text]
+    if faults:
+        return [], faults[0]
+    fault = start_gloo(comm, dist)
+    faults = [f"rank {rank}: {text}" for rank, text in enumerate(comm.allgather(fault)) if text]
+    if faults:
+        return [], f"{faults[0]}; GLOO_SOCKET_IFNAME names the network interface to use"
+
+    def plain(x: Floats) -> None:
+        dist.all_reduce(torch.from_numpy(x))
+
+    def half(x: Floats) -> None:
+        whole = torch.from_numpy(x)
+        cast = whole.half()
+        dist.all_reduce(cast)
+        whole.copy_(cast)
+
+    return [
+        Contestant("gloo fp32", plain, is_peer=True),
+        Contestant("gloo fp16", half, is_peer=True, is_exact=False),
+    ], ""
+
+
+def start_gloo(comm: Any, dist: Any) -> str:
+    """Bring gloo up among the ranks of ``comm``; return what went wrong."""
+    address = comm.bcast(_own_address() if comm.Get_rank() == 0 else None)
+    port = comm.bcast(_free_port() if comm.Get_rank() == 0 else None)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://{address}:{port}",
+            rank=comm.Get_rank(),
+            world_size=comm.Get_size(),
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        return " ".join(str(error).split())[:300]
+    return ""
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def _own_address() -> str:
+    """Return where the other ranks reach rank 0."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    if interface:
+        return _address_of(interface)
+    return socket.gethostname()
+
+
+def _address_of(interface: str) -> str:
+    import fcntl
+    import struct
+
+    get_address = 0x8915  # SIOCGIFADDR of linux/sockios.h
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("256s", interface.encode()[:15])
+        try:
+            answer = fcntl.ioctl(sock.fileno(), get_address, request)
+        except OSError:
+            return socket.gethostname()  # gloo itself names the interface that is wrong
+    return socket.inet_ntoa(answer[20:24])

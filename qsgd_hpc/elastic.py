@@ -1,0 +1,223 @@
+"""Commit a training's state, and go on from the last commit after a failure.
+
+MPI cannot go on without a rank, nor take in new ones. So a job that has lost a rank ends, and what
+survives is what was committed to a file: with ``QSGD_ELASTIC_CHECKPOINT=FILE`` (or
+``@elastic.run(checkpoint=FILE)``) every ``state.commit()`` writes it, and the next job that is
+submitted, on any number of ranks, resumes there. Failures that leave all ranks alive (ranks that
+submit different shapes, NaN in a gradient) are answered within the job: every rank returns to the
+last commit and tries again.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from qsgd_hpc import basics, env
+from qsgd_hpc._base.parts import Part, StatefulPart, ValuePart
+from qsgd_hpc.errors import HorovodInternalError, HostsUpdatedInterrupt, RankFailedError
+from qsgd_hpc.feedback import error_feedback_state, load_error_feedback_state
+from qsgd_hpc.objects import broadcast_object
+
+__all__ = ["HostsUpdatedInterrupt", "State", "run"]
+
+
+class State:
+    """Named things that are committed together; they are read and set as attributes.
+
+    Args:
+        attributes: values that can be pickled, or objects with ``state_dict`` and
+            ``load_state_dict``, such as schedulers and loss scalers.
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        self._parts: dict[str, Part] = {}
+        self._callbacks: list[Callable[[], Any]] = []
+        self._file: Path | None = None
+        self._committed: dict[str, Any] = {}
+        self._commits = 0
+        for name, value in attributes.items():
+            self._parts[name] = self._part(value)
+        self.save()
+
+    def _part(self, value: Any) -> Part:
+        stateful = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+        return StatefulPart(value) if stateful else ValuePart(value)
+
+    def __getattr__(self, name: str) -> Any:
+        parts = self.__dict__.get("_parts", {})
+        if name not in parts:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return parts[name].value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        parts = self.__dict__.get("_parts", {})
+        if name not in parts:
+            super().__setattr__(name, value)
+        elif isinstance(parts[name], ValuePart):
+            parts[name].value = value
+        else:
+            parts[name] = self._part(value)
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
+        """Have these called, without arguments, whenever the job has been formed anew."""
+        self._callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Act on a job that has been formed anew."""
+        self.reset()
+        for callback in self._callbacks:
+            callback()
+
+    def reset(self) -> None:
+        """Do what a derived class needs before the reset callbacks; here nothing."""
+
+    def keep_in(self, file: str | os.PathLike[str]) -> None:
+        """Write every commit to this file, too; ``elastic.run`` calls it where a file is named."""
+        self._file = Path(file).absolute()
+
+    def save(self) -> None:
+        """Keep a copy of everything in memory, on this rank alone."""
+        self._committed = {name: part.capture() for name, part in self._parts.items()}
+
+    def restore(self) -> None:
+        """Return to the copy that ``save`` or ``commit`` kept, on this rank alone."""
+        for name, captured in self._committed.items():
+            self._parts[name].put_back(captured)
+
+    def commit(self) -> None:
+        """Keep a copy in memory, and where ``keep_in`` names a file, in that.
+
+        With a file it is collective: every rank calls it, between two steps; rank 0 writes, what
+        error feedback owes included, and replaces the file in one go.
+        """
+        self.save()
+        self._commits += 1
+        if self._file is not None:
+            self._write_file(self._file)
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Return: a batch job's hosts do not change, so there is never an interrupt to raise."""
+
+    def sync(self) -> None:
+        """Give every rank the state of rank 0, and keep a copy; collective."""
+        for part in self._parts.values():
+            part.sync()
+        self.save()
+
+    def _write_file(self, file: Path) -> None:
+        parts = {n: self._parts[n].merge(captured) for n, captured in self._committed.items()}
+        content = {"parts": parts, "owed": error_feedback_state()}
+        if basics.rank() == 0:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            new = file.with_name(f".{file.name}.new")
+            with new.open("wb") as stream:
+                self._dump(content, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            new.replace(file)
+
+    def resume(self) -> bool:
+        """Return to the last commit in the file, if there is one; collective.
+
+        Returns:
+            Whether there was one: rank 0's state is that of the file, until ``sync`` shares it.
+        """
+        file = self._file
+        found = file is not None and basics.rank() == 0 and file.exists()
+        if not broadcast_object(found, 0, None):
+            return False
+        owed = None
+        if found and file is not None:
+            print(f"qsgd-hpc: resuming at the commit in {file}", file=sys.stderr, flush=True)
+            with file.open("rb") as stream:
+                content = self._load(stream)
+            for name, captured in content["parts"].items():
+                if name in self._parts:
+                    self._parts[name].put_back(captured)
+            owed = content["owed"]
+        load_error_feedback_state(broadcast_object(owed, 0, None))
+        return True
+
+    def _dump(self, content: Any, stream: BinaryIO) -> None:
+        pickle.dump(content, stream)
+
+    def _load(self, stream: BinaryIO) -> Any:
+        return pickle.load(stream)
+
+
+def run(
+    func: Callable[..., Any] | None = None, *, checkpoint: str | os.PathLike[str] | None = None
+) -> Any:
+    """Decorate a function whose first argument is a :class:`State`, so that it survives failures.
+
+    Before the function starts, the state resumes at the commit in the file, if there is one, and
+    all ranks take rank 0's. When a collective fails (``HorovodInternalError``) every rank returns
+    to the last commit, and
+
+    - if all ranks live, the job is formed anew of them, the reset callbacks are called, and the
+      function is called again; but a second failure without a ``commit()`` in between is raised,
+      because it would come again;
+    - if a rank has died, ``RankFailedError`` is raised; it says where the last commit is.
+
+    Args:
+        func: the function.
+        checkpoint: file for the commits; default is ``QSGD_ELASTIC_CHECKPOINT``, else none. A file
+            from an earlier run is resumed: remove it to start from the beginning.
+    """
+    if func is None:
+        return functools.partial(run, checkpoint=checkpoint)
+
+    @functools.wraps(func)
+    def resumed(state: State, *args: Any, **kwargs: Any) -> Any:
+        file = checkpoint or env.get("QSGD_ELASTIC_CHECKPOINT")
+        if file:
+            state.keep_in(file)
+        state.resume()
+        return _attempts(func, state, args, kwargs)
+
+    return resumed
+
+
+def _attempts(func: Callable[..., Any], state: State, args: Any, kwargs: Any) -> Any:
+    failed_at = -1  # commits before the last failure
+    sync = True
+    while True:
+        if sync:
+            state.sync()
+        try:
+            return func(state, *args, **kwargs)
+        except HostsUpdatedInterrupt as interrupt:
+            sync = not interrupt.skip_sync
+        except HorovodInternalError as error:
+            state.restore()
+            sync = True
+            if not _all_live(error):
+                raise RankFailedError(_last_words(state, error)) from error
+            if state._commits == failed_at:
+                raise
+            failed_at = state._commits
+        basics.restart()
+        state.on_reset()
+
+
+def _all_live(error: HorovodInternalError) -> bool:
+    left = isinstance(error, RankFailedError) and basics.RESTARTING not in str(error)
+    return not left and not basics.context().engine.aborted()
+
+
+def _last_words(state: State, error: Exception) -> str:
+    file = state._file
+    remedy = (
+        f"The last commit is in {file}: start the job again, and it resumes there."
+        if file is not None and state._commits
+        else "Name a file in QSGD_ELASTIC_CHECKPOINT and call state.commit() now and then, so "
+        "that a job that is started again resumes there."
+    )
+    return f"{error}\nThis job cannot go on without that rank. {remedy}"

@@ -1,0 +1,190 @@
+"""The machine that plans are made for: measured by a job, kept for the next one on the same site.
+
+A file per site, MPI, layout of ranks and version of this package, under ``$QSGD_HOME/machines``.
+The same machine gives the same plans, so a job that finds the file sends the same bytes as the one
+that wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qsgd_hpc import __version__, env
+from qsgd_hpc.errors import UsageError
+
+if TYPE_CHECKING:
+    from qsgd_hpc._core import CodecSpec, Machine
+
+__all__ = ["Key", "codecs", "from_json", "load", "machine", "save", "to_json"]
+
+SCHEMA = 1
+# The codes whose speed is measured; others count as the nearest of these.
+MEASURED: tuple[dict[str, Any], ...] = (
+    {"scheme": "qsgd", "bits": 8},
+    {"scheme": "qsgd", "bits": 4},
+    {"scheme": "qsgd", "bits": 2},
+)
+TIMES = ("add_s_per_byte", "exact_start_s", "coded_start_s", "coded_s_per_element")
+LINKS = ("within", "across", "shared")
+COSTS = ("encode_s", "decode_s", "decode_add_s")
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a measurement holds for."""
+
+    site: str
+    """The site profile's name, else the host's without its number: nid001234 is "nid"."""
+    mpi: str
+    ranks: int
+    ranks_per_node: int
+    threads: int
+    version: str = __version__
+
+    @property
+    def path(self) -> Path:
+        """Where the measurement is kept."""
+        words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.site} {self.mpi}").strip("-")
+        layout = f"{self.ranks // self.ranks_per_node}x{self.ranks_per_node}x{self.threads}"
+        home = Path(env.get("QSGD_HOME")).expanduser()
+        return home / "machines" / f"{words}-{layout}-{self.version}.json"
+
+
+def site_name() -> str:
+    """Return QSGD_SITE, or what all hosts of this kind are called."""
+    host = socket.gethostname().partition(".")[0]
+    return env.get("QSGD_SITE") or re.sub(r"[-_]?\d+$", "", host) or host
+
+
+def codecs() -> list[CodecSpec]:
+    """Return the codes whose speed is measured."""
+    from qsgd_hpc._core import CodecSpec
+
+    return [CodecSpec(**spec) for spec in MEASURED]
+
+
+def to_json(measured: Machine) -> dict[str, Any]:
+    """Return a machine as JSON holds it; times in seconds, per message, byte or element."""
+    found: dict[str, Any] = {
+        "ranks": measured.ranks,
+        "ranks_per_node": measured.ranks_per_node,
+        "exact": measured.exact,
+        "coded": measured.coded,
+        **{name: getattr(measured, name) for name in TIMES},
+    }
+    for name in LINKS:
+        alpha_s, beta_s_per_byte = getattr(measured, name)
+        found[name] = {"alpha_s": alpha_s, "beta_s_per_byte": beta_s_per_byte}
+    found["codecs"] = [
+        {**spec, **dict(zip(COSTS, cost[1:], strict=True))}
+        for spec, cost in zip(MEASURED, measured.codecs, strict=True)
+    ]
+    return found
+
+
+def from_json(found: Mapping[str, Any]) -> Machine:
+    """Return the machine that :func:`to_json` wrote.
+
+    Raises:
+        UsageError: something is missing or cannot be.
+    """
+    from qsgd_hpc._core import CodecSpec, Machine
+
+    try:
+        fields: dict[str, Any] = {
+            name: found[name] for name in ("ranks", "ranks_per_node", "exact", "coded", *TIMES)
+        }
+        for name in LINKS:
+            fields[name] = found[name]["alpha_s"], found[name]["beta_s_per_byte"]
+        costs = [
+            (CodecSpec(scheme=c["scheme"], bits=c["bits"]), *(c[name] for name in COSTS))
+            for c in found["codecs"]
+        ]
+        return Machine(codecs=costs, **fields)
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"measured machine: {type(error).__name__} {error}") from None
+
+
+def save(key: Key, measured: Machine) -> Path:
+    """Write a measurement where :func:`load` finds it; a reader never sees half a file."""
+    record = {
+        "schema": SCHEMA,
+        "key": asdict(key),
+        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": to_json(measured),
+    }
+    key.path.parent.mkdir(parents=True, exist_ok=True)
+    part = key.path.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(record, indent=2) + "\n")
+    part.replace(key.path)
+    return key.path
+
+
+def load(key: Key) -> Machine | None:
+    """Return what an earlier job measured, or None when there is nothing that fits.
+
+    Raises:
+        UsageError: the file is damaged; the message names it and the remedy.
+    """
+    try:
+        text = key.path.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{key.path}: {error}; remove it, it is measured again") from None
+    try:
+        record = json.loads(text)
+        if record["schema"] != SCHEMA or record["key"] != asdict(key):
+            return None
+        return from_json(record["machine"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{key.path} is damaged ({error}); remove it, it is measured again"
+        ) from None
+
+
+def machine(communicator: Any, comm: Any, key: Key, *, fresh: bool = False) -> Machine:
+    """Return the machine of this job: from the file when there is one, else measured and kept.
+
+    Collective; every rank returns the same.
+
+    Args:
+        communicator: qsgd_hpc._direct.Communicator.
+        comm: the mpi4py communicator of the same ranks.
+        key: what the measurement holds for; rank 0's decides.
+        fresh: measure even when there is a file. QSGD_PLAN_CACHE=0 says so for a whole job.
+    Raises:
+        UsageError: the file is damaged (on every rank).
+    """
+    found: Any = None
+    if comm.Get_rank() == 0 and not fresh and env.get("QSGD_PLAN_CACHE"):
+        try:
+            kept = load(key)
+            found = None if kept is None else to_json(kept)
+        except UsageError as error:
+            found = error
+    found = comm.bcast(found)
+    if isinstance(found, UsageError):
+        raise found
+    if found is not None:
+        return from_json(found)
+    measured: Machine = communicator.measure(codecs(), ranks_per_node=key.ranks_per_node)
+    if comm.Get_rank() == 0 and env.get("QSGD_PLAN_CACHE"):
+        try:
+            save(key, measured)
+        except OSError as error:
+            print(
+                f"qsgd-hpc: warning: {key.path}: {error.strerror}; the machine will be measured "
+                "again by the next job",
+                file=sys.stderr,
+            )
+    return measured

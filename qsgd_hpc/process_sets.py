@@ -1,0 +1,212 @@
+"""Process sets: collectives over some of the job's ranks.
+
+Sets are numbered alike on every rank; 0 is everyone. They are given to ``init``, or added later by
+all ranks together where ``init(process_sets="dynamic")`` allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import Any
+
+from qsgd_hpc import basics
+from qsgd_hpc.errors import UsageError
+
+__all__ = [
+    "ProcessSet",
+    "add_process_set",
+    "global_process_set",
+    "process_set_ids_and_ranks",
+    "remove_process_set",
+    "require_member",
+]
+
+
+class ProcessSet:
+    """Some ranks of the job, which can communicate among themselves.
+
+    Args:
+        ranks: ranks of the job, in any order; or an mpi4py communicator of them, such as what
+            ``Split`` returns (each rank passes its own).
+
+    Raises:
+        UsageError: the ranks are none, negative, named twice or no whole numbers.
+    """
+
+    process_set_id: int | None = None
+    """The number by which collectives name this set; None while it is not registered."""
+
+    def __init__(self, ranks: Iterable[int] | Any) -> None:
+        self.mpi_comm = ranks if hasattr(ranks, "Get_group") else None
+        self._ranks = None if self.mpi_comm is not None else _checked(ranks)
+
+    @property
+    def ranks(self) -> list[int] | None:
+        """Ranks of the job, ascending; None for a communicator that is not registered."""
+        return None if self._ranks is None else list(self._ranks)
+
+    def size(self) -> int | None:
+        """Return how many ranks are in the set; None while it is not registered."""
+        return None if self.process_set_id is None else len(self._members())
+
+    def rank(self) -> int | None:
+        """Return this rank's number in the set; None if it is not in it, or not registered."""
+        if not self.included():
+            return None
+        return self._members().index(basics.rank())
+
+    def included(self) -> bool | None:
+        """Tell whether this rank is in the set; None while it is not registered."""
+        return None if self.process_set_id is None else basics.rank() in self._members()
+
+    def _members(self) -> Sequence[int]:
+        assert self._ranks is not None
+        return self._ranks
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(ranks={self.ranks}, process_set_id={self.process_set_id})"
+
+
+def _checked(ranks: Iterable[int]) -> tuple[int, ...]:
+    given = list(ranks)
+    wrong = [r for r in given if not isinstance(r, Integral) or isinstance(r, bool) or r < 0]
+    if not given or wrong or len(set(given)) < len(given):
+        raise UsageError(f"ProcessSet({given!r}): name one or more ranks, each once, from 0")
+    return tuple(sorted(int(r) for r in given))
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks of the running job."""
+
+    def __init__(self) -> None:
+        super().__init__([0])
+
+    @property
+    def ranks(self) -> list[int] | None:
+        return list(self._members()) if basics.is_initialized() else None
+
+    def size(self) -> int | None:
+        return basics.size() if basics.is_initialized() else None
+
+    def included(self) -> bool | None:
+        return True if basics.is_initialized() else None
+
+    def _members(self) -> Sequence[int]:
+        return range(basics.size())
+
+
+global_process_set = _GlobalProcessSet()
+"""All ranks of the job; the default of every ``process_set=``."""
+global_process_set.process_set_id = 0
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a set on every rank of the job, in it or not; all ranks call this alike.
+
+    Returns:
+        The set, ready for use.
+    Raises:
+        UsageError: not allowed at ``init``, such a set exists, or a rank is not of this job.
+        HorovodInternalError: the ranks of the job named different sets.
+    """
+    _require_dynamic("add")
+    new = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    register([new])
+    return new
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forget a set on every rank; all ranks call this alike.
+
+    Returns:
+        Whether there was such a set; the set of all ranks cannot be removed.
+    Raises:
+        UsageError: not allowed at ``init``.
+    """
+    _require_dynamic("remove")
+    number = process_set.process_set_id
+    if not number:
+        return False
+    context = basics.context()
+    context.engine.remove_process_set(number).wait()
+    process_set.process_set_id = None
+    context.process_sets.pop(number, None)
+    return True
+
+
+def _require_dynamic(verb: str) -> None:
+    if not basics.context().dynamic_process_sets:
+        raise UsageError(
+            f"cannot {verb} a process set after init: call init(process_sets='dynamic'), or set "
+            "HOROVOD_DYNAMIC_PROCESS_SETS=1 for all ranks"
+        )
+
+
+def process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """Return every registered set by its number, the set of all ranks among them."""
+    sets = basics.context().process_sets
+    return {0: list(range(basics.size())), **{n: s.ranks or [] for n, s in sorted(sets.items())}}
+
+
+def require_member(process_set: ProcessSet) -> int:
+    """Return the number of a set that this rank may communicate in.
+
+    Raises:
+        UsageError: the set is not registered, or this rank is not in it.
+    """
+    number, rank = process_set.process_set_id, basics.rank()
+    if number is None:
+        raise UsageError(
+            f"rank {rank}: {process_set} is not registered; pass it to init(process_sets=[...]), "
+            "or to add_process_set on every rank"
+        )
+    if not process_set.included():
+        raise UsageError(
+            f"rank {rank} is not in {process_set}; call this where process_set.included()"
+        )
+    return number
+
+
+def register(sets: Sequence[ProcessSet]) -> None:
+    """Give each set its number, in order; collective over the job."""
+    for each in sets:
+        if each.mpi_comm is None:
+            _add(each)
+        else:
+            _add_split(each)
+
+
+def _add(new: ProcessSet) -> None:
+    context, ranks = basics.context(), list(new._members())
+    if ranks[-1] >= context.size:
+        raise UsageError(
+            f"rank {context.rank}: ProcessSet({ranks}) names rank {ranks[-1]}, but the job has "
+            f"{context.size} ranks, from 0"
+        )
+    for number, known in process_set_ids_and_ranks().items():
+        if known == ranks:
+            raise UsageError(f"a process set of the ranks {ranks} exists: number {number}")
+    handle = context.engine.add_process_set(ranks)
+    handle.wait()
+    new.process_set_id = handle.result()
+    context.process_sets[new.process_set_id] = new
+
+
+def _add_split(new: ProcessSet) -> None:
+    """Register what every rank passed, which differs after ``Split``: each set once, in order."""
+    context = basics.context()
+    assert new.mpi_comm is not None
+    own, job = new.mpi_comm.Get_group(), context.comm.Get_group()
+    ranks = type(own).Translate_ranks(own, None, job)
+    missing = [at for at, rank in enumerate(ranks) if not 0 <= rank < context.size]
+    members = tuple(sorted(ranks)) if not missing else ()
+    everyone = context.comm.allgather(members)
+    if () in everyone:
+        raise UsageError(
+            f"rank {everyone.index(())}: the communicator of its ProcessSet has ranks that are "
+            "not in this job; split the communicator that init was given"
+        )
+    new._ranks = members
+    for each in sorted(set(everyone)):
+        _add(new if each == members else ProcessSet(each))

@@ -1,0 +1,122 @@
+"""End a training at a checkpoint before its job is ended.
+
+    for step in range(first, last):
+        train(step)
+        if qsgd_hpc.should_stop():
+            save(step)
+            qsgd_hpc.exit_for_resubmit()
+
+A job that ``qsgd-hpc submit`` has made knows when its walltime is near (``$QSGD_JOB_DIR/stop_at``),
+and can be asked to stop (``$QSGD_JOB_DIR/stop``: ``qsgd-hpc cancel --at-checkpoint``, or SIGUSR1
+to the job script). SIGTERM, which schedulers send before they preempt a job, counts too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import numpy as np
+
+from qsgd_hpc import basics, env, ops
+from qsgd_hpc._exit_codes import EXIT_RESUBMIT
+
+__all__ = ["EXIT_RESUBMIT", "exit_for_resubmit", "should_stop"]
+
+LOOK_EVERY_S = 2.0  # a parallel file system should not be asked at every step
+
+
+class _Watch:
+    """What this process has seen of the wish to stop."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._look_at_s = 0.0
+        self._listens = False
+
+    def look(self, folder: Path | None) -> bool:
+        """Return whether to stop, asking the file system now and then."""
+        self._listen()
+        if self.wanted or folder is None or time.monotonic() < self._look_at_s:
+            return self.wanted
+        self._look_at_s = time.monotonic() + LOOK_EVERY_S
+        self.wanted = (folder / "stop").exists() or time.time() >= _stop_at(folder)
+        return self.wanted
+
+    def _listen(self) -> None:
+        """Take SIGTERM as a wish, once, unless the script has a handler of its own."""
+        if self._listens or threading.current_thread() is not threading.main_thread():
+            return
+        self._listens = True
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.wanted = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the second one ends the process
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, _STOPPING)
+
+
+_STOPPING = b"qsgd-hpc: SIGTERM; stopping at the next checkpoint\n"
+_watch = _Watch()
+
+
+def _stop_at(folder: Path) -> float:
+    try:
+        return float((folder / "stop_at").read_text())
+    except (OSError, ValueError):
+        return float("inf")
+
+
+def should_stop() -> bool:
+    """Tell whether to write a checkpoint and exit with code 85 now, on all ranks alike.
+
+    Collective once the job has more than one rank: every rank calls it at the same step, and gets
+    the same answer. That costs one small allreduce; in a loop of very short steps call it at every
+    tenth, say. Without ``hvd.init()``, and outside of a job, it looks at this process alone.
+
+    Raises:
+        RankFailedError: a rank has died.
+    """
+    initialised = basics.is_initialized()
+    folder = env.get("QSGD_JOB_DIR")
+    # One rank looks, so that thousands do not ask the file system for the same two files.
+    looks = folder is not None and (not initialised or basics.rank() == 0)
+    wanted = _watch.look(Path(folder) if looks else None)
+    if not initialised or basics.size() == 1:
+        return wanted
+    flag = np.array([wanted], np.int32)
+    buffer = ops.Buffer(flag.ctypes.data, flag.shape, "int32", flag)
+    ops.allreduce(
+        buffer, buffer, name="qsgd_hpc.should_stop", op=ops.Max, result=lambda: None
+    ).wait()
+    return bool(flag[0])
+
+
+def exit_for_resubmit() -> NoReturn:
+    """End this rank, once all have come here, so that the job asks to be submitted again.
+
+    ``sys.exit(85)`` alone says the same where the launcher passes it on. Many launchers kill the
+    other ranks when the first ends with another code than 0, and report the kill instead; so one
+    rank leaves a note for the job script first.
+
+    Raises:
+        SystemExit: with code 85.
+    """
+    together = basics.is_initialized() and basics.size() > 1
+    if together:
+        ops.barrier()
+    folder = env.get("QSGD_JOB_DIR")
+    if folder is not None and (not basics.is_initialized() or basics.rank() == 0):
+        with contextlib.suppress(OSError):  # the exit code is left to tell
+            Path(folder, "resubmit").touch()
+    if together:
+        ops.barrier()
+    sys.exit(EXIT_RESUBMIT)

@@ -1,0 +1,145 @@
+"""The timeline of a job's collectives: Trace Event files that open in https://ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qsgd_hpc import _clocks, _trace, env
+from qsgd_hpc.errors import UsageError
+
+if TYPE_CHECKING:
+    from qsgd_hpc.basics import Context
+
+__all__ = ["start_timeline", "stop_timeline"]
+
+_RANK = "{rank}"
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where a job's timeline goes.
+
+    Args:
+        path: as the user gave it.
+        all_ranks: a file per rank and one of all; else rank 0's alone.
+    """
+
+    path: str
+    all_ranks: bool
+
+    def of_rank(self, rank: int) -> Path:
+        """Return the file that one rank writes."""
+        if _RANK in self.path:
+            return Path(self.path.replace(_RANK, str(rank)))
+        path = Path(self.path)
+        return path.with_suffix(f".rank{rank}{path.suffix}") if self.all_ranks else path
+
+    @property
+    def merged(self) -> Path:
+        """Return the file of all ranks."""
+        return Path(self.path.replace(_RANK, "all"))
+
+
+# One engine per process writes at most one timeline.
+_files: Files | None = None
+
+
+def start_timeline(path: str, mark_cycles: bool = False) -> None:
+    """Write what happens to every tensor from now on, until ``stop_timeline`` or ``shutdown``.
+
+    Rank 0 writes; calls on other ranks do nothing. With ``{rank}`` in the path, or with
+    QSGD_TIMELINE_ALL_RANKS=1, every rank writes a file of its own and all ranks must call.
+
+    Args:
+        path: the file, which is replaced. Its folder must exist.
+        mark_cycles: mark where the ranks have agreed on what to do next.
+    Raises:
+        UsageError: a timeline is being written already, or the file cannot be.
+    """
+    from qsgd_hpc.basics import context
+
+    files = Files(path, _RANK in path or env.get("QSGD_TIMELINE_ALL_RANKS"))
+    _start(context(), files, mark_cycles, together=files.all_ranks)
+
+
+def stop_timeline() -> None:
+    """Finish the file; harmless when there is none.
+
+    Where every rank writes, all must call, and rank 0 merges the files that it can see.
+    """
+    from qsgd_hpc.basics import context
+
+    stop(context())
+
+
+def start_as_set(context: Context) -> None:
+    """Start the timeline that rank 0's environment asks for; collective."""
+    path, all_ranks, mark_cycles = context.comm.bcast(
+        (
+            env.get("QSGD_TIMELINE"),
+            env.get("QSGD_TIMELINE_ALL_RANKS"),
+            env.get("QSGD_TIMELINE_MARK_CYCLES"),
+        )
+    )
+    if path is not None:
+        _start(context, Files(path, _RANK in path or all_ranks), mark_cycles, together=True)
+
+
+def _start(context: Context, files: Files, mark_cycles: bool, together: bool) -> None:
+    """Start on this rank; where ranks start together, all raise what one of them found wrong."""
+    global _files
+    writes = files.all_ranks or context.rank == 0
+    zero = {"zero_s": _clocks.zero_s(context.comm)} if files.all_ranks else {}
+    path = files.of_rank(context.rank)
+    fault = _try_start(context.engine, path, mark_cycles, zero) if writes else None
+    faults = context.comm.allgather(fault) if together else [fault]
+    worst = next((text for text in faults if text is not None), None)
+    if worst is None:
+        _files = files if writes else None
+        return
+    if writes and fault is None:
+        context.engine.stop_timeline()
+    raise UsageError(worst)
+
+
+def _try_start(engine: Any, path: Path, mark_cycles: bool, more: dict[str, float]) -> str | None:
+    try:
+        engine.start_timeline(path=str(path), mark_cycles=mark_cycles, **more)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def stop(context: Context, *, together: bool = True) -> None:
+    """Finish this rank's file and, with ``together``, the one of all ranks (then collective)."""
+    global _files
+    ended, _files = _files, None
+    if ended is None:
+        return
+    context.engine.stop_timeline()
+    if not (ended.all_ranks and together):
+        return
+    context.comm.Barrier()  # all files are whole
+    if context.rank == 0:
+        _merge_seen(ended, context.size)
+
+
+def _merge_seen(files: Files, size: int) -> None:
+    paths = [files.of_rank(rank) for rank in range(size)]
+    seen = [path for path in paths if path.exists()]
+    try:
+        _trace.merge(seen, files.merged)
+    except (OSError, UsageError) as error:
+        return _warn(f"the ranks' timelines were not merged: {error}")
+    if len(seen) < size:
+        _warn(
+            f"{files.merged} holds {len(seen)} of {size} ranks: the others' files are on other "
+            "hosts; copy them here and run qsgd-hpc timeline merge"
+        )
+
+
+def _warn(text: str) -> None:
+    print(f"qsgd-hpc: warning: {text}", file=sys.stderr, flush=True)
