@@ -17,7 +17,7 @@ show qsgd-hpc run -np 2 --bits 4 python "$script" --epochs "$epochs"
 say "2. The same script as a job: here, and what Polaris would be given"
 show qsgd-hpc submit --nodes 2 --name mnist "$script" --epochs 1
 job=$(qsgd-hpc list --json | python -c 'import json, sys; print(json.load(sys.stdin)[0]["id"])')
-show qsgd-hpc logs -f "$job"
+show qsgd-hpc logs -f --rank 0 "$job"
 show qsgd-hpc status "$job"
 show qsgd-hpc submit --site polaris --nodes 8 --walltime 30m --account myproject --dry-run \
   "$script" --epochs 3

@@ -245,7 +245,7 @@ def parse_args() -> argparse.Namespace:
         "--global-batch-size", type=positive, help="images a step, all ranks together"
     )
     parser.add_argument("--lr", type=float, default=0.03, help="for a batch of 64 (default 0.03)")
-    parser.add_argument("--bits", type=int, choices=(2, 4, 8, 32), help="default $QSGD_BITS")
+    parser.add_argument("--bits", type=int, choices=(*range(1, 9), 32), help="default $QSGD_BITS")
     parser.add_argument("--data", metavar="DIR", help="folder of MNIST (default $QSGD_DATA)")
     parser.add_argument("--digits", action="store_true", help="scikit-learn's digits, not MNIST")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="saved after each epoch")

@@ -275,7 +275,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--images", type=positive, help="to train on (CPU 2000, GPU all)")
     parser.add_argument("--width", type=positive, help="of the first stage (CPU 16, GPU 64)")
     parser.add_argument("--lr", type=float, default=0.05, help="for a batch of 128 (0.05)")
-    parser.add_argument("--bits", type=int, choices=(2, 4, 8, 32), help="default $QSGD_BITS")
+    parser.add_argument("--bits", type=int, choices=(*range(1, 9), 32), help="default $QSGD_BITS")
     parser.add_argument("--data", metavar="DIR", help="folder of CIFAR-10 (default $QSGD_DATA)")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="saved after each epoch")
     parser.add_argument("--resume", action="store_true", help="go on from --checkpoint")
