@@ -1,0 +1,145 @@
+"""Ways to average gradients over the ranks, each around a network of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tasks import Task
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import qsgd_hpc.torch as hvd
+from qsgd_hpc.torch.ddp import compress
+
+POWERSGD_RANK = 2
+POWERSGD_START = 2  # the first step that may be approximated, with error feedback
+# Its hook starts collectives from callbacks; with two buckets gloo's ranks start them in different
+# orders, and abort on the sizes.
+POWERSGD_BUCKET_MB = 1024
+
+ALONE = "no exchange"
+
+
+@dataclass
+class Contestant:
+    """A network and its optimizer, in the midst of training."""
+
+    what: str
+    model: nn.Module
+    optimizer: Any
+    is_ours: bool = False
+    steps: int = 0
+    seconds: list[float] = field(default_factory=list)
+    """A step, on this rank, one per turn."""
+    cpu_seconds: list[float] = field(default_factory=list)
+    """Of all threads of this rank, in a step."""
+    losses: list[float] = field(default_factory=list)
+    """Of this rank's batches."""
+    wire_bytes: float | None = None
+    """That this rank sends in a step, where it is counted."""
+
+    def step(self, task: Task, batch: tuple[Tensor, Tensor]) -> None:
+        """Train on one batch."""
+        self.optimizer.zero_grad()
+        loss = task.loss(self.model, batch)
+        loss.backward()
+        if task.clip is None:
+            self.optimizer.step()
+        else:
+            self._clipped_step(task.clip)
+        self.losses.append(loss.item())
+        self.steps += 1
+
+    def _clipped_step(self, most: float) -> None:
+        if not self.is_ours:
+            nn.utils.clip_grad_norm_(self.model.parameters(), most)
+            return self.optimizer.step()
+        self.optimizer.synchronize()
+        nn.utils.clip_grad_norm_(self.model.parameters(), most)
+        with self.optimizer.skip_synchronize():
+            self.optimizer.step()
+
+
+def assemble(task: Task, wanted: list[str]) -> list[Contestant]:
+    """Build every contestant that is wanted (all: an empty list) from the same weights."""
+    torch.manual_seed(1)
+    model = task.build()
+    made = []
+    for what, make in {**PEERS, **OURS}.items():
+        if wanted and what not in wanted and what != ALONE:
+            continue
+        own = copy.deepcopy(model)
+        sgd = torch.optim.SGD(own.parameters(), lr=task.rate, momentum=task.momentum)
+        made.append(make(what, own, sgd))
+    return made
+
+
+Make = Callable[[str, nn.Module, torch.optim.Optimizer], Contestant]
+
+
+def _ddp(
+    hook: Callable[[DistributedDataParallel], None] | None = None, bucket_mb: float | None = None
+) -> Make:
+    def make(what: str, model: nn.Module, sgd: torch.optim.Optimizer) -> Contestant:
+        # Batch statistics are nobody's business here, as with a distributed optimizer.
+        wrapped = DistributedDataParallel(
+            model,
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=bucket_mb,
+        )
+        if hook is not None:
+            hook(wrapped)
+        return Contestant(what, wrapped, sgd)
+
+    return make
+
+
+def _engine(bits: int) -> Make:
+    compression = hvd.Compression.none if bits == 32 else hvd.Compression.qsgd(bits=bits)
+
+    def make(what: str, model: nn.Module, sgd: torch.optim.Optimizer) -> Contestant:
+        optimizer = hvd.DistributedOptimizer(
+            sgd, named_parameters=model.named_parameters(), compression=compression
+        )
+        return Contestant(what, model, optimizer, is_ours=True)
+
+    return make
+
+
+def _fp16(model: DistributedDataParallel) -> None:
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+
+
+def _powersgd(model: DistributedDataParallel) -> None:
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=POWERSGD_START
+    )
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def _qsgd(bits: int) -> Callable[[DistributedDataParallel], None]:
+    def register(model: DistributedDataParallel) -> None:
+        compress(model, bits)
+
+    return register
+
+
+PEERS: dict[str, Make] = {
+    ALONE: Contestant,
+    "gloo DDP fp32": _ddp(),
+    "gloo DDP fp16": _ddp(_fp16),
+    f"gloo DDP PowerSGD {POWERSGD_RANK}": _ddp(_powersgd, POWERSGD_BUCKET_MB),
+}
+OURS: dict[str, Make] = {
+    "engine fp32": _engine(32),
+    "engine 8 bit": _engine(8),
+    "engine 4 bit": _engine(4),
+    "DDP hook 8 bit": _ddp(_qsgd(8)),
+    "DDP hook 4 bit": _ddp(_qsgd(4)),
+}

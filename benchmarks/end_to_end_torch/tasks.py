@@ -1,0 +1,158 @@
+"""What is trained: a network, its batches, and the loss of one batch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tutorials" / "resnet34_torch"))
+
+import cifar_data  # noqa: E402
+from resnet import resnet34  # noqa: E402
+
+IMAGES = 2000
+WORDS_A_SEQUENCE = 35
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kind of training; every contestant gets the same weights and the same batches."""
+
+    title: str
+    unit: str
+    """What a batch holds: images or words."""
+    units_a_step: int
+    """Of one rank."""
+    build: Callable[[], nn.Module]
+    batch: Callable[[int], tuple[Tensor, Tensor]]
+    """Returns inputs and targets of a step, this rank's share."""
+    loss: Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
+    rate: float
+    momentum: float
+    clip: float | None
+    """Largest norm of the averaged gradient."""
+
+
+class WordModel(nn.Module):
+    """The 'medium' LSTM of Zaremba et al., Recurrent Neural Network Regularization, 2014.
+
+    Without dropout, and with the state at zero in each sequence, so that losses compare.
+    """
+
+    def __init__(self, words: int, hidden: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, hidden)
+        self.lstm = nn.LSTM(hidden, hidden, num_layers=2, batch_first=True)
+        self.output = nn.Linear(hidden, words)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.05, 0.05)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map words, shape (n, t), to scores of the next word, shape (n * t, words)."""
+        hidden, _ = self.lstm(self.embedding(x))
+        scores: Tensor = self.output(hidden.flatten(0, 1))
+        return scores
+
+
+def ptb(folder: Path | None, *, rank: int, ranks: int, batch: int, hidden: int) -> Task:
+    """Return the language model on Penn Treebank's words, or on random words without a folder."""
+    if folder is None:
+        text = torch.randint(0, 10_000, (400_000,), generator=torch.Generator().manual_seed(1))
+        count = 10_000
+    else:
+        words = (folder / "ptb.train.txt").read_text().replace("\n", "<eos>").split(" ")
+        numbers = {word: i for i, word in enumerate(dict.fromkeys(words))}
+        text = torch.tensor([numbers[word] for word in words])
+        count = len(numbers)
+    # Every sequence of the batch, of all ranks together, reads on from a place of its own.
+    rows = text[: len(text) // (batch * ranks) * (batch * ranks)].view(batch * ranks, -1)
+    mine = rows[rank * batch : (rank + 1) * batch]
+    steps = (mine.shape[1] - 1) // WORDS_A_SEQUENCE
+
+    def take(step: int) -> tuple[Tensor, Tensor]:
+        at = step % steps * WORDS_A_SEQUENCE
+        end = at + WORDS_A_SEQUENCE
+        return mine[:, at:end], mine[:, at + 1 : end + 1].flatten()
+
+    return Task(
+        title=f"LSTM 2 x {hidden}, {'PTB' if folder else 'random words'}",
+        unit="words",
+        units_a_step=batch * WORDS_A_SEQUENCE,
+        build=lambda: WordModel(count, hidden),
+        batch=take,
+        loss=_cross_entropy,
+        rate=1.0,
+        momentum=0.0,
+        clip=5.0,
+    )
+
+
+def resnet(folder: Path | None, *, rank: int, ranks: int, batch: int, width: int) -> Task:
+    """Return ResNet-34 on CIFAR-10's JPEG images, or on noise without a folder."""
+    if folder is None:
+        generator = torch.Generator().manual_seed(1)
+        images = torch.randn(IMAGES, 3, 32, 32, generator=generator)
+        labels = torch.randint(0, 10, (IMAGES,), generator=generator)
+    else:
+        data = cifar_data.load(cifar_data.find(folder), IMAGES)
+        images = torch.from_numpy(data.train_images).float() / 127.5 - 1
+        labels = torch.from_numpy(data.train_labels)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(2))
+
+    def take(step: int) -> tuple[Tensor, Tensor]:
+        at = (step * ranks + rank) * batch
+        chosen = order[torch.arange(at, at + batch) % len(order)]
+        return images[chosen], labels[chosen]
+
+    return Task(
+        title=f"ResNet-34 of width {width}, {'CIFAR-10' if folder else 'noise'}",
+        unit="images",
+        units_a_step=batch,
+        build=lambda: resnet34(width),
+        batch=take,
+        loss=_cross_entropy,
+        rate=0.02,
+        momentum=0.9,
+        clip=None,
+    )
+
+
+class OneMatrix(nn.Module):
+    """25 MiB of parameters in one gradient, a bucket of DDP's default size."""
+
+    SIDE = 2560
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(self.SIDE, self.SIDE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a number whose gradient is x."""
+        return torch.dot(self.weight.flatten(), x)
+
+
+def bucket(*, rank: int) -> Task:
+    """Return a task that is almost nothing but the exchange of one bucket."""
+    gradient = torch.randn(OneMatrix.SIDE**2, generator=torch.Generator().manual_seed(rank))
+    return Task(
+        title="one bucket of 25 MiB",
+        unit="buckets",
+        units_a_step=1,
+        build=OneMatrix,
+        batch=lambda step: (gradient, gradient),
+        loss=lambda model, batch: model(batch[0]),
+        rate=0.0,
+        momentum=0.0,
+        clip=None,
+    )
+
+
+def _cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Run a scaling study as jobs of a real Slurm, brought up on this machine for as long as it takes.
+
+    sudo benchmarks/scaling/on_slurm.py -o results/slurm            # the study of slurm.yaml
+    sudo benchmarks/scaling/on_slurm.py -o results/own --separate slurm.yaml
+
+What follows belongs to `qsgd-hpc scale`; without a study file, slurm.yaml of this folder is taken.
+Needs root and `make slurm`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from tests.slurm.bed import Bed, missing  # noqa: E402
+from tests.slurm.profiles import PROFILE, SRUN  # noqa: E402
+
+
+def main(words: list[str]) -> int:
+    """Bring the cluster up, run the study on it, and take it down."""
+    if set(words) & {"-h", "--help"}:
+        print(__doc__.strip())
+        return 0
+    if why := missing():
+        print(f"on_slurm.py: {why}", file=sys.stderr)
+        return 2
+    if not any(word.endswith((".yaml", ".yml")) for word in words):
+        words = [*words, str(HERE / "slurm.yaml")]
+    # Its database's user must be able to enter, which another's home may forbid.
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    folder.chmod(0o755)
+    bed = Bed(folder)
+    home = Path(os.environ.setdefault("QSGD_HOME", str(folder / "home")))
+    (home / "sites").mkdir(parents=True, exist_ok=True)
+    # The cluster pretends to eight cores a node, and all nodes share this machine's: one a rank.
+    (home / "sites" / "slurm-here.yaml").write_text(PROFILE.replace("cores: 8", "cores: 1") + SRUN)
+    try:
+        bed.up()
+        scale = [sys.executable, "-m", "qsgd_hpc.cli", "scale", "--yes", "--site", "slurm-here"]
+        environment = {**os.environ, **bed.variables}
+        return subprocess.run([*scale, *words], env=environment, check=False).returncode
+    finally:
+        bed.down()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
