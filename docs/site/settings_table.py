@@ -1,0 +1,59 @@
+"""Write the tables of docs/settings.md from qsgd_hpc/env.py, where every variable is one row.
+
+The page is kept in the repository, so that it can be read on a code host; `make docs` writes it
+anew, and a test tells when that was forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from qsgd_hpc import env
+from qsgd_hpc.rules import parse_rules
+
+PAGE = Path(__file__).parents[1] / "settings.md"
+TABLE = re.compile(r"(<!-- (\w+): written by \S+ -->\n).*?(<!-- end -->)", re.S)
+# What these accept is said in prose: on the page itself, and in docs/compression.md.
+VALUES = {env.flag: "a boolean", str: "text", parse_rules: "rules"}
+
+
+def settings() -> str:
+    """Return the table of this package's variables."""
+    lines = ["| variable | what it sets | values | default |", "|---|---|---|---|"]
+    for name, row in env.TABLE.items():
+        default = "" if row.default in (None, ()) else f"`{_said(row.default)}`"
+        lines.append(f"| `{name}` | {row.what} | {_values(row)} | {default} |")
+    return "\n".join(lines)
+
+
+def _values(row: env.Variable) -> str:
+    return VALUES.get(row.parse) or (row.parse.__doc__ or "").rstrip(".")
+
+
+def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def twins() -> str:
+    """Return the table of Horovod's variables."""
+    here: dict[str, list[str]] = defaultdict(list)
+    for name, row in env.TABLE.items():
+        for twin in row.twins:
+            here[twin.name].append(f"`{name}`" + (f" ({twin.remark})" if twin.remark else ""))
+    lines = ["| Horovod's variable | here |", "|---|---|"]
+    lines += [f"| `{name}` | {', '.join(found)} |" for name, found in here.items()]
+    return "\n".join(lines)
+
+
+def page(text: str) -> str:
+    """Return the page with its tables as they should be."""
+    tables = {"settings": settings, "twins": twins}
+    return TABLE.sub(lambda m: f"{m[1]}\n{tables[m[2]]()}\n\n{m[3]}", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
