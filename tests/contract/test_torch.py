@@ -6,7 +6,9 @@ every rank runs the same tests in the same order (``-x``: a rank that fails must
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import sys
 
 import pytest
 import torch
@@ -20,10 +22,11 @@ DTYPES = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def world():
+def world(request):
     hvd.init()
     yield
-    hvd.barrier()
+    if not request.session.testsfailed:  # else the others may never come
+        hvd.barrier()
 
 
 def per_rank(shape, rank, dtype=torch.float32):
@@ -202,25 +205,42 @@ def test_training_from_different_starts_ends_in_one_model(bits):
         assert torch.equal(parameter.data, hvd.broadcast(parameter.data, 0))
 
 
+def bytes_of_a_step(**arguments):
+    model = torch.nn.Linear(400, 400)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **arguments
+    )
+    before = hvd.communication_stats()["wire_bytes"]
+    model(torch.ones(2, 400)).sum().backward()
+    optimizer.step()
+    return hvd.communication_stats()["wire_bytes"] - before
+
+
+def test_none_is_an_opinion_here_and_none_where_a_script_imports_horovod(monkeypatch):
+    monkeypatch.setenv("QSGD_BITS", "4")
+    if hvd.size() == 1:
+        pytest.skip("one rank sends nothing that could be compressed")
+    told = contextlib.nullcontext()
+    if hvd.rank() == 0:
+        told = pytest.warns(UserWarning, match="in the script goes over QSGD_BITS=4 from")
+    with told:
+        exact = bytes_of_a_step(compression=hvd.Compression.none)
+    monkeypatch.setitem(sys.modules, "horovod", hvd)
+    assert 6 < exact / bytes_of_a_step(compression=hvd.Compression.none) < 8
+    monkeypatch.setenv("QSGD_BITS", "32")
+    assert bytes_of_a_step(compression=hvd.Compression.none) == pytest.approx(exact, rel=0.02)
+
+
 def test_environment_compresses_a_script_that_says_nothing(monkeypatch):
     monkeypatch.setenv("QSGD_BITS", "4")
     if hvd.size() == 1:
         pytest.skip("one rank sends nothing that could be compressed")
-
-    def bytes_of_a_step(**arguments):
-        model = torch.nn.Linear(400, 400)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **arguments
-        )
-        before = hvd.communication_stats()["wire_bytes"]
-        model(torch.ones(2, 400)).sum().backward()
-        optimizer.step()
-        return hvd.communication_stats()["wire_bytes"] - before
-
-    plain = bytes_of_a_step(compression=hvd.Compression.none)
-    assert plain / bytes_of_a_step() > 6
+    coded = bytes_of_a_step()
     monkeypatch.setenv("QSGD_BITS", "32")
-    assert abs(plain / bytes_of_a_step() - 1) < 0.01
+    exact = bytes_of_a_step(compression=hvd.Compression.none)
+    assert 6 < exact / coded < 8
+    # Small tensors take another way through shared memory alone than fused with large ones.
+    assert bytes_of_a_step() == pytest.approx(exact, rel=0.02)
 
 
 def test_gradients_may_be_missing_on_some_ranks():
@@ -244,11 +264,13 @@ def test_backward_passes_add_up_before_one_reduction():
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0), backward_passes_per_step=3
     )
-    count = hvd.communication_stats()["allreduces"]
-    for _ in range(3):
-        model(torch.full((1, 3), hvd.rank() + 1.0)).sum().backward()
-    optimizer.step()
-    assert torch.allclose(model.weight, before - 3 * (hvd.size() + 1) / 2)
+    for step in (1, 2):  # before its first step the ranks agree on which gradients are sparse
+        count = hvd.communication_stats()["allreduces"]
+        optimizer.zero_grad()
+        for _ in range(3):
+            model(torch.full((1, 3), hvd.rank() + 1.0)).sum().backward()
+        optimizer.step()
+        assert torch.allclose(model.weight, before - step * 3 * (hvd.size() + 1) / 2)
     assert hvd.communication_stats()["allreduces"] - count == (1 if hvd.size() > 1 else 0)
 
 
@@ -304,8 +326,8 @@ def test_mistakes_are_answered_with_the_remedy():
         hvd.DistributedOptimizer(inner, [("w", model.weight)])
     with pytest.raises(ValueError, match="more than once: w"):
         hvd.DistributedOptimizer(inner, [("w", model.weight), ("w", model.bias)])
-    with pytest.raises(ValueError, match="2, 4 or 8"):
-        hvd.Compression.qsgd(bits=3)
+    with pytest.raises(ValueError, match="1 to 8"):
+        hvd.Compression.qsgd(bits=9)
     with pytest.raises(ValueError, match="multiple of 64"):
         hvd.Compression.qsgd(bucket_size=100)
     with pytest.raises(ValueError, match="cannot be reduced"):
@@ -535,7 +557,7 @@ def test_what_cannot_be_done_with_a_wrapped_optimizer_says_what_can():
         linear(compression=4)
     with pytest.raises(ValueError, match="mpi4py communicator"):
         hvd.shutdown()
-        hvd.init(comm=[0, 1])
+        hvd.init(comm=hvd)
     hvd.init()
 
 
@@ -578,3 +600,12 @@ def test_shutdown_and_init_again():
         hvd.rank()
     hvd.init()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
+
+
+def test_answers_too_long_to_be_sent_at_once_arrive_before_the_ranks_sum():
+    """Sums in shared memory send nothing on; an answer under way would wait for ever."""
+    for turn in range(20):  # names are sent whole the first time that they are used
+        names = [f"{turn:02}.{i:03}.{'long' * 50}" for i in range(300)]
+        handles = [hvd.allreduce_async(torch.ones(3), name=name, op=hvd.Sum) for name in names]
+        for handle in handles:
+            assert torch.equal(hvd.synchronize(handle), torch.full((3,), float(hvd.size())))

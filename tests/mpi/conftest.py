@@ -7,6 +7,7 @@ is the one that runs pytest.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,5 +42,21 @@ def run_ranks(python: str, tmp_path: Path):
             timeout=timeout_s,
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture
+def run_suite(run_ranks, python: str):
+    """Return run(ranks, folder, *options) that has every rank run the tests of a folder."""
+
+    def run(
+        ranks: int, folder: str, *options: str, timeout_s: float = 1200, **environ: str
+    ) -> None:
+        command = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.ranks")
+        done = run_ranks(ranks, *command, folder, *options, timeout_s=timeout_s, **environ)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-9000:]
+        # Every rank ran, and none ran nothing.
+        assert len(re.findall(r"\d{2} passed", done.stdout)) == ranks, done.stdout[-2000:]
 
     return run

@@ -258,11 +258,11 @@ def test_stdin_is_empty(shell: Shell) -> None:
         (["-np", "2"], "no command given"),
         (["-np", "2", "no-such-program-here"], "not in PATH"),
         (["-np", "2", "scrip.py"], "Did you mean 'script.py'"),
-        (["-np", "2", "--bits", "3", "true"], "allowed are 2, 4, 8"),
+        (["-np", "2", "--bits", "9", "true"], "allowed are 1 to 8"),
         (["-np", "2", "-H", "no-such-host.invalid:2", "true"], "'no-such-host.invalid'"),
         (["-np", "3", "-H", "localhost:2", "true"], "needs 3 slots, the hosts have 2"),
         (["-np", "2", "--hostfile", "none", "true"], "No such file"),
-        (["-np", "2", "--env", "QSGD_BITS=3", "true"], "QSGD_BITS='3'"),
+        (["-np", "2", "--env", "QSGD_BITS=9", "true"], "QSGD_BITS='9'"),
     ],
 )
 def test_bad_input_is_answered_without_traceback(shell: Shell, args: list[str], words: str) -> None:

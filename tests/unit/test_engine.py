@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,49 +14,9 @@ from qsgd_hpc.errors import (
     RankFailedError,
     UsageError,
 )
+from tests.unit.engine_ranks import Rank, on_ranks
 
-CODING = (4, 512, "max")
-
-
-class Rank:
-    """One rank's engine and a little sugar."""
-
-    def __init__(self, world, rank, **config):
-        settings = {"stall_warning_s": 0.0, **config}
-        self.engine = _core.Engine.over_threads(world, rank, _core.EngineConfig(**settings))
-        self.rank = rank
-        self.kept = []  # the bare engine borrows memory; nobody else may keep a temporary array
-
-    def allreduce(self, name, x, op="sum", coding=None, check_finite=False):
-        self.kept.append(x)
-        return self.engine.allreduce(
-            name=name, source=x.ctypes.data, target=x.ctypes.data, shape=list(x.shape),
-            dtype=str(x.dtype), op=op, prescale=1.0, postscale=1.0, coding=coding,
-            check_finite=check_finite,
-        )  # fmt: skip
-
-    def broadcast(self, name, x, root=0):
-        self.kept.append(x)
-        return self.engine.broadcast(
-            name=name, target=x.ctypes.data, shape=list(x.shape), dtype=str(x.dtype), root=root
-        )
-
-
-def on_ranks(size, program, **config):
-    """Run program(rank) on every rank at once; return results or exceptions, by rank."""
-    world = _core.ThreadWorld(size)
-
-    def run(rank):
-        me = Rank(world, rank, **config)
-        try:
-            return program(me)
-        except Exception as error:
-            return error
-        finally:
-            me.engine.shutdown("the test ended")
-
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(run, range(size)))
+CODING = _core.CodecSpec(bits=4)
 
 
 @pytest.mark.parametrize("size", (1, 2, 3, 4, 7))
@@ -100,7 +59,7 @@ def test_broadcast_replaces_every_rank_by_the_root(root):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda me: np.ones(10 + me.rank, np.float32), ["[10]", "[11]", "shape", "rank 1"]),
+        (lambda me: np.ones(10 + (me.rank == 1), np.float32), ["[10]", "[11]", "shape", "rank 1"]),
         (lambda me: np.ones(10, np.float32 if me.rank else np.float64), ["float32", "float64"]),
     ],
 )
@@ -137,7 +96,7 @@ def test_a_name_in_flight_is_refused():
         x, y = np.ones(3, np.float32), np.ones(3, np.float32)
         if me.rank == 0:
             first = me.allreduce("w", x)
-            with pytest.raises(UsageError, match="already being reduced"):
+            with pytest.raises(UsageError, match="already being worked on"):
                 me.allreduce("w", y)
             me.allreduce("go", y).wait()
             first.wait()

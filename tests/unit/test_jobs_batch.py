@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,146 +11,542 @@ import pytest
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs import registry
-from qsgd_hpc.jobs.schedulers import command
+from qsgd_hpc.jobs.model import Job, Progress
+from qsgd_hpc.jobs.schedulers import Dependency, command, news, pbs, slurm
+from tests.unit.fake_schedulers import Fakes, fakes, recorded
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
-REPLAY = """#!/bin/bash
-here=$(dirname "$0")
-name=$(basename "$0")
-printf '%s\\n' "$PWD" "$@" > "$here/$name.argv"
-cat "$here/$name.out"
-cat "$here/$name.err" >&2
-exit "$(cat "$here/$name.rc")"
-"""
-Replay = Callable[..., None]
+__all__ = ["fakes"]
 
-
-@pytest.fixture
-def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replay:
-    """Return a function that makes a command give a recorded answer from now on."""
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("QSGD_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("QSGD_ACCOUNT", "myproject")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("")
-
-    def answer(name: str, recorded: str, out: str | None = None) -> None:
-        target = tmp_path / "bin" / name
-        target.write_text(REPLAY)
-        target.chmod(0o755)
-        for part in ("out", "err", "rc"):
-            text = (FIXTURES / f"{recorded}.{part}").read_text("utf-8")
-            target.with_suffix(f".{part}").write_text(out if part == "out" and out else text)
-
-    return answer
-
-
-def argv(tmp_path: Path, name: str) -> list[str]:
-    """Return the working directory and the arguments of the last call."""
-    return (tmp_path / "bin" / f"{name}.argv").read_text().splitlines()
+SERVER = "polaris-login-bed"
+S = jobs.JobState
 
 
 def request(site: str) -> jobs.JobRequest:
     return jobs.JobRequest(Path("train.py"), nodes=8, site=site)
 
 
-def old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the scheduler's time to learn of a new job be over."""
-    monkeypatch.setattr(command, "SETTLE_S", 0.0)
+def submitted(fakes: Fakes, site: str, scheduler_id: str) -> Job:
+    """Submit a job that gets this id."""
+    fakes.says("qsub" if site == "polaris" else "sbatch", out=f"{scheduler_id}\n")
+    return jobs.submit(request(site))
 
 
-def test_pbs_job_from_submission_to_cancel(replay: Replay, tmp_path: Path) -> None:
-    replay("qsub", "pbs/qsub_ok", out="8.polaris-login-bed\n")
-    job = jobs.submit(request("polaris"))
-    assert argv(tmp_path, "qsub") == [
-        str(tmp_path), "-o", str(job.log_path), str(job.script_path),
-    ]  # fmt: skip
-    replay("qstat", "pbs/running")
-    assert jobs.get(job.id).state is jobs.JobState.RUNNING
-    assert argv(tmp_path, "qstat")[1:] == ["-x", "-f", "-F", "json", "8.polaris-login-bed"]
-    replay("qdel", "pbs/qdel_ok")
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the schedulers' time to learn of a new job be over."""
+    monkeypatch.setattr(news, "SETTLE_S", 0.0)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a hanging command only briefly."""
+    monkeypatch.setattr(command, "TIMEOUT_S", 0.5)
+
+
+def test_pbs_job_from_submission_to_cancel(fakes: Fakes, tmp_path: Path) -> None:
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    (call,) = fakes.calls("qsub")
+    assert call.cwd == str(tmp_path)
+    assert call.args == ("-o", str(job.log_path), str(job.script_path))
+    fakes.replays("qstat", "pbs/running")
+    assert jobs.get(job.id).state is S.RUNNING
+    assert fakes.args("qstat") == ("-f", "-F", "json", "-x", f"8.{SERVER}")
+    fakes.replays("qdel", "pbs/qdel_ok")
     jobs.cancel(job.id)
-    assert argv(tmp_path, "qdel")[1:] == ["8.polaris-login-bed"]
+    assert fakes.args("qdel") == (f"8.{SERVER}",)
 
 
-def test_end_of_a_pbs_job_is_remembered_without_asking_again(
-    replay: Replay, tmp_path: Path
+def test_slurm_job_from_submission_to_its_end(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "6")
+    assert fakes.args("sbatch") == (
+        "--parsable", f"--output={job.log_path}", str(job.script_path),
+    )  # fmt: skip
+    fakes.replays("squeue", "slurm/squeue_array")
+    fakes.replays("sacct", "slurm/sacct_failed")
+    ended = jobs.wait([job.id])[0]
+    assert (ended.state, ended.exit_code) == (S.FAILED, 3)
+
+
+@pytest.mark.parametrize(
+    ("site", "scheduler_id", "query", "answer"),
+    [
+        ("polaris", f"10.{SERVER}", "qstat", "pbs/failed"),
+        ("perlmutter", "6", "sacct", "slurm/sacct_failed"),
+    ],
+)
+def test_an_end_is_remembered_without_asking_again(
+    fakes: Fakes, site: str, scheduler_id: str, query: str, answer: str
 ) -> None:
-    replay("qsub", "pbs/qsub_ok", out="10.polaris-login-bed\n")
-    replay("qstat", "pbs/failed")
-    job = jobs.submit(request("polaris"))
-    assert jobs.wait([job.id])[0].exit_code == 3
-    (tmp_path / "bin" / "qstat").unlink()
-    assert jobs.get(job.id).state is jobs.JobState.FAILED
+    job = submitted(fakes, site, scheduler_id)
+    fakes.says("squeue")
+    fakes.replays(query, answer)
+    assert jobs.get(job.id).exit_code == 3
+    asked = len(fakes.calls())
+    fakes.replays("qstat", "pbs/running")
+    fakes.replays("squeue", "slurm/squeue_running")
+    assert jobs.get(job.id).state is S.FAILED
+    assert jobs.cancel(job.id).state is S.FAILED
+    assert len(fakes.calls()) == asked
 
 
 def test_pbs_job_that_vanished_is_lost_with_the_likely_reason(
-    replay: Replay, monkeypatch: pytest.MonkeyPatch
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replay("qsub", "pbs/qsub_ok", out="7.polaris-login-bed\n")
-    replay("qstat", "pbs/vanished")
-    job = jobs.submit(request("polaris"))
-    assert jobs.get(job.id).state is jobs.JobState.QUEUED
-    old(monkeypatch)
+    job = submitted(fakes, "polaris", f"7.{SERVER}")
+    fakes.replays("qstat", "pbs/vanished")
+    assert jobs.get(job.id).state is S.QUEUED
+    monkeypatch.setattr(news, "SETTLE_S", 0.0)
     lost = jobs.get(job.id)
-    assert lost.state is jobs.JobState.LOST
+    assert lost.state is S.LOST
     assert "routing queue" in lost.progress.why
 
 
-def test_unreachable_scheduler_leaves_the_last_known_state(
-    replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("settled")
+def test_a_lost_job_that_its_scheduler_knows_again_is_not_lost_any_more(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "4")
+    fakes.replays("squeue", "slurm/squeue_array")
+    fakes.replays("sacct", "slurm/sacct_unknown")
+    assert jobs.get(job.id).state is S.LOST
+    fakes.replays("squeue", "slurm/squeue_running")
+    assert jobs.get(job.id).state is S.RUNNING
+
+
+SILENCES = {
+    "down": {"err": "slurm_load_jobs error: Unable to contact slurm controller", "rc": 1},
+    "no server": {"err": "qstat: cannot connect to server (errno=15010)", "rc": 255},
+    "refused": {"err": "Connection refused", "rc": 111},
+    "empty with an error": {"err": "error: no answer"},
+    "garbage": {"out": "<html>502 Bad Gateway</html>"},
+    "killed": {"before": "kill -9 $$"},
+}
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("silence", SILENCES)
+@pytest.mark.parametrize(
+    ("site", "scheduler_id", "query", "answer"),
+    [
+        ("polaris", f"8.{SERVER}", "qstat", "pbs/running"),
+        ("perlmutter", "4", "squeue", "slurm/squeue_running"),
+    ],
+)
+def test_a_silent_scheduler_changes_nothing_but_the_reason(
+    fakes: Fakes, site: str, scheduler_id: str, query: str, answer: str, silence: str
 ) -> None:
-    replay("qsub", "pbs/qsub_ok", out="8.polaris-login-bed\n")
-    replay("qstat", "pbs/running")
-    job = jobs.submit(request("polaris"))
-    jobs.get(job.id)
-    old(monkeypatch)
-    (tmp_path / "bin" / "qstat.out").write_text("")
-    (tmp_path / "bin" / "qstat.err").write_text("qstat: cannot connect to server (errno=15010)")
-    (tmp_path / "bin" / "qstat.rc").write_text("255")
-    assert jobs.get(job.id).state is jobs.JobState.RUNNING
+    job = submitted(fakes, site, scheduler_id)
+    fakes.replays(query, answer)
+    running = jobs.get(job.id).progress
+    assert running.state is S.RUNNING
+    fakes.says(query, **SILENCES[silence])  # type: ignore[arg-type]
+    first = jobs.get(job.id).progress
+    assert "has not answered since 20" in first.why
+    assert dataclasses.replace(first, why="") == running
+    assert jobs.get(job.id).progress == first
+    fakes.replays(query, answer)
+    assert jobs.get(job.id).progress == running
 
 
-@pytest.mark.parametrize("recorded", ["qsub_no_account", "qsub_limits", "qsub_maxqueued"])
-def test_refused_pbs_job_leaves_no_record(replay: Replay, recorded: str) -> None:
-    replay("qsub", f"pbs/{recorded}")
+@pytest.mark.usefixtures("settled", "impatient")
+def test_a_hanging_query_is_a_silence(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "4")
+    fakes.hangs("squeue")
+    asked = jobs.get(job.id)
+    assert asked.state is S.QUEUED
+    assert "squeue: no answer within 0.5 s" in asked.progress.why
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_truncated_answer_of_qstat_is_a_silence(fakes: Fakes) -> None:
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    fakes.says("qstat", recorded("pbs/running").out[:-200])
+    assert "has not answered" in jobs.get(job.id).progress.why
+
+
+@pytest.mark.usefixtures("settled")
+def test_an_end_waits_for_accounting_that_is_down(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "6")
+    fakes.says("squeue", "6|FAILED|NonZeroExitCode|nid0004|2026-11-21T13:30:12||\n")
+    fakes.says("sacct", err="sacct: error: Problem talking to the database", rc=1)
+    waiting = jobs.get(job.id)
+    assert waiting.state is S.QUEUED
+    assert "Slurm's accounting has not answered since" in waiting.progress.why
+    fakes.replays("sacct", "slurm/sacct_failed")
+    assert jobs.get(job.id).exit_code == 3
+
+
+@pytest.mark.usefixtures("settled")
+def test_an_end_waits_for_accounting_that_lags_behind(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "6")
+    fakes.says("squeue", "6|FAILED|NonZeroExitCode|nid0004|2026-11-21T13:30:12||\n")
+    fakes.says("sacct", "6|RUNNING|0:0|00:00:05\n")
+    assert jobs.get(job.id).state is S.RUNNING
+    fakes.replays("sacct", "slurm/sacct_failed")
+    assert jobs.get(job.id).exit_code == 3
+
+
+@pytest.mark.usefixtures("settled")
+def test_slurm_without_accounting_still_tells_the_end(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "6")
+    fakes.says("squeue", "6|COMPLETED|None|nid0004|2026-11-21T13:30:12||\n")
+    fakes.says("sacct", err="Slurm accounting storage is disabled", rc=1)
+    assert (jobs.get(job.id).state, jobs.get(job.id).exit_code) == (S.COMPLETED, 0)
+
+
+@pytest.mark.parametrize("answer", ["qsub_no_account", "qsub_limits", "qsub_maxqueued"])
+def test_refused_pbs_job_leaves_no_record(fakes: Fakes, answer: str) -> None:
+    fakes.replays("qsub", f"pbs/{answer}")
     with pytest.raises(LaunchError, match=r"qsub refused the job: .*\n.*([Uu]se|range)"):
         jobs.submit(request("polaris"))
     assert registry.ids() == []
 
 
-def test_slurm_job_from_submission_to_its_end(replay: Replay, tmp_path: Path) -> None:
-    replay("sbatch", "slurm/sbatch_ok", out="6\n")
-    job = jobs.submit(request("perlmutter"))
-    log = str(job.log_path)
-    assert argv(tmp_path, "sbatch")[1:] == [
-        "--parsable", f"--output={log}", str(job.script_path),
-    ]  # fmt: skip
-    replay("squeue", "slurm/squeue_unknown")
-    replay("sacct", "slurm/sacct_failed")
-    ended = jobs.wait([job.id])[0]
-    assert (ended.state, ended.exit_code) == (jobs.JobState.FAILED, 3)
+def test_one_question_serves_all_jobs_of_a_scheduler(fakes: Fakes) -> None:
+    for scheduler_id in ("4", "8"):
+        submitted(fakes, "perlmutter", scheduler_id)
+    fakes.replays("squeue", "slurm/squeue_dep")
+    fakes.replays("sacct", "slurm/sacct_running")
+    assert [job.state for job in jobs.list_jobs()] == [S.RUNNING, S.QUEUED]
+    assert fakes.args("sacct")[-1] == "4"
+    assert len(fakes.calls("squeue") + fakes.calls("sacct")) == 2
 
 
-def test_one_question_serves_all_jobs_of_a_scheduler(replay: Replay, tmp_path: Path) -> None:
-    replay("sbatch", "slurm/sbatch_ok", out="4\n")
-    jobs.submit(request("perlmutter"))
-    replay("sbatch", "slurm/sbatch_ok", out="8\n")
-    jobs.submit(request("perlmutter"))
-    replay("squeue", "slurm/squeue_dep")
-    replay("sacct", "slurm/sacct_running")
-    states = [job.state for job in jobs.list_jobs()]
-    assert states == [jobs.JobState.RUNNING, jobs.JobState.QUEUED]
-    assert argv(tmp_path, "squeue")[-1] == "4,8"
-    assert argv(tmp_path, "sacct")[-1] == "4"
+def two_hundred(fakes: Fakes, site: str, server: str = "") -> list[str]:
+    """Register as many jobs that were submitted, with the ids 0 to 199 of the scheduler."""
+    job = submitted(fakes, site, f"0{server}")
+    for n in range(1, 200):
+        copy = shutil.copytree(job.directory, job.directory.with_name(f"{site}-{n + 1}"))
+        state = (copy / "state.json").read_text().replace(f'"0{server}"', f'"{n}{server}"')
+        (copy / "state.json").write_text(state)
+    return registry.ids()
+
+
+@pytest.mark.parametrize("state", ["R", "F"])
+def test_two_hundred_jobs_of_pbs_are_one_question(fakes: Fakes, state: str) -> None:
+    ids = two_hundred(fakes, "polaris", f".{SERVER}")
+    fields = f'{{"job_state":"{state}","Exit_status":0,"substate":92}}'
+    listed = ",".join(f'"{n}.{SERVER}":{fields}' for n in range(200))
+    fakes.says("qstat", f'{{"Jobs":{{{listed}}}}}')
+    before = len(fakes.calls())
+    found = jobs.list_jobs()
+    assert sorted(job.id for job in found) == sorted(ids)
+    assert len(ids) == 200
+    assert {job.state for job in found} == {S.RUNNING if state == "R" else S.COMPLETED}
+    assert [call.name for call in fakes.calls()[before:]] == ["qstat"]
+
+
+def test_two_hundred_jobs_of_slurm_are_one_question(fakes: Fakes) -> None:
+    two_hundred(fakes, "perlmutter")
+    lines = [f"{n}|RUNNING|None|nid0001|2026-11-21T13:30:12||/x\n" for n in range(200)]
+    fakes.says("squeue", "".join(lines))
+    before = len(fakes.calls())
+    assert {job.state for job in jobs.list_jobs()} == {S.RUNNING}
+    assert [call.name for call in fakes.calls()[before:]] == ["squeue"]
+
+
+def test_ids_beyond_one_command_line_are_asked_in_parts(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "IDS_AT_ONCE", 2)
+    for n in range(5):
+        submitted(fakes, "perlmutter", str(n))
+    fakes.says("squeue")
+    fakes.says("sacct")
+    jobs.list_jobs()
+    assert [call.args[-1] for call in fakes.calls("sacct")] == ["0,1", "2,3", "4"]
+
+
+def test_a_job_of_slurm_waits_for_others(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "1")
+    after = (Dependency("ok", "1"), Dependency("any", "3"), Dependency("ok", "2"))
+    slurm.submit(job, after)
+    assert fakes.args("sbatch")[2:4] == (
+        "--dependency=afterok:1:2,afterany:3", "--kill-on-invalid-dep=yes",
+    )  # fmt: skip
+
+
+def test_a_job_of_pbs_waits_for_others(fakes: Fakes) -> None:
+    job = submitted(fakes, "polaris", f"1.{SERVER}")
+    pbs.submit(job, (Dependency("any", f"3.{SERVER}"), Dependency("ok", f"1.{SERVER}")))
+    assert fakes.args("qsub")[2:4] == ("-W", f"depend=afterok:1.{SERVER},afterany:3.{SERVER}")
+
+
+def array_of(job: Job) -> Job:
+    request = dataclasses.replace(job.request, array={"lr": ("0.1", "0.2", "0.3")})
+    return dataclasses.replace(job, request=request)
+
+
+def test_each_task_of_an_array_has_its_own_output(fakes: Fakes) -> None:
+    job = array_of(submitted(fakes, "perlmutter", "1"))
+    slurm.submit(job)
+    assert fakes.args("sbatch")[1] == f"--output={job.directory}/output-%a.log"
+    fakes.says("qsub", f"15[].{SERVER}\n")
+    assert pbs.submit(job).scheduler_id == f"15[].{SERVER}"
+    assert fakes.args("qsub")[1] == f"{job.directory}/output-^array_index^.log"
+
+
+def test_percent_signs_in_a_folder_are_no_patterns(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QSGD_HOME", str(tmp_path / "100%j"))
+    job = submitted(fakes, "perlmutter", "1")
+    assert fakes.args("sbatch")[1] == f"--output={tmp_path}/100%%j/jobs/{job.id}/output.log"
+
+
+def test_an_array_of_slurm_is_followed_to_its_end(fakes: Fakes) -> None:
+    job = array_of(submitted(fakes, "perlmutter", "11"))
+    pending = "".join(f"11_{n}|PENDING|Resources||N/A||/x\n" for n in range(3))
+    fakes.says("squeue", pending)
+    waiting = slurm.refresh([job])[job.id]
+    assert (waiting.state, waiting.tasks) == (S.QUEUED, {"QUEUED": 3})
+    assert "free nodes" in waiting.why
+    fakes.says("squeue", "11_2|RUNNING|None|nid1|2026-11-21T13:30:12||/x\n")
+    fakes.says("sacct", "11_0|COMPLETED|0:0|x\n11_1|FAILED|3:0|x\n")
+    running = slurm.refresh([job])[job.id]
+    assert running.state is S.RUNNING
+    assert running.tasks == {"RUNNING": 1, "COMPLETED": 1, "FAILED": 1}
+    assert running.why == "1 of 3 tasks completed, task 1 FAILED (exit code 3)"
+    fakes.says("squeue")
+    fakes.replays("sacct", "slurm/sacct_array")
+    done = slurm.refresh([job])[job.id]
+    assert (done.state, done.exit_code, done.tasks) == (S.COMPLETED, 0, {"COMPLETED": 3})
+
+
+def test_an_array_of_pbs_is_followed_with_its_tasks(fakes: Fakes) -> None:
+    job = array_of(submitted(fakes, "polaris", f"15[].{SERVER}"))
+    fakes.replays("qstat", "pbs/array")
+    done = pbs.refresh([job])[job.id]
+    assert (done.state, done.exit_code, done.tasks) == (S.COMPLETED, 0, {"COMPLETED": 3})
+    assert fakes.args("qstat") == ("-t", "-f", "-F", "json", "-x", f"15[].{SERVER}")
+
+
+def test_an_array_of_pbs_that_nobody_confirmed_is_adopted_as_a_whole(fakes: Fakes) -> None:
+    job = array_of(unconfirmed(fakes, "polaris"))
+    listed = recorded("pbs/array").out.replace(
+        "polaris-login-bed:/eagle/myproject/me/run/s1.sh.o15.", f"login-1:{job.directory}/output-"
+    )
+    fakes.says("qselect", f"15[].{SERVER}\n")
+    fakes.says("qstat", listed.replace("^array_index^", "^array_index^.log"))
+    adopted = pbs.refresh([job])[job.id]
+    assert (adopted.scheduler_id, adopted.tasks) == (f"15[].{SERVER}", {"COMPLETED": 3})
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_requeued_job_counts_its_restarts(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "4")
+    fakes.replays("squeue", "slurm/squeue_running")
+    assert jobs.get(job.id).progress.restarts == 0
+    fakes.replays("squeue", "slurm/squeue_requeued")
+    again = jobs.get(job.id).progress
+    assert (again.state, again.restarts, again.started_at) == (S.QUEUED, 1, None)
+    assert jobs.get(job.id).progress.restarts == 1
+    fakes.replays("squeue", "slurm/squeue_running")
+    assert jobs.get(job.id).progress.restarts == 1
+    fakes.says("squeue")
+    fakes.says("sacct", "4|REQUEUED|0:0|0\n4|COMPLETED|0:0|0\n")
+    assert jobs.get(job.id).progress.restarts == 1
+
+
+def test_a_job_that_pbs_ran_again_counts_its_restarts(fakes: Fakes) -> None:
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    fakes.replays("qstat", "pbs/running")
+    assert jobs.get(job.id).progress.restarts == 0
+    fakes.replays("qstat", "pbs/rerun")
+    assert jobs.get(job.id).progress.restarts == 1
+
+
+NODE_LOSS = (
+    "6|NODE_FAIL|0:0|2026-11-21T13:30:12|2026-11-21T13:40:12|00:10:00|3|nid[0004-0006]|None\n"
+)
+
+
+@pytest.mark.usefixtures("settled")
+def test_the_node_that_slurm_blames_is_named(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "6")
+    fakes.says("squeue")
+    fakes.says(
+        "sacct",
+        before=f"""case "$*" in
+        *FailedNode*) echo nid0005 ;;
+        *) printf '{NODE_LOSS}' ;;
+    esac; exit 0""",
+    )
+    lost = jobs.get(job.id).progress
+    assert (lost.state, lost.bad_nodes) == (S.NODE_FAIL, ("nid0005",))
+    assert lost.why == "node nid0005 failed"
+
+
+@pytest.mark.usefixtures("settled")
+def test_without_slurms_blame_the_nodes_that_are_down_are_named(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "6")
+    fakes.says("squeue")
+    fakes.says(
+        "sacct",
+        before=f"""case "$*" in
+        *FailedNode*) echo 'sacct: error: Invalid field requested: "FailedNode"' >&2; exit 1 ;;
+        *Reason*) printf '{NODE_LOSS}' ;;
+        *) echo 'nid[0004-0006]' ;;
+    esac; exit 0""",
+    )
+    fakes.says("sinfo", "nid0006\nnid0099\n")
+    assert jobs.get(job.id).progress.bad_nodes == ("nid0006",)
+
+
+def test_cancelling_what_is_over_or_unknown_is_no_error(fakes: Fakes) -> None:
+    pbs_job = submitted(fakes, "polaris", f"8.{SERVER}")
+    slurm_job = submitted(fakes, "perlmutter", "4")
+    for answer in ("qdel_finished", "qdel_ok", "qdel_unknown"):
+        fakes.replays("qdel", f"pbs/{answer}")
+        pbs.cancel(pbs_job)
+    for answer in ("scancel_done", "scancel_unknown"):
+        fakes.replays("scancel", f"slurm/{answer}")
+        slurm.cancel(slurm_job)
+    fakes.says("scancel", err="scancel: error: Kill job error: Invalid job id specified", rc=1)
+    slurm.cancel(slurm_job)
+
+
+def test_a_job_that_may_live_on_after_its_cancellation_is_an_error(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "4")
+    fakes.says("scancel", err="scancel: error: Unable to contact slurm controller", rc=1)
+    with pytest.raises(LaunchError, match="scancel did not end the job"):
+        slurm.cancel(job)
+
+
+def unconfirmed(fakes: Fakes, site: str) -> Job:
+    """Submit a job whose submit command ends without a word, and return what is registered."""
+    name = "qsub" if site == "polaris" else "sbatch"
+    fakes.dies(name)
+    with pytest.raises(LaunchError, match=f"{name} did not confirm the job"):
+        jobs.submit(request(site))
+    (job_id,) = registry.ids()
+    return registry.load(job_id)
+
+
+def in_squeue(job: Job, comment: str = "") -> str:
+    return f"42|RUNNING|None|nid0001|2026-11-21T13:30:12|{comment}|{job.script_path}\n"
+
+
+def in_qstat(job: Job) -> str:
+    path = f"login-1:{job.log_path}"
+    return f'{{"Jobs":{{"42.{SERVER}":{{"job_state":"R","Output_Path":"{path}"}}}}}}'
+
+
+def test_a_slurm_job_that_nobody_confirmed_is_adopted(fakes: Fakes) -> None:
+    job = unconfirmed(fakes, "perlmutter")
+    fakes.says("squeue", "41|RUNNING|None|nid0009|x||/elsewhere/script.sh\n" + in_squeue(job))
+    adopted = jobs.get(job.id)
+    assert (adopted.state, adopted.progress.scheduler_id) == (S.RUNNING, "42")
+    assert registry.load(job.id).progress.scheduler_id == "42"
+    assert slurm.find(job) == "42"
+
+
+def test_a_slurm_job_is_found_by_its_mark_as_well(fakes: Fakes) -> None:
+    job = unconfirmed(fakes, "perlmutter")
+    fakes.says(
+        "squeue", f"42|PENDING|None||N/A|{command.mark(job.directory)}|/spool/slurm_script\n"
+    )
+    assert jobs.get(job.id).progress.scheduler_id == "42"
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_slurm_job_that_ended_unconfirmed_is_found_in_accounting(fakes: Fakes) -> None:
+    job = unconfirmed(fakes, "perlmutter")
+    fakes.says("squeue")
+    submit_line = f"42||sbatch --parsable --output=x {job.script_path}"
+    fakes.says(
+        "sacct",
+        before=f"""case "$*" in
+        *SubmitLine*) echo '{submit_line}' ;;
+        *) echo '42|COMPLETED|0:0|00:00:05' ;;
+    esac; exit 0""",
+    )
+    assert jobs.get(job.id).state is S.COMPLETED
+
+
+def test_a_pbs_job_that_nobody_confirmed_is_adopted(fakes: Fakes) -> None:
+    job = unconfirmed(fakes, "polaris")
+    fakes.says("qselect", f"41.{SERVER}\n42.{SERVER}\n")
+    fakes.says("qstat", in_qstat(job))
+    adopted = jobs.get(job.id)
+    assert (adopted.state, adopted.progress.scheduler_id) == (S.RUNNING, f"42.{SERVER}")
+    assert fakes.args("qstat")[-2:] == (f"41.{SERVER}", f"42.{SERVER}")
+    assert pbs.find(job) == f"42.{SERVER}"
+
+
+def test_without_qselect_all_live_jobs_of_pbs_are_looked_through(fakes: Fakes) -> None:
+    job = unconfirmed(fakes, "polaris")
+    fakes.says("qstat", in_qstat(job))
+    assert jobs.get(job.id).progress.scheduler_id == f"42.{SERVER}"
+    assert fakes.args("qstat") == ("-f", "-F", "json")
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("site", ["perlmutter", "polaris"])
+def test_a_job_that_never_arrived_is_lost_and_can_be_submitted_again(
+    fakes: Fakes, site: str
+) -> None:
+    job = unconfirmed(fakes, site)
+    for name in ("squeue", "sacct", "qselect"):
+        fakes.says(name)
+    lost = jobs.get(job.id)
+    assert lost.state is S.LOST
+    assert "submit again" in lost.progress.why
+    assert jobs.cancel(job.id).state is S.LOST
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"err": "sbatch: error: Batch job submission failed: Socket timed out", "rc": 1},
+        {"out": "Welcome to this machine"},
+        {"before": "sleep 600"},
+    ],
+)
+@pytest.mark.usefixtures("impatient")
+def test_a_job_that_slurm_took_without_saying_so_is_submitted(
+    fakes: Fakes, tmp_path: Path, answer: dict[str, str]
+) -> None:
+    script = tmp_path / "home" / "jobs" / "perlmutter-1" / "script.sh"
+    fakes.says("sbatch", **answer)  # type: ignore[arg-type]
+    fakes.says("squeue", f"42|PENDING|Priority||N/A||{script}\n")
+    assert jobs.submit(request("perlmutter")).progress.scheduler_id == "42"
+
+
+def test_a_silent_scheduler_is_no_reason_to_forget_a_job_that_is_cancelled(fakes: Fakes) -> None:
+    job = unconfirmed(fakes, "perlmutter")
+    with pytest.raises(LaunchError, match="squeue does not answer"):
+        slurm.cancel(job)
+    with pytest.raises(LaunchError, match="qstat does not answer"):
+        pbs.cancel(job)
+
+
+def test_the_mark_tells_jobs_and_registries_apart(tmp_path: Path) -> None:
+    def marked(folder: str, job_id: str) -> str:
+        directory = tmp_path / folder / job_id
+        job = Job(job_id, "site", "slurm", request("site"), directory, 0.0, Progress())
+        return command.mark(job.directory)
+
+    marks = {marked("a", "site-1"), marked("b", "site-1"), marked("a", "site-2")}
+    assert len(marks) == 3
+    assert marked("a", "site-1") == marked("a", "site-1")
+    assert all(set(mark) <= set("qsgd-hpc:@ite0123456789abcdef") for mark in marks)
 
 
 def test_missing_scheduler_is_told_before_anything_is_registered(
-    replay: Replay, monkeypatch: pytest.MonkeyPatch
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(ValueError, match="qsub, which is not on PATH"):
         jobs.submit(request("polaris"))
     assert jobs.render(request("polaris")).startswith("#!/bin/bash")
     assert registry.ids() == []
+
+
+def test_the_users_own_formats_do_not_change_what_queries_print(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submitted(fakes, "perlmutter", "4")
+    monkeypatch.setenv("SQUEUE_STATES", "PENDING")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    words = '"${SQUEUE_STATES-}${SLURM_TIME_FORMAT-}"'
+    fakes.says("squeue", "4|RUNNING|None\n", before=f"[ -z {words} ] || exit 1")
+    assert jobs.get(job.id).state is S.RUNNING

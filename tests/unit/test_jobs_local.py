@@ -139,7 +139,11 @@ def test_waiting_can_give_up(place: Path) -> None:
 
 def test_a_job_survives_its_terminal(place: Path) -> None:
     script = place / "job.py"
-    script.write_text("import time; time.sleep(1.5); print('still here')")
+    script.write_text(
+        "import pathlib, time\n"
+        "while not pathlib.Path('terminal_is_gone').exists(): time.sleep(0.05)\n"
+        "print('still here')"
+    )
     master, slave = os.openpty()
 
     def own_terminal() -> None:
@@ -154,6 +158,7 @@ def test_a_job_survives_its_terminal(place: Path) -> None:
     until(lambda: registry.ids() and jobs.get("local-1").state is jobs.JobState.RUNNING)
     os.close(master)
     assert shell.wait(10) == -signal.SIGHUP
+    (place / "terminal_is_gone").touch()
     assert jobs.wait(["local-1"], 20)[0].state is jobs.JobState.COMPLETED
     assert jobs.output("local-1").read_text() == "still here\n"
 
@@ -246,11 +251,36 @@ def test_the_default_profile_starts_real_ranks_and_cancel_leaves_none(place: Pat
     body = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
     job = submit(place, body, "--nodes", "2")
     log = Path(job["log"])
-    until(lambda: log.exists() and len(log.read_text().split()) == 2)
-    ranks = [int(word) for word in log.read_text().split()]
+    until(lambda: log.exists() and log.read_text().count("\n") == 2)
+    of_rank = [cli("logs", "--rank", str(rank), job["id"]).stdout for rank in (0, 1)]
+    ranks = [int(text) for text in of_rank]
+    assert ranks[0] != ranks[1]
     assert all(psutil.pid_exists(pid) for pid in ranks)
     assert jobs.cancel(job["id"]).state is jobs.JobState.CANCELLED
     assert not any(psutil.pid_exists(pid) for pid in ranks)
+
+
+def test_a_horovod_script_runs_compressed_as_it_is(place: Path) -> None:
+    (registry.jobs_dir().parent / "sites" / "local.yaml").unlink()
+    (place / "train.py").write_text(
+        "import horovod.torch as hvd, multiprocessing, os\n"
+        "hvd.init()\n"
+        "print(hvd.__name__, hvd.size(), os.environ['QSGD_BITS'], multiprocessing.__name__)\n"
+    )
+    cli("submit", "--nodes", "2", "--horovod", "--bits", "4", "train.py", "--epochs", "3")
+    (job,) = jobs.wait(["local-1"], 120)
+    assert job.state is jobs.JobState.COMPLETED, jobs.output("local-1").read_text()
+    lines = jobs.output("local-1").read_text().splitlines()
+    assert len(lines) == 2
+    assert all(line.endswith("qsgd_hpc.torch 2 4 multiprocessing") for line in lines)
+
+
+def test_what_cannot_be_meant_by_bits_and_horovod_is_refused(place: Path) -> None:
+    (place / "train.sh").write_text("#!/bin/sh\n")
+    (place / "train.sh").chmod(0o755)
+    assert "is run by itself" in cli("submit", "--horovod", "train.sh", code=2).stderr
+    assert "choose 1 to 8, or 32" in cli("submit", "--bits", "9", "train.sh", code=2).stderr
+    assert registry.ids() == []
 
 
 def test_sites_are_listed_and_shown() -> None:

@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.render import Tools, render_script
+from qsgd_hpc.jobs.profile import Site
+from qsgd_hpc.jobs.render import Place, Tools, render_script
+from qsgd_hpc.jobs.request_check import complete
 from qsgd_hpc.jobs.validate import fill
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "jobs"
 TOOLS = Tools("/opt/venv/bin/python", ("/opt/venv/bin/qsgd-hpc",))
+JOB_DIR = Path("/home/me/.qsgd-hpc/jobs/machine-7")
 WORKDIR = Path("/eagle/myproject/me/run")
 RESNET = JobRequest(Path("train_resnet34.py"), ("--epochs", "3"), nodes=8, workdir=WORKDIR)
 HOSTILE = dataclasses.replace(
@@ -35,6 +38,10 @@ CASES: dict[str, tuple[str, JobRequest]] = {
     "local": ("local", RESNET),
     "local_hostile": ("local", HOSTILE),
     "polaris": ("polaris", dataclasses.replace(RESNET, account="myproject")),
+    "polaris_horovod": (
+        "polaris",
+        dataclasses.replace(RESNET, account="myproject", horovod=True, env={"QSGD_BITS": "4"}),
+    ),
     "polaris_hostile": ("polaris", dataclasses.replace(HOSTILE, account="myproject")),
     "polaris_prod": (
         "polaris",
@@ -46,7 +53,39 @@ CASES: dict[str, tuple[str, JobRequest]] = {
     ),
     "perlmutter": ("perlmutter", dataclasses.replace(RESNET, account="m1234")),
     "perlmutter_hostile": ("perlmutter", dataclasses.replace(HOSTILE, account="m1234")),
+    "aurora": ("aurora", dataclasses.replace(RESNET, account="myproject")),
+    "frontera": ("frontera", RESNET),
+    "frontier": ("frontier", dataclasses.replace(RESNET, account="abc123")),
+    "pbs": ("pbs", dataclasses.replace(RESNET, ranks_per_node=4)),
+    "slurm": ("slurm", dataclasses.replace(RESNET, ranks_per_node=4)),
+    "sophia": ("sophia", dataclasses.replace(RESNET, account="myproject")),
+    "stampede2-knl": ("stampede2-knl", RESNET),
+    "stampede3": ("stampede3", dataclasses.replace(RESNET, nodes=4)),
+    "stampede3_cpu": ("stampede3", dataclasses.replace(RESNET, queue="skx", nodes=64)),
+    "thetagpu": ("thetagpu", dataclasses.replace(RESNET, account="myproject")),
+    "vista": ("vista", RESNET),
 }
+ARRAY = {"lr": ("0.1", "0.2"), "tag": ("a b", "$(id)")}
+SHAPES: dict[str, tuple[str, JobRequest]] = {
+    f"{site}_{shape}": (site, dataclasses.replace(RESNET, account="myproject", **changes))
+    for site in ("polaris", "perlmutter", "thetagpu", "lsf", "local")
+    for shape, changes in (
+        ("array", {"array": ARRAY, "at_once": 2}),
+        ("part", {"chain": 3}),
+        (
+            "environment",
+            {
+                "modules": ("gcc/12", "a b"),
+                "conda": "my env",
+                "venv": Path("/eagle/my venv"),
+                "exclude": ("nid1", "nid2"),
+                "requeue": True,
+                "extra": ("--an-option=of-ones-own",),
+            },
+        ),
+    )
+}
+CASES |= SHAPES
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +95,26 @@ def _no_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rendered(site_name: str, request: JobRequest) -> str:
     """Return the script for a request that is not filled yet."""
-    site = sites.load(site_name)
-    return render_script(fill(request, site), site, TOOLS)
+    site = lsf_site() if site_name == "lsf" else sites.load(site_name)
+    filled = complete(fill(request, site))
+    place = Place(JOB_DIR)
+    if request.chain > 1:
+        place = Place(JOB_DIR, JOB_DIR.with_name("machine-6"), attempt=1)
+    return render_script(filled, site.at(filled.queue), TOOLS, place)
+
+
+def lsf_site() -> Site:
+    """No machine with LSF has a shipped profile; this is what one may look like."""
+    launcher = ("jsrun", "-n", "{ranks}", "-r", "{ranks_per_node}")
+    return Site(
+        "lsf",
+        "a machine with LSF",
+        "lsf",
+        launcher,
+        gpus=6,
+        cores=42,
+        directives=("-nnodes {nodes}",),
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -76,17 +133,25 @@ def test_script_is_valid_bash(case: str) -> None:
     assert checked.returncode == 0
 
 
-@pytest.mark.parametrize("site_name", sorted({site for site, _ in CASES.values()}))
-def test_every_shipped_profile_has_a_recorded_script(site_name: str) -> None:
-    assert set(sites.names()) == {site for site, _ in CASES.values()}
-    assert (GOLDEN / f"{site_name}.sh").is_file()
+def test_every_script_is_without_a_warning_of_shellcheck() -> None:
+    scripts = [str(GOLDEN / f"{case}.sh") for case in CASES]
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    checked = subprocess.run(
+        [shellcheck, "--severity=warning", "--shell=bash", *scripts],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_every_shipped_profile_has_a_recorded_script() -> None:
+    assert set(sites.names()) == {site for site, _ in CASES.values()} - {"lsf"}
+    assert all((GOLDEN / f"{name}.sh").is_file() for name in sites.names())
 
 
 def test_pbs_script_has_no_comment_and_no_gap_among_directives() -> None:
     lines = rendered(*CASES["polaris"]).splitlines()
     directives = [i for i, line in enumerate(lines) if line.startswith("#PBS ")]
     assert directives == list(range(1, len(directives) + 1))
-    assert not any("#" in line for line in lines[len(directives) + 1 :])
     assert not any("#" in line[1:] for line in lines[: len(directives) + 1])
 
 
@@ -106,12 +171,12 @@ def test_directive_line_refuses_what_it_cannot_carry(value: str) -> None:
     site = sites.load("polaris")
     filled = dataclasses.replace(fill(CASES["polaris"][1], site), name=value)
     with pytest.raises(UsageError, match="directive line"):
-        render_script(filled, site, TOOLS)
+        render_script(filled, site, TOOLS, Place(JOB_DIR))
 
 
 def test_script_that_is_no_python_runs_by_itself() -> None:
     text = rendered("polaris", dataclasses.replace(CASES["polaris"][1], script=Path("run.sh")))
-    assert f"    {WORKDIR}/run.sh --epochs 3\n" in text
+    assert f"    {WORKDIR}/run.sh --epochs 3 &\n" in text
 
 
 # Whatever a command line can carry: any bytes but NUL, as Python shows them in sys.argv.
@@ -119,7 +184,16 @@ WORD = st.one_of(
     st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=30),
     st.binary(max_size=20).map(lambda b: os.fsdecode(b.replace(b"\0", b"."))),
     st.sampled_from(
-        ["$(touch pwned)", "`touch pwned`", "'; touch pwned; '", ":", "--", "-c", "\n"]
+        [
+            "$(touch pwned)",
+            "`touch pwned`",
+            "'; touch pwned; '",
+            "\nEND_OF_PIN_SH\ntouch pwned\n",
+            ":",
+            "--",
+            "-c",
+            "\n",
+        ]
     ),
 )
 FILE_NAME = st.text(
@@ -144,20 +218,29 @@ def run_body(script: str, folder: Path) -> list[Any]:
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(args=st.lists(WORD, max_size=5), value=WORD, name=FILE_NAME, folder_name=FILE_NAME)
+@given(
+    site_name=st.sampled_from(["local", "slurm", "pbs", "thetagpu"]),
+    args=st.lists(WORD, max_size=5),
+    value=WORD,
+    name=FILE_NAME,
+    folder_name=FILE_NAME,
+)
 def test_any_argument_reaches_the_script_and_executes_nothing(
     tmp_path_factory: pytest.TempPathFactory,
-    args: list[str], value: str, name: str, folder_name: str,
+    site_name: str, args: list[str], value: str, name: str, folder_name: str,
 ) -> None:  # fmt: skip
     base = tmp_path_factory.mktemp("hostile")
     folder = base / folder_name
     folder.mkdir()
     script = folder / f"{name}.py"
     script.write_text(DUMP)
-    site = dataclasses.replace(sites.load("local"), launcher_argv=("env",))
+    site = dataclasses.replace(sites.load(site_name), launcher_argv=("env",), setup=())
     request = JobRequest(
         Path(script.name), tuple(args), env={"VALUE": value}, workdir=folder, name="x"
     )
-    text = render_script(fill(request, site), site, Tools(sys.executable, ()))
+    job_dir = tmp_path_factory.mktemp("job") / folder_name
+    text = render_script(fill(request, site), site, Tools(sys.executable, ()), Place(job_dir))
     assert run_body(text, folder) == [[str(script), *args], value]
     assert sorted(path.name for path in base.rglob("*")) == sorted([folder_name, script.name])
+    own = {"events.jsonl", "outcome", "pin.sh", "stop_at"}
+    assert {path.name for path in job_dir.iterdir()} <= own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.queues import pick, queue_faults
-from qsgd_hpc.jobs.validate import Facts, fill, request_faults, site_faults
+from qsgd_hpc.jobs.validate import Facts, fill, request_faults, site_faults, site_notes
 from qsgd_hpc.jobs.words import clock, minutes
 
 NOTHING_WRONG = Facts()
@@ -144,6 +145,128 @@ def test_default_name_is_valid_everywhere(script: str) -> None:
     filled = fill(JobRequest(Path(script)), site)
     assert request_faults(filled, Facts()) == []
     assert 1 <= len(filled.name or "") <= 15
+
+
+@pytest.mark.parametrize(
+    ("nodes", "longest_min"),
+    [(1, 120), (91, 120), (92, 360), (183, 360), (184, 720), (9472, 720)],
+)
+def test_walltime_limit_follows_the_number_of_nodes(nodes: int, longest_min: float) -> None:
+    fields: dict[str, Any] = {"nodes": nodes, "account": "p", "queue": "batch"}
+    assert faults("frontier", walltime_min=longest_min, **fields) == ""
+    text = faults("frontier", walltime_min=longest_min + 1, **fields)
+    assert f"to {clock(longest_min)} for {nodes} node" in text
+
+
+def test_remedy_of_a_bin_names_both_the_walltime_and_the_nodes_that_help() -> None:
+    text = faults("frontier", nodes=80, walltime_min=300, queue="batch", account="p")
+    assert "It fits --queue extended" not in text
+    assert "Use --nodes 92 or --walltime 02:00:00 or less." in text
+
+
+def test_auto_chooses_by_size_though_the_profile_has_a_default_queue() -> None:
+    home = Path(os.environ["QSGD_HOME"]) / "sites"
+    home.mkdir()
+    (home / "polaris.yaml").write_text("defaults: {queue: preemptable}\n")
+    site = sites.load("polaris")
+    filled = [
+        fill(JobRequest(Path("t.py"), nodes=2, queue=queue), site).queue
+        for queue in (None, "auto", "prod")
+    ]
+    assert filled == ["preemptable", "debug", "prod"]
+
+
+def test_auto_without_a_fitting_queue_is_refused() -> None:
+    text = faults("polaris", nodes=12, walltime_min=300, queue="auto", account="p")
+    assert "no queue of polaris takes 12 nodes for 05:00:00 unasked" in text
+
+
+def test_auto_leaves_the_choice_to_a_scheduler_whose_queues_are_unknown() -> None:
+    assert faults("slurm", nodes=3, queue="auto") == ""
+
+
+def test_queue_that_counts_gpus_is_refused_with_the_one_that_counts_nodes() -> None:
+    text = faults("sophia", nodes=1, queue="by-gpu", account="p")
+    assert "gives parts of a node" in text
+    assert "It fits --queue by-node or --queue bigmem (not available at present)." in text
+    text = faults("sophia", nodes=9, queue="by-gpu", account="p")
+    assert text.endswith("Leave --queue out, and use --nodes 8.")
+
+
+def test_queue_that_counts_gpus_is_never_chosen_unasked() -> None:
+    home = Path(os.environ["QSGD_HOME"]) / "sites"
+    home.mkdir()
+    (home / "sophia.yaml").write_text("queues: {by-gpu: {auto: true}, by-node: {auto: false}}\n")
+    assert pick(sites.load("sophia"), 1, 30) is None
+
+
+def test_no_job_lands_on_nodes_without_gpu_because_it_is_large() -> None:
+    text = faults("frontera", nodes=20, walltime_min=60)
+    assert "no queue of frontera takes 20 nodes for 01:00:00 unasked" in text
+    assert "--queue normal (nodes without GPU)" in text
+
+
+def test_ranks_follow_the_gpus_of_the_queue() -> None:
+    site = sites.load("stampede3")
+    assert fill(JobRequest(Path("t.py"), queue="h100"), site).ranks_per_node == 4
+    assert fill(JobRequest(Path("t.py"), queue="skx"), site).ranks_per_node == 1
+    assert faults("stampede3", queue="skx", ranks_per_node=48) == ""
+    assert (site.at("skx").gpu, site.at("skx").cores) == (None, 48)
+    assert site.at("h100").gpu == site.gpu
+    assert site.at(None) is site
+    assert "in partition h100" not in faults("stampede3", queue="h100", ranks_per_node=4)
+    assert "4 GPUs, one for each rank" in faults("stampede3", queue="h100", ranks_per_node=5)
+
+
+def test_array_on_a_throttled_queue_must_say_how_many_run_at_once() -> None:
+    fields: dict[str, Any] = {
+        "nodes": 10, "queue": "prod", "account": "p", "array": {"lr": ("1", "2")}
+    }  # fmt: skip
+    said = "queue 'prod' of polaris runs at most 10 tasks of an array at a time. Use --at-once 10."
+    assert faults("polaris", **fields) == said
+    assert faults("polaris", **fields, at_once=11) == said
+    assert faults("polaris", **fields, at_once=10) == ""
+    assert faults("polaris", **{**fields, "array": {}}) == ""
+
+
+@pytest.mark.parametrize(("flag", "value"), [("chain", 3), ("after", ("polaris-1",))])
+def test_queue_that_forbids_chains_refuses_them(flag: str, value: Any) -> None:
+    text = faults("frontier", account="p", queue="debug", **{flag: value})
+    assert f"forbids jobs that follow one another. Leave --{flag} out, or --queue batch" in text
+    assert faults("frontier", account="p", queue="batch", **{flag: value}) == ""
+
+
+@pytest.mark.parametrize(
+    ("site", "view", "said"),
+    [
+        ("polaris", "all", ""),
+        ("polaris", "one", ""),
+        ("polaris", "al", "--gpu-view 'al': it is all or one. Did you mean 'all'?"),
+        ("local", "one", "--gpu-view one: the profile knows of no GPUs of local."),
+        ("frontier", "one", ""),
+        ("frontier", "all", "--gpu-view all: the launcher of frontier shows each rank its own GPU"),
+    ],
+)
+def test_gpu_view_that_cannot_be_had_is_refused(site: str, view: str, said: str) -> None:
+    text = faults(site, gpu_view=view, account="p")
+    assert text.startswith(said) if said else text == ""
+
+
+def notes(site_name: str, **fields: Any) -> str:
+    site = sites.load(site_name)
+    return "\n".join(site_notes(fill(JobRequest(Path("train.py"), **fields), site), site))
+
+
+def test_limits_are_notes_and_no_faults() -> None:
+    text = notes("polaris", nodes=4, walltime_min=600)
+    assert "queue capacity: two jobs per user, one job running per user." in text
+    assert "limits of polaris: 10 jobs running per project, 100 jobs queued per project." in text
+
+
+def test_guessed_and_retired_sites_say_so() -> None:
+    assert "the profile of any machine with slurm" in notes("slurm")
+    assert "no longer there" in notes("stampede2-knl")
+    assert notes("local") == ""
 
 
 @pytest.fixture(autouse=True)

@@ -137,3 +137,24 @@ def test_srun_serves_only_inside_a_slurm_job(no_own_mpiexec: Path) -> None:
     assert find_launcher(library, environ).family is Family.SRUN
     with pytest.raises(UsageError, match="no mpiexec"):
         find_launcher(library, {"PATH": str(no_own_mpiexec)})
+
+
+def test_horovod_goes_first_on_the_path_of_the_ranks() -> None:
+    launcher = Launcher(Family.OPEN_MPI, Path("mpiexec"), "")
+    for options, environ in (
+        (RunOptions(2, ("x",), horovod=True), {"PYTHONPATH": "/mine"}),
+        (RunOptions(2, ("x",), horovod=True, env={"PYTHONPATH": "/mine"}), {}),
+    ):
+        command = build_command(options, launcher, Machine(8), environ)
+        assert command.env["PYTHONPATH"].endswith("horovod_compat/on_path:/mine")
+        assert "-x PYTHONPATH" in " ".join(command.argv)
+    alone = build_command(RunOptions(2, ("x",), horovod=True), launcher, Machine(8), {})
+    assert Path(alone.env["PYTHONPATH"], "horovod", "__init__.py").is_file()
+
+
+def test_interfaces_are_named_in_the_launchers_own_words() -> None:
+    options = RunOptions(2, ("x",), network_interfaces=("eth0", "ib0"))
+    words = {Family.HYDRA: "-iface eth0", Family.OPEN_MPI: "--mca btl_tcp_if_include eth0,ib0"}
+    for family, expected in words.items():
+        command = build_command(options, Launcher(family, Path("m"), ""), Machine(8), {})
+        assert expected in " ".join(command.argv)

@@ -108,7 +108,10 @@ def test_a_prompt_is_shown_on_a_terminal_after_a_pause() -> None:
 
 def _ledger(*ends: Ended, ranks: int = 4) -> Ledger:
     started = {r: Started(r, f"nid{r}", 100 + r) for r in range(ranks)}
-    return Ledger(ranks, started, list(ends))
+    ledger = Ledger(ranks, started)
+    for end in ends:
+        ledger.hear(end, now_s=0.0)
+    return ledger
 
 
 def test_the_first_failure_is_named_with_host_pid_and_signal() -> None:
@@ -118,6 +121,17 @@ def test_the_first_failure_is_named_with_host_pid_and_signal() -> None:
     assert text.startswith("rank 2 on host nid2 (pid 102) was killed by SIGKILL (out of memory")
     assert text.endswith("; ranks 0, 3 ended after it")
     assert ledger.exit_code(0) == 137
+
+
+@pytest.mark.parametrize(("late_s", "named"), [(0.5, 2), (2.0, 0)])
+def test_a_crash_heard_right_after_a_failure_is_its_cause(late_s: float, named: int) -> None:
+    """Rank 0 saw rank 2's connection close, and its own end was reported first."""
+    ledger = _ledger(Ended(0, 1))
+    ledger.hear(Ended(2, -9), now_s=late_s)
+    ledger.hear(Ended(3, -11), now_s=late_s)
+    text = explain(ledger, 0, 25)
+    assert text is not None
+    assert text.startswith(f"rank {named} on host nid{named}")
 
 
 def test_ranks_that_outlive_their_grace_are_named() -> None:

@@ -6,38 +6,53 @@ import pytest
 
 from qsgd_hpc.scaling import words
 from qsgd_hpc.scaling.analyse import analyse
-from qsgd_hpc.scaling.findings import compare_speed, findings
+from qsgd_hpc.scaling.findings import findings
 from qsgd_hpc.scaling.plan import plan
-from tests.unit.scaling_samples import attempt, attempts, study
+from qsgd_hpc.scaling.verdicts import compare_speed
+from tests.unit.scaling_samples import attempt, attempts, metered, metered_attempts, several, study
 
 
 def told(whole, found, *, one_machine=False):
-    return findings(whole, analyse(found), one_machine=one_machine)
+    analysis = analyse(found, mode=whole.mode, cases=whole.cases)
+    return findings(whole, analysis, one_machine=one_machine)
 
 
 def by_bits(speeds):
     return lambda point: speeds[point.bits] * point.ranks
 
 
-def row(speed, low=None, high=None):
-    return {
-        "images_per_s": speed,
-        "images_per_s_min": low or speed,
-        "images_per_s_max": high or speed,
-        "repeats": 1 if low is None else 3,
-    }
+def verdict(packed, plain):
+    """Compare 4 bit, measured once per speed given, with fp32."""
+    repeats = max(len(packed), len(plain))
+    whole = study(nodes=(2,), bits=(32, 4), repeats=repeats)
+    speeds = {4: packed, 32: plain}
+    found = [
+        attempt(p, speed=speeds[p.bits][p.repeat - 1])
+        for p in plan(whole)
+        if p.repeat <= len(speeds[p.bits])
+    ]
+    (case,) = analyse(found).cases
+    fp32, four = case.rows()
+    return compare_speed(case, four, fp32)
 
 
-def test_ranges_that_overlap_are_called_the_same_however_far_the_medians_are_apart():
-    assert compare_speed(row(150, 99, 160), row(100, 90, 100)) == "same"
-    assert compare_speed(row(102, 101, 103), row(100, 99, 100)) == "faster"
-    assert compare_speed(row(90, 89, 91), row(100, 99, 100)) == "slower"
+def test_no_difference_is_claimed_where_the_interval_of_the_ratio_includes_one():
+    assert verdict([99, 150, 160], [90, 100, 101]).word == "unclear"
+    assert verdict([102, 101, 103], [99, 98, 100]).word == "faster"
+    assert verdict([89, 90, 91], [99, 100, 101]).word == "slower"
+    assert verdict([99, 100, 101], [99, 100, 101.5]).word == "same"
+
+
+def test_two_repeats_claim_only_what_two_repeats_can():
+    # Both of one above both of the other happens by chance in one of six studies.
+    assert verdict([104, 110], [100, 103]).word == "unclear"
+    assert verdict([140, 141], [100, 101]).word == "faster"
 
 
 def test_one_run_each_is_called_the_same_within_its_margin():
-    assert compare_speed(row(104), row(100)) == "same"
-    assert compare_speed(row(106), row(100)) == "faster"
-    assert compare_speed(row(90), row(100, 99, 101)) == "slower"
+    assert verdict([104], [100]).word == "same"
+    assert verdict([106], [100]).word == "faster"
+    assert verdict([90], [100, 99, 101]).word == "slower"
 
 
 def test_a_gain_is_stated_with_its_bytes():
@@ -62,8 +77,17 @@ def test_no_gain_is_claimed_inside_the_noise():
     speed = {32: 100.0, 8: 110.0, 4: 115.0}
     found = attempts(whole, lambda p: speed[p.bits] * p.ranks * noise[p.repeat])
     text = told(whole, found)
-    assert text.headline.endswith("and trains as fast as fp32")
-    assert "overlap no difference is claimed" in text.cautions[0]
+    assert text.headline.endswith("but shows no speed difference to fp32 above the noise")
+    assert "no difference is claimed" in text.cautions[0]
+    assert "Student's t of 3 repeats" in text.cautions[0]
+
+
+def test_a_gain_beyond_the_noise_has_its_interval():
+    whole = study(repeats=3)
+    noise = {1: 0.99, 2: 1.0, 3: 1.01}
+    text = told(whole, attempts(whole, lambda p: 400 / p.bits**0.5 * noise[p.repeat]))
+    assert text.headline.endswith("and trains 2.83× as fast as fp32")
+    assert "Speed of 4 bit over fp32: 2.77 to 2.89 with 95% confidence" in text.lead
 
 
 def test_bits_that_cost_accuracy_do_not_make_the_headline():
@@ -88,14 +112,88 @@ def test_simulated_nodes_and_small_data_are_owned_up_to():
     whole = study()
     found = [attempt(p, speed=100.0, dataset="digits") for p in plan(whole)]
     heads = [c.split(":")[0] for c in told(whole, found, one_machine=True).cautions]
-    assert heads == ["Noise", "One machine", "Data"]
-    assert [c.split(":")[0] for c in told(whole, attempts(whole)).cautions] == ["Noise"]
+    assert heads == ["Noise", "One machine", "Hidden communication", "Data"]
+    quiet = told(whole, metered_attempts(whole)).cautions
+    assert [c.split(":")[0] for c in quiet] == ["Noise"]
+
+
+def test_made_up_data_is_owned_up_to():
+    whole = study()
+    found = [metered(p, speed=100.0, dataset="synthetic") for p in plan(whole)]
+    assert "made-up data" in told(whole, found).cautions[-1]
 
 
 def test_more_than_ideal_is_questioned():
     whole = study()
     text = told(whole, attempts(whole, lambda p: 100.0 * p.ranks**1.3))
-    assert text.cautions[1].startswith("Above ideal: 2 nodes with fp32 reach 123% of ideal.")
+    assert text.cautions[1].startswith(
+        "Above ideal: train, batch 128, 2 nodes, fp32 reaches 123% of ideal."
+    )
+
+
+def test_words_and_perplexity_have_their_own_units_and_lower_is_better():
+    whole = study(script=study().programs[0].script.with_name("ptb.py"), bits=(32, 4))
+    found = [
+        metered(p, speed=500.0 * p.ranks, unit="words", perplexity=118.0 + 3 * (p.bits == 4))
+        for p in plan(whole)
+    ]
+    text = told(whole, found)
+    assert "Perplexity (lower is better): 118 with fp32, 121 with 4 bit" in text.lead
+    assert "The global batch stays at 128 sequences" in text.lead
+    tiles = {t.label: t for t in text.tiles}
+    assert tiles["Throughput"].unit == "words/s"
+    assert tiles["Perplexity"].detail == "4 bit, +3.00 from fp32"
+    assert tiles["Exposed communication"].value == "20%"
+
+
+def test_bits_that_cost_perplexity_do_not_make_the_headline():
+    whole = study(script=study().programs[0].script.with_name("ptb.py"), bits=(32, 8, 2))
+    costs = {32: 118.0, 8: 118.4, 2: 140.0}
+    found = [
+        metered(p, speed=500.0 * p.ranks, unit="words", perplexity=costs[p.bits])
+        for p in plan(whole)
+    ]
+    assert told(whole, found).headline.startswith("On 2 nodes, 8-bit")
+
+
+def test_several_cases_are_counted_and_each_has_its_own_words():
+    whole = several(bits=(32, 4))
+    gain = {"resnet34": 1.5, "ptb-small": 1.0}
+
+    def speed(p):
+        return 100.0 * p.ranks * (gain[p.case.workload] if p.bits == 4 and p.ranks > 1 else 1.0)
+
+    text = told(whole, metered_attempts(whole, speed))
+    assert text.headline == (
+        "In 4 of 6 cases QSGD trains faster than fp32, at most 1.50× "
+        "(resnet34 (torch), batch 128, 4 bit) (one run)"
+    )
+    assert text.lead.startswith("6 cases on 1 to 2 ranks, 18 measurements;")
+    assert [c.case for c in text.cases] == list(whole.cases)
+    assert all(c.headline and c.lead and 2 <= len(c.tiles) <= 6 for c in text.cases)
+    assert [t.label for t in text.tiles] == [
+        "Cases",
+        "Best efficiency",
+        "Most gained",
+        "Least gained",
+    ]
+    assert text.tiles[3].detail.endswith(", inside the noise")
+
+
+def test_several_cases_without_gain_or_without_compression_say_so():
+    whole = several(bits=(32, 4))
+    same = told(whole, metered_attempts(whole, lambda p: 100.0 * p.ranks))
+    assert same.headline == "In none of 6 cases does QSGD train faster than fp32 (one run)"
+    plain = several(bits=(32,))
+    scaled = told(plain, metered_attempts(plain))
+    assert scaled.headline.startswith("Of 6 cases resnet34 (torch), batch 128 scales best: 1.82×")
+
+
+def test_weak_scaling_warns_of_comparing_the_quality_of_sizes():
+    whole = study(mode="weak")
+    text = told(whole, metered_attempts(whole, lambda p: 100.0 * p.ranks))
+    assert "Quality" in [c.split(":")[0] for c in text.cautions]
+    assert "Each rank keeps its batch of 128 images" in text.lead
 
 
 def test_a_study_that_records_speed_alone_still_has_a_report():
@@ -127,3 +225,11 @@ def test_bytes_have_three_digits_and_the_right_unit(value, text):
 def test_differences_of_accuracy_never_read_minus_zero():
     assert words.points(-1e-9) == words.points(1e-9) == "±0.00 points"
     assert words.points(-0.0008) == "−0.08 points"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.00074, "740 µs"), (0.0123, "12.3 ms"), (1.871, "1.87 s"), (75, "1 min 15 s"), (None, "–")],
+)
+def test_short_times_have_three_digits_and_the_right_unit(value, text):
+    assert words.seconds(value) == text

@@ -10,7 +10,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.attempts import finished, parse_records
 from qsgd_hpc.scaling.folder import StudyFolder
 from qsgd_hpc.scaling.plan import Point, plan
-from tests.unit.scaling_samples import attempt, attempts, study, written
+from tests.unit.scaling_samples import CASE, attempt, attempts, study, written
 
 
 def test_attempts_come_back_as_they_were_written(tmp_path):
@@ -36,7 +36,7 @@ def test_a_torn_last_line_is_reported_and_the_next_attempt_is_whole(tmp_path, lo
 
 
 def test_a_failed_point_is_not_finished(tmp_path):
-    point = Point(1, 1, 32, 1)
+    point = Point(CASE, 1, 1, 32, 1)
     bad = attempt(point, speed=1.0, ranks=3)
     assert finished([bad]) == {}
     assert finished([bad, attempt(point, speed=2.0, number=2)])[point.key].number == 2
@@ -80,7 +80,7 @@ def test_attempts_are_numbered_on(tmp_path):
 def test_a_study_of_another_format_is_refused(tmp_path):
     folder = written(tmp_path, study(), [])
     file = tmp_path / "study.json"
-    file.write_text(file.read_text().replace('"format": 1', '"format": 99'))
+    file.write_text(file.read_text().replace('"format": 2', '"format": 99'))
     with pytest.raises(UsageError, match="format 99"):
         folder.study()
     file.write_text("{torn")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,13 +42,13 @@ def test_every_repeat_is_a_complete_round_in_an_order_of_its_own():
 def test_the_order_is_the_same_every_time():
     keys = [p.key for p in plan(study())]
     assert keys == [p.key for p in plan(study())]
-    assert keys[0] == "nodes1-bits32-repeat1"
+    assert keys[0] == "train-batch128-nodes2-bits32-repeat1"
 
 
 def test_the_scripts_own_arguments_come_first_and_stay_as_they_are():
     odd = ("--name", "a b'c", "--", "-x")
     point = plan(study())[0]
-    assert script_args(study(script_args=odd, epochs=3), point) == (
+    assert script_args(study(args=odd, epochs=3), point) == (
         *odd,
         "--global-batch-size",
         "128",
@@ -56,6 +56,28 @@ def test_the_scripts_own_arguments_come_first_and_stay_as_they_are():
         "3",
     )
     assert script_args(study(mode="weak"), point) == ("--batch-size", "128")
+
+
+@pytest.mark.parametrize(
+    ("mode", "template", "words"),
+    [
+        ("strong", ("--bs", "{rank_batch}"), ["--bs", "64"]),
+        ("weak", ("-B", "{global_batch}"), ["-B", "256"]),
+        ("strong", (), []),
+    ],
+)
+def test_a_script_may_take_its_batch_in_words_of_its_own_or_not_at_all(mode, template, words):
+    whole = study(mode=mode, nodes=(2,), bits=(32,), batch_size=128, batch_args=template)
+    assert list(script_args(whole, plan(whole)[0])) == [*whole.programs[0].args, *words]
+
+
+def test_batch_words_that_nobody_knows_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"\{global_batch\} and \{rank_batch\} only"):
+        study(batch_args=("--bs", "{batch}")).check()
+
+
+def test_another_target_is_no_other_study():
+    assert differences(study(target=0.9), study(target=0.95)) == []
 
 
 def test_bits_are_always_set_so_that_the_callers_environment_cannot_leak_in():
@@ -72,9 +94,7 @@ def test_nodes_of_one_machine_share_its_cores_equally_at_every_size():
 
 
 def test_all_faults_of_a_definition_are_named_at_once(tmp_path):
-    wrong = study(
-        script=tmp_path / "nope.py", mode="sideways", repeats=0, script_args=("--batch-size=4",)
-    )
+    wrong = study(script=tmp_path / "nope.py", mode="sideways", repeats=0, args=("--batch-size=4",))
     with pytest.raises(UsageError) as caught:
         wrong.check()
     lines = str(caught.value).splitlines()
@@ -109,20 +129,18 @@ def test_counts_keep_their_order_and_lose_their_doubles():
 
 
 def test_a_definition_survives_its_json():
-    whole = study(script_args=("--lr", "0.1"), epochs=3, filesystems=("home",), walltime_min=12.5)
+    whole = study(args=("--lr", "0.1"), epochs=3, filesystems=("home",), walltime_min=12.5)
     assert Study.from_json(whole.to_json()) == whole
 
 
 def test_every_value_in_which_definitions_differ_is_named():
     other = {
-        "script": Path("/b.py"),
+        "script": Path("/home/bob/train.py"),
+        "epochs": 9,
         "mode": "weak",
         "nodes": (4,),
         "bits": (2,),
-        "epochs": 9,
     }
     lines = differences(study(), study(**other))
-    assert [line.split(":")[0] for line in lines] == [
-        f.name for f in fields(Study) if f.name in other
-    ]
+    assert [line.split(":")[0] for line in lines] == list(other)
     assert "nodes: the folder has 1,2, this command asks for 4" in lines

@@ -72,7 +72,7 @@ def _append_many(worker: int) -> None:
 
 
 def test_processes_that_share_a_file_never_mix_their_lines(records):
-    context = get_context("fork")
+    context = get_context("spawn")  # frameworks of other tests may have threads here
     workers = [context.Process(target=_append_many, args=(n,)) for n in range(4)]
     for worker in workers:
         worker.start()

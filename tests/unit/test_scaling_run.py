@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from qsgd_hpc.jobs.processes import alive
 from qsgd_hpc.scaling.attempts import finished
 from qsgd_hpc.scaling.folder import StudyFolder
 
-# A workload by the convention of scaling/README.md; --hold keeps 4-bit points busy until a file
+# A workload by the convention of scaling/README.md; --hold keeps 8-bit points busy until a file
 # exists.
 WORKLOAD = """
 import argparse, os, time
@@ -38,7 +39,7 @@ if bits == args.fail_at:
 if MPI.COMM_WORLD.rank == 0:
     for epoch in range(args.epochs):
         record("epoch", epoch=epoch + 1, seconds=2.0, images_per_s=100.0 * ranks)
-    while args.hold and bits == 4 and not args.hold.exists():
+    while args.hold and bits == 8 and not args.hold.exists():
         time.sleep(0.05)
     record("final", ranks=ranks, images_per_s=100.0 * ranks * (1 + 1 / bits), test_accuracy=0.98,
            wire_bytes=1000 * bits * (ranks - 1), comm_time_s=0.5, steps=10, note=args.note,
@@ -97,13 +98,20 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path):
-    return Place(tmp_path)
+    made = Place(tmp_path)
+    yield made
+    for file in (tmp_path / "home" / "jobs").glob("*/runner.json"):
+        owner = json.loads(file.read_text())
+        if alive(owner["pid"], owner["identity"]):  # a test failed; its jobs would run for ever
+            os.kill(owner["pid"], signal.SIGTERM)
 
 
 def test_a_study_runs_every_point_and_ends_with_its_table_and_report(place):
     out, _ = place.scale("--bits", "32,4", "--epochs", "2", "@--note", "@a b'c\"d")
     done = finished(place.study.attempts()[0])
-    assert sorted(done) == [f"nodes{n}-bits{b}-repeat1" for n, b in ((1, 32), (2, 32), (2, 4))]
+    assert sorted(done) == [
+        f"work load-batch128-nodes{n}-bits{b}-repeat1" for n, b in ((1, 32), (2, 32), (2, 4))
+    ]
     for attempt in done.values():
         assert attempt.final["ranks"] == attempt.point.ranks
         assert attempt.final["note"] == "a b'c\"d"
@@ -140,11 +148,16 @@ def test_a_failed_point_is_shown_with_its_log_and_only_it_is_tried_again(place):
     assert "the same script (2 versions)" in (place.folder / "study/REPORT.md").read_text()
 
 
-def test_ctrl_c_cancels_the_job_and_the_same_command_goes_on(place):
-    words = ("scale", "-o", "study", "--bits", "32,4", "work load.py", "--hold", "go")
+@pytest.mark.parametrize("moment", ["runs", "is being submitted"])
+def test_ctrl_c_cancels_the_job_and_the_same_command_goes_on(place, moment):
+    words = ("scale", "-o", "study", "--bits", "32,8", "work load.py", "--hold", "go")
     process = place.start(*words)
     place.wait_for(1)
-    time.sleep(2)
+    if moment == "runs":
+        time.sleep(2)
+    else:
+        while not (place.folder / "home" / "jobs" / "local-2").exists():
+            time.sleep(0.001)
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130 and "Traceback" not in err
@@ -159,7 +172,7 @@ def test_ctrl_c_cancels_the_job_and_the_same_command_goes_on(place):
 
 
 def test_after_sigkill_the_running_job_is_followed_not_started_twice(place):
-    words = ("scale", "-o", "study", "--nodes", "2", "--bits", "4", "work load.py", "--hold", "go")
+    words = ("scale", "-o", "study", "--nodes", "2", "--bits", "8", "work load.py", "--hold", "go")
     process = place.start(*words)
     deadline = time.monotonic() + 120
     while not list((place.folder / "study").glob("points/*/attempt-1/records.jsonl")):
@@ -180,7 +193,7 @@ def test_a_script_that_records_nothing_is_told_the_one_line(place):
     (place.folder / "silent.py").write_text("print('trained')")
     _, err = place.scale("--nodes", "1,2", script="silent.py", code=2)
     assert "silent.py ended without an error but recorded no result" in err
-    assert 'record("final", ranks=hvd.size(), images_per_s=' in err
+    assert 'record("final", ranks=hvd.size(), throughput=' in err
     assert len(place.study.attempts()[0]) == 1
 
 
@@ -225,3 +238,67 @@ def test_a_batch_site_is_not_charged_without_consent(place):
     )
     assert "Add --yes to submit them" in err
     assert not (place.folder / "scaling-results").exists()
+
+
+def test_a_packed_study_is_one_job_and_after_sigkill_nothing_is_lost_or_repeated(place):
+    words = ("scale", "-o", "study", "--pack", "--bits", "32,8", "work load.py", "--hold", "go")
+    process = place.start(*words)
+    place.wait_for(2)
+    deadline = time.monotonic() + 120
+    while len(list((place.folder / "study/points").glob("*/attempt-1"))) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    kept = place.study.collection.read_bytes()
+    # As if it had died before it could note the job's id.
+    (place.folder / "study/packs/pack-1/pack.json").unlink()
+    (place.folder / "go").touch()
+    out, _ = place.run(*words)
+    assert "1 point: follows job local-1 of an earlier run" in out
+    assert place.study.collection.read_bytes().startswith(kept)
+    found = place.study.attempts()[0]
+    assert [a.number for a in found] == [1, 1, 1] and len({a.point for a in found}) == 3
+    for attempt in found:
+        assert attempt.fault is None and attempt.held_nodes == 2 and attempt.seconds > 0
+        assert attempt.provenance["job"]["id"] == "local-1"
+        assert attempt.provenance["env"]["QSGD_BITS"] == str(attempt.point.bits)
+    assert len(json.loads(place.run("list", "--json")[0])) == 1
+
+
+def test_a_packed_job_that_is_cancelled_keeps_its_points_and_another_one_goes_on(place):
+    words = ("scale", "-o", "study", "--pack", "--bits", "32,8", "work load.py", "--hold", "go")
+    process = place.start(*words)
+    place.wait_for(2)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and "2 of 3 points are finished" in err, err
+    (place.folder / "go").touch()
+    place.run(*words[:2], "study", "--separate", *words[4:])  # how it is run may change
+    done = finished(place.study.attempts()[0])
+    assert len(done) == 3
+    assert {a.provenance["job"]["id"] for a in done.values()} == {"local-1", "local-2"}
+
+
+def test_a_study_file_measures_scripts_side_by_side_and_all_its_faults_are_named(place):
+    place.script.rename(place.folder / "one.py")
+    (place.folder / "two.py").write_text(WORKLOAD)
+    file = place.folder / "study.yaml"
+    file.write_text("scripts: [one.py, {scrip: two.py}]\nnodes: 1\nbit: [32]\nmode: [strong]\n")
+    _, err = place.run("scale", "--dry-run", "study.yaml", code=2)
+    for word in (
+        "line 1: unknown key 'scrip' in 'scripts.2'. Did you mean 'script'?",
+        "line 1: key 'script' is missing in 'scripts.2'",
+        "line 2: 'nodes' must be a list of whole numbers from 1; it is 1",
+        "line 3: unknown key 'bit'. Did you mean 'bits'?",
+        "line 4: 'mode' must be strong or weak",
+    ):
+        assert word in err
+    file.write_text("scripts: [one.py, {script: two.py, batch_size: 64}]\nnodes: [1]\n")
+    out, _ = place.run("scale", "study.yaml", "--repeats", "1", "--pack")
+    assert "one.py, two.py, strong scaling" in out and "two, batch 64" in out
+    cases = {
+        (a.point.case.workload, *a.final["batch"])
+        for a in StudyFolder(place.folder / "scaling-results/study-strong").attempts()[0]
+    }
+    assert cases == {("one", 128, None), ("two", 64, None)}

@@ -1,0 +1,257 @@
+"""What TensorFlow adds to the collectives: graphs, sessions, gradients, sparse tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+import qsgd_hpc.tensorflow as hvd  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def job():
+    hvd.shutdown()
+    hvd.init(process_sets="dynamic")
+    yield
+    hvd.shutdown()
+    hvd.init()
+
+
+def mine(*shape, scale=1.0):
+    return tf.reshape(tf.range(float(np.prod(shape))), shape) * scale * (hvd.rank() + 1.0)
+
+
+def ranks_sum():
+    return hvd.size() * (hvd.size() + 1) / 2
+
+
+def every_collective(x):
+    """Of x with as many rows as there are ranks; reductions are of equal shapes."""
+    rows = tf.concat([x] * (hvd.rank() + 1), 0)
+    splits = [1] * hvd.size()
+    return {
+        "allreduce": hvd.allreduce(x, op=hvd.Sum),
+        "average": hvd.allreduce(x, average=True),
+        "group": hvd.grouped_allreduce([x, tf.cast(x, tf.int32)], op=hvd.Max),
+        "allgather": hvd.allgather(rows),
+        "gathers": hvd.grouped_allgather([x, tf.shape(rows)]),
+        "broadcast": hvd.broadcast(x, hvd.size() - 1),
+        "alltoall": hvd.alltoall(x, splits=splits),
+        "share": hvd.reducescatter(x, op=hvd.Sum),
+        "shares": hvd.grouped_reducescatter([x, x], op=hvd.Min),
+        "sparse": hvd.allreduce(tf.IndexedSlices(x, tf.range(hvd.size())), op=hvd.Sum).values,
+        "facts": [hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op()],
+        "included": hvd.process_set_included_op(0),
+    }
+
+
+def assert_equal(found, right):
+    for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(right), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_function_computes_what_eager_calls_do():
+    compiled = tf.function(every_collective)
+    for scale in (1.0, 3.0):
+        x = mine(hvd.size(), 2, scale=scale)
+        assert_equal(compiled(x), every_collective(x))
+
+
+def test_shapes_are_known_while_tracing_as_far_as_they_can_be():
+    seen = {}
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def traced(x):
+        for name in ("allreduce", "allgather", "alltoall", "reducescatter"):
+            seen[name] = getattr(hvd, name)(x).shape.as_list()
+        seen["broadcast"] = hvd.broadcast(x, 0).shape.as_list()
+        return x
+
+    traced(tf.zeros([hvd.size(), 3]))
+    assert set(map(tuple, seen.values())) == {(None, 3)}
+
+
+def test_a_session_computes_what_eager_calls_do():
+    right = every_collective(mine(hvd.size(), 2))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, [hvd.size(), 2])
+        found = every_collective(x)
+        gradient = tf.gradients(tf.reduce_sum(found["allreduce"]), x)[0]
+        fed = np.arange(2.0 * hvd.size()).reshape(hvd.size(), 2) * (hvd.rank() + 1)
+        for _ in range(2):
+            values, slope = session.run([found, gradient], {x: fed})
+        for a, b in zip(tf.nest.flatten(values), tf.nest.flatten(right), strict=True):
+            np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(slope, np.full([hvd.size(), 2], hvd.size()))
+
+
+def test_ranks_that_trace_differently_often_still_find_each_other():
+    @tf.function
+    def step(x):
+        return hvd.allreduce(tf.reduce_sum(x), op=hvd.Sum)
+
+    odd = hvd.rank() == hvd.size() - 1
+    for extra in (0, 1, 0):
+        total = step(tf.ones([2 + extra * odd]))
+        assert total == 2 * hvd.size() + extra
+    total = step(tf.ones([4 + hvd.rank()]))
+    assert total == sum(4 + r for r in range(hvd.size()))
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("graph", [False, True])
+def test_gradients_are_of_the_sum_of_all_losses(graph, grouped):
+    """Each loss weighs its rank's result by its rank, plus one."""
+    weight, n = hvd.rank() + 1.0, hvd.size()
+
+    def gradient(x, call):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = weight * tf.reduce_sum(call(x))
+        return tape.gradient(loss, x)
+
+    run = tf.function(gradient) if graph else gradient
+    x = mine(n, 2) + 1.0
+
+    def one(name, **arguments):
+        if grouped:
+            return lambda x: getattr(hvd, f"grouped_{name}")([x], **arguments)[0]
+        return lambda x: getattr(hvd, name)(x, **arguments)
+
+    total = ranks_sum()
+    np.testing.assert_allclose(run(x, one("allreduce", op=hvd.Sum)), np.full([n, 2], total))
+    np.testing.assert_allclose(run(x, one("allreduce")), np.full([n, 2], total / n))
+    scaled = one("allreduce", op=hvd.Sum, prescale_factor=0.5, postscale_factor=6.0)
+    np.testing.assert_allclose(run(x, scaled), np.full([n, 2], 3 * total))
+    largest = total * (hvd.rank() == n - 1)
+    most = run(x, one("allreduce", op=hvd.Max, postscale_factor=2.0))[-1]
+    np.testing.assert_allclose(most, [2 * largest] * 2)
+    product = run(x, one("allreduce", op=hvd.Product))
+    everyone = np.prod([np.arange(2.0 * n).reshape(n, 2) * (r + 1) + 1 for r in range(n)], 0)
+    np.testing.assert_allclose(product, total * everyone / x.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(run(x, one("allgather")), np.full([n, 2], total))
+    shares = np.repeat(np.arange(1.0, n + 1), 2).reshape(n, 2)
+    np.testing.assert_allclose(run(x, one("reducescatter", op=hvd.Sum)), shares)
+    np.testing.assert_allclose(run(x, one("reducescatter")), shares / n, rtol=1e-6)
+    held = hvd.reducescatter(x, op=hvd.Max)
+    assert held.shape == (1, 2)
+    smallest = run(x, one("reducescatter", op=hvd.Min))[-1]
+    np.testing.assert_allclose(smallest, [float(n) * (hvd.rank() == 0)] * 2)
+    np.testing.assert_allclose(run(x, lambda x: hvd.alltoall(x)), shares)
+    whole = [total if hvd.rank() == n - 1 else 0.0] * 2
+    np.testing.assert_allclose(run(x, lambda x: hvd.broadcast(x, n - 1)), [whole] * n)
+
+
+def test_second_derivatives_pass_through():
+    x = tf.Variable([2.0, 3.0])
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            loss = tf.reduce_sum(hvd.allreduce(x, op=hvd.Sum) ** 3)
+        slope = inner.gradient(loss, x)
+    # Each of the two derivatives sums over the ranks once, and S = n x is differentiated twice.
+    n = hvd.size()
+    np.testing.assert_allclose(outer.gradient(slope, x), 6.0 * n**3 * x.numpy(), rtol=1e-5)
+
+
+def test_adasum_has_no_gradient():
+    x = tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        y = hvd.allreduce(x, op=hvd.Adasum)
+    with pytest.raises(ValueError, match="Adasum has no gradient"):
+        tape.gradient(y, x)
+
+
+def test_sparse_entries_are_gathered_and_averaged():
+    slices = tf.IndexedSlices(
+        tf.fill([2, 3], hvd.rank() + 1.0), tf.constant([hvd.rank(), 9]), tf.constant([10, 3])
+    )
+    mean = hvd.allreduce(slices)
+    assert mean.indices.numpy().tolist() == [i for r in range(hvd.size()) for i in (r, 9)]
+    dense = tf.convert_to_tensor(mean).numpy()
+    np.testing.assert_allclose(dense[9], ranks_sum() / hvd.size(), rtol=1e-6)
+    np.testing.assert_allclose(dense[hvd.rank()], (hvd.rank() + 1) / hvd.size(), rtol=1e-6)
+    both = hvd.grouped_allreduce([slices, tf.ones([2])], op=hvd.Sum)
+    assert both[0].values.shape == (2 * hvd.size(), 3)
+    assert both[1].numpy().tolist() == [hvd.size()] * 2
+    with pytest.raises(ValueError, match="IndexedSlices"):
+        hvd.allreduce(slices, op=hvd.Max)
+
+
+def test_variables_are_replaced_in_place():
+    variables = [tf.Variable(mine(2, 2)), tf.Variable([hvd.rank()])]
+    returned = hvd.broadcast_(variables, hvd.size() - 1, name="variables")
+    assert len(returned) == 2
+    np.testing.assert_array_equal(variables[0], np.arange(4.0).reshape(2, 2) * hvd.size())
+    assert variables[1].numpy().tolist() == [hvd.size() - 1]
+
+
+def test_compression_and_types_that_travel_in_disguise():
+    x = tf.constant([1.0, 2.0, 3.0]) * (hvd.rank() + 1.0)
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        result = hvd.allreduce(x, op=hvd.Sum, compression=compression)
+        assert result.dtype == tf.float32
+        np.testing.assert_allclose(result, np.array([1.0, 2.0, 3.0]) * ranks_sum(), rtol=1e-2)
+    coded = hvd.allreduce(tf.ones([1024]), compression=hvd.Compression.qsgd(bits=8))
+    np.testing.assert_allclose(coded, 1.0, rtol=0.02)
+    z = tf.complex(x, -x)
+    np.testing.assert_allclose(
+        hvd.allreduce(z, op=hvd.Sum), (1 - 1j) * ranks_sum() * np.arange(1, 4)
+    )
+    assert hvd.allgather(z).shape == (3 * hvd.size(),)
+    large = tf.constant([2**63 + 1], tf.uint64)
+    assert hvd.broadcast(large, 0).numpy().tolist() == [2**63 + 1]
+
+
+def test_xla_is_refused_with_a_remedy():
+    compiled = tf.function(lambda x: hvd.allreduce(x), jit_compile=True)
+    with pytest.raises(ValueError, match="Pass jit_compile=False"):
+        compiled(tf.ones([2]))
+
+
+def test_errors_of_a_graph_carry_the_text():
+    @tf.function
+    def mistaken(x):
+        return hvd.broadcast(x, hvd.size())
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"root_rank={hvd.size()}"):
+        mistaken(tf.ones([2]))
+    if hvd.size() == 1:
+        return
+    sum_of = tf.function(lambda x: hvd.allreduce(x, name="unequal in a graph"))
+    with pytest.raises(tf.errors.InternalError, match=r"\[3\].*\[4\]|\[4\].*\[3\]"):
+        sum_of(tf.ones([4 if hvd.rank() == hvd.size() - 1 else 3]))
+    assert hvd.allreduce(tf.constant(1), op=hvd.Sum) == hvd.size()
+
+
+def test_a_finished_job_is_named_in_the_error_of_a_graph():
+    function = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    function(tf.ones([2]))
+    hvd.shutdown()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"call hvd.init\(\)"):
+        function(tf.ones([2]))
+    hvd.init(process_sets="dynamic")
+    assert function(tf.ones([2])).numpy().tolist() == [hvd.size()] * 2
+
+
+def test_batches_are_normalised_together():
+    whole = np.random.default_rng(1).normal(3.0, 2.0, (4 * hvd.size() + 2, 5)).astype(np.float32)
+    cuts = [0, *(4 * r + 2 for r in range(1, hvd.size() + 1))]
+    part = whole[cuts[hvd.rank()] : cuts[hvd.rank() + 1]]
+    layer = hvd.SyncBatchNormalization(momentum=0.5)
+    with tf.GradientTape() as tape:
+        x = tf.constant(part)
+        tape.watch(x)
+        y = layer(x, training=True)
+        loss = tf.reduce_sum(y**3)
+    plain = tf.keras.layers.BatchNormalization(momentum=0.5)
+    with tf.GradientTape() as alone:
+        all_rows = tf.constant(whole)
+        alone.watch(all_rows)
+        right = tf.reduce_sum(plain(all_rows, training=True) ** 3)
+    slopes = alone.gradient(right, all_rows).numpy()[cuts[hvd.rank()] : cuts[hvd.rank() + 1]]
+    np.testing.assert_allclose(tape.gradient(loss, x), slopes, atol=2e-4)
+    np.testing.assert_allclose(layer.moving_mean, plain.moving_mean, rtol=1e-5)
+    np.testing.assert_allclose(layer.moving_variance, plain.moving_variance, rtol=1e-5)

@@ -1,0 +1,164 @@
+"""Compression as a training script meets it, on any number of ranks: see test_torch.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import qsgd_hpc.torch as hvd
+
+OUT, IN = 64, 32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world(request):
+    hvd.init()
+    if hvd.size() == 1:
+        pytest.skip("one rank sends nothing that could be compressed")
+    yield
+    if not request.session.testsfailed:  # else the others may never come
+        hvd.barrier()
+
+
+def data(rank):
+    """Inputs and targets of a regression whose optimum is no rank's own."""
+    generator = torch.Generator().manual_seed(rank)
+    x = torch.randn(64, IN, generator=generator)
+    truth = torch.randn(IN, OUT, generator=torch.Generator().manual_seed(99))
+    return x, x @ truth + (1 + rank) * torch.randn(64, OUT, generator=generator)
+
+
+def wrapped(compression, lr=0.05):
+    model = torch.nn.Linear(IN, OUT)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return model, hvd.DistributedOptimizer(
+        optimizer, model.named_parameters(), compression=compression
+    )
+
+
+def train(model, optimizer, steps):
+    """Return the mean loss over the ranks at the end."""
+    x, y = data(hvd.rank())
+
+    def loss():
+        return (model(x) - y).square().sum(1).mean()
+
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    with torch.no_grad():
+        return hvd.allreduce(loss()).item()
+
+
+def excess(compression, steps=200):
+    """Loss above that of uncompressed training, as a share of it."""
+    exact = train(*wrapped(hvd.Compression.none), steps)
+    model, optimizer = wrapped(compression)
+    result = train(model, optimizer, steps) / exact - 1
+    assert torch.equal(model.weight, hvd.broadcast(model.weight.detach(), 0))
+    return result
+
+
+FED_BACK = {
+    "1 bit": (lambda **more: hvd.Compression.qsgd(bits=1, **more), 0.01),
+    "top-k": (lambda **more: hvd.Compression.topk(0.05, **more), 0.05),
+}
+
+
+@pytest.mark.parametrize(("make", "limit"), FED_BACK.values(), ids=FED_BACK.keys())
+def test_error_feedback_trains_biased_codes_that_stall_without(make, limit):
+    assert excess(make()) < limit
+    assert excess(make(error_feedback=False)) > 4 * limit
+
+
+def test_two_bits_with_error_feedback_train_to_the_uncompressed_loss():
+    assert excess(hvd.Compression.qsgd(bits=2)) < 0.01
+
+
+def qualities(compression, steps):
+    """Train and return the statistics of bias and weight, or of the one that was compressed."""
+    before = set(hvd.compression_stats())
+    train(*wrapped(compression), steps)
+    stats = hvd.compression_stats()
+    return [stats[name] for name in sorted(set(stats) - before)]
+
+
+def test_rules_give_each_parameter_its_bits():
+    rules = "*bias=8, weight=2"
+    bias, weight = qualities(hvd.Compression.qsgd(bits=4, rules=rules), steps=2)
+    assert (weight["bits"], weight["elements"]) == (2, OUT * IN)
+    assert (bias["bits"], bias["elements"]) == (8, OUT)
+    assert weight["wire_bytes"] == 4 * 4 + OUT * IN // 4
+    assert bias["nmse"] < 1e-3 < weight["nmse"]  # its owner may have coded none of the bias
+
+
+def test_a_budget_raises_the_bits_of_what_exceeds_it():
+    (weight,) = qualities(hvd.Compression.qsgd(bits=2, nmse_budget=0.2), steps=4)
+    assert weight["bits"] == 4
+    assert weight["nmse"] < 0.2
+    everyone = [hvd.broadcast_object(weight["coding"], rank) for rank in range(hvd.size())]
+    assert len(set(everyone)) == 1
+
+
+def restart(ranks):
+    """Leave the job and enter one of the first ``ranks`` ranks; others get one of their own."""
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.rank
+    hvd.shutdown()
+    hvd.init(comm=MPI.COMM_WORLD.Split(0 if rank < ranks else rank, rank))
+
+
+@pytest.mark.parametrize("compression", [hvd.Compression.topk(0.05), hvd.Compression.sign()])
+def test_what_is_owed_survives_a_restart_on_more_ranks(compression):
+    """Sums of results and what is still owed, over both jobs, make up all gradients."""
+    world = hvd.size()
+    if world < 3:
+        pytest.skip("a job on fewer ranks, that still compresses, needs three")
+    count, name = 3000, "restarted"
+
+    def gradient(rank, step):
+        return torch.randn(count, generator=torch.Generator().manual_seed(100 * step + rank))
+
+    def run(steps):
+        total = torch.zeros(count)
+        for step in steps:
+            total += hvd.allreduce(gradient(hvd.rank(), step), name=name, compression=compression)
+        return total
+
+    ranks = world - 1
+    restart(ranks)
+    first = run(range(4))
+    saved = hvd.error_feedback_state()
+    restart(world)
+    first, saved = hvd.broadcast_object((first, saved), 0)
+    hvd.load_error_feedback_state(saved)
+    assert hvd.error_feedback_state()[name].tolist() == saved[name].tolist()
+    second = run(range(4, 8))
+    owed = torch.from_numpy(hvd.error_feedback_state()[name])
+    exact = sum(gradient(r, s) / ranks for r in range(ranks) for s in range(4))
+    exact = exact + sum(gradient(r, s) / world for r in range(world) for s in range(4, 8))
+    assert owed.abs().max() > 0.1
+    assert torch.allclose(first + second + owed, exact, atol=1e-3)
+
+
+def test_a_state_of_another_form_is_refused():
+    with pytest.raises(ValueError, match="error_feedback_state"):
+        hvd.load_error_feedback_state({"w": torch.ones(3, 3).numpy()})
+    with pytest.raises(ValueError, match="choose 1 to 8"):
+        hvd.Compression.nuqsgd(bits=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_gradients_of_other_types_are_compressed(dtype):
+    mine = torch.randn(100, 100, generator=torch.Generator().manual_seed(hvd.rank()))
+    exact = hvd.allreduce(mine)
+    before = hvd.communication_stats()["wire_bytes"]
+    coded = hvd.allreduce(mine.to(dtype), compression=hvd.Compression.qsgd(bits=4))
+    assert hvd.communication_stats()["wire_bytes"] - before < 10_000
+    assert coded.dtype == dtype
+    assert 0 < (coded.float() - exact).norm() / exact.norm() < 0.5
+    assert torch.equal(coded, hvd.broadcast(coded, 0))

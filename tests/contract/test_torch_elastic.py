@@ -1,0 +1,188 @@
+"""``hvd.elastic``: commits, and what survives a failure, on any number of ranks."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import qsgd_hpc.torch as hvd
+from tests.contract.training import linear, loss_of, needs_ranks, replicas_are_identical
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    hvd.init()
+    yield
+    hvd.barrier()
+
+
+@pytest.fixture
+def file(tmp_path):
+    return hvd.broadcast_object(tmp_path / "deep" / "state.pt", 0)
+
+
+def training(**attributes):
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Linear(3, 1, bias=False)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters()
+    )
+    return hvd.elastic.TorchState(model=model, optimizer=optimizer, **attributes)
+
+
+def step(state):
+    state.optimizer.zero_grad()
+    loss_of(state.model).backward()
+    state.optimizer.step()
+
+
+def test_restore_returns_to_the_last_commit():
+    state = training(epoch=1, log=[])
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(state.optimizer, 0.5)
+    state = hvd.elastic.TorchState(
+        state.model, state.optimizer, scheduler=scheduler, log=[], epoch=1
+    )
+    state.sync()
+    assert replicas_are_identical(state.model)
+    step(state)
+    state.commit()
+    weight = state.model.weight.detach().clone()
+    for _ in range(2):
+        step(state)
+        scheduler.step()
+        state.log.append("lost")
+        state.epoch += 1
+        state.restore()
+        assert torch.equal(state.model.weight, weight)
+        assert (state.epoch, state.log) == (1, [])
+        assert state.optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_sync_gives_all_the_values_of_rank_0_and_what_any_rank_has_processed():
+    sampler = hvd.elastic.ElasticSampler(range(8 * hvd.size()))
+    state = training(sampler=sampler, name=f"of {hvd.rank()}")
+    sampler.record_batch(0, 2)
+    assert len(torch.utils.data.DataLoader(range(8 * hvd.size()), 2, sampler=sampler)) == 4
+    state.sync()
+    assert state.name == "of 0"
+    assert len(sampler.processed_indices) == 2 * hvd.size()
+    assert len(sampler) == 6
+    assert not sampler.processed_indices & set(sampler)
+
+
+def test_attributes_are_those_that_were_given():
+    state = training(epoch=1)
+    with pytest.raises(AttributeError, match="no attribute 'batch'"):
+        _ = state.batch
+    replaced = torch.nn.Linear(2, 2)
+    state.model = replaced
+    state.commit()
+    kept = replaced.weight.detach().clone()
+    with torch.no_grad():
+        replaced.weight.zero_()
+    state.restore()
+    assert state.model is replaced
+    assert torch.equal(replaced.weight, kept)
+
+
+def rank_dependent_shapes():
+    hvd.allreduce(torch.ones(hvd.rank() + 1), name="of different shapes")
+
+
+@needs_ranks(2)
+def test_a_failure_that_leaves_all_ranks_alive_is_tried_again_from_the_last_commit():
+    state = training(batch=0)
+    resets, starts = [], []
+    state.register_reset_callbacks([lambda: resets.append(state.batch)])
+
+    @hvd.elastic.run
+    def train(state, scale):
+        starts.append(state.batch)
+        for state.batch in range(state.batch, 5):  # noqa: B020
+            step(state)
+            if state.batch == 3 and len(starts) == 1:
+                loss_of(state.model).backward()  # is under way when the job ends
+                rank_dependent_shapes()
+            if state.batch == 2:
+                state.commit()
+        return scale * state.batch
+
+    assert train(state, 10) == 40
+    assert (starts, resets) == ([0, 2], [2])
+    assert replicas_are_identical(state.model)
+
+
+@needs_ranks(2)
+def test_a_failure_that_comes_again_without_a_commit_is_raised():
+    calls = itertools.count()
+
+    @hvd.elastic.run
+    def train(state):
+        next(calls)
+        rank_dependent_shapes()
+
+    with pytest.raises(hvd.HorovodInternalError, match="shape"):
+        train(training())
+    assert next(calls) == 2
+
+
+def test_an_interrupt_forms_the_job_anew_and_keeps_the_state():
+    state = training(epoch=0)
+
+    @hvd.elastic.run
+    def train(state):
+        if state.epoch == 0:
+            state.epoch = 1
+            raise hvd.HostsUpdatedInterrupt(skip_sync=True)
+        return float(hvd.allreduce(torch.ones(1), op=hvd.Sum))
+
+    assert train(state) == hvd.size()
+    assert state.epoch == 1
+
+
+def test_the_next_job_resumes_at_the_commit_in_the_file(file, capfd):
+    weights = []
+
+    def job(epochs):
+        sampler = hvd.elastic.ElasticSampler(range(4 * hvd.size()), shuffle=False)
+        state = training(epoch=0, sampler=sampler)
+
+        @hvd.elastic.run(checkpoint=file)
+        def train(state):
+            began = state.epoch
+            rest = len(state.sampler)
+            for state.epoch in range(state.epoch + 1, epochs + 1):  # noqa: B020
+                step(state)
+                state.sampler.record_batch(state.epoch - began - 1, 1)
+                state.commit()
+            weights.append(state.model.weight.detach().clone())
+            return began, rest
+
+        return train(state)
+
+    assert job(3) == (0, 4)
+    assert job(3) == (3, 1)
+    assert torch.equal(*weights)
+    assert ("resuming" in capfd.readouterr().err) == (hvd.rank() == 0)
+    assert [p.name for p in file.parent.iterdir()] == [file.name]
+
+
+@needs_ranks(2)
+def test_the_file_keeps_what_error_feedback_owes(file):
+    lossy = hvd.Compression.qsgd(bits=2, min_elements=0)
+    hvd.load_error_feedback_state({})
+    model, optimizer = linear(compression=lossy)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+    state.keep_in(file)
+    optimizer.zero_grad()
+    model(torch.rand(2, 3)).pow(2).sum().backward()
+    optimizer.step()
+    owed = hvd.error_feedback_state()
+    assert len(owed) == 1
+    state.commit()
+    hvd.load_error_feedback_state({})
+    assert state.resume()
+    (name,) = owed
+    assert torch.allclose(*(torch.from_numpy(o[name]) for o in (owed, hvd.error_feedback_state())))

@@ -1,0 +1,308 @@
+// The engine's part of the stress program: every kind of operation, groups, process sets, joins,
+// tuning, and what goes wrong, while another thread looks on.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.h"
+#include "stress.h"
+#include "transport/thread_transport.h"
+
+using namespace qsgd;
+
+namespace {
+
+using HandlePtr = std::shared_ptr<Handle>;
+
+constexpr int kRounds = 12;
+constexpr size_t kKeptSteps = 5;
+
+std::shared_ptr<const Result> await(const HandlePtr& handle) {
+  handle->begin_wait();
+  while (!handle->wait_for(std::chrono::milliseconds(100))) {
+  }
+  handle->end_wait();
+  handle->check();
+  return handle->result();
+}
+
+ErrorKind ends_with(const HandlePtr& handle) {
+  try {
+    await(handle);
+  } catch (const Error& error) {
+    return error.kind();
+  }
+  return ErrorKind::kNone;
+}
+
+Submission make(OpKind kind, const std::string& name, std::vector<int64_t> shape) {
+  Submission s;
+  s.kind = kind;
+  s.name = name;
+  s.shape = std::move(shape);
+  s.lasting = true;
+  return s;
+}
+
+Submission make_sum(const std::string& name, size_t count) {
+  return make(OpKind::kAllreduce, name, {static_cast<int64_t>(count)});
+}
+
+// Coded in every second round, in ways that change.
+Submission make_mean(const std::string& name, size_t count, int round) {
+  Submission s = make_sum(name, count);
+  s.args.op = ReduceOp::kAverage;
+  s.check_finite = true;
+  if (round % 2 != 0) return s;
+  CodecSpec spec;
+  spec.bits = 2 << (round / 2 % 3);
+  spec.norm = round % 4 == 0 ? Norm::kMax : Norm::kL2;
+  spec.bucket = 64;
+  s.error_feedback = spec.contract = round % 4 == 0;
+  s.nmse_budget = 0.05;
+  s.coding = spec;
+  return s;
+}
+
+// One rank, which submits in an order of its own.
+class Player {
+ public:
+  Player(Engine& engine) : engine_(engine), order_(static_cast<unsigned>(engine.rank())) {}
+
+  void play(int round) {
+    average_many(round);
+    reduce_group();
+    combine_by_adasum();
+    gather_rows(round);
+    swap_rows(round);
+    scatter_rows();
+    broadcast_word(round);
+    await(for_all(OpKind::kBarrier));
+    if (size() > 1) use_set(round);
+    join_one_by_one();
+    if (rank() == 0) engine_.tune({round % 2 ? size_t{1} << 10 : size_t{64} << 20, 0.0, {}, {}});
+  }
+
+  // One of several fused tensors holds NaN; it fails, the others do not.
+  void meet_nan() {
+    std::vector<std::vector<float>> tensors(3, std::vector<float>(700, 1.0f));
+    if (rank() == size() - 1) tensors[1][300] = NAN;
+    std::vector<HandlePtr> handles;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      handles.push_back(in_place(make_mean("nan" + std::to_string(i), 700, 1), tensors[i]));
+    }
+    require(ends_with(handles[1]) == ErrorKind::kNonFinite, "the tensor with NaN fails");
+    await(handles[0]);
+    await(handles[2]);
+  }
+
+  void leave() {
+    if (rank() != 1) return engine_.shutdown("the stress ended", 60);
+    std::vector<float> lonely(5, 1.0f);  // the others lack it; it must fail, not hang
+    const HandlePtr handle = in_place(make_mean("lonely", 5, 0), lonely);
+    engine_.shutdown("the stress ended", 60);
+    require(ends_with(handle) != ErrorKind::kNone, "a lonely tensor fails at shutdown");
+  }
+
+ private:
+  int rank() const { return engine_.rank(); }
+  int size() const { return engine_.size(); }
+
+  template <class T>
+  HandlePtr in_place(Submission s, std::vector<T>& data) {
+    return engine_.submit(std::move(s), data.data(), data.data());
+  }
+
+  HandlePtr for_all(OpKind kind, std::vector<int64_t> ranks = {}) {
+    Submission s = make(kind, engine_.next_name(kind), {0});
+    s.args.dtype = DType::kUint8;
+    s.lasting = false;
+    s.ranks = std::move(ranks);
+    return engine_.submit(std::move(s), nullptr, nullptr);
+  }
+
+  std::vector<size_t> shuffled(size_t count) {
+    std::vector<size_t> turns(count);
+    std::iota(turns.begin(), turns.end(), size_t{0});
+    std::shuffle(turns.begin(), turns.end(), order_);
+    return turns;
+  }
+
+  void average_many(int round) {
+    const std::vector<size_t> counts = {0, 1, 63, 64, 65, 1000, 10000};
+    std::vector<std::vector<float>> tensors;
+    for (const size_t count : counts) tensors.emplace_back(count, static_cast<float>(rank() + 1));
+    std::atomic<size_t> ended{0};
+    std::vector<HandlePtr> handles;
+    for (const size_t i : shuffled(counts.size())) {
+      handles.push_back(
+          in_place(make_mean("mean" + std::to_string(i), counts[i], round), tensors[i]));
+      handles.back()->when_done([&ended] { ++ended; });
+    }
+    for (const HandlePtr& handle : handles) await(handle);
+    while (ended < counts.size()) std::this_thread::yield();
+    const float mean = static_cast<float>(size() + 1) / 2;
+    for (const auto& tensor : tensors) {
+      // Quantised means scatter; the bound is a few levels of the coarsest code.
+      for (const float x : tensor) {
+        require(std::isfinite(x) && std::fabs(x - mean) < 60 * mean, "mean far off");
+      }
+    }
+  }
+
+  void reduce_group() {
+    std::vector<std::vector<float>> tensors(3, std::vector<float>(40, 1.0f));
+    std::vector<HandlePtr> handles;
+    for (const size_t i : shuffled(tensors.size())) {
+      Submission s = make_sum("member" + std::to_string(i), 40);
+      s.group = "group";
+      s.group_size = 3;
+      handles.push_back(in_place(std::move(s), tensors[i]));
+    }
+    for (const HandlePtr& handle : handles) await(handle);
+    for (const auto& tensor : tensors) {
+      require(tensor.back() == static_cast<float>(size()), "sum of a group");
+    }
+  }
+
+  void combine_by_adasum() {
+    std::vector<float> same(50, 3.0f);  // of equal vectors the combination is any of them
+    Submission s = make_sum("adasum", same.size());
+    s.args.op = ReduceOp::kAdasum;
+    await(in_place(std::move(s), same));
+    require(std::fabs(same.back() - 3.0f) < 1e-4f, "adasum");
+  }
+
+  void gather_rows(int round) {
+    const std::vector<int32_t> mine(static_cast<size_t>(2 * (rank() + round % 3)), rank());
+    Submission s = make(OpKind::kAllgather, "rows", {static_cast<int64_t>(mine.size() / 2), 2});
+    s.args.dtype = DType::kInt32;
+    const auto result = await(engine_.submit(std::move(s), mine.data(), nullptr));
+    const int64_t rows = size() * (size() - 1) / 2 + size() * (round % 3);
+    require(result->shape == std::vector<int64_t>{rows, 2}, "shape of an allgather");
+    const auto* all = reinterpret_cast<const int32_t*>(result->output.data());
+    if (rows > 0) require(all[2 * rows - 1] == size() - 1, "rows of an allgather");
+  }
+
+  // Row for row: i rows from everyone to rank i, each with the number of its sender.
+  void swap_rows(int round) {
+    std::vector<int64_t> splits(static_cast<size_t>(size()));
+    std::iota(splits.begin(), splits.end(), round % 2);
+    const int64_t rows = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+    const std::vector<double> mine(static_cast<size_t>(rows), rank());
+    Submission s = make(OpKind::kAlltoall, "swap", {rows});
+    s.args.dtype = DType::kFloat64;
+    s.splits = splits;
+    const auto result = await(engine_.submit(std::move(s), mine.data(), nullptr));
+    const int64_t from_each = rank() + round % 2;
+    require(result->shape == std::vector<int64_t>{from_each * size()}, "shape of an alltoall");
+    const auto* got = reinterpret_cast<const double*>(result->output.data());
+    for (int64_t i = 0; i < from_each * size(); ++i) {
+      require(got[i] == static_cast<double>(i / from_each), "rows of an alltoall");
+    }
+  }
+
+  void scatter_rows() {
+    const std::vector<int64_t> mine(15, rank());
+    Submission s = make(OpKind::kReducescatter, "shares", {5, 3});
+    s.args.dtype = DType::kInt64;
+    const auto result = await(engine_.submit(std::move(s), mine.data(), nullptr));
+    const int64_t rows = 5 / size() + (rank() < 5 % size());
+    require(result->shape == std::vector<int64_t>{rows, 3}, "shape of a reducescatter");
+    const auto* got = reinterpret_cast<const int64_t*>(result->output.data());
+    for (int64_t i = 0; i < 3 * rows; ++i) {
+      require(got[i] == size() * (size() - 1) / 2, "sum of a reducescatter");
+    }
+  }
+
+  void broadcast_word(int round) {
+    std::vector<int32_t> word(33, rank());
+    Submission s = make(OpKind::kBroadcast, "word", {33});
+    s.args.dtype = DType::kInt32;
+    s.root = round % size();
+    const int root = s.root;
+    await(in_place(std::move(s), word));
+    require(word.back() == root, "broadcast");
+  }
+
+  // Even ranks, in a set that lives for a round, while all ranks reduce something else.
+  void use_set(int round) {
+    std::vector<int64_t> members;
+    for (int64_t i = 0; i < size(); i += 2) members.push_back(i);
+    const auto number = await(for_all(OpKind::kAddSet, members))->value;
+    std::vector<float> whole(100, 1.0f), part(100, 1.0f);
+    const HandlePtr everyone = in_place(make_mean("beside", 100, round), whole);
+    if (rank() % 2 == 0) {
+      Submission s = make_sum("within", 100);
+      s.set = static_cast<int32_t>(number);
+      await(in_place(std::move(s), part));
+      require(part.back() == static_cast<float>(members.size()), "sum within a set");
+    }
+    await(everyone);
+    await(for_all(OpKind::kRemoveSet, {number}));
+  }
+
+  // Rank r has r batches more than rank 0; who has joined counts as zeros.
+  void join_one_by_one() {
+    for (int batch = 0; batch <= rank(); ++batch) {
+      std::vector<float> one(9, 1.0f);
+      await(in_place(make_sum("batch" + std::to_string(batch), 9), one));
+      require(one.back() == static_cast<float>(size() - batch), "sum with joined ranks");
+    }
+    require(await(for_all(OpKind::kJoin))->value == size() - 1, "the last to join");
+  }
+
+  Engine& engine_;
+  std::mt19937 order_;
+};
+
+void run_rank(const std::shared_ptr<ThreadWorld>& world, int rank, const std::string& folder) {
+  EngineConfig config;
+  config.deadlock_s = 1e-6;  // however short: ranks that only wait for what is on its way go on
+  config.kept_steps = kKeptSteps;
+  if (world->size() == 3) config.cache_capacity = 4;  // names are forgotten and learnt again
+  Engine engine(std::make_unique<ThreadTransport>(world, rank), world->abort_flag(), config);
+  if (world->size() == 2) {
+    engine.start_timeline(folder + "/timeline." + std::to_string(rank) + ".json", true,
+                          Timeline::Clock::now());
+  }
+  std::atomic<bool> ended{false};
+  std::thread onlooker([&] {
+    while (!ended) {
+      require(engine.aborted().empty(), "nobody gave up");
+      const EngineStats stats = engine.stats();
+      const StepProfile profile = engine.step_profile();
+      require(stats.steps <= profile.steps, "steps only grow");
+      require(profile.last.size() <= kKeptSteps, "few steps are kept");
+      engine.quality();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  Player player(engine);
+  for (int round = 0; round < kRounds; ++round) player.play(round);
+  // A batch is reduced in every round by each rank, and none of the tensors more often.
+  require(engine.stats().steps == kRounds, "a round is a step");
+  player.meet_nan();
+  engine.stop_timeline();
+  ended = true;
+  onlooker.join();
+  player.leave();
+}
+
+}  // namespace
+
+void drive_engines(const std::string& folder) {
+  for (int size = 1; size <= 5; ++size) {
+    const auto world = std::make_shared<ThreadWorld>(size);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] { run_rank(world, rank, folder); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+}

@@ -1,0 +1,76 @@
+"""Ranks of torch.distributed over gloo that stay for all tests: starting them takes seconds."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import multiprocessing as mp
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SIZE = 4
+PRELOAD = ["torch.distributed", "torch._dynamo", "qsgd_hpc.torch.ddp", "tests.ddp.ranks"]
+
+
+class Ranks:
+    """SIZE processes that run functions together."""
+
+    def __init__(self, folder: Path) -> None:
+        # Modules are loaded once, in the server that the ranks are forked from.
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        self._pipes, self._processes = [], []
+        for rank in range(SIZE):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, str(folder / "store"), there))
+            process.start()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def run(self, work: Callable[..., Any], *args: Any, size: int = SIZE) -> list[Any]:
+        """Return what ``work(group, *args)`` returns on each rank of a group of ``size``.
+
+        Raises:
+            AssertionError: it raised on some rank; the message has the traceback.
+        """
+        for pipe in self._pipes:
+            pipe.send((work, args, size))
+        answers = [pipe.recv() for pipe in self._pipes]
+        faults = [f"rank {r}: {text}" for r, (text, _) in enumerate(answers) if text]
+        assert not faults, "\n".join(faults)
+        return [result for _, result in answers[:size]]
+
+    def close(self) -> list[int | None]:
+        """End the processes; returns their exit codes."""
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(60)
+            process.kill()
+            process.join()
+        return [process.exitcode for process in self._processes]
+
+
+def _serve(rank: int, store: str, pipe: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=SIZE,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    group = functools.cache(lambda size: dist.new_group(range(size)))
+    while (task := pipe.recv()) is not None:
+        work, args, size = task
+        try:
+            mine = group(size)
+            pipe.send(("", work(mine, *args) if rank < size else None))
+        except BaseException:
+            pipe.send((traceback.format_exc(), None))
+    dist.destroy_process_group()

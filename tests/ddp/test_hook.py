@@ -1,0 +1,185 @@
+"""One backward pass through the hook, against the exact mean."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.torch.ddp import QSGDState, compress, qsgd_hook
+from tests.ddp.models import batch, bytes_of, exact_mean, gradient, mlp, train, wrapped
+from tests.ddp.ranks import Ranks
+
+
+def reduced(group: dist.ProcessGroup, bits: int, settings: dict[str, Any]) -> Any:
+    model, _ = wrapped(group, bits, **settings)
+    model(batch(group.rank(), 0)).square().mean().backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    exact = exact_mean(group, 0)
+    wanted = exact.split([g.numel() for g in grads])
+    errors = [
+        float((g.flatten() - w).square().sum() / w.square().sum())
+        for g, w in zip(grads, wanted, strict=True)
+    ]
+    return gradient(model).numpy().tobytes(), errors
+
+
+# Twice the variance of one code, of the worst of these distributions: QSGD.md, "Error of the mean".
+BOUNDS = {8: 2 * 4.9e-4, 4: 2 * 0.154}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_matrices_are_as_close_to_the_mean_as_two_codes_allow_and_vectors_exact(
+    ranks: Ranks, size: int, bits: int
+) -> None:
+    answers = ranks.run(reduced, bits, {"error_feedback": False}, size=size)
+    assert len({grads for grads, _ in answers}) == 1, "replicas differ"
+    for errors in (errors for _, errors in answers):
+        for matrix in errors[:4:2]:  # the last matrix is below min_elements
+            assert matrix <= BOUNDS[bits]
+            assert size == 1 or matrix > 1e-7, "nothing was compressed"
+        assert max(errors[1::2] + errors[4:]) < 1e-10
+
+
+def test_rules_by_name_choose_bits(ranks: Ranks) -> None:
+    rules = {"rules": "2.weight=32, 0.weight=8", "error_feedback": False}
+    for _, errors in ranks.run(reduced, 2, rules, size=3):
+        assert 1e-7 < errors[0] <= BOUNDS[8]
+        assert max(errors[1:]) < 1e-10
+
+
+@pytest.mark.parametrize("scheme", ["minmax", "nuqsgd", "terngrad", "sign", "topk"])
+def test_every_scheme_gives_the_same_bits_on_all_ranks(ranks: Ranks, scheme: str) -> None:
+    answers = ranks.run(reduced, None, {"scheme": scheme}, size=3)
+    assert len({grads for grads, _ in answers}) == 1
+    assert 1e-7 < answers[0][1][0] < 4  # two codes of 1 or 2 bits
+
+
+def first_steps_exact(group: dist.ProcessGroup) -> list[float]:
+    model, _ = wrapped(group, 4, start_step=2)
+    errors = []
+    for _ in range(3):
+        model.zero_grad()
+        model(batch(group.rank(), 0)).square().mean().backward()
+        exact = exact_mean(group, 0)
+        errors.append(float((gradient(model) - exact).square().sum() / exact.square().sum()))
+    return errors
+
+
+def test_compression_begins_at_start_step(ranks: Ranks) -> None:
+    for errors in ranks.run(first_steps_exact, size=2):
+        assert max(errors[:2]) < 1e-10 < 1e-5 < errors[2]
+
+
+def half_gradients(group: dist.ProcessGroup, dtype: torch.dtype) -> tuple[bytes, float]:
+    model = DistributedDataParallel(mlp().to(dtype), process_group=group)
+    compress(model, 8)
+    model(batch(group.rank(), 0).to(dtype)).float().square().mean().backward()
+    exact = exact_mean(group, 0)
+    got = gradient(model)
+    assert got.dtype == dtype
+    error = (got.double() - exact).square().sum() / exact.square().sum()
+    return got.view(torch.uint8).numpy().tobytes(), float(error)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_gradients_of_other_types_are_averaged(ranks: Ranks, dtype: torch.dtype) -> None:
+    answers = ranks.run(half_gradients, dtype, size=3)
+    assert len({grads for grads, _ in answers}) == 1
+    # The model itself is computed in 16 bits: bfloat16 alone errs by some 2^-8 per operation.
+    assert answers[0][1] < (2e-3 if dtype == torch.bfloat16 else BOUNDS[8])
+
+
+def infinite_gradient(group: dist.ProcessGroup) -> tuple[list[bool], bool, bytes]:
+    model, state = wrapped(group, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    state.scaler = scaler
+    applied = []
+    for step in range(4):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(batch(group.rank(), step)).float().square().mean()
+        if step == 1 and group.rank() == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        before = bytes_of(model)
+        scaler.step(optimizer)
+        scaler.update()
+        applied.append(bytes_of(model) != before)
+    saved = state.state_dict()["parameters"].values()
+    finite = all(bool(s["residual"].isfinite().all()) for s in saved if "residual" in s)
+    return applied, finite, bytes_of(model)
+
+
+def test_infinity_on_one_rank_skips_the_step_on_all_and_leaves_residuals_finite(
+    ranks: Ranks,
+) -> None:
+    answers = ranks.run(infinite_gradient, size=3)
+    assert len({weights for *_, weights in answers}) == 1
+    for applied, finite, _ in answers:
+        assert applied == [True, False, True, True]
+        assert finite
+
+
+def sparse_embedding(group: dist.ProcessGroup) -> torch.Tensor:
+    torch.manual_seed(0)
+    table = nn.Embedding(50, 40, sparse=True)
+    model = DistributedDataParallel(table, process_group=group)
+    model.register_comm_hook(QSGDState(group), qsgd_hook)
+    model(torch.tensor([group.rank(), 7])).sum().backward()
+    return table.weight.grad.to_dense()[:, 0].tolist()
+
+
+def test_sparse_gradients_travel_as_they_are(ranks: Ranks) -> None:
+    wanted = [0.5, 0.5, *[0.0] * 5, 1.0, *[0.0] * 42]
+    assert ranks.run(sparse_embedding, size=2) == [wanted, wanted]
+
+
+def outside_its_group(group: dist.ProcessGroup) -> str:
+    model = DistributedDataParallel(mlp(), process_group=group)
+    model.register_comm_hook(QSGDState(dist.GroupMember.NON_GROUP_MEMBER), qsgd_hook)
+    with pytest.raises(Exception, match="is not in the process group") as raised:
+        model(batch(group.rank(), 0)).square().mean().backward()
+    return str(raised.value)
+
+
+def test_a_state_for_a_group_without_this_rank_is_refused(ranks: Ranks) -> None:
+    assert "rank 1 is not" in ranks.run(outside_its_group, size=2)[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"bits": 9}, "bits=9"),
+        ({"bits": 0}, "bits=0"),
+        ({"scheme": "qsdg"}, "choose one of qsgd"),
+        ({"bukket_size": 512}, "bukket_size"),
+        ({"bucket_size": 100}, "bucket_size=100"),
+        ({"norm": "l3"}, "norm='l3'"),
+        ({"scheme": "terngrad", "bits": 4}, "terngrad takes"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        QSGDState(**settings)
+
+
+def pickled(group: dist.ProcessGroup) -> bool:
+    model, state = wrapped(group, 4)
+    train(model, group.rank(), range(2))
+    again = pickle.loads(pickle.dumps(state))
+    old, new = state.state_dict()["parameters"], again.state_dict()["parameters"]
+    same = all(torch.equal(old[name]["residual"], new[name]["residual"]) for name in ("0.weight",))
+    return same and old.keys() == new.keys() and again.compression == state.compression
+
+
+def test_a_state_can_be_pickled(ranks: Ranks) -> None:
+    assert ranks.run(pickled, size=2) == [True, True]

@@ -1,0 +1,39 @@
+"""The studies that docs/studies shows: each report is what the records beside it give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from qsgd_hpc.cli import cli
+from qsgd_hpc.scaling.attempts import finished
+from qsgd_hpc.scaling.folder import StudyFolder
+from qsgd_hpc.scaling.plan import plan
+
+STUDIES = Path(__file__).parents[2] / "docs" / "studies"
+NAMES = sorted(file.parent.name for file in STUDIES.glob("*/study.json"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_report_is_what_the_records_give(name: str, tmp_path: Path) -> None:
+    words = ["report", str(STUDIES / name), "-o", str(tmp_path)]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    for file in ("REPORT.md", "results.tex"):
+        assert (tmp_path / file).read_text() == (STUDIES / name / file).read_text()
+    assert (tmp_path / "report.html").stat().st_size > 100_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_missing_and_nothing_was_measured_twice(name: str) -> None:
+    folder = StudyFolder(STUDIES / name)
+    attempts, torn = folder.attempts()
+    done = finished(attempts)
+    assert not torn and set(done) == {point.key for point in plan(folder.study())}
+    assert len(attempts) == len(done)
+
+
+def test_there_are_studies_to_show() -> None:
+    assert {"shaped-1gbit", "slurm"} <= set(NAMES)

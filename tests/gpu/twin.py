@@ -1,0 +1,251 @@
+"""The GPU kernels, compiled for the CPU: the same source, run thread by thread on host memory."""
+
+from __future__ import annotations
+
+import ctypes as c
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests import reference
+
+ROOT = Path(__file__).parents[2]
+KEY = {"seed": (7 << 32) + 5, "tensor": 9, "step": 11, "rank": 3}
+Bytes = NDArray[np.uint8]
+DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+
+
+class CodecSpec(c.Structure):
+    _fields_ = [
+        ("scheme", c.c_uint8), ("bits", c.c_int), ("norm", c.c_uint8), ("rounding", c.c_uint8),
+        ("bucket", c.c_uint32), ("k", c.c_uint32), ("contract", c.c_bool),
+    ]  # fmt: skip
+
+
+class Piece(c.Structure):
+    _fields_ = [
+        (name, c.c_uint64)
+        for name in (
+            "at",
+            "count",
+            "first",
+            "tensor",
+            "scales_at",
+            "codes_at",
+            "first_bucket",
+            "residual",
+            "owner_residual",
+        )
+    ]
+
+
+class Pieces(c.Structure):
+    _fields_ = [
+        ("list", c.c_void_p), ("size", c.c_uint32), ("buckets", c.c_uint64), ("only", Piece),
+    ]  # fmt: skip
+
+
+class Draw(c.Structure):
+    _fields_ = [("step", c.c_uint32), ("who", c.c_uint32), ("later", c.c_void_p)]
+
+
+class Run(c.Structure):
+    _fields_ = [
+        ("pieces", Pieces), ("dtype", c.c_uint8), ("spec", CodecSpec), ("nonfinite", c.c_void_p),
+    ]  # fmt: skip
+
+
+class Addends(c.Structure):
+    _fields_ = [
+        ("messages", c.c_void_p), ("stride", c.c_uint64), ("ranks", c.c_int), ("own", c.c_int),
+        ("factor", c.c_float),
+    ]  # fmt: skip
+
+
+def _entry(*arguments: Any) -> Any:
+    return c.CFUNCTYPE(c.c_char_p, *arguments)
+
+
+_RUN, _DRAW, _ADDENDS = c.POINTER(Run), c.POINTER(Draw), c.POINTER(Addends)
+
+
+class _Table(c.Structure):
+    _fields_ = [
+        ("version", c.c_int),
+        ("platform", c.c_char_p),
+        ("encode", _entry(c.c_void_p, _RUN, _DRAW, c.c_void_p, c.c_void_p)),
+        ("decode", _entry(c.c_void_p, _RUN, c.c_void_p, c.c_void_p)),
+        ("decode_add", _entry(c.c_void_p, _RUN, c.c_void_p, c.c_void_p)),
+        ("sum_encode", _entry(_ADDENDS, c.c_void_p, _RUN, _DRAW, c.c_void_p, c.c_void_p)),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Code:
+    """What a run is coded as; `bucket` in elements."""
+
+    bits: int = 4
+    norm: str = "max"
+    rounding: str = "stochastic"
+    bucket: int = 512
+    contract: bool = False
+
+    def spec(self) -> CodecSpec:
+        norm, rounding = self.norm == "l2", self.rounding == "nearest"
+        return CodecSpec(0, self.bits, norm, rounding, self.bucket, 0, self.contract)
+
+    def scale_bytes(self, count: int) -> int:
+        return 4 * -(-count // self.bucket)
+
+    def bytes(self, count: int) -> int:
+        """Of a message of one piece: its scales, then its codes."""
+        return self.scale_bytes(count) + -(-count // 64) * 8 * self.bits
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of a tensor's elements; `at` and `message_at` say where it lies."""
+
+    count: int
+    at: int = 0
+    first: int = 0
+    tensor: int = KEY["tensor"]
+    message_at: int = 0
+    residual: NDArray[np.float32] | None = None
+    owner_residual: NDArray[np.float32] | None = None
+
+    def addresses(self) -> list[int]:
+        both = (self.residual, self.owner_residual)
+        return [0 if r is None else r.ctypes.data for r in both]
+
+
+class Kernels:
+    """The library's entry points over numpy arrays."""
+
+    def __init__(self, path: Path) -> None:
+        library = c.CDLL(str(path))
+        library.qsgd_gpu_library.restype = c.POINTER(_Table)
+        self.table = library.qsgd_gpu_library().contents
+        self.nonfinite = np.zeros(1, dtype=np.uint32)
+        self._kept: Any = None
+
+    def encode(
+        self,
+        x: NDArray[Any],
+        code: Code,
+        parts: Sequence[Part] = (),
+        *,
+        dtype: str = "",
+        rank: int = KEY["rank"],
+        phase: int = 1,
+        later: int | None = None,
+    ) -> Bytes:
+        """Return the message of these parts of x; by default of all of it."""
+        message, run = self._message(x, code, parts, dtype)
+        draw = self._draw(rank, phase, later)
+        self._check(self.table.encode(x.ctypes.data, run, draw, message.ctypes.data, None))
+        return message
+
+    def decode(
+        self,
+        message: Bytes,
+        out: NDArray[Any],
+        code: Code,
+        parts: Sequence[Part] = (),
+        *,
+        dtype: str = "",
+    ) -> None:
+        run = self._run(out, code, parts, dtype)
+        self._check(self.table.decode(message.ctypes.data, run, out.ctypes.data, None))
+
+    def decode_add(self, message: Bytes, total: NDArray[np.float32], code: Code) -> None:
+        run = self._run(total, code, (), "")
+        self._check(self.table.decode_add(message.ctypes.data, run, total.ctypes.data, None))
+
+    def sum_encode(
+        self,
+        messages: Bytes,
+        own: int,
+        x: NDArray[Any],
+        code: Code,
+        parts: Sequence[Part] = (),
+        *,
+        factor: float = 1.0,
+        rank: int = KEY["rank"],
+    ) -> Bytes:
+        """Code the sum as rank `own` would; row r of `messages` is rank r's."""
+        message, run = self._message(x, code, parts, "")
+        addends = Addends(
+            messages.ctypes.data, messages.strides[0], len(messages), own, c.c_float(factor)
+        )
+        draw = self._draw(rank, 2, None)
+        self._check(
+            self.table.sum_encode(addends, x.ctypes.data, run, draw, message.ctypes.data, None)
+        )
+        return message
+
+    def _message(
+        self, x: NDArray[Any], code: Code, parts: Sequence[Part], dtype: str
+    ) -> tuple[Bytes, Run]:
+        run = self._run(x, code, parts, dtype)
+        size = max(p.message_at + code.bytes(p.count) for p in parts or [Part(x.size)])
+        return np.full(size, 0xEE, dtype=np.uint8), run
+
+    def _run(self, x: NDArray[Any], code: Code, parts: Sequence[Part], dtype: str) -> Run:
+        self.nonfinite[:] = 0
+        pieces, buckets = [], 0
+        for part in parts or [Part(x.size)]:
+            codes_at = part.message_at + code.scale_bytes(part.count)
+            stirred = reference.stirred(KEY["seed"], part.tensor)
+            pieces.append(
+                Piece(
+                    part.at,
+                    part.count,
+                    part.first,
+                    stirred,
+                    part.message_at,
+                    codes_at,
+                    buckets,
+                    *part.addresses(),
+                )
+            )
+            buckets += -(-part.count // code.bucket)
+        if parts:
+            self._kept = (Piece * len(pieces))(*pieces)
+            listed = Pieces(c.addressof(self._kept), len(pieces), buckets, Piece())
+        else:
+            listed = Pieces(None, 1, buckets, pieces[0])
+        number = DTYPES.index(dtype or x.dtype.name)
+        return Run(listed, number, code.spec(), self.nonfinite.ctypes.data)
+
+    @staticmethod
+    def _draw(rank: int, phase: int, later: int | None) -> Draw:
+        step, kept = KEY["step"], np.array([later or 0], dtype=np.uint32)
+        draw = Draw(step, rank << 4 | phase, kept.ctypes.data if later is not None else None)
+        draw.kept = kept
+        return draw
+
+    @staticmethod
+    def _check(why: bytes | None) -> None:
+        if why is not None:
+            raise RuntimeError(why.decode())
+
+
+def compile_twin(folder: Path) -> Path:
+    """Compile the kernels for the CPU, with checks of undefined behaviour, and return the path."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    assert compiler, "the package could not have been built without a C++ compiler"
+    target = folder / "libqsgd_gpu_twin.so"
+    flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
+             "-ffp-contract=off", "-fsanitize=undefined", "-fno-sanitize-recover=all",
+             "-fno-sanitize=float-cast-overflow", "-shared", "-fPIC", "-DQSGD_GPU_TWIN",
+             "-DQSGD_NO_CLONES", f"-I{ROOT / 'csrc'}", f"-I{Path(__file__).parent}"]  # fmt: skip
+    sources = [ROOT / "csrc" / "gpu" / "codec.cu", ROOT / "csrc" / "quant" / "spec.cc"]
+    subprocess.run([compiler, *flags, "-x", "c++", *sources, "-o", target], check=True)
+    return target

@@ -1,0 +1,232 @@
+"""What the callbacks, values, saved models and elastic states of ``qsgd_hpc.keras`` promise."""
+
+from __future__ import annotations
+
+import signal
+
+import keras
+import numpy as np
+import pytest
+
+import qsgd_hpc.keras as hvd
+from qsgd_hpc import stopping
+from qsgd_hpc._base.learning_rate import Schedule
+from tests.keras.training import (
+    compiled,
+    fit,
+    flat,
+    network,
+    replicas_are_identical,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Keras's own
+hvd.init()
+several_ranks = pytest.mark.skipif(hvd.size() < 2, reason="needs 2 ranks or more")
+STEPS = 4
+
+
+def rate_of(model):
+    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+
+
+class Rates(keras.callbacks.Callback):
+    """Notes the learning rate of each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.rates.append(rate_of(self.model))
+
+
+def rates_with(callback, epochs):
+    model, rates = compiled(keras.optimizers.SGD(1e-3)), Rates()
+    history = fit(model, epochs=epochs, callbacks=[callback, rates])
+    return rates.rates, history.history["lr"]
+
+
+def test_warmup_leads_batch_by_batch_from_one_ranks_rate_to_all_ranks():
+    size = hvd.size()
+    callback = hvd.callbacks.LearningRateWarmupCallback(1e-3 * size, warmup_epochs=2)
+    rates, logged = rates_with(callback, epochs=3)
+    done = [min(1.0, (i + 1) / (2 * STEPS)) for i in range(3 * STEPS)]
+    assert np.allclose(rates, [1e-3 * (1 + d * (size - 1)) for d in done], rtol=1e-4)
+    assert np.allclose(logged, rates[STEPS - 1 :: STEPS])
+
+
+class AsksToStop(keras.callbacks.Callback):
+    """Asks the job to stop after two batches, on rank 0 alone."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1 and hvd.rank() == 0:
+            (self.folder / "stop").touch()
+
+
+def test_fit_ends_at_the_same_batch_on_all_ranks_when_the_job_shall_stop(tmp_path, monkeypatch):
+    monkeypatch.setenv("QSGD_JOB_DIR", str(tmp_path))
+    monkeypatch.setattr(stopping, "_watch", stopping._Watch())
+    monkeypatch.setattr(stopping, "LOOK_EVERY_S", 0.0)
+    before = signal.getsignal(signal.SIGTERM)
+    stop, rates = hvd.callbacks.StopBeforeWalltimeCallback(), Rates()
+    try:
+        model = compiled(keras.optimizers.SGD(1e-3))
+        fit(model, epochs=2, callbacks=[AsksToStop(tmp_path), stop, rates])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stop.stopped
+    assert len(rates.rates) == 2
+
+
+def test_schedules_of_several_epochs_follow_each_other():
+    between = {"start_epoch": 1, "end_epoch": 3}
+    callback = hvd.callbacks.LearningRateScheduleCallback(
+        0.5, lambda epoch: 10.0**-epoch, **between
+    )
+    rates, _ = rates_with(callback, epochs=4)
+    assert np.allclose(rates[::STEPS], [1e-3, 0.05, 0.005, 0.005])
+    constant = hvd.callbacks.LearningRateScheduleCallback(0.5, 0.1, start_epoch=1)
+    assert np.allclose(rates_with(constant, epochs=2)[0][::STEPS], [1e-3, 0.05])
+
+
+def test_a_rate_that_changes_within_unknown_epochs_is_answered_with_the_remedy():
+    schedule = Schedule(0.1, lambda epoch: epoch, staircase=False)
+    assert schedule.at(1, 2, 4) == pytest.approx(0.15)
+    with pytest.raises(ValueError, match="steps_per_epoch"):
+        schedule.at(1, 2, None)
+
+
+def test_momentum_follows_the_rate():
+    """One step after the change equals one step with the momentum's factor times the ratio."""
+    x, y = np.ones((1, 6), "float32"), np.ones((1, 3), "float32")
+    before, after, momentum = 0.01, 0.1, 0.9
+    model = compiled(keras.optimizers.SGD(before, momentum=momentum))
+    by_hand = compiled(keras.optimizers.SGD(before, momentum=momentum))
+    callback = hvd.callbacks.LearningRateScheduleCallback(after, 1.0, start_epoch=1)
+    fit(model, (x, y), epochs=2, callbacks=[callback])
+    fit(by_hand, (x, y), epochs=1)
+    faster = compiled(keras.optimizers.SGD(after, momentum=momentum))
+    faster.set_weights(by_hand.get_weights())
+    faster.optimizer.build(faster.trainable_variables)
+    old = [np.array(v.value) * after / before for v in by_hand.optimizer.momentums]
+    for velocity, value in zip(faster.optimizer.momentums, old, strict=True):
+        velocity.assign(value)
+    fit(faster, (x, y), epochs=1)
+    assert np.allclose(flat(model.get_weights()), flat(faster.get_weights()), atol=1e-6)
+
+
+def test_metrics_are_averaged_before_later_callbacks_see_them():
+    seen = []
+    callbacks = [
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: logs.update(own=hvd.rank())),
+        hvd.callbacks.MetricAverageCallback(),
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: seen.append(dict(logs))),
+    ]
+    fit(compiled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))), callbacks=callbacks)
+    assert [each["own"] for each in seen] == [(hvd.size() - 1) / 2] * 2
+    assert len({tuple(sorted(each.items())) for each in hvd.allgather_object(seen[-1])}) == 1
+
+
+@several_ranks
+def test_a_checkpoint_of_one_rank_becomes_every_ranks():
+    root = hvd.size() - 1
+    model = compiled(hvd.DistributedOptimizer(keras.optimizers.Adam(0.0)), seed=hvd.rank())
+    expected = flat(network(root).get_weights())
+    fit(model, epochs=1, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(root)])
+    assert np.array_equal(flat(model.get_weights()), expected)
+
+
+@several_ranks
+def test_a_model_that_fit_builds_begins_alike_after_the_first_batch():
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(3)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    fit(model, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert replicas_are_identical(model)
+
+
+@several_ranks
+def test_dropout_differs_from_rank_to_rank():
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential([*network().layers, keras.layers.Dropout(0.5)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    fit(model, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    states = [np.array(v.value) for v in model.layers[-1].variables]
+    assert len({each[0].tobytes() for each in hvd.allgather_object(states)}) == hvd.size()
+    assert replicas_are_identical(model)
+
+
+def test_the_best_model_is_saved_by_one_rank(tmp_path):
+    file = tmp_path / "best.keras"
+    best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(file))
+    fit(compiled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))), callbacks=[best])
+    assert file.exists() == (hvd.rank() == 0)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_saved_model_loads_as_the_plain_optimizer_and_trains_on(tmp_path, passes):
+    optimizer = keras.optimizers.Adam(0.02)
+    distributed = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=passes)
+    assert isinstance(distributed, keras.optimizers.Adam)
+    model = compiled(distributed)
+    fit(model)
+    model.save(tmp_path / "model.keras")
+    plain = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(plain.optimizer) is type(keras.optimizers.Adam(0.1))
+    for mine, theirs in zip(optimizer.variables, plain.optimizer.variables, strict=True):
+        assert np.array_equal(np.array(mine.value), np.array(theirs.value))
+    again = hvd.load_model(tmp_path / "model.keras", backward_passes_per_step=passes)
+    for each in (model, again):
+        fit(each)
+    assert replicas_are_identical(again)
+    assert np.allclose(flat(again.get_weights()), flat(model.get_weights()), atol=1e-6)
+
+
+def test_values_travel():
+    rank, size = hvd.rank(), hvd.size()
+    total = sum(range(size))
+    assert hvd.allreduce(float(rank)) == pytest.approx(total / size)
+    assert hvd.allreduce([rank, 1], op=hvd.Sum).tolist() == [total, size]
+    assert hvd.allreduce(keras.ops.ones((2, 2)), average=False).tolist() == [[size] * 2] * 2
+    assert hvd.allgather(np.full((rank + 1, 1), rank)).shape == (size * (size + 1) // 2, 1)
+    assert hvd.broadcast(np.array([rank]), size - 1).tolist() == [size - 1]
+    assert hvd.reducescatter(np.ones((size, 2)), op=hvd.Sum).tolist() == [[size] * 2]
+    with pytest.raises(ValueError, match="TF1"):
+        hvd.broadcast_global_variables(0)
+
+
+class Batches(keras.callbacks.Callback):
+    """Notes what a state says after each batch."""
+
+    def __init__(self, state, seen):
+        super().__init__()
+        self.state, self.seen = state, seen
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(self.state.batch)
+
+
+def test_an_elastic_state_goes_back_to_its_commit_and_counts_on():
+    model = compiled(hvd.DistributedOptimizer(keras.optimizers.Adam(0.02)))
+    state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+    seen = []
+    callbacks = [
+        hvd.elastic.UpdateEpochStateCallback(state),
+        hvd.elastic.UpdateBatchStateCallback(state),
+        Batches(state, seen),
+        hvd.elastic.CommitStateCallback(state, batches_per_commit=3),
+    ]
+    fit(model, callbacks=callbacks)
+    assert (state.epoch, state.batch) == (2, 0)
+    assert seen == [1, 2, 3, 4] * 2
+    committed = flat(model.get_weights())
+    fit(model, epochs=1)
+    state.restore()
+    assert np.array_equal(flat(model.get_weights()), committed)
+    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 2 * STEPS
+    state.sync()
+    assert replicas_are_identical(model)

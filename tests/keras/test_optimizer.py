@@ -1,0 +1,256 @@
+"""What Keras's ``fit`` promises with ``hvd.DistributedOptimizer``, for every optimizer of Keras.
+
+Runs as plain ``pytest`` on one rank, and under ``qsgd-hpc run -np N python -m pytest`` on more;
+``KERAS_BACKEND`` says what Keras runs on.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import qsgd_hpc.keras as hvd
+from tests.keras.training import (
+    BATCH,
+    SHIPPED,
+    compiled,
+    fit,
+    flat,
+    make,
+    network,
+    replicas_are_identical,
+    rows,
+)
+
+# Keras's own, on some backends.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+BACKEND = keras.backend.backend()
+_NO_LOSS = {"loss": np.float32(0)}
+hvd.init()
+several_ranks = pytest.mark.skipif(hvd.size() < 2, reason="needs 2 ranks or more")
+
+
+def of(optimizer, **options):
+    return hvd.DistributedOptimizer(optimizer, **options)
+
+
+@several_ranks
+@pytest.mark.parametrize("callback", [False, True], ids=["alone", "broadcast"])
+@pytest.mark.parametrize("kind", SHIPPED)
+def test_unequal_data_ends_in_equal_weights_for_every_optimizer(kind, callback):
+    # JAX cannot look at weights within a step: there, equal weights to begin with are the user's.
+    seed = hvd.rank() if callback or BACKEND != "jax" else 0
+    model = compiled(of(make(kind)), seed)
+    before = flat(network(0).get_weights())
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)] if callback else []
+    fit(model, callbacks=callbacks)
+    assert replicas_are_identical(model)
+    assert not np.allclose(flat(model.get_weights()), before, atol=1e-4)
+
+
+@several_ranks
+@pytest.mark.parametrize("kind", [keras.optimizers.SGD, keras.optimizers.Adam])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"run_eagerly": True}, {"steps_per_execution": 2}],
+    ids=["compiled", "eagerly", "steps"],
+)
+def test_fit_equals_one_process_with_the_whole_batch(kind, options):
+    if BACKEND == "torch" and "steps_per_execution" in options:
+        pytest.skip("Keras has no steps_per_execution on torch")
+    model = compiled(of(kind(0.02)), **options)
+    serial = compiled(kind(0.02), **options)
+    fit(model)
+    fit(serial, rows(range(hvd.size())), batch_size=BATCH * hvd.size())
+    assert replicas_are_identical(model)
+    assert np.allclose(flat(model.get_weights()), flat(serial.get_weights()), atol=1e-4)
+
+
+@several_ranks
+def test_ranks_of_a_process_set_train_as_one_process_with_their_data():
+    sets = [hvd.ProcessSet(list(range(first, hvd.size(), 2))) for first in (0, 1)]
+    hvd.shutdown()
+    hvd.init(process_sets=sets)
+    mine = sets[hvd.rank() % 2]
+    model = compiled(of(keras.optimizers.SGD(0.1), process_set=mine))
+    serial = compiled(keras.optimizers.SGD(0.1))
+    fit(model)
+    fit(serial, rows(mine.ranks), batch_size=BATCH * len(mine.ranks))
+    assert np.allclose(flat(model.get_weights()), flat(serial.get_weights()), atol=1e-4)
+    hvd.shutdown()
+    hvd.init()
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_passes_add_up_before_one_reduction(average):
+    passes, rate = 2, 0.02
+    model = compiled(
+        of(
+            keras.optimizers.SGD(rate),
+            backward_passes_per_step=passes,
+            average_aggregated_gradients=average,
+        )
+    )
+    serial = compiled(keras.optimizers.SGD(rate if average else rate * passes))
+    fit(model)
+    fit(serial, rows(range(hvd.size())), batch_size=passes * BATCH * hvd.size())
+    assert np.allclose(flat(model.get_weights()), flat(serial.get_weights()), atol=1e-4)
+
+
+@several_ranks
+def test_a_model_that_changes_its_variables_by_itself_raises():
+    class Bypassing(keras.Sequential):
+        def train_step(self, *arguments):
+            if BACKEND == "jax":
+                (trainable, *others), _ = arguments
+                return _NO_LOSS, ([v * (1 + hvd.rank()) for v in trainable], *others)
+            for variable in self.trainable_variables:
+                variable.assign(variable * (1.0 + hvd.rank()))
+            return _NO_LOSS
+
+    model = Bypassing(network().layers)
+    model.compile(of(keras.optimizers.SGD(0.1)), "mse")
+    with pytest.raises(ValueError, match="no gradient was reduced"):
+        fit(model)
+
+
+@several_ranks
+def test_replicas_that_come_apart_raise_and_name_variable_and_rank():
+    model = compiled(of(keras.optimizers.SGD(0.1)))
+    fit(model)
+    if hvd.rank() == hvd.size() - 1:
+        kernel = model.layers[1].kernel
+        kernel.assign(kernel + 1.0)
+    with pytest.raises(ValueError, match=rf"kernel' of rank {hvd.size() - 1} differs.*rank 0"):
+        fit(model)
+
+
+@several_ranks
+def test_an_optimizer_that_clips_in_its_own_way_raises_at_once():
+    class Odd(keras.optimizers.SGD):
+        def _backend_apply_gradients(self, grads, trainable_variables):
+            self._backend_update_step(grads, trainable_variables, self.learning_rate)
+
+    model = compiled(of(Odd(0.1)))
+    with pytest.raises(ValueError, match="gradients of this rank"):
+        fit(model)
+
+
+def test_gradients_are_clipped_after_they_are_averaged():
+    model = compiled(of(keras.optimizers.SGD(0.1, global_clipnorm=0.01)))
+    serial = compiled(keras.optimizers.SGD(0.1, global_clipnorm=0.01))
+    fit(model)
+    fit(serial, rows(range(hvd.size())), batch_size=BATCH * hvd.size())
+    assert np.allclose(flat(model.get_weights()), flat(serial.get_weights()), atol=1e-5)
+
+
+@several_ranks
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="XLA cannot wait for ranks on TensorFlow only")
+def test_keras_leaves_a_distributed_step_out_of_xla():
+    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
+        model = compiled(of(keras.optimizers.SGD(0.1)), jit_compile=True)
+    fit(model)
+    assert replicas_are_identical(model)
+    assert compiled(keras.optimizers.SGD(0.1), jit_compile=True).jit_compile
+
+
+@several_ranks
+def test_an_overflow_on_one_rank_is_one_on_all():
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = compiled(of(keras.optimizers.SGD(0.01)))
+    finally:
+        keras.config.set_dtype_policy(policy)
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    x, y = rows([hvd.rank()])
+    if hvd.rank() == 1:
+        y = y.copy()
+        y[:BATCH] = 1e30  # in the first batch
+    fit(model, (x, y), epochs=1)
+    assert replicas_are_identical(model)
+    scale = float(keras.ops.convert_to_numpy(model.optimizer.dynamic_scale))
+    assert scale == 2.0**14
+    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == len(x) // BATCH - 1
+
+
+@several_ranks
+def test_compressed_gradients_leave_replicas_identical():
+    code = hvd.Compression.qsgd(bits=4, min_elements=1)
+    model = compiled(of(keras.optimizers.Adam(0.02), compression=code))
+    before = hvd.compression_stats()
+    history = fit(model, epochs=4)
+    assert replicas_are_identical(model)
+    assert hvd.compression_stats() != before
+    assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+@several_ranks
+def test_local_layers_keep_their_own_gradients():
+    model = network()
+    last = model.layers[-1]
+    model.compile(
+        hvd.PartialDistributedOptimizer(
+            keras.optimizers.SGD(0.1), local_layers=last, scale_local_gradients=False
+        ),
+        "mse",
+    )
+    fit(model)
+    kernels = hvd.allgather_object([np.array(layer.kernel) for layer in model.layers])
+    shared, own = zip(*kernels, strict=True)
+    assert all(np.array_equal(each, shared[0]) for each in shared)
+    assert not np.array_equal(own[0], own[1])
+
+
+@several_ranks
+@pytest.mark.parametrize("groups", [1, "lists"])
+def test_groups_change_no_result(groups):
+    plain, model = compiled(of(keras.optimizers.SGD(0.1))), network()
+    if groups == "lists":
+        groups = [[model.layers[0].kernel, model.layers[1].bias]]
+    model.compile(of(keras.optimizers.SGD(0.1), groups=groups), "mse")
+    for each in (plain, model):
+        fit(each)
+    assert np.array_equal(flat(plain.get_weights()), flat(model.get_weights()))
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_embeddings_train_alike_on_every_rank(dense):
+    def model_with(optimizer):
+        start = keras.initializers.RandomUniform(seed=1)
+        model = keras.Sequential(
+            [keras.Input((2,)), keras.layers.Embedding(10, 4, embeddings_initializer=start)]
+        )
+        model.compile(optimizer, "mse")
+        return model
+
+    x = np.random.default_rng(0).integers(0, 10, (8 * hvd.size(), 2))
+    y = np.random.default_rng(1).standard_normal((8 * hvd.size(), 2, 4)).astype("float32")
+    model = model_with(of(keras.optimizers.SGD(0.5), sparse_as_dense=dense))
+    serial = model_with(keras.optimizers.SGD(0.5))
+    mine = slice(hvd.rank(), None, hvd.size())
+    fit(model, (x[mine], y[mine]), batch_size=8)
+    fit(serial, (x, y), batch_size=8 * hvd.size())
+    assert replicas_are_identical(model)
+    assert np.allclose(flat(model.get_weights()), flat(serial.get_weights()), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"op": hvd.Adasum}, "Average or hvd.Sum"),
+        ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "Average"),
+        ({"num_groups": 1, "groups": 1}, "not both"),
+        ({"backward_passes_per_step": 0}, "at least 1"),
+        ({"compression": 4}, "hvd.Compression"),
+    ],
+)
+def test_arguments_that_cannot_be_are_answered_with_the_remedy(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        of(keras.optimizers.SGD(0.1), **arguments)
+
+
+def test_an_optimizer_is_wrapped_once():
+    with pytest.raises(ValueError, match="wrap it once"):
+        of(of(keras.optimizers.SGD(0.1)))

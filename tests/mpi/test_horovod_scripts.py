@@ -1,0 +1,147 @@
+"""Scripts made for Horovod, which know nothing of this package, run unchanged."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qsgd_hpc import env
+
+SCRIPTS = Path(__file__).parents[1] / "horovod_scripts"
+DATA = Path(env.get("QSGD_DATA") or "/nowhere")
+
+
+@pytest.fixture
+def horovod(run_ranks, tmp_path):
+    """Return run(script, *arguments): what the ranks print on stdout."""
+
+    def run(script: str, *arguments: str, options: tuple[str, ...] = (), ranks: int = 2) -> str:
+        command = ("--horovod", *options, str(SCRIPTS / script), *arguments)
+        # XLA compiles a whole network in one of them, which takes minutes on a busy machine.
+        paths = str(SCRIPTS.parents[1])
+        done = run_ranks(ranks, *command, cwd=tmp_path, timeout_s=560, PYTHONPATH=paths)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def jpeg_tree(tmp_path) -> Path:
+    """Return a folder of ten classes with ten images each: CIFAR-10's if there, else made up."""
+    archive = DATA / "cifar10" / "cifar10.tar.xz"
+    if archive.is_file():
+        _extract(archive, tmp_path)
+        return tmp_path / "cifar10" / "test"
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for label in range(10):
+        folder = tmp_path / "made_up" / f"class{label}"
+        folder.mkdir(parents=True)
+        for number in range(10):
+            pixels = rng.integers(20 * label, 20 * label + 60, (32, 32, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.jpg")
+    return tmp_path / "made_up"
+
+
+def _extract(archive: Path, folder: Path) -> None:
+    found: Counter[str] = Counter()
+    with tarfile.open(archive) as members:
+        for member in members:
+            parent = str(Path(member.name).parent)
+            if member.isfile() and "/test/" in member.name:
+                found[parent] += 1
+                if found[parent] <= 10:
+                    members.extract(member, folder)
+            elif "/train" in member.name:  # test/ comes first
+                return
+
+
+def test_no_script_knows_of_this_package():
+    for script in SCRIPTS.glob("*.py"):
+        code = re.sub(r'""".*?"""', "", script.read_text(), count=1, flags=re.S)
+        assert re.search("^import horovod.(torch|tensorflow|mxnet) as hvd", code, flags=re.M)
+        assert "qsgd" not in code
+
+
+def test_synthetic_benchmark_prints_its_speed(horovod):
+    said = horovod("synthetic_benchmark.py", "--fp16-allreduce")
+    assert re.search(r"Total img/sec on 2 CPU\(s\): [1-9][\d.]+ \+-", said)
+
+
+@pytest.mark.one_mpi
+def test_mnist_learns_with_workers_in_processes_of_their_own(horovod):
+    arguments = ["--images", "1024", "--lr", "0.05", "--epochs", "2"]
+    if (DATA / "mnist" / "train-images-idx3-ubyte.gz").is_file():
+        arguments += ["--data-dir", str(DATA / "mnist")]
+    said = horovod("mnist.py", *arguments, options=("--bits", "4"))
+    accuracy = [float(found) for found in re.findall(r"Accuracy: ([\d.]+)%", said)]
+    assert len(accuracy) == 2
+    assert accuracy[-1] > 30
+
+
+@pytest.mark.one_mpi
+def test_imagenet_style_training_goes_on_from_its_checkpoint(horovod, jpeg_tree, tmp_path):
+    where = ["--train-dir", str(jpeg_tree), "--val-dir", str(jpeg_tree), "--batch-size", "8"]
+    first = horovod("imagenet.py", *where, "--epochs", "1")
+    assert "Validate epoch #1" in first
+    assert (tmp_path / "checkpoint-1.pt").is_file()
+    second = horovod("imagenet.py", *where, "--epochs", "2", "--fp16-allreduce")
+    assert "resuming after epoch 1" in second
+    assert "epoch #1:" not in second
+    assert "Validate epoch #2" in second
+
+
+@pytest.mark.one_mpi
+def test_elastic_script_goes_on_from_its_commit(horovod):
+    said = horovod("elastic.py", "--fail-in-epoch", "1")
+    assert sorted(re.findall(r"rank \d begins again", said)) == [
+        "rank 0 begins again", "rank 1 begins again"
+    ]  # fmt: skip
+    losses = [float(found) for found in re.findall(r"Epoch \d: loss ([\d.]+)", said)]
+    assert len(losses) == 3
+    assert losses[2] < losses[0]
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_tensorflow_loop_trains_a_resnet34_over_jpegs(horovod, jpeg_tree, tmp_path, ranks):
+    pytest.importorskip("tensorflow")
+    where = ("--data-dir", str(jpeg_tree), "--profile-dir", str(tmp_path / "profile"))
+    said = horovod("tensorflow_resnet34.py", *where, ranks=ranks)
+    losses = [float(found) for found in re.findall(r"step \d: loss ([\d.]+)", said)]
+    assert len(losses) == 10
+    assert np.isfinite(losses).all()
+    weights = re.findall(r"ends with weights of ([\d.]+)", said)
+    assert len(weights) == ranks
+    assert len(set(weights)) == 1
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+@pytest.mark.one_mpi
+def test_tensorflow_homework_learns_mnist(horovod, tmp_path):
+    pytest.importorskip("tensorflow")
+    where = []
+    if (DATA / "mnist" / "train-images-idx3-ubyte.gz").is_file():
+        where = ["--data-dir", str(DATA / "mnist")]
+    said = horovod("tensorflow_mnist.py", *where, options=("--bits", "4"))
+    accuracy = [float(found) for found in re.findall(r"test accuracy ([\d.]+)", said)]
+    assert len(accuracy) == 2
+    assert accuracy[-1] > 0.8
+    assert list((tmp_path / "checkpoints").iterdir())
+
+
+@pytest.mark.one_mpi
+def test_tensorflow_graph_trains_in_a_monitored_session(horovod, tmp_path):
+    pytest.importorskip("tensorflow")
+    said = horovod("tensorflow_v1.py")
+    ends = re.findall(r"rank (\d) ends after step 20 with accuracy ([\d.]+)", said)
+    assert sorted(rank for rank, _ in ends) == ["0", "1"]
+    assert len({accuracy for _, accuracy in ends}) == 1
+    assert (tmp_path / "checkpoints" / "checkpoint").is_file()

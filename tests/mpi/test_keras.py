@@ -1,0 +1,55 @@
+"""Keras on real ranks, on each of its backends."""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.one_mpi,
+    pytest.mark.skipif(find_spec("keras") is None, reason="needs Keras"),
+]
+LESSON = str(Path(__file__).parents[2] / "tutorials" / "mnist_keras" / "train_mnist_keras.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "ranks"),
+    [
+        ("tensorflow", 2),
+        pytest.param("tensorflow", 3, marks=pytest.mark.long),
+        pytest.param("tensorflow", 4, marks=pytest.mark.long),
+        ("torch", 2),
+        ("jax", 2),
+    ],
+)
+def test_what_keras_promises_holds_on_real_ranks(run_suite, backend, ranks):
+    if find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    run_suite(ranks, "tests/keras", KERAS_BACKEND=backend)
+
+
+def _accuracy(run_ranks, ranks, *arguments):
+    done = run_ranks(ranks, LESSON, *arguments, timeout_s=1500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return float(re.findall(r"Test accuracy: ([\d.]+)", done.stdout)[-1])
+
+
+def test_the_lesson_learns_and_saves_what_it_has_learnt(run_ranks, tmp_path):
+    file = tmp_path / "model.keras"
+    arguments = ["--images", "1000", "--epochs", "4", "--checkpoint", str(file)]
+    assert _accuracy(run_ranks, 2, *arguments) > 0.9
+    assert file.is_file()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_lesson_reaches_98_5_percent_on_mnist(run_ranks, ranks):
+    folder = Path(os.environ.get("QSGD_DATA", "/nowhere")) / "mnist"
+    if not (folder / "train-images-idx3-ubyte.gz").is_file():
+        pytest.skip("needs the 60,000 MNIST images: point QSGD_DATA at the folder of mnist/")
+    assert _accuracy(run_ranks, ranks, "--data-dir", str(folder), "--epochs", "4") >= 0.985

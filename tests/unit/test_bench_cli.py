@@ -1,0 +1,79 @@
+"""``qsgd-hpc bench`` refuses what it cannot measure before it starts anything."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from qsgd_hpc import cli
+from qsgd_hpc.bench import cli as bench_cli
+
+
+@pytest.fixture
+def bench(monkeypatch, capsys):
+    """Return call(*words) -> (exit code, stdout, stderr), outside of any MPI job."""
+    for name in bench_cli.RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*words):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["bench", *words])
+        out = capsys.readouterr()
+        return end.value.code, out.out, out.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["allreduce"], "pass -np 2"),
+        (["allreduce", "-np", "1"], "-np 1: at least 2 ranks"),
+        (["allreduce", "-np", "0"], "-np 0: at least 2 ranks"),
+        (["allreduce", "-np", "2", "--sizes", "4Q"], "size '4Q'"),
+        (["allreduce", "-np", "2", "--bits", "9"], "1 to 8, 32"),
+        (["allreduce", "-np", "2", "--algorithm", "rings"], "'rings' is not one of auto, direct"),
+        (["allreduce", "-np", "2", "--algorithm", "ring", "--bits", "8,4"], "suits none of"),
+        (["allreduce", "-np", "2", "--algorithm", "sra", "--bits", "32"], "suits none of"),
+        (["allreduce", "-np", "2", "--json", "/nowhere/x.json"], "there is no such folder"),
+        (["codec", "--size", "1K,2K"], "one size"),
+        (["codec", "--bits", "32"], "1 to 8"),
+        (["codec", "--threads", "0"], "at least 1"),
+        (["codec", "--scheme", "huffman"], "unknown scheme 'huffman'"),
+    ],
+)
+def test_bad_requests_end_in_a_message(bench, words, said):
+    code, _, err = bench(*words)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("verb", [[], ["codec"], ["allreduce"]])
+def test_help_teaches_by_example(bench, verb):
+    code, out, _ = bench(*verb, "--help")
+    assert code == 0
+    assert out.count("qsgd-hpc bench ") >= 3
+
+
+def test_codec_prints_its_table_and_writes_it(bench, tmp_path):
+    path = tmp_path / "codec.json"
+    code, out, _ = bench(
+        "codec", "--size", "1M", "--bits", "8,4", "--rounds", "2", "--json", str(path)
+    )
+    assert code == 0
+    record = json.loads(path.read_text())
+    assert record["schema"] == 1
+    operations = [r["operation"] for r in record["rows"]]
+    assert operations[:2] == ["max-abs scan", "y += x"]
+    assert operations.count("encode") == operations.count("decode and add") >= 2
+    assert all(r["samples"] == 2 and r["gb_per_s"] > 0 for r in record["rows"])
+    assert "of max-abs scan" in out
+    assert "of y += x" in out
+
+
+@pytest.mark.parametrize("name", bench_cli.RANK_VARIABLES)
+def test_a_launched_rank_knows_that_it_is_one(name):
+    assert bench_cli.launched({name: "0"})
+    assert not bench_cli.launched({"SLURM_PROCID": "0"})  # a batch script has it, too

@@ -1,0 +1,55 @@
+"""When a metric is one rank's, and when it is the whole already."""
+
+from __future__ import annotations
+
+import pytest
+
+from qsgd_hpc.eight_steps.check import check
+from qsgd_hpc.eight_steps.reading import parse
+
+SCRIPT = """
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+x = torch.load("x.pt")
+mine = x[hvd.rank() :: hvd.size()]
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+for epoch in range(3):
+    optimizer.zero_grad()
+    model(mine).sum().backward()
+    optimizer.step()
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("loss = model(mine).sum()\nif hvd.rank() == 0:\n    print(loss)", ["QH801"]),
+        ("loss = model(mine).sum()\nif hvd.rank() == 0:\n    print(f'{loss:.3f}')", ["QH801"]),
+        # Every rank has tested on all of the data.
+        ("loss = model(x).sum()\nif hvd.rank() == 0:\n    print(loss)", []),
+        ("loss = hvd.allreduce(model(mine).sum())\nif hvd.rank() == 0:\n    print(loss)", []),
+        (
+            "loss = model(mine).sum()\nhvd.allreduce_(loss)\nif hvd.rank() == 0:\n    print(loss)",
+            [],
+        ),
+        # Every rank says what it has.
+        ("loss = model(mine).sum()\nprint(hvd.rank(), loss)", []),
+        # A method may be given anything.
+        (
+            "class Log:\n    def say(self, loss):\n        if hvd.rank() == 0:\n"
+            "            print(loss)\nLog().say(model(mine))",
+            [],
+        ),
+        ("count = len(mine)\nif hvd.rank() == 0:\n    print(count)", []),
+    ],
+)
+def test_a_metric_of_a_shard_is_not_the_whole(end, expected):
+    found = [each.rule.id for each in check(parse(SCRIPT.format(end=end)))]
+    assert [each for each in found if each == "QH801"] == expected
+    assert not {"QH101", "QH301", "QH501", "QH601", "QH701", "QH901"} & set(found)

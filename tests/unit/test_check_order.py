@@ -1,0 +1,167 @@
+"""What conditions on the rank are, what values depend on, and in which order things run."""
+
+from __future__ import annotations
+
+import libcst as cst
+import pytest
+
+from qsgd_hpc.eight_steps.check import check
+from qsgd_hpc.eight_steps.check.flow import trace
+from qsgd_hpc.eight_steps.check.ranks import differs, guarded
+from qsgd_hpc.eight_steps.check.reach import reach
+from qsgd_hpc.eight_steps.reading import Script, parse
+
+HEAD = "import horovod.torch as hvd\n"
+
+
+def script(text: str) -> Script:
+    return parse(HEAD + text)
+
+
+def call(source: Script, name: str) -> cst.Call:
+    (found,) = [c for c in source.calls if source.code(c.func) == name]
+    return found
+
+
+def rules(text: str) -> list[str]:
+    return [each.rule.id for each in check(script(text))]
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [
+        ("hvd.rank() == 0", True),
+        ("0 == hvd.rank()", True),
+        ("not hvd.rank()", True),
+        ("hvd.local_rank() != 0", True),
+        ("hvd.rank() == 0 and verbose", True),
+        ("verbose and hvd.rank() < 1", True),
+        ("hvd.size() > 1", False),
+        ("verbose", False),
+        ("chief", True),
+        ("is_chief()", True),
+        ("rank == 0", True),
+        ("equal", False),
+    ],
+)
+def test_a_condition_on_the_rank_is_known_by_any_name(test, expected):
+    source = script(
+        "def is_chief():\n    '''Say so.'''\n    return hvd.rank() == 0\n"
+        "rank, ranks = hvd.rank(), hvd.size()\nchief = rank == 0\n"
+        "equal = hvd.broadcast_object(rank == 0)\n"
+        f"if {test}:\n    save()\n"
+    )
+    (branch,) = source.branches(call(source, "save"))
+    assert differs(source, branch.test) is expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if hvd.rank() == 0:\n    save()\n",
+        "hvd.rank() == 0 and save()\n",
+        "hvd.rank() or save()\n",
+        "x = save() if hvd.rank() == 0 else None\n",
+        "if utils.is_main_process():\n    save()\n",
+        "if args.rank == 0:\n    save()\n",
+    ],
+)
+def test_a_guard_by_rank_is_seen(text):
+    source = script(text)
+    assert guarded(source, source.branches(call(source, "save")))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x = 1\nuse(x)\n", set()),
+        ("x = hvd.size()\nuse(x)\n", {"size"}),
+        ("x = hvd.rank()\nuse(x == 0)\n", {"compared_rank"}),
+        ("def f():\n    return hvd.size()\nuse(f())\n", {"size"}),
+        ("def f(x):\n    use(x)\nf(hvd.size())\n", {"size"}),
+        ("a = []\na.append(hvd.size())\nuse(a)\n", {"size"}),
+        ("a = {}\na['n'] = hvd.size()\nuse(a)\n", {"size"}),
+        ("n = 1\nn *= hvd.size()\nuse(n)\n", {"size"}),
+        ("for x in range(hvd.size()):\n    use(x)\n", {"size"}),
+        ("size = 1\nuse(other.size, size=3)\n", set()),
+        ("a, (b, c) = 1, (2, hvd.size())\nuse(b)\n", set()),
+        ("a, (b, c) = 1, (2, hvd.size())\nuse(c)\n", {"size"}),
+        ("class C:\n    def __init__(self):\n        self.n = hvd.size()\n"
+         "    def f(self):\n        use(self.n)\n", {"size"}),
+    ],
+)  # fmt: skip
+def test_a_value_reaches_what_it_comes_from(text, expected):
+    source = script(text)
+    found = reach(source, *(each.value for each in call(source, "use").args))
+    assert found.api == expected
+
+
+def test_own_functions_are_entered_where_they_are_called():
+    source = script("def a():\n    b()\n    c()\ndef b():\n    d()\na()\ne()\n")
+    names = [source.code(each.call.func) for each in trace(source)]
+    assert names == ["d", "b", "c", "a", "e"]
+
+
+def test_a_function_given_to_another_is_entered():
+    source = script("def work():\n    step()\ntimeit(work, number=3)\n")
+    assert [source.code(each.call.func) for each in trace(source)] == ["step", "timeit"]
+
+
+def test_recursion_ends():
+    source = script("def a(n):\n    a(n - 1)\n    b(n)\ndef b(n):\n    a(n)\na(3)\n")
+    assert len(trace(source)) < 40
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Both sides take part.
+        "if hvd.rank() == 0:\n    x = hvd.broadcast_object(1)\nelse:\n"
+        "    x = hvd.broadcast_object(None)\n",
+        "x = hvd.broadcast_object(1) if hvd.rank() == 0 else hvd.broadcast_object(None)\n",
+        # All ranks decide alike.
+        "if hvd.size() > 1:\n    hvd.barrier()\n",
+        "stop = hvd.broadcast_object(hvd.rank() == 0)\nif stop:\n    hvd.barrier()\n",
+        # A process set has the ranks that come.
+        "if hvd.rank() == 0:\n    hvd.allreduce(x, process_set=first)\n",
+        # Nothing comes later.
+        "def f():\n    hvd.barrier()\n    if hvd.rank() != 0:\n        return\n    write()\nf()\n",
+        # It leaves the inner loop alone.
+        "for i in r:\n    for j in s:\n        if hvd.rank() == 0:\n            break\n"
+        "    hvd.barrier()\n",
+        # Those who leave have taken part.
+        "def f():\n    if hvd.rank() == 0:\n        hvd.barrier()\n        return\n"
+        "    hvd.barrier()\nf()\n",
+        # Rank 0 works while the others wait for it.
+        "if hvd.local_rank() == 0:\n    download()\nhvd.barrier()\n",
+        "if hvd.rank() == 0:\n    raise ValueError\nhvd.barrier()\n",
+        # One goes first.
+        "if hvd.rank() != 0:\n    hvd.barrier()\nf()\nif hvd.rank() == 0:\n    hvd.barrier()\n",
+        "r = hvd.rank()\nif not r:\n    hvd.barrier()\nif r:\n    hvd.barrier()\n",
+    ],
+)
+def test_no_hang_is_claimed_where_all_ranks_take_part(text):
+    assert not {"QH901", "QH902", "QH903"} & set(rules("hvd.init()\n" + text))
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("if hvd.rank() == 0:\n    hvd.barrier()\n", "QH901"),
+        ("if hvd.rank() == 0:\n    hvd.barrier()\nif hvd.rank() != 0:\n    f()\n", "QH901"),
+        ("if hvd.rank() == 0:\n    pass\nelse:\n    hvd.barrier()\n", "QH901"),
+        ("if verbose:\n    pass\nelif hvd.rank() == 0:\n    hvd.barrier()\n", "QH901"),
+        ("hvd.rank() == 0 and hvd.barrier()\n", "QH901"),
+        ("rank = hvd.rank()\nif not rank:\n    x = hvd.allreduce(x)\n", "QH901"),
+        ("def f():\n    hvd.barrier()\nif hvd.rank():\n    f()\n", "QH902"),
+        ("def f():\n    hvd.barrier()\nif hvd.rank() == 0:\n    f()\n", "QH902"),
+        ("def g():\n    hvd.barrier()\ndef f():\n    g()\nif hvd.rank() == 0:\n    f()\n", "QH902"),
+        ("for i in r:\n    if hvd.rank() == 0:\n        continue\n    hvd.barrier()\n", "QH903"),
+        ("def f():\n    if hvd.rank() != 0:\n        return 1\n    hvd.barrier()\nf()\n", "QH903"),
+        ("for i in r:\n    if hvd.rank() == 0:\n        break\n    hvd.barrier()\n", "QH903"),
+        ("from horovod.torch import barrier, rank\nif rank() == 0:\n    barrier()\n", "QH901"),
+        ("from horovod.torch import *\nif rank() == 0:\n    barrier()\n", "QH901"),
+    ],
+)
+def test_a_hang_is_found(text, rule):
+    assert [each for each in rules("hvd.init()\n" + text) if each[2] == "9"] == [rule]

@@ -1,0 +1,60 @@
+"""The table of variables: Horovod's names are read where QSGD_* says nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from qsgd_hpc import env
+from qsgd_hpc.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("variable", "twin", "text", "value"),
+    [
+        ("QSGD_FUSION_BYTES", "HOROVOD_FUSION_THRESHOLD", "1048576", 1 << 20),
+        ("QSGD_CYCLE_TIME_MS", "HOROVOD_CYCLE_TIME", "0.5", 0.5),
+        ("QSGD_CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY", "0", 0),
+        ("QSGD_HIERARCHICAL_ALLREDUCE", "HOROVOD_HIERARCHICAL_ALLREDUCE", "1", True),
+        ("QSGD_AUTOTUNE", "HOROVOD_AUTOTUNE", "true", True),
+        ("QSGD_AUTOTUNE_LOG", "HOROVOD_AUTOTUNE_LOG", "a.csv", "a.csv"),
+        ("QSGD_TIMELINE", "HOROVOD_TIMELINE", "t.json", "t.json"),
+        ("QSGD_TIMELINE", "HOROVOD_TIMELINE", "DYNAMIC", None),
+        ("QSGD_TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES", "1", True),
+        ("QSGD_STALL_WARNING_S", "HOROVOD_STALL_CHECK_TIME_SECONDS", "7", 7.0),
+        ("QSGD_STALL_WARNING_S", "HOROVOD_STALL_CHECK_DISABLE", "1", 0.0),
+        ("QSGD_STALL_WARNING_S", "HOROVOD_STALL_CHECK_DISABLE", "0", 60.0),
+        ("QSGD_STALL_SHUTDOWN_S", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "90", 90.0),
+        ("QSGD_DYNAMIC_PROCESS_SETS", "HOROVOD_DYNAMIC_PROCESS_SETS", "1", True),
+        ("QSGD_LOG_LEVEL", "HOROVOD_LOG_LEVEL", "DEBUG", "debug"),
+    ],
+)
+def test_horovods_variable_sets_the_same_thing(variable, twin, text, value):
+    assert env.get(variable, {twin: text}) == value
+    assert env.is_set(variable, {twin: text})
+
+
+def test_own_variable_wins_over_its_twin():
+    both = {"QSGD_CYCLE_TIME_MS": "2", "HOROVOD_CYCLE_TIME": "1"}
+    assert env.get("QSGD_CYCLE_TIME_MS", both) == 2.0
+
+
+def test_disabled_stall_check_wins_over_its_times():
+    both = {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9"}
+    assert env.get("QSGD_STALL_SHUTDOWN_S", both) == 0.0
+
+
+def test_empty_twin_is_unset():
+    assert env.get("QSGD_CYCLE_TIME_MS", {"HOROVOD_CYCLE_TIME": ""}) == 0.0
+    assert not env.is_set("QSGD_CYCLE_TIME_MS", {"HOROVOD_CYCLE_TIME": ""})
+
+
+def test_error_names_the_variable_that_was_read():
+    with pytest.raises(UsageError, match=r"^HOROVOD_AUTOTUNE='maybe'.*one of 1, 0"):
+        env.get("QSGD_AUTOTUNE", {"HOROVOD_AUTOTUNE": "maybe"})
+    with pytest.raises(UsageError, match=r"^QSGD_AUTOTUNE='maybe'"):
+        env.get("QSGD_AUTOTUNE", {"QSGD_AUTOTUNE": "maybe", "HOROVOD_AUTOTUNE": "1"})
+
+
+def test_log_level_that_is_none_is_refused():
+    with pytest.raises(UsageError, match=r"QSGD_LOG_LEVEL='loud'.*trace, debug"):
+        env.get("QSGD_LOG_LEVEL", {"QSGD_LOG_LEVEL": "loud"})

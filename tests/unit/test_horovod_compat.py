@@ -1,0 +1,147 @@
+"""``import horovod`` means this package, however a program is started."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qsgd_hpc.horovod_compat import FOLDER
+from qsgd_hpc.horovod_compat.finder import HorovodFinder
+
+ROOT = Path(__file__).parents[2]
+
+
+def python(*arguments: str, path: tuple[Path, ...] = (FOLDER, ROOT), **environ: str):
+    """Run Python with a PYTHONPATH, as a rank of ``qsgd-hpc run --horovod`` has one."""
+    folders = os.pathsep.join(map(str, path))
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": folders, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def said(code: str, **options) -> str:
+    done = python("-c", code, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A folder with another Horovod in it."""
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").write_text("__version__ = 'the other'\n")
+    return tmp_path
+
+
+def test_horovod_modules_are_this_packages_own():
+    pairs = {
+        "horovod.torch": "qsgd_hpc.torch",
+        "horovod.torch.mpi_ops": "qsgd_hpc.torch",
+        "horovod.torch.compression": "qsgd_hpc.torch.compression",
+        "horovod.torch.functions": "qsgd_hpc.torch.functions",
+        "horovod.common.process_sets": "qsgd_hpc.process_sets",
+    }
+    checks = "".join(
+        f"assert importlib.import_module({ours!r}) is importlib.import_module({theirs!r})\n"
+        for ours, theirs in pairs.items()
+    )
+    assert said(f"import importlib\n{checks}import horovod.torch as hvd\nprint(hvd)").endswith(
+        "qsgd_hpc/torch/__init__.py'>"
+    )
+
+
+def test_what_scripts_import_from_common_is_there():
+    assert (
+        said(
+            "from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt\n"
+            "from horovod.common.util import num_rank_is_power_2, gpu_available, split_list, env\n"
+            "from horovod.common.basics import HorovodBasics\n"
+            "import os, horovod.torch as hvd\n"
+            "assert HorovodInternalError is hvd.HorovodInternalError\n"
+            "assert [num_rank_is_power_2(n) for n in (0, 1, 2, 3, 8)] == [0, 1, 1, 0, 1]\n"
+            "assert split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]\n"
+            "basics = HorovodBasics(__file__ if '__file__' in globals() else '', 'mpi_lib')\n"
+            "assert basics.mpi_built() and not basics.is_initialized()\n"
+            "with env(A_VARIABLE='x'): assert os.environ['A_VARIABLE'] == 'x'\n"
+            "assert 'A_VARIABLE' not in os.environ\n"
+            "print(gpu_available('mpi_lib'))"
+        )
+        == "False"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "counterpart"),
+    [
+        ("horovod.tensorflow", "qsgd_hpc.tensorflow"),
+        ("horovod.tensorflow.mpi_ops", "qsgd_hpc.tensorflow"),
+        ("horovod.tensorflow.keras", "qsgd_hpc.keras"),
+        ("horovod.keras", "qsgd_hpc.keras"),
+        ("horovod.mxnet", "qsgd_hpc.mxnet"),
+        ("horovod.mxnet.mpi_ops", "qsgd_hpc.mxnet"),
+    ],
+)
+def test_every_framework_has_its_counterpart(name, counterpart):
+    assert HorovodFinder().find_spec(name, None).loader.target == counterpart
+
+
+@pytest.mark.parametrize("name", ["spark", "ray", "torch.none"])
+def test_what_is_not_here_is_an_import_error_that_says_so(name):
+    code = f"try:\n    import horovod.{name}\nexcept ImportError as e:\n    print(e)"
+    message = said(code)
+    assert f"horovod.{name}".startswith(re.match(r"[\w.]+", message)[0].rstrip("."))
+    assert "qsgd-hpc" in message
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_an_installed_horovod_loses_and_rank_0_says_so(other, rank):
+    code = "import horovod; print(horovod.__version__)"
+    done = python("-c", code, path=(FOLDER, ROOT, other), PMI_RANK=rank)
+    assert done.stdout == "0.28.1\n"
+    assert (f"stands in for the Horovod in {other}" in done.stderr) == (rank == "0")
+
+
+def test_install_does_the_same_without_a_path(other):
+    code = "from qsgd_hpc.horovod_compat import install; install(); install()\nimport horovod"
+    assert said(f"{code}.torch; print(horovod.__file__)", path=(ROOT, other)).startswith(
+        str(FOLDER)
+    )
+
+
+def test_install_is_refused_after_another_horovod_was_imported(other):
+    code = "import horovod\nfrom qsgd_hpc.horovod_compat import install\ninstall()"
+    done = python("-c", code, path=(ROOT, other))
+    assert "is imported already" in done.stderr
+    assert str(other) in done.stderr
+
+
+def test_it_holds_for_modules_tests_and_processes_that_a_program_starts(tmp_path):
+    program = tmp_path / "test_program.py"
+    program.write_text(
+        "import subprocess, sys\n"
+        "import horovod.torch as hvd\n"
+        "def test_name():\n"
+        "    assert hvd.__name__ == 'qsgd_hpc.torch'\n"
+        "    code = 'import horovod.torch as hvd; assert hvd.__name__ == \"qsgd_hpc.torch\"'\n"
+        "    subprocess.run([sys.executable, '-c', code], check=True)\n"
+        "if __name__ == '__main__':\n"
+        "    test_name()\n"
+    )
+    module = python("-m", "test_program", path=(FOLDER, ROOT, tmp_path))
+    assert module.returncode == 0, module.stderr
+    tests = python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(program))
+    assert tests.returncode == 0, tests.stdout
+
+
+def test_naming_torch_costs_no_import_of_torch():
+    code = "import sys, horovod\nprint('torch' in sys.modules, 'mpi4py' in sys.modules)"
+    assert said(code) == "False False"

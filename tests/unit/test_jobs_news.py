@@ -1,0 +1,76 @@
+"""What becomes of a job's record when its scheduler answers, is silent, or knows no such job."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+
+from qsgd_hpc.jobs.model import Job, JobRequest, JobState, Progress
+from qsgd_hpc.jobs.schedulers.command import Answer
+from qsgd_hpc.jobs.schedulers.news import merged, open_jobs, silent, spoken, unknown
+from qsgd_hpc.jobs.schedulers.slurm_answers import parse_squeue
+
+S = JobState
+DOWN = Answer("", "Connection refused\n", 1)
+
+
+def job_with(progress: Progress, age_s: float = 1000.0) -> Job:
+    asked = JobRequest(Path("train.py"))
+    return Job("s-1", "s", "slurm", asked, Path("/j"), time.time() - age_s, progress)
+
+
+@pytest.mark.parametrize("state", list(S))
+def test_only_an_end_that_was_seen_is_for_ever(state: S) -> None:
+    asked = open_jobs([job_with(Progress(state))])
+    assert bool(asked) == (state in (S.QUEUED, S.RUNNING, S.LOST))
+
+
+def test_the_beginning_of_a_silence_is_kept() -> None:
+    running = Progress(S.RUNNING, why="x", started_at=1.0, scheduler_id="4", restarts=2)
+    first = silent(job_with(running), "Slurm", DOWN)
+    assert first == dataclasses.replace(running, why=first.why)
+    assert first.why.startswith("Slurm has not answered since ")
+    assert first.why.endswith(": Connection refused")
+    earlier = dataclasses.replace(first, why=first.why.replace("since 2", "since 1"))
+    assert silent(job_with(earlier), "Slurm", DOWN) == earlier
+
+
+def test_a_silence_is_over_with_the_next_answer() -> None:
+    queued = Progress(S.QUEUED, scheduler_id="4")
+    hushed = silent(job_with(queued), "Slurm", DOWN)
+    assert spoken(job_with(hushed)) == queued
+    assert unknown(job_with(hushed, age_s=0), "gone") == queued
+    assert unknown(job_with(hushed), "gone").state is S.LOST
+    kept = Progress(S.QUEUED, why="waits")
+    assert spoken(job_with(kept)) == kept
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "restarts", "started_at"),
+    [
+        (Progress(S.QUEUED), Progress(S.RUNNING, started_at=5.0), 0, 5.0),
+        (Progress(S.RUNNING, started_at=5.0), Progress(S.RUNNING, started_at=5.0), 0, 5.0),
+        (Progress(S.RUNNING, started_at=5.0), Progress(S.RUNNING), 0, 5.0),
+        (Progress(S.RUNNING, started_at=5.0), Progress(S.RUNNING, started_at=99.0), 1, 99.0),
+        (Progress(S.RUNNING, started_at=5.0), Progress(S.QUEUED), 1, None),
+        (Progress(S.RUNNING, started_at=5.0), Progress(S.COMPLETED), 0, 5.0),
+        (Progress(S.QUEUED, restarts=1), Progress(S.RUNNING, started_at=9.0), 1, 9.0),
+        (Progress(S.QUEUED, restarts=1), Progress(S.RUNNING, restarts=1), 1, None),
+        (Progress(S.RUNNING, restarts=1), Progress(S.FAILED, restarts=3), 3, None),
+    ],
+)
+def test_restarts_are_counted_as_told_or_as_seen(
+    old: Progress, new: Progress, restarts: int, started_at: float | None
+) -> None:
+    recorded = merged(job_with(old), new, "4")
+    assert (recorded.restarts, recorded.started_at) == (restarts, started_at)
+    assert recorded.scheduler_id == "4"
+
+
+def test_the_start_that_slurm_expects_is_not_a_start() -> None:
+    shown = parse_squeue(Answer("6|PENDING|Priority||2026-11-21T13:30:12||/x\n"))
+    assert shown is not None
+    assert shown["6"].started_at is None

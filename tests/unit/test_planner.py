@@ -1,0 +1,268 @@
+"""The cost model, the plans made with it, and its measurement among threads."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from qsgd_hpc import _core
+from qsgd_hpc.errors import UsageError
+
+SPECS = {bits: _core.CodecSpec(bits=bits) for bits in (8, 4, 2)}
+ALPHA_S, GIGABIT_S = 50e-6, 8e-9  # per message; per byte at 1 Gb/s
+CODEC_S = 0.1e-9
+MI = 1 << 20
+
+
+def machine(ranks=4, *, alpha_s=ALPHA_S, byte_s=GIGABIT_S, codec_s=CODEC_S, **more):
+    costs = [(spec, codec_s, codec_s, codec_s) for spec in SPECS.values()]
+    return _core.Machine(ranks=ranks, across=(alpha_s, byte_s), codecs=costs, **more)
+
+
+def seconds(m, algorithm, count, bits=None):
+    coding = None if bits is None else SPECS[bits]
+    return _core.allreduce_s(m, algorithm=algorithm, count=count, coding=coding)
+
+
+def plan(m, count, bits=(4,), **more):
+    return _core.plan(m, count=count, codecs=[SPECS[b] for b in bits], **more)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 64])
+def test_ring_costs_what_the_formula_says(ranks):
+    count = 25 * MI
+    expected = 2 * (ranks - 1) * ALPHA_S + 2 * (ranks - 1) / ranks * count * 4 * GIGABIT_S
+    assert seconds(machine(ranks), "ring", count) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_compressed_wire_time_follows_the_bytes_of_the_code(bits):
+    m, count = machine(codec_s=0.0), 25 * MI
+    width = (bits + 32 / 512) / 8
+    expected = 6 * ALPHA_S + 1.5 * count * width * GIGABIT_S
+    assert seconds(m, "sra", count, bits) == pytest.approx(expected, rel=1e-6)
+
+
+def test_coding_hides_behind_the_wire_but_for_the_first_segment():
+    count = 100 * MI
+    free, slow = machine(codec_s=0.0), machine(codec_s=0.2e-9)
+    extra_s = seconds(slow, "sra", count, 8) - seconds(free, "sra", count, 8)
+    assert 0 < extra_s < 0.05 * count * 0.2e-9
+    # Where coding takes longer than the wire, the wire hides instead.
+    bound = machine(codec_s=100e-9)
+    assert seconds(bound, "sra", count, 8) == pytest.approx(count * 2.75 * 100e-9, rel=0.01)
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 64])
+def test_doubling_wins_when_small_and_loses_when_large(ranks):
+    m = machine(ranks)
+    assert seconds(m, "recursive_doubling", 64) <= seconds(m, "ring", 64)
+    assert seconds(m, "recursive_doubling", 64 * MI) >= seconds(m, "ring", 64 * MI)
+    assert seconds(m, "rabenseifner", 64) <= seconds(m, "ring", 64)
+
+
+def test_two_dimensions_save_messages_at_many_ranks():
+    m = machine(256)
+    assert seconds(m, "sra2d", 4096, 4) < seconds(m, "sra", 4096, 4) / 4
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "bits"),
+    [
+        (name, None if bits is None else bits)
+        for name, bits in [
+            *((n, None) for n in ("direct", "ring", "recursive_doubling", "rabenseifner")),
+            *((n, 4) for n in ("sra", "sra2d", "allgather", "requantizing_ring")),
+        ]
+    ],
+)
+def test_costs_grow_with_size(algorithm, bits):
+    m = machine(9)
+    costs = [seconds(m, algorithm, 1 << k, bits) for k in range(0, 31)]
+    assert all(a <= b for a, b in itertools.pairwise(costs))
+    assert costs[-1] > costs[0]
+
+
+def test_hierarchical_sends_one_shard_per_rank_across_nodes():
+    m = machine(8, ranks_per_node=4, within=(1e-6, 1e-10), shared=(2e-6, 5e-10))
+    count = 16 * MI
+    across_s = 2 * ALPHA_S + count / 4 * 4 * GIGABIT_S
+    expected = 2e-6 + count * 4 * 5e-10 + across_s
+    assert seconds(m, "hierarchical", count) == pytest.approx(expected, rel=1e-9)
+    assert seconds(m, "hierarchical_sra", count, 4) < seconds(m, "hierarchical", count)
+    sent = _core.wire_bytes(m, algorithm="hierarchical", count=count)
+    assert sent == pytest.approx(count)  # 2 (m-1)/m of n/4 elements, 4 bytes each, m = 2
+
+
+def test_auto_is_what_the_machine_says_at_every_size():
+    layout = {"ranks": 8, "ranks_per_node": 4, "exact": "hierarchical", "coded": "hierarchical_sra"}
+    m = machine(**layout, within=(1e-6, GIGABIT_S), shared=(1e-6, 1e-10))
+    for count in (1, 1000, 10 * MI):
+        assert seconds(m, "auto", count) == seconds(m, "hierarchical", count)
+        assert seconds(m, "auto", count, 4) == seconds(m, "hierarchical_sra", count, 4)
+        chosen = plan(m, count, worth=0.0)
+        assert chosen.algorithm == ("hierarchical_sra" if chosen.spec else "hierarchical")
+
+
+def test_small_messages_are_declined_and_the_reason_has_numbers():
+    m = machine(alpha_s=100e-6, byte_s=8e-10, codec_s=1e-9)
+    chosen = plan(m, 1024)
+    assert chosen.spec is None
+    assert chosen.seconds == chosen.exact_seconds
+    threshold = _core.plan_threshold(m, SPECS[4])
+    assert chosen.reason.startswith("4 bit: 4.00 KiB in ")
+    assert chosen.reason.endswith(f"so fp32; compressing pays from {threshold * 4 / 1024:.0f} KiB")
+
+
+def test_large_messages_on_a_slow_wire_are_compressed_and_the_reason_has_numbers():
+    chosen = plan(machine(), MI)
+    assert chosen.spec == SPECS[4]
+    assert chosen.seconds < chosen.exact_seconds / 6
+    assert "4 bit: 4.00 MiB in " in chosen.reason
+    assert ", fp32 50.6 ms, so compress; below " in chosen.reason
+    assert chosen.reason.endswith("KiB fp32 wins")
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_threshold_is_where_the_verdict_turns(bits):
+    m = machine(alpha_s=20e-6, byte_s=1e-9, codec_s=0.5e-9)
+    least = _core.plan_threshold(m, SPECS[bits])
+    assert plan(m, least, (bits,)).spec == SPECS[bits]
+    assert plan(m, least - 1, (bits,)).spec is None
+
+
+def test_a_wire_faster_than_the_codec_is_never_compressed_for():
+    m = machine(byte_s=1e-12)
+    assert _core.plan_threshold(m, SPECS[2]) is None
+    chosen = plan(m, 64 * MI)
+    assert chosen.spec is None
+    assert "pay at any size" in chosen.reason
+
+
+def test_what_starting_costs_raises_the_threshold():
+    quick = machine(byte_s=1e-9)
+    slow = machine(byte_s=1e-9, exact_start_s=10e-6, coded_start_s=110e-6)
+    extra_s = seconds(slow, "sra", MI, 4) - seconds(quick, "sra", MI, 4)
+    assert extra_s == pytest.approx(110e-6)
+    assert _core.plan_threshold(slow, SPECS[4]) > 3 * _core.plan_threshold(quick, SPECS[4])
+
+
+def test_fewer_bits_must_save_a_tenth_each():
+    assert plan(machine(), 25 * MI, (8, 4, 2)).spec == SPECS[2]
+    # Bound by coding, which costs the same for all: the most accurate code is taken.
+    bound = machine(byte_s=1e-9, codec_s=0.8e-9)
+    assert plan(bound, 25 * MI, (8, 4, 2)).spec == SPECS[8]
+
+
+def test_the_order_of_the_codecs_does_not_count():
+    m = machine(byte_s=3e-10)
+    for count in (1, 1000, MI, 25 * MI):
+        plans = [plan(m, count, order) for order in itertools.permutations((8, 4, 2))]
+        assert len({(p.algorithm, repr(p.spec), p.seconds, p.reason) for p in plans}) == 1
+
+
+def test_nothing_is_compressed_for_one_rank_or_without_codecs():
+    assert "one rank" in plan(machine(1), MI).reason
+    assert plan(machine(1), MI).spec is None
+    assert "no compression" in _core.plan(machine(), count=MI, codecs=[]).reason
+
+
+def test_an_explicit_algorithm_is_kept():
+    chosen = plan(machine(), MI, exact="ring", coded="allgather")
+    assert chosen.algorithm == "allgather"
+    assert _core.plan(machine(), count=MI, codecs=[], exact="ring").algorithm == "ring"
+    with pytest.raises(UsageError, match="algorithm"):
+        plan(machine(), MI, coded="rings")
+
+
+def test_break_even_bandwidths_are_the_published_ones():
+    spec = SPECS[8]
+
+    def bits_per_s(ranks, element_bytes, codec_s):
+        return 8 * _core.break_even_bandwidth(
+            ranks=ranks, element_bytes=element_bytes, spec=spec, codec_s_per_element=codec_s
+        )
+
+    # Five passes over 4 bytes at 100 GB/s, 64 ranks: 236 Gb/s against fp32, 78 against bf16.
+    assert bits_per_s(64, 4, 5 * 4 / 100e9) == pytest.approx(236e9, rel=0.005)
+    assert bits_per_s(64, 2, 5 * 4 / 100e9) == pytest.approx(78e9, rel=0.005)
+    # 9 ps per element on a GPU: 4.9 Tb/s at some 16 ranks.
+    assert bits_per_s(16, 4, 9e-12) == pytest.approx(4.9e12, rel=0.02)
+
+
+@pytest.mark.parametrize(("gbps", "kib"), [(10, 35), (200, 700)])
+def test_break_even_sizes_are_the_published_ones(gbps, kib):
+    # 40 us more latency per compressed allreduce, a codec that hides.
+    size = _core.break_even_bytes(
+        ranks=16, spec=SPECS[8], bandwidth=gbps * 1e9 / 8, fixed_s=40e-6, codec_s_per_element=0.0
+    )
+    assert size / 1024 == pytest.approx(kib, rel=0.02)
+
+
+def test_break_even_size_is_infinite_when_the_codec_eats_the_gain():
+    size = _core.break_even_bytes(
+        ranks=16, spec=SPECS[8], bandwidth=125e9, fixed_s=0.0, codec_s_per_element=1e-9
+    )
+    assert math.isinf(size)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"ranks": 2, "coded_start_s": -1e-6}, "coded_start_s"),
+        ({"ranks": 0}, "ranks"),
+        ({"ranks": 4, "ranks_per_node": 3}, "ranks_per_node"),
+        ({"ranks": 2, "across": (-1.0, 0.0)}, "alpha_s"),
+        ({"ranks": 2, "add_s_per_byte": math.nan}, "add_s_per_byte"),
+        ({"ranks": 2, "codecs": [(SPECS[4], math.inf, 0, 0)]}, "encode_s"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(fields, named):
+    with pytest.raises(UsageError, match=f"measured machine: {named} is"):
+        _core.Machine(**fields)
+
+
+def measure(ranks, ranks_per_node, specs):
+    """Return what each rank measures, the ranks being threads."""
+    world = _core.ThreadWorld(ranks)
+
+    def run(rank):
+        communicator = _core.Communicator.over_threads(world, rank, ranks_per_node)
+        return communicator.measure(specs, ranks_per_node=ranks_per_node)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(run, range(ranks)))
+
+
+def facts(m):
+    times = (
+        m.within,
+        m.across,
+        m.shared,
+        m.add_s_per_byte,
+        m.exact_start_s,
+        m.coded_start_s,
+        m.coded_s_per_element,
+    )
+    return (m.ranks, m.ranks_per_node, m.exact, m.coded, *times, m.codecs)
+
+
+@pytest.mark.parametrize(("ranks", "per_node"), [(1, 1), (2, 1), (3, 3), (4, 2)])
+def test_every_rank_measures_the_same_positive_machine(ranks, per_node):
+    specs = [SPECS[8], _core.CodecSpec(bits=4, bucket_size=192)]
+    first, *others = measure(ranks, per_node, specs)
+    assert [repr(facts(m)) for m in others] == [repr(facts(first))] * (ranks - 1)
+    assert first.add_s_per_byte > 0
+    assert [cost[0] for cost in first.codecs] == specs
+    assert all(0 < s < 1e-6 for cost in first.codecs for s in cost[1:])
+    assert (first.within[0] > 0) == (per_node > 1)
+    assert (first.across[0] > 0) == (ranks > per_node)
+    assert first.link[0] > 0 or ranks == 1
+
+
+def test_measuring_refuses_nodes_that_do_not_divide_the_ranks():
+    with pytest.raises(UsageError, match="ranks_per_node is 2"):
+        _core.Communicator.over_threads(_core.ThreadWorld(3), 0).measure([], ranks_per_node=2)
