@@ -247,16 +247,26 @@ def launched_rank() -> int:
     return 0
 
 
+def _clear_shared_memory(since_s: float) -> None:
+    """Remove what the rank's MPI has left on this node, if this was its last rank here."""
+    import runpy  # not at the start, which is to be quick
+
+    beside = os.path.join(os.path.dirname(__file__), "shared_memory.py")  # noqa: PTH118, PTH120
+    runpy.run_path(beside)["sweep"](since_s)
+
+
 def main(argv: list[str]) -> int:
     """Run one rank. Always 0: a code of our own would set off mpiexec's clean-up and its banner."""
     token, frame_bytes = argv[0], int(argv[1])
     command = [":" if argument == COLON else argument for argument in argv[2:]]
     if token == "-":
         os.execvp(command[0], command)
+    began_s = time.time()
     supervisor = Supervisor(token.encode(), frame_bytes, launched_rank())
     pipes = supervisor.start(command)
     supervisor.send(START, f"{supervisor.pid} {socket.gethostname()}".encode())
     supervisor.relay(pipes)
+    _clear_shared_memory(began_s)
     supervisor.send(END, b"%d" % (supervisor.status or 0))
     return 0
 
