@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -78,24 +79,27 @@ def ask(argv: Sequence[str], *, cwd: Path | None = None, stdin: Path | None = No
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_STRIPPED)}
     try:
         with (stdin or Path(os.devnull)).open("rb") as source:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 argv,
                 cwd=cwd,
                 env=kept,
                 stdin=source,
-                capture_output=True,
-                check=False,
-                timeout=TIMEOUT_S,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C in the terminal must not end half a submission
             )
     except OSError as error:
         return Answer("", f"{argv[0]}: {error.strerror}", 127)
-    except subprocess.TimeoutExpired:
-        return Answer("", f"{argv[0]}: no answer within {TIMEOUT_S:g} s", HUNG)
+    with process:
+        try:
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return Answer("", f"{argv[0]}: no answer within {TIMEOUT_S:g} s", HUNG)
+        finally:
+            if process.poll() is None:  # with what it has started: sites wrap these commands
+                os.killpg(process.pid, signal.SIGKILL)
     return Answer(
-        done.stdout.decode("utf-8", "replace"),
-        done.stderr.decode("utf-8", "replace"),
-        done.returncode,
+        out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), process.returncode
     )
 
 
