@@ -5,7 +5,8 @@ cd "$(dirname "$0")/.."
 
 epochs=3 bits=32,8,4
 if [ "${1:-}" = --short ]; then epochs=1 bits=32,4; fi
-export QSGD_HOME="$PWD/demo"
+# This machine, also where it is the login node of a cluster.
+export QSGD_HOME="$PWD/demo" QSGD_SITE=local
 script=tutorials/mnist_torch/train_mnist_hvd.py
 
 say() { printf '\n\033[1m%s\033[0m\n' "== $*"; }
@@ -23,5 +24,5 @@ show qsgd-hpc submit --site polaris --nodes 8 --walltime 30m --account myproject
   "$script" --epochs 3
 
 say "3. How it scales: 1 and 2 nodes, 32 bits and fewer"
-show qsgd-hpc scale --site local --nodes 1,2 --mode strong --bits "$bits" \
+show qsgd-hpc scale --nodes 1,2 --mode strong --bits "$bits" \
   -o demo/study "$script" --epochs "$epochs"

@@ -109,6 +109,7 @@ def run_page(
     home: Path,
     shorter: Mapping[str, str] | None = None,
     mask: Callable[[str], str] | None = None,
+    wanted: Callable[[str], bool] = bool,
 ) -> None:
     """Run the commands of a page one after the other in a folder, as a reader would.
 
@@ -118,19 +119,23 @@ def run_page(
         home: for jobs and caches.
         shorter: what to replace in commands, beside what the page itself says.
         mask: takes out of a line what may differ; None: as the blocks say.
+        wanted: tells by its text whether a command is to run.
     """
     replace = {**dict(SHORTER.findall(page.read_text(encoding="utf-8"))), **(shorter or {})}
     environ = {
         **os.environ,
         "QSGD_HOME": str(home),
+        "QSGD_SITE": "local",  # what a page does not send elsewhere
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "100",
         "MPLBACKEND": "agg",
     }
-    for name in ("QSGD_SITE", "QSGD_ACCOUNT", "QSGD_JOB_DIR", "QSGD_ATTEMPT"):
+    for name in ("QSGD_ACCOUNT", "QSGD_JOB_DIR", "QSGD_ATTEMPT"):
         environ.pop(name, None)
     for session in sessions(page):
         command = session.command
+        if not wanted(command):
+            continue
         for long, short in replace.items():
             command = command.replace(long, short)
         done = subprocess.run(

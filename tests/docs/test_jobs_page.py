@@ -64,7 +64,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     project.mkdir()
     monkeypatch.setenv("QSGD_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "100")
-    for name in ("QSGD_SITE", "QSGD_ACCOUNT", "QSGD_JOB_DIR", "QSGD_ATTEMPT"):
+    monkeypatch.setenv("QSGD_SITE", "local")
+    for name in ("QSGD_ACCOUNT", "QSGD_JOB_DIR", "QSGD_ATTEMPT"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "qsgd-hpc"
