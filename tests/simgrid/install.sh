@@ -7,7 +7,7 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
     exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive
-apt-get -qq -o DPkg::Lock::Timeout=300 update || true
-apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends g++ libsimgrid-dev \
+apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 update || true
+apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 install -y --no-install-recommends g++ libsimgrid-dev \
     > /dev/null ||
     echo "tests/simgrid: the packages could not be had, so the tests with SimGrid are left out" >&2
