@@ -1,17 +1,143 @@
-"""What holds for all tests."""
+"""What holds for all tests: who owns processes, how long one may take, what a failure shows."""
 
 from __future__ import annotations
 
-import signal
+import contextlib
+import faulthandler
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import selection
+from tests.processes import MARK, VANISH_S, OwnedPopen, Owner, default_interrupts, end_marked
+
+FAILED = pytest.StashKey[bool]()
+# pytest-timeout ends a test from within the interpreter; compiled code that never returns to it is
+# ended from outside, with the process and the stacks of all its threads.
+HARD_LIMIT_MARGIN_S = float(os.environ.get("TESTS_MARGIN_S", "30"))
+SHOWN_CHARS = 20_000
+# pytest points fd 2 at a file of its own while a test runs; this is the stderr from before.
+_STDERR = os.fdopen(os.dup(2), "w")
 
 
-def pytest_configure():
-    """Give children of a pytest that a shell has started in the background their Ctrl-C back."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+class OutcomeLog:
+    """Appends what becomes of each test as it happens, so that a crash loses nothing."""
+
+    def __init__(self, file: Path) -> None:
+        self._stream = file.open("a", encoding="utf-8")
+
+    def _write(self, **entry: str) -> None:
+        print(json.dumps(entry), file=self._stream, flush=True)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write(test=nodeid, state="begun")
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._write(test=nodeid, state="ended")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._write(test=report.nodeid, outcome=report.outcome)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._write(test=report.nodeid, outcome=report.outcome)
+
+    def pytest_unconfigure(self) -> None:
+        self._stream.close()
 
 
-def pytest_collection_modifyitems(items):
-    """Start the files with slow tests first: two workers share the files, and end together then."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--outcomes", metavar="FILE", help="append what becomes of each test, a JSON line each"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    default_interrupts()
+    # Whatever is installed on this machine: a test that means a scheduler brings its own.
+    os.environ["QSGD_SITE"] = "local"
+    os.environ[MARK] = os.environ.get(MARK, f"session-{secrets.token_hex(4)}") + "."
+    config.add_cleanup(_STDERR.close)
+    subprocess.Popen = OwnedPopen  # type: ignore[misc]
+    outcomes = config.getoption("outcomes")
+    if outcomes and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(OutcomeLog(Path(outcomes)))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        selection.mark(item)
+
+
+def _limit_s(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    chosen = marker.args[0] if marker else item.config.getoption("timeout")
+    return float(chosen or item.config.getini("timeout"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if sys.gettrace() is None:  # under a debugger there is no haste
+        limit_s = _limit_s(item) + HARD_LIMIT_MARGIN_S
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=_STDERR)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(autouse=True)
+def owner(request: pytest.FixtureRequest) -> Iterator[Owner | None]:
+    """Own every process of this test: set up before all else of it, and torn down after.
+
+    The ranks of a suite are themselves such processes, of the test that has started them.
+    """
+    if request.config.pluginmanager.hasplugin("tests.ranks"):
+        yield None
+        return
+    before = os.environ[MARK]
+    mine = Owner(f"{before}{secrets.token_hex(4)}")
+    os.environ[MARK], Owner.current = mine.mark, mine
+    yield mine
+    failed = request.node.stash.get(FAILED, False)
+    left = mine.end(0 if failed else VANISH_S)
+    os.environ[MARK], Owner.current = before, None
+    if left and not failed:
+        pytest.fail("this test left running:\n" + "\n".join(left), pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+        report.sections += _printed(item)
+    return report
+
+
+def _printed(item: pytest.Item) -> list[tuple[str, str]]:
+    """Return what the processes of a test have printed: to us, and into the logs of its jobs."""
+    found = Owner.current.outputs() if Owner.current else []
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    for log in sorted(folder.rglob("*.log")) if isinstance(folder, Path) else ():
+        with contextlib.suppress(OSError):
+            text = log.read_text(encoding="utf-8", errors="replace")[-SHOWN_CHARS:]
+            if text:
+                found.append((str(log.relative_to(folder)), text))
+    return found
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End what fixtures of the whole session have left running, and say so."""
+    if hasattr(session.config, "workerinput") or session.config.getoption("numprocesses", None):
+        return  # what is marked so are workers; whoever started them looks after them
+    for line in end_marked(os.environ[MARK]):
+        print(f"outlived the tests: {line}", file=_STDERR, flush=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

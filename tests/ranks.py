@@ -1,13 +1,12 @@
 """A pytest plugin (``-p tests.ranks``) for suites that every rank of a job runs in the same order.
 
 A rank whose test fails ends at once and with it the job, because the others may be waiting for it
-in that very test; what failed stands on its stderr, before anything that follows from it. A test
-that takes very long says on every rank where it is, and ends the job likewise.
+in that very test; what failed stands on its stderr, before anything that follows from it. So does
+where a rank is in a test that takes too long (pytest's ``--timeout``).
 """
 
 from __future__ import annotations
 
-import faulthandler
 import functools
 import os
 import shutil
@@ -17,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-LONGEST_TEST_S = 300
 # pytest points fd 2 at a file of its own while a test runs; what a rank says at its end must not
 # be lost in there, so this is the stderr from before.
 _STDERR = os.fdopen(os.dup(2), "w")
@@ -27,18 +25,10 @@ _STDERR = os.fdopen(os.dup(2), "w")
 def pytest_configure(config):
     # pytest cleans up folders of earlier runs; ranks that do so at once trip over each other.
     if config.option.basetemp is None:
-        own = Path(tempfile.gettempdir()) / f"ranks-{os.getpid()}"
+        # A rank that ends at once cleans up nothing: its folder lies in one that somebody owns.
+        own = Path(os.environ.get("RANKS_FOLDER", tempfile.gettempdir())) / f"ranks-{os.getpid()}"
         config.option.basetemp = own
         config.add_cleanup(functools.partial(shutil.rmtree, own, ignore_errors=True))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
-    faulthandler.dump_traceback_later(LONGEST_TEST_S, exit=True, file=_STDERR)
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_runtest_logreport(report):

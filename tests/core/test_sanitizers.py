@@ -34,7 +34,7 @@ def build(program: Path, sanitizers: str) -> None:
     subprocess.run([compiler, *flags, *objects, "-o", program, "-ldl", "-pthread"], check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_core_is_clean_under(sanitizers, tmp_path):
     build(tmp_path / "stress", sanitizers)

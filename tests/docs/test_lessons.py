@@ -16,7 +16,7 @@ NEEDS_DATA = "<!-- test: needs data -->"
 LESSONS = sorted(page.parent.relative_to(TUTORIALS) for page in TUTORIALS.glob("**/README.md"))
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("lesson", LESSONS, ids=str)
 def test_every_command_prints_what_the_lesson_says(lesson: Path, tmp_path: Path) -> None:
     page = TUTORIALS / lesson / "README.md"

@@ -18,11 +18,17 @@ SHORTER = {"--epochs 3 --repeats 3": "--epochs 1 --repeats 1"}
 OF_SEVERAL = re.compile(r" \([0-9][0-9.,]*\)|,? (?:and|but) trains .*$")
 
 
+# Those that train or measure, and what needs the results of those.
+SLOW = re.compile(
+    r"qsgd-hpc (run -np 2 --bits 4|submit --site local|wait|logs|scale|predict|bench)"
+)
+
+
 def without_ranges(line: str) -> str:
     return masked(OF_SEVERAL.sub("", line))
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_command_prints_what_the_readme_says(tmp_path):
     """In order and in one folder, as a reader would."""
     if not env.is_set("QSGD_DATA"):
@@ -31,6 +37,15 @@ def test_every_command_prints_what_the_readme_says(tmp_path):
     page = ROOT / "README.md"
     assert len(sessions(page)) >= 6
     run_page(page, tmp_path, home=tmp_path / "home", shorter=SHORTER, mask=without_ranges)
+
+
+def test_quick_commands_print_what_the_readme_says(tmp_path):
+    """Those that take seconds, in order and in one folder."""
+    shutil.copytree(ROOT / "tutorials", tmp_path / "tutorials")
+    page = ROOT / "README.md"
+    quick = [each.command for each in sessions(page) if not SLOW.match(each.command)]
+    assert len(quick) >= 6
+    run_page(page, tmp_path, home=tmp_path / "home", wanted=lambda c: not SLOW.match(c))
 
 
 def test_links_of_every_page_lead_somewhere():

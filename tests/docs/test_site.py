@@ -73,7 +73,7 @@ def pages(site: Path) -> dict[Path, Page]:
     return {file: Page(file) for file in site.rglob("*.html") if "_static" not in file.parts}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_page_of_the_repository_is_one_of_the_site(site: Path) -> None:
     found = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
     for folder in ("docs", "tutorials", "scaling", "jobs", "benchmarks"):
@@ -85,7 +85,7 @@ def test_every_page_of_the_repository_is_one_of_the_site(site: Path) -> None:
         assert (site / page.relative_to(ROOT)).with_suffix(".html").exists(), page
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_links_within_the_site_lead_somewhere(site: Path, pages: dict[Path, Page]) -> None:
     broken = []
     for file, page in pages.items():
@@ -101,7 +101,7 @@ def test_links_within_the_site_lead_somewhere(site: Path, pages: dict[Path, Page
     assert not broken, "\n".join(broken)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("page", PUBLIC)
 def test_every_public_name_is_described(pages: dict[Path, Page], site: Path, page: str) -> None:
     module = importlib.import_module(PUBLIC[page])
@@ -116,13 +116,13 @@ def test_every_public_name_is_described(pages: dict[Path, Page], site: Path, pag
     assert not missing
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_verb_is_described(pages: dict[Path, Page], site: Path) -> None:
     ids = pages[site / "docs" / "reference" / "cli.html"].ids
     assert {f"qsgd-hpc-{verb}" for verb in VERBS} <= ids
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_lesson_is_in_the_navigation(site: Path, pages: dict[Path, Page]) -> None:
     links = {urlsplit(link).path for link in pages[site / "docs" / "index.html"].links}
     for lesson in (ROOT / "tutorials").rglob("README.md"):

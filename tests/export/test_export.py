@@ -97,6 +97,7 @@ def test_a_keras_file_keeps_its_outputs_and_loses_its_optimizer(trained, tmp_pat
     assert sizes[1] < sizes[0]
 
 
+@pytest.mark.full
 def test_layers_of_this_package_become_keras_own(trained, tmp_path):
     import keras
 
@@ -115,6 +116,7 @@ def test_layers_of_this_package_become_keras_own(trained, tmp_path):
     assert np.allclose(there, model(trained[1]), atol=1e-6)
 
 
+@pytest.mark.full
 def test_a_saved_model_with_collectives_serves_and_steps_on_one_rank(trained, tmp_path):
     import tensorflow as tf
 
@@ -156,6 +158,7 @@ y = tf.concat([served, model.step(x)], 1)
     assert np.allclose(there, np.concatenate([x @ np.ones((6, 2)), 6 * x], 1), atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_a_graph_is_restored_by_its_own_graph(trained, tmp_path):
     import tensorflow as tf
 

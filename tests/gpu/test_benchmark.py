@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.full
 def test_the_benchmark_prints_every_contestant(twin: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu" / "kernels.py")]
     done = subprocess.run(

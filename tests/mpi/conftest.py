@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+LONGEST_ON_RANKS_S = 120
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -47,13 +48,16 @@ def run_ranks(python: str, tmp_path: Path):
 
 
 @pytest.fixture
-def run_suite(run_ranks, python: str):
+def run_suite(run_ranks, python: str, tmp_path: Path):
     """Return run(ranks, folder, *options) that has every rank run the tests of a folder."""
 
     def run(
         ranks: int, folder: str, *options: str, timeout_s: float = 1200, **environ: str
     ) -> None:
         command = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.ranks")
+        # Less than this test has: the ranks are to say themselves where one of them hangs.
+        command += ("--timeout", str(LONGEST_ON_RANKS_S))
+        environ = {"RANKS_FOLDER": str(tmp_path), **environ}
         done = run_ranks(ranks, *command, folder, *options, timeout_s=timeout_s, **environ)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-9000:]
         # Every rank ran, and none ran nothing.

@@ -125,7 +125,6 @@ def test_a_network_that_cannot_be_is_refused(words, said):
     assert said in done.stderr
 
 
-@pytest.mark.alone  # an MPI that starts beside it may choose the bridge, which goes away
 def test_two_shaped_hosts_pass_at_most_their_bandwidth(can_shape, tmp_path):
     path = tmp_path / "shaped.json"
     done = shaped(
@@ -152,7 +151,6 @@ print(next((p for names, p in groups.items() if "cpu" in names.split(",")), grou
 """
 
 
-@pytest.mark.alone
 def test_every_shaped_host_has_a_group_of_its_own_and_one_may_be_alone(can_shape):
     for hosts in (1, 2):
         command = [sys.executable, "-c", OWN_GROUP]

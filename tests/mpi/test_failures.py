@@ -17,7 +17,8 @@ def step(i, n=500_000):
     return hvd.allreduce(torch.ones(n), name=f"layer{i % 3}", compression=coded)
 """
 
-DIED_WITHIN_S = 30
+# Far less than the ranks would go on for, and enough for a busy machine.
+ENDED_WITHIN_S = 120
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ for i in range(100_000):
     errors = [line for line in done.stderr.splitlines() if "RankFailedError" in line]
     assert errors, done.stderr
     assert all(f"rank {victim} (host" in line and "died" in line for line in errors)
-    assert seconds < DIED_WITHIN_S + 15  # starting Python and torch included
+    assert seconds < ENDED_WITHIN_S
 
 
 @pytest.mark.one_mpi
@@ -66,7 +67,7 @@ time.sleep(300)
 """,
     )
     assert done.returncode == 128 + 9
-    assert seconds < DIED_WITHIN_S + 15
+    assert seconds < ENDED_WITHIN_S
 
 
 def test_an_exception_on_one_rank_ends_all_with_its_text(play):
@@ -97,7 +98,7 @@ MPI.COMM_WORLD.Barrier()
     )
     assert done.returncode == 1
     assert "ValueError: disk full" in done.stderr
-    assert seconds < DIED_WITHIN_S + 15
+    assert seconds < ENDED_WITHIN_S
 
 
 @pytest.mark.one_mpi
@@ -242,7 +243,7 @@ def test_a_forked_loader_does_not_hide_a_death(play):
 if me == 1:
     if os.fork() == 0:
         os.setsid()
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
     os.kill(os.getpid(), signal.SIGKILL)
 for i in range(100_000):
@@ -251,7 +252,7 @@ for i in range(100_000):
     )
     assert done.returncode == 128 + 9
     assert "rank 1 (host" in done.stderr
-    assert seconds < DIED_WITHIN_S + 15
+    assert seconds < ENDED_WITHIN_S
 
 
 @pytest.mark.parametrize("algorithm", ["shared", "direct"])
@@ -273,4 +274,4 @@ def test_a_death_during_a_direct_allreduce_is_named(run_ranks, python, tmp_path,
     done = run_ranks(3, python, str(script))
     assert done.returncode == 128 + 9
     assert "rank 1 (host" in done.stderr
-    assert time.monotonic() - start_s < DIED_WITHIN_S + 15
+    assert time.monotonic() - start_s < ENDED_WITHIN_S

@@ -16,13 +16,13 @@ pytestmark = [
 LESSON = str(Path(__file__).parents[2] / "tutorials" / "mnist_keras" / "train_mnist_keras.py")
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("backend", "ranks"),
     [
         ("tensorflow", 2),
-        pytest.param("tensorflow", 3, marks=pytest.mark.long),
-        pytest.param("tensorflow", 4, marks=pytest.mark.long),
+        ("tensorflow", 3),
+        ("tensorflow", 4),
         ("torch", 2),
         ("jax", 2),
     ],
@@ -46,7 +46,7 @@ def test_the_lesson_learns_and_saves_what_it_has_learnt(run_ranks, tmp_path):
     assert file.is_file()
 
 
-@pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_lesson_reaches_98_5_percent_on_mnist(run_ranks, ranks):
     folder = Path(os.environ.get("QSGD_DATA", "/nowhere")) / "mnist"

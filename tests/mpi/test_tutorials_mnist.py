@@ -213,7 +213,7 @@ def _real_mnist() -> str | None:
     return folder if folder and any(file.is_file() for file in files) else None
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_two_ranks_reach_98_5_percent_on_mnist_and_quantising_costs_little(
     run_ranks: Run, tmp_path: Path
 ) -> None:

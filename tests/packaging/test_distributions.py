@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.timeout(1800)
 ROOT = Path(__file__).parents[2]
 SHIPPED = [
     "jobs/polaris.yaml",

@@ -17,7 +17,7 @@ from qsgd_hpc.scaling.attempts import Attempt, finished
 from qsgd_hpc.scaling.folder import StudyFolder
 from tests.slurm.bed import Bed
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.timeout(1800)
 WAIT_S = 240.0
 
 # Every rank says on which host it is; 8-bit points last until a file is there.

@@ -20,7 +20,7 @@ from qsgd_hpc.jobs import JobRequest, JobState, registry
 from qsgd_hpc.jobs.events import read_events
 from tests.slurm.bed import Bed
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.timeout(1800)
 WAIT_S = 240.0
 SLEEP = "import time; print('begun', flush=True); time.sleep(600)"
 

@@ -179,7 +179,7 @@ def test_callbacks_come_once_whether_added_before_or_after_the_end():
         handle = me.allreduce("x", np.ones(3))
         handle.add_done_callback(lambda: (calls.append(handle.done()), come.set()))
         handle.wait()
-        assert come.wait(10)
+        assert come.wait(60)
         handle.add_done_callback(lambda: calls.append("late"))
         return calls
 
@@ -195,7 +195,7 @@ def test_a_callback_may_submit_the_next_operation():
             come.set()
 
         me.allreduce("first", np.ones(3)).add_done_callback(go_on)
-        assert come.wait(10)
+        assert come.wait(60)
         following[0].wait()
         return True
 
@@ -209,7 +209,7 @@ def test_failed_operations_call_back_too():
     handle = ranks[0].allgather("x", np.ones(2))
     handle.add_done_callback(failed.set)
     ranks[0].engine.abort("rank 1 died")
-    assert failed.wait(10)
+    assert failed.wait(60)
     with pytest.raises(RankFailedError, match="rank 1 died"):
         handle.output()
     leave(ranks)

@@ -128,7 +128,7 @@ def test_sets_without_rank_0_are_served_while_it_rests():
         me.engine.barrier(name="end").wait()
         return elapsed
 
-    assert max(on_ranks(3, program)) < 5
+    assert max(on_ranks(3, program)) < 60
 
 
 def test_a_tensor_that_waits_too_long_ends_the_job_by_name():
@@ -136,7 +136,7 @@ def test_a_tensor_that_waits_too_long_ends_the_job_by_name():
 
     def program(me):
         if me.rank == 1:
-            waiting.wait(20)
+            waiting.wait(60)
             me.allreduce("late", np.ones(3)).wait()
         try:
             me.allreduce("late", np.ones(3)).wait()

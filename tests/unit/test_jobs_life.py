@@ -54,7 +54,7 @@ def write(folder: Path, body: str) -> Path:
 
 
 def states(*ids: str) -> list[str]:
-    return [job.state.value for job in jobs.wait(ids, 60)]
+    return [job.state.value for job in jobs.wait(ids, 120)]
 
 
 def cli(*words: str) -> subprocess.CompletedProcess[str]:

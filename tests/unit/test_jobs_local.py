@@ -43,7 +43,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def cli(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run qsgd-hpc, expect its exit code, and expect no traceback."""
-    done = subprocess.run([*CLI, *words], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*CLI, *words], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code, done
     assert "Traceback" not in done.stderr
     return done
@@ -57,7 +57,7 @@ def submit(folder: Path, body: str, *flags: str, args: tuple[str, ...] = ()) -> 
     return record
 
 
-def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
     """Wait for a condition, or fail."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
@@ -119,7 +119,7 @@ def test_cancel_ends_every_process_even_stubborn_and_detached_ones(place: Path) 
 
 
 def test_a_waiting_job_can_be_cancelled(place: Path) -> None:
-    first = submit(place, "import time; time.sleep(60)")
+    first = submit(place, "import time; time.sleep(300)")
     second = submit(place, "print('never')")
     until(lambda: "waits for local-1" in jobs.get(second["id"]).progress.why)
     assert jobs.cancel(second["id"]).state is jobs.JobState.CANCELLED
@@ -128,12 +128,12 @@ def test_a_waiting_job_can_be_cancelled(place: Path) -> None:
 
 
 def test_walltime_ends_the_job(place: Path) -> None:
-    job = submit(place, "import time; time.sleep(60)", "--walltime", "1s")
+    job = submit(place, "import time; time.sleep(300)", "--walltime", "1s")
     assert "TIMEOUT (ended at its walltime of 00:00:01)" in cli("wait", job["id"], code=1).stdout
 
 
 def test_waiting_can_give_up(place: Path) -> None:
-    job = submit(place, "import time; time.sleep(60)")
+    job = submit(place, "import time; time.sleep(300)")
     cli("wait", job["id"], "--timeout", "1s", code=3)
 
 
@@ -150,16 +150,16 @@ def test_a_job_survives_its_terminal(place: Path) -> None:
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    command = f"{sys.executable} -m qsgd_hpc.cli submit job.py; sleep 60"
+    command = f"{sys.executable} -m qsgd_hpc.cli submit job.py; sleep 300"
     shell = subprocess.Popen(
         ["bash", "-c", command], stdin=slave, stdout=slave, stderr=slave, preexec_fn=own_terminal
     )
     os.close(slave)
     until(lambda: registry.ids() and jobs.get("local-1").state is jobs.JobState.RUNNING)
     os.close(master)
-    assert shell.wait(10) == -signal.SIGHUP
+    assert shell.wait(60) == -signal.SIGHUP
     (place / "terminal_is_gone").touch()
-    assert jobs.wait(["local-1"], 20)[0].state is jobs.JobState.COMPLETED
+    assert jobs.wait(["local-1"], 120)[0].state is jobs.JobState.COMPLETED
     assert jobs.output("local-1").read_text() == "still here\n"
 
 
@@ -199,7 +199,7 @@ def test_racing_submissions_lose_and_double_nothing_and_run_one_by_one(place: Pa
         subprocess.Popen([*CLI, "submit", "--json", "job.py"], stdout=subprocess.PIPE)
         for _ in range(5)
     ]
-    got = sorted(json.loads(racer.communicate(timeout=60)[0])["id"] for racer in racers)
+    got = sorted(json.loads(racer.communicate(timeout=120)[0])["id"] for racer in racers)
     assert got == [f"local-{i}" for i in range(1, 6)]
     ended = jobs.wait(got, 60)
     assert {job.state for job in ended} == {jobs.JobState.COMPLETED}
@@ -234,7 +234,7 @@ def test_script_with_spaces_and_quotes_in_its_path_runs(place: Path) -> None:
     script = place / 'it\'s "my" $(touch pwned) scrípt.py'
     script.write_text("print(__file__)")
     cli("submit", script.name)
-    jobs.wait(["local-1"], 20)
+    jobs.wait(["local-1"], 120)
     assert jobs.output("local-1").read_text() == f"{script}\n"
     assert not list(place.glob("pwned"))
 

@@ -1,0 +1,193 @@
+"""Run the tests as ``make test`` and ``make test-all`` do, and say what became of them.
+
+    python -m tests.gate             the gate: what every change must pass, in minutes
+    python -m tests.gate --all       everything, for an hour or two
+
+Tests of pure functions run on all cores; those that start ranks or jobs follow, one at a time. What
+failed runs once more, alone: what passes then is printed as ``flaky: NAME`` and does not fail the
+run, but must be mended or leave the gate (``tests/selection.py``) before anything else is done.
+Whatever is still alive at the end is named, ended, and fails the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from tests.processes import MARK, default_interrupts, end_marked
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "tested.md"
+PAGE_HEAD = """# What was tested last
+
+`make test-all` runs every test there is: those of the gate, and those that are long, or need root,
+system packages or real data ([which is which](../CONTRIBUTING.md#test)). What it said last:
+"""
+WORKERS = "2"
+MOST_REPEATED = 20  # more failures than that are no accident
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One run of pytest, and what it is called."""
+
+    title: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of the tests of a phase, by their names."""
+
+    passed: frozenset[str]
+    skipped: frozenset[str]
+    failed: tuple[str, ...]
+    broken_off: tuple[str, ...]  # begun and never ended: the process went down with them
+
+
+def phases(everything: bool) -> list[Phase]:
+    """Return what runs, in order."""
+    also = "" if everything else " and not full"
+    side_by_side = ("-n", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder")
+    return [
+        Phase("pure functions, on all cores", (*side_by_side, "-m", f"not serial{also}")),
+        Phase("ranks and jobs, one at a time", ("-m", f"serial{also}")),
+    ]
+
+
+def read(file: Path) -> Outcomes:
+    """Read what ``--outcomes`` has written."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    begun: dict[str, bool] = {}
+    became: dict[str, set[str]] = {}
+    for entry in map(json.loads, lines):
+        if "outcome" in entry:
+            became.setdefault(entry["test"], set()).add(entry["outcome"])
+        else:
+            begun[entry["test"]] = entry["state"] == "ended"
+    return Outcomes(
+        passed=frozenset(t for t, found in became.items() if found == {"passed"}),
+        skipped=frozenset(t for t, o in became.items() if "skipped" in o and "failed" not in o),
+        failed=tuple(t for t, found in became.items() if "failed" in found),
+        broken_off=tuple(t for t, ended in begun.items() if not ended),
+    )
+
+
+def run_phase(phase: Phase, folder: Path) -> tuple[int, Outcomes]:
+    """Run pytest in a folder; return its exit code and what became of the tests."""
+    print(f"\n== {phase.title} ==", flush=True)
+    with tempfile.TemporaryDirectory(prefix="outcomes-") as name:
+        file = Path(name, "outcomes.jsonl")
+        command = [sys.executable, "-m", "pytest", "--durations=15", "--outcomes", str(file)]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([*command, *phase.options], cwd=folder, env=environ, check=False)
+        return done.returncode, read(file)
+
+
+def verdict(
+    phases: Sequence[Phase], folder: Path = ROOT, options: tuple[str, ...] = ()
+) -> tuple[bool, dict[str, int], list[str]]:
+    """Run tests, and once more what failed.
+
+    Args:
+        phases: what to run.
+        folder: where the names of the tests begin.
+        options: of pytest, when it runs once more what failed.
+
+    Returns:
+        Whether all is well, how many passed, failed and were skipped, and the flaky ones.
+    """
+    counts, failed, well = {"passed": 0, "failed": 0, "skipped": 0}, dict[str, None](), True
+    for phase in phases:
+        code, found = run_phase(phase, folder)
+        counts["passed"] += len(found.passed)
+        counts["skipped"] += len(found.skipped)
+        failed |= dict.fromkeys(found.failed)
+        # 0: all passed; 1: some failed, which is judged below; all else broke the run itself.
+        if code not in (0, 1) or found.broken_off or (code == 1 and not found.failed):
+            well = False
+            for test in found.broken_off or ("(between tests)",):
+                print(f"broken off, with pytest's exit code {code}, in: {test}", flush=True)
+    flaky = repeat(list(failed), folder, options) if failed else []
+    counts["passed"] += len(flaky)
+    counts["failed"] = len(failed) - len(flaky)
+    return well and not counts["failed"], counts, flaky
+
+
+def repeat(failed: list[str], folder: Path, options: tuple[str, ...]) -> list[str]:
+    """Run what failed once more, alone; say and return what passes now."""
+    if len(failed) > MOST_REPEATED:
+        print(f"{len(failed)} tests failed: too many for an accident, so none is tried again")
+        return []
+    _, found = run_phase(Phase("what failed, once more and alone", (*options, *failed)), folder)
+    for test in failed:
+        print(f"{'flaky' if test in found.passed else 'failed twice'}: {test}", flush=True)
+    return [test for test in failed if test in found.passed]
+
+
+def write_page(counts: dict[str, int], flaky: list[str], minutes: float) -> None:
+    """Keep the result of a whole run for readers of the documentation."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    rows = {
+        "date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
+        "commit": commit,
+        "machine": f"{os.cpu_count()} cores, {cpu}",
+        "system": platform.freedesktop_os_release()["PRETTY_NAME"],
+        "Python": platform.python_version(),
+        "tests": ", ".join(f"{count} {what}" for what, count in counts.items()),
+        "time": f"{minutes:.0f} minutes",
+        "flaky": ", ".join(f"`{test}`" for test in flaky) or "none",
+    }
+    table = "\n".join(f"| {name} | {text} |" for name, text in rows.items())
+    PAGE.write_text(f"{PAGE_HEAD}\n| | |\n|---|---|\n{table}\n", encoding="utf-8")
+
+
+def main() -> int:
+    """Run the tests; 0: all is well."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="also what is long or needs more than PyPI"
+    )
+    everything = parser.parse_args().all
+    default_interrupts()
+    mark = os.environ[MARK] = f"gate-{secrets.token_hex(4)}"
+    begun_s = time.monotonic()
+    try:
+        well, counts, flaky = verdict(phases(everything))
+    finally:
+        left = end_marked(mark)
+        for line in left:
+            print(f"outlived the tests: {line}", flush=True)
+    minutes = (time.monotonic() - begun_s) / 60
+    if everything:
+        write_page(counts, flaky, minutes)
+    # The last line is for whoever reads no other.
+    print(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    return 0 if well and not left else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

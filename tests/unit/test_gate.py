@@ -1,0 +1,177 @@
+"""The rules of the tests themselves: what a test starts ends with it, what hangs is ended, what
+fails once is told from what fails twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests import gate
+from tests.processes import MARK
+
+ROOT = Path(__file__).parents[2]
+
+
+def rules(folder: Path) -> tuple[str, ...]:
+    """Return the options by which pytest has the rules of this project in a folder elsewhere."""
+    settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder))
+    return (*settings, "-p", "tests.conftest", "-p", "no:cacheprovider")
+
+
+def run_pytest(folder: Path, body: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run tests under the rules of this project."""
+    (folder / "test_it.py").write_text(textwrap.dedent(body))
+    command = [sys.executable, "-m", "pytest", *rules(folder), *options]
+    return subprocess.run(
+        [*command, str(folder / "test_it.py")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+LEAVES_ONE = """
+    import subprocess, sys
+    def test_leaves_a_process(tmp_path):
+        loop = "import os, time\\nprint('still here', flush=True)\\ntime.sleep(600)"
+        child = subprocess.Popen([sys.executable, "-c", loop], {how})
+        print("pid", child.pid)
+        {end}
+"""
+
+
+@pytest.mark.parametrize("how", ["", "start_new_session=True"])
+def test_a_process_that_outlives_its_test_is_named_ended_and_fails_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("TESTS_VANISH_S", "1")
+    done = run_pytest(tmp_path, LEAVES_ONE.format(how=how, end=""))
+    assert done.returncode == 1
+    assert "this test left running:" in done.stdout
+    assert "time.sleep(600)" in done.stdout
+    pid = int(done.stdout.split("pid ")[1].split(",")[0])
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_failing_test_shows_what_its_processes_printed_and_leaves_none(tmp_path: Path) -> None:
+    end = "assert child.stdout.readline() == b'nothing'"
+    how = "stdout=subprocess.PIPE, stderr=subprocess.STDOUT"
+    body = LEAVES_ONE.format(how=how, end=end).replace(
+        "time.sleep", "print('more', flush=True); time.sleep"
+    )
+    done = run_pytest(tmp_path, body)
+    assert done.returncode == 1
+    assert "stdout of " in done.stdout and "more" in done.stdout
+    pid = int(done.stdout.split("pid ")[1].split()[0])
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_hanging_test_is_ended_with_its_stacks_and_what_its_process_printed(
+    tmp_path: Path,
+) -> None:
+    body = """
+        import subprocess, sys, threading, time
+        def beside(): time.sleep(600)
+        def test_hangs():
+            threading.Thread(target=beside, daemon=True).start()
+            loop = "import time; print('rank 1 at step 7', flush=True); time.sleep(600)"
+            subprocess.run([sys.executable, "-c", loop], capture_output=True)
+    """
+    done = run_pytest(tmp_path, body, "--timeout", "3")
+    assert done.returncode == 1
+    assert "Timeout" in done.stdout
+    assert "in beside" in done.stdout + done.stderr
+    assert "rank 1 at step 7" in done.stdout
+
+
+def test_code_that_holds_the_interpreter_is_ended_with_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESTS_MARGIN_S", "1")
+    body = """
+        def test_never_returns():
+            sum(range(10**14))  # a loop in C that looks for no signal
+    """
+    done = run_pytest(tmp_path, body, "--timeout", "1")
+    assert done.returncode != 0
+    assert "in test_never_returns" in done.stderr
+    assert " failed" not in done.stdout  # the run itself is over
+
+
+def test_jobs_logs_are_shown_when_their_test_fails(tmp_path: Path) -> None:
+    body = """
+        def test_job(tmp_path):
+            (tmp_path / "jobs").mkdir()
+            (tmp_path / "jobs" / "output.log").write_text("rank 3: no space left")
+            assert False
+    """
+    assert "rank 3: no space left" in run_pytest(tmp_path, body).stdout
+
+
+def test_a_child_hears_ctrl_c_though_the_tests_were_started_deaf_to_it(tmp_path: Path) -> None:
+    body = """
+        import signal, subprocess, sys
+        def test_child():
+            ask = "import signal; print(signal.getsignal(signal.SIGINT).__name__)"
+            answer = subprocess.check_output([sys.executable, "-c", ask], text=True)
+            assert answer == "default_int_handler\\n"
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        done = run_pytest(tmp_path, body)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == 0, done.stdout
+
+
+FLAKY = """
+    from pathlib import Path
+    def test_good(): pass
+    def test_fails_once():
+        flag = Path(__file__).with_name("flag")
+        if not flag.exists():
+            flag.touch()
+            assert False
+    def test_fails_always(): assert {holds}
+"""
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_what_passes_when_tried_again_is_flaky_and_what_fails_again_is_red(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], holds: bool
+) -> None:
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(FLAKY.format(holds=holds)))
+    options = rules(tmp_path)
+    file = str(tmp_path / "test_it.py")
+    well, counts, flaky = gate.verdict([gate.Phase("all", (*options, file))], tmp_path, options)
+    said = capfd.readouterr().out
+    assert flaky == ["test_it.py::test_fails_once"]
+    assert "flaky: test_it.py::test_fails_once" in said
+    assert well == holds
+    assert ("failed twice: test_it.py::test_fails_always" in said) != holds
+    assert counts == {"passed": 2 + holds, "failed": 1 - holds, "skipped": 0}
+
+
+def test_a_run_that_is_broken_off_is_red_and_names_the_test(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_it.py").write_text("import os\ndef test_gone(): os._exit(3)\n")
+    options = rules(tmp_path)
+    phase = gate.Phase("all", (*options, str(tmp_path / "test_it.py")))
+    well, _, _ = gate.verdict([phase], tmp_path, options)
+    assert not well
+    assert (
+        "broken off, with pytest's exit code 3, in: test_it.py::test_gone" in capfd.readouterr().out
+    )
+
+
+def test_every_test_bears_the_mark_of_its_own(owner: object) -> None:
+    assert os.environ[MARK] == getattr(owner, "mark", None)
