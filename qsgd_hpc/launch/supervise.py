@@ -101,8 +101,24 @@ def _run_child(command: list[str], out: int, err: int) -> None:
         os._exit(127 if error.errno == errno.ENOENT else 126)
 
 
-def _start_watcher(group: int) -> int:
-    """Fork a process that kills the group if this one dies; return the descriptor it listens to."""
+def _clear_shared_memory(since_s: float) -> None:
+    """Remove what the ranks' MPI has left on this node, if nobody of theirs is left."""
+    import runpy  # not at the start, which is to be quick
+
+    beside = os.path.join(os.path.dirname(__file__), "shared_memory.py")  # noqa: PTH118, PTH120
+    runpy.run_path(beside)["sweep"](since_s)
+
+
+def _outlive(group: int, since_s: float) -> None:
+    """Kill what a dead supervisor has left (MPI_Abort kills it, too), and tidy up in its place."""
+    gone_by_s = time.monotonic() + _LEFTOVER_S
+    while _signal_group(group, signal.SIGKILL) and time.monotonic() < gone_by_s:
+        time.sleep(0.01)
+    _clear_shared_memory(since_s)
+
+
+def _start_watcher(group: int, since_s: float) -> int:
+    """Fork a process that stands in if this one dies; return the descriptor it listens to."""
     listen, speak = os.pipe()
     if os.fork() == 0:
         with contextlib.suppress(OSError):
@@ -110,7 +126,7 @@ def _start_watcher(group: int) -> int:
             os.dup2(listen, 0)
             os.closerange(1, 4096)
             if os.read(0, 1) == b"":
-                _signal_group(group, signal.SIGKILL)
+                _outlive(group, since_s)
         os._exit(0)
     os.close(listen)
     return speak
@@ -120,6 +136,7 @@ class Supervisor:
     """The state of one watched rank."""
 
     def __init__(self, token: bytes, frame_bytes: int, rank: int) -> None:
+        self.began_s = time.time()
         self.token, self.rank = token, rank
         self.parent = os.getppid()
         # base64 makes 4 bytes of 3; 40 leaves room for mark, token, kind, rank and newline.
@@ -148,7 +165,7 @@ class Supervisor:
             _run_child(command, out_in, err_in)
         with contextlib.suppress(OSError):  # the child does it too: whoever is first
             os.setpgid(self.pid, self.pid)
-        own = {0, 1, 2, out, err, self.wake, self.wake_in, _start_watcher(self.pid)}
+        own = {0, 1, 2, out, err, self.wake, self.wake_in, _start_watcher(self.pid, self.began_s)}
         # mpiexec must see the rank's PMI socket close when the rank dies, so keep no copy of it.
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
             if int(name) not in own:
@@ -247,26 +264,17 @@ def launched_rank() -> int:
     return 0
 
 
-def _clear_shared_memory(since_s: float) -> None:
-    """Remove what the rank's MPI has left on this node, if this was its last rank here."""
-    import runpy  # not at the start, which is to be quick
-
-    beside = os.path.join(os.path.dirname(__file__), "shared_memory.py")  # noqa: PTH118, PTH120
-    runpy.run_path(beside)["sweep"](since_s)
-
-
 def main(argv: list[str]) -> int:
     """Run one rank. Always 0: a code of our own would set off mpiexec's clean-up and its banner."""
     token, frame_bytes = argv[0], int(argv[1])
     command = [":" if argument == COLON else argument for argument in argv[2:]]
     if token == "-":
         os.execvp(command[0], command)
-    began_s = time.time()
     supervisor = Supervisor(token.encode(), frame_bytes, launched_rank())
     pipes = supervisor.start(command)
     supervisor.send(START, f"{supervisor.pid} {socket.gethostname()}".encode())
     supervisor.relay(pipes)
-    _clear_shared_memory(began_s)
+    _clear_shared_memory(supervisor.began_s)
     supervisor.send(END, b"%d" % (supervisor.status or 0))
     return 0
 
