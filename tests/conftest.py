@@ -9,14 +9,25 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qsgd_hpc.launch.shared_memory import sweep
 from tests import selection
-from tests.processes import MARK, VANISH_S, OwnedPopen, Owner, default_interrupts, end_marked
+from tests.processes import (
+    MARK,
+    OUTCOMES,
+    VANISH_S,
+    OwnedPopen,
+    Owner,
+    default_interrupts,
+    end_marked,
+)
 
 FAILED = pytest.StashKey[bool]()
 # pytest-timeout ends a test from within the interpreter; compiled code that never returns to it is
@@ -53,20 +64,19 @@ class OutcomeLog:
         self._stream.close()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--outcomes", metavar="FILE", help="append what becomes of each test, a JSON line each"
-    )
-
-
 def pytest_configure(config: pytest.Config) -> None:
     default_interrupts()
     # Whatever is installed on this machine: a test that means a scheduler brings its own.
     os.environ["QSGD_SITE"] = "local"
     os.environ[MARK] = os.environ.get(MARK, f"session-{secrets.token_hex(4)}") + "."
+    homes = tempfile.TemporaryDirectory(prefix="homes-", ignore_cleanup_errors=True)
+    config.add_cleanup(homes.cleanup)
+    os.environ["QSGD_HOME"] = str(Path(homes.name, "session"))
     config.add_cleanup(_STDERR.close)
     subprocess.Popen = OwnedPopen  # type: ignore[misc]
-    outcomes = config.getoption("outcomes")
+    # Not an option: pytest's workers would take its value for the name of a test. And not for the
+    # tests that tests run.
+    outcomes = os.environ.pop(OUTCOMES, None)
     if outcomes and not hasattr(config, "workerinput"):
         config.pluginmanager.register(OutcomeLog(Path(outcomes)))
 
@@ -102,15 +112,20 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner | None]:
     if request.config.pluginmanager.hasplugin("tests.ranks"):
         yield None
         return
-    before = os.environ[MARK]
-    mine = Owner(f"{before}{secrets.token_hex(4)}")
+    before, home = os.environ[MARK], os.environ["QSGD_HOME"]
+    token = secrets.token_hex(4)
+    mine = Owner(f"{before}{token}")
     os.environ[MARK], Owner.current = mine.mark, mine
+    os.environ["QSGD_HOME"] = str(Path(home).with_name(token))  # made when it is needed
+    began_s = time.time()
     yield mine
     failed = request.node.stash.get(FAILED, False)
     left = mine.end(0 if failed else VANISH_S)
-    os.environ[MARK], Owner.current = before, None
+    if request.node.get_closest_marker("serial"):  # else another test's ranks may be at work
+        left += [f"shared memory /dev/shm/{name}" for name in sweep(began_s)]
+    os.environ[MARK], os.environ["QSGD_HOME"], Owner.current = before, home, None
     if left and not failed:
-        pytest.fail("this test left running:\n" + "\n".join(left), pytrace=False)
+        pytest.fail("this test left behind:\n" + "\n".join(left), pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)

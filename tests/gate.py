@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tests.processes import MARK, default_interrupts, end_marked
+from tests.processes import MARK, OUTCOMES, default_interrupts, end_marked
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "tested.md"
@@ -35,15 +35,19 @@ PAGE_HEAD = """# What was tested last
 system packages or real data ([which is which](../CONTRIBUTING.md#test)). What it said last:
 """
 WORKERS = "2"
-MOST_REPEATED = 20  # more failures than that are no accident
+# So many failures are no accident: the phase ends, and nothing is tried again. A core that hangs
+# would otherwise cost each test of it the longest that one may take.
+MOST_FAILED = 10
+LONGEST_PURE_S = 120
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One run of pytest, and what it is called."""
+    """One run of pytest, what it is called, and how many failures end it."""
 
     title: str
     options: tuple[str, ...]
+    most_failed: int = MOST_FAILED
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,16 @@ def phases(everything: bool) -> list[Phase]:
     """Return what runs, in order."""
     also = "" if everything else " and not full"
     side_by_side = ("-n", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder")
+    pure = (*side_by_side, "--timeout", str(LONGEST_PURE_S), "-m", f"not serial{also}")
+    most_failed = 1000 if everything else MOST_FAILED
     return [
-        Phase("pure functions, on all cores", (*side_by_side, "-m", f"not serial{also}")),
-        Phase("ranks and jobs, one at a time", ("-m", f"serial{also}")),
+        Phase("pure functions, on all cores", pure, most_failed),
+        Phase("ranks and jobs, one at a time", ("-m", f"serial{also}"), most_failed // 2),
     ]
 
 
 def read(file: Path) -> Outcomes:
-    """Read what ``--outcomes`` has written."""
+    """Read what the tests' own conftest.py has written."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     begun: dict[str, bool] = {}
     became: dict[str, set[str]] = {}
@@ -89,8 +95,9 @@ def run_phase(phase: Phase, folder: Path) -> tuple[int, Outcomes]:
     print(f"\n== {phase.title} ==", flush=True)
     with tempfile.TemporaryDirectory(prefix="outcomes-") as name:
         file = Path(name, "outcomes.jsonl")
-        command = [sys.executable, "-m", "pytest", "--durations=15", "--outcomes", str(file)]
-        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "pytest", "--durations=15"]
+        command += ["--maxfail", str(phase.most_failed)]
+        environ = {**os.environ, OUTCOMES: str(file)}
         done = subprocess.run([*command, *phase.options], cwd=folder, env=environ, check=False)
         return done.returncode, read(file)
 
@@ -119,6 +126,9 @@ def verdict(
             well = False
             for test in found.broken_off or ("(between tests)",):
                 print(f"broken off, with pytest's exit code {code}, in: {test}", flush=True)
+        if len(found.failed) >= phase.most_failed:
+            print(f"{len(found.failed)} tests failed, which is no accident: the run ends here")
+            return False, {**counts, "failed": len(failed)}, []
     flaky = repeat(list(failed), folder, options) if failed else []
     counts["passed"] += len(flaky)
     counts["failed"] = len(failed) - len(flaky)
@@ -127,9 +137,6 @@ def verdict(
 
 def repeat(failed: list[str], folder: Path, options: tuple[str, ...]) -> list[str]:
     """Run what failed once more, alone; say and return what passes now."""
-    if len(failed) > MOST_REPEATED:
-        print(f"{len(failed)} tests failed: too many for an accident, so none is tried again")
-        return []
     _, found = run_phase(Phase("what failed, once more and alone", (*options, *failed)), folder)
     for test in failed:
         print(f"{'flaky' if test in found.passed else 'failed twice'}: {test}", flush=True)

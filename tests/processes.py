@@ -18,9 +18,18 @@ from typing import Any
 
 import psutil
 
-__all__ = ["MARK", "OwnedPopen", "Owner", "end_marked", "marked"]
+__all__ = [
+    "MARK",
+    "OwnedPopen",
+    "Owner",
+    "default_interrupts",
+    "end_marked",
+    "marked",
+    "without_settings",
+]
 
 MARK = "TEST_OWNER"  # not QSGD_*: tests take those out of the environment
+OUTCOMES = "TEST_OUTCOMES"  # the file for what becomes of each test
 # A job's last processes write its end into its folder after whoever waits for it has seen it.
 VANISH_S = float(os.environ.get("TESTS_VANISH_S", "60"))
 REAP_S = 5.0  # until a killed child can be waited for
@@ -183,6 +192,19 @@ class OwnedPopen(subprocess.Popen):  # type: ignore[type-arg]
                     pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(REAP_S)
+
+
+def without_settings() -> dict[str, str]:
+    """Return the environment without what a user may have set for training; the test's home stays.
+
+    Ranks are to find the defaults, whatever the shell that has started the tests has exported.
+    """
+    stripped = ("QSGD_", "OMP_")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name == "QSGD_HOME" or not name.startswith(stripped)
+    }
 
 
 def default_interrupts() -> None:

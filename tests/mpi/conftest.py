@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import without_settings
+
 ROOT = Path(__file__).parents[2]
 LONGEST_ON_RANKS_S = 120
 
@@ -33,11 +35,10 @@ def run_ranks(python: str, tmp_path: Path):
     def run(
         ranks: int, *command: str, timeout_s: float = 240, cwd: Path = ROOT, **environ: str
     ) -> subprocess.CompletedProcess[str]:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("QSGD_", "OMP_"))}
         return subprocess.run(
             [python, "-m", "qsgd_hpc.cli", "run", "-np", str(ranks), *command],
             cwd=cwd,
-            env={**clean, **environ},
+            env={**without_settings(), **environ},
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import without_settings
+
 ROOT = Path(__file__).parents[2]
 SHAPED = ROOT / "benchmarks" / "shaped_network"
 
 
 def start(words, **environ):
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("QSGD_", "OMP_"))}
     return subprocess.run(
         words,
         cwd=ROOT,
-        env={**clean, **environ},
+        env={**without_settings(), **environ},
         capture_output=True,
         text=True,
         timeout=240,

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc import env
+from tests.processes import without_settings
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("QSGD_TEST_MXNET", "")
@@ -26,7 +27,7 @@ needs_mxnet = pytest.mark.skipif(
 
 def run_ranks(ranks: int, *command: str) -> str:
     """Return what ranks in MXNet's environment print."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "QSGD_"))}
+    clean = without_settings()
     done = subprocess.run(
         [PYTHON, "-m", "qsgd_hpc.cli", "run", "-np", str(ranks), *command],
         cwd=ROOT,

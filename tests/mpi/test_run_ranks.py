@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -10,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.processes import without_settings
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120.0
@@ -21,7 +22,7 @@ class Shell:
     def __init__(self, python: str, folder: Path) -> None:
         self.python, self.folder = python, folder
         self.environ = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("QSGD_", "OMP_"))},
+            **without_settings(),
             "PYTHONPATH": str(ROOT),
             "QSGD_RUN_GRACE_S": "3",
         }

@@ -55,7 +55,7 @@ def test_a_process_that_outlives_its_test_is_named_ended_and_fails_it(
     monkeypatch.setenv("TESTS_VANISH_S", "1")
     done = run_pytest(tmp_path, LEAVES_ONE.format(how=how, end=""))
     assert done.returncode == 1
-    assert "this test left running:" in done.stdout
+    assert "this test left behind:" in done.stdout
     assert "time.sleep(600)" in done.stdout
     pid = int(done.stdout.split("pid ")[1].split(",")[0])
     assert not psutil.pid_exists(pid)
@@ -132,6 +132,12 @@ def test_a_child_hears_ctrl_c_though_the_tests_were_started_deaf_to_it(tmp_path:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.fixture
+def from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pytest find the rules when it runs in a folder of its own."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
 FLAKY = """
     from pathlib import Path
     def test_good(): pass
@@ -144,6 +150,7 @@ FLAKY = """
 """
 
 
+@pytest.mark.usefixtures("from_elsewhere")
 @pytest.mark.parametrize("holds", [True, False])
 def test_what_passes_when_tried_again_is_flaky_and_what_fails_again_is_red(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], holds: bool
@@ -160,6 +167,20 @@ def test_what_passes_when_tried_again_is_flaky_and_what_fails_again_is_red(
     assert counts == {"passed": 2 + holds, "failed": 1 - holds, "skipped": 0}
 
 
+@pytest.mark.usefixtures("from_elsewhere")
+def test_many_failures_end_the_run_and_are_not_tried_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    many = "import pytest\n@pytest.mark.parametrize('i', range(9))\ndef test_bad(i): assert False\n"
+    (tmp_path / "test_it.py").write_text(many)
+    phase = gate.Phase("all", (*rules(tmp_path), str(tmp_path / "test_it.py")), most_failed=3)
+    well, counts, flaky = gate.verdict([phase, phase], tmp_path, rules(tmp_path))
+    assert (well, counts["failed"], flaky) == (False, 3, [])
+    said = capfd.readouterr().out
+    assert said.count("== all ==") == 1 and "once more" not in said
+
+
+@pytest.mark.usefixtures("from_elsewhere")
 def test_a_run_that_is_broken_off_is_red_and_names_the_test(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

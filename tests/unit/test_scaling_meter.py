@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from qsgd_hpc.scaling.step_log import COUNTERS, StepLog, Waits, breakdown, mean_over_ranks
+from tests.processes import without_settings
 
 # One process for all of them: MPI starts once in a process, and not in that of the tests.
 TRAININGS = """
@@ -81,7 +82,7 @@ print(json.dumps(told))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("meter")
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("QSGD_")}
+    environ = without_settings()
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     command = [sys.executable, "-c", TRAININGS]
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
