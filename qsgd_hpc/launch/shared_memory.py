@@ -76,13 +76,15 @@ def _used_by(pid: int, paths: set[str]) -> set[str]:
     """
     used = set()
     try:
+        # In this order: a rank that starts opens, maps and closes its file, and would be missed
+        # between two looks in the other one.
+        for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
+            with contextlib.suppress(FileNotFoundError):
+                used |= paths & {os.readlink(f"/proc/{pid}/fd/{name}")}  # noqa: PTH115
         with open(f"/proc/{pid}/maps") as lines:  # noqa: PTH123
             for line in lines:
                 # Address, rights, offset, device and inode hold no slash; the path begins with one.
                 used |= paths & {"/" + line.rstrip("\n").partition("/")[2]}
-        for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
-            with contextlib.suppress(FileNotFoundError):
-                used |= paths & {os.readlink(f"/proc/{pid}/fd/{name}")}  # noqa: PTH115
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         pass
     return used
