@@ -10,7 +10,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.facts import dotted, unconfirmed
 from qsgd_hpc.jobs.merge import merged
 from qsgd_hpc.jobs.profile import Site
-from qsgd_hpc.jobs.sites import SUBMIT_COMMANDS, choose, find_host, load, names
+from qsgd_hpc.jobs.sites import SUBMIT_COMMANDS, choose, load, names
 from qsgd_hpc.jobs.sources import package_faults
 
 __all__ = ["site"]
@@ -20,7 +20,7 @@ def site() -> list[Finding]:
     """Say which site is chosen here, and which profiles cannot be used."""
     found = []
     try:
-        found += _chosen(choose(None, find_host()))
+        found += _chosen(choose(None))
     except UsageError as error:
         found.append(fault("site", str(error), "See `qsgd-hpc sites list`."))
     for name in names():

@@ -72,18 +72,20 @@ def _serves(scheduler: str, command: str) -> bool:
     return any(path.is_file() for path in _SLURM_CONF) or ask(["scontrol", "ping"]).code == 0
 
 
-def choose(asked: str | None, host: Host) -> Site:
+def choose(asked: str | None, host: Host | None = None) -> Site:
     """Return the site that is asked for, or named by QSGD_SITE, or that fits this host.
 
     A scheduler on a host that no profile names gets the generic profile of that scheduler, and a
-    machine without one the embedded default.
+    machine without one the embedded default. Without ``host`` this machine is looked at, but only
+    where nobody has named a site: a scheduler that is asked whether it is there takes its time.
 
     Raises:
         UsageError: unknown or malformed profile, or a scheduler that no profile fits.
     """
-    name = asked or env.get("QSGD_SITE", host.variables)
+    name = asked or env.get("QSGD_SITE", os.environ if host is None else host.variables)
     if name:
         return load(name)
+    host = host or find_host()
     sites, broken = _usable()
     for site in sites.values():
         if is_login_host(site, host):

@@ -51,7 +51,7 @@ def list_sites(as_json: bool) -> None:
 @click.argument("name", required=False)
 def show_site(name: str | None, as_json: bool) -> None:
     """Show profile NAME (default: the one used here): queues, notes, and its YAML files."""
-    name = name or profiles.choose(None, profiles.find_host()).name
+    name = name or profiles.choose(None).name
     if as_json:
         click.echo(json.dumps(sites_view.profile_json(merged(name)), indent=2))
         return
@@ -118,7 +118,7 @@ def new_site(name: str, scheduler: str | None, to_stdout: bool, force: bool) -> 
 
 def _here() -> str | None:
     try:
-        return profiles.choose(None, profiles.find_host()).name
+        return profiles.choose(None).name
     except UsageError:
         return None
 

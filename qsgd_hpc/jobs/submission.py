@@ -165,7 +165,7 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
     faults = []
     site = None
     try:
-        site = sites.choose(request.site, sites.find_host())
+        site = sites.choose(request.site)
     except UsageError as error:
         faults.append(str(error))
     facts = _look(request, workdir, site, dry_run)

@@ -14,7 +14,7 @@ import click
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.profile import Site
-from qsgd_hpc.jobs.sites import choose, find_host
+from qsgd_hpc.jobs.sites import choose
 from qsgd_hpc.scaling.folder import StudyFolder
 from qsgd_hpc.scaling.report_cli import show
 from qsgd_hpc.scaling.scale_options import Scale, asked, scale_options
@@ -66,7 +66,7 @@ def scale(ctx: click.Context, /, words: tuple[str, ...], **options: Any) -> None
     from qsgd_hpc.scaling.terminal import console
 
     wanted = asked(ctx, words)
-    site = choose(wanted.site, find_host())
+    site = choose(wanted.site)
     study = define(wanted.wishes, wanted.folder, site, Path.cwd(), wanted.faults)
     folder = StudyFolder(
         options["output"] or Path("scaling-results") / f"{wanted.name}-{study.mode}"
