@@ -114,7 +114,7 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner | None]:
         return
     before, home = os.environ[MARK], os.environ["QSGD_HOME"]
     token = secrets.token_hex(4)
-    mine = Owner(f"{before}{token}")
+    mine = Owner(f"{before}{token}", longer=before)
     os.environ[MARK], Owner.current = mine.mark, mine
     os.environ["QSGD_HOME"] = str(Path(home).with_name(token))  # made when it is needed
     began_s = time.time()
@@ -149,6 +149,7 @@ def _printed(item: pytest.Item) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.hookimpl(trylast=True)  # after the teardown of what a broken-off session had set up
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End what fixtures of the whole session have left running, and say so."""
     if hasattr(session.config, "workerinput") or session.config.getoption("numprocesses", None):

@@ -121,14 +121,14 @@ def verdict(
         counts["passed"] += len(found.passed)
         counts["skipped"] += len(found.skipped)
         failed |= dict.fromkeys(found.failed)
+        if len(found.failed) >= phase.most_failed:
+            print(f"{len(found.failed)} tests failed, which is no accident: the run ends here")
+            return False, {**counts, "failed": len(failed)}, []
         # 0: all passed; 1: some failed, which is judged below; all else broke the run itself.
         if code not in (0, 1) or found.broken_off or (code == 1 and not found.failed):
             well = False
             for test in found.broken_off or ("(between tests)",):
                 print(f"broken off, with pytest's exit code {code}, in: {test}", flush=True)
-        if len(found.failed) >= phase.most_failed:
-            print(f"{len(found.failed)} tests failed, which is no accident: the run ends here")
-            return False, {**counts, "failed": len(failed)}, []
     flaky = repeat(list(failed), folder, options) if failed else []
     counts["passed"] += len(flaky)
     counts["failed"] = len(failed) - len(flaky)

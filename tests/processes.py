@@ -44,14 +44,19 @@ def marked(mark: str) -> Iterator[psutil.Process]:
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        try:
-            variables = Path(entry.path, "environ").read_bytes().split(b"\0")
-            if any(variable.startswith(wanted) for variable in variables):
+        with contextlib.suppress(psutil.Error):
+            if any(variable.startswith(wanted) for variable in _variables(int(entry.name))):
                 process = psutil.Process(int(entry.name))
                 if counts(process):
                     yield process
-        except (OSError, psutil.Error):
-            continue
+
+
+def _variables(pid: int) -> list[bytes]:
+    """Return the environment that a process was started with; nothing of one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def counts(process: psutil.Process) -> bool:
@@ -91,12 +96,14 @@ class Owner:
 
     Args:
         mark: names the test among all that run on this machine.
+        longer: the mark of what fixtures start for several tests.
     """
 
     current: Owner | None = None
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, longer: str) -> None:
         self.mark = mark
+        self.longer = f"{MARK}={longer}".encode()
         self.started: list[OwnedPopen] = []
         self._before = {child.pid for child in _children()}
 
@@ -105,10 +112,13 @@ class Owner:
         deadline_s = time.monotonic() + patience_s
         while True:
             found = {process.pid: process for process in marked(self.mark)}
-            found |= {p.pid: p for p in _children() if p.pid not in self._before}
+            found |= {p.pid: p for p in _children() if self._is_new(p.pid)}
             if not found or time.monotonic() > deadline_s:
                 return list(found.values())
             time.sleep(0.02)
+
+    def _is_new(self, pid: int) -> bool:
+        return pid not in self._before and self.longer not in _variables(pid)
 
     def end(self, patience_s: float) -> list[str]:
         """End all that is left of the test; return what had outlived it by more than a moment."""

@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.processes import MARK
+
 __all__ = ["Bed", "missing"]
 
 PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "mariadb-install-db")
@@ -45,6 +47,8 @@ class Bed:
     cpus: int = 8
     gpus: int = 4
     forget_s: int = 300  # squeue knows an ended job for so long
+    # A daemon that one test starts again belongs to the tests after it, too.
+    mark: str = field(default_factory=lambda: os.environ.get(MARK, ""))
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     ports: list[int] = field(default_factory=list)  # controller, accounting, database, nodes
 
@@ -58,7 +62,7 @@ class Bed:
 
     @property
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, **self.variables}
+        return {**os.environ, **self.variables, MARK: self.mark}
 
     def up(self) -> None:
         """Start everything and return when all nodes are idle."""
