@@ -105,20 +105,31 @@ class Owner:
         self.mark = mark
         self.longer = f"{MARK}={longer}".encode()
         self.started: list[OwnedPopen] = []
-        self._before = {child.pid for child in _children()}
+        self._before = {child.pid for child in psutil.Process().children()}
 
     def survivors(self, patience_s: float) -> list[psutil.Process]:
         """Return what of the test is still alive after a moment to vanish."""
         deadline_s = time.monotonic() + patience_s
         while True:
             found = {process.pid: process for process in marked(self.mark)}
-            found |= {p.pid: p for p in _children() if self._is_new(p.pid)}
+            found |= {process.pid: process for process in self._new_children()}
             if not found or time.monotonic() > deadline_s:
                 return list(found.values())
             time.sleep(0.02)
 
-    def _is_new(self, pid: int) -> bool:
-        return pid not in self._before and self.longer not in _variables(pid)
+    def _new_children(self) -> Iterator[psutil.Process]:
+        """Yield the children of this test, with theirs.
+
+        A child of somebody else's child is none, though it may hide its environment: some write
+        what they are over it.
+        """
+        for child in psutil.Process().children():
+            if child.pid in self._before or self.longer in _variables(child.pid):
+                continue
+            with contextlib.suppress(psutil.Error):
+                for process in (child, *child.children(recursive=True)):
+                    if counts(process):
+                        yield process
 
     def end(self, patience_s: float) -> list[str]:
         """End all that is left of the test; return what had outlived it by more than a moment."""
@@ -140,15 +151,6 @@ class Owner:
                     shown = text[-SHOWN_CHARS:].decode(errors="replace")
                     found.append((f"{name} of {process.title}", shown))
         return found
-
-
-def _children() -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if counts(child):
-                found.append(child)
-    return found
 
 
 class OwnedPopen(subprocess.Popen):  # type: ignore[type-arg]
