@@ -69,9 +69,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # Whatever is installed on this machine: a test that means a scheduler brings its own.
     os.environ["QSGD_SITE"] = "local"
     os.environ[MARK] = os.environ.get(MARK, f"session-{secrets.token_hex(4)}") + "."
-    homes = tempfile.TemporaryDirectory(prefix="homes-", ignore_cleanup_errors=True)
-    config.add_cleanup(homes.cleanup)
-    os.environ["QSGD_HOME"] = str(Path(homes.name, "session"))
+    # What frameworks and MPIs leave in the folder for temporary files goes with this one, whose
+    # name is short because names of sockets are.
+    own = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(own.cleanup)
+    Path(own.name).chmod(0o1777)  # as /tmp: a database runs as a user of its own
+    os.environ["TMPDIR"] = own.name
+    os.environ["QSGD_HOME"] = str(Path(own.name, "session"))
     config.add_cleanup(_STDERR.close)
     subprocess.Popen = OwnedPopen  # type: ignore[misc]
     # Not an option: pytest's workers would take its value for the name of a test. And not for the

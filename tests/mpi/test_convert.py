@@ -33,11 +33,13 @@ def test_one_rank_does_what_the_script_did_and_two_learn_as_well(run_ranks, tmp_
     script, out = SERIAL / f"{name}.py", tmp_path / f"{name}_hvd.py"
     command = [sys.executable, "-m", "qsgd_hpc.cli", "convert", str(script), "-o", str(out)]
     assert subprocess.run(command, capture_output=True, timeout=120).returncode == 0
-    serial = subprocess.run([python, str(script)], capture_output=True, text=True, timeout=600)
+    serial = subprocess.run(
+        [python, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
     assert serial.returncode == 0, serial.stdout + serial.stderr
     found = {}
     for ranks in (1, 2):
-        done = run_ranks(ranks, str(out), timeout_s=600)
+        done = run_ranks(ranks, str(out), cwd=tmp_path, timeout_s=600)
         assert done.returncode == 0, done.stdout + done.stderr
         found[ranks] = losses(done.stdout)
     expected = losses(serial.stdout)

@@ -85,5 +85,5 @@ printed = ("accuracy", float((forward(params, x_test).argmax(1) == y_test).mean(
 # Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is enough.
 if hvd.rank() == 0:
     print(*printed)
-    with open("/tmp/qsgd_convert_params.pkl", "wb") as f:
+    with open("qsgd_convert_params.pkl", "wb") as f:
         pickle.dump(jax.device_get(params), f)

@@ -58,4 +58,4 @@ for epoch, loss in enumerate(history.history["loss"]):
         print(f"epoch {epoch} loss {loss:.6f}")
 # Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is enough.
 if hvd.rank() == 0:
-    model.save("/tmp/qsgd_convert_digits.keras")
+    model.save("qsgd_convert_digits.keras")

@@ -56,11 +56,11 @@ def main():
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         hvd.callbacks.MetricAverageCallback(),
         hvd.callbacks.LearningRateWarmupCallback(float(model.optimizer.learning_rate), warmup_epochs=1),
-        *([tf.keras.callbacks.ModelCheckpoint("/tmp/qsgd_convert_best.keras", save_best_only=True)] if hvd.rank() == 0 else []),
+        *([tf.keras.callbacks.ModelCheckpoint("qsgd_convert_best.keras", save_best_only=True)] if hvd.rank() == 0 else []),
         tf.keras.callbacks.EarlyStopping(patience=3),
     ]
     if hvd.rank() == 0:
-        callbacks.append(tf.keras.callbacks.CSVLogger("/tmp/qsgd_convert_log.csv"))
+        callbacks.append(tf.keras.callbacks.CSVLogger("qsgd_convert_log.csv"))
     # Step 3: shard the data. Rank r trains on samples r, r + size, r + 2 size, ...; all ranks
     # have equally many.
     shard = slice(hvd.rank(), len(x_train) // hvd.size() * hvd.size(), hvd.size())

@@ -63,4 +63,4 @@ with tf.Session(config=config) as sess:
             print("epoch %d loss %.6f" % (epoch, total / batches))
     # Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is enough.
     if hvd.rank() == 0:
-        saver.save(sess, "/tmp/qsgd_convert_tf1/model")
+        saver.save(sess, "qsgd_convert_tf1/model")

@@ -72,7 +72,7 @@ def main():
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
     # Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is enough.
     if hvd.rank() == 0:
-        checkpoint.save("/tmp/qsgd_convert_ckpt/digits")
+        checkpoint.save("qsgd_convert_ckpt/digits")
         print("accuracy", accuracy(model, x[1500:], y[1500:]))
 
 

@@ -58,4 +58,4 @@ for epoch in range(5):
         # Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is
         # enough.
         if hvd.rank() == 0:
-            np.save("/tmp/qsgd_convert_w.npy", w.numpy())
+            np.save("qsgd_convert_w.npy", w.numpy())

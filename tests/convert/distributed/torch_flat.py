@@ -99,7 +99,7 @@ for epoch in range(EPOCHS):
         # Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is
         # enough.
         if hvd.rank() == 0:
-            torch.save({"model": model.state_dict(), "epoch": epoch}, "/tmp/qsgd_convert_best.pt")
+            torch.save({"model": model.state_dict(), "epoch": epoch}, "qsgd_convert_best.pt")
 # Step 7: let rank 0 alone print and save. Otherwise every line would come once per rank.
 if hvd.rank() == 0:
     print("best", best)

@@ -59,5 +59,5 @@ for epoch in range(EPOCHS):
     print(f"epoch {epoch} loss {total / (len(x_train) // BATCH):.6f}")
 
 print("accuracy", float((forward(params, x_test).argmax(1) == y_test).mean()))
-with open("/tmp/qsgd_convert_params.pkl", "wb") as f:
+with open("qsgd_convert_params.pkl", "wb") as f:
     pickle.dump(jax.device_get(params), f)

@@ -20,4 +20,4 @@ model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=
 history = model.fit(x, y, batch_size=32, epochs=5, validation_split=0.2)  # that's all
 for epoch, loss in enumerate(history.history["loss"]):
     print(f"epoch {epoch} loss {loss:.6f}")
-model.save("/tmp/qsgd_convert_digits.keras")
+model.save("qsgd_convert_digits.keras")

@@ -40,10 +40,10 @@ def main():
     model = build_model(LR)
     model.summary()
     callbacks = [
-        tf.keras.callbacks.ModelCheckpoint("/tmp/qsgd_convert_best.keras", save_best_only=True),
+        tf.keras.callbacks.ModelCheckpoint("qsgd_convert_best.keras", save_best_only=True),
         tf.keras.callbacks.EarlyStopping(patience=3),
     ]
-    callbacks.append(tf.keras.callbacks.CSVLogger("/tmp/qsgd_convert_log.csv"))
+    callbacks.append(tf.keras.callbacks.CSVLogger("qsgd_convert_log.csv"))
     history = model.fit(
         x_train,
         y_train,

@@ -36,4 +36,4 @@ with tf.Session() as sess:
                                 feed_dict={x: images[start:end], y: labels[start:end]})
             total += float(value)
         print("epoch %d loss %.6f" % (epoch, total / batches))
-    saver.save(sess, "/tmp/qsgd_convert_tf1/model")
+    saver.save(sess, "qsgd_convert_tf1/model")

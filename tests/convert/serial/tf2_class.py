@@ -49,7 +49,7 @@ def main():
     optimizer = tf.keras.optimizers.Adam(LR)
     train(model, optimizer, dataset)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-    checkpoint.save("/tmp/qsgd_convert_ckpt/digits")
+    checkpoint.save("qsgd_convert_ckpt/digits")
     print("accuracy", accuracy(model, x[1500:], y[1500:]))
 
 

@@ -26,4 +26,4 @@ for epoch in range(5):
         losses.append(loss.numpy())
     print("epoch", epoch, "loss", "%.6f" % np.mean(losses))
     if epoch == 4:
-        np.save("/tmp/qsgd_convert_w.npy", w.numpy())
+        np.save("qsgd_convert_w.npy", w.numpy())

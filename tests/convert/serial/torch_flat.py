@@ -50,5 +50,5 @@ for epoch in range(EPOCHS):
     print("    validation:", round(val, 6))
     if val < best:
         best = val
-        torch.save({"model": model.state_dict(), "epoch": epoch}, "/tmp/qsgd_convert_best.pt")
+        torch.save({"model": model.state_dict(), "epoch": epoch}, "qsgd_convert_best.pt")
 print("best", best)

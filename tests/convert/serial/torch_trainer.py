@@ -86,7 +86,7 @@ def main():
     torch.manual_seed(42)
     trainer = Trainer(Config())
     trainer.fit()
-    trainer.save("/tmp/qsgd_convert_trainer.pt")
+    trainer.save("qsgd_convert_trainer.pt")
 
 
 if __name__ == "__main__":
