@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -50,8 +51,11 @@ def cli(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def submit(folder: Path, body: str, *flags: str, args: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Submit a Python script with this body and return its record."""
-    script = folder / "job.py"
+    """Submit a Python script with this body and return its record.
+
+    Each has a folder of its own: an earlier job may not have read its script yet.
+    """
+    script = Path(tempfile.mkdtemp(dir=folder)) / "job.py"
     script.write_text(body)
     record: dict[str, Any] = json.loads(cli("submit", "--json", *flags, str(script), *args).stdout)
     return record
