@@ -3,11 +3,13 @@ fails once is told from what fails twice."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import psutil
@@ -192,6 +194,39 @@ def test_a_run_that_is_broken_off_is_red_and_names_the_test(
     assert (
         "broken off, with pytest's exit code 3, in: test_it.py::test_gone" in capfd.readouterr().out
     )
+
+
+ENDED_FROM_OUTSIDE = """
+    import subprocess, sys
+    from pathlib import Path
+    def test_waits():
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        Path(__file__).with_name("pid").write_text(f"{child.pid}\\n")
+        child.wait()
+"""
+
+
+@pytest.mark.usefixtures("from_elsewhere")
+@pytest.mark.parametrize("how", gate.ENDINGS)
+def test_a_run_that_is_ended_from_outside_ends_all_that_it_has_started(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(ENDED_FROM_OUTSIDE))
+    phase = gate.Phase("all", (*rules(tmp_path), str(tmp_path / "test_it.py")))
+    main = "import sys; from tests import gate; sys.argv = ['gate']"
+    body = f"{main}; gate.phases = lambda _: [gate.{phase}]; sys.exit(gate.main())"
+    run = subprocess.Popen([sys.executable, "-c", body], cwd=tmp_path, stdout=subprocess.PIPE)
+    pid = tmp_path / "pid"
+    deadline_s = time.monotonic() + 60
+    while not (pid.exists() and pid.read_text().endswith("\n")):
+        assert run.poll() is None and time.monotonic() < deadline_s
+        time.sleep(0.02)
+    run.send_signal(how)
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode == 128 + how
+    assert b"outlived the tests:" in said and b"sleep 600" in said
+    with contextlib.suppress(psutil.NoSuchProcess):  # init may not have reaped it yet
+        assert psutil.Process(int(pid.read_text())).status() == psutil.STATUS_ZOMBIE
 
 
 def test_every_test_bears_the_mark_of_its_own(owner: object) -> None:
