@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -34,8 +34,9 @@ FAILED = pytest.StashKey[bool]()
 # ended from outside, with the process and the stacks of all its threads.
 HARD_LIMIT_MARGIN_S = float(os.environ.get("TESTS_MARGIN_S", "30"))
 SHOWN_CHARS = 20_000
-# pytest points fd 2 at a file of its own while a test runs; this is the stderr from before.
-_STDERR = os.fdopen(os.dup(2), "w")
+# pytest points fd 2 at a file of its own while it loads this file and while a test runs; this is
+# the stderr from before.
+STDERR = pytest.StashKey[TextIO]()
 
 
 class OutcomeLog:
@@ -76,7 +77,8 @@ def pytest_configure(config: pytest.Config) -> None:
     Path(own.name).chmod(0o1777)  # as /tmp: a database runs as a user of its own
     os.environ["TMPDIR"] = own.name
     os.environ["QSGD_HOME"] = str(Path(own.name, "session"))
-    config.add_cleanup(_STDERR.close)
+    config.stash[STDERR] = os.fdopen(os.dup(2), "w")
+    config.add_cleanup(config.stash[STDERR].close)
     subprocess.Popen = OwnedPopen  # type: ignore[misc]
     # Not an option: pytest's workers would take its value for the name of a test. And not for the
     # tests that tests run.
@@ -100,7 +102,7 @@ def _limit_s(item: pytest.Item) -> float:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if sys.gettrace() is None:  # under a debugger there is no haste
         limit_s = _limit_s(item) + HARD_LIMIT_MARGIN_S
-        faulthandler.dump_traceback_later(limit_s, exit=True, file=_STDERR)
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=item.config.stash[STDERR])
     try:
         return (yield)
     finally:
@@ -159,5 +161,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput") or session.config.getoption("numprocesses", None):
         return  # what is marked so are workers; whoever started them looks after them
     for line in end_marked(os.environ[MARK]):
-        print(f"outlived the tests: {line}", file=_STDERR, flush=True)
+        print(f"outlived the tests: {line}", file=session.config.stash[STDERR], flush=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -132,6 +132,9 @@ def verdict(
             well = False
             for test in found.broken_off or ("(between tests)",):
                 print(f"broken off, with pytest's exit code {code}, in: {test}", flush=True)
+        if code not in (0, 1):  # what broke this phase would break the next, each at its longest
+            print("the run itself broke, and ends here")
+            return False, {**counts, "failed": len({*failed, *found.broken_off})}, []
     flaky = repeat(list(failed), folder, options) if failed else []
     counts["passed"] += len(flaky)
     counts["failed"] = len(failed) - len(flaky)

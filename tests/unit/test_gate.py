@@ -22,9 +22,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def rules(folder: Path) -> tuple[str, ...]:
-    """Return the options by which pytest has the rules of this project in a folder elsewhere."""
+    """Return the options by which pytest has the rules of this project in a folder elsewhere.
+
+    They are read where those of the project are: from a conftest.py, with output captured.
+    """
+    (folder / "conftest.py").write_text("from tests.conftest import *\n")
     settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder))
-    return (*settings, "-p", "tests.conftest", "-p", "no:cacheprovider")
+    return (*settings, "-p", "no:cacheprovider")
 
 
 def run_pytest(folder: Path, body: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -94,18 +98,21 @@ def test_a_hanging_test_is_ended_with_its_stacks_and_what_its_process_printed(
     assert "rank 1 at step 7" in done.stdout
 
 
-def test_code_that_holds_the_interpreter_is_ended_with_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("from_elsewhere")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_code_that_holds_the_interpreter_is_ended_with_its_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     monkeypatch.setenv("TESTS_MARGIN_S", "1")
     body = """
         def test_never_returns():
             sum(range(10**14))  # a loop in C that looks for no signal
     """
-    done = run_pytest(tmp_path, body, "--timeout", "1")
+    done = run_pytest(tmp_path, body, "--timeout", "1", "-n", str(workers))
     assert done.returncode != 0
     assert "in test_never_returns" in done.stderr
-    assert " failed" not in done.stdout  # the run itself is over
+    # Without workers, it is the run itself that is over.
+    assert (" failed" in done.stdout) == bool(workers)
 
 
 def test_jobs_logs_are_shown_when_their_test_fails(tmp_path: Path) -> None:
