@@ -88,11 +88,12 @@ def _finalise_at_exit(mpi: _mpi.Mpi) -> None:
 
 
 def _end(mpi: _mpi.Mpi) -> None:
-    """Finalise MPI if this package started it, unless the engine will, or a rank is dead."""
+    """Finalise MPI if this package started it, unless the engine will or must not."""
     failure = getattr(sys, "last_value", None)
     if _failed or isinstance(failure, RankFailedError):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
-    if mpi.owned and not basics.is_initialized() and not mpi.module.Is_finalized():
+    engine_decides = basics.is_initialized() or basics.has_lost_a_rank()
+    if mpi.owned and not engine_decides and not mpi.module.Is_finalized():
         mpi.module.Finalize()

@@ -57,8 +57,7 @@ def start_mpi() -> Mpi:
     Raises:
         UsageError: there is no MPI library, it is unknown, or it lacks MPI_THREAD_MULTIPLE.
     """
-    owned = "mpi4py.MPI" not in sys.modules
-    module = _import_mpi(owned)
+    module = _import_mpi(first="mpi4py.MPI" not in sys.modules)
     if module.Is_finalized():
         raise UsageError("MPI was finalised in this process; it cannot be started again")
     library = module.Get_library_version().split("\n")[0].strip(" \0")
@@ -69,6 +68,8 @@ def start_mpi() -> Mpi:
             "that; else load an MPI module that is built with thread support."
         )
     _require_together(module.COMM_WORLD.Get_size(), library, os.environ)
+    # mpi4py remembers it from the first call to the later ones.
+    owned = sys.modules["mpi4py"].rc.finalize is False
     return Mpi(module, library, _pointer_handles(module, library), owned)
 
 
@@ -92,11 +93,11 @@ def _require_together(size: int, library: str, environ: Mapping[str, str]) -> No
         return  # the first that is set is the nearest launcher's
 
 
-def _import_mpi(owned: bool) -> Any:
+def _import_mpi(first: bool) -> Any:
     try:
         import mpi4py
 
-        if owned:
+        if first:
             # After a rank has died MPI_Finalize would wait for it for ever, so this package
             # decides at exit whether to call it.
             mpi4py.rc.finalize = False

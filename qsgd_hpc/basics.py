@@ -235,6 +235,11 @@ def is_initialized() -> bool:
     return _context is not None
 
 
+def has_lost_a_rank() -> bool:
+    """Tell whether a job of this process has lost a rank, so that MPI cannot be finalised."""
+    return bool(_wrecks)
+
+
 def context() -> Context:
     """Return the running context.
 

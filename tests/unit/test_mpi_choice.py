@@ -50,6 +50,25 @@ def test_no_mpi_at_all_says_how_to_get_one(tmp_path):
     assert "pip install 'qsgd-hpc[mpich]'" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("first", "finalised"),
+    [("_mpi.start_mpi()", True), ("from mpi4py import MPI", False)],
+    ids=["ours", "the-scripts"],
+)
+def test_who_started_mpi_finalises_it(first, finalised):
+    """However often it is asked for; else what MPI keeps in shared memory stays behind."""
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(sys.modules['mpi4py.MPI'].Is_finalized()))  # runs last\n"
+        "from qsgd_hpc import _direct, _mpi\n"
+        f"{first}\n"
+        "with _direct.communicator():\n"
+        "    pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(finalised)
+
+
 def test_importing_the_package_starts_nothing():
     code = (
         "import sys, qsgd_hpc, qsgd_hpc.cli, qsgd_hpc.jobs, qsgd_hpc.launch, qsgd_hpc.scaling;"
