@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 
+import psutil
 import pytest
+
+from qsgd_hpc.launch.shared_memory import sweep
 
 PREAMBLE = """
 import os, signal, sys, time
@@ -235,16 +238,20 @@ def test_a_thread_level_that_is_too_low_is_named(run_ranks, python, tmp_path):
 
 
 @pytest.mark.one_mpi
-def test_a_forked_loader_does_not_hide_a_death(play):
+def test_a_forked_loader_does_not_hide_a_death(play, tmp_path):
     """A data loader's process inherits the sockets; it must not keep the dead rank's alive."""
+    file = tmp_path / "loader"
+    since_s = time.time()
     done, seconds = play(
         2,
-        """
+        f"""
 if me == 1:
-    if os.fork() == 0:
+    loader = os.fork()
+    if loader == 0:
         os.setsid()
         time.sleep(600)
         os._exit(0)
+    open({str(file)!r}, "w").write(str(loader))
     os.kill(os.getpid(), signal.SIGKILL)
 for i in range(100_000):
     step(i)
@@ -253,6 +260,11 @@ for i in range(100_000):
     assert done.returncode == 128 + 9
     assert "rank 1 (host" in done.stderr
     assert seconds < ENDED_WITHIN_S
+    # It is out of reach of whoever ends the ranks, and has inherited their shared memory as well.
+    loader = psutil.Process(int(file.read_text()))
+    loader.kill()
+    loader.wait(60)
+    sweep(since_s)
 
 
 @pytest.mark.parametrize("algorithm", ["shared", "direct"])
