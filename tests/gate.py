@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -105,43 +105,57 @@ def run_phase(phase: Phase, folder: Path) -> tuple[int, Outcomes]:
         return done.returncode, read(file)
 
 
-def verdict(
-    phases: Sequence[Phase], folder: Path = ROOT, options: tuple[str, ...] = ()
-) -> tuple[bool, dict[str, int], list[str]]:
+@dataclass
+class Verdict:
+    """What a whole run has found."""
+
+    well: bool = True
+    passed: int = 0
+    skipped: int = 0
+    failed: list[str] = field(default_factory=list)
+    flaky: list[str] = field(default_factory=list)
+    """What failed, and passed when it ran once more."""
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {len(self.failed)} failed, {self.skipped} skipped"
+
+
+def verdict(phases: Sequence[Phase], folder: Path = ROOT, options: tuple[str, ...] = ()) -> Verdict:
     """Run tests, and once more what failed.
 
     Args:
         phases: what to run.
         folder: where the names of the tests begin.
         options: of pytest, when it runs once more what failed.
-
-    Returns:
-        Whether all is well, how many passed, failed and were skipped, and the flaky ones.
     """
-    counts, failed, well = {"passed": 0, "failed": 0, "skipped": 0}, dict[str, None](), True
+    result = Verdict()
     for phase in phases:
         code, found = run_phase(phase, folder)
-        counts["passed"] += len(found.passed)
-        counts["skipped"] += len(found.skipped)
-        failed |= dict.fromkeys(found.failed)
+        result.passed += len(found.passed)
+        result.skipped += len(found.skipped)
+        result.failed += [test for test in found.failed if test not in result.failed]
         if len(found.failed) >= phase.most_failed:
             print(f"{len(found.failed)} tests failed, which is no accident: the run ends here")
-            return False, {**counts, "failed": len(failed)}, []
+            result.well = False
+            return result
         # 0: all passed; 1: some failed, which is judged below; all else broke the run itself.
         if code not in (0, 1) or found.broken_off or (code == 1 and not found.failed):
-            well = False
+            result.well = False
             for test in found.broken_off or ("(between tests)",):
                 print(f"broken off, with pytest's exit code {code}, in: {test}", flush=True)
         if code not in (0, 1):  # what broke this phase would break the next, each at its longest
             print("the run itself broke, and ends here")
-            return False, {**counts, "failed": len({*failed, *found.broken_off})}, []
-    flaky = repeat(list(failed), folder, options) if failed else []
-    counts["passed"] += len(flaky)
-    counts["failed"] = len(failed) - len(flaky)
-    return well and not counts["failed"], counts, flaky
+            result.failed += [test for test in found.broken_off if test not in result.failed]
+            return result
+    if result.failed:
+        result.flaky = repeat(result.failed, folder, options)
+        result.passed += len(result.flaky)
+        result.failed = [test for test in result.failed if test not in result.flaky]
+    result.well &= not result.failed
+    return result
 
 
-def repeat(failed: list[str], folder: Path, options: tuple[str, ...]) -> list[str]:
+def repeat(failed: Sequence[str], folder: Path, options: tuple[str, ...]) -> list[str]:
     """Run what failed once more, alone; say and return what passes now."""
     _, found = run_phase(Phase("what failed, once more and alone", (*options, *failed)), folder)
     for test in failed:
@@ -149,7 +163,7 @@ def repeat(failed: list[str], folder: Path, options: tuple[str, ...]) -> list[st
     return [test for test in failed if test in found.passed]
 
 
-def write_page(counts: dict[str, int], flaky: list[str], minutes: float) -> None:
+def write_page(result: Verdict, minutes: float) -> None:
     """Keep the result of a whole run for readers of the documentation."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True
@@ -168,12 +182,17 @@ def write_page(counts: dict[str, int], flaky: list[str], minutes: float) -> None
         "machine": f"{os.cpu_count()} cores, {cpu}",
         "system": platform.freedesktop_os_release()["PRETTY_NAME"],
         "Python": platform.python_version(),
-        "tests": ", ".join(f"{count} {what}" for what, count in counts.items()),
+        "tests": str(result),
         "time": f"{minutes:.0f} minutes",
-        "flaky": ", ".join(f"`{test}`" for test in flaky) or "none",
+        "failed": _listed(result.failed),
+        "flaky": _listed(result.flaky),
     }
     table = "\n".join(f"| {name} | {text} |" for name, text in rows.items())
     PAGE.write_text(f"{PAGE_HEAD}\n| | |\n|---|---|\n{table}\n", encoding="utf-8")
+
+
+def _listed(tests: Sequence[str]) -> str:
+    return "<br>".join(f"`{test}`" for test in tests) or "none"
 
 
 def stop(number: int, frame: object) -> None:
@@ -198,7 +217,7 @@ def main() -> int:
     mark = os.environ[MARK] = f"gate-{secrets.token_hex(4)}"
     begun_s = time.time()
     try:
-        well, counts, flaky = verdict(phases(everything))
+        result = verdict(phases(everything))
     finally:
         left = end_marked(mark)
         for line in left:
@@ -206,10 +225,10 @@ def main() -> int:
         sweep(begun_s)  # of pytest's own processes, if one went down
     minutes = (time.time() - begun_s) / 60
     if everything:
-        write_page(counts, flaky, minutes)
+        write_page(result, minutes)
     # The last line is for whoever reads no other.
-    print(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
-    return 0 if well and not left else 1
+    print(result)
+    return 0 if result.well and not left else 1
 
 
 if __name__ == "__main__":

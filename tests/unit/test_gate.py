@@ -167,13 +167,14 @@ def test_what_passes_when_tried_again_is_flaky_and_what_fails_again_is_red(
     (tmp_path / "test_it.py").write_text(textwrap.dedent(FLAKY.format(holds=holds)))
     options = rules(tmp_path)
     file = str(tmp_path / "test_it.py")
-    well, counts, flaky = gate.verdict([gate.Phase("all", (*options, file))], tmp_path, options)
+    result = gate.verdict([gate.Phase("all", (*options, file))], tmp_path, options)
     said = capfd.readouterr().out
-    assert flaky == ["test_it.py::test_fails_once"]
+    assert result.flaky == ["test_it.py::test_fails_once"]
     assert "flaky: test_it.py::test_fails_once" in said
-    assert well == holds
+    assert result.well == holds
     assert ("failed twice: test_it.py::test_fails_always" in said) != holds
-    assert counts == {"passed": 2 + holds, "failed": 1 - holds, "skipped": 0}
+    assert result.failed == ([] if holds else ["test_it.py::test_fails_always"])
+    assert str(result) == f"{2 + holds} passed, {1 - holds} failed, 0 skipped"
 
 
 @pytest.mark.usefixtures("from_elsewhere")
@@ -183,8 +184,8 @@ def test_many_failures_end_the_run_and_are_not_tried_again(
     many = "import pytest\n@pytest.mark.parametrize('i', range(9))\ndef test_bad(i): assert False\n"
     (tmp_path / "test_it.py").write_text(many)
     phase = gate.Phase("all", (*rules(tmp_path), str(tmp_path / "test_it.py")), most_failed=3)
-    well, counts, flaky = gate.verdict([phase, phase], tmp_path, rules(tmp_path))
-    assert (well, counts["failed"], flaky) == (False, 3, [])
+    result = gate.verdict([phase, phase], tmp_path, rules(tmp_path))
+    assert (result.well, len(result.failed), result.flaky) == (False, 3, [])
     said = capfd.readouterr().out
     assert said.count("== all ==") == 1 and "once more" not in said
 
@@ -196,8 +197,9 @@ def test_a_run_that_is_broken_off_is_red_and_names_the_test(
     (tmp_path / "test_it.py").write_text("import os\ndef test_gone(): os._exit(3)\n")
     options = rules(tmp_path)
     phase = gate.Phase("all", (*options, str(tmp_path / "test_it.py")))
-    well, _, _ = gate.verdict([phase], tmp_path, options)
-    assert not well
+    result = gate.verdict([phase], tmp_path, options)
+    assert not result.well
+    assert result.failed == ["test_it.py::test_gone"]
     assert (
         "broken off, with pytest's exit code 3, in: test_it.py::test_gone" in capfd.readouterr().out
     )
