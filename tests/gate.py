@@ -6,12 +6,14 @@
 Tests of pure functions run on all cores; those that start ranks or jobs follow, one at a time. What
 failed runs once more, alone: what passes then is printed as ``flaky: NAME`` and does not fail the
 run, but must be mended or leave the gate (``tests/selection.py``) before anything else is done.
-Whatever is still alive at the end is named, ended, and fails the run.
+A run in which nothing happens any more is ended with its stacks, and fails. Whatever is still alive
+at the end is named, ended, and fails the run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -26,8 +28,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
+import psutil
+
 from qsgd_hpc.launch.shared_memory import sweep
-from tests.processes import MARK, OUTCOMES, default_interrupts, end_marked
+from tests.processes import MARK, OUTCOMES, default_interrupts, end_marked, kill
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "tested.md"
@@ -41,16 +45,23 @@ WORKERS = "2"
 # would otherwise cost each test of it the longest that one may take.
 MOST_FAILED = 10
 LONGEST_PURE_S = 120
+LONGEST_SERIAL_S = 1800  # the longest that a test asks for: it builds, or trains for long
+# A test that takes too long is ended by itself. What is silent for longer than that is pytest: its
+# parts may wait for each other, as they have done after the fifth worker that went down.
+SILENCE_MARGIN_S = 180
+STACKS_S = 10  # for a process to write where it is
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # a cancelled CI job, a closed terminal
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One run of pytest, what it is called, and how many failures end it."""
+    """One run of pytest: what it is called, and what ends it."""
 
     title: str
     options: tuple[str, ...]
     most_failed: int = MOST_FAILED
+    longest_s: float = LONGEST_SERIAL_S
+    """The longest that one of its tests may take."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,7 @@ def phases(everything: bool) -> list[Phase]:
     pure = (*side_by_side, "--timeout", str(LONGEST_PURE_S), "-m", f"not serial{also}")
     most_failed = 1000 if everything else MOST_FAILED
     return [
-        Phase("pure functions, on all cores", pure, most_failed),
+        Phase("pure functions, on all cores", pure, most_failed, LONGEST_PURE_S),
         Phase("ranks and jobs, one at a time", ("-m", f"serial{also}"), most_failed // 2),
     ]
 
@@ -101,8 +112,35 @@ def run_phase(phase: Phase, folder: Path) -> tuple[int, Outcomes]:
         command = [sys.executable, "-m", "pytest", "--durations=15"]
         command += ["--maxfail", str(phase.most_failed)]
         environ = {**os.environ, OUTCOMES: str(file)}
-        done = subprocess.run([*command, *phase.options], cwd=folder, env=environ, check=False)
-        return done.returncode, read(file)
+        with subprocess.Popen([*command, *phase.options], cwd=folder, env=environ) as run:
+            try:
+                wait(run, file, phase.longest_s + SILENCE_MARGIN_S)
+            except BaseException:
+                run.kill()  # what it has started bears our mark
+                raise
+        return run.returncode, read(file)
+
+
+def wait(run: subprocess.Popen[bytes], file: Path, longest_s: float) -> None:
+    """Wait for pytest; end it, and all it has started, when it has written nothing for so long."""
+    written, silent_s = -1, 0  # seconds waited, not passed: a run that was stopped is not silent
+    while silent_s < longest_s:
+        try:
+            run.wait(1)
+            return
+        except subprocess.TimeoutExpired:
+            size = file.stat().st_size if file.exists() else 0
+            written, silent_s = size, silent_s + 1 if size == written else 0
+    parts = psutil.Process(run.pid).children(recursive=True)
+    run.send_signal(signal.SIGABRT)  # pytest's processes write the stacks of all threads
+    for part in parts:
+        with contextlib.suppress(psutil.Error):
+            part.send_signal(signal.SIGABRT)
+    kill(psutil.wait_procs(parts, STACKS_S)[1])
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        run.wait(STACKS_S)
+    run.kill()
+    print(f"for {longest_s:.0f} s no test has begun or ended: the run was ended", flush=True)
 
 
 @dataclass
@@ -144,6 +182,8 @@ def verdict(phases: Sequence[Phase], folder: Path = ROOT, options: tuple[str, ..
             for test in found.broken_off or ("(between tests)",):
                 print(f"broken off, with pytest's exit code {code}, in: {test}", flush=True)
         if code not in (0, 1):  # what broke this phase would break the next, each at its longest
+            for test in result.failed:
+                print(f"failed: {test}")
             print("the run itself broke, and ends here")
             result.failed += [test for test in found.broken_off if test not in result.failed]
             return result

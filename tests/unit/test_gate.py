@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests import gate
-from tests.processes import MARK
+from tests.processes import MARK, OUTCOMES
 
 ROOT = Path(__file__).parents[2]
 
@@ -203,6 +203,40 @@ def test_a_run_that_is_broken_off_is_red_and_names_the_test(
     assert (
         "broken off, with pytest's exit code 3, in: test_it.py::test_gone" in capfd.readouterr().out
     )
+
+
+def test_a_run_that_falls_silent_is_ended_with_its_stacks_and_all_it_has_started(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = """
+        import os, subprocess, sys, threading
+        def test_never_ends():
+            child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+            os.write(2, f"pid {child.pid}\\n".encode())
+            threading.Event().wait()
+    """
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(body))
+    file = tmp_path / "outcomes.jsonl"
+    run = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-s", "-n", "1", *rules(tmp_path), "test_it.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), OUTCOMES: str(file)},
+    )
+    said = ""
+    deadline_s = time.monotonic() + 60
+    while "pid " not in said:
+        assert run.poll() is None and time.monotonic() < deadline_s
+        time.sleep(0.02)
+        said += capfd.readouterr().err
+    gate.wait(run, file, longest_s=1)
+    after = capfd.readouterr()
+    assert run.returncode == -signal.SIGABRT
+    assert "for 1 s no test has begun or ended: the run was ended" in after.out
+    assert "in test_never_ends" in after.err
+    assert gate.read(file).broken_off == ("test_it.py::test_never_ends",)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        child = psutil.Process(int(said.split("pid ")[1].split()[0]))
+        assert child.status() == psutil.STATUS_ZOMBIE
 
 
 ENDED_FROM_OUTSIDE = """
