@@ -7,7 +7,6 @@ negotiated, so ranks that disagree wait for each other until the job ends.
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 from typing import Any
 
@@ -16,7 +15,7 @@ from qsgd_hpc.errors import RankFailedError
 
 __all__ = ["Communicator", "communicator"]
 
-_failed = False  # MPI_Finalize would wait for a dead rank for ever
+_at_exit = False
 
 
 class Communicator:
@@ -36,11 +35,10 @@ class Communicator:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        global _failed
         if kind is None:
             self.close()
         elif issubclass(kind, RankFailedError):
-            _failed = True
+            _mpi.give_up()
 
     def close(self) -> None:
         """Give everything back; collective."""
@@ -66,6 +64,7 @@ def communicator(comm: Any = None, threads: int | None = None, shared: bool = Tr
     Raises:
         UsageError: no usable MPI, or a QSGD_* variable that is wrong.
     """
+    global _at_exit
     import qsgd_hpc._core as _core
 
     mpi = _mpi.start_mpi()
@@ -77,23 +76,15 @@ def communicator(comm: Any = None, threads: int | None = None, shared: bool = Tr
     peers = _lifeline.connect(own) if env.get("QSGD_LIFELINE") else []
     if peers:
         core.watch(peers, basics.GRACE_S)
-    _finalise_at_exit(mpi)
+    if not _at_exit:
+        atexit.register(_end)
+        _at_exit = True
     return Communicator(core, own, window, peers)
 
 
-def _finalise_at_exit(mpi: _mpi.Mpi) -> None:
-    if not getattr(_finalise_at_exit, "registered", False):
-        atexit.register(_end, mpi)
-        _finalise_at_exit.registered = True  # type: ignore[attr-defined]
-
-
-def _end(mpi: _mpi.Mpi) -> None:
-    """Finalise MPI if this package started it, unless the engine will or must not."""
-    failure = getattr(sys, "last_value", None)
-    if _failed or isinstance(failure, RankFailedError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-    engine_decides = basics.is_initialized() or basics.has_lost_a_rank()
-    if mpi.owned and not engine_decides and not mpi.module.Is_finalized():
-        mpi.module.Finalize()
+def _end() -> None:
+    """At exit: let go of MPI, unless the engine still runs, which does so when it leaves."""
+    if isinstance(getattr(sys, "last_value", None), RankFailedError):
+        _mpi.give_up()
+    if not basics.is_initialized():
+        _mpi.finalise()

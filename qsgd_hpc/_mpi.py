@@ -17,7 +17,15 @@ from typing import Any
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["Mpi", "core_facts", "share_node", "split_nodes", "start_mpi"]
+__all__ = [
+    "Mpi",
+    "core_facts",
+    "finalise",
+    "give_up",
+    "share_node",
+    "split_nodes",
+    "start_mpi",
+]
 
 # As mpi4py names them.
 KNOWN_VENDORS = frozenset(
@@ -37,6 +45,8 @@ _SIZE_VARIABLES = (
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 _ALIGNMENT = 4096  # a page: flags and slots must not straddle lines
 
+_given_up = False
+
 
 @dataclass(frozen=True)
 class Mpi:
@@ -47,8 +57,6 @@ class Mpi:
     library: str
     """First line of what MPI_Get_library_version says."""
     pointer_handles: bool
-    owned: bool
-    """Whether this package initialised MPI, and so finalises it."""
 
 
 def start_mpi() -> Mpi:
@@ -68,9 +76,32 @@ def start_mpi() -> Mpi:
             "that; else load an MPI module that is built with thread support."
         )
     _require_together(module.COMM_WORLD.Get_size(), library, os.environ)
-    # mpi4py remembers it from the first call to the later ones.
-    owned = sys.modules["mpi4py"].rc.finalize is False
-    return Mpi(module, library, _pointer_handles(module, library), owned)
+    return Mpi(module, library, _pointer_handles(module, library))
+
+
+def give_up() -> None:
+    """Remember that a rank has died: ``MPI_Finalize`` would wait for it for ever."""
+    global _given_up
+    _given_up = True
+
+
+def finalise() -> None:
+    """At exit: finalise MPI if this package has initialised it and no rank has died.
+
+    Where the script imported mpi4py first, mpi4py finalises MPI when the interpreter has gone;
+    after a death the process ends here instead, with exit code 1.
+    """
+    module = sys.modules["mpi4py.MPI"]
+    if module.Is_finalized():
+        return
+    # mpi4py remembers it from the first start_mpi() to the later ones.
+    ours = sys.modules["mpi4py"].rc.finalize is False
+    if ours and not _given_up:
+        module.Finalize()
+    elif _given_up and not ours:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _require_together(size: int, library: str, environ: Mapping[str, str]) -> None:
@@ -98,9 +129,7 @@ def _import_mpi(first: bool) -> Any:
         import mpi4py
 
         if first:
-            # After a rank has died MPI_Finalize would wait for it for ever, so this package
-            # decides at exit whether to call it.
-            mpi4py.rc.finalize = False
+            mpi4py.rc.finalize = False  # that is for finalise() to decide
             if not _RDMA_DEVICES.exists():
                 # Open MPI asks UCX to serve the shared window, and UCX complains when it has no
                 # device.

@@ -197,6 +197,7 @@ def _shut_down(reason: str, patience_s: float, *, record: bool) -> None:
     timeline.stop(ended, together=not ended.engine.aborted())
     if ended.engine.aborted():
         _wrecks.append(ended)
+        _mpi.give_up()
         return
     if record and env.get("QSGD_RECORDS"):
         from qsgd_hpc.scaling import engine_record
@@ -216,28 +217,12 @@ def _leave() -> None:
     # An error may quote a file name that is not UTF-8, or a whole file.
     reason = reason.encode("utf-8", "replace")[:_REASON_BYTES].decode("utf-8", "ignore")
     _shut_down(reason, _PATIENCE_S if failure else 1e9, record=failure is None)
-    mpi4py = sys.modules["mpi4py"]
-    if mpi4py.rc.finalize is not False:
-        # The script imported mpi4py first, so mpi4py finalises MPI when the interpreter has gone;
-        # with a dead rank it would wait for ever.
-        if _wrecks:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
-    elif not _wrecks:
-        module = sys.modules["mpi4py.MPI"]
-        if not module.Is_finalized():
-            module.Finalize()
+    _mpi.finalise()
 
 
 def is_initialized() -> bool:
     """Tell whether ``init`` has been called and ``shutdown`` has not."""
     return _context is not None
-
-
-def has_lost_a_rank() -> bool:
-    """Tell whether a job of this process has lost a rank, so that MPI cannot be finalised."""
-    return bool(_wrecks)
 
 
 def context() -> Context:
