@@ -29,10 +29,12 @@ __all__ = [
     "assert_quotes",
     "blocks",
     "masked",
+    "repository_pages",
     "run_page",
     "sessions",
 ]
 
+ROOT = Path(__file__).parents[2]
 # A fenced block: what stands behind the fence, and its text.
 BLOCK = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.M | re.S)
 SHORTER = re.compile(r"<!-- test: (.+?) => (.*?) -->")
@@ -50,6 +52,14 @@ class Session:
     command: str
     expected: tuple[str, ...]
     exact: bool
+
+
+def repository_pages() -> list[Path]:
+    """Return the Markdown pages of the repository, not what a checkout has installed or made."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    return [ROOT / name for name in listed.splitlines()]
 
 
 def blocks(page: Path, *languages: str) -> Iterator[tuple[str, str]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from qsgd_hpc import env
-from tests.docs.pages import masked, run_page, sessions
+from tests.docs.pages import masked, repository_pages, run_page, sessions
 
 ROOT = Path(__file__).parents[2]
 # The study of the README takes a quarter of an hour; the same command with fewer measurements.
@@ -51,13 +50,8 @@ def test_quick_commands_print_what_the_readme_says(tmp_path):
 
 def test_links_of_every_page_lead_somewhere():
     """Relative links in the Markdown pages name files that exist."""
-    # Those of the repository: what was installed or made in a checkout has pages of its own.
-    listed = subprocess.run(
-        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    pages = [ROOT / name for name in listed.splitlines()]
-    assert ROOT / "README.md" in pages
-    for page in pages:
+    assert ROOT / "README.md" in repository_pages()
+    for page in repository_pages():
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from qsgd_hpc.cli import VERBS
-from tests.docs.pages import blocks
+from tests.docs.pages import blocks, repository_pages
 
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
 pytestmark = pytest.mark.one_mpi
@@ -75,13 +75,9 @@ def pages(site: Path) -> dict[Path, Page]:
 
 @pytest.mark.full
 def test_every_page_of_the_repository_is_one_of_the_site(site: Path) -> None:
-    found = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
-    for folder in ("docs", "tutorials", "scaling", "jobs", "benchmarks"):
-        found += (ROOT / folder).rglob("*.md")
+    found = repository_pages()
     assert len(found) > 30
     for page in found:
-        if "results" in page.parts:  # reports of studies that were run in this checkout
-            continue
         assert (site / page.relative_to(ROOT)).with_suffix(".html").exists(), page
 
 
