@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ __all__ = [
     "default_interrupts",
     "end_marked",
     "marked",
+    "until",
     "without_settings",
 ]
 
@@ -204,6 +205,29 @@ class OwnedPopen(subprocess.Popen):  # type: ignore[type-arg]
                     pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(REAP_S)
+
+
+def until(
+    condition: Callable[[], object],
+    timeout_s: float = 120.0,
+    *,
+    process: subprocess.Popen[Any] | None = None,
+    every_s: float = 0.05,
+) -> None:
+    """Wait for a condition; fail in time, and when the process that is to bring it about has ended.
+
+    Args:
+        condition: asked again and again.
+        timeout_s: far longer than it takes on a busy machine.
+        process: whose end says that the condition will never hold.
+        every_s: how often it is asked.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        ended = process is not None and process.poll() is not None
+        assert not ended or condition(), f"ended too early: {process!r}"
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s"
+        time.sleep(every_s)
 
 
 def without_settings() -> dict[str, str]:

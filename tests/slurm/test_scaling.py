@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from qsgd_hpc import jobs
 from qsgd_hpc.scaling.attempts import Attempt, finished
 from qsgd_hpc.scaling.folder import StudyFolder
+from tests.processes import until
 from tests.slurm.bed import Bed
 
 pytestmark = pytest.mark.timeout(1800)
@@ -57,14 +56,6 @@ def scale(site: str, *words: str, start: tuple[str, ...] = START) -> subprocess.
     )
 
 
-def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
-
-
 def checked(site: str, *words: str, count: int) -> list[Attempt]:
     """Interrupt a study by SIGKILL while a point runs, resume it, and return its attempts.
 
@@ -77,8 +68,12 @@ def checked(site: str, *words: str, count: int) -> list[Attempt]:
     first = scale(site, *words)
     # A point of 8 bit has begun, which lasts; and, packed, the job goes on without the command.
     logs = "*bits8*/attempt-1/output.log"
-    until(lambda: list(Path("study/points").glob(logs)) or _running(), first)
-    until(lambda: len([j for j in jobs.list_jobs() if j.progress.scheduler_id]) == count, first)
+    until(lambda: list(Path("study/points").glob(logs)) or _running(), WAIT_S, process=first)
+    until(
+        lambda: len([j for j in jobs.list_jobs() if j.progress.scheduler_id]) == count,
+        WAIT_S,
+        process=first,
+    )
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     folder = StudyFolder(Path("study"))

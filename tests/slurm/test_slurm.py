@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs import JobRequest, JobState, registry
 from qsgd_hpc.jobs.events import read_events
+from tests.processes import until
 from tests.slurm.bed import Bed
 
 pytestmark = pytest.mark.timeout(1800)
@@ -87,13 +87,6 @@ def ended(*ids: str) -> list[jobs.Job]:
     found = jobs.wait(ids, WAIT_S)
     assert all(job.state.ended for job in found), found
     return found
-
-
-def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.3)
 
 
 def running(job: jobs.Job) -> None:
@@ -281,7 +274,7 @@ def test_a_scheduler_that_is_down_changes_no_state_and_loses_no_job(bed: Bed) ->
 def test_an_end_is_known_after_squeue_has_forgotten_it(bed: Bed) -> None:
     job = jobs.submit(JobRequest(write("fails.py", "raise SystemExit(7)"), ranks_per_node=1))
     listed = ["squeue", "-h", "-t", "all", "-j", str(job.progress.scheduler_id)]
-    until(lambda: not said(*listed).strip(), 120)
+    until(lambda: not said(*listed).strip())
     done = jobs.get(job.id)
     assert (done.state, done.exit_code) == (JobState.FAILED, 7)
 

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from qsgd_hpc import jobs
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.events import read_events
+from tests.processes import until
 
 # Counts to 3 in a file, one number in each run, and then is done.
 COUNTER = """
@@ -208,8 +208,7 @@ def test_racing_submissions_with_one_key_reach_the_scheduler_once(
     command = [sys.executable, "-m", "qsgd_hpc.cli", "submit", "--json", "--site", "slurm"]
     command += ["--key", "once", "job.py"]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    while not (tools / "calls").exists():
-        time.sleep(0.05)
+    until((tools / "calls").exists, process=first)
     second = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     made = [json.loads(text) for text in (first.communicate(timeout=120)[0], second.stdout)]
     assert made[0]["id"] == made[1]["id"]
@@ -276,8 +275,7 @@ while not qsgd_hpc.should_stop():
 sys.exit(qsgd_hpc.EXIT_RESUBMIT)
 """
     job = jobs.submit(jobs.JobRequest(write(place, body)))
-    while not (jobs.output(job.id).exists() and "begun" in jobs.output(job.id).read_text()):
-        time.sleep(0.1)
+    until(lambda: jobs.output(job.id).exists() and "begun" in jobs.output(job.id).read_text())
     assert cli("cancel", "--at-checkpoint", job.id).returncode == 0
     assert states(job.id) == ["STOPPED"]
     assert [event["event"] for event in read_events(job.directory)] == ["start", "end"]

@@ -11,8 +11,7 @@ import subprocess
 import sys
 import tempfile
 import termios
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import pytest
 from qsgd_hpc import jobs
 from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.processes import identity
+from tests.processes import until
 
 CLI = [sys.executable, "-m", "qsgd_hpc.cli"]
 
@@ -59,14 +59,6 @@ def submit(folder: Path, body: str, *flags: str, args: tuple[str, ...] = ()) -> 
     script.write_text(body)
     record: dict[str, Any] = json.loads(cli("submit", "--json", *flags, str(script), *args).stdout)
     return record
-
-
-def until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
-    """Wait for a condition, or fail."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def test_a_job_lives_through_the_whole_command_line(place: Path) -> None:

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from qsgd_hpc.scaling.attempts import finished
 from qsgd_hpc.scaling.folder import StudyFolder
+from tests.processes import until
 
 # A workload by the convention of scaling/README.md; --hold keeps 8-bit points busy until a file
 # exists.
@@ -91,17 +91,12 @@ class Place:
 
     def wait_for(self, count: int) -> None:
         """Wait until so many attempts are collected."""
-        deadline = time.monotonic() + 120
-        while len(self.study.attempts()[0]) < count:
-            assert time.monotonic() < deadline, "no progress"
-            time.sleep(0.05)
+        until(lambda: len(self.study.attempts()[0]) >= count)
 
     def wait_for_record(self, count: int) -> None:
         """Wait until so many attempts have recorded something: their ranks are up."""
-        deadline = time.monotonic() + 120
-        while len(list(self.study.path.glob("points/*/attempt-1/records.jsonl"))) < count:
-            assert time.monotonic() < deadline, "no progress"
-            time.sleep(0.05)
+        records = "points/*/attempt-1/records.jsonl"
+        until(lambda: len(list(self.study.path.glob(records))) >= count)
 
 
 @pytest.fixture
@@ -159,8 +154,7 @@ def test_ctrl_c_cancels_the_job_and_the_same_command_goes_on(place, moment):
     if moment == "runs":
         place.wait_for_record(2)
     else:
-        while not (place.folder / "home" / "jobs" / "local-2").exists():
-            time.sleep(0.001)
+        until((place.folder / "home" / "jobs" / "local-2").exists, every_s=0.001)
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130 and "Traceback" not in err
@@ -244,10 +238,7 @@ def test_a_packed_study_is_one_job_and_after_sigkill_nothing_is_lost_or_repeated
     words = ("scale", "-o", "study", "--pack", "--bits", "32,8", "work load.py", "--hold", "go")
     process = place.start(*words)
     place.wait_for(2)
-    deadline = time.monotonic() + 120
-    while len(list((place.folder / "study/points").glob("*/attempt-1"))) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: len(list((place.folder / "study/points").glob("*/attempt-1"))) >= 3)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     kept = place.study.collection.read_bytes()
