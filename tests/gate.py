@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -150,7 +150,8 @@ class Verdict:
     well: bool = True
     passed: int = 0
     skipped: int = 0
-    failed: list[str] = field(default_factory=list)
+    failed: dict[str, None] = field(default_factory=dict)
+    """By name, in order; each once, though one may have failed in its test and after it."""
     flaky: list[str] = field(default_factory=list)
     """What failed, and passed when it ran once more."""
 
@@ -171,7 +172,7 @@ def verdict(phases: Sequence[Phase], folder: Path = ROOT, options: tuple[str, ..
         code, found = run_phase(phase, folder)
         result.passed += len(found.passed)
         result.skipped += len(found.skipped)
-        result.failed += [test for test in found.failed if test not in result.failed]
+        result.failed |= dict.fromkeys(found.failed)
         if len(found.failed) >= phase.most_failed:
             print(f"{len(found.failed)} tests failed, which is no accident: the run ends here")
             result.well = False
@@ -185,17 +186,18 @@ def verdict(phases: Sequence[Phase], folder: Path = ROOT, options: tuple[str, ..
             for test in result.failed:
                 print(f"failed: {test}")
             print("the run itself broke, and ends here")
-            result.failed += [test for test in found.broken_off if test not in result.failed]
+            result.failed |= dict.fromkeys(found.broken_off)
             return result
     if result.failed:
         result.flaky = repeat(result.failed, folder, options)
         result.passed += len(result.flaky)
-        result.failed = [test for test in result.failed if test not in result.flaky]
+        for test in result.flaky:
+            del result.failed[test]
     result.well &= not result.failed
     return result
 
 
-def repeat(failed: Sequence[str], folder: Path, options: tuple[str, ...]) -> list[str]:
+def repeat(failed: Iterable[str], folder: Path, options: tuple[str, ...]) -> list[str]:
     """Run what failed once more, alone; say and return what passes now."""
     _, found = run_phase(Phase("what failed, once more and alone", (*options, *failed)), folder)
     for test in failed:
@@ -231,7 +233,7 @@ def write_page(result: Verdict, minutes: float) -> None:
     PAGE.write_text(f"{PAGE_HEAD}\n| | |\n|---|---|\n{table}\n", encoding="utf-8")
 
 
-def _listed(tests: Sequence[str]) -> str:
+def _listed(tests: Iterable[str]) -> str:
     return "<br>".join(f"`{test}`" for test in tests) or "none"
 
 
