@@ -31,7 +31,7 @@ from pathlib import Path
 import psutil
 
 from qsgd_hpc.launch.shared_memory import sweep
-from tests.processes import MARK, OUTCOMES, default_interrupts, end_marked, kill
+from tests.processes import MARK, OUTCOMES, default_interrupts, end_marked, until
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "tested.md"
@@ -47,7 +47,7 @@ MOST_FAILED = 10
 LONGEST_PURE_S = 120
 LONGEST_SERIAL_S = 1800  # the longest that a test asks for: it builds, or trains for long
 # A test that takes too long is ended by itself. What is silent for longer than that is pytest: its
-# parts may wait for each other, as they have done after the fifth worker that went down.
+# workers may wait for their controller, and it for them, when five had gone down before.
 SILENCE_MARGIN_S = 180
 STACKS_S = 10  # for a process to write where it is
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # a cancelled CI job, a closed terminal
@@ -131,12 +131,16 @@ def wait(run: subprocess.Popen[bytes], file: Path, longest_s: float) -> None:
         except subprocess.TimeoutExpired:
             size = file.stat().st_size if file.exists() else 0
             written, silent_s = size, silent_s + 1 if size == written else 0
-    parts = psutil.Process(run.pid).children(recursive=True)
-    run.send_signal(signal.SIGABRT)  # pytest's processes write the stacks of all threads
-    for part in parts:
-        with contextlib.suppress(psutil.Error):
+    run.send_signal(signal.SIGSTOP)  # or it would start new workers, and they end without it
+    # pytest's processes write the stacks of all threads; one after the other, not into each other.
+    for part in psutil.Process(run.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error, AssertionError):
             part.send_signal(signal.SIGABRT)
-    kill(psutil.wait_procs(parts, STACKS_S)[1])
+            until(lambda part=part: part.status() == psutil.STATUS_ZOMBIE, STACKS_S)
+        with contextlib.suppress(psutil.Error):
+            part.kill()
+    run.send_signal(signal.SIGABRT)
+    run.send_signal(signal.SIGCONT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         run.wait(STACKS_S)
     run.kill()
@@ -183,8 +187,8 @@ def verdict(phases: Sequence[Phase], folder: Path = ROOT, options: tuple[str, ..
             for test in found.broken_off or ("(between tests)",):
                 print(f"broken off, with pytest's exit code {code}, in: {test}", flush=True)
         if code not in (0, 1):  # what broke this phase would break the next, each at its longest
-            for test in result.failed:
-                print(f"failed: {test}")
+            for test in result.failed.keys() - set(found.broken_off):
+                print(f"failed: {test}", flush=True)
             print("the run itself broke, and ends here")
             result.failed |= dict.fromkeys(found.broken_off)
             return result
