@@ -241,6 +241,23 @@ def _listed(tests: Iterable[str]) -> str:
     return "<br>".join(f"`{test}`" for test in tests) or "none"
 
 
+def require_environments(pythons: str) -> None:
+    """End at once, with the remedy, where one of these interpreters cannot run the package.
+
+    Args:
+        pythons: paths, with colons between them, as in QSGD_TEST_PYTHON; they may be none.
+    """
+    for python in filter(None, pythons.split(os.pathsep)):
+        command = [python, "-c", "import mpi4py, qsgd_hpc.cli"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            raise SystemExit(
+                f"{python} cannot run the package ({reason}). Was this folder moved or copied? "
+                f"Remove {Path(python).parents[1]} and run make again, which sets it up."
+            )
+
+
 def stop(number: int, frame: object) -> None:
     """End this process as if by itself, so that it ends what it has started."""
     for each in ENDINGS:
@@ -258,6 +275,7 @@ def main() -> int:
     )
     everything = parser.parse_args().all
     default_interrupts()
+    require_environments(os.environ.get("QSGD_TEST_PYTHON", ""))
     for each in ENDINGS:
         signal.signal(each, stop)
     mark = os.environ[MARK] = f"gate-{secrets.token_hex(4)}"

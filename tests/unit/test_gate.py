@@ -265,5 +265,15 @@ def test_a_run_that_is_ended_from_outside_ends_all_that_it_has_started(
         assert psutil.Process(int(pid.read_text())).status() == psutil.STATUS_ZOMBIE
 
 
+def test_an_environment_that_cannot_run_the_package_is_told_before_any_test(tmp_path: Path) -> None:
+    bare = tmp_path / "environment" / "bin" / "python"
+    bare.parent.mkdir(parents=True)
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # it finds no packages
+    bare.chmod(0o755)
+    gate.require_environments(sys.executable)
+    with pytest.raises(SystemExit, match=f"No module named.*Remove {tmp_path / 'environment'}"):
+        gate.require_environments(f"{sys.executable}:{bare}")
+
+
 def test_every_test_bears_the_mark_of_its_own(owner: object) -> None:
     assert os.environ[MARK] == getattr(owner, "mark", None)
