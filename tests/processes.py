@@ -70,8 +70,10 @@ def describe(process: psutil.Process) -> str:
     """Return a line that names a process."""
     try:
         command = " ".join(process.cmdline()) or process.name()
-        return f"pid {process.pid}, {time.time() - process.create_time():.0f} s old: {command:.300}"
-    except psutil.Error:
+        age_s = time.time() - process.create_time()
+        kin = f"child of {process.ppid()}, in group {os.getpgid(process.pid)}"
+        return f"pid {process.pid}, {age_s:.0f} s old, {process.status()}, {kin}: {command:.300}"
+    except (psutil.Error, OSError):
         return f"pid {process.pid}"
 
 

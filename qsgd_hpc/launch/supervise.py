@@ -84,10 +84,11 @@ def _signal_group(group: int, signum: int) -> bool:
     return True
 
 
-def _run_child(command: list[str], out: int, err: int) -> None:
+def _run_child(command: list[str], out: int, err: int, speak: int) -> None:
     """Become the rank. Never returns."""
     try:
         os.setpgid(0, 0)
+        os.write(speak, b"%d" % os.getpid())  # before there is anything that must not outlive us
         # What mpiexec gives as stdin differs by rank and launcher, and may never end.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(out, 1)
@@ -117,18 +118,30 @@ def _outlive(group: int, since_s: float) -> None:
     _clear_shared_memory(since_s)
 
 
-def _start_watcher(group: int, since_s: float) -> int:
-    """Fork a process that stands in if this one dies; return the descriptor it listens to."""
+def _start_watcher(since_s: float) -> int:
+    """Fork a process that stands in if this one dies; return the descriptor it listens to.
+
+    The rank writes its process group there. When this returns, the watcher is in a session of its
+    own, where what kills this process does not reach it.
+    """
     listen, speak = os.pipe()
+    ready, ready_in = os.pipe()
     if os.fork() == 0:
         with contextlib.suppress(OSError):
             os.setsid()
+            os.write(ready_in, b".")
             os.dup2(listen, 0)
             os.closerange(1, 4096)
-            if os.read(0, 1) == b"":
-                _outlive(group, since_s)
+            group = b""
+            while said := os.read(0, 16):
+                group += said
+            if group:
+                _outlive(int(group), since_s)
         os._exit(0)
     os.close(listen)
+    os.close(ready_in)
+    os.read(ready, 1)
+    os.close(ready)
     return speak
 
 
@@ -160,12 +173,13 @@ class Supervisor:
         """Start the rank and its watcher; return the read ends of its stdout and stderr."""
         out, out_in = os.pipe()
         err, err_in = os.pipe()
+        speak = _start_watcher(self.began_s)  # first, so that no rank is ever without
         self.pid = os.fork()
         if self.pid == 0:
-            _run_child(command, out_in, err_in)
+            _run_child(command, out_in, err_in, speak)
         with contextlib.suppress(OSError):  # the child does it too: whoever is first
             os.setpgid(self.pid, self.pid)
-        own = {0, 1, 2, out, err, self.wake, self.wake_in, _start_watcher(self.pid, self.began_s)}
+        own = {0, 1, 2, out, err, self.wake, self.wake_in, speak}
         # mpiexec must see the rank's PMI socket close when the rank dies, so keep no copy of it.
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
             if int(name) not in own:
