@@ -267,26 +267,44 @@ for i in range(100_000):
     sweep(since_s)
 
 
+DEATH_IN_A_DIRECT_ALLREDUCE = """
+import os, signal
+import numpy as np
+from qsgd_hpc import _direct
+from qsgd_hpc.errors import RankFailedError
+
+def reduce(algorithm):
+    with _direct.communicator() as c:
+        x = np.zeros(1_000_000, np.float32)
+        for i in range(100_000):
+            if i == 30 and c.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            c.allreduce([x], algorithm=algorithm)
+
+"""
+
+
 @pytest.mark.parametrize("algorithm", ["shared", "direct"])
-def test_a_death_during_a_direct_allreduce_is_named_and_survivors_end(
-    run_ranks, python, tmp_path, algorithm
-):
+def test_a_death_during_a_direct_allreduce_is_named(run_ranks, python, tmp_path, algorithm):
     """Ranks that wait for shared memory have no message that could fail."""
     script = tmp_path / "script.py"
+    script.write_text(f"{DEATH_IN_A_DIRECT_ALLREDUCE}reduce({algorithm!r})\n")
+    start_s = time.monotonic()
+    done = run_ranks(3, python, str(script))
+    assert done.returncode == 128 + 9
+    assert "rank 1 (host" in done.stderr
+    assert time.monotonic() - start_s < ENDED_WITHIN_S
+
+
+@pytest.mark.parametrize("algorithm", ["shared", "direct"])
+def test_survivors_of_a_death_during_a_direct_allreduce_may_save_and_end(
+    run_ranks, python, tmp_path, algorithm
+):
+    script = tmp_path / "script.py"
     script.write_text(
-        "import os, signal\n"
-        "import numpy as np\n"
-        "from qsgd_hpc import _direct\n"
-        "from qsgd_hpc.errors import RankFailedError\n"
-        "try:\n"
-        "    with _direct.communicator() as c:\n"
-        "        x = np.zeros(1_000_000, np.float32)\n"
-        "        for i in range(100_000):\n"
-        "            if i == 30 and c.rank == 1:\n"
-        "                os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"            c.allreduce([x], algorithm='{algorithm}')\n"
-        "except RankFailedError as error:\n"
-        "    print('saved:', error)\n"
+        f"{DEATH_IN_A_DIRECT_ALLREDUCE}"
+        f"try: reduce({algorithm!r})\n"
+        "except RankFailedError as error: print('saved:', error)\n"
     )
     start_s = time.monotonic()
     done = run_ranks(3, python, str(script))
