@@ -187,8 +187,9 @@ def verdict(phases: Sequence[Phase], folder: Path = ROOT, options: tuple[str, ..
             for test in found.broken_off or ("(between tests)",):
                 print(f"broken off, with pytest's exit code {code}, in: {test}", flush=True)
         if code not in (0, 1):  # what broke this phase would break the next, each at its longest
-            for test in result.failed.keys() - set(found.broken_off):
-                print(f"failed: {test}", flush=True)
+            for test in result.failed:
+                if test not in found.broken_off:  # else it is named above
+                    print(f"failed: {test}", flush=True)
             print("the run itself broke, and ends here")
             result.failed |= dict.fromkeys(found.broken_off)
             return result
