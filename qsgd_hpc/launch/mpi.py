@@ -22,14 +22,15 @@ REMEDY = "pip install 'qsgd-hpc[mpich]', or load the module of your site's MPI"
 
 # A process of its own: the launcher must not load MPI, least of all inside a batch job.
 _PROBE = """
-import json, os, mpi4py
+import json, runpy, sys, mpi4py
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
 from mpi4py import MPI
-paths = {line.split()[-1] for line in open("/proc/self/maps") if "/libmpi" in line}
-names = ("libmpi.", "libmpich", "libmpi_")
-paths = sorted(p for p in paths if os.path.basename(p).startswith(names))
-print(json.dumps([MPI.Get_library_version().strip(" \\0"), MPI.get_vendor(), paths]))
+look = runpy.run_path(sys.argv[1])
+path = look["loaded_library"]()
+text = MPI.Get_library_version().strip(" \\0")
+print(json.dumps([text, MPI.get_vendor(), path and str(path), look["pip_package"](path)]))
 """
+_LOOK = Path(__file__).with_name("loaded.py")
 
 
 class Family(str, Enum):
@@ -44,12 +45,13 @@ class Family(str, Enum):
 
 @dataclass(frozen=True)
 class Library:
-    """The MPI library in use: what it calls itself, its vendor, and where it lies."""
+    """The MPI library in use: what it calls itself, its vendor, where it lies, pip's package."""
 
     text: str
     vendor: str
     version: tuple[int, ...]
     path: Path | None
+    package: str | None = None
 
     @property
     def name(self) -> str:
@@ -73,7 +75,7 @@ class Launcher:
     version: str
 
 
-def find_library(python: str = sys.executable) -> Library:
+def find_library(python: str = sys.executable, environ: Mapping[str, str] | None = None) -> Library:
     """Ask mpi4py, in a short process of its own, which MPI it loads.
 
     Raises:
@@ -81,7 +83,11 @@ def find_library(python: str = sys.executable) -> Library:
     """
     try:
         done = subprocess.run(
-            [python, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S
+            [python, "-c", _PROBE, str(_LOOK)],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
         raise UsageError(
@@ -91,8 +97,8 @@ def find_library(python: str = sys.executable) -> Library:
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise UsageError(f"no MPI library can be loaded ({reason}); {REMEDY}")
-    text, (vendor, version), paths = json.loads(done.stdout.splitlines()[-1])
-    return Library(text, vendor, tuple(version), Path(paths[0]) if paths else None)
+    text, (vendor, version), path, package = json.loads(done.stdout.splitlines()[-1])
+    return Library(text, vendor, tuple(version), Path(path) if path else None, package)
 
 
 def family_of(version_text: str) -> Family | None:

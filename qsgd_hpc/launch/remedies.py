@@ -1,0 +1,111 @@
+"""What to do where a launcher and an MPI cannot speak to each other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from qsgd_hpc.launch.claims import HYDRA, OPEN_MPI, PALS, SRUN, Claim
+
+__all__ = ["LoadedMpi", "apart", "leave_pip_out"]
+
+WAY_OUT = "QSGD_ALLOW_SINGLETON"
+
+
+@dataclass(frozen=True)
+class LoadedMpi:
+    """An MPI library as a process or an environment has it.
+
+    Attributes:
+        name: ``MPICH 5.0.2``.
+        is_open_mpi: whether it is Open MPI, or of the MPICH family.
+        path: of its libmpi, if that is known.
+        package: of pip that has brought it; None: it is the site's.
+    """
+
+    name: str
+    is_open_mpi: bool
+    path: Path | None = None
+    package: str | None = None
+
+    @property
+    def where(self) -> str:
+        """Name, origin and path, for a message."""
+        origin = ", which pip has installed" if self.package else ""
+        return f"{self.name}{origin}" + (f" ({self.path})" if self.path else "")
+
+
+def leave_pip_out(package: str | None) -> str:
+    """Say how to use a site's own MPI instead of pip's."""
+    return (
+        f"leave pip's MPI out: `pip uninstall {package}`, and load the site's MPI module (on Cray "
+        "machines cray-mpich), which mpi4py then finds; MPI4PY_LIBMPI=/path/to/libmpi.so names a "
+        "library"
+    )
+
+
+def _remedies(claim: Claim, mpi: LoadedMpi) -> Iterator[str]:
+    """Yield what may be done for this pair of launcher and MPI, the best first."""
+    if claim.launcher.startswith(SRUN):
+        yield from _under_srun(claim, mpi)
+    elif claim.launcher == PALS and mpi.package is None:
+        yield "load the module of the MPI that PALS starts, and build mpi4py for it"
+    elif claim.launcher != PALS:
+        own = _mpiexec(mpi)
+        at = f" ({own})" if own else ""
+        yield f"start the ranks with `qsgd-hpc run`, or with this MPI's own mpiexec{at}"
+    if claim.launcher in (HYDRA, OPEN_MPI):
+        yield (
+            "have mpi4py load the MPI of the mpiexec that you use: "
+            "MPI4PY_LIBMPI=/path/to/its/libmpi.so"
+        )
+    elif mpi.package:
+        yield leave_pip_out(mpi.package)
+
+
+def _under_srun(claim: Claim, mpi: LoadedMpi) -> Iterator[str]:
+    if mpi.is_open_mpi:
+        yield (
+            f"in the job, use `{_mpiexec(mpi) or 'mpiexec'} -n {claim.ranks}` or `qsgd-hpc run "
+            f"-np {claim.ranks}` instead of srun"
+        )
+        yield (
+            "start the step with `srun --mpi=pmix`, if `srun --mpi=list` names it and the Open MPI "
+            "is one with Slurm's PMIx"
+        )
+        return
+    if claim.launcher == SRUN:
+        yield "start the step with `srun --mpi=pmi2`, if `srun --mpi=list` names it"
+    yield f"in the job, use `qsgd-hpc run -np {claim.ranks}` instead of srun"
+
+
+def _mpiexec(mpi: LoadedMpi) -> Path | None:
+    """Return the mpiexec of a library that pip has brought: where others have theirs is unknown."""
+    return mpi.path.parents[1] / "bin" / "mpiexec" if mpi.package and mpi.path else None
+
+
+def apart(size: int, claim: Claim, mpi: LoadedMpi, rank: int | None) -> str:
+    """Return the message for ranks that were started together and did not meet.
+
+    Args:
+        size: ranks that MPI sees.
+        claim: the launcher's word that there are more.
+        mpi: the MPI of this process.
+        rank: of this process, as the launcher numbers it.
+    """
+    who = "" if rank is None else f"rank {rank}: "
+    many = f"{claim.ranks} ranks" if claim.exact else f"{claim.ranks} ranks or more"
+    alone = "this one alone" if size == 1 else f"{size} of them"
+    first, *others = _remedies(claim, mpi)
+    lines = [
+        f"{who}the launcher has started {many}, but MPI sees {alone}. They would train without "
+        "ever exchanging a gradient, each on all the data, and write over each other's "
+        "checkpoints.",
+        f"launcher: {claim.launcher} ({claim.source})",
+        f"MPI: {mpi.where}",
+        f"remedy: {first}",
+        *(f"or: {other}" for other in others),
+        f"or: {WAY_OUT}=1, if they are meant to train apart from each other",
+    ]
+    return "\n".join(lines)
