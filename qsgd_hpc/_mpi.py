@@ -16,6 +16,9 @@ from typing import Any
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.claims import broken_claim, claims, rank_of, under_pmi2_of_slurm
+from qsgd_hpc.launch.loaded import SHORT_ADDRESSES, is_installed, loaded_library, pip_package
+from qsgd_hpc.launch.remedies import LoadedMpi, apart
 
 __all__ = [
     "Mpi",
@@ -32,15 +35,7 @@ KNOWN_VENDORS = frozenset(
     {"MPICH", "MPICH2", "MPICH3", "MVAPICH", "MVAPICH2", "Intel MPI", "Cray MPICH"}
     | {"Open MPI", "Spectrum MPI"}
 )
-
-# How many ranks there are, as launchers say; the nearest to the process first.
-_SIZE_VARIABLES = (
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-    "PALS_SIZE",
-    "SLURM_STEP_NUM_TASKS",
-)
+OPEN_MPI_VENDORS = frozenset({"Open MPI", "Spectrum MPI"})
 
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 _ALIGNMENT = 4096  # a page: flags and slots must not straddle lines
@@ -63,7 +58,8 @@ def start_mpi() -> Mpi:
     """Initialise MPI with MPI_THREAD_MULTIPLE, or take over what the script has initialised.
 
     Raises:
-        UsageError: there is no MPI library, it is unknown, or it lacks MPI_THREAD_MULTIPLE.
+        UsageError: there is no MPI library, it is unknown, it lacks MPI_THREAD_MULTIPLE, or it
+            sees fewer ranks than the launcher has started.
     """
     module = _import_mpi(first="mpi4py.MPI" not in sys.modules)
     if module.Is_finalized():
@@ -75,7 +71,7 @@ def start_mpi() -> Mpi:
             "background engine needs. If the script calls mpi4py.rc(thread_level=...), remove "
             "that; else load an MPI module that is built with thread support."
         )
-    _require_together(module.COMM_WORLD.Get_size(), library, os.environ)
+    _require_together(module, os.environ)
     return Mpi(module, library, _pointer_handles(module, library))
 
 
@@ -94,34 +90,35 @@ def finalise() -> None:
     module = sys.modules["mpi4py.MPI"]
     if module.Is_finalized():
         return
-    # mpi4py remembers it from the first start_mpi() to the later ones.
-    ours = sys.modules["mpi4py"].rc.finalize is False
-    if ours and not _given_up:
+    if _is_ours() and not _given_up:
         module.Finalize()
-    elif _given_up and not ours:
+    elif _given_up and not _is_ours():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
 
 
-def _require_together(size: int, library: str, environ: Mapping[str, str]) -> None:
-    """Raise where a launcher has started many ranks of which each believes to be alone.
+def _is_ours() -> bool:
+    """Tell whether this package has initialised MPI, and not the script."""
+    # mpi4py remembers it from the first start_mpi() to the later ones.
+    return sys.modules["mpi4py"].rc.finalize is False
 
-    They would train without ever exchanging a gradient, each with the whole learning rate.
-    """
-    if size > 1:
+
+def _require_together(module: Any, environ: Mapping[str, str]) -> None:
+    """Raise where a launcher has started more ranks than MPI has brought together."""
+    if env.get("QSGD_ALLOW_SINGLETON", environ):
         return
-    for name in _SIZE_VARIABLES:
-        if not environ.get(name, "").isdigit():
-            continue
-        if int(environ[name]) > 1:
-            raise UsageError(
-                f"the launcher has started {environ[name]} ranks ({name}), but {library} knows of "
-                "this one alone: launcher and MPI do not fit. Under srun use --mpi=pmi2 for MPICH "
-                "and its kin, --mpi=pmix for Open MPI; else start the ranks with this MPI's own "
-                "mpiexec, or with `qsgd-hpc run`, which finds it."
-            )
-        return  # the first that is set is the nearest launcher's
+    vendor, version = module.get_vendor()
+    is_open_mpi = vendor in OPEN_MPI_VENDORS
+    size = module.COMM_WORLD.Get_size()
+    claim = broken_claim(size, claims(environ, is_open_mpi=is_open_mpi))
+    if claim is not None:
+        name = f"{vendor} {'.'.join(map(str, version))}"
+        path = loaded_library()
+        mpi = LoadedMpi(name, is_open_mpi, path, pip_package(path))
+        if size == 1 and _is_ours():
+            module.Finalize()  # it waits for nobody, and takes its shared memory away
+        raise UsageError(apart(size, claim, mpi, rank_of(environ)))
 
 
 def _import_mpi(first: bool) -> Any:
@@ -134,6 +131,8 @@ def _import_mpi(first: bool) -> Any:
                 # Open MPI asks UCX to serve the shared window, and UCX complains when it has no
                 # device.
                 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+            if under_pmi2_of_slurm(os.environ) and is_installed("mpich"):
+                os.environ.update({**SHORT_ADDRESSES, **os.environ})
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
         raise UsageError(

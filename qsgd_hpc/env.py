@@ -289,6 +289,17 @@ TABLE: dict[str, Variable] = {
     "QSGD_ELASTIC_CHECKPOINT": Variable(
         str, None, "file to which elastic.run writes each commit, and at which it resumes"
     ),
+    "QSGD_RANKS": Variable(
+        _at_least(int, 1),
+        None,
+        "ranks that were started together; run and job scripts set it, and init compares it",
+    ),
+    "QSGD_ALLOW_SINGLETON": Variable(
+        flag,
+        False,
+        "permission for ranks that were started together, but that MPI did not join, to train "
+        "apart",
+    ),
     "QSGD_RUN_GRACE_S": Variable(
         _at_least(float, 0), 22.0, "seconds that ranks have to end once one has failed (run)"
     ),

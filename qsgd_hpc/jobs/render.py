@@ -136,7 +136,8 @@ def _wrapper(request: JobRequest, site: Site, variables: dict[str, str]) -> str 
     threads = cores_per_rank(request, site) if site.cores else None
     if "OMP_NUM_THREADS" in variables:
         threads = None
-    return render_wrapper(request, site, omp_threads=threads, exports=variables)
+    exports = {**variables, "QSGD_RANKS": str(request.ranks)}
+    return render_wrapper(request, site, omp_threads=threads, exports=exports)
 
 
 def _absent_line(text: str) -> str:

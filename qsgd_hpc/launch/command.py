@@ -113,6 +113,7 @@ def _environment(
     if options.ranks_per_node is not None:
         env["QSGD_RANKS_PER_NODE"] = str(options.ranks_per_node)
     env |= options.env
+    env["QSGD_RANKS"] = str(options.ranks)  # what init holds against what MPI sees
     if options.horovod:
         path = env.get("PYTHONPATH") or environ.get("PYTHONPATH")
         env["PYTHONPATH"] = os.pathsep.join([str(HOROVOD), *([path] if path else [])])

@@ -41,6 +41,7 @@ fi
 # Not every launcher carries variables to other nodes.
 export QSGD_JOB_DIR="${0%/*}"
 export OMP_NUM_THREADS=4
+export QSGD_RANKS=96
 
 # Prints the value of the first of these variables that holds a number.
 pin_first() {

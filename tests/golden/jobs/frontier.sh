@@ -39,6 +39,7 @@ fi
 export QSGD_JOB_DIR="${0%/*}"
 export MASTER_PORT=3442
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
+export QSGD_RANKS=64
 
 # Threads of one rank.
 export OMP_NUM_THREADS=7

@@ -39,6 +39,7 @@ fi
 
 # Not every launcher carries variables to other nodes.
 export QSGD_JOB_DIR="${0%/*}"
+export QSGD_RANKS=48
 
 # Threads of one rank.
 export OMP_NUM_THREADS=7

@@ -31,6 +31,7 @@ fi
 
 # Not every launcher carries variables to other nodes.
 export QSGD_JOB_DIR="${0%/*}"
+export QSGD_RANKS=32
 
 exec "$@"
 END_OF_PIN_SH

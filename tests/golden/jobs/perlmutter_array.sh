@@ -48,6 +48,7 @@ fi
 # Not every launcher carries variables to other nodes.
 export QSGD_JOB_DIR="${0%/*}"
 export MPICH_OFI_NIC_POLICY=GPU
+export QSGD_RANKS=32
 
 # Every rank sees all GPUs of its node, in this order: the first belongs to local rank 0.
 export CUDA_VISIBLE_DEVICES=3,2,1,0

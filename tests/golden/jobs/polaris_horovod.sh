@@ -46,6 +46,7 @@ fi
 export QSGD_JOB_DIR="${0%/*}"
 export TMPDIR=/tmp
 export QSGD_BITS=4
+export QSGD_RANKS=32
 
 # Every rank sees all GPUs of its node, in this order: the first belongs to local rank 0.
 export CUDA_VISIBLE_DEVICES=3,2,1,0

@@ -33,6 +33,7 @@ fi
 
 # Not every launcher carries variables to other nodes.
 export QSGD_JOB_DIR="${0%/*}"
+export QSGD_RANKS=64
 
 # Threads of one rank.
 export OMP_NUM_THREADS=48

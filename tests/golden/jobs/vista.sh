@@ -33,6 +33,7 @@ fi
 
 # Not every launcher carries variables to other nodes.
 export QSGD_JOB_DIR="${0%/*}"
+export QSGD_RANKS=8
 
 # Every rank sees all GPUs of its node, in this order: the first belongs to local rank 0.
 export CUDA_VISIBLE_DEVICES=0
