@@ -39,6 +39,21 @@ class MpiFacts:
         size: int,
     ) -> None: ...
 
+class RollCall:
+    def __init__(
+        self,
+        *,
+        launch: str,
+        host: str,
+        rank: int,
+        ranks: int,
+        local_rank: int,
+        local_size: int,
+        warning_s: float,
+        shutdown_s: float,
+    ) -> None: ...
+    def end(self) -> None: ...
+
 class EngineConfig:
     def __init__(
         self,

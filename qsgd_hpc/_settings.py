@@ -8,7 +8,7 @@ from typing import Any
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["Settings", "engine_config", "read", "require_equal"]
+__all__ = ["Settings", "engine_config", "is_logged", "read", "require_equal"]
 
 Settings = dict[str, Any]
 
@@ -94,11 +94,12 @@ def engine_config(settings: Settings, *, shares_memory: bool) -> Any:
         stall_warning_s=settings["QSGD_STALL_WARNING_S"],
         stall_shutdown_s=settings["QSGD_STALL_SHUTDOWN_S"],
         deadlock_s=settings["QSGD_DEADLOCK_S"],
-        log=_warn if _is_logged("warning") else None,
+        log=_warn if is_logged("warning") else None,
     )
 
 
-def _is_logged(level: str) -> bool:
+def is_logged(level: str) -> bool:
+    """Tell whether QSGD_LOG_LEVEL lets messages of this level through."""
     return env.LOG_LEVELS.index(level) >= env.LOG_LEVELS.index(env.get("QSGD_LOG_LEVEL"))
 
 

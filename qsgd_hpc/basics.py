@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from qsgd_hpc import _job, _lifeline, _mpi, _settings, autotune, env, timeline
+from qsgd_hpc import _job, _lifeline, _mpi, _roll_call, _settings, autotune, env, timeline
 from qsgd_hpc.errors import RankFailedError, UsageError
 
 if TYPE_CHECKING:
@@ -115,13 +115,14 @@ def init(
         settings = _settings.read()
         if process_sets == "dynamic":
             settings["QSGD_DYNAMIC_PROCESS_SETS"] = True
-        mpi = _mpi.start_mpi()
-        own, split = _job.communicators(mpi, comm)
-        try:
-            _settings.require_equal(own, settings)
-        except UsageError:
-            own.Free()
-            raise
+        with _roll_call.waiting(settings, every_rank=comm is None):
+            mpi = _mpi.start_mpi()
+            own, split = _job.communicators(mpi, comm)
+            try:
+                _settings.require_equal(own, settings)
+            except UsageError:
+                own.Free()
+                raise
         _context = _build(mpi, own, settings)
         _owner_pid, _arguments = os.getpid(), (comm, process_sets)
         if not _at_exit:

@@ -44,4 +44,5 @@ PYBIND11_MODULE(_core, m) {
   bind_foreign(m);
   bind_jax(m);
   bind_gpu(m);
+  bind_roll_call(m);
 }

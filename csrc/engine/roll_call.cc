@@ -1,0 +1,153 @@
+#include "engine/roll_call.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+namespace qsgd {
+namespace {
+
+// The kernel's list of sockets shows such a name with @ for its leading zero byte.
+constexpr const char* kSockets = "/proc/net/unix";
+constexpr int kLooks = 4;
+constexpr const char* kPrefix = "qsgd-init-";
+
+int hold_name(const std::string& name) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const size_t size = std::min(name.size(), sizeof(address.sun_path) - 1);
+  std::memcpy(address.sun_path + 1, name.data(), size);
+  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return -1;
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);
+  // A name that is taken is a rank's own, of a second init in one process: nothing to tell then.
+  if (bind(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0) return fd;
+  close(fd);
+  return -1;
+}
+
+std::string listed(const std::set<int>& numbers) {
+  std::ostringstream text;
+  text << (numbers.size() == 1 ? "rank " : "ranks ");
+  const char* comma = "";
+  for (const int number : numbers) {
+    text << comma << number;
+    comma = ", ";
+  }
+  return text.str();
+}
+
+void say(const std::string& text) {
+  // One write, so that lines of other ranks cannot come in between.
+  const std::string line = text + "\n";
+  std::fwrite(line.data(), 1, line.size(), stderr);
+  std::fflush(stderr);
+}
+
+}  // namespace
+
+RollCall::RollCall(Seat seat, double warning_s, double shutdown_s)
+    : seat_(std::move(seat)),
+      warning_s_(warning_s),
+      shutdown_s_(shutdown_s),
+      socket_(hold_name(name_of(seat_.local_rank))) {
+  thread_ = std::thread([this] { watch(); });
+}
+
+RollCall::~RollCall() { end(); }
+
+void RollCall::end() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ended_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  if (socket_ >= 0) close(std::exchange(socket_, -1));
+}
+
+void RollCall::watch() {
+  using Clock = std::chrono::steady_clock;
+  const auto began = Clock::now();
+  const auto after = [began](double s) {
+    return began + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(s));
+  };
+  const auto within = [this](double s) { return shutdown_s_ > 0 ? std::min(s, shutdown_s_) : s; };
+  double speak_s = warning_s_ > 0 ? within(warning_s_) : shutdown_s_;
+  // Looks more often than it speaks: a rank that has come and has given up since is not missing.
+  const double look_s = speak_s / kLooks;
+  double next_s = look_s;
+  std::set<int> here;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (look_s > 0 && !changed_.wait_until(lock, after(next_s), [this] { return ended_; })) {
+    here.merge(present());
+    if (next_s < speak_s) {
+      next_s = std::min(next_s + look_s, speak_s);
+      continue;
+    }
+    const bool over = shutdown_s_ > 0 && next_s >= shutdown_s_;
+    if (over || *here.begin() == seat_.local_rank) say(who_is_missing(here, next_s));
+    if (over) {
+      say("qsgd-hpc: rank " + std::to_string(seat_.rank) +
+          " ends, for it has waited as long as QSGD_STALL_SHUTDOWN_S allows");
+      _exit(1);
+    }
+    speak_s = within(speak_s + warning_s_);
+    next_s = std::min(next_s + look_s, speak_s);
+  }
+}
+
+std::string RollCall::name_of(int local_rank) const {
+  return kPrefix + seat_.launch + "." + std::to_string(local_rank);
+}
+
+std::set<int> RollCall::present() const {
+  std::set<int> found{seat_.local_rank};
+  std::ifstream sockets(kSockets);
+  std::string line;
+  while (std::getline(sockets, line)) {
+    const size_t at = line.find('@');
+    if (at == std::string::npos) continue;
+    const std::string name = line.substr(at + 1);
+    for (int r = 0; r < seat_.local_size; ++r) {
+      if (name == name_of(r)) found.insert(r);
+    }
+  }
+  return found;
+}
+
+std::string RollCall::who_is_missing(const std::set<int>& here, double waited_s) const {
+  std::set<int> missing;
+  for (int r = 0; r < seat_.local_size; ++r) {
+    if (here.count(r) == 0) missing.insert(r);
+  }
+  const bool one_host = seat_.local_size == seat_.ranks;
+  std::ostringstream text;
+  text << "qsgd-hpc: warning: rank " << seat_.rank << " has waited " << waited_s
+       << " s in init() for the other ranks: ";
+  if (!missing.empty()) {
+    text << (one_host ? "" : "local ") << listed(missing) << " of the " << seat_.local_size
+         << " on host " << seat_.host << (missing.size() == 1 ? " has" : " have")
+         << " not called it. Every rank must call init(), as early as the others: see whether one "
+            "has ended, or is busy with data";
+  } else if (one_host) {
+    text << "all " << seat_.ranks << " have called it, so it is MPI that does not bring them "
+         << "together. Try the MPI alone: python -m mpi4py.bench helloworld";
+  } else {
+    text << "all " << seat_.local_size << " on host " << seat_.host << " have called it, of "
+         << seat_.ranks << " in all. See what ranks on the other hosts say; a host where none has "
+         << "called it is silent";
+  }
+  return text.str();
+}
+
+}  // namespace qsgd
