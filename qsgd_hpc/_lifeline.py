@@ -12,6 +12,7 @@ import secrets
 import socket
 import struct
 import sys
+import time
 from typing import Any
 
 __all__ = ["Peers", "connect", "forget", "own_addresses"]
@@ -21,6 +22,7 @@ Peers = list[tuple[int, int, str]]  # file descriptor, rank, "host nid0001, pid 
 _open: list[int] = []  # what a forked child must close
 
 CONNECT_TIMEOUT_S = 20.0
+PROGRESS_S = 0.01
 TOKEN_BYTES = 16
 _LOOPBACK = "127.0.0.1"
 _GREETING = struct.Struct(f"!{TOKEN_BYTES}sI")
@@ -60,11 +62,16 @@ def _accept_all(comm: Any, labels: list[str]) -> Peers:
     token = secrets.token_bytes(TOKEN_BYTES)
     found: dict[int, socket.socket] = {}
     with socket.create_server(("", 0), backlog=comm.Get_size()) as server:
-        server.settimeout(CONNECT_TIMEOUT_S)
+        server.settimeout(PROGRESS_S)
         comm.bcast((own_addresses(), server.getsockname()[1], token))
-        with contextlib.suppress(OSError):
-            while len(found) < comm.Get_size() - 1:
+        heard_s = time.monotonic()
+        while len(found) < comm.Get_size() - 1 and time.monotonic() < heard_s + CONNECT_TIMEOUT_S:
+            # Some networks move a message only while its sender is inside MPI, and the others wait
+            # for this one.
+            comm.Iprobe()
+            with contextlib.suppress(OSError):
                 sock, _ = server.accept()
+                heard_s = time.monotonic()
                 rank = _greeted(sock, token)
                 if rank is None:
                     sock.close()  # a stranger found the port
