@@ -77,6 +77,7 @@ def build(name: str, data: Mapping[str, Any]) -> Site:
         scheduler=data["scheduler"],
         launcher_argv=tuple(data["launcher"]["argv"]),
         launcher_label=tuple(data["launcher"].get("label", ())),
+        launcher_mpi=data["launcher"].get("mpi", ""),
         login_env=_text(data.get("login_env", {})),
         cores=node.get("cores"),
         hwthreads=node.get("hwthreads"),

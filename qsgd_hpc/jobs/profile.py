@@ -165,13 +165,17 @@ class Network:
 
 @dataclass(frozen=True)
 class Site:
-    """One machine. The meaning of each field is in jobs/schema.json."""
+    """One machine. The meaning of each field is in jobs/schema.json.
+
+    But for ``remarks``: what was found about this installation on it, for those who submit.
+    """
 
     name: str
     description: str
     scheduler: str
     launcher_argv: tuple[str, ...]
     launcher_label: tuple[str, ...] = ()
+    launcher_mpi: str = ""
     embedded_default: bool = False
     generic: bool = False
     retired: str | None = None
@@ -208,6 +212,7 @@ class Site:
     env: Mapping[str, str] = field(default_factory=dict)
     proxy: str | None = None
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def partition_and_qos(self, queue: str) -> tuple[str | None, str | None]:
         """Return what --queue stands for in Slurm's own words; None for what it does not name."""

@@ -28,6 +28,7 @@ __all__ = [
     "is_login_host",
     "load",
     "names",
+    "serves",
 ]
 
 # The command that submits to each scheduler; its presence tells that the machine has one. Slurm
@@ -59,13 +60,14 @@ def find_host() -> Host:
     return Host(
         host_names=(socket.gethostname(), socket.getfqdn()),
         variables=dict(os.environ),
-        schedulers=tuple(s for s, command in SUBMIT_COMMANDS.items() if _serves(s, command)),
+        schedulers=tuple(filter(serves, SUBMIT_COMMANDS)),
     )
 
 
-def _serves(scheduler: str, command: str) -> bool:
+def serves(scheduler: str) -> bool:
     """Tell whether jobs can be submitted here; Slurm's commands alone do not make a cluster."""
-    if shutil.which(command) is None:
+    command = SUBMIT_COMMANDS.get(scheduler)
+    if command is None or shutil.which(command) is None:
         return False
     if scheduler != "slurm" or "SLURM_CONF" in os.environ:
         return True

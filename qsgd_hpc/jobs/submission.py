@@ -11,7 +11,7 @@ from pathlib import Path
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import LaunchError, UsageError
-from qsgd_hpc.jobs import keys, registry, sites
+from qsgd_hpc.jobs import keys, mpi_fit, registry, sites
 from qsgd_hpc.jobs.dependencies import after_faults, dependencies
 from qsgd_hpc.jobs.interrupts import interrupts_deferred
 from qsgd_hpc.jobs.model import Job, JobRequest
@@ -143,13 +143,17 @@ def _lineage(job: Job) -> list[str]:
     return found
 
 
-def render(request: JobRequest) -> str:
+def render(request: JobRequest, tell: Callable[[str], object] = lambda _note: None) -> str:
     """Return the job script that :func:`submit` would submit; needs no scheduler here.
+
+    ``tell`` is called with what was found about this installation on the site.
 
     Raises:
         UsageError: everything that is wrong with the request, one fault a line.
     """
     filled, site = prepare(request, dry_run=True)
+    for remark in site.remarks:
+        tell(remark)
     place = Place(registry.jobs_dir() / f"{site.name}-dry-run")
     return render_script(filled, site, Tools.here(), place)
 
@@ -178,7 +182,8 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
     faults = request_faults(filled, facts) + list(facts.folder_faults) + faults
     if faults or site is None:
         raise UsageError("\n".join(faults))
-    return filled, site.at(filled.queue)
+    site = site.at(filled.queue)
+    return filled, mpi_fit.look(filled, site) if sites.serves(site.scheduler) else site
 
 
 def _look(request: JobRequest, workdir: Path, site: Site | None, dry_run: bool) -> Facts:

@@ -62,7 +62,7 @@ def submit(
     if verify_pinning:
         sys.exit(0 if _verified(request, dry_run) else 1)
     if dry_run:
-        text = api.render(request)
+        text = api.render(request, _note)
         text = json.dumps({"script": text}) if as_json else text
         click.echo(text.encode("utf-8", "surrogateescape"), nl=as_json)
         return

@@ -195,6 +195,7 @@ def _site_notes(request: JobRequest, site: Site) -> Iterator[str]:
     queue = site.queues.get(request.queue or "")
     if queue is not None and (said := remark(queue)):
         yield f"{site.queue_kind} {queue.name}: {said}."
+    yield from site.remarks
     if site.limits:
         yield f"limits of {site.name}: {limit_words(site.limits)}."
     if site.live_limits:

@@ -18,14 +18,11 @@ queues:
   debug: {{nodes: [1, 2], walltime: ["00:00:01", "00:30:00"]}}
   regular: {{nodes: [1, 4], walltime: ["00:00:01", "48:00:00"]}}
 directives: ["--gpus-per-node={{gpus}}"]
-# The nodes are one machine under several names, which UCX would take for shared memory.
-env: {{UCX_TLS: "tcp,self"}}
 """
 SRUN = """\
 launcher:
-  argv:
-    [srun, -n, "{ranks}", "--ntasks-per-node={ranks_per_node}", --mpi=pmi2, --kill-on-bad-exit=1,
-     "{label}"]
+  # Which --mpi the Python of a job needs is found out when the job is submitted.
+  argv: [srun, -n, "{ranks}", "--ntasks-per-node={ranks_per_node}", --kill-on-bad-exit=1, "{label}"]
   label: [--label]
 """
 MPIEXEC = """\

@@ -14,7 +14,7 @@ from qsgd_hpc.jobs.schedulers.command import Answer
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 COMMANDS = (
     *("qsub", "qstat", "qselect", "qdel"),
-    *("sbatch", "squeue", "sacct", "scancel", "sinfo"),
+    *("sbatch", "squeue", "sacct", "scancel", "sinfo", "srun"),
     *("bsub", "bjobs", "bkill"),
 )
 # Calls are numbered by how many there were: schedulers are asked one question after another.

