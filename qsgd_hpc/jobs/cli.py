@@ -21,6 +21,7 @@ __all__ = ["cancel", "list_jobs", "logs", "status", "wait"]
 
 FOLLOW_S = 0.3
 TIMED_OUT = 3
+SILENT = 4  # the scheduler does not answer: what is shown is older, or nothing was cancelled
 _GOOD = (JobState.COMPLETED, JobState.STOPPED)
 
 
@@ -28,13 +29,18 @@ _GOOD = (JobState.COMPLETED, JobState.STOPPED)
 @click.argument("job_id", metavar="ID", required=False)
 @as_json_option
 def status(job_id: str | None, as_json: bool) -> None:
-    """Show the state of job ID (default: the newest), why, where its log is and what to do next."""
+    """Show the state of job ID (default: the newest), why, where its log is and what to do next.
+
+    Exit code 4: the scheduler does not answer, and this is what it last said.
+    """
     job = api.get(job_id or _newest())
     if as_json:
         _print_json(view.as_json(job))
     else:
         after = api.continued_by(job) if job.state.ended else None
         click.echo("\n".join(view.status_lines(job, after)))
+    if job.progress.silence:
+        sys.exit(SILENT)
 
 
 @click.command()
@@ -95,7 +101,7 @@ def wait(job_ids: tuple[str, ...], timeout: float | None, as_json: bool) -> None
     """Wait until jobs, and the parts of their chains, have ended.
 
     Exit code 0: all completed; 85: one stopped at a checkpoint and nothing continues it; 1: another
-    end; 3: the time was over.
+    end; 3: the time was over; 4: it was over while the scheduler did not answer.
     """
     timeout_s = None if timeout is None else timeout * 60
     parts = (part for job_id in job_ids for part in (job_id, *(j.id for j in api.chain(job_id))))
@@ -108,7 +114,7 @@ def wait(job_ids: tuple[str, ...], timeout: float | None, as_json: bool) -> None
     if as_json:
         _print_json([view.as_json(job) for job in jobs])
     if any(not job.state.ended for job in jobs):
-        sys.exit(TIMED_OUT)
+        sys.exit(SILENT if any(job.progress.silence for job in jobs) else TIMED_OUT)
     sys.exit(_verdict(jobs))
 
 
@@ -122,7 +128,8 @@ def _verdict(jobs: list[Job]) -> int:
 
 
 def _say(job: Job) -> None:
-    why = f" ({job.progress.why})" if job.progress.why else ""
+    why = view.silence_words(job) or job.progress.why
+    why = f" ({why})" if why else ""
     log = f"  {job.log_path}" if job.state.ended and job.state not in _GOOD else ""
     click.echo(f"{job.id} {job.state.value}{why}{log}")
 
@@ -135,8 +142,11 @@ def _say(job: Job) -> None:
     help="Ask the script to stop at its next checkpoint instead: should_stop() turns true.",
 )
 def cancel(job_ids: tuple[str, ...], at_checkpoint: bool) -> None:
-    """End jobs, every process that they have started, and what waits for them in a chain."""
-    faults = []
+    """End jobs, every process that they have started, and what waits for them in a chain.
+
+    Exit code 4: the scheduler did not cancel one.
+    """
+    faults, alive = [], []
     for job_id in job_ids:
         try:
             before = api.get(job_id)
@@ -145,20 +155,32 @@ def cancel(job_ids: tuple[str, ...], at_checkpoint: bool) -> None:
                 click.echo(f"{job_id} asked to stop at its next checkpoint")
                 continue
             job = api.cancel(job_id)
-        except (UsageError, LaunchError) as error:
+        except UsageError as error:
             faults.append(str(error))
+            continue
+        except LaunchError as error:
+            alive.append(
+                f"{job_id} is not cancelled: {error} Try again: `qsgd-hpc cancel {job_id}`."
+            )
             continue
         had = "had already ended: " if before.state.ended else ""
         end = "" if job.state.ended else ", asked to end"
         click.echo(f"{job.id} {had}{job.state.value}{end}")
+    for line in alive:
+        click.echo(f"qsgd-hpc: {line}", err=True)
     if faults:
         raise UsageError("\n".join(faults))
+    if alive:
+        sys.exit(SILENT)
 
 
 @click.command("list")
 @as_json_option
 def list_jobs(as_json: bool) -> None:
-    """List your jobs, newest first."""
+    """List your jobs, newest first.
+
+    Exit code 4: a scheduler does not answer, and of its jobs this is what it last said.
+    """
     jobs = api.list_jobs()[::-1]
     if as_json:
         _print_json([view.as_json(job) for job in jobs])
@@ -169,6 +191,8 @@ def list_jobs(as_json: bool) -> None:
         console.print(view.table(jobs))
     else:
         click.echo("no jobs yet; submit one with `qsgd-hpc submit train.py`", err=True)
+    if any(job.progress.silence for job in jobs):
+        sys.exit(SILENT)
 
 
 def _newest() -> str:

@@ -53,11 +53,16 @@ def refreshed(jobs: Sequence[Job]) -> list[Job]:
 def _recorded(job: Job, progress: Progress) -> Job:
     """Record what is new. An end is for ever: a slower answer of the same moment never undoes it.
 
-    LOST is what one question showed; it is not recorded, so that a later answer may correct it.
+    LOST is what one question showed; it is not recorded, so that a later answer may correct it. A
+    question without an answer changes nothing.
     """
     if job.state.final:
         return job
+    if progress.silence:
+        return dataclasses.replace(job, progress=progress)
     progress = with_own_record(job, progress)
+    if progress == job.progress and job.scheduler != "local":
+        return registry.confirm(job)
     new = progress != job.progress and progress.state is not JobState.LOST
     if not new or progress.scheduler_id is None:
         return dataclasses.replace(job, progress=progress)
@@ -65,7 +70,7 @@ def _recorded(job: Job, progress: Progress) -> Job:
     if newest.state.final:
         return newest
     with contextlib.suppress(OSError):  # a full disk hides no state; the next question records it
-        registry.save(job, progress)
+        return registry.save(job, progress)
     return dataclasses.replace(job, progress=progress)
 
 

@@ -143,6 +143,8 @@ class Progress:
         restarts: how often the scheduler started it again.
         pid: process group of a running local job.
         identity: of the leader of that group, so that another process of its number is not it.
+        silence: why the scheduler's word is missing, in words; all else is then what was known
+            before. Never recorded: an unanswered question changes nothing.
     """
 
     state: JobState = JobState.QUEUED
@@ -156,6 +158,7 @@ class Progress:
     restarts: int = 0
     pid: int | None = None
     identity: str | None = None
+    silence: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ class Job:
         progress: how far it is.
         previous: the part of a chain that this one continues.
         resumes: the job that this one was resubmitted for.
+        known_at: when the scheduler last said what is recorded, in seconds since the epoch.
     """
 
     id: str
@@ -183,6 +187,7 @@ class Job:
     progress: Progress = Progress()
     previous: str | None = None
     resumes: str | None = None
+    known_at: float | None = None
 
     @property
     def name(self) -> str:

@@ -38,7 +38,9 @@ def request_from_json(fields: Mapping[str, Any]) -> JobRequest:
 
 def progress_to_json(progress: Progress) -> dict[str, Any]:
     """Return what state.json holds."""
-    return {**dataclasses.asdict(progress), "state": progress.state.value}
+    fields = {**dataclasses.asdict(progress), "state": progress.state.value}
+    del fields["silence"]
+    return fields
 
 
 def progress_from_json(fields: Mapping[str, Any] | None) -> Progress:

@@ -2,7 +2,7 @@
 
 ``<id>/request.json``  what was asked, with every choice filled in; never changed
 ``<id>/script.sh``     the job script; never changed
-``<id>/state.json``    how far the job is
+``<id>/state.json``    how far the job is; its time of change is when that was last confirmed
 ``<id>/events.jsonl``  what the job itself wrote: when it started, was told to stop and ended
 ``<id>/runner.json``   local jobs: the process that owns the job, and on which host
 ``<id>/output.log``    output of all ranks
@@ -15,6 +15,7 @@ each job's state has one writer: its runner, or whoever asks the scheduler and g
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -38,6 +39,7 @@ from qsgd_hpc.jobs.sites import home
 from qsgd_hpc.jobs.words import did_you_mean
 
 __all__ = [
+    "confirm",
     "create",
     "ids",
     "jobs_dir",
@@ -165,6 +167,7 @@ def load(job_id: str) -> Job:
             previous=record.get("previous"),
             resumes=record.get("resumes"),
             progress=progress_from_json(read_json(directory / "state.json")),
+            known_at=_changed_at(directory / "state.json"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
@@ -173,10 +176,24 @@ def load(job_id: str) -> Job:
         ) from None
 
 
+def _changed_at(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
 def save(job: Job, progress: Progress) -> Job:
     """Record a new state and return the job with it."""
     write_file(job.directory / "state.json", json.dumps(progress_to_json(progress)))
-    return dataclasses.replace(job, progress=progress)
+    return dataclasses.replace(job, progress=progress, known_at=time.time())
+
+
+def confirm(job: Job) -> Job:
+    """Note that the recorded state still holds, without writing it again."""
+    with contextlib.suppress(OSError):
+        os.utime(job.directory / "state.json")
+    return dataclasses.replace(job, known_at=time.time())
 
 
 def remove(job: Job) -> None:

@@ -12,7 +12,14 @@ from rich.text import Text
 from qsgd_hpc.jobs.model import Job, JobState
 from qsgd_hpc.jobs.words import clock
 
-__all__ = ["as_json", "next_step", "status_lines", "submitted_lines", "table"]
+__all__ = [
+    "as_json",
+    "next_step",
+    "silence_words",
+    "status_lines",
+    "submitted_lines",
+    "table",
+]
 
 _COLOURS = {
     JobState.QUEUED: "yellow",
@@ -38,6 +45,8 @@ def as_json(job: Job) -> dict[str, Any]:
         "walltime_min": request.walltime_min,
         "queue": request.queue,
         "scheduler_id": progress.scheduler_id,
+        "known_at": job.known_at,
+        "silence": progress.silence,
         "tasks": dict(progress.tasks),
         "restarts": progress.restarts,
         "bad_nodes": list(progress.bad_nodes),
@@ -89,6 +98,8 @@ def status_lines(job: Job, continued_by: Job | None = None) -> list[str]:
     size = f"{_count(request.nodes, 'node')}, {_count(request.ranks, 'rank')}"
     limit = "no walltime" if request.walltime_min is None else clock(request.walltime_min)
     rows = [("state", job.state.value + (f" ({progress.why})" if progress.why else ""))]
+    if progress.silence:
+        rows.append(("known", silence_words(job)))
     if job.exit_code is not None:
         rows.append(("exit code", str(job.exit_code)))
     if progress.scheduler_id is not None:
@@ -123,11 +134,23 @@ def _stamp(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
+def _known(job: Job) -> str:
+    """Return from when the state is, if its scheduler is silent."""
+    return "its submission" if job.known_at is None else _stamp(job.known_at)
+
+
+def silence_words(job: Job) -> str:
+    """Return from when a state is and why there is none from now; empty where the state is new."""
+    if not job.progress.silence:
+        return ""
+    return f"as of {_known(job)}; {job.progress.silence}"
+
+
 def _ran(job: Job) -> str:
-    """Return how long the job ran, or runs by now; empty when that is not known."""
+    """Return how long the job ran, or runs by what is known; empty when that is not known."""
     started_at, ended_at = job.progress.started_at, job.progress.ended_at
     if ended_at is None and not job.state.ended:
-        ended_at = time.time()
+        ended_at = job.known_at if job.progress.silence else time.time()
     if started_at is None or ended_at is None:
         return ""
     return clock(round(max(0.0, ended_at - started_at)) / 60)
@@ -142,7 +165,8 @@ def table(jobs: Iterable[Job]) -> Table:
         result.add_column(column, justify="right")
     for column in ("submitted", "ran"):
         result.add_column(column, no_wrap=True)
-    result.add_column("why")
+    # One line for each job: `status` and --json have the whole of it.
+    result.add_column("why", no_wrap=True, overflow="ellipsis")
     for job in jobs:
         progress = job.progress
         result.add_row(
@@ -154,6 +178,6 @@ def table(jobs: Iterable[Job]) -> Table:
             str(job.request.ranks),
             time.strftime("%m-%d %H:%M:%S", time.localtime(job.submitted_at)),
             _ran(job),
-            Text(progress.why),
+            Text(silence_words(job) or progress.why),
         )
     return result

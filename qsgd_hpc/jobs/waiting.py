@@ -26,12 +26,13 @@ def wait(
     Args:
         ids: of the jobs.
         timeout_s: seconds; None waits for ever.
-        on_change: called with each job at first, and whenever its state is another one.
+        on_change: called with each job at first, whenever its state is another one, and when its
+            scheduler falls silent or speaks again.
     Raises:
         UsageError: there is no such job.
     """
     wanted = list(ids)
-    seen: Mapping[str, JobState] = {}
+    seen: Mapping[str, tuple[JobState, bool]] = {}
     deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     while True:
         recorded = [registry.load(job_id) for job_id in wanted]
@@ -39,13 +40,17 @@ def wait(
         patience = Patience(recorded)
         jobs = refreshed(recorded)
         for job in jobs:
-            if on_change and seen.get(job.id) is not job.state:
+            if on_change and seen.get(job.id) != _told(job):
                 on_change(job)
-        seen = {job.id: job.state for job in jobs}
+        seen = {job.id: _told(job) for job in jobs}
         if all(job.state.ended for job in jobs) or time.monotonic() >= deadline_s:
             return jobs
         while not patience.over() and (left_s := deadline_s - time.monotonic()) > 0:
             time.sleep(min(LOOK_S, left_s))
+
+
+def _told(job: Job) -> tuple[JobState, bool]:
+    return job.state, bool(job.progress.silence)
 
 
 class Patience:

@@ -257,15 +257,22 @@ def test_a_scheduler_that_is_down_changes_no_state_and_loses_no_job(bed: Bed) ->
     try:
         shown = jobs.get(job.id)
         assert shown.state is JobState.RUNNING
-        assert "has not answered" in shown.progress.why
-        listed = cli("list")
-        assert listed.returncode == 0, listed
-        assert "RUNNING" in listed.stdout
+        assert "does not answer" in shown.progress.silence
+        for words in (["list"], ["status", job.id], ["wait", job.id, "--timeout", "1s"]):
+            told = cli(*words)
+            assert told.returncode == 4, told
+            assert "RUNNING" in told.stdout
+            assert "Slurm does not answer" in told.stdout
+        refused = cli("cancel", job.id)
+        assert refused.returncode == 4, refused
+        assert f"{job.id} is not cancelled: scancel did not end the job" in refused.stderr
+        assert f"qsgd-hpc cancel {job.id}" in refused.stderr
+        assert jobs.get(job.id).known_at == shown.known_at
         with pytest.raises(LaunchError):
             jobs.submit(JobRequest(Path("sleep.py"), ranks_per_node=1))
     finally:
         bed.start_controller()
-    until(lambda: "has not answered" not in jobs.get(job.id).progress.why)
+    until(lambda: not jobs.get(job.id).progress.silence)
     assert jobs.get(job.id).state is JobState.RUNNING
     jobs.cancel(job.id)
     assert ended(job.id)[0].state is JobState.CANCELLED

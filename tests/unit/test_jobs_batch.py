@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
 
+from qsgd_hpc import cli as main
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs import registry
+from qsgd_hpc.jobs import registry, view
 from qsgd_hpc.jobs.model import Job, Progress
 from qsgd_hpc.jobs.schedulers import Dependency, command, news, pbs, slurm
 from tests.unit.fake_schedulers import Fakes, fakes, recorded
@@ -18,6 +25,7 @@ from tests.unit.fake_schedulers import Fakes, fakes, recorded
 __all__ = ["fakes"]
 
 SERVER = "polaris-login-bed"
+SEEN_S = 1_790_000_000.0  # when a scheduler answered last
 S = jobs.JobState
 
 
@@ -130,7 +138,7 @@ SILENCES = {
         ("perlmutter", "4", "squeue", "slurm/squeue_running"),
     ],
 )
-def test_a_silent_scheduler_changes_nothing_but_the_reason(
+def test_a_silent_scheduler_changes_nothing(
     fakes: Fakes, site: str, scheduler_id: str, query: str, answer: str, silence: str
 ) -> None:
     job = submitted(fakes, site, scheduler_id)
@@ -138,12 +146,102 @@ def test_a_silent_scheduler_changes_nothing_but_the_reason(
     running = jobs.get(job.id).progress
     assert running.state is S.RUNNING
     fakes.says(query, **SILENCES[silence])  # type: ignore[arg-type]
-    first = jobs.get(job.id).progress
-    assert "has not answered since 20" in first.why
-    assert dataclasses.replace(first, why="") == running
-    assert jobs.get(job.id).progress == first
+    recorded = (job.directory / "state.json").stat()
+    first = jobs.get(job.id)
+    assert "does not answer: " in first.progress.silence
+    assert dataclasses.replace(first.progress, silence="") == running
+    assert first.known_at == recorded.st_mtime
+    assert jobs.get(job.id) == first
+    assert (job.directory / "state.json").stat() == recorded
     fakes.replays(query, answer)
-    assert jobs.get(job.id).progress == running
+    again = jobs.get(job.id)
+    assert again.progress == running
+    assert again.known_at > recorded.st_mtime
+
+
+DOWN = {"err": "qstat: cannot connect to server polaris (errno=15010)", "rc": 255}
+
+
+def cli(*words: str) -> Result:
+    return CliRunner().invoke(main.cli, words)
+
+
+@pytest.mark.usefixtures("settled")
+def test_while_the_scheduler_is_silent_the_verbs_say_from_when_the_state_is(fakes: Fakes) -> None:
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    fakes.replays("qstat", "pbs/running")
+    jobs.get(job.id)
+    os.utime(job.directory / "state.json", (SEEN_S, SEEN_S))
+    fakes.says("qstat", **DOWN)  # type: ignore[arg-type]
+    seen = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(SEEN_S))
+    words = f"as of {seen}; PBS does not answer: qstat: cannot connect to server"
+    status = cli("status", job.id)
+    assert status.exit_code == 4
+    assert words in status.stdout
+    ran = [line for line in status.stdout.splitlines() if "started" in line]
+    assert cli("status", job.id).stdout.splitlines()[3:] == status.stdout.splitlines()[3:]
+    assert ran == [line for line in cli("status", job.id).stdout.splitlines() if "started" in line]
+    listed = cli("list")
+    assert listed.exit_code == 4
+    assert "RUNNING" in listed.stdout
+    assert words in listed.stdout
+    told = json.loads(cli("status", "--json", job.id).stdout)
+    assert (told["state"], told["known_at"]) == ("RUNNING", SEEN_S)
+    assert told["silence"].startswith("PBS does not answer: ")
+    waited = cli("wait", "--timeout", "1s", job.id)
+    assert waited.exit_code == 4
+    assert words in waited.stdout
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_cancel_that_nobody_heard_says_so_and_what_to_do(fakes: Fakes) -> None:
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    fakes.replays("qstat", "pbs/running")
+    fakes.says("qdel", err="qdel: cannot connect to server polaris (errno=15010)", rc=255)
+    done = cli("cancel", job.id)
+    assert done.exit_code == 4
+    assert f"{job.id} is not cancelled: qdel did not end the job: qdel: cannot" in done.stderr
+    assert f"Nothing was cancelled. Try again: `qsgd-hpc cancel {job.id}`." in done.stderr
+    assert jobs.get(job.id).state is S.RUNNING
+    fakes.replays("qdel", "pbs/qdel_ok")
+    assert cli("cancel", job.id).exit_code == 0
+
+
+@pytest.mark.usefixtures("settled", "impatient")
+def test_of_a_cancel_that_hangs_nothing_is_claimed(fakes: Fakes) -> None:
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    fakes.replays("qstat", "pbs/running")
+    fakes.hangs("qdel")
+    done = cli("cancel", job.id)
+    assert done.exit_code == 4
+    assert "nobody knows whether the scheduler has heard it" in done.stderr
+    assert "Nothing was cancelled" not in done.stderr
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_job_of_pbs_runs_before_its_start_time_is_there(fakes: Fakes) -> None:
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    fields = {"job_state": "R", "substate": 41, "run_count": 1}
+    fakes.says("qstat", json.dumps({"Jobs": {f"8.{SERVER}": fields}}))
+    running = jobs.get(job.id)
+    assert (running.state, running.progress.started_at) == (S.RUNNING, None)
+    assert cli("list").stdout.count("RUNNING") == 1
+
+
+def test_the_table_breaks_no_line_in_a_terminal_of_100_columns(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "4")
+    why = "job killed: walltime 300 exceeded limit 60, node x3002c0s13b0n0 said it was over " * 3
+    ended = Progress(S.TIMEOUT, why=why, started_at=1.7e9, ended_at=1.7e9 + 90000.0)
+    long_name = dataclasses.replace(job.request, name="a_name_of_15chr", nodes=512)
+    table = view.table([dataclasses.replace(job, progress=ended, request=long_name)] * 2)
+    for width, cut in ((100, True), (400, False)):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(table)
+        lines = console.export_text().splitlines()
+        assert len(lines) == 3
+        assert all(len(line) <= width for line in lines)
+        assert all(line.rstrip().endswith("…") is cut for line in lines[1:])
+    assert why in "\n".join(view.status_lines(dataclasses.replace(job, progress=ended)))
 
 
 @pytest.mark.usefixtures("settled", "impatient")
@@ -152,14 +250,14 @@ def test_a_hanging_query_is_a_silence(fakes: Fakes) -> None:
     fakes.hangs("squeue")
     asked = jobs.get(job.id)
     assert asked.state is S.QUEUED
-    assert "squeue: no answer within 0.5 s" in asked.progress.why
+    assert "squeue: no answer within 0.5 s" in asked.progress.silence
 
 
 @pytest.mark.usefixtures("settled")
 def test_a_truncated_answer_of_qstat_is_a_silence(fakes: Fakes) -> None:
     job = submitted(fakes, "polaris", f"8.{SERVER}")
     fakes.says("qstat", recorded("pbs/running").out[:-200])
-    assert "has not answered" in jobs.get(job.id).progress.why
+    assert "does not answer" in jobs.get(job.id).progress.silence
 
 
 @pytest.mark.usefixtures("settled")
@@ -169,7 +267,7 @@ def test_an_end_waits_for_accounting_that_is_down(fakes: Fakes) -> None:
     fakes.says("sacct", err="sacct: error: Problem talking to the database", rc=1)
     waiting = jobs.get(job.id)
     assert waiting.state is S.QUEUED
-    assert "Slurm's accounting has not answered since" in waiting.progress.why
+    assert "Slurm's accounting does not answer" in waiting.progress.silence
     fakes.replays("sacct", "slurm/sacct_failed")
     assert jobs.get(job.id).exit_code == 3
 

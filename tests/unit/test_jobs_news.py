@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState, Progress
+from qsgd_hpc.jobs.records import progress_from_json, progress_to_json
 from qsgd_hpc.jobs.schedulers.command import Answer
-from qsgd_hpc.jobs.schedulers.news import merged, open_jobs, silent, spoken, unknown
+from qsgd_hpc.jobs.schedulers.news import merged, open_jobs, silent, unknown
 from qsgd_hpc.jobs.schedulers.slurm_answers import parse_squeue
 
 S = JobState
@@ -28,24 +29,18 @@ def test_only_an_end_that_was_seen_is_for_ever(state: S) -> None:
     assert bool(asked) == (state in (S.QUEUED, S.RUNNING, S.LOST))
 
 
-def test_the_beginning_of_a_silence_is_kept() -> None:
+def test_a_silence_keeps_all_that_is_known_and_is_never_recorded() -> None:
     running = Progress(S.RUNNING, why="x", started_at=1.0, scheduler_id="4", restarts=2)
-    first = silent(job_with(running), "Slurm", DOWN)
-    assert first == dataclasses.replace(running, why=first.why)
-    assert first.why.startswith("Slurm has not answered since ")
-    assert first.why.endswith(": Connection refused")
-    earlier = dataclasses.replace(first, why=first.why.replace("since 2", "since 1"))
-    assert silent(job_with(earlier), "Slurm", DOWN) == earlier
+    hushed = silent(job_with(running), "Slurm", DOWN)
+    assert hushed == dataclasses.replace(running, silence=hushed.silence)
+    assert hushed.silence == "Slurm does not answer: Connection refused"
+    assert progress_from_json(progress_to_json(hushed)) == running
 
 
-def test_a_silence_is_over_with_the_next_answer() -> None:
-    queued = Progress(S.QUEUED, scheduler_id="4")
-    hushed = silent(job_with(queued), "Slurm", DOWN)
-    assert spoken(job_with(hushed)) == queued
-    assert unknown(job_with(hushed, age_s=0), "gone") == queued
-    assert unknown(job_with(hushed), "gone").state is S.LOST
-    kept = Progress(S.QUEUED, why="waits")
-    assert spoken(job_with(kept)) == kept
+def test_a_job_is_lost_only_once_its_scheduler_must_know_it() -> None:
+    queued = Progress(S.QUEUED, why="waits", scheduler_id="4")
+    assert unknown(job_with(queued, age_s=0), "gone") == queued
+    assert unknown(job_with(queued), "gone").state is S.LOST
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from qsgd_hpc.jobs.schedulers.command import (
     submitted,
 )
 from qsgd_hpc.jobs.schedulers.endings import WALLTIME, exit_words
-from qsgd_hpc.jobs.schedulers.news import merged, open_jobs, silent, spoken, unconfirmed, unknown
+from qsgd_hpc.jobs.schedulers.news import merged, open_jobs, silent, unconfirmed, unknown
 
 __all__ = ["cancel", "find", "parse_log", "parse_qstat", "parse_qsub", "refresh", "submit"]
 
@@ -137,7 +137,7 @@ def _news(job: Job, listed: Mapping[str, Mapping[str, str]]) -> Progress:
         return unconfirmed(job, "Cobalt")
     if key in listed:
         state, why = _STATES.get(listed[key].get("state", ""), (None, ""))
-        return spoken(job) if state is None else merged(job, Progress(state, why=why), key)
+        return job.progress if state is None else merged(job, Progress(state, why=why), key)
     try:
         end = parse_log(_debug_log(job).read_text("utf-8", "replace"))
     except OSError:

@@ -160,5 +160,7 @@ def no_answer(command: str, answer: Answer) -> LaunchError:
 
 
 def not_cancelled(command: str, answer: Answer) -> LaunchError:
-    """Return the error for a job that may live on."""
-    return LaunchError(f"{command} did not end the job: {answer.said}. Try it again.")
+    """Return the error for a job that lives on, or may."""
+    if answer.code == HUNG:
+        return LaunchError(f"{answer.said}; nobody knows whether the scheduler has heard it.")
+    return LaunchError(f"{command} did not end the job: {answer.said}. Nothing was cancelled.")

@@ -1,4 +1,4 @@
-"""What becomes of a job's record when its scheduler answers, does not answer, or knows no job."""
+"""What is known of a job when its scheduler answers, does not answer, or knows no such job."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import replace
 from qsgd_hpc.jobs.model import Job, JobState, Progress
 from qsgd_hpc.jobs.schedulers.command import Answer
 
-__all__ = ["is_settled", "merged", "open_jobs", "silent", "spoken", "unconfirmed", "unknown"]
+__all__ = ["is_settled", "merged", "open_jobs", "silent", "unconfirmed", "unknown"]
 
 # A scheduler needs a moment before it knows a job that it has just accepted.
 SETTLE_S = 60.0
-_SILENCE = " has not answered since "
 
 
 def open_jobs(jobs: Iterable[Job]) -> list[Job]:
@@ -48,22 +47,14 @@ def is_settled(job: Job) -> bool:
 
 
 def silent(job: Job, who: str, answer: Answer) -> Progress:
-    """Return the recorded progress, with since when there is no answer."""
-    if _SILENCE in job.progress.why:
-        return job.progress
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    return replace(job.progress, why=f"{who}{_SILENCE}{since}: {answer.said}")
-
-
-def spoken(job: Job) -> Progress:
-    """Return the recorded progress when the scheduler has answered and says nothing new."""
-    return replace(job.progress, why="") if _SILENCE in job.progress.why else job.progress
+    """Return what is recorded, with why there is nothing newer."""
+    return replace(job.progress, silence=f"{who} does not answer: {answer.said}")
 
 
 def unknown(job: Job, hint: str) -> Progress:
     """Return the progress of a job that its scheduler does not know (any more, or yet)."""
     if not is_settled(job):
-        return spoken(job)
+        return job.progress
     return replace(job.progress, state=JobState.LOST, why=hint)
 
 

@@ -19,7 +19,7 @@ from qsgd_hpc.jobs.schedulers.command import (
     refusal,
     submitted,
 )
-from qsgd_hpc.jobs.schedulers.news import merged, open_jobs, silent, spoken, unconfirmed, unknown
+from qsgd_hpc.jobs.schedulers.news import merged, open_jobs, silent, unconfirmed, unknown
 from qsgd_hpc.jobs.schedulers.pbs_answers import Qstat, array_progress, parse_qstat
 
 __all__ = ["cancel", "find", "parse_qsub", "refresh", "submit"]
@@ -121,7 +121,7 @@ def _news(job: Job, shown: Qstat, silence: Answer | None) -> Progress:
             f"PBS knows no job {key}: a routing queue found no queue for it, or the server "
             "forgot it. Check nodes and walltime and submit it again",
         )
-    return silent(job, "PBS", silence) if silence else spoken(job)
+    return silent(job, "PBS", silence) if silence else job.progress
 
 
 def cancel(job: Job) -> None:

@@ -26,7 +26,6 @@ from qsgd_hpc.jobs.schedulers.news import (
     merged,
     open_jobs,
     silent,
-    spoken,
     unconfirmed,
     unknown,
 )
@@ -166,7 +165,7 @@ def _news(
     new = _array(job, key, live, past) if job.request.array else _one(key, live, past)
     if new is not None:
         return merged(job, new, key)
-    kept = spoken(job)
+    kept = job.progress
     if past is None:
         kept = silent(job, "Slurm's accounting", silence)
     elif key not in live.unclear:
