@@ -24,7 +24,9 @@ from qsgd_hpc.launch.loaded import SHORT_ADDRESSES
 from qsgd_hpc.launch.mpi import Library, find_library
 from qsgd_hpc.launch.remedies import leave_pip_out
 
-__all__ = ["fitted", "library_of", "look"]
+__all__ = ["WARNING", "fitted", "library_of", "look"]
+
+WARNING = "warning: "  # what remarks begin with that are more than notes
 
 
 def look(request: JobRequest, site: Site) -> Site:
@@ -134,7 +136,7 @@ def _remarked(site: Site, library: Library, remedy: str) -> Site:
     starts = f", which starts {site.launcher_mpi}" if site.launcher_mpi else ""
     rest = leave_pip_out(library.package)
     text = (
-        f"WARNING: the ranks of this job may not find each other, and init() will then refuse to "
+        f"{WARNING}the ranks of this job may not find each other, and init() will then refuse to "
         f"train: the launcher is {site.launcher_argv[0]}{starts}, and the MPI of the job's Python "
         f"is {library.name}, which pip has installed. {remedy}"
         f"{rest if remedy.endswith('or ') else rest[0].upper() + rest[1:]}."

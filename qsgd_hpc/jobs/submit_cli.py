@@ -13,6 +13,7 @@ from rich.console import Console
 
 from qsgd_hpc.jobs import api, view
 from qsgd_hpc.jobs.model import Job, JobRequest
+from qsgd_hpc.jobs.mpi_fit import WARNING
 from qsgd_hpc.jobs.submit_options import Walltime, as_json_option, list_option, submit_options
 
 __all__ = ["resubmit", "submit"]
@@ -72,7 +73,7 @@ def submit(
 
 
 def _note(text: str) -> None:
-    click.echo(f"note: {text}", err=True)
+    click.echo(text if text.startswith(WARNING) else f"note: {text}", err=True)
 
 
 def _verified(request: JobRequest, dry_run: bool) -> bool:

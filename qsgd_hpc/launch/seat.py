@@ -42,33 +42,30 @@ def seat_of(environ: Mapping[str, str]) -> Seat | None:
 
     The batch script of a Slurm job has no seat, though Slurm gives it a rank: it is in no step.
     """
-    told = [claim.ranks for claim in claims(environ) if claim.exact]
-    for name, (local_rank, rank, local_size, _) in LAUNCHERS.items():
-        numbers = [environ.get(each, "") for each in (rank, local_rank)]
-        sizes = environ.get(local_size, "") or _slurm_size(environ) if name != "flux" else ""
-        if all(text.isdigit() for text in numbers) and sizes.isdigit() and told:
-            launch = _launch(environ)
-            if launch is None:
-                return None
-            return Seat(launch, int(numbers[0]), told[0], int(numbers[1]), int(sizes))
+    ranks = next((claim.ranks for claim in claims(environ) if claim.exact), None)
+    launch = _launch(environ) if ranks else None
+    for local_rank, rank, local_size, _ in LAUNCHERS.values():
+        sizes = environ.get(local_size) or _slurm_size(environ)
+        numbers = [environ.get(rank, ""), environ.get(local_rank, ""), sizes]
+        if ranks and launch and all(text.isdigit() for text in numbers):
+            own, local, size = map(int, numbers)
+            return Seat(launch, own, ranks, local, size)
     return None
 
 
 def _slurm_size(environ: Mapping[str, str]) -> str:
     """Return how many tasks the step has on this node: the third of ``2(x2),1`` is 1."""
     node = environ.get("SLURM_NODEID", "")
-    counts: list[str] = []
-    for count, times in re.findall(
-        r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")
-    ):
-        counts += [count] * int(times or 1)
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    counts = [count for count, times in parts for _ in range(int(times or 1))]
     return counts[int(node)] if node.isdigit() and int(node) < len(counts) else ""
 
 
 def _launch(environ: Mapping[str, str]) -> str | None:
-    for names in (("PMIX_NAMESPACE",), ("PALS_APID",)):
-        if all(environ.get(name) for name in names):
-            return _word(*(environ[name] for name in names))
+    """Return what tells this launch from others on this host; None if nothing does."""
+    for name in ("PMIX_NAMESPACE", "PALS_APID"):
+        if environ.get(name):
+            return _word(environ[name])
     if "MPI_LOCALRANKID" not in environ and environ.get("SLURM_STEP_ID"):
         return _word(environ.get("SLURM_JOB_ID", ""), environ["SLURM_STEP_ID"])
     proxy = _proxy()
@@ -81,7 +78,7 @@ def _word(*parts: str) -> str:
 
 
 def _proxy() -> tuple[str, str] | None:
-    """Return number and start of the nearest ancestor that starts ranks; /proc has no other use."""
+    """Return number and start of the nearest ancestor that starts ranks."""
     pid = os.getppid()
     while pid > 1:
         try:

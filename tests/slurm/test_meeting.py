@@ -87,7 +87,7 @@ def test_submit_warns_where_no_option_is_known(bed: Bed, train: Path) -> None:
     told: list[str] = []
     request = JobRequest(train, nodes=2, ranks_per_node=2, python=str(pythons()[1]))
     (job,) = jobs.submit_all(request, told.append)
-    (warning,) = (note for note in told if note.startswith("WARNING"))
+    (warning,) = (note for note in told if note.startswith("warning: "))
     assert "Open MPI" in warning
     assert "--mpi=pmix" in warning
     (done,) = jobs.wait([job.id])

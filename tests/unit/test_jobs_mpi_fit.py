@@ -61,7 +61,7 @@ def test_what_cannot_be_fitted_is_said_before_the_job_is_queued(
     site = fitted(name, library, plugins)
     assert site.launcher_argv == sites.load(name).launcher_argv
     (remark,) = site.remarks
-    assert remark.startswith("WARNING: the ranks of this job may not find each other")
+    assert remark.startswith("warning: the ranks of this job may not find each other")
     assert f"{library.name}, which pip has installed" in remark
     for word in words:
         assert word in remark
@@ -169,7 +169,7 @@ def test_submit_to_pals_warns_before_the_job_is_queued(
     before: list[int] = []
 
     def tell(note: str) -> None:
-        if note.startswith("WARNING"):
+        if note.startswith("warning: "):
             before.append(len(fakes.calls("qsub")))
 
     (tmp_path / "venv" / "bin").mkdir(parents=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qsgd_hpc.launch.claims import broken_claim, claims, rank_of
+from qsgd_hpc.launch.claims import broken_claim, claims, rank_of, under_pmi2_of_slurm
 from qsgd_hpc.launch.remedies import LoadedMpi, apart
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}
@@ -83,6 +83,14 @@ def test_the_rank_is_the_launchers() -> None:
     assert rank_of(STEP) == 3
     assert rank_of({"PALS_RANKID": "2"}) == 2
     assert rank_of({}) is None
+
+
+def test_pmi2_of_slurm_is_told_from_other_launchers_within_slurm() -> None:
+    assert under_pmi2_of_slurm({**STEP, "PMI_SIZE": "4", "PMI_RANK": "3"})
+    assert not under_pmi2_of_slurm(STEP)
+    assert not under_pmi2_of_slurm({"PMI_SIZE": "4", "PMI_RANK": "3"})
+    assert not under_pmi2_of_slurm({**STEP, "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"})
+    assert not under_pmi2_of_slurm({**STEP, "PMI_SIZE": "4", "PALS_APID": "x"})
 
 
 REMEDIES = {
