@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Claim", "broken_claim", "claims", "rank_of", "under_pmi2_of_slurm"]
+__all__ = ["OWN", "Claim", "broken_claim", "claims", "rank_of", "under_pmi2_of_slurm"]
 
 # What `qsgd-hpc run` and the job scripts of `qsgd-hpc submit` set in every rank.
 OWN = "QSGD_RANKS"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from qsgd_hpc.launch.claims import HYDRA, OPEN_MPI, PALS, SRUN, Claim
+from qsgd_hpc.launch.claims import HYDRA, OPEN_MPI, OWN, PALS, SRUN, Claim
 
 __all__ = ["LoadedMpi", "apart", "leave_pip_out"]
 
@@ -62,6 +62,8 @@ def _remedies(claim: Claim, mpi: LoadedMpi) -> Iterator[str]:
         )
     elif mpi.package:
         yield leave_pip_out(mpi.package)
+    if claim.source.startswith(OWN):
+        yield f"unset {OWN}, if neither `qsgd-hpc run` nor a job script has started these ranks"
 
 
 def _under_srun(claim: Claim, mpi: LoadedMpi) -> Iterator[str]:

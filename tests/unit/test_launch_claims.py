@@ -120,7 +120,7 @@ REMEDIES = {
     "a launcher that sets nothing": (
         {"QSGD_RANKS": "4"},
         PIP,
-        ["`qsgd-hpc run`", "`pip uninstall mpich`"],
+        ["`qsgd-hpc run`", "`pip uninstall mpich`", "unset QSGD_RANKS"],
     ),
 }
 
