@@ -14,12 +14,9 @@ void to_floats(const void* x, DType dtype, size_t count, float* to) {
 }
 
 bool from_floats(const float* from, size_t count, DType dtype, void* x) {
-  if (dtype != DType::kFloat32) {
-    float32_to(from, count, dtype, x);
-  } else if (count > 0) {
-    std::memcpy(x, from, count * sizeof(float));
-  }
-  return all_finite(x, count, dtype);  // a float16 may have overflowed
+  if (dtype != DType::kFloat32) return float32_to(from, count, dtype, x);
+  if (count > 0) std::memcpy(x, from, count * sizeof(float));
+  return all_finite(from, count, dtype);
 }
 
 QSGD_CLONES

@@ -16,6 +16,7 @@ namespace {
 
 constexpr uint32_t kInfinity = 0x7f800000u;
 constexpr float kMost = std::numeric_limits<float>::max();
+constexpr float kMostFloat16 = 65504;
 constexpr float kSmall = std::numeric_limits<float>::min() * 256;  // a level of it is normal
 constexpr float kLift = 0x1p64f;  // brings the smallest norms where their inverse is finite
 
@@ -36,11 +37,10 @@ float norm_of(const Kernels& k, const float* x, size_t count, Norm norm) {
 // How a bucket's elements become fixed-point numbers of 16 bits behind the point.
 struct Grid {
   Grid(float norm, int levels) {
-    const float whole = static_cast<float>(levels) * 0x1p16f;
-    scale = whole / norm;
-    if (!(scale <= kMost)) {
+    scale = whole_scale(levels) / norm;
+    if (!is_plain(scale)) {
       lift = kLift;
-      scale = whole / (norm * kLift);
+      scale = whole_scale(levels) / (norm * kLift);
     }
   }
   float lift = 1;  // what to multiply the elements by beforehand
@@ -141,14 +141,18 @@ void values_of_extreme(const uint8_t* codes, float norm, const CodecSpec& spec, 
   }
 }
 
+float unit_of(float norm, const CodecSpec& spec) {
+  return norm / static_cast<float>(spec.levels());
+}
+
 // Writes, or adds, the values of a bucket.
 template <bool Add>
 void decode_bucket(const Kernels& k, float norm, const uint8_t* codes, size_t count,
                    const CodecSpec& spec, float* out) {
-  const float unit = norm / static_cast<float>(spec.levels());
+  const float unit = unit_of(norm, spec);
   const bool extreme = is_extreme(norm);
   const size_t direct = extreme ? 0 : count / kTile;
-  k.dequantize[Add][spec.bits](codes, direct, unit, out);
+  (Add ? k.dequantize_add : k.dequantize[0])[spec.bits](codes, direct, unit, out);
   for (size_t t = direct; t < tiles_of(count); ++t) {
     float value[kTile];
     const uint8_t* const from = codes + spec.code_bytes(t * kTile);
@@ -163,17 +167,55 @@ void decode_bucket(const Kernels& k, float norm, const uint8_t* codes, size_t co
   }
 }
 
-bool encode_floats(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
-                   const NoiseKey& key, float* scales, uint8_t* codes) {
-  if (spec.scheme != Scheme::kQsgd) return encode_run(x, count, first, spec, key, scales, codes);
+// Where elements that are not float32 become it, a bucket or a piece at a time.
+class Staging {
+ public:
+  explicit Staging(size_t most) : many_(most > std::size(few_) ? most : 0) {}
+  float* data() { return many_.empty() ? few_ : many_.data(); }
+
+ private:
+  alignas(64) float few_[2048];
+  std::vector<float> many_;
+};
+
+// Codes the longest run of buckets from x on that the kernels take as they are.
+size_t encode_plain_buckets(const Kernels& k, const uint8_t* x, DType dtype, size_t buckets,
+                            uint64_t first, const CodecSpec& spec, const NoiseKey& key,
+                            float* scales, uint8_t* codes) {
+  const bool kernels_draw = key.generator == Generator::kArs || spec.rounding == Rounding::kNearest;
+  if (spec.norm != Norm::kMax || spec.contract || !kernels_draw || dtype == DType::kFloat64) {
+    return 0;
+  }
+  const int type = dtype == DType::kFloat32 ? 0 : dtype == DType::kFloat16 ? 1 : 2;
+  return k.quantize_buckets[type][static_cast<size_t>(spec.rounding)][spec.bits](
+      x, buckets, spec.bucket / kTile, key, first / kTile, scales, codes);
+}
+
+bool encode_buckets(const uint8_t* x, DType dtype, size_t count, uint64_t first,
+                    const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes) {
   const Kernels& k = kernels();
+  const size_t element = facts(dtype).size;
+  Staging staging(dtype == DType::kFloat32 ? 0 : std::min<size_t>(count, spec.bucket));
   bool finite = true;
-  for (size_t at = 0; at < count; at += spec.bucket) {
+  for (size_t at = 0; at < count;) {
+    const size_t plain =
+        encode_plain_buckets(k, x + at * element, dtype, (count - at) / spec.bucket, first + at,
+                             spec, key, scales, codes);
+    scales += plain;
+    codes += spec.code_bytes(plain * spec.bucket);
+    at += plain * spec.bucket;
     const size_t size = std::min<size_t>(spec.bucket, count - at);
-    const float scale = encode_bucket(k, x + at, size, first + at, spec, key, codes);
+    if (size == 0) break;
+    const auto* floats = reinterpret_cast<const float*>(x + at * element);
+    if (dtype != DType::kFloat32) {
+      float32_from(x + at * element, dtype, size, staging.data());
+      floats = staging.data();
+    }
+    const float scale = encode_bucket(k, floats, size, first + at, spec, key, codes);
     finite &= !std::isnan(scale);
     *scales++ = scale;
     codes += spec.code_bytes(size);
+    at += size;
   }
   return finite;
 }
@@ -192,42 +234,74 @@ bool decode_floats(const float* scales, const uint8_t* codes, size_t count, cons
   return finite;
 }
 
-// Calls use(at, size, floats) for pieces of whole buckets that stay in the first-level cache.
+// The same as other types: straight from the codes where no value can overflow.
+bool decode_others(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+                   DType dtype, uint8_t* out) {
+  const Kernels& k = kernels();
+  const int type = kernel_type(dtype);
+  const float most = dtype == DType::kFloat16 ? kMostFloat16 : kMost / 2;
+  Staging staging(std::min<size_t>(count, spec.bucket));
+  bool finite = true;
+  for (size_t at = 0; at < count; at += spec.bucket) {
+    const size_t size = std::min<size_t>(spec.bucket, count - at);
+    const float norm = *scales++;
+    uint8_t* const to = out + at * facts(dtype).size;
+    if (type >= 0 && size % kTile == 0 && std::abs(norm) <= most && !is_extreme(norm)) {
+      k.dequantize[type][spec.bits](codes, size / kTile, unit_of(norm, spec), to);
+    } else {
+      decode_bucket<false>(k, norm, codes, size, spec, staging.data());
+      finite &= float32_to(staging.data(), size, dtype, to);
+    }
+    codes += spec.code_bytes(size);
+  }
+  return finite;
+}
+
+// Calls use(at, size, floats) for pieces of whole buckets that stay in the first-level cache:
+// small, so that memory is read all the time.
 template <class Use>
 void by_pieces(size_t count, uint32_t bucket, const Use& use) {
-  constexpr size_t kPiece = 4096;
-  const size_t piece = std::max<size_t>(bucket, kPiece / bucket * bucket);
-  std::vector<float> floats(std::min(count, piece));
-  for (size_t at = 0; at < count; at += piece) use(at, std::min(piece, count - at), floats.data());
+  const size_t piece = std::max<size_t>(bucket, 2048 / bucket * bucket);
+  Staging staging(std::min(count, piece));
+  for (size_t at = 0; at < count; at += piece) {
+    use(at, std::min(piece, count - at), staging.data());
+  }
 }
 
 }  // namespace
 
 bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,
             const NoiseKey& key, float* scales, uint8_t* codes) {
+  const auto* const in = static_cast<const uint8_t*>(x);
+  if (spec.scheme == Scheme::kQsgd) {
+    return encode_buckets(in, dtype, count, first, spec, key, scales, codes);
+  }
   if (dtype == DType::kFloat32) {
-    return encode_floats(static_cast<const float*>(x), count, first, spec, key, scales, codes);
+    return encode_run(static_cast<const float*>(x), count, first, spec, key, scales, codes);
   }
   bool finite = true;
   by_pieces(count, spec.bucket, [&](size_t at, size_t size, float* floats) {
-    float32_from(static_cast<const uint8_t*>(x) + at * facts(dtype).size, dtype, size, floats);
-    finite &= encode_floats(floats, size, first + at, spec, key, scales + spec.scales(at),
-                            codes + spec.code_bytes(at));
+    float32_from(in + at * facts(dtype).size, dtype, size, floats);
+    finite &= encode_run(floats, size, first + at, spec, key, scales + spec.scales(at),
+                         codes + spec.code_bytes(at));
   });
   return finite;
 }
 
 bool decode(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
             void* out, DType dtype) {
-  const auto run = [&](const float* from, const uint8_t* bytes, size_t size, float* to) {
-    return spec.scheme == Scheme::kQsgd ? decode_floats<false>(from, bytes, size, spec, to)
-                                        : decode_run(from, bytes, size, spec, to);
-  };
-  if (dtype == DType::kFloat32) return run(scales, codes, count, static_cast<float*>(out));
+  auto* const to = static_cast<uint8_t*>(out);
+  const bool levels = spec.scheme == Scheme::kQsgd;
+  if (dtype == DType::kFloat32) {
+    auto* const floats = static_cast<float*>(out);
+    return levels ? decode_floats<false>(scales, codes, count, spec, floats)
+                  : decode_run(scales, codes, count, spec, floats);
+  }
+  if (levels) return decode_others(scales, codes, count, spec, dtype, to);
   bool finite = true;
   by_pieces(count, spec.bucket, [&](size_t at, size_t size, float* floats) {
-    finite &= run(scales + spec.scales(at), codes + spec.code_bytes(at), size, floats);
-    finite &= float32_to(floats, size, dtype, static_cast<uint8_t*>(out) + at * facts(dtype).size);
+    finite &= decode_run(scales + spec.scales(at), codes + spec.code_bytes(at), size, spec, floats);
+    finite &= float32_to(floats, size, dtype, to + at * facts(dtype).size);
   });
   return finite;
 }

@@ -10,7 +10,7 @@ namespace qsgd {
 // Throws a usage error for types that are not floating. A float64 beyond float32 becomes Inf, and
 // so counts as not finite.
 void float32_from(const void* x, DType dtype, size_t count, float* out);
-// Returns whether no float16 or bfloat16 is Inf or NaN; finite float32 may overflow to them.
+// Returns whether all that it wrote is finite; finite float32 may overflow to float16 or bfloat16.
 bool float32_to(const float* x, size_t count, DType dtype, void* out);
 
 }  // namespace qsgd

@@ -9,52 +9,80 @@
 
 namespace qsgd {
 
-// Memory is fetched this far ahead of its use, in floats. Of the two passes over a bucket the
-// second, which has more to compute, fetches for both; a bare scan fetches for itself.
-constexpr size_t kAhead = 2048;
-constexpr size_t kAheadOfScan = 1024;
-constexpr size_t kScan = 8192;
+// Memory is fetched into the second-level cache a block of pages ahead of its use. The pages of a
+// block take turns: hardware fetches ahead too, but in one page at a time, and eight such streams
+// carry a third more than one. Of the two passes over a bucket the second, which has more to
+// compute, fetches for both.
+constexpr size_t kPage = 4096;  // bytes
+constexpr size_t kPages = 8;
 
-template <size_t Distance>
-QSGD_INLINE void fetch_ahead(const float* x, size_t floats) {
-  for (size_t i = 0; i < floats; i += 16) __builtin_prefetch(x + Distance + i);
+// The part of the next block that falls to the tile at x. Beyond the end of the data nothing
+// happens.
+template <class T>
+QSGD_INLINE void fetch_pages(const T* x) {
+  constexpr uintptr_t kBytes = kTile * sizeof(T);
+  const auto tile = reinterpret_cast<uintptr_t>(x);
+  const uintptr_t place = tile % (kPages * kPage) / kBytes;
+  const uintptr_t block = tile - place * kBytes + kPages * kPage;
+  const uintptr_t line = block + place % kPages * kPage + place / kPages * kBytes;
+  for (uintptr_t i = 0; i < kBytes; i += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(line + i), 0, 2);
+  }
+}
+
+// For what is written, closer to its use.
+constexpr size_t kAhead = 1024;
+
+template <class T>
+QSGD_INLINE void fetch_for_writing(const T* to) {
+  for (size_t i = 0; i < kTile * sizeof(T); i += 64) {
+    __builtin_prefetch(reinterpret_cast<const char*>(to + kAhead) + i, 1);
+  }
 }
 
 // The five rounds on all blocks of a tile at once, which hides the latency of a round.
 template <class V>
 class Ars {
  public:
-  using I = typename V::I;
+  using Blocks = typename V::Blocks;
   static constexpr int kBlocksPerVector = V::kLanes / 4;
   static constexpr int kVectors = kTileBlocks / kBlocksPerVector;
 
-  QSGD_INLINE explicit Ars(const NoiseKey& key) : high_(counter_high(key)) {
+  QSGD_INLINE Ars(const NoiseKey& key, uint64_t first_tile) {
     uint64_t low = key.seed, high = key.tensor;
-    for (I& round : keys_) {
+    for (Blocks& round : keys_) {
       round = V::spread128(low, high);
       low += 0x9E3779B97F4A7C15u;
       high += 0xBB67AE8584CAA73Bu;
     }
+    for (int i = 0; i < kVectors; ++i) {
+      const uint64_t block = first_tile * kTileBlocks + static_cast<uint64_t>(i * kBlocksPerVector);
+      counters_[i] = V::count128(block, counter_high(key));
+    }
   }
 
-  QSGD_INLINE void tile(uint64_t tile, I* out) const {
+  // The noise of the first tile, then of the one behind it...
+  QSGD_INLINE void next_tile(typename V::I* out) {
+    Blocks blocks[kVectors];
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) {
-      const uint64_t block = tile * kTileBlocks + static_cast<uint64_t>(i * kBlocksPerVector);
-      out[i] = V::differ(V::count128(block, high_), keys_[0]);
+      blocks[i] = V::differ(counters_[i], keys_[0]);
+      counters_[i] = V::later128(counters_[i], kTileBlocks);
     }
 #pragma GCC unroll 8
     for (int round = 1; round < kArsRounds; ++round) {
 #pragma GCC unroll 8
-      for (int i = 0; i < kVectors; ++i) out[i] = V::aes_round(out[i], keys_[round]);
+      for (int i = 0; i < kVectors; ++i) blocks[i] = V::aes_round(blocks[i], keys_[round]);
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < kVectors; ++i) out[i] = V::aes_last(out[i], keys_[kArsRounds]);
+    for (int i = 0; i < kVectors; ++i) {
+      out[i] = V::ints(V::aes_last(blocks[i], keys_[kArsRounds]));
+    }
   }
 
  private:
-  uint64_t high_;
-  I keys_[kArsRounds + 1];
+  Blocks counters_[kVectors];
+  Blocks keys_[kArsRounds + 1];
 };
 
 // Calls use(e, noise) for the vectors of a tile: the 16-bit noise of elements e, e + 1...
@@ -72,10 +100,10 @@ QSGD_INLINE void each_noise(const typename V::I* blocks, Use use) {
 
 template <class V>
 void noise_loop(const NoiseKey& key, uint64_t first_tile, size_t tiles, uint16_t* out) {
-  const Ars<V> ars(key);
+  Ars<V> ars(key, first_tile);
   for (size_t t = 0; t < tiles; ++t, out += kTile) {
     typename V::I blocks[Ars<V>::kVectors];
-    ars.tile(first_tile + t, blocks);
+    ars.next_tile(blocks);
     each_noise<V>(blocks, [&](int element, typename V::I noise) {
       uint32_t word[V::kLanes];
       V::store_ints(word, noise);
@@ -85,29 +113,33 @@ void noise_loop(const NoiseKey& key, uint64_t first_tile, size_t tiles, uint16_t
 }
 
 template <class V>
-uint32_t max_magnitude_loop(const float* x, size_t count) {
+QSGD_INLINE typename V::I larger_magnitude(typename V::I most, typename V::F x) {
+  return V::max(most, V::both(V::bits(x), V::spread(0x7fffffff)));
+}
+
+template <class V, class Element>
+QSGD_INLINE uint32_t max_magnitude_of(const Element* x, size_t count) {
   using I = typename V::I;
   constexpr size_t kStep = 4 * V::kLanes;
-  const I magnitude = V::spread(0x7fffffff);
   I most[4] = {V::spread(0), V::spread(0), V::spread(0), V::spread(0)};
   size_t i = 0;
   for (; i + kStep <= count; i += kStep) {
-    if (count >= kScan) fetch_ahead<kAheadOfScan>(x + i, kStep);
 #pragma GCC unroll 4
     for (int part = 0; part < 4; ++part) {
-      const I bits = V::load_ints(x + i + part * V::kLanes);
-      most[part] = V::max(most[part], V::both(bits, magnitude));
+      most[part] = larger_magnitude<V>(most[part], V::load(x + i + part * V::kLanes));
     }
   }
-  uint32_t lane[V::kLanes];
-  V::store_ints(lane, V::max(V::max(most[0], most[1]), V::max(most[2], most[3])));
-  uint32_t out = 0;
-  for (const uint32_t m : lane) out = m > out ? m : out;
+  uint32_t out = V::largest(V::max(V::max(most[0], most[1]), V::max(most[2], most[3])));
   for (; i < count; ++i) {
-    const uint32_t m = bit_cast<uint32_t>(x[i]) & 0x7fffffffu;
+    const uint32_t m = bit_cast<uint32_t>(static_cast<float>(x[i])) & 0x7fffffffu;
     out = m > out ? m : out;
   }
   return out;
+}
+
+template <class V>
+uint32_t max_magnitude_loop(const float* x, size_t count) {
+  return max_magnitude_of<V>(x, count);
 }
 
 template <class V>
@@ -132,45 +164,90 @@ double sum_squares_loop(const float* x, size_t count) {
   return lane[0];
 }
 
+// Codes one tile after the other: whoever holds it holds its constants and counters in registers.
 template <class V, int Bits, bool Nearest>
-void quantize_loop(const float* x, size_t tiles, float scale, const NoiseKey& key,
-                   uint64_t first_tile, uint8_t* codes) {
-  using I = typename V::I;
-  constexpr int kLevels = (1 << (Bits - 1)) - 1;
-  const typename V::F factor = V::spread(scale);
-  const I half = V::spread(1 << 15);
-  const Ars<V> ars(key);
-  for (size_t t = 0; t < tiles; ++t, x += kTile, codes += 8 * Bits) {
-    fetch_ahead<kAhead>(x, kTile);
+class Quantizer {
+ public:
+  QSGD_INLINE Quantizer(const NoiseKey& key, uint64_t first_tile) : ars_(key, first_tile) {}
+
+  template <class Element>
+  QSGD_INLINE void next_tile(const Element* x, typename V::F scale, uint8_t* codes) {
+    using I = typename V::I;
+    fetch_pages(x);
     __builtin_prefetch(codes + kAhead, 1);
     I numbers[kTile / V::kLanes];
     if constexpr (Nearest) {
+      const I half = V::spread(1 << 15);
 #pragma GCC unroll 16
       for (int i = 0; i < kTile / V::kLanes; ++i) {
         // One less below zero: ties move away from zero on both sides.
-        const I number = V::round(V::mul(V::load(x + i * V::kLanes), factor));
+        const I number = V::round(V::mul(V::load(x + i * V::kLanes), scale));
         numbers[i] = V::add(V::add(number, half), V::template down_signed<31>(number));
       }
     } else {
       I blocks[Ars<V>::kVectors];
-      ars.tile(first_tile + t, blocks);
+      ars_.next_tile(blocks);
       each_noise<V>(blocks, [&](int element, I noise) {
-        const I number = V::round(V::mul(V::load(x + element), factor));
+        const I number = V::round(V::mul(V::load(x + element), scale));
         numbers[element / V::kLanes] = V::add(number, noise);
       });
     }
-    if constexpr (Bits == 8) {
-      V::narrow(numbers, kLevels, codes);
+    if constexpr (V::kPacks && (Bits == 8 || Bits == 4 || Bits == 2)) {
+      V::template pack<Bits>(numbers, codes);
     } else {
       alignas(64) uint8_t code[kTile];
-      V::narrow(numbers, kLevels, code);
+      V::narrow(numbers, (1 << (Bits - 1)) - 1, code);
       pack_tile<Bits>(code, codes);
     }
   }
+
+ private:
+  Ars<V> ars_;
+};
+
+template <class V, int Bits, bool Nearest>
+void quantize_loop(const float* x, size_t tiles, float scale, const NoiseKey& key,
+                   uint64_t first_tile, uint8_t* codes) {
+  Quantizer<V, Bits, Nearest> quantizer(key, first_tile);
+  const typename V::F factor = V::spread(scale);
+  for (size_t t = 0; t < tiles; ++t) {
+    quantizer.next_tile(x + t * kTile, factor, codes + t * 8 * Bits);
+  }
 }
 
-template <class V, int Bits, bool Add>
-void dequantize_loop(const uint8_t* codes, size_t tiles, float unit, float* out) {
+template <class V, class Element, int Bits, bool Nearest>
+size_t quantize_buckets_loop(const void* from, size_t buckets, size_t bucket_tiles,
+                             const NoiseKey& key, uint64_t first_tile, float* norms,
+                             uint8_t* codes) {
+  const auto* x = static_cast<const Element*>(from);
+  const size_t bucket = bucket_tiles * kTile;
+  Quantizer<V, Bits, Nearest> quantizer(key, first_tile);
+  uint32_t most = buckets > 0 ? max_magnitude_of<V>(x, bucket) : 0;
+  for (size_t b = 0; b < buckets; ++b) {
+    const float norm = bit_cast<float>(most);
+    const float scale = whole_scale((1 << (Bits - 1)) - 1) / norm;
+    if (!is_plain(scale)) return b;
+    norms[b] = norm;
+    const typename V::F factor = V::spread(scale);
+    // The next bucket is scanned meanwhile: loads and arithmetic of both passes go side by side.
+    const Element* const next = b + 1 < buckets ? x + bucket : x;
+    typename V::I ahead = V::spread(0);
+    for (size_t at = 0; at < bucket; at += kTile, codes += 8 * Bits) {
+      quantizer.next_tile(x + at, factor, codes);
+#pragma GCC unroll 16
+      for (int i = 0; i < kTile; i += V::kLanes) {
+        ahead = larger_magnitude<V>(ahead, V::load(next + at + i));
+      }
+    }
+    most = V::largest(ahead);
+    x += bucket;
+  }
+  return buckets;
+}
+
+template <class V, int Bits, bool Add, class Element>
+void dequantize_loop(const uint8_t* codes, size_t tiles, float unit, void* to) {
+  auto* out = static_cast<Element*>(to);
   const typename V::I levels = V::spread(-((1 << (Bits - 1)) - 1));
   const typename V::F factor = V::spread(unit);
   for (size_t t = 0; t < tiles; ++t, out += kTile, codes += 8 * Bits) {
@@ -180,7 +257,7 @@ void dequantize_loop(const uint8_t* codes, size_t tiles, float unit, float* out)
       unpack_tile<Bits>(codes, unpacked);
       code = unpacked;
     }
-    fetch_ahead<kAheadOfScan>(out, kTile);
+    fetch_for_writing(out);
 #pragma GCC unroll 16
     for (int i = 0; i < kTile; i += V::kLanes) {
       typename V::F value = V::mul(V::to_float(V::add(V::widen(code + i), levels)), factor);
@@ -188,6 +265,52 @@ void dequantize_loop(const uint8_t* codes, size_t tiles, float unit, float* out)
       V::store(out + i, value);
     }
   }
+}
+
+// A 16-bit type's values; the last elements by themselves.
+template <class V, class Short>
+uint32_t widen_loop(const void* from, size_t count, float* to) {
+  const auto* const x = static_cast<const Short*>(from);
+  typename V::I most = V::spread(0);
+  size_t i = 0;
+  for (; i + kTile <= count; i += kTile) {
+    fetch_pages(x + i);
+#pragma GCC unroll 16
+    for (int part = 0; part < kTile; part += V::kLanes) {
+      const typename V::F value = V::load(x + i + part);
+      most = larger_magnitude<V>(most, value);
+      V::store(to + i + part, value);
+    }
+  }
+  uint32_t out = V::largest(most);
+  for (; i < count; ++i) {
+    Short last;
+    __builtin_memcpy(&last, x + i, sizeof last);
+    to[i] = static_cast<float>(last);
+    const uint32_t m = bit_cast<uint32_t>(to[i]) & 0x7fffffffu;
+    out = m > out ? m : out;
+  }
+  return out;
+}
+
+template <class V, class Short>
+uint32_t shorten_loop(const float* from, size_t count, void* to) {
+  auto* const y = static_cast<Short*>(to);
+  typename V::I most = V::spread(0);
+  size_t i = 0;
+  for (; i + V::kLanes <= count; i += V::kLanes) {
+    const typename V::F value = V::load(from + i);
+    most = larger_magnitude<V>(most, value);
+    V::store(y + i, value);
+  }
+  uint32_t out = V::largest(most);
+  for (; i < count; ++i) {
+    const Short last(from[i]);
+    __builtin_memcpy(y + i, &last, sizeof last);
+    const uint32_t m = bit_cast<uint32_t>(from[i]) & 0x7fffffffu;
+    out = m > out ? m : out;
+  }
+  return out;
 }
 
 template <class V>
@@ -199,57 +322,44 @@ void add_loop(float* y, const float* x, size_t count) {
   for (; i < count; ++i) y[i] += x[i];
 }
 
-// Each step is a bijection of the state and, given the state, of the word.
-constexpr uint32_t kStir = 0x9E3779B1u;
-
 template <class V>
 QSGD_INLINE typename V::I stir(typename V::I state, typename V::I word) {
   const typename V::I product = V::times(V::differ(state, word), V::spread(int32_t(kStir)));
   return V::differ(product, V::template down<15>(product));
 }
 
-QSGD_INLINE uint32_t stir_word(uint32_t state, uint32_t word) {
-  const uint32_t product = (state ^ word) * kStir;
-  return product ^ (product >> 15);
-}
-
-// Word i goes to lane i % 64; the lanes are then stirred into 16, and these in halves into two.
 template <class V>
-uint64_t hash_loop(const uint8_t* bytes, size_t size) {
+void hash_take_loop(HashLanes& lanes, const uint8_t* bytes, size_t rows) {
   using I = typename V::I;
-  constexpr int kWords = 64;
-  constexpr int kVectors = kWords / V::kLanes;
-  uint32_t lane[kWords];
-  for (int i = 0; i < kWords; ++i) lane[i] = static_cast<uint32_t>(i + 1) * 0x85EBCA6Bu;
+  constexpr int kVectors = kHashRow / sizeof(I);
   I state[kVectors];
-  for (int i = 0; i < kVectors; ++i) state[i] = V::load_ints(lane + i * V::kLanes);
-  const auto take = [&](const uint8_t* from) {
+  for (int i = 0; i < kVectors; ++i) state[i] = V::load_ints(lanes.word + i * V::kLanes);
+  for (; rows > 0; --rows, bytes += kHashRow) {
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) {
-      state[i] = stir<V>(state[i], V::load_ints(from + i * V::kLanes * 4));
+      state[i] = stir<V>(state[i], V::load_ints(bytes + i * V::kLanes * 4));
     }
-  };
-  size_t at = 0;
-  for (; at + sizeof lane <= size; at += sizeof lane) take(bytes + at);
-  if (at < size) {
-    uint8_t rest[sizeof lane] = {};
-    __builtin_memcpy(rest, bytes + at, size - at);
-    take(rest);
   }
-  for (int i = 0; i < kVectors; ++i) V::store_ints(lane + i * V::kLanes, state[i]);
-  for (int i = 16; i < kWords; ++i) lane[i % 16] = stir_word(lane[i % 16], lane[i]);
-  for (int half = 8; half >= 2; half /= 2) {
-    for (int i = 0; i < half; ++i) lane[i] = stir_word(lane[i], lane[i + half]);
-  }
-  return uint64_t{lane[0]} << 32 | lane[1];
+  for (int i = 0; i < kVectors; ++i) V::store_ints(lanes.word + i * V::kLanes, state[i]);
+}
+
+template <class V, int Bits, class Element>
+constexpr void fill_types(Kernels& k, int type) {
+  k.quantize_buckets[type][0][Bits] = quantize_buckets_loop<V, Element, Bits, false>;
+  k.quantize_buckets[type][1][Bits] = quantize_buckets_loop<V, Element, Bits, true>;
 }
 
 template <class V, int Bits>
 constexpr void fill_bits(Kernels& k) {
   k.quantize[0][Bits] = quantize_loop<V, Bits, false>;
   k.quantize[1][Bits] = quantize_loop<V, Bits, true>;
-  k.dequantize[0][Bits] = dequantize_loop<V, Bits, false>;
-  k.dequantize[1][Bits] = dequantize_loop<V, Bits, true>;
+  fill_types<V, Bits, float>(k, 0);
+  fill_types<V, Bits, Float16>(k, 1);
+  fill_types<V, Bits, BFloat16>(k, 2);
+  k.dequantize[0][Bits] = dequantize_loop<V, Bits, false, float>;
+  k.dequantize[1][Bits] = dequantize_loop<V, Bits, false, Float16>;
+  k.dequantize[2][Bits] = dequantize_loop<V, Bits, false, BFloat16>;
+  k.dequantize_add[Bits] = dequantize_loop<V, Bits, true, float>;
 }
 
 template <class V>
@@ -266,8 +376,12 @@ constexpr Kernels make_kernels(const char* name) {
   fill_bits<V, 6>(k);
   fill_bits<V, 7>(k);
   fill_bits<V, 8>(k);
+  k.widen[0] = widen_loop<V, Float16>;
+  k.widen[1] = widen_loop<V, BFloat16>;
+  k.shorten[0] = shorten_loop<V, Float16>;
+  k.shorten[1] = shorten_loop<V, BFloat16>;
   k.add = add_loop<V>;
-  k.hash = hash_loop<V>;
+  k.hash_take = hash_take_loop<V>;
   return k;
 }
 

@@ -3,14 +3,38 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "common/dtype.h"
 #include "quant/noise.h"
 
 namespace qsgd {
 
-constexpr size_t kHashBlock = 1 << 14;  // bytes; wire.cc combines the hashes of blocks
+// Fixed-point numbers of 16 bits behind the point, for an element as large as the norm.
+constexpr float whole_scale(int levels) { return static_cast<float>(levels) * 0x1p16f; }
+
+// Whether elements can be multiplied by it as they are: the norm is finite, and neither zero nor so
+// small that its inverse is beyond float32.
+constexpr bool is_plain(float scale) {
+  return scale > 0 && scale <= std::numeric_limits<float>::max();
+}
+
+// A hash on the way: word i of what is hashed goes to lane i % 64 (wire.h).
+constexpr size_t kHashRow = 256;  // bytes: a word for each lane
+constexpr uint32_t kStir = 0x9E3779B1u;
+struct HashLanes {
+  alignas(64) uint32_t word[kHashRow / sizeof(uint32_t)];
+};
+
+// The element types that the loops read and write themselves.
+constexpr int kernel_type(DType dtype) {
+  return dtype == DType::kFloat32    ? 0
+         : dtype == DType::kFloat16  ? 1
+         : dtype == DType::kBFloat16 ? 2
+                                     : -1;
+}
 
 struct Kernels {
   const char* name;
@@ -31,14 +55,30 @@ struct Kernels {
                             uint64_t first_tile, uint8_t* codes);
   Quantize quantize[2][9];
 
-  // By "add to out" and bits: level times unit for whole tiles.
-  using Dequantize = void (*)(const uint8_t* codes, size_t tiles, float unit, float* out);
-  Dequantize dequantize[2][9];
+  // By kernel_type(), rounding and bits: the same of whole buckets by their
+  // largest magnitude, which goes to `norms`, as long as is_plain(scale). Returns how many that
+  // were.
+  using QuantizeBuckets = size_t (*)(const void* x, size_t buckets, size_t bucket_tiles,
+                                     const NoiseKey& key, uint64_t first_tile, float* norms,
+                                     uint8_t* codes);
+  QuantizeBuckets quantize_buckets[3][2][9];
+
+  // By kernel_type() and bits: level times unit for whole tiles; or its sum with float32 that is
+  // there.
+  using Dequantize = void (*)(const uint8_t* codes, size_t tiles, float unit, void* out);
+  Dequantize dequantize[3][9];
+  Dequantize dequantize_add[9];
+
+  // By "bfloat16": float16 or bfloat16 elements, which need no alignment, to and from float32,
+  // rounded to nearest, ties to even; beyond the range is Inf. Returns the largest magnitude among
+  // the float32, as max_magnitude does.
+  uint32_t (*widen[2])(const void* from, size_t count, float* to);
+  uint32_t (*shorten[2])(const float* from, size_t count, void* to);
 
   void (*add)(float* y, const float* x, size_t count);
 
-  // Of up to kHashBlock bytes; any flipped bit changes it.
-  uint64_t (*hash)(const uint8_t* bytes, size_t size);
+  // Each word is stirred into its lane: h = (lane ^ word) * kStir, lane = h ^ (h >> 15).
+  void (*hash_take)(HashLanes& lanes, const uint8_t* bytes, size_t rows);
 };
 
 // The set in use: the fastest that this machine has, unless chosen otherwise.

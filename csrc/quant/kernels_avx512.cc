@@ -15,7 +15,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx2,fma,f16c,aes,vaes")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vbmi,avx2,fma,f16c,aes,vaes")
 #include "quant/kernel_loops.h"
 #include "quant/simd_avx512.h"
 
@@ -32,7 +32,8 @@ namespace qsgd {
 
 const Kernels* avx512_kernels() {
   const bool runs = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("vaes");
+                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
+                    __builtin_cpu_supports("vaes");
   return runs ? &kAvx512 : nullptr;
 }
 

@@ -11,7 +11,8 @@
 namespace qsgd {
 namespace {
 
-constexpr size_t kGroup = 1 << 14;       // elements coded before their codes are hashed
+// Elements that are coded, then hashed; in small pieces, so that memory is never left idle.
+constexpr size_t kGroup = 1 << 11;
 constexpr size_t kLeastShare = 1 << 18;  // elements: less is not worth another thread
 
 struct Range {
@@ -30,45 +31,38 @@ size_t parts_for(size_t count, const Workers& workers) {
   return std::clamp<size_t>(count / kLeastShare, 1, static_cast<size_t>(workers.threads()));
 }
 
-uint64_t term_of(const uint8_t* body, size_t size, size_t block) {
-  const size_t at = block * kHashBlock;
-  return checksum_term(body + at, std::min(kHashBlock, size - at), block);
+// Calls use(at, size) for groups of whole buckets of the range.
+template <class Use>
+void each_group(const Range& range, uint32_t bucket, const Use& use) {
+  const size_t group = std::max<size_t>(bucket, kGroup / bucket * bucket);
+  for (size_t at = range.begin; at < range.end; at += group) {
+    use(at, std::min(group, range.end - at));
+  }
 }
 
-// Calls use(block) for the blocks of the body that lie within the codes of none of the ranges.
-template <class Use>
-void each_seam(size_t count, const CodecSpec& spec, size_t parts, const Use& use) {
+// The terms of the blocks that lie within the codes of none of the ranges: those that hold scales,
+// or an edge between two.
+uint64_t sum_of_seams(const uint8_t* body, size_t count, const CodecSpec& spec, size_t parts) {
+  const size_t body_bytes = spec.bytes(count);
   const size_t codes_at = spec.scales(count) * sizeof(float);
-  const size_t blocks = (spec.bytes(count) + kHashBlock - 1) / kHashBlock;
+  const size_t blocks = (body_bytes + kHashBlock - 1) / kHashBlock;
+  uint64_t sum = 0;
   size_t block = 0;
+  const auto take_up_to = [&](size_t end) {
+    for (; block < end; ++block) {
+      const size_t at = block * kHashBlock;
+      sum += checksum_term(body + at, std::min(kHashBlock, body_bytes - at), block);
+    }
+  };
   for (size_t part = 0; part < parts; ++part) {
     const Range range = share(count, spec.bucket, parts, part);
     const size_t begin = codes_at + spec.code_bytes(range.begin);
-    for (; block * kHashBlock < begin; ++block) use(block);
+    take_up_to((begin + kHashBlock - 1) / kHashBlock);
     block = std::max(block, (codes_at + spec.code_bytes(range.end)) / kHashBlock);
   }
-  for (; block < blocks; ++block) use(block);
+  take_up_to(blocks);
+  return sum;
 }
-
-// Sums the hashes of the blocks that lie within the codes of a range, while they are in the caches.
-class BlockSum {
- public:
-  BlockSum(const uint8_t* body, size_t begin)
-      : body_(body), block_((begin + kHashBlock - 1) / kHashBlock) {}
-
-  // All before `end` is written.
-  void reached(size_t end) {
-    for (; (block_ + 1) * kHashBlock <= end; ++block_) {
-      sum_ += checksum_term(body_ + block_ * kHashBlock, kHashBlock, block_);
-    }
-  }
-  uint64_t sum() const { return sum_; }
-
- private:
-  const uint8_t* const body_;
-  size_t block_;
-  uint64_t sum_ = 0;
-};
 
 }  // namespace
 
@@ -83,27 +77,22 @@ bool encode_message(const void* x, DType dtype, size_t count, const CodecSpec& s
   const size_t codes_at = spec.scales(count) * sizeof(float);
   auto* const scales = reinterpret_cast<float*>(body);
   const auto* const in = static_cast<const uint8_t*>(x);
-  const size_t group = std::max<size_t>(spec.bucket, kGroup / spec.bucket * spec.bucket);
   const size_t parts = parts_for(count, workers);
   std::atomic<uint64_t> sum{checksum_of_nothing(body_bytes)};
   std::atomic<bool> finite{true};
   workers.run(parts, [&](size_t part) {
     const Range range = share(count, spec.bucket, parts, part);
-    BlockSum blocks(body, codes_at + spec.code_bytes(range.begin));
-    for (size_t at = range.begin; at < range.end; at += group) {
-      const size_t size = std::min(group, range.end - at);
+    BlockHash hash(body, codes_at + spec.code_bytes(range.begin));
+    each_group(range, spec.bucket, [&](size_t at, size_t size) {
       if (!encode(in + at * facts(dtype).size, dtype, size, at, spec, key, scales + spec.scales(at),
                   body + codes_at + spec.code_bytes(at))) {
         finite = false;
       }
-      blocks.reached(codes_at + spec.code_bytes(at + size));
-    }
-    sum += blocks.sum();
+      hash.reach(codes_at + spec.code_bytes(at + size));
+    });
+    sum += hash.sum();
   });
-  // The blocks that hold scales, or an edge between ranges.
-  uint64_t rest = 0;
-  each_seam(count, spec, parts, [&](size_t block) { rest += term_of(body, body_bytes, block); });
-  write_header(message, spec, count, sum + rest);
+  write_header(message, spec, count, sum + sum_of_seams(body, count, spec, parts));
   return finite;
 }
 
@@ -122,28 +111,24 @@ void decode_message(const uint8_t* message, size_t size, size_t count, const Cod
   const size_t body_bytes = size - sizeof(WireHeader);
   const size_t parts = parts_for(count, workers);
   std::atomic<uint64_t> sum{checksum_of_nothing(body_bytes)};
-  const size_t blocks = (body_bytes + kHashBlock - 1) / kHashBlock;
-  workers.run(parts, [&](size_t part) {
-    uint64_t mine = 0;
-    for (size_t block = blocks * part / parts; block < blocks * (part + 1) / parts; ++block) {
-      mine += term_of(body, body_bytes, block);
-    }
-    sum += mine;
-  });
-  verify_checksum(sum, wanted, 0);  // before any value is written
   const auto* const scales = reinterpret_cast<const float*>(body);
-  const uint8_t* const codes = body + spec.scales(count) * sizeof(float);
+  const size_t codes_at = spec.scales(count) * sizeof(float);
   workers.run(parts, [&](size_t part) {
     const Range range = share(count, spec.bucket, parts, part);
-    const float* const from = scales + spec.scales(range.begin);
-    const uint8_t* const bytes = codes + spec.code_bytes(range.begin);
-    auto* const to = static_cast<uint8_t*>(out) + range.begin * facts(dtype).size;
-    if (add) {
-      decode_add(from, bytes, range.end - range.begin, spec, reinterpret_cast<float*>(to));
-    } else {
-      decode(from, bytes, range.end - range.begin, spec, to, dtype);
-    }
+    BlockHash hash(body, codes_at + spec.code_bytes(range.begin));
+    each_group(range, spec.bucket, [&](size_t at, size_t elements) {
+      hash.reach(codes_at + spec.code_bytes(at + elements));
+      const uint8_t* const codes = body + codes_at + spec.code_bytes(at);
+      uint8_t* const to = static_cast<uint8_t*>(out) + at * facts(dtype).size;
+      if (add) {
+        decode_add(scales + spec.scales(at), codes, elements, spec, reinterpret_cast<float*>(to));
+      } else {
+        decode(scales + spec.scales(at), codes, elements, spec, to, dtype);
+      }
+    });
+    sum += hash.sum();
   });
+  verify_checksum(sum + sum_of_seams(body, count, spec, parts), wanted, 0);
 }
 
 }  // namespace qsgd

@@ -18,8 +18,9 @@ size_t message_bytes(size_t count, const CodecSpec& spec);
 bool encode_message(const void* x, DType dtype, size_t count, const CodecSpec& spec,
                     const NoiseKey& key, uint8_t* message, Workers& workers);
 
-// Checks the message as verify() does, then writes its values, or adds them to `out`, which is
-// float32 then.
+// Checks the message as verify() does, and writes its values on the way, or adds them to `out`,
+// which is float32 then. When it throws for the checksum, the last thing that it looks at, `out` is
+// spoilt.
 void decode_message(const uint8_t* message, size_t size, size_t count, const CodecSpec& spec,
                     void* out, DType dtype, bool add, Workers& workers);
 

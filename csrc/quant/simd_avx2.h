@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "common/clones.h"
+#include "common/dtype.h"
 
 namespace qsgd {
 
@@ -18,9 +18,29 @@ struct Avx2 {
 
   static QSGD_INLINE F load(const float* x) { return _mm256_loadu_ps(x); }
   static QSGD_INLINE void store(float* to, F a) { _mm256_storeu_ps(to, a); }
+  static QSGD_INLINE F load(const Float16* x) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+  }
+  static QSGD_INLINE F load(const BFloat16* x) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+  }
+  static QSGD_INLINE void store(Float16* to, F a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                     _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static QSGD_INLINE void store(BFloat16* to, F a) {
+    const I odd = both(down<16>(bits(a)), spread(1));
+    const I rounded = add(add(bits(a), spread(0x7fff)), odd);
+    const I nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    const I quiet = _mm256_or_si256(bits(a), spread(0x400000));
+    const I all = down<16>(_mm256_blendv_epi8(rounded, quiet, nan));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_packus_epi32(low(all), high(all)));
+  }
   static QSGD_INLINE F spread(float x) { return _mm256_set1_ps(x); }
   static QSGD_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static QSGD_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static QSGD_INLINE I bits(F a) { return _mm256_castps_si256(a); }
   static QSGD_INLINE I round(F a) { return _mm256_cvtps_epi32(a); }
   static QSGD_INLINE F to_float(I a) { return _mm256_cvtepi32_ps(a); }
 
@@ -34,6 +54,12 @@ struct Avx2 {
   static QSGD_INLINE I both(I a, I b) { return _mm256_and_si256(a, b); }
   static QSGD_INLINE I differ(I a, I b) { return _mm256_xor_si256(a, b); }
   static QSGD_INLINE I max(I a, I b) { return _mm256_max_epu32(a, b); }
+  static QSGD_INLINE uint32_t largest(I a) {
+    __m128i most = _mm_max_epu32(low(a), high(a));
+    most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0x4e));
+    most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0xb1));
+    return static_cast<uint32_t>(_mm_cvtsi128_si32(most));
+  }
   template <int Bits>
   static QSGD_INLINE I down(I a) {
     return _mm256_srli_epi32(a, Bits);
@@ -43,16 +69,43 @@ struct Avx2 {
     return _mm256_srai_epi32(a, Bits);
   }
 
-  static QSGD_INLINE void narrow(const I* numbers, int offset, uint8_t* code) {
+  // Byte 2 of each of 32 numbers.
+  static QSGD_INLINE I bytes(const I* numbers) {
     // The packs work within 128 bits; this brings their pieces in order.
     const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const auto level = [&](int i) { return _mm256_srai_epi32(numbers[i], 16); };
+    const I low = _mm256_packs_epi32(level(0), level(1));
+    const I high = _mm256_packs_epi32(level(2), level(3));
+    return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+  }
+  static QSGD_INLINE void narrow(const I* numbers, int offset, uint8_t* code) {
     const I shift = _mm256_set1_epi8(static_cast<char>(offset));
-    for (int half = 0; half < 2; ++half) {
-      const auto level = [&](int i) { return _mm256_srai_epi32(numbers[4 * half + i], 16); };
-      const I low = _mm256_packs_epi32(level(0), level(1));
-      const I high = _mm256_packs_epi32(level(2), level(3));
-      const I bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
-      store_ints(code + 32 * half, _mm256_add_epi8(bytes, shift));
+    store_ints(code, _mm256_add_epi8(bytes(numbers), shift));
+    store_ints(code + 32, _mm256_add_epi8(bytes(numbers + 4), shift));
+  }
+
+  static constexpr bool kPacks = true;  // the fields of 8, 4 and 2 bits, without pack_tile()
+  template <int Bits>
+  static QSGD_INLINE void pack(const I* numbers, uint8_t* codes) {
+    if constexpr (Bits == 8) {
+      narrow(numbers, 127, codes);
+    } else {
+      // Elements 32 and on are a byte's upper half. With the sign bit of each field turned, its
+      // level -s is 1: less 1, it is the code, and no field borrows from another.
+      constexpr char kField = Bits == 4 ? 0x0f : 0x03;
+      const I below = both(bytes(numbers), _mm256_set1_epi8(kField));
+      const I above = both(bytes(numbers + 4), _mm256_set1_epi8(kField));
+      const I paired = _mm256_or_si256(below, _mm256_slli_epi32(above, 4));
+      if constexpr (Bits == 4) {
+        const I turned = differ(paired, _mm256_set1_epi8(char(0x88)));
+        store_ints(codes, _mm256_sub_epi8(turned, _mm256_set1_epi8(0x11)));
+      } else {
+        const __m128i later = _mm_slli_epi32(high(paired), 2);
+        const __m128i turned =
+            _mm_xor_si128(_mm_or_si128(low(paired), later), _mm_set1_epi8(char(0xaa)));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(codes),
+                         _mm_sub_epi8(turned, _mm_set1_epi8(0x55)));
+      }
     }
   }
   static QSGD_INLINE I widen(const uint8_t* code) {
@@ -66,25 +119,37 @@ struct Avx2 {
   }
   static QSGD_INLINE void store(double* to, D a) { _mm256_storeu_pd(to, a); }
 
-  static QSGD_INLINE I spread128(uint64_t low, uint64_t high) {
-    const auto l = static_cast<int64_t>(low), h = static_cast<int64_t>(high);
-    return _mm256_setr_epi64x(l, h, l, h);
+  // Two blocks of AES, apart from each other: the instruction takes one, and joining them would
+  // cost as much as a round.
+  struct Blocks {
+    __m128i low, high;
+  };
+  static QSGD_INLINE I ints(Blocks a) { return _mm256_set_m128i(a.high, a.low); }
+  static QSGD_INLINE Blocks spread128(uint64_t low, uint64_t high) {
+    const __m128i one = _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low));
+    return {one, one};
   }
   // Two numbers from this one on, counted in their lower half.
-  static QSGD_INLINE I count128(uint64_t low, uint64_t high) {
-    return _mm256_add_epi64(spread128(low, high), _mm256_setr_epi64x(0, 0, 1, 0));
+  static QSGD_INLINE Blocks count128(uint64_t low, uint64_t high) {
+    return {spread128(low, high).low, spread128(low + 1, high).low};
   }
-  static QSGD_INLINE I aes_round(I a, I key) {
-    return join(_mm_aesenc_si128(low(a), low(key)), _mm_aesenc_si128(high(a), high(key)));
+  static QSGD_INLINE Blocks later128(Blocks numbers, int64_t by) {
+    const __m128i step = _mm_set_epi64x(0, by);
+    return {_mm_add_epi64(numbers.low, step), _mm_add_epi64(numbers.high, step)};
   }
-  static QSGD_INLINE I aes_last(I a, I key) {
-    return join(_mm_aesenclast_si128(low(a), low(key)), _mm_aesenclast_si128(high(a), high(key)));
+  static QSGD_INLINE Blocks differ(Blocks a, Blocks b) {
+    return {_mm_xor_si128(a.low, b.low), _mm_xor_si128(a.high, b.high)};
+  }
+  static QSGD_INLINE Blocks aes_round(Blocks a, Blocks key) {
+    return {_mm_aesenc_si128(a.low, key.low), _mm_aesenc_si128(a.high, key.high)};
+  }
+  static QSGD_INLINE Blocks aes_last(Blocks a, Blocks key) {
+    return {_mm_aesenclast_si128(a.low, key.low), _mm_aesenclast_si128(a.high, key.high)};
   }
 
  private:
   static QSGD_INLINE __m128i low(I a) { return _mm256_castsi256_si128(a); }
   static QSGD_INLINE __m128i high(I a) { return _mm256_extracti128_si256(a, 1); }
-  static QSGD_INLINE I join(__m128i low, __m128i high) { return _mm256_set_m128i(high, low); }
 };
 
 }  // namespace qsgd

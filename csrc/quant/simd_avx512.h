@@ -1,4 +1,4 @@
-// Sixteen lanes: AVX-512 F, BW and VL with vector AES.
+// Sixteen lanes: AVX-512 F, BW, VL and VBMI with vector AES.
 #pragma once
 
 #include <immintrin.h>
@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "common/clones.h"
+#include "common/dtype.h"
 
 namespace qsgd {
 
@@ -18,6 +18,25 @@ struct Avx512 {
 
   static QSGD_INLINE F load(const float* x) { return _mm512_loadu_ps(x); }
   static QSGD_INLINE void store(float* to, F a) { _mm512_storeu_ps(to, a); }
+  static QSGD_INLINE F load(const Float16* x) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+  }
+  static QSGD_INLINE F load(const BFloat16* x) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+  }
+  static QSGD_INLINE void store(Float16* to, F a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static QSGD_INLINE void store(BFloat16* to, F a) {
+    const I odd = both(down<16>(bits(a)), spread(1));
+    const I rounded = add(add(bits(a), spread(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    const I quiet = _mm512_or_si512(bits(a), spread(0x400000));
+    const I all = down<16>(_mm512_mask_mov_epi32(rounded, nan, quiet));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(all));
+  }
   static QSGD_INLINE F spread(float x) { return _mm512_set1_ps(x); }
   static QSGD_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static QSGD_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
@@ -35,6 +54,7 @@ struct Avx512 {
   static QSGD_INLINE I both(I a, I b) { return _mm512_and_si512(a, b); }
   static QSGD_INLINE I differ(I a, I b) { return _mm512_xor_si512(a, b); }
   static QSGD_INLINE I max(I a, I b) { return _mm512_max_epu32(a, b); }
+  static QSGD_INLINE uint32_t largest(I a) { return _mm512_reduce_max_epu32(a); }
   template <int Bits>
   static QSGD_INLINE I down(I a) {
     return _mm512_srli_epi32(a, Bits);
@@ -44,15 +64,54 @@ struct Avx512 {
     return _mm512_srai_epi32(a, Bits);
   }
 
+  // a where the mask's bits are set, else b.
+  static QSGD_INLINE I choose(uint32_t mask, I a, I b) {
+    return _mm512_ternarylogic_epi32(spread(static_cast<int32_t>(mask)), a, b, 0xca);
+  }
+
+  // Byte 2 of each number, in order, in the four bytes of each lane: those of numbers[0], [2], [1]
+  // and [3], which takes fewest instructions; then as the elements lie.
+  static QSGD_INLINE I bytes(const I* numbers) {
+    const I even = choose(0xffff0000u, numbers[1], down<16>(numbers[0]));
+    const I odd = choose(0xff000000u, _mm512_slli_epi32(numbers[3], 8), down<8>(numbers[2]));
+    // Lane l, byte b of these goes to element 16 * {0, 2, 1, 3}[b] + l.
+    const I order =
+        _mm512_setr_epi32(0x0c080400, 0x1c181410, 0x2c282420, 0x3c383430, 0x0e0a0602, 0x1e1a1612,
+                          0x2e2a2622, 0x3e3a3632, 0x0d090501, 0x1d191511, 0x2d292521, 0x3d393531,
+                          0x0f0b0703, 0x1f1b1713, 0x2f2b2723, 0x3f3b3733);
+    return _mm512_permutexvar_epi8(order, choose(0x00ff00ffu, even, odd));
+  }
   static QSGD_INLINE void narrow(const I* numbers, int offset, uint8_t* code) {
-    const auto level = [&](int i) { return _mm512_srai_epi32(numbers[i], 16); };
-    const I low = _mm512_packs_epi32(level(0), level(1));
-    const I high = _mm512_packs_epi32(level(2), level(3));
-    // The packs work within 128 bits; this brings their pieces in order.
-    const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const I bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high));
     const I shift = _mm512_set1_epi8(static_cast<char>(offset));
-    _mm512_storeu_si512(code, _mm512_add_epi8(bytes, shift));
+    _mm512_storeu_si512(code, _mm512_add_epi8(bytes(numbers), shift));
+  }
+
+  static constexpr bool kPacks = true;  // the fields of 8, 4 and 2 bits, without pack_tile()
+  template <int Bits>
+  static QSGD_INLINE void pack(const I* numbers, uint8_t* codes) {
+    const I all = bytes(numbers);
+    if constexpr (Bits == 8) {
+      _mm512_storeu_si512(codes, _mm512_add_epi8(all, _mm512_set1_epi8(127)));
+    } else {
+      // Elements 32 and on are a byte's upper half. With the sign bit of each field turned, its
+      // level -s is 1: less 1, it is the code, and no field borrows from another.
+      const __m256i above = _mm256_slli_epi32(_mm512_extracti64x4_epi64(all, 1), 4);
+      const __m256i below = _mm512_castsi512_si256(all);
+      if constexpr (Bits == 4) {
+        const __m256i both = _mm256_ternarylogic_epi32(_mm256_set1_epi8(0x0f), below, above, 0xca);
+        const __m256i turned = _mm256_xor_si256(both, _mm256_set1_epi8(char(0x88)));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes),
+                            _mm256_sub_epi8(turned, _mm256_set1_epi8(0x11)));
+      } else {
+        const __m256i both = _mm256_ternarylogic_epi32(_mm256_set1_epi8(0x03), below, above, 0xca);
+        const __m128i later = _mm_slli_epi32(_mm256_extracti128_si256(both, 1), 2);
+        const __m128i four =
+            _mm_ternarylogic_epi32(_mm_set1_epi8(0x33), _mm256_castsi256_si128(both), later, 0xca);
+        const __m128i turned = _mm_xor_si128(four, _mm_set1_epi8(char(0xaa)));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(codes),
+                         _mm_sub_epi8(turned, _mm_set1_epi8(0x55)));
+      }
+    }
   }
   static QSGD_INLINE I widen(const uint8_t* code) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(code)));
@@ -65,6 +124,8 @@ struct Avx512 {
   }
   static QSGD_INLINE void store(double* to, D a) { _mm512_storeu_pd(to, a); }
 
+  using Blocks = I;  // of AES, four of 128 bits
+  static QSGD_INLINE I ints(Blocks a) { return a; }
   static QSGD_INLINE I spread128(uint64_t low, uint64_t high) {
     const auto l = static_cast<int64_t>(low), h = static_cast<int64_t>(high);
     return _mm512_setr_epi64(l, h, l, h, l, h, l, h);
@@ -72,6 +133,9 @@ struct Avx512 {
   // Four numbers from this one on, counted in their lower half.
   static QSGD_INLINE I count128(uint64_t low, uint64_t high) {
     return _mm512_add_epi64(spread128(low, high), _mm512_setr_epi64(0, 0, 1, 0, 2, 0, 3, 0));
+  }
+  static QSGD_INLINE I later128(I numbers, int64_t by) {
+    return _mm512_add_epi64(numbers, _mm512_setr_epi64(by, 0, by, 0, by, 0, by, 0));
   }
   static QSGD_INLINE I aes_round(I a, I key) { return _mm512_aesenc_epi128(a, key); }
   static QSGD_INLINE I aes_last(I a, I key) { return _mm512_aesenclast_epi128(a, key); }

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "common/clones.h"
+#include "common/dtype.h"
 
 namespace qsgd {
 
@@ -18,9 +18,27 @@ struct Neon {
 
   static QSGD_INLINE F load(const float* x) { return vld1q_f32(x); }
   static QSGD_INLINE void store(float* to, F a) { vst1q_f32(to, a); }
+  static QSGD_INLINE F load(const Float16* x) {
+    return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(reinterpret_cast<const uint8_t*>(x))));
+  }
+  static QSGD_INLINE F load(const BFloat16* x) {
+    const uint8x8_t half = vld1_u8(reinterpret_cast<const uint8_t*>(x));
+    return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(half), 16));
+  }
+  static QSGD_INLINE void store(Float16* to, F a) {
+    vst1_u8(reinterpret_cast<uint8_t*>(to), vreinterpret_u8_f16(vcvt_f16_f32(a)));
+  }
+  static QSGD_INLINE void store(BFloat16* to, F a) {
+    const I odd = both(down<16>(bits(a)), spread(1));
+    const I rounded = add(add(bits(a), spread(0x7fff)), odd);
+    const I quiet = vorrq_u32(bits(a), spread(0x400000));
+    const I all = vbslq_u32(vceqq_f32(a, a), rounded, quiet);
+    vst1_u8(reinterpret_cast<uint8_t*>(to), vreinterpret_u8_u16(vshrn_n_u32(all, 16)));
+  }
   static QSGD_INLINE F spread(float x) { return vdupq_n_f32(x); }
   static QSGD_INLINE F mul(F a, F b) { return vmulq_f32(a, b); }
   static QSGD_INLINE F add(F a, F b) { return vaddq_f32(a, b); }
+  static QSGD_INLINE I bits(F a) { return vreinterpretq_u32_f32(a); }
   static QSGD_INLINE I round(F a) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(a)); }
   static QSGD_INLINE F to_float(I a) { return vcvtq_f32_s32(vreinterpretq_s32_u32(a)); }
 
@@ -36,6 +54,7 @@ struct Neon {
   static QSGD_INLINE I both(I a, I b) { return vandq_u32(a, b); }
   static QSGD_INLINE I differ(I a, I b) { return veorq_u32(a, b); }
   static QSGD_INLINE I max(I a, I b) { return vmaxq_u32(a, b); }
+  static QSGD_INLINE uint32_t largest(I a) { return vmaxvq_u32(a); }
   template <int Bits>
   static QSGD_INLINE I down(I a) {
     return vshrq_n_u32(a, Bits);
@@ -54,6 +73,7 @@ struct Neon {
       vst1q_u8(code + 16 * quarter, vaddq_u8(vcombine_u8(low, high), shift));
     }
   }
+  static constexpr bool kPacks = false;
   static QSGD_INLINE I widen(const uint8_t* code) {
     uint32_t four;
     std::memcpy(&four, code, sizeof four);
@@ -68,10 +88,16 @@ struct Neon {
   }
   static QSGD_INLINE void store(double* to, D a) { vst1q_f64(to, a); }
 
+  using Blocks = I;  // of AES, one of 128 bits
+  static QSGD_INLINE I ints(Blocks a) { return a; }
   static QSGD_INLINE I spread128(uint64_t low, uint64_t high) {
     return vreinterpretq_u32_u64(vcombine_u64(vcreate_u64(low), vcreate_u64(high)));
   }
   static QSGD_INLINE I count128(uint64_t low, uint64_t high) { return spread128(low, high); }
+  static QSGD_INLINE I later128(I number, uint64_t by) {
+    const uint64x2_t step = vcombine_u64(vcreate_u64(by), vcreate_u64(0));
+    return vreinterpretq_u32_u64(vaddq_u64(vreinterpretq_u64_u32(number), step));
+  }
   // This machine adds the key before the round, x86 after it: a key of zero, then ours.
   static QSGD_INLINE I aes_round(I a, I key) {
     return veorq_u32(vreinterpretq_u32_u8(vaesmcq_u8(last(a))), key);

@@ -33,6 +33,19 @@ struct Scalar {
     return each<F>([&](int i) { return x[i]; });
   }
   static QSGD_INLINE void store(float* to, F a) { std::memcpy(to, a.v, sizeof a.v); }
+  template <class Short>  // Float16 or BFloat16, wherever they lie
+  static QSGD_INLINE F load(const Short* x) {
+    Short half[4];
+    std::memcpy(half, x, sizeof half);
+    return each<F>([&](int i) { return static_cast<float>(half[i]); });
+  }
+  template <class Short>
+  static QSGD_INLINE void store(Short* to, F a) {
+    for (int i = 0; i < 4; ++i) {
+      const Short half(a.v[i]);
+      std::memcpy(to + i, &half, sizeof half);
+    }
+  }
   static QSGD_INLINE F spread(float x) {
     return each<F>([&](int) { return x; });
   }
@@ -78,6 +91,11 @@ struct Scalar {
   static QSGD_INLINE I max(I a, I b) {  // of numbers below 2^31
     return each<I>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
   }
+  static QSGD_INLINE uint32_t largest(I a) {
+    uint32_t most = 0;
+    for (const uint32_t x : a.v) most = x > most ? x : most;
+    return most;
+  }
   template <int Bits>
   static QSGD_INLINE I down(I a) {
     return each<I>([&](int i) { return a.v[i] >> Bits; });
@@ -94,6 +112,7 @@ struct Scalar {
       code[i] = static_cast<uint8_t>((numbers[i / 4].v[i % 4] >> 16) + unsigned(offset));
     }
   }
+  static constexpr bool kPacks = false;
   static QSGD_INLINE I widen(const uint8_t* code) {
     return each<I>([&](int i) { return uint32_t{code[i]}; });
   }
@@ -105,10 +124,16 @@ struct Scalar {
   static QSGD_INLINE void store(double* to, D a) { std::memcpy(to, a.v, sizeof a.v); }
 
   // Numbers of 128 bits, one in this case.
+  using Blocks = I;  // of AES, one of 128 bits
+  static QSGD_INLINE I ints(Blocks a) { return a; }
   static QSGD_INLINE I spread128(uint64_t low, uint64_t high) {
     return {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)};
   }
   static QSGD_INLINE I count128(uint64_t low, uint64_t high) { return spread128(low, high); }
+  static QSGD_INLINE I later128(I number, uint64_t by) {
+    const uint64_t low = (uint64_t{number.v[1]} << 32 | number.v[0]) + by;
+    return {uint32_t(low), uint32_t(low >> 32), number.v[2], number.v[3]};
+  }
   static QSGD_INLINE I aes_round(I a, I key) {
     return each<I>([&](int i) {
       const auto part = [&](int row) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include "common/error.h"
@@ -20,11 +21,59 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-}  // namespace
+HashLanes begin_hash() {
+  HashLanes lanes;
+  for (uint32_t i = 0; i < std::size(lanes.word); ++i) lanes.word[i] = (i + 1) * 0x85EBCA6Bu;
+  return lanes;
+}
+
+// Each step is a bijection of the state and, given the state, of the word.
+uint32_t stir(uint32_t state, uint32_t word) {
+  const uint32_t product = (state ^ word) * kStir;
+  return product ^ (product >> 15);
+}
+
+// The lanes are stirred into 16, and these in halves into two.
+uint64_t end_hash(HashLanes& lanes) {
+  uint32_t* const lane = lanes.word;
+  for (size_t i = 16; i < std::size(lanes.word); ++i) lane[i % 16] = stir(lane[i % 16], lane[i]);
+  for (int half = 8; half >= 2; half /= 2) {
+    for (int i = 0; i < half; ++i) lane[i] = stir(lane[i], lane[i + half]);
+  }
+  return uint64_t{lane[0]} << 32 | lane[1];
+}
 
 // A change of one block's hash changes its term; the terms add up in any order.
+uint64_t term_of(uint64_t hash, uint64_t index) { return mix(hash + index * 0x9E3779B97F4A7C15u); }
+
+}  // namespace
+
 uint64_t checksum_term(const uint8_t* block, size_t size, uint64_t index) {
-  return mix(kernels().hash(block, size) + index * 0x9E3779B97F4A7C15u);
+  HashLanes lanes = begin_hash();
+  const size_t whole = size / kHashRow * kHashRow;
+  kernels().hash_take(lanes, block, whole / kHashRow);
+  if (whole < size) {
+    uint8_t rest[kHashRow] = {};
+    std::memcpy(rest, block + whole, size - whole);
+    kernels().hash_take(lanes, rest, 1);
+  }
+  return term_of(end_hash(lanes), index);
+}
+
+BlockHash::BlockHash(const uint8_t* body, size_t begin)
+    : body_(body), at_((begin + kHashBlock - 1) / kHashBlock * kHashBlock), lanes_(begin_hash()) {}
+
+void BlockHash::reach(size_t end) {
+  while (at_ < end) {
+    const size_t block_end = (at_ / kHashBlock + 1) * kHashBlock;
+    const size_t rows = (std::min(end, block_end) - at_) / kHashRow;
+    if (rows == 0) return;
+    kernels().hash_take(lanes_, body_ + at_, rows);
+    at_ += rows * kHashRow;
+    if (at_ < block_end) return;
+    sum_ += term_of(end_hash(lanes_), at_ / kHashBlock - 1);
+    lanes_ = begin_hash();
+  }
 }
 
 uint64_t checksum_of_nothing(size_t size) { return mix(size); }

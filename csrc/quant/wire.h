@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "quant/codec.h"
+#include "quant/kernels.h"
 
 namespace qsgd {
 
@@ -24,9 +25,28 @@ static_assert(sizeof(WireHeader) == 32);
 // Hash of `size` bytes: any flipped bit changes it. Not for keeping secrets. It is the sum, in any
 // order, of checksum_of_nothing(size) and of one term for each block of kHashBlock bytes, the last
 // of which may be shorter.
+constexpr size_t kHashBlock = 1 << 14;
 uint64_t checksum(const uint8_t* bytes, size_t size);
 uint64_t checksum_of_nothing(size_t size);
 uint64_t checksum_term(const uint8_t* block, size_t size, uint64_t index);
+
+// A run of whole blocks, hashed as it is written or read: in pieces, while they are in the caches.
+class BlockHash {
+ public:
+  // `begin` is moved up to the next block.
+  BlockHash(const uint8_t* body, size_t begin);
+
+  // Takes all up to `end`, or a little less; at the end of a block all of it.
+  void reach(size_t end);
+  // Of the blocks that were taken to their ends.
+  uint64_t sum() const { return sum_; }
+
+ private:
+  const uint8_t* const body_;
+  size_t at_;  // all before is in the lanes or in the sum
+  HashLanes lanes_;
+  uint64_t sum_ = 0;
+};
 
 // Writes the header of a finished body.
 void seal(uint8_t* message, size_t size, const CodecSpec& spec, size_t count);

@@ -168,29 +168,97 @@ def test_any_number_of_threads_gives_the_same_message(bits):
         assert np.array_equal(y, 1 + expected), threads
 
 
+def as_type(x, dtype):
+    """Return elements of this type as `_core` takes them, and their float32 values."""
+    if dtype == "bfloat16":
+        source = (x.view(np.uint32) >> 16).astype(np.uint16)
+        return source, (source.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(over="ignore"):
+        source = x.astype(dtype)
+        return source, source.astype(np.float32)
+
+
+def rounded(values, dtype):
+    """Return float32 as this type: rounded to nearest, ties to even, Inf beyond its range."""
+    if dtype != "bfloat16":
+        with np.errstate(over="ignore"):
+            return values.astype(dtype)
+    bits = values.view(np.uint32).astype(np.uint64)
+    short = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), (bits >> 16 | 0x40).astype(np.uint16), short)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("bucket", [64, 512, 8192])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_other_types_are_coded_as_their_float32_values(dtype, bucket):
+def test_other_types_are_coded_as_their_float32_values(dtype, bucket, bits, instruction_set):
     for n in (*EDGES, 10_000):
-        x = gaussian(n)
-        if dtype == "bfloat16":
-            source = (x.view(np.uint32) >> 16).astype(np.uint16)
-            x = (source.astype(np.uint32) << 16).view(np.float32)
-        else:
-            source = x.astype(dtype)
-            x = source.astype(np.float32)
-        spec = _core.CodecSpec(bucket_size=bucket)
+        source, x = as_type(gaussian(n), dtype)
+        spec = _core.CodecSpec(bits=bits, bucket_size=bucket)
         message = _core.encode(x, spec=spec, **KEY)
         other = _core.encode(source, spec=spec, dtype=dtype, **KEY)
         assert np.array_equal(message, other), n
         y = np.empty_like(source)
         _core.decode_into(message, y, spec=spec, dtype=dtype)
-        values = _core.decode(message, count=n, spec=spec)
-        if dtype == "bfloat16":
-            back = (y.astype(np.uint32) << 16).view(np.float32)
-            assert np.allclose(back, values, rtol=2**-8), n
-        else:
-            assert np.array_equal(y, values.astype(dtype)), n
+        assert np.array_equal(y, rounded(_core.decode(message, count=n, spec=spec), dtype)), n
+
+
+# Norms that the loops for ordinary buckets leave to others, or must round with care.
+UNUSUAL = (0.0, 1e-45, 3e-39, 1e-30, 6e-8, 65503.0, 65504.0, 65519.0, 65520.0, 1e30, 3.4e38)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("bits", [2, 4, 7, 8])
+def test_buckets_of_any_norm_stand_side_by_side(bits, dtype, instruction_set):
+    """Runs of ordinary buckets begin and end anywhere; each bucket is coded as it is by itself."""
+    norms = np.array([v for unusual in UNUSUAL for v in (1.0, unusual, unusual, 2.0, 3.0)])
+    x = gaussian(BUCKET * len(norms)).reshape(-1, BUCKET)
+    x = (x / np.abs(x).max(axis=1, keepdims=True) * norms[:, None]).astype(np.float32)
+    x[7, 5], x[9, 6], x[20, 511] = np.nan, np.inf, -np.inf
+    source, values = as_type(x.ravel(), dtype)
+    spec = _core.CodecSpec(bits=bits)
+    message = _core.encode(source, spec=spec, dtype=dtype, **KEY)
+    infinite = ~np.isfinite(values.reshape(-1, BUCKET)).all(axis=1)
+    known = np.where(np.repeat(infinite, BUCKET), 0, values)
+    scales, codes = reference.quantise(known, bits=bits, bucket=BUCKET, norm="max", **KEY)
+    scales[infinite] = np.nan  # with the codes of zeros
+    body = np.concatenate([scales.view(np.uint8), reference.pack(codes, bits)])
+    assert message[HEADER_BYTES:].tobytes() == body.tobytes()
+    y = np.empty_like(source)
+    _core.decode_into(message, y, spec=spec, dtype=dtype)
+    wanted = _core.decode(message, count=len(values), spec=spec)
+    assert np.array_equal(y, rounded(wanted, dtype), equal_nan=y.dtype.kind == "f")
+
+
+def edges_of_casts():
+    """Return float32 of every kind, around every float16 and between."""
+    with np.errstate(all="ignore"):
+        halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+        bits = halves.view(np.uint32)[:, None] + np.array([-4097, -4096, -1, 0, 1, 4095, 4096])
+        near = (bits & 0xFFFFFFFF).astype(np.uint32).view(np.float32).ravel()
+    any_bits = np.random.default_rng(2).integers(0, 1 << 32, 100_000, dtype=np.uint32)
+    return np.concatenate([near, any_bits.view(np.float32), np.array(UNUSUAL, dtype=np.float32)])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_casts_round_as_numpy_does(dtype, instruction_set):
+    x = edges_of_casts()
+    spec = _core.CodecSpec(scheme=dtype)
+    message = np.zeros(HEADER_BYTES + spec.bytes(x.size), dtype=np.uint8)
+    assert not _core.encode_into(x, message, spec=spec)  # there are NaN and Inf among them
+    codes = message[HEADER_BYTES:].view(np.uint16)[: x.size]
+    with np.errstate(all="ignore"):
+        wanted = rounded(x, dtype).view(np.uint16)
+    numbers = ~np.isnan(x)
+    assert np.array_equal(codes[numbers], wanted[numbers])
+    back = _core.decode(message, count=x.size, spec=spec)
+    values = (
+        codes.view(np.float16).astype(np.float32)
+        if dtype == "float16"
+        else (codes.astype(np.uint32) << 16).view(np.float32)
+    )
+    assert np.isnan(back[~numbers]).all()
+    assert np.array_equal(back[numbers], values[numbers])
 
 
 def test_types_that_are_not_floating_are_refused():
