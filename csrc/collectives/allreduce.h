@@ -15,7 +15,7 @@ namespace qsgd {
 
 enum class Algorithm : uint8_t {
   kAuto,
-  kDirect,             // reduce-scatter by direct exchange, summed in rank order, and allgather
+  kDirect,             // reduce-scatter by direct exchange, and allgather; small ones otherwise
   kRing,               // each hop adds
   kRecursiveDoubling,  // log2(p) whole messages
   kRabenseifner,       // recursive halving, then doubling

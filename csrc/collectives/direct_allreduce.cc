@@ -4,15 +4,18 @@
 
 #include "collectives/exchange.h"
 #include "collectives/gather_allreduce.h"
-#include "collectives/rank_order_sum.h"
+#include "collectives/recursive_doubling.h"
 #include "collectives/schedule.h"
 #include "collectives/stream.h"
+#include "collectives/tree_sum.h"
 #include "common/kept.h"
 
 namespace qsgd {
 namespace {
 
-// Whole messages up to here: what a rank then sends costs less than a second step.
+// Up to here bytes cost less than messages do. Doubling sends each step's sums, a gather all
+// addends.
+constexpr size_t kDoublingBytes = size_t{64} << 10;
 constexpr size_t kGatherBytes = size_t{16} << 10;
 // Of a chunk: large against a message's cost, small enough to be summed in cache.
 constexpr size_t kSegmentBytes = size_t{256} << 10;
@@ -36,7 +39,7 @@ class Direct {
         size_(transport.size()),
         rank_(transport.rank()),
         segment_(std::min(kSegmentBytes / stream.element(), largest_chunk())),
-        sum_(stream.args().dtype, stream.args().op) {}
+        sum_(stream.args().dtype, stream.args().op, size_) {}
 
   void run() {
     const size_t segments = (largest_chunk() + segment_ - 1) / segment_;
@@ -98,7 +101,7 @@ class Direct {
       stream_.load(mine.begin, mine.size(), own);
       transport_.wait(t.receives);
       sum_.run(
-          mine.size(), size_, [&](int from) { return place(t.addends, from); },
+          mine.size(), [&](int from) { return place(t.addends, from); },
           [&](size_t at, size_t count, void* block) {
             stream_.finish(block, count);
             stream_.place(mine.begin + at, count, block);
@@ -138,7 +141,7 @@ class Direct {
   const int size_;
   const int rank_;
   const size_t segment_;
-  RankOrderSum sum_;
+  TreeSum sum_;
   KeptOnFailure<std::vector<Turn>> turns_{std::vector<Turn>(kAhead + 1)};
 };
 
@@ -146,10 +149,13 @@ class Direct {
 
 void direct_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
                       const ReduceArgs& args) {
-  Stream stream(tensors, args, transport.size());
-  if (stream.size_bytes() <= kGatherBytes || transport.size() == 1) {
-    return gather_allreduce(transport, stream);
+  const int size = transport.size();
+  Stream stream(tensors, args, size);
+  const bool is_power_of_two = (size & (size - 1)) == 0;
+  if (size > 1 && is_power_of_two && stream.size_bytes() <= kDoublingBytes) {
+    return recursive_doubling_allreduce(transport, tensors, args);
   }
+  if (size == 1 || stream.size_bytes() <= kGatherBytes) return gather_allreduce(transport, stream);
   Direct(transport, stream).run();
 }
 

@@ -1,5 +1,5 @@
-// Exact allreduce by direct exchange: every rank sends each owner its addends, owners sum in rank
-// order and send the sums to all. 2 (p-1)/p of the bytes per rank, two steps of latency.
+// Exact allreduce by direct exchange: every rank sends each owner its addends, owners sum and send
+// the sums to all. 2 (p-1)/p of the bytes per rank, two steps of latency.
 #pragma once
 
 #include <vector>
@@ -9,9 +9,9 @@
 
 namespace qsgd {
 
-// Reduces the tensors together, each element in rank order, so its bits depend neither on its owner
-// nor on what it is fused with. Small messages go whole to everyone instead, which takes log2(p)
-// steps and gives the same bits.
+// Reduces the tensors together, each element in the order of TreeSum, so its bits depend neither on
+// its owner nor on what it is fused with. Small messages take log2(p) steps instead, by recursive
+// doubling or, where the ranks are no power of two, whole to everyone; the bits are the same.
 void direct_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
                       const ReduceArgs& args);
 

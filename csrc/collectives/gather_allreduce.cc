@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "collectives/rank_order_sum.h"
+#include "collectives/tree_sum.h"
 #include "common/kept.h"
 
 namespace qsgd {
@@ -23,9 +23,9 @@ void gather_allreduce(Transport& transport, Stream& stream) {
     requests.push_back(transport.isend((rank - have + size) % size, Tag::kData, place(0), part));
     transport.wait(requests);
   }
-  RankOrderSum sum(stream.args().dtype, stream.args().op);
+  TreeSum sum(stream.args().dtype, stream.args().op, size);
   sum.run(
-      stream.count(), size, [&](int from) { return place((from - rank + size) % size); },
+      stream.count(), [&](int from) { return place((from - rank + size) % size); },
       [&](size_t at, size_t count, const void* block) { stream.store(at, count, block); });
 }
 

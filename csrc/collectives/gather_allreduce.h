@@ -1,4 +1,4 @@
-// Exact allreduce of small messages: everyone gets everything and sums it in rank order.
+// Exact allreduce of small messages: everyone gets everything and sums it in the order of TreeSum.
 #pragma once
 
 #include "collectives/stream.h"

@@ -9,10 +9,10 @@
 
 namespace qsgd {
 
-// Sums within every node in rank order, each rank a shard; reduces each shard across the nodes,
-// in the order of their first ranks; shares the shards within the node. Nodes of unequal size leave
-// the second step to their first ranks. With a coding, messages across nodes are compressed by SRA
-// and shards are cut at whole buckets. communicator.node must not be null.
+// Sums within every node in the order of TreeSum, each rank a shard; reduces each shard across the
+// nodes, in the order of their first ranks; shares the shards within the node. Nodes of unequal
+// size leave the second step to their first ranks. With a coding, messages across nodes are
+// compressed by SRA and shards are cut at whole buckets. communicator.node must not be null.
 void hierarchical_allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
                             const ReduceArgs& args, const std::optional<CodecSpec>& coding,
                             uint64_t seed);

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "collectives/rank_order_sum.h"
 #include "collectives/schedule.h"
+#include "collectives/tree_sum.h"
 
 namespace qsgd {
 namespace {
@@ -73,10 +73,9 @@ void NodeShards::sum(size_t segment, uint64_t turn) {
   node_.wait_all(Flag::kFilled, turn + 1);
   if (owns()) {
     Stream& stream = streams_[static_cast<size_t>(node_.rank())];
-    RankOrderSum sum(args_.dtype, args_.op);
+    TreeSum sum(args_.dtype, args_.op, node_.size());
     sum.run(
-        count(node_.rank(), segment), node_.size(),
-        [&](int rank) { return at(rank, node_.rank(), turn); },
+        count(node_.rank(), segment), [&](int rank) { return at(rank, node_.rank(), turn); },
         [&](size_t offset, size_t part, const void* block) {
           stream.place(begin(segment) + offset, part, block);
         });

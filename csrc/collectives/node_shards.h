@@ -16,7 +16,8 @@ class NodeShards {
   NodeShards(const NodeShards&) = delete;
   NodeShards& operator=(const NodeShards&) = delete;
 
-  // Sums the ranks' prescaled inputs in rank order, every owner its shard, into its results.
+  // Sums the ranks' prescaled inputs in the order of TreeSum, every owner its shard, into its
+  // results.
   void reduce();
   // This rank's part of every tensor, in place in the results. Only for owners.
   std::vector<ReduceTensor>& mine();

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 
-#include "collectives/rank_order_sum.h"
+#include "collectives/tree_sum.h"
 
 namespace qsgd {
 namespace {
@@ -55,10 +55,10 @@ void PlainPart::reduce(size_t wave, const Terms& messages, uint8_t* result) {
 
 // out[i] = sum over ranks / ranks. `out` may be one of the addends.
 void PlainPart::mean(const Terms& addends, size_t count, char* out) const {
-  if (dtype_ == DType::kFloat64) {
-    RankOrderSum(dtype_, ReduceOp::kSum)
+  if (dtype_ == DType::kFloat32 || dtype_ == DType::kFloat64) {
+    TreeSum(dtype_, ReduceOp::kSum, size_)
         .run(
-            count, size_,
+            count,
             [&](int rank) {
               return reinterpret_cast<const char*>(addends[static_cast<size_t>(rank)]);
             },

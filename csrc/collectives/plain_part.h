@@ -1,5 +1,5 @@
-// The tensors of a bucket that travel as they are: summed in rank order, in float32 where their own
-// type has less.
+// The tensors of a bucket that travel as they are: summed as an exact allreduce does, or in
+// float32 and rank order where their own type has less.
 #pragma once
 
 #include "collectives/bucket_part.h"

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "collectives/exchange.h"
-#include "collectives/rank_order_sum.h"
+#include "collectives/tree_sum.h"
 #include "common/kept.h"
 
 namespace qsgd {
@@ -22,6 +22,7 @@ class ReduceScatter {
         counts_(counts),
         starts_(starts_of(counts)),
         args_(args),
+        sum_(args.dtype, args.op, transport.size()),
         element_(facts(args.dtype).size),
         segment_(kSegmentBytes / element_) {}
 
@@ -82,9 +83,8 @@ class ReduceScatter {
       scale_copy(place(t.addends, rank), input(rank, k), mine, args_.dtype, args_.prescale, 1);
     }
     transport_.wait(t.receives);
-    RankOrderSum sum(args_.dtype, args_.op);
-    sum.run(
-        mine, size, [&](int from) { return place(t.addends, from); },
+    sum_.run(
+        mine, [&](int from) { return place(t.addends, from); },
         [&](size_t at, size_t count, const void* block) {
           finite_ &= scale_copy(out_ + (k * segment_ + at) * element_, block, count, args_.dtype,
                                 args_.postscale, args_.op == ReduceOp::kAverage ? size : 1);
@@ -98,6 +98,7 @@ class ReduceScatter {
   const std::vector<size_t>& counts_;
   const std::vector<size_t> starts_;
   const ReduceArgs& args_;
+  TreeSum sum_;
   const size_t element_;
   const size_t segment_;
   bool finite_ = true;

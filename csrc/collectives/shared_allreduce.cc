@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/rank_order_sum.h"
 #include "collectives/schedule.h"
 #include "collectives/stream.h"
+#include "collectives/tree_sum.h"
 
 namespace qsgd {
 namespace {
@@ -34,7 +34,7 @@ void one_shot(SharedNode& node, Stream& stream) {
   };
   const bool one_pass = node.size() == 2 && stream.args().dtype == DType::kFloat32 &&
                         stream.args().op <= ReduceOp::kAverage;
-  RankOrderSum sum(stream.args().dtype, stream.args().op);
+  TreeSum sum(stream.args().dtype, stream.args().op, node.size());
   node.count_given(stream.size_bytes() * static_cast<size_t>(node.size() - 1));
   if (segments > 0) post(0);
   for (size_t k = 0; k < segments; ++k) {
@@ -46,7 +46,7 @@ void one_shot(SharedNode& node, Stream& stream) {
                        reinterpret_cast<const float*>(addend(1)));
       continue;
     }
-    sum.run(range(k).size(), node.size(), addend, [&](size_t at, size_t count, const void* block) {
+    sum.run(range(k).size(), addend, [&](size_t at, size_t count, const void* block) {
       stream.store(range(k).begin + at, count, block);
     });
   }
@@ -57,7 +57,7 @@ void one_shot(SharedNode& node, Stream& stream) {
 class TwoPhase {
  public:
   TwoPhase(SharedNode& node, Stream& stream)
-      : node_(node), stream_(stream), sum_(stream.args().dtype, stream.args().op) {}
+      : node_(node), stream_(stream), sum_(stream.args().dtype, stream.args().op, node.size()) {}
 
   void run() {
     const size_t segments = (stream_.count() + most_ - 1) / most_;
@@ -95,7 +95,7 @@ class TwoPhase {
     const Range range = part(k, node_.rank());
     node_.count_given(range.size() * static_cast<size_t>(node_.size() - 1) * stream_.element());
     sum_.run(
-        range.size(), node_.size(), [&](int rank) { return at(rank, k, range); },
+        range.size(), [&](int rank) { return at(rank, k, range); },
         [&](size_t offset, size_t count, void* block) {
           stream_.finish(block, count);
           std::memcpy(at(node_.rank(), k, range) + offset * stream_.element(), block,
@@ -118,7 +118,7 @@ class TwoPhase {
 
   SharedNode& node_;
   Stream& stream_;
-  RankOrderSum sum_;
+  TreeSum sum_;
   const size_t most_ = SharedNode::kSlotBytes / stream_.element();
   const uint64_t first_ = node_.reached(Flag::kFilled);
 };

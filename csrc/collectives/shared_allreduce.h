@@ -8,7 +8,8 @@
 
 namespace qsgd {
 
-// Reduces the tensors together, each element in rank order; all ranks of the job are on the node.
+// Reduces the tensors together, each element in the order of TreeSum; all ranks of the job are on
+// the node.
 void shared_allreduce(SharedNode& node, std::vector<ReduceTensor>& tensors, const ReduceArgs& args);
 
 }  // namespace qsgd

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
 
 import numpy as np
 import pytest
@@ -100,16 +99,27 @@ def test_large_tensors_come_back_whole_alone_and_fused(algorithm, ranks):
     assert np.array_equal(np.concatenate(fused), expected)
 
 
+def tree_sum(addends):
+    """Return the sum in the order of recursive doubling: surplus ranks, neighbours, pairs..."""
+    whole = 1 << (len(addends).bit_length() - 1)
+    sums = [a.copy() for a in addends[:whole]]
+    for rank, addend in enumerate(addends[whole:]):
+        sums[rank] += addend
+    while len(sums) > 1:
+        sums = [a + b for a, b in zip(sums[::2], sums[1::2], strict=True)]
+    return sums[0]
+
+
 @pytest.mark.parametrize("ranks", (*RANKS, 16))
-def test_direct_gather_and_shared_sum_in_rank_order_whatever_is_fused(ranks):
+def test_all_that_auto_takes_sums_in_one_order_whatever_is_fused(ranks):
     """One order of additions, so `auto` may choose by size and by place, and jobs repeat."""
-    counts = (40_000, 10, 3000)
+    counts = (40_000, 10, 3000, 12_000)  # too large, and small enough, for each shorter way
     data = inputs(ranks, counts)
-    expected = [reduce(np.add, [d[t] for d in data]).tobytes() for t in range(3)]
-    for algorithm in ("direct", "shared", "auto"):
+    expected = [tree_sum([d[t] for d in data]).tobytes() for t in range(len(counts))]
+    for algorithm in ("direct", "shared", "recursive_doubling", "auto"):
         together, _ = allreduce(data, algorithm)
         assert [x.tobytes() for x in together] == expected
-        for t in range(3):
+        for t in range(len(counts)):
             alone, _ = allreduce([[d[t]] for d in data], algorithm)
             assert alone[0].tobytes() == expected[t]
 
@@ -130,8 +140,8 @@ def test_hierarchical_sums_within_nodes_first_even_uneven_ones(ranks, ranks_per_
     result, _ = allreduce(data, "hierarchical", ranks_per_node, op="average")
     firsts = range(0, ranks, ranks_per_node)
     for t in range(2):
-        nodes = [reduce(np.add, [d[t] for d in data[i : i + ranks_per_node]]) for i in firsts]
-        expected = reduce(np.add, nodes) * np.float32(1 / ranks)
+        nodes = [tree_sum([d[t] for d in data[i : i + ranks_per_node]]) for i in firsts]
+        expected = tree_sum(nodes) * np.float32(1 / ranks)
         assert result[t].tobytes() == expected.tobytes()
 
 
@@ -274,10 +284,10 @@ def test_allgatherv_and_alltoallv_move_every_part_to_its_place(ranks):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_reducescatter_gives_each_rank_its_part_in_rank_order(ranks):
+def test_reducescatter_gives_each_rank_its_part_in_the_same_order(ranks):
     counts = [0, *(70_000 * r + 5 for r in range(1, ranks))]
     data = [x for (x,) in inputs(ranks, (sum(counts),))]
-    expected = reduce(np.add, [x * np.float32(2) for x in data]) * np.float32(1 / ranks)
+    expected = tree_sum([x * np.float32(2) for x in data]) * np.float32(1 / ranks)
     ends = np.cumsum(counts)
 
     def work(c):

@@ -1,0 +1,71 @@
+// The ranks' addends of one run of elements, summed in the order of recursive doubling: ranks from
+// the largest power of two on are added to those from 0 on, then neighbours, then pairs of
+// neighbours and so on. Whoever sums in this order gets the same bits, whether all addends lie
+// before one rank or each step of the tree is an exchange; and errors grow with the tree's height
+// rather than with the number of ranks.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "collectives/reduce.h"
+
+namespace qsgd {
+
+// Works block by block, so that the sums in progress stay in the first-level cache.
+class TreeSum {
+ public:
+  TreeSum(DType dtype, ReduceOp op, int ranks)
+      : element_(facts(dtype).size), dtype_(dtype), op_(op), ranks_(ranks) {
+    size_t height = 1;
+    for (; 2 * whole_ <= ranks; ++height) whole_ *= 2;
+    blocks_.reset(new Block[height]);  // not make_unique, which would write zeros to it
+  }
+
+  // addend(rank) is where that rank's values lie; use(offset, count, block) takes each sum.
+  template <class Addend, class Use>
+  void run(size_t count, Addend&& addend, Use&& use) {
+    const size_t most = kBlockBytes / element_;
+    for (size_t at = 0; at < count; at += most) {
+      const size_t part = std::min(most, count - at);
+      sum(blocks_.get(), 0, whole_, part, [&](int rank) { return addend(rank) + at * element_; });
+      use(at, part, static_cast<void*>(blocks_[0].bytes));
+    }
+  }
+
+ private:
+  static constexpr size_t kBlockBytes = size_t{8} << 10;
+  struct Block {
+    alignas(64) char bytes[kBlockBytes];
+  };
+
+  // Of the ranks [first, first + span) and of those that are added to them; into the first block.
+  template <class Addend>
+  void sum(Block* block, int first, int span, size_t count, const Addend& addend) {
+    if (span == 1) {
+      std::memcpy(block->bytes, addend(first), count * element_);
+      if (has_surplus(first)) add(block, addend(first + whole_), count);
+      return;
+    }
+    const int second = first + span / 2;
+    sum(block, first, span / 2, count, addend);
+    if (span == 2 && !has_surplus(second)) return add(block, addend(second), count);
+    sum(block + 1, second, span / 2, count, addend);
+    add(block, block[1].bytes, count);
+  }
+
+  bool has_surplus(int rank) const { return rank + whole_ < ranks_; }
+  void add(Block* block, const char* addend, size_t count) const {
+    reduce_into(block->bytes, addend, count, dtype_, op_);
+  }
+
+  const size_t element_;
+  const DType dtype_;
+  const ReduceOp op_;
+  const int ranks_;
+  int whole_ = 1;  // the largest power of two among the ranks
+  std::unique_ptr<Block[]> blocks_;
+};
+
+}  // namespace qsgd
