@@ -46,11 +46,13 @@ def bench(context: click.Context, explain: bool, ranks: int | None) -> None:
 
 
 @bench.command(context_settings={"show_default": True})
-@click.option("--size", default="256M", help="Of the float32 buffer.")
+@click.option("--size", default="256M", help="Of the elements that are coded.")
 @click.option("--bits", default="8,4,2", help="1 to 8 each, for scheme qsgd, minmax and nuqsgd.")
 @click.option("--scheme", default="qsgd", help="Names with commas: qsgd, minmax, nuqsgd, ...")
 @click.option("--norm", default="max", help="max, l2, or both with a comma; of qsgd.")
+@click.option("--dtype", default="float32", help="Names with commas: float32, float16, bfloat16.")
 @click.option("--threads", help="Counts with commas. [default: 1 and all cores]")
+@click.option("--instruction-set", metavar="NAME", help="As in doctor. [default: the fastest]")
 @click.option("--rounds", type=click.IntRange(1), default=7, help="Samples of each row.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all numbers.")
 def codec(
@@ -58,15 +60,17 @@ def codec(
     bits: str,
     scheme: str,
     norm: str,
+    dtype: str,
     threads: str | None,
+    instruction_set: str | None,
     rounds: int,
     json_path: Path | None,
 ) -> None:
     """Time encode, decode and decode-and-add of one process.
 
-    Each is printed beside the least that it must do on the same buffer in the same run: reading
-    every element (a bare scan for the largest magnitude) for encoders, y += x for decoders; on
-    more threads, beside the same on one. All operations take turns.
+    Each is printed beside a plain loop over the same memory in the same run: a scan for the
+    largest magnitude for encoders, y += x for decoders; on more threads, beside the same on one.
+    All operations take turns. A checksum is made, or checked, on the way.
 
     \b
     The figures of benchmarks/:
@@ -75,14 +79,18 @@ def codec(
       qsgd-hpc bench codec --norm max,l2 --threads 1
     Other schemes:
       qsgd-hpc bench codec --scheme minmax,terngrad,topk --threads 1
+    Gradients of 16 bits, without AVX-512:
+      qsgd-hpc bench codec --dtype float16,bfloat16 --instruction-set avx2
     """
-    from qsgd_hpc.bench.codec import Request, run
+    from qsgd_hpc.bench.codec import DTYPES, Request, run
 
     (size_bytes,) = _one(parse_sizes(size), size)
     request = Request(
         size_bytes=size_bytes,
         specs=parse_specs(scheme, bits, norm),
         threads=_thread_counts(threads),
+        dtypes=_dtypes(dtype, DTYPES),
+        instruction_set=instruction_set,
         rounds=rounds,
         json_path=json_path,
     )
@@ -93,6 +101,14 @@ def _one(sizes: list[int], text: str) -> list[int]:
     if len(sizes) != 1:
         raise UsageError(f"--size {text}: one size is measured at a time")
     return sizes
+
+
+def _dtypes(text: str, known: tuple[str, ...]) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    unknown = [word for word in words if word not in known]
+    if unknown:
+        raise UsageError(f"--dtype {text}: {unknown[0]!r} is not one of {', '.join(known)}")
+    return words
 
 
 def _thread_counts(text: str | None) -> list[int]:

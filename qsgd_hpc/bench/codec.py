@@ -1,11 +1,12 @@
-"""``qsgd-hpc bench codec``: coding in one process, beside the least that it must read or write."""
+"""``qsgd-hpc bench codec``: coding in one process, beside a plain pass over the same memory."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,9 +25,11 @@ __all__ = ["Request", "run"]
 
 SCHEMA = 1
 FLOAT_BYTES = 4
+FLOAT32 = "float32"
+DTYPES = (FLOAT32, "float16", "bfloat16")
 HEADER_BYTES = 32  # of a wire message
 SCAN, ADD = "max-abs scan", "y += x"
-FORM = "{:14}  {:40}  {:>7}  {:>9}  {:>9}  {:>9}  {:>6}  {}"
+FORM = "{:16}  {:40}  {:>7}  {:>9}  {:>9}  {:>9}  {:>6}  {}"
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class Request:
     size_bytes: int
     specs: Sequence[dict[str, Any]]
     threads: Sequence[int]
+    dtypes: Sequence[str] = (FLOAT32,)
+    instruction_set: str | None = None
+    """One of ``_core.instruction_sets()``; None takes the fastest."""
     rounds: int = 7
     json_path: Path | None = None
 
@@ -56,7 +62,10 @@ class Operation:
 
 
 def operations(request: Request) -> list[Operation]:
-    """Return the bare scans first, then each code's encode, decode and decode-add."""
+    """Return the plain passes first, then each code's encode, decode and decode-add.
+
+    All of them go through ``size_bytes`` of elements, whatever their type.
+    """
     from qsgd_hpc import _core
 
     count = request.size_bytes // FLOAT_BYTES
@@ -68,36 +77,43 @@ def operations(request: Request) -> list[Operation]:
         Operation(SCAN, lambda: _core.max_abs(x)),
         Operation(ADD, lambda: _core.add_into(y, x)),
     ]
-    for keywords in request.specs:
-        spec = _core.CodecSpec(**keywords)
-        message = np.zeros(HEADER_BYTES + spec.bytes(count), dtype=np.uint8)
-        for threads in request.threads:
-            found += _of_code(_core, spec, message, x, y, threads)
+    for dtype in request.dtypes:
+        source, target = (x, y) if dtype == FLOAT32 else (as_type(x, dtype), as_type(y, dtype))
+        for keywords in request.specs:
+            spec = _core.CodecSpec(**keywords)
+            message = np.zeros(HEADER_BYTES + spec.bytes(source.size), dtype=np.uint8)
+            for threads in request.threads:
+                found += _of_code(_core, spec, message, source, target, dtype, threads)
     return found
 
 
-def _of_code(core: Any, spec: Any, message: Any, x: Any, y: Any, threads: int) -> list[Operation]:
+def as_type(x: Any, dtype: str) -> Any:
+    """Return as many bytes of elements of a 16-bit type, as `_core` takes them."""
+    if dtype == "float16":
+        once = x.astype(np.float16)
+    else:
+        once = (x.view(np.uint32) >> 16).astype(np.uint16)
+    return np.concatenate([once, once])
+
+
+def _of_code(
+    core: Any, spec: Any, message: Any, x: Any, y: Any, dtype: str, threads: int
+) -> list[Operation]:
     code = repr(spec)
-    return [
-        Operation(
-            "encode",
-            lambda: core.encode_into(x, message, spec=spec, threads=threads),
-            code,
-            threads,
-        ),
-        Operation(
-            "decode",
-            lambda: core.decode_into(message, y, spec=spec, threads=threads),
-            code,
-            threads,
-        ),
-        Operation(
-            "decode and add",
-            lambda: core.decode_add_into(message, y, spec=spec, threads=threads),
-            code,
-            threads,
-        ),
+
+    def operation(name: str, run: Callable[[], object]) -> Operation:
+        return Operation(name if dtype == FLOAT32 else f"{name} {dtype}", run, code, threads)
+
+    options = {"spec": spec, "threads": threads}
+    found = [
+        operation("encode", lambda: core.encode_into(x, message, dtype=dtype, **options)),
+        operation("decode", lambda: core.decode_into(message, y, dtype=dtype, **options)),
     ]
+    if dtype == FLOAT32:
+        found.append(
+            operation("decode and add", lambda: core.decode_add_into(message, y, **options))
+        )
+    return found
 
 
 def time_all(found: Sequence[Operation], rounds: int, screen: Console) -> None:
@@ -118,10 +134,11 @@ def time_all(found: Sequence[Operation], rounds: int, screen: Console) -> None:
 
 
 def ratio(operation: Operation, found: Sequence[Operation]) -> tuple[float, str] | None:
-    """Return how fast an operation is, and beside what; None for the bare scans.
+    """Return how fast an operation is, and beside what; None for the plain passes.
 
-    On one thread that is the least it must do: an encoder reads every element once, an adding
-    decoder reads and writes the sum once. On more it is the same code on one thread.
+    On one thread that is a loop over the same memory as a compiler makes it: an encoder reads
+    every element once, an adding decoder reads and writes the sum once. On more it is the same
+    code on one thread.
     """
     if not operation.code:
         return None
@@ -135,7 +152,7 @@ def ratio(operation: Operation, found: Sequence[Operation]) -> tuple[float, str]
             None,
         )
         return None if base is None else (base.median_s / operation.median_s, "1 thread")
-    name = SCAN if operation.name == "encode" else ADD
+    name = SCAN if operation.name.startswith("encode") else ADD
     base = next(o for o in found if o.name == name)
     return base.median_s / operation.median_s, name
 
@@ -178,15 +195,34 @@ def line(record: dict[str, Any]) -> Text:
     )
 
 
+@contextlib.contextmanager
+def instruction_set(name: str | None) -> Iterator[str]:
+    """Code with this one, or with the fastest.
+
+    Raises:
+        UsageError: this machine does not have it.
+    """
+    from qsgd_hpc import _core
+
+    fastest = _core.instruction_sets()[0]
+    _core.use_instruction_set(name or fastest)
+    try:
+        yield name or fastest
+    finally:
+        _core.use_instruction_set(fastest)
+
+
 def run(request: Request) -> None:
     """Measure, print the table and write the file."""
     screen = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-    found = operations(request)
-    screen.print(
-        f"qsgd-hpc {__version__}: {size_text(request.size_bytes)} of float32, "
-        f"{request.rounds} rounds; GB/s of float32"
-    )
-    time_all(found, request.rounds, screen)
+    with instruction_set(request.instruction_set) as chosen:
+        found = operations(request)
+        screen.print(
+            f"qsgd-hpc {__version__}: {size_text(request.size_bytes)} of "
+            f"{', '.join(request.dtypes)}, {request.rounds} rounds, {chosen}; "
+            "GB/s of what is coded"
+        )
+        time_all(found, request.rounds, screen)
     heads = ("operation", "code", "threads", "min", "median", "p99", "GB/s", "beside")
     screen.print(Text(FORM.format(*heads), style="bold"))
     records = rows(request, found)
@@ -198,6 +234,7 @@ def run(request: Request) -> None:
             "version": __version__,
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "size_bytes": request.size_bytes,
+            "instruction_set": chosen,
             "rows": records,
         }
         request.json_path.write_text(json.dumps(file, indent=1) + "\n")

@@ -41,6 +41,8 @@ def bench(monkeypatch, capsys):
         (["codec", "--bits", "32"], "1 to 8"),
         (["codec", "--threads", "0"], "at least 1"),
         (["codec", "--scheme", "huffman"], "unknown scheme 'huffman'"),
+        (["codec", "--dtype", "float8"], "'float8' is not one of float32, float16, bfloat16"),
+        (["codec", "--instruction-set", "mmx"], "instruction set 'mmx': this machine has"),
     ],
 )
 def test_bad_requests_end_in_a_message(bench, words, said):
@@ -71,6 +73,23 @@ def test_codec_prints_its_table_and_writes_it(bench, tmp_path):
     assert all(r["samples"] == 2 and r["gb_per_s"] > 0 for r in record["rows"])
     assert "of max-abs scan" in out
     assert "of y += x" in out
+
+
+def test_codec_times_other_types_and_instruction_sets(bench, tmp_path):
+    path = tmp_path / "codec.json"
+    code, out, _ = bench(
+        *("codec", "--size", "1M", "--bits", "4", "--rounds", "1", "--threads", "1"),
+        *("--dtype", "float16,bfloat16", "--instruction-set", "scalar", "--json", str(path)),
+    )
+    assert code == 0
+    record = json.loads(path.read_text())
+    assert record["instruction_set"] == "scalar"
+    operations = [r["operation"] for r in record["rows"]]
+    assert operations[2:] == [
+        *("encode float16", "decode float16"),
+        *("encode bfloat16", "decode bfloat16"),
+    ]
+    assert "scalar" in out
 
 
 @pytest.mark.parametrize("name", bench_cli.RANK_VARIABLES)
