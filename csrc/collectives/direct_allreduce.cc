@@ -13,10 +13,6 @@
 namespace qsgd {
 namespace {
 
-// Up to here bytes cost less than messages do. Doubling sends each step's sums, a gather all
-// addends.
-constexpr size_t kDoublingBytes = size_t{64} << 10;
-constexpr size_t kGatherBytes = size_t{16} << 10;
 // Of a chunk: large against a message's cost, small enough to be summed in cache.
 constexpr size_t kSegmentBytes = size_t{256} << 10;
 constexpr size_t kGranule = 64;  // elements; keeps cuts aligned
@@ -147,16 +143,28 @@ class Direct {
 
 }  // namespace
 
+DirectWay direct_way(int ranks, size_t size_bytes) {
+  // Up to here bytes cost less than messages do. Doubling sends sums, a gather all addends.
+  constexpr size_t kDoublingBytes = size_t{64} << 10;
+  constexpr size_t kGatherBytes = size_t{16} << 10;
+  const bool is_power_of_two = (ranks & (ranks - 1)) == 0;
+  if (is_power_of_two && size_bytes <= kDoublingBytes) return DirectWay::kDoubling;
+  return size_bytes <= kGatherBytes ? DirectWay::kGather : DirectWay::kExchange;
+}
+
 void direct_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
                       const ReduceArgs& args) {
   const int size = transport.size();
   Stream stream(tensors, args, size);
-  const bool is_power_of_two = (size & (size - 1)) == 0;
-  if (size > 1 && is_power_of_two && stream.size_bytes() <= kDoublingBytes) {
-    return recursive_doubling_allreduce(transport, tensors, args);
+  if (size == 1) return gather_allreduce(transport, stream);
+  switch (direct_way(size, stream.size_bytes())) {
+    case DirectWay::kDoubling:
+      return recursive_doubling_allreduce(transport, tensors, args);
+    case DirectWay::kGather:
+      return gather_allreduce(transport, stream);
+    case DirectWay::kExchange:
+      return Direct(transport, stream).run();
   }
-  if (size == 1 || stream.size_bytes() <= kGatherBytes) return gather_allreduce(transport, stream);
-  Direct(transport, stream).run();
 }
 
 }  // namespace qsgd

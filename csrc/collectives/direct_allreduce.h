@@ -2,12 +2,17 @@
 // the sums to all. 2 (p-1)/p of the bytes per rank, two steps of latency.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "collectives/reduce.h"
 #include "transport/transport.h"
 
 namespace qsgd {
+
+// How so many ranks reduce so many bytes.
+enum class DirectWay { kDoubling, kGather, kExchange };
+DirectWay direct_way(int ranks, size_t size_bytes);
 
 // Reduces the tensors together, each element in the order of TreeSum, so its bits depend neither on
 // its owner nor on what it is fused with. Small messages take log2(p) steps instead, by recursive

@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 
+#include "collectives/direct_allreduce.h"
 #include "common/error.h"
 
 namespace qsgd {
@@ -39,7 +40,17 @@ Load exact_load(Algorithm algorithm, double p, double bytes, double add_s_per_by
       return {rounds + odd, (rounds + odd) * bytes, (rounds + odd) * add_s, 0};
     case Algorithm::kRabenseifner:
       return {2 * rounds + odd, (2 * share + odd) * bytes, (share + odd) * add_s, 0};
-    default:  // ring and direct
+    case Algorithm::kDirect:
+      switch (direct_way(static_cast<int>(p), static_cast<size_t>(bytes))) {
+        case DirectWay::kDoubling:
+          return {rounds, rounds * bytes, rounds * add_s, 0};
+        case DirectWay::kGather:
+          return {rounds, (p - 1) * bytes, (p - 1) * add_s, 0};
+        case DirectWay::kExchange:
+          break;
+      }
+      [[fallthrough]];
+    default:  // the ring sends as much
       return {2 * (p - 1), 2 * share * bytes, share * add_s, 0};
   }
 }

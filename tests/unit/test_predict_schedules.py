@@ -14,6 +14,7 @@ from qsgd_hpc.scaling.predict.schedules import ALGORITHMS, Layout, resolve, sche
 
 LISTS = {
     "small": [(100, 3), (7, 11)],
+    "middle": [(12_000, 8)],
     "one": [(70_001, 5)],
     "fused": [(40_000, 17), (0, 4), (511, 22), (33_333, 39)],
 }

@@ -25,8 +25,10 @@ from qsgd_hpc.scaling.predict.coding import (
 
 __all__ = ["ALGORITHMS", "Layout", "Messages", "Phase", "Schedule", "resolve", "schedule"]
 
+DOUBLING_BYTES = 64 << 10
+"""Up to here `direct` is recursive doubling, among a power of two of ranks."""
 GATHER_BYTES = 16 << 10
-"""Up to here `direct` sends whole messages."""
+"""Up to here it sends whole messages among others."""
 SHARED_ONCE_BYTES = 16 << 10
 """Up to here ranks of a node read each other's inputs, without cutting them."""
 MOST_SRA_RANKS = 64
@@ -192,6 +194,8 @@ def _exchange(ranks: int, scattered: np.ndarray, gathered: np.ndarray) -> tuple[
 
 def _direct(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
     total = sum(count for count, _ in tensors)
+    if ranks.bit_count() == 1 and total * FLOAT_BYTES <= DOUBLING_BYTES:
+        return _recursive_doubling(ranks, tensors, coding)
     if total * FLOAT_BYTES > GATHER_BYTES:
         sizes = np.diff(parts(total, 64, ranks)) * FLOAT_BYTES
         return _exchange(ranks, sizes, sizes)
