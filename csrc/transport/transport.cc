@@ -23,10 +23,14 @@ constexpr std::chrono::nanoseconds kFirstNap = std::chrono::microseconds(50);
 // A yield that returns so late has given the core to a thread that computes. A sleeper is woken
 // in the midst of that thread's time slice, a yielder at its end, some milliseconds later.
 constexpr std::chrono::microseconds kLateYield{500};
-constexpr int kCrowdedNaps = 1000;
 constexpr unsigned kCrowdedSpins = 4;  // whoever is waited for may need this core
 constexpr unsigned long kTimerSlackNs = 1000;
 thread_local int crowded = 0;  // naps to take before a yield is tried again
+// So many after a late yield, twice as many after a further one: what passes is soon forgotten, and
+// of what stays a yield in a thousand naps is lost.
+constexpr int kFewestNaps = 30;
+constexpr int kMostNaps = 1000;
+thread_local int naps_when_crowded = kFewestNaps;
 
 // The `turn`th of a wait.
 void nap(unsigned turn) {
@@ -107,7 +111,12 @@ void Backoff::pause() {
   if (turns_ > kSpins + kYields) return nap(turns_ - kSpins - kYields);
   const auto before = std::chrono::steady_clock::now();
   sched_yield();  // ranks often outnumber cores on a laptop: the peer needs this one
-  if (std::chrono::steady_clock::now() - before > kLateYield) crowded = kCrowdedNaps;
+  if (std::chrono::steady_clock::now() - before <= kLateYield) {
+    naps_when_crowded = kFewestNaps;
+    return;
+  }
+  crowded = naps_when_crowded;
+  naps_when_crowded = std::min(2 * naps_when_crowded, kMostNaps);
 }
 
 }  // namespace qsgd
