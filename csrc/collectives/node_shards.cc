@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "collectives/schedule.h"
-#include "collectives/tree_sum.h"
 
 namespace qsgd {
 namespace {
@@ -36,6 +35,7 @@ NodeShards::NodeShards(SharedNode& node, std::vector<ReduceTensor>& tensors, con
       args_(args),
       owners_(owners),
       most_(elements_per_owner(facts(args.dtype).size, owners)),
+      tree_(args.dtype, args.op, node.size()),
       shards_(static_cast<size_t>(owners)) {
   const size_t element = facts(args.dtype).size;
   streams_.reserve(shards_.size());
@@ -73,8 +73,7 @@ void NodeShards::sum(size_t segment, uint64_t turn) {
   node_.wait_all(Flag::kFilled, turn + 1);
   if (owns()) {
     Stream& stream = streams_[static_cast<size_t>(node_.rank())];
-    TreeSum sum(args_.dtype, args_.op, node_.size());
-    sum.run(
+    tree_.run(
         count(node_.rank(), segment), [&](int rank) { return at(rank, node_.rank(), turn); },
         [&](size_t offset, size_t part, const void* block) {
           stream.place(begin(segment) + offset, part, block);

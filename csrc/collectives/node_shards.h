@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "collectives/stream.h"
+#include "collectives/tree_sum.h"
 #include "transport/shared_node.h"
 
 namespace qsgd {
@@ -38,7 +39,8 @@ class NodeShards {
   std::vector<ReduceTensor>& tensors_;
   const ReduceArgs args_;
   const int owners_;
-  const size_t most_;                              // elements of one shard in one slot
+  const size_t most_;  // elements of one shard in one slot
+  TreeSum tree_;
   std::vector<std::vector<ReduceTensor>> shards_;  // by owner
   std::vector<Stream> streams_;                    // of these
 };

@@ -18,14 +18,14 @@ class TreeSum {
  public:
   TreeSum(DType dtype, ReduceOp op, int ranks)
       : element_(facts(dtype).size), dtype_(dtype), op_(op), ranks_(ranks) {
-    size_t height = 1;
-    for (; 2 * whole_ <= ranks; ++height) whole_ *= 2;
-    blocks_.reset(new Block[height]);  // not make_unique, which would write zeros to it
+    for (; 2 * whole_ <= ranks; ++height_) whole_ *= 2;
   }
 
   // addend(rank) is where that rank's values lie; use(offset, count, block) takes each sum.
   template <class Addend, class Use>
   void run(size_t count, Addend&& addend, Use&& use) {
+    // At the first sum: some holders never come to one. Not make_unique, which would write zeros.
+    if (!blocks_) blocks_.reset(new Block[height_]);
     const size_t most = kBlockBytes / element_;
     for (size_t at = 0; at < count; at += most) {
       const size_t part = std::min(most, count - at);
@@ -64,7 +64,8 @@ class TreeSum {
   const DType dtype_;
   const ReduceOp op_;
   const int ranks_;
-  int whole_ = 1;  // the largest power of two among the ranks
+  int whole_ = 1;      // the largest power of two among the ranks
+  size_t height_ = 1;  // of the tree, in blocks
   std::unique_ptr<Block[]> blocks_;
 };
 

@@ -117,6 +117,11 @@ QSGD_INLINE typename V::I larger_magnitude(typename V::I most, typename V::F x) 
   return V::max(most, V::both(V::bits(x), V::spread(0x7fffffff)));
 }
 
+QSGD_INLINE uint32_t larger_magnitude(uint32_t most, float x) {
+  const uint32_t magnitude = bit_cast<uint32_t>(x) & 0x7fffffffu;
+  return magnitude > most ? magnitude : most;
+}
+
 template <class V, class Element>
 QSGD_INLINE uint32_t max_magnitude_of(const Element* x, size_t count) {
   using I = typename V::I;
@@ -130,10 +135,7 @@ QSGD_INLINE uint32_t max_magnitude_of(const Element* x, size_t count) {
     }
   }
   uint32_t out = V::largest(V::max(V::max(most[0], most[1]), V::max(most[2], most[3])));
-  for (; i < count; ++i) {
-    const uint32_t m = bit_cast<uint32_t>(static_cast<float>(x[i])) & 0x7fffffffu;
-    out = m > out ? m : out;
-  }
+  for (; i < count; ++i) out = larger_magnitude(out, static_cast<float>(x[i]));
   return out;
 }
 
@@ -287,8 +289,7 @@ uint32_t widen_loop(const void* from, size_t count, float* to) {
     Short last;
     __builtin_memcpy(&last, x + i, sizeof last);
     to[i] = static_cast<float>(last);
-    const uint32_t m = bit_cast<uint32_t>(to[i]) & 0x7fffffffu;
-    out = m > out ? m : out;
+    out = larger_magnitude(out, to[i]);
   }
   return out;
 }
@@ -307,8 +308,7 @@ uint32_t shorten_loop(const float* from, size_t count, void* to) {
   for (; i < count; ++i) {
     const Short last(from[i]);
     __builtin_memcpy(y + i, &last, sizeof last);
-    const uint32_t m = bit_cast<uint32_t>(from[i]) & 0x7fffffffu;
-    out = m > out ? m : out;
+    out = larger_magnitude(out, from[i]);
   }
   return out;
 }

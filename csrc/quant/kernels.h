@@ -55,16 +55,14 @@ struct Kernels {
                             uint64_t first_tile, uint8_t* codes);
   Quantize quantize[2][9];
 
-  // By kernel_type(), rounding and bits: the same of whole buckets by their
-  // largest magnitude, which goes to `norms`, as long as is_plain(scale). Returns how many that
-  // were.
+  // By kernel_type(), rounding and bits: the same of whole buckets by their largest
+  // magnitude, which goes to `norms`, as long as is_plain(scale). Returns how many that were.
   using QuantizeBuckets = size_t (*)(const void* x, size_t buckets, size_t bucket_tiles,
                                      const NoiseKey& key, uint64_t first_tile, float* norms,
                                      uint8_t* codes);
   QuantizeBuckets quantize_buckets[3][2][9];
 
-  // By kernel_type() and bits: level times unit for whole tiles; or its sum with float32 that is
-  // there.
+  // By kernel_type() and bits: level times unit for whole tiles; or added to float32.
   using Dequantize = void (*)(const uint8_t* codes, size_t tiles, float unit, void* out);
   Dequantize dequantize[3][9];
   Dequantize dequantize_add[9];

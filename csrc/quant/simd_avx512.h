@@ -89,10 +89,10 @@ struct Avx512 {
   static constexpr bool kPacks = true;  // the fields of 8, 4 and 2 bits, without pack_tile()
   template <int Bits>
   static QSGD_INLINE void pack(const I* numbers, uint8_t* codes) {
-    const I all = bytes(numbers);
     if constexpr (Bits == 8) {
-      _mm512_storeu_si512(codes, _mm512_add_epi8(all, _mm512_set1_epi8(127)));
+      narrow(numbers, 127, codes);
     } else {
+      const I all = bytes(numbers);
       // Elements 32 and on are a byte's upper half. With the sign bit of each field turned, its
       // level -s is 1: less 1, it is the code, and no field borrows from another.
       const __m256i above = _mm256_slli_epi32(_mm512_extracti64x4_epi64(all, 1), 4);
