@@ -52,7 +52,9 @@ def bench(context: click.Context, explain: bool, ranks: int | None) -> None:
 @click.option("--norm", default="max", help="max, l2, or both with a comma; of qsgd.")
 @click.option("--dtype", default="float32", help="Names with commas: float32, float16, bfloat16.")
 @click.option("--threads", help="Counts with commas. [default: 1 and all cores]")
-@click.option("--instruction-set", metavar="NAME", help="As in doctor. [default: the fastest]")
+@click.option(
+    "--instruction-set", metavar="NAME", help="avx512, avx2, neon, scalar. [default: the fastest]"
+)
 @click.option("--rounds", type=click.IntRange(1), default=7, help="Samples of each row.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all numbers.")
 def codec(

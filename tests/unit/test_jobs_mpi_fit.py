@@ -115,7 +115,7 @@ def test_a_sites_own_mpi_fits_its_launcher(
     [
         ({"python": "/opt/python"}, "/opt/python"),
         ({"venv": Path("/home/me/venv")}, "/home/me/venv/bin/python"),
-        ({"venv": Path("venv"), "workdir": Path("/work")}, "/work/venv/bin/python"),
+        ({"venv": Path("venv"), "workdir": Path("/runs")}, "/runs/venv/bin/python"),
         ({"conda": "/home/me/conda"}, "/home/me/conda/bin/python"),
     ],
 )

@@ -143,11 +143,12 @@ def test_a_wire_faster_than_the_codec_is_never_compressed_for():
 
 
 def test_what_starting_costs_raises_the_threshold():
-    quick = machine(byte_s=1e-9)
-    slow = machine(byte_s=1e-9, exact_start_s=10e-6, coded_start_s=110e-6)
+    # Few bytes among a power of two of ranks take another way, which holds the threshold up.
+    quick = machine(6, byte_s=1e-9)
+    slow = machine(6, byte_s=1e-9, exact_start_s=10e-6, coded_start_s=110e-6)
     extra_s = seconds(slow, "sra", MI, 4) - seconds(quick, "sra", MI, 4)
     assert extra_s == pytest.approx(110e-6)
-    assert _core.plan_threshold(slow, SPECS[4]) > 1.5 * _core.plan_threshold(quick, SPECS[4])
+    assert _core.plan_threshold(slow, SPECS[4]) > 3 * _core.plan_threshold(quick, SPECS[4])
 
 
 def test_fewer_bits_must_save_a_tenth_each():
