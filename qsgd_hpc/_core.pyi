@@ -182,10 +182,16 @@ class Handle:
         """Return the number that the operation answers with, if it does."""
 
 class Engine:
+    """The engine of a rank.
+
+    With ``now`` the caller has nothing to do but wait: its thread carries the operation out itself
+    where it can, and the handle is mostly done when it comes back.
+    """
+
     class PreparedAllreduce:
         """An allreduce of a tensor that comes again: its facts are passed once."""
 
-        def start(self, source: int, target: int, keep: object) -> Handle: ...
+        def start(self, source: int, target: int, keep: object, now: bool = False) -> Handle: ...
 
     @staticmethod
     def over_mpi(
@@ -215,6 +221,7 @@ class Engine:
         group: str = "",
         group_size: int = 0,
         keep: object = None,
+        now: bool = False,
     ) -> Handle: ...
     def prepare_allreduce(
         self,
@@ -245,6 +252,7 @@ class Engine:
         root: int,
         process_set: int = 0,
         keep: object = None,
+        now: bool = False,
     ) -> Handle: ...
     def allgather(
         self,
@@ -257,6 +265,7 @@ class Engine:
         group: str = "",
         group_size: int = 0,
         keep: object = None,
+        now: bool = False,
     ) -> Handle: ...
     def alltoall(
         self,
@@ -268,6 +277,7 @@ class Engine:
         splits: Sequence[int],
         process_set: int = 0,
         keep: object = None,
+        now: bool = False,
     ) -> Handle: ...
     def reducescatter(
         self,
@@ -283,6 +293,7 @@ class Engine:
         group: str = "",
         group_size: int = 0,
         keep: object = None,
+        now: bool = False,
     ) -> Handle: ...
     def barrier(self, *, name: str, process_set: int = 0) -> Handle: ...
     def join(self) -> Handle:

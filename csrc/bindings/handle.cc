@@ -22,16 +22,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kSignalCheck{100};
 
-struct Waiting {
-  explicit Waiting(Handle& handle) : handle(handle) { handle.begin_wait(); }
-  ~Waiting() { handle.end_wait(); }
-  Waiting(const Waiting&) = delete;
-  Waiting& operator=(const Waiting&) = delete;
-  Handle& handle;
-};
-
 // Without the GIL, but wakes to let Ctrl-C through.
 void wait_until_done(Handle& handle) {
+  Engine::check_not_performing("an operation was waited for");
   const Waiting waiting(handle);
   while (true) {
     {
@@ -43,9 +36,7 @@ void wait_until_done(Handle& handle) {
 }
 
 void wait(Handle& handle) {
-  const auto since = Timeline::Clock::now();
   if (!handle.done()) wait_until_done(handle);
-  handle.note_wait(since);
   handle.let_go();
   handle.check();
 }

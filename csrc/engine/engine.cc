@@ -43,18 +43,22 @@ Engine::~Engine() {
 
 std::shared_ptr<Handle> Engine::submit(Submission submission, const void* in, void* out,
                                        std::shared_ptr<void> keep) {
-  std::shared_ptr<Handle> handle;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (abort_->raised()) abort_->set_noticed();
-    abort_->check();
-    check_fit(submission);
-    handle = std::make_shared<Handle>(abort_, std::move(keep), timeline_, waits_);
-    entries_.add({submission, in, out, handle});
-    if (submission.kind == OpKind::kAllreduce && submission.lasting) steps_.submitted(submission);
-    fresh_.push_back(std::move(submission));
-  }
+  std::shared_ptr<Handle> handle = enter(std::move(submission), in, out, std::move(keep));
   changed_.notify_all();
+  return handle;
+}
+
+std::shared_ptr<Handle> Engine::enter(Submission submission, const void* in, void* out,
+                                      std::shared_ptr<void> keep) {
+  check_not_performing("an operation was submitted");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (abort_->raised()) abort_->set_noticed();
+  abort_->check();
+  check_fit(submission);
+  auto handle = std::make_shared<Handle>(abort_, std::move(keep), timeline_, waits_);
+  entries_.add({submission, in, out, handle});
+  if (submission.kind == OpKind::kAllreduce && submission.lasting) steps_.submitted(submission);
+  fresh_.push_back(std::move(submission));
   return handle;
 }
 
@@ -101,6 +105,7 @@ void Engine::tune(const Tuning& tuning) {
 
 void Engine::shutdown(const std::string& reason, double patience_s) {
   if (!thread_.joinable()) return;
+  check_not_performing("shutdown() was called");
   bool in_time;
   {
     std::unique_lock<std::mutex> lock(mutex_);

@@ -36,7 +36,8 @@ struct EngineConfig {
   double stall_shutdown_s = 0;   // ends the job then; 0: never
   double deadlock_s = 10;        // ranks that have waited so long for one another fail; 0: never
   size_t kept_steps = 65536;     // whose figures step_profile() has, the latest
-  std::function<void(const std::string&)> log;  // warnings; called from the engine's thread
+  // Warnings; called from whichever thread is at work here, mostly the engine's own.
+  std::function<void(const std::string&)> log;
 };
 
 struct EngineStats {
@@ -61,6 +62,17 @@ class Engine {
   // Throws a usage error for a name in flight, and for what settle() refuses.
   std::shared_ptr<Handle> submit(Submission submission, const void* in, void* out,
                                  std::shared_ptr<void> keep = nullptr);
+
+  // The same for a caller that has nothing to do but wait: it does the engine's work itself, which
+  // saves two changes of thread, and the handle that comes back is done. Where that would take the
+  // caller long (others are late, much else is under way) it goes on in the engine's thread.
+  // `interrupted` is asked, now and then, whether the caller must end the job for something else.
+  std::shared_ptr<Handle> perform(Submission submission, const void* in, void* out,
+                                  std::shared_ptr<void> keep = nullptr,
+                                  std::function<bool()> interrupted = nullptr);
+  // Throws a usage error inside perform(), where a handler of signals may find itself. `call` says
+  // what it did: "shutdown() was called".
+  static void check_not_performing(const char* call);
 
   // A name for an operation without one, equal on ranks of the process set that call in one order.
   std::string next_name(OpKind kind, int32_t set = 0);
@@ -105,11 +117,16 @@ class Engine {
   int size() const { return transport_->size(); }
 
  private:
+  std::shared_ptr<Handle> enter(Submission submission, const void* in, void* out,
+                                std::shared_ptr<void> keep);
   void check_fit(Submission& submission) const;
   void run();
   void measure_machine();
   bool turn();
-  void rest(bool busy);
+  void carry_out_agreed();
+  void rest(bool busy, std::unique_lock<std::mutex>& helm);
+  void take_turns_for(const Key& key, Handle& handle, std::function<bool()> interrupted);
+  void fall(const std::string& cause);
   void hand_in(std::vector<Submission> fresh, bool leaving);
   void on_message(int peer, FrameType type, Reader body);
   void answer();
@@ -133,7 +150,8 @@ class Engine {
   const std::shared_ptr<Timeline> timeline_;
   const std::shared_ptr<WaitMeter> waits_ = std::make_shared<WaitMeter>();
   Coordinator coordinator_;  // used on rank 0
-  Messenger messenger_;      // used by the thread alone, as is the rest up to mutex_
+  std::mutex helm_;          // whoever holds it takes the engine's turns; locked before mutex_
+  Messenger messenger_;      // used at the helm alone, as is the rest up to mutex_
   Communicator communicator_;
   ProcessSets sets_;
   Operations& everyone_;  // of set 0
@@ -143,6 +161,7 @@ class Engine {
   SentBook sent_;
   std::vector<HeardBook> heard_;  // on rank 0, by rank
   NameBook names_;
+  std::vector<Response> agreed_;  // to be carried out next
   Backoff backoff_;
   bool left_ = false;
   bool finished_ = false;

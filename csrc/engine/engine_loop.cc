@@ -1,5 +1,7 @@
-// What the engine's own thread does.
+// What the engine's own thread does; see engine_perform.cc for who else may.
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "engine/engine.h"
 #include "planner/measure.h"
@@ -16,19 +18,18 @@ constexpr std::chrono::milliseconds kShortNap{1};  // where others work without 
 }  // namespace
 
 void Engine::run() {
+  std::unique_lock<std::mutex> helm(helm_);  // to the end: nobody works on what is failed there
   try {
     if (config_.planner && size() > 1) measure_machine();
     while (!finished_) {
       abort_->check();
-      rest(turn());
+      const bool busy = turn();
+      carry_out_agreed();
+      rest(busy, helm);
     }
     messenger_.flush();
   } catch (const std::exception& error) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!abort_->raised() && lifeline_) {
-      lifeline_->announce("rank " + std::to_string(rank()) + " cannot go on: " + error.what());
-    }
-    abort_->raise(error.what());
+    fall(error.what());
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -38,6 +39,15 @@ void Engine::run() {
   const std::lock_guard<std::mutex> lock(mutex_);
   ended_ = true;
   changed_.notify_all();
+}
+
+// The job cannot go on.
+void Engine::fall(const std::string& cause) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!abort_->raised() && lifeline_) {
+    lifeline_->announce("rank " + std::to_string(rank()) + " cannot go on: " + cause);
+  }
+  abort_->raise(cause);
 }
 
 // Before any message, on all ranks together.
@@ -52,7 +62,8 @@ void Engine::measure_machine() {
   coordinator_.economy().set(measure(communicator_, ranks_per_node(node_.get()), codecs), request);
 }
 
-// One round: hand in what is new, hear the others, carry out what is ready. True if any happened.
+// One round: hand in what is new, hear the others, agree on what to carry out. True if any
+// happened.
 bool Engine::turn() {
   std::vector<Submission> fresh;
   bool leaving = false;
@@ -74,20 +85,28 @@ bool Engine::turn() {
   return busy;
 }
 
+void Engine::carry_out_agreed() {
+  const std::vector<Response> agreed = std::exchange(agreed_, {});
+  executor_.carry_out(agreed);
+}
+
 // Sleeps when there is nothing to do: without a wake-up on the other ranks, with a slow one on
-// rank 0, which must hear of ranks that leave.
-void Engine::rest(bool busy) {
+// rank 0, which must hear of ranks that leave. Others may take the helm meanwhile.
+void Engine::rest(bool busy, std::unique_lock<std::mutex>& helm) {
   if (busy) return backoff_.reset();
   std::unique_lock<std::mutex> lock(mutex_);
-  const bool waiting = !entries_.empty() || left_ || (rank() == 0 && coordinator_.watches_others());
-  const auto work = [this] { return !fresh_.empty() || leaving_ || abort_->raised(); };
-  if (!waiting && !work()) {
+  const bool watching = left_ || (rank() == 0 && coordinator_.watches_others());
+  const auto work = [this] { return !entries_.empty() || leaving_ || abort_->raised(); };
+  if (!watching && !work()) {
+    const auto nap = coordinator_.has_sets_of_others() ? kShortNap : kCoordinatorNap;
+    helm.unlock();
     if (rank() == 0) {
-      changed_.wait_for(lock, coordinator_.has_sets_of_others() ? kShortNap : kCoordinatorNap,
-                        work);
+      changed_.wait_for(lock, nap, work);
     } else {
       changed_.wait(lock, work);
     }
+    lock.unlock();
+    helm.lock();
     return backoff_.reset();
   }
   lock.unlock();
@@ -131,7 +150,7 @@ void Engine::follow(Reader& body) {
   std::vector<Response> responses;
   while (!body.done()) responses.push_back(Response::read(body, names_));
   note_agreement(responses);
-  executor_.carry_out(responses);
+  std::move(responses.begin(), responses.end(), std::back_inserter(agreed_));
 }
 
 void Engine::on_message(int peer, FrameType type, Reader body) {
@@ -163,7 +182,7 @@ void Engine::on_message(int peer, FrameType type, Reader body) {
   throw internal_error("control message of unknown type from rank " + std::to_string(peer));
 }
 
-// Rank 0 tells everyone what to do next, then does its own part.
+// Rank 0 tells everyone what to do next, itself last.
 void Engine::answer() {
   std::vector<Response> responses = coordinator_.take_ready();
   for (const std::string& sentence : coordinator_.take_news()) {
@@ -173,8 +192,7 @@ void Engine::answer() {
     send_out(responses);
     note_agreement(responses);
     const auto others = [](const Response& r) { return r.recipients->front() != 0; };
-    responses.erase(std::remove_if(responses.begin(), responses.end(), others), responses.end());
-    executor_.carry_out(responses);
+    std::remove_copy_if(responses.begin(), responses.end(), std::back_inserter(agreed_), others);
   }
   if (coordinator_.all_left() && !finished_) {
     for (int peer = 1; peer < size(); ++peer) messenger_.send(peer, FrameType::kFarewell, {});

@@ -31,7 +31,7 @@ struct Work {
   uint64_t wire_bytes;
 };
 
-// Used by the engine's thread, but for done().
+// Used at the engine's helm, but for done().
 class Executor {
  public:
   using Note = std::function<void(const Work&)>;

@@ -36,8 +36,9 @@ void Handle::begin_wait() {
   if (waiting_++ == 0) waiting_since_ = std::chrono::steady_clock::now();
 }
 
-void Handle::end_wait() {
+void Handle::end_wait(Timeline::Clock::time_point since) {
   if (waits_) waits_->end();
+  if (timeline_ && timeline_->on()) timeline_->waited(since);
   const std::lock_guard<std::mutex> lock(mutex_);
   --waiting_;
 }
@@ -46,10 +47,6 @@ bool Handle::waited_for(double seconds) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - waiting_since_;
   return !done_ && waiting_ > 0 && waited.count() >= seconds;
-}
-
-void Handle::note_wait(Timeline::Clock::time_point since) const {
-  if (timeline_ && timeline_->on()) timeline_->waited(since);
 }
 
 void Handle::check() const {

@@ -42,13 +42,8 @@ class Handle {
   bool lost() const;
   // True once done; false after `timeout`.
   bool wait_for(std::chrono::milliseconds timeout) const;
-  // Around the time in which a thread of the program can do nothing but wait for this.
-  void begin_wait();
-  void end_wait();
-  // Whether one has waited so long, and still does.
+  // Whether a thread of the program has waited so long, and still does; see Waiting.
   bool waited_for(double seconds) const;
-  // Tells the timeline that the program waited for this, if there is one.
-  void note_wait(Timeline::Clock::time_point since) const;
   // Throws what the operation ended with, if it failed.
   void check() const;
   // Once done, lets `keep` go now.
@@ -64,6 +59,9 @@ class Handle {
   void fail(ErrorKind kind, const std::string& message);
 
  private:
+  friend class Waiting;
+  void begin_wait();
+  void end_wait(Timeline::Clock::time_point since);
   void end(ErrorKind kind, const std::string& message, Result result);
 
   const std::shared_ptr<AbortFlag> abort_;
@@ -79,6 +77,20 @@ class Handle {
   std::string message_;
   std::shared_ptr<const Result> result_;
   std::vector<std::function<void()>> callbacks_;
+};
+
+// Lives while a thread of the program can do nothing but wait for the handle: that time is counted,
+// and shown in the timeline.
+class Waiting {
+ public:
+  explicit Waiting(Handle& handle) : handle_(handle) { handle_.begin_wait(); }
+  ~Waiting() { handle_.end_wait(since_); }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  Handle& handle_;
+  const Timeline::Clock::time_point since_ = Timeline::Clock::now();
 };
 
 }  // namespace qsgd

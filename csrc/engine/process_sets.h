@@ -11,7 +11,8 @@
 
 namespace qsgd {
 
-// The engine's thread alone changes sets and uses their operations; any thread asks for ranks.
+// Sets are changed, and their operations used, at the engine's helm alone; any thread asks for
+// ranks.
 class ProcessSets {
  public:
   // Set 0 is everyone, through `whole`, which must outlive this.

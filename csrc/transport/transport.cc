@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "common/error.h"
 
@@ -32,8 +33,13 @@ constexpr int kFewestNaps = 30;
 constexpr int kMostNaps = 1000;
 thread_local int naps_when_crowded = kFewestNaps;
 
+// A wait is long when so much has passed: every message of a short operation has come by then.
+constexpr std::chrono::seconds kInterruptible{1};
+thread_local Interruptible* interruptible = nullptr;
+
 // The `turn`th of a wait.
 void nap(unsigned turn) {
+  Interruptible::check();
   // The kernel adds up to 50 us to a sleep, unless told otherwise, to save wake-ups.
   static thread_local const int exact = prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   static_cast<void>(exact);  // where it is refused, sleeps are a little longer
@@ -94,6 +100,26 @@ void Transport::wait(RequestPtr& request) {
     abort_->check();
     backoff.pause();
   }
+}
+
+Interruptible::Interruptible(std::function<bool()> interrupted)
+    : interrupted_(std::move(interrupted)),
+      outer_(interruptible),
+      next_(std::chrono::steady_clock::now() + kInterruptible) {
+  interruptible = this;
+}
+
+Interruptible::~Interruptible() { interruptible = outer_; }
+
+void Interruptible::check() {
+  Interruptible* const self = interruptible;
+  if (self == nullptr || !self->interrupted_) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (now < self->next_) return;
+  self->next_ = now + kInterruptible;
+  if (!self->interrupted_()) return;
+  throw Error(ErrorKind::kRankFailed,
+              "the program was interrupted in the midst of an operation that others take part in");
 }
 
 bool Backoff::is_long() const { return turns_ > spins(); }

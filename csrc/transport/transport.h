@@ -2,8 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -79,6 +81,24 @@ class Transport {
   const int size_;
   const std::shared_ptr<AbortFlag> abort_;
   std::atomic<uint64_t> bytes_sent_{0};
+};
+
+// While one lives, this thread's long waits ask it now and then, and end with an error once it says
+// yes: for a thread that must answer to someone else too.
+class Interruptible {
+ public:
+  explicit Interruptible(std::function<bool()> interrupted);  // may be null
+  ~Interruptible();
+  Interruptible(const Interruptible&) = delete;
+  Interruptible& operator=(const Interruptible&) = delete;
+
+  // In the midst of a wait.
+  static void check();
+
+ private:
+  const std::function<bool()> interrupted_;
+  Interruptible* const outer_;
+  std::chrono::steady_clock::time_point next_;
 };
 
 // Polls politely: spins briefly, then yields the core, then sleeps ever longer.

@@ -59,7 +59,7 @@ def allgather(
         name: pairs the calls of the ranks; by default their order does.
         process_set: the ranks that take part; by default all.
     """
-    gathered: Array = allgather_async(array, name, process_set).wait()
+    gathered: Array = ops.run_now(allgather_async, array, name, process_set)
     return gathered
 
 
@@ -122,7 +122,7 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Replace ``array`` by root_rank's; shapes must be equal."""
-    return broadcast_async_(array, root_rank, name, process_set).wait()
+    return ops.run_now(broadcast_async_, array, root_rank, name, process_set)
 
 
 def broadcast(
@@ -142,7 +142,7 @@ def broadcast(
         UsageError: root_rank is no rank of the set.
         HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
     """
-    received: Array = broadcast_async(array, root_rank, name, process_set).wait()
+    received: Array = ops.run_now(broadcast_async, array, root_rank, name, process_set)
     return received
 
 
@@ -187,5 +187,6 @@ def alltoall(
         UsageError: splits that do not add up to the rows (a ValueError, on this rank).
         HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
     """
-    made: Array | tuple[Array, Array] = alltoall_async(array, splits, name, process_set).wait()
+    made: Array | tuple[Array, Array]
+    made = ops.run_now(alltoall_async, array, splits, name, process_set)
     return made

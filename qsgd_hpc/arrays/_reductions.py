@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from qsgd_hpc import ops
 from qsgd_hpc.arrays._memory import view_of, writable_view_of
 from qsgd_hpc.arrays._reduced import Options, start_allreduces, start_reducescatters
 from qsgd_hpc.ops import Handle
@@ -48,13 +49,13 @@ def allreduce(array: Any, name: str | None = None, **options: Unpack[Options]) -
     Raises:
         HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
     """
-    reduced: Array = allreduce_async(array, name, **options).wait()
+    reduced: Array = ops.run_now(allreduce_async, array, name, **options)
     return reduced
 
 
 def allreduce_(array: Any, name: str | None = None, **options: Unpack[Options]) -> Any:
     """Replace ``array`` by the average (or ``op``) over the ranks; see :func:`allreduce`."""
-    return allreduce_async_(array, name, **options).wait()
+    return ops.run_now(allreduce_async_, array, name, **options)
 
 
 def grouped_allreduce_async(
@@ -99,7 +100,7 @@ def reducescatter(array: Any, name: str | None = None, **options: Unpack[Options
 
     The rows are cut as evenly as possible; the first ranks get one more. Else as :func:`allreduce`.
     """
-    share: Array = reducescatter_async(array, name, **options).wait()
+    share: Array = ops.run_now(reducescatter_async, array, name, **options)
     return share
 
 

@@ -23,10 +23,11 @@ constexpr int kRounds = 12;
 constexpr size_t kKeptSteps = 5;
 
 std::shared_ptr<const Result> await(const HandlePtr& handle) {
-  handle->begin_wait();
-  while (!handle->wait_for(std::chrono::milliseconds(100))) {
+  {
+    const Waiting waiting(*handle);
+    while (!handle->wait_for(std::chrono::milliseconds(100))) {
+    }
   }
-  handle->end_wait();
   handle->check();
   return handle->result();
 }
@@ -76,6 +77,7 @@ class Player {
 
   void play(int round) {
     average_many(round);
+    perform_many(round);
     reduce_group();
     combine_by_adasum();
     gather_rows(round);
@@ -152,6 +154,26 @@ class Player {
       for (const float x : tensor) {
         require(std::isfinite(x) && std::fabs(x - mean) < 60 * mean, "mean far off");
       }
+    }
+  }
+
+  // Two threads of the program that do the engine's work, while its own has some too.
+  void perform_many(int round) {
+    std::vector<float> beside(5000, 1.0f);
+    const HandlePtr background = in_place(make_sum("background", beside.size()), beside);
+    std::thread other([&] { perform_some("other", round); });
+    perform_some("own", round);
+    other.join();
+    await(background);
+    require(beside.back() == static_cast<float>(size()), "a sum in the background");
+  }
+
+  void perform_some(const std::string& name, int round) {
+    for (int i = 0; i < 4; ++i) {
+      std::vector<float> x(static_cast<size_t>(100 * i), static_cast<float>(round));
+      Submission s = make_sum(name + std::to_string(i), x.size());
+      await(engine_.perform(std::move(s), x.data(), x.data(), nullptr, [] { return false; }));
+      require(x.empty() || x.back() == static_cast<float>(round * size()), "a sum at once");
     }
   }
 

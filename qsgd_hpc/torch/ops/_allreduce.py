@@ -121,8 +121,8 @@ def allreduce_(
 ) -> torch.Tensor:
     """Replace ``tensor`` by the average (or ``op``) over the ranks; see :func:`allreduce`."""
     factors = prescale_factor, postscale_factor
-    handle = allreduce_async_(tensor, average, name, op, *factors, process_set, compression)
-    reduced: torch.Tensor = handle.wait()
+    call = tensor, average, name, op, *factors, process_set, compression
+    reduced: torch.Tensor = ops.run_now(allreduce_async_, *call)
     return reduced
 
 

@@ -78,7 +78,8 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Replace ``tensor`` by root_rank's; shapes must be equal."""
-    received: torch.Tensor = broadcast_async_(tensor, root_rank, name, process_set).wait()
+    received: torch.Tensor
+    received = ops.run_now(broadcast_async_, tensor, root_rank, name, process_set)
     return received
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from qsgd_hpc import ops
 from qsgd_hpc.ops import Handle
 
 __all__ = ["Collective", "run"]
@@ -41,7 +42,7 @@ class Collective(ABC):
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Collective, *tensors: torch.Tensor) -> Any:
-        outputs = call.start(tensors).wait()
+        outputs = ops.run_now(call.start, tensors)
         ctx.call = call
         if call.needs_values:
             ctx.save_for_backward(*tensors, *outputs)
@@ -56,5 +57,5 @@ def run(call: Collective, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]
     """Carry out a collective and return what it makes."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return list(_Differentiable.apply(call, *tensors))  # type: ignore[no-untyped-call]
-    outputs: list[torch.Tensor] = call.start(tensors).wait()
+    outputs: list[torch.Tensor] = ops.run_now(call.start, tensors)
     return outputs

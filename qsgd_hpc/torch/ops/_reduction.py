@@ -42,7 +42,7 @@ def compressor_for(tensor: torch.Tensor, op: Op, compression: Any) -> Any:
     return NoneCompressor if isinstance(compression, Lossy) else compression
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Prepared:
     """One tensor, ready to be handed to the core: what can be wrong with it is known by then."""
 
@@ -56,9 +56,10 @@ class _Prepared:
     coding: Coding | None
 
     def start(self, reduction: Reduction, name: str, group: ops.Group | None) -> Handle:
+        source = buffer_of(self.travelling)
         return ops.allreduce(
-            buffer_of(self.travelling),
-            buffer_of(self.reduced),
+            source,
+            source if self.reduced is self.travelling else buffer_of(self.reduced),
             name=name,
             op=self.op,
             prescale=reduction.prescale,
@@ -72,6 +73,8 @@ class _Prepared:
         )
 
     def _result(self) -> torch.Tensor:
+        if self.compressor is NoneCompressor:
+            return deliver(self.reduced, self.tensor, self.output)
         with torch.no_grad():
             back = self.compressor.decompress(self.reduced, self.context)
             return deliver(back, self.tensor, self.output)
@@ -85,9 +88,11 @@ def _prepare(
 ) -> _Prepared:
     op = op_for(reduction.op, boolean=tensor.dtype == torch.bool)
     compressor = compressor_for(tensor, op, reduction.compression)
-    with torch.no_grad():
-        compressed, context = compressor.compress(tensor.detach())
-        travelling = on_host(compressed)
+    compressed, context = tensor.detach(), None
+    if compressor is not NoneCompressor:
+        with torch.no_grad():
+            compressed, context = compressor.compress(compressed)
+    travelling = on_host(compressed)
     in_place = output is not None and travelling.data_ptr() == output.data_ptr()
     copied = travelling.data_ptr() != compressed.data_ptr()  # and so nobody else's
     reduced = travelling if in_place or copied else new_like(travelling)
