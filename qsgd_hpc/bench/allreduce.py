@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from qsgd_hpc import __version__, planning
+from qsgd_hpc import __version__, basics, planning
 from qsgd_hpc.bench import table
-from qsgd_hpc.bench.contestants import Contestant, gloo_peers, mpi_peer, ours
+from qsgd_hpc.bench.contestants import Contestant, engine, gloo_peers, mpi_peer, ours
 from qsgd_hpc.bench.rounds import Data, Effort, time_all
 from qsgd_hpc.bench.samples import Row, Timing, compare, row_json
 from qsgd_hpc.bench.words import AUTO, PLAIN_BITS, size_text
@@ -124,6 +124,8 @@ class Bench:
             spec = spec_of(int(bits)) if coded else None
             for name in fitting(self.request.algorithms, coded):
                 found.append(ours(self.communicator, int(bits), spec, self.named(name, coded)))
+            if not coded and AUTO in self.request.algorithms:
+                found.append(engine(basics.context().engine))
         fresh = [Contestant(p.what, p.run, is_peer=True, is_exact=p.is_exact) for p in peers]
         return [*found, *fresh]
 
@@ -150,6 +152,7 @@ class Bench:
 
     def measure(self) -> list[Row]:
         """Measure every size; print its rows as soon as they are known."""
+        basics.init()
         peers = self.find_peers() if self.request.peers else []
         effort = Effort(self.request.rounds, self.request.seconds)
         self.say()

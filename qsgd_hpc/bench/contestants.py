@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from qsgd_hpc.bench.words import PLAIN_BITS
 
 if TYPE_CHECKING:
-    from qsgd_hpc._core import CodecSpec
+    from qsgd_hpc._core import CodecSpec, Engine
     from qsgd_hpc._direct import Communicator
 
-__all__ = ["Contestant", "gloo_peers", "mpi_peer", "ours", "start_gloo"]
+__all__ = ["Contestant", "engine", "gloo_peers", "mpi_peer", "ours", "start_gloo"]
 
 Floats = NDArray[np.float32]
 
@@ -51,6 +51,43 @@ def ours(communicator: Communicator, bits: int, spec: CodecSpec | None, name: st
     exact = bits == PLAIN_BITS
     what = "fp32" if exact else f"{bits} bit"
     return Contestant(what, run, algorithm=name, is_exact=exact)
+
+
+def engine(core: Engine) -> Contestant:
+    """Return an exact allreduce as a training script starts it: named, and agreed on first."""
+    prepared: Engine.PreparedAllreduce | None = None
+    array: Floats | None = None
+    pointer = 0
+
+    def run(x: Floats) -> int | None:
+        nonlocal prepared, array, pointer
+        if prepared is not None and array is x:
+            prepared.start(pointer, pointer, x, now=True).wait()
+            return None
+        prepared, array, pointer = _prepare(core, x), x, x.ctypes.data
+        before = _sent(core)
+        run(x)
+        return _sent(core) - before
+
+    return Contestant("engine fp32", run)
+
+
+def _sent(core: Engine) -> int:
+    stats = core.stats()
+    return int(stats["wire_bytes"] - stats["shared_memory_bytes"] - stats["control_bytes"])
+
+
+def _prepare(core: Engine, x: Floats) -> Engine.PreparedAllreduce:
+    return core.prepare_allreduce(
+        name=f"bench.{x.size}",
+        shape=[x.size],
+        dtype="float32",
+        op="sum",
+        prescale=1.0,
+        postscale=1.0,
+        coding=None,
+        check_finite=False,
+    )
 
 
 def mpi_peer(comm: Any, mpi: Any) -> Contestant:

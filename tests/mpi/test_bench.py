@@ -46,9 +46,9 @@ def test_two_ranks_beside_their_peers(python, tmp_path):
     rows = record["rows"]
     assert sorted({row["size_bytes"] for row in rows}) == [4096, 16384, 65536]
     whats = [row["what"] for row in rows if row["size_bytes"] == 4096]
-    assert whats[:3] == ["fp32", "8 bit", "4 bit"]
-    assert whats[3].startswith("auto: ")
-    assert whats[4:] == ["MPI_Allreduce", "gloo fp32", "gloo fp16"]
+    assert whats[:4] == ["fp32", "engine fp32", "8 bit", "4 bit"]
+    assert whats[4].startswith("auto: ")
+    assert whats[5:] == ["MPI_Allreduce", "gloo fp32", "gloo fp16"]
     assert all(0 < row["min_s"] <= row["median_s"] <= row["p99_s"] for row in rows)
     for row in rows:
         if row["what"] == "8 bit":
@@ -56,7 +56,7 @@ def test_two_ranks_beside_their_peers(python, tmp_path):
             body = row["size_bytes"] * (8 + 32 / 512) / 32
             assert body <= row["wire_bytes"] <= body + 2 * 32 + 64
             assert 1e-5 < row["nmse"] < 1e-3
-        if row["what"] == "fp32":
+        if row["what"] in ("fp32", "engine fp32"):
             assert row["nmse"] < 1e-12
     assert all((row["speedup"] is None) == row["is_peer"] for row in rows)
     # One table, from rank 0.
@@ -135,7 +135,8 @@ def test_two_shaped_hosts_pass_at_most_their_bandwidth(can_shape, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads(path.read_text())
     assert record["ranks_per_node"] == 1
-    fp32, coded = record["rows"]
+    fp32, engine, coded = record["rows"]
+    assert engine["wire_bytes"] == fp32["wire_bytes"]
     at_least_s = (fp32["wire_bytes"] - 128 * 1024) * 8 / 200e6  # less a burst and a half
     assert fp32["min_s"] > at_least_s
     assert coded["median_s"] < fp32["median_s"] / 3
