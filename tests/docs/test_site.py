@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from qsgd_hpc.cli import VERBS
-from tests.docs.pages import blocks, repository_pages
+from tests.docs.pages import BLOCK, blocks, repository_pages
 
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
 pytestmark = pytest.mark.one_mpi
@@ -34,6 +34,7 @@ PUBLIC = {
     "scaling": "qsgd_hpc.scaling",
     "eight_steps": "qsgd_hpc.eight_steps.convert",
 }
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 ELSEWHERE = {"__version__", "Compression", "callbacks", "elastic"}  # data, and modules
 
 
@@ -79,6 +80,32 @@ def test_every_page_of_the_repository_is_one_of_the_site(site: Path) -> None:
     assert len(found) > 30
     for page in found:
         assert (site / page.relative_to(ROOT)).with_suffix(".html").exists(), page
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what headings are called in links, as on GitHub."""
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    titles = (LINK.sub(r"\1", title) for title in re.findall(r"^#+ (.*)$", text, re.M))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_links_between_pages_lead_to_a_file_and_a_heading() -> None:
+    """The build below sees more, and takes long."""
+    known = {page: anchors(page) for page in repository_pages()}
+    seen, broken = 0, []
+    for page in known:
+        for _, link in LINK.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            seen += 1
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            if not target.exists() or (
+                parts.fragment and parts.fragment not in known.get(target, {parts.fragment})
+            ):
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert seen > 300
+    assert not broken, "\n".join(broken)
 
 
 @pytest.mark.full
