@@ -17,9 +17,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
 from qsgd_hpc._lifeline import own_addresses
+from qsgd_hpc.launch import pickles
 
 __all__ = ["VARIABLE", "Exchange", "Failure", "Returned", "answer", "fetch"]
 
@@ -55,7 +54,7 @@ class Exchange:
 
     def __init__(self, call: tuple[Any, ...]) -> None:
         # Functions of modules travel by name: ranks must find the modules where this process does.
-        self.call = pickle.dumps((sys.path, cloudpickle.dumps(call)))
+        self.call = pickle.dumps((sys.path, pickles.dumps(call)))
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         self.answers: dict[int, bytes] = {}
         """Pickled Returned or Failure by rank, in the order of arrival."""
@@ -145,5 +144,5 @@ def fetch(address: str, rank: int) -> tuple[socket.socket, tuple[Any, ...]]:
 
 def answer(sock: socket.socket, what: Returned | Failure) -> None:
     """Send back what a call has come to; returns when the launching process has it."""
-    send(sock, cloudpickle.dumps(what))
+    send(sock, pickles.dumps(what))
     receive(sock)

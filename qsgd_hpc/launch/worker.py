@@ -8,9 +8,8 @@ from __future__ import annotations
 import pickle
 import traceback
 
-import cloudpickle
-
 from qsgd_hpc import env
+from qsgd_hpc.launch import pickles
 from qsgd_hpc.launch.exchange import VARIABLE, Failure, Returned, answer, fetch
 from qsgd_hpc.launch.supervise import launched_rank
 
@@ -22,7 +21,7 @@ def main() -> None:
     sock, (func, args, kwargs) = fetch(env.get(VARIABLE), launched_rank())
     try:
         result = Returned(func(*args, **kwargs))
-        cloudpickle.dumps(result)
+        pickles.dumps(result)
     except BaseException as error:
         answer(sock, _failure(error))
         raise
@@ -31,7 +30,7 @@ def main() -> None:
 
 def _failure(error: BaseException) -> Failure:
     try:
-        exception = cloudpickle.dumps(error)
+        exception = pickles.dumps(error)
         pickle.loads(exception)  # some can be pickled but not restored
     except Exception:
         exception = None
