@@ -33,6 +33,7 @@ SERIAL = (
 # Those of them that every change must pass: names, or how names begin. Under Open MPI only those
 # that say so; all others run under MPICH, which `pip install qsgd-hpc[mpich]` brings.
 GATE = (
+    "tests/core/test_clones.py",
     # The contract, on 1 rank among the pure functions, and what holds on real ranks alone.
     "tests/mpi/test_contract.py::test_contract_holds_on_real_ranks[.venv-2]",
     "tests/mpi/test_contract.py::test_contract_holds_on_real_ranks[.venv-4]",
