@@ -33,7 +33,6 @@ SERIAL = (
 # Those of them that every change must pass: names, or how names begin. Under Open MPI only those
 # that say so; all others run under MPICH, which `pip install qsgd-hpc[mpich]` brings.
 GATE = (
-    "tests/core/test_clones.py",
     # The contract, on 1 rank among the pure functions, and what holds on real ranks alone.
     "tests/mpi/test_contract.py::test_contract_holds_on_real_ranks[.venv-2]",
     "tests/mpi/test_contract.py::test_contract_holds_on_real_ranks[.venv-4]",
@@ -112,6 +111,8 @@ GATE = (
     "tests/unit/test_scaling_run.py::test_a_packed_study_is_one_job",
     "tests/unit/test_scaling_run.py::test_faults_are_named",
     "tests/unit/test_scaling_run.py::test_a_dry_run",
+    # The form of compiled functions that fits the CPU.
+    "tests/core/test_clones.py",
     # What users see first; and the tests' own rules.
     "tests/docs/test_jobs_page.py",
     "tests/docs/test_readme.py::test_quick_commands",

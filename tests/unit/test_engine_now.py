@@ -6,23 +6,16 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from qsgd_hpc import _core
 from qsgd_hpc.errors import HorovodInternalError, RankFailedError
+from tests.processes import until
 from tests.unit.engine_ranks import Rank, on_ranks
 
 DEADLINE_S = 120
-
-
-def until(condition):
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(1e-3)
 
 
 @pytest.mark.parametrize("coding", (None, _core.CodecSpec(bits=4)))
