@@ -130,7 +130,7 @@ setup(
     ],
     package_dir={f"qsgd_hpc._data.{name}": name for name in DATA},
     package_data={
-        "qsgd_hpc": ["py.typed", "*.pyi", "scaling/predict/*.cc"],
+        "qsgd_hpc": ["py.typed", "*.pyi", "scaling/predict/*.cc", "launch/cluster/*.sh"],
         **{f"qsgd_hpc._data.{name}": ["**/*"] for name in DATA},
     },
     exclude_package_data={"": ["*.pyc", "__pycache__/*"]},

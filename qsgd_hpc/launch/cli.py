@@ -13,6 +13,7 @@ import click
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch import run as launch
+from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.grouped_help import GroupedCommand, GroupedOption
 from qsgd_hpc.launch.horovod_options import horovod_options, settle
 from qsgd_hpc.launch.options import Host, RunOptions, parse_hostfile, parse_hosts
@@ -43,6 +44,11 @@ def _check_build(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 @where("-H", "--hosts", metavar="h1:2,h2:2", help="Hosts and how many ranks each takes.")
 @where("--hostfile", "-hostfile", type=PATH, help="Hosts, one a line: h1 slots=2, or h1:2.")
 @where("--ranks-per-node", type=int, metavar="R", help="Treat each run of R ranks as one node.")
+@where(
+    "--network",
+    metavar="RATE[,latency=T]",
+    help="Give each node a host of its own on this machine, joined at 100mbit, 1gbit, ...",
+)
 @where(
     "--network-interfaces",
     "--network-interface",
@@ -110,6 +116,7 @@ def run(
     bits: int | None,
     horovod: bool,
     ranks_per_node: int | None,
+    network: str | None,
     network_interfaces: str,
     start_timeout: float | None,
     prefix_output: bool,
@@ -137,6 +144,8 @@ def run(
       qsgd-hpc run -np 2 --horovod --bits 4 train.py
     Four ranks on two hosts, every line marked with its rank:
       qsgd-hpc run -np 4 -H node1:2,node2:2 --prefix-output train.py
+    Four hosts on this machine, joined at 1 Gb/s, to see what a cluster's network would do:
+      qsgd-hpc run -np 4 --network 1gbit --bits 4 train.py
     See what would be run, as if on two nodes of two ranks:
       qsgd-hpc run -np 4 --ranks-per-node 2 --dry-run train.py
 
@@ -159,6 +168,7 @@ def run(
         hosts=checked(lambda: _hosts(hosts, hostfile), ()),
         bits=bits,
         ranks_per_node=ranks_per_node,
+        network=checked(lambda: parse_network(network), None),
         prefix_output=prefix_output,
         env=settings | checked(lambda: _variables(env), {}),
         mpi_args=checked(lambda: _words("--mpi-args", mpi_args), ())

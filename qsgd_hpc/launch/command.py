@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from qsgd_hpc.launch.cluster import keeper
+from qsgd_hpc.launch.cluster.hosts import LAUNCHER, SUBNET
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.options import RunOptions
 from qsgd_hpc.launch.supervise import COLON
 
 __all__ = ["Command", "Machine", "build_command", "local_ranks", "placement"]
 
+ENTER = Path(keeper.__file__).with_name("enter.sh")
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 HOROVOD = Path(__file__).parents[1] / "horovod_compat" / "on_path"
 PASSED_NAMES = re.compile(
@@ -22,6 +25,20 @@ PASSED_NAMES = re.compile(
     r"|(PATH|LD_LIBRARY_PATH|LD_PRELOAD|VIRTUAL_ENV|CONDA_PREFIX|HOME|TMPDIR|LANG|http_proxy"
     r"|https_proxy|no_proxy)$"
 )
+
+# Within one the launcher starts ranks on all of its nodes.
+_BATCH_JOBS = frozenset({"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "FLUX_JOB_ID"})
+# On the hosts of an emulated network: all that can must talk through the one shaped link.
+_ON_HOSTS = {
+    "FI_PROVIDER": "tcp",
+    "FI_TCP_IFACE": "eth0",
+    "UCX_TLS": "tcp,sm,self",
+    "UCX_NET_DEVICES": "eth0",
+    "GLOO_SOCKET_IFNAME": "eth0",
+    "NCCL_SOCKET_IFNAME": "eth0",
+    # What was measured between these hosts is not true of the next run's.
+    "QSGD_PLAN_CACHE": "0",
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +60,7 @@ class Command:
 def placement(options: RunOptions) -> list[tuple[str, int]]:
     """Return hosts with the ranks that each gets when they fill up in order; unused ones absent."""
     left, placed = options.ranks, []
-    for host in options.hosts:
+    for host in options.nodes:
         count = min(left, host.slots)
         left -= count
         if count:
@@ -92,6 +109,9 @@ def build_command(
         }[launcher.family]
         tail = [*flags(options, machine, inherited), *options.mpi_args, *program]
     argv = (str(launcher.path), *tail)
+    if options.network is not None:
+        task = keeper.Task(options.network.text, len(options.nodes), token)
+        argv = keeper.command(task, argv)
     return Command(argv, env)
 
 
@@ -99,18 +119,20 @@ def _environment(
     options: RunOptions, launcher: Launcher, machine: Machine, environ: Mapping[str, str]
 ) -> dict[str, str]:
     env = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": ""}
-    env["OMP_NUM_THREADS"] = str(max(1, machine.cores // local_ranks(options)))
+    env["OMP_NUM_THREADS"] = str(max(1, machine.cores // _sharing(options)))
     if launcher.family is Family.HYDRA:
         env["MPIR_CVAR_CH4_NETMOD"] = "ofi"  # faster than ucx over TCP, as measured
-        if not options.hosts:
+        if not options.hosts and not _BATCH_JOBS & environ.keys():
             # Ranks of one machine share memory; an interface that goes away must not end them.
             env["FI_TCP_IFACE"] = "lo"
         if options.network_interfaces:
             env["FI_TCP_IFACE"] = options.network_interfaces[0]  # libfabric takes one
     env = {name: value for name, value in env.items() if not environ.get(name)}
+    if options.network is not None:
+        env |= _ON_HOSTS  # whatever the shell says: it does not know these hosts
     if options.bits is not None:
         env["QSGD_BITS"] = str(options.bits)
-    if options.ranks_per_node is not None:
+    if options.ranks_per_node is not None and options.network is None:
         env["QSGD_RANKS_PER_NODE"] = str(options.ranks_per_node)
     env |= options.env
     env["QSGD_RANKS"] = str(options.ranks)  # what init holds against what MPI sees
@@ -120,13 +142,21 @@ def _environment(
     return env
 
 
+def _sharing(options: RunOptions) -> int:
+    """Return the ranks that share a machine's cores: all hosts of an emulated network are one."""
+    return local_ranks(options) if options.network is None else options.ranks
+
+
 def _host_list(options: RunOptions) -> str:
-    return ",".join(f"{host.name}:{host.slots}" for host in options.hosts)
+    return ",".join(f"{host.name}:{host.slots}" for host in options.nodes)
 
 
 def _hydra(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> list[str]:
     # Survivors of a dead rank must live long enough to name it; the supervisor ends them in time.
-    hosts = ["-hosts", _host_list(options)] if options.hosts else []
+    hosts = ["-hosts", _host_list(options)] if options.nodes else []
+    if options.network is not None:
+        hosts += ["-launcher", "ssh", "-launcher-exec", str(ENTER), "-localhost", LAUNCHER]
+        hosts += ["-disable-hostname-propagation"]
     iface = ["-iface", options.network_interfaces[0]] if options.network_interfaces else []
     return ["-disable-auto-cleanup", *iface, *hosts, "-n", str(options.ranks)]
 
@@ -143,9 +173,11 @@ def _intel_sections(options: RunOptions, program: list[str]) -> list[str]:
 def _open_mpi(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> list[str]:
     flags = ["--allow-run-as-root"] if machine.is_root else []
     flags += ["--enable-recovery"]  # survivors of a dead rank live on, as above
-    if options.hosts:
+    if options.nodes:
         flags += ["--host", _host_list(options)]
-    if local_ranks(options) > machine.cores:
+    if options.network is not None:
+        flags += _open_mpi_on_hosts()
+    if _sharing(options) > machine.cores:
         flags += ["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
     # Its default pins a rank with all its threads to one core.
     if not any("bind-to" in arg for arg in options.mpi_args):
@@ -158,6 +190,13 @@ def _open_mpi(options: RunOptions, machine: Machine, environ: Mapping[str, str])
     for name in sorted(names):
         flags += ["-x", name]
     return [*flags, "-n", str(options.ranks)]
+
+
+def _open_mpi_on_hosts() -> list[str]:
+    agent = {"plm_ssh_agent": str(ENTER), "plm_ssh_no_tree_spawn": "1", "prte_if_include": SUBNET}
+    transport = {"pml": "ob1", "btl": "self,sm,tcp", "btl_tcp_if_include": SUBNET}
+    flags = [word for name, value in agent.items() for word in ("--prtemca", name, value)]
+    return flags + [w for name, value in transport.items() for w in ("--mca", name, value)]
 
 
 def _pals(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> list[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import binascii
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from qsgd_hpc.launch.supervise import END, ERR, MARK, OUT, START
+from qsgd_hpc.launch.supervise import END, ERR, MARK, NETWORK, OUT, START
 
-__all__ = ["Decoder", "Ended", "Output", "Raw", "Started"]
+__all__ = ["Decoder", "Ended", "Links", "Output", "Raw", "Started"]
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,20 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Links:
+    """What the keeper of a cluster's hosts has seen of their links."""
+
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Raw:
     """Bytes that are in no frame: mpiexec's own words."""
 
     data: bytes
 
 
-Event = Started | Output | Ended | Raw
+Event = Started | Output | Ended | Links | Raw
 
 
 class Decoder:
@@ -53,7 +62,7 @@ class Decoder:
 
     def __init__(self, token: str) -> None:
         self._mark = MARK + token.encode()
-        self._head = re.compile(rb"([%b])(\d+):" % (START + OUT + ERR + END))
+        self._head = re.compile(rb"([%b])(\d+):" % (START + OUT + ERR + END + NETWORK))
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Event]:
@@ -94,6 +103,8 @@ class Decoder:
             if kind == START:
                 pid, _, host = payload.decode().partition(" ")
                 return Started(rank, host, int(pid))
+            if kind == NETWORK:
+                return Links(json.loads(payload))
             if kind == END:
                 return Ended(rank, int(payload))
             return Output(rank, kind == ERR, payload)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.cluster.hosts import MOST_HOSTS, host_names, hosts_needed
+from qsgd_hpc.launch.cluster.network import Network
 
 __all__ = ["BITS", "Host", "RunOptions", "check_options", "parse_hostfile", "parse_hosts"]
 
@@ -31,7 +33,9 @@ class RunOptions:
         command: the program and its arguments.
         hosts: where; empty means this machine, or what the batch job holds.
         bits: QSGD_BITS for the ranks; None leaves the environment's.
-        ranks_per_node: pretend that each run of so many ranks is a node.
+        ranks_per_node: with a network, ranks on each host, by default 1; without one, pretend that
+            each run of so many ranks is a node.
+        network: start the ranks on hosts of their own on this machine, joined by such a network.
         prefix_output: put ``[rank] `` before every line.
         env: variables for the ranks, over those inherited.
         mpi_args: passed to mpiexec as they are.
@@ -48,6 +52,7 @@ class RunOptions:
     hosts: tuple[Host, ...] = ()
     bits: int | None = None
     ranks_per_node: int | None = None
+    network: Network | None = None
     prefix_output: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     mpi_args: tuple[str, ...] = ()
@@ -57,6 +62,14 @@ class RunOptions:
     timestamps: bool = False
     start_timeout_s: float | None = None
     verbose: bool = False
+
+    @property
+    def nodes(self) -> tuple[Host, ...]:
+        """The hosts that ranks are placed on: those named, or those that the network joins."""
+        if self.network is None:
+            return self.hosts
+        each = self.ranks_per_node or 1
+        return tuple(Host(name, each) for name in host_names(hosts_needed(self.ranks, each)))
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
@@ -128,6 +141,7 @@ def check_options(options: RunOptions) -> list[str]:
         faults.append(f"--ranks-per-node {options.ranks_per_node}: must be at least 1")
     if options.start_timeout_s is not None and not options.start_timeout_s > 0:
         faults.append(f"--start-timeout {options.start_timeout_s:g}: must be above 0 seconds")
+    faults += _network_faults(options)
     slots = sum(host.slots for host in options.hosts)
     if options.hosts and slots < options.ranks:
         each = -(-options.ranks // len(options.hosts))
@@ -136,9 +150,32 @@ def check_options(options: RunOptions) -> list[str]:
             f"-np {options.ranks} needs {options.ranks} slots, the hosts have {slots}; "
             f"lower -np or say -H {names}"
         )
-    for host in options.hosts:
+    for host in options.hosts if options.network is None else ():
         try:
             socket.getaddrinfo(host.name, None)
         except (OSError, UnicodeError):
             faults.append(f"host {host.name!r} cannot be resolved; check its spelling in -H")
+    return faults
+
+
+def _network_faults(options: RunOptions) -> list[str]:
+    if options.network is None:
+        return []
+    faults = []
+    own = f"--network {options.network.text}: its hosts are made on this machine"
+    if options.hosts:
+        faults.append(f"{own}; leave out -H and --hostfile, or leave out --network")
+    if options.network_interfaces:
+        faults.append(f"{own} and have one interface; leave out --network-interfaces")
+    each = options.ranks_per_node or 1
+    if (
+        each >= 1
+        and options.ranks >= 1
+        and (count := hosts_needed(options.ranks, each)) > MOST_HOSTS
+    ):
+        least = hosts_needed(options.ranks, MOST_HOSTS)
+        faults.append(
+            f"--network {options.network.text}: -np {options.ranks} takes {count} hosts, and there "
+            f"are addresses for {MOST_HOSTS}; say --ranks-per-node {least} or more"
+        )
     return faults

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.command import Command, Machine, build_command
-from qsgd_hpc.launch.mpi import Launcher, Library, find_launcher, find_library
+from qsgd_hpc.launch.mpi import Family, Launcher, Library, find_launcher, find_library
 from qsgd_hpc.launch.options import RunOptions, check_options
 from qsgd_hpc.launch.program import resolve_command
 from qsgd_hpc.launch.session import Session, say
@@ -47,7 +48,20 @@ def plan(options: RunOptions) -> Plan:
     if faults:
         raise UsageError("\n".join(faults))
     library = find_library()
-    return Plan(options, library, find_launcher(library))
+    launcher = find_launcher(library)
+    if options.network is not None:
+        _check_cluster(options, launcher)
+    return Plan(options, library, launcher)
+
+
+def _check_cluster(options: RunOptions, launcher: Launcher) -> None:
+    assert options.network is not None
+    if launcher.family not in (Family.HYDRA, Family.OPEN_MPI):
+        raise UsageError(
+            f"--network starts ranks with the mpiexec of MPICH or Open MPI; here it is "
+            f"{launcher.path} ({launcher.family.value}). pip install 'qsgd-hpc[mpich]' brings one."
+        )
+    trial(options.network, len(options.nodes))
 
 
 def _faulty_variables(environ: Mapping[str, str]) -> list[str]:

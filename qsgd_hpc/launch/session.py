@@ -15,8 +15,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
+from qsgd_hpc.launch.cluster.link_log import LinkLog
 from qsgd_hpc.launch.command import Command
-from qsgd_hpc.launch.frames import Decoder, Ended, Event, Output, Raw, Started
+from qsgd_hpc.launch.frames import Decoder, Ended, Event, Links, Output, Raw, Started
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.options import RunOptions
 from qsgd_hpc.launch.outcome import Ledger, explain, list_ranks
@@ -85,6 +86,7 @@ class Session:
             for is_stderr, stream in ((False, sys.stdout), (True, sys.stderr))
         }
         self.files = options.output_folder and RankFiles(options.output_folder, options.ranks)
+        self.links = options.network and LinkLog(options.network, len(options.nodes))
         self.decoders = {"stdout": Decoder(token), "stderr": Decoder(token)}
         self.remarks: list[bytes] = []  # mpiexec's own words once the ranks run
         self.interrupted_by: int | None = None
@@ -181,6 +183,8 @@ class Session:
                 self.ledger.started[event.rank] = event
             elif isinstance(event, Ended):
                 self._on_end(event)
+            elif isinstance(event, Links):
+                self._on_links(event.facts)
             elif isinstance(event, Raw):
                 starting = len(self.ledger.started) < self.options.ranks and self.kill_at_s is None
                 if starting or self.options.verbose:
@@ -197,6 +201,11 @@ class Session:
         self.ledger.hear(event, now_s)
         if event.status != 0 and self.term_at_s is None:
             self.term_at_s = now_s + self.grace_s
+
+    def _on_links(self, facts: Mapping[str, Any]) -> None:
+        if self.links:
+            for sentence in self.links.hear(facts, {**os.environ, **self.options.env}):
+                say(sentence)
 
     def _on_time(self, now_s: float) -> None:
         with self._reader_may_leave():
@@ -227,11 +236,13 @@ class Session:
         if self.launcher.family not in (Family.HYDRA, Family.INTEL):
             self._signal_mpiexec(signum)
             return
-        # Hydra does not forward these (SIGUSR2 would end it), so only ranks of this host get them.
-        here = socket.gethostname()
+        # Hydra does not forward these (SIGUSR2 would end it): only ranks of this machine get them.
+        here = {socket.gethostname()}
+        if self.options.network:
+            here |= {host.name for host in self.options.nodes}
         for rank in self.ledger.running:
             start = self.ledger.started[rank]
-            if start.host == here and catches(start.pid, signum):
+            if start.host in here and catches(start.pid, signum):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(start.pid, signum)
 

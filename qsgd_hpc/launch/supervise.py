@@ -35,6 +35,7 @@ __all__ = [
     "END",
     "ERR",
     "MARK",
+    "NETWORK",
     "OUT",
     "START",
     "catches",
@@ -46,6 +47,7 @@ __all__ = [
 MARK = b"\x1e"  # ASCII record separator: no program prints it by chance next to the run's token
 COLON = "\x1e:"  # stands for an argument ":", at which mpiexec would begin another program
 START, OUT, ERR, END = b"s", b"o", b"e", b"x"
+NETWORK = b"n"  # told by the keeper of a cluster's hosts, not by a rank
 
 _RANK_VARIABLES = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "PMI_RANK", "SLURM_PROCID")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

@@ -109,5 +109,7 @@ def test_installed_package_finds_its_data(kind, built, sources, tmp_path):
         cwd=tmp_path,
     )
     assert "#PBS -l select=8:system=polaris" in script
+    enter = "import os; from qsgd_hpc.launch.command import ENTER; print(os.access(ENTER, os.X_OK))"
+    assert run(python, "-c", enter, cwd=tmp_path).strip() == "True"
     stray = "import importlib.util as u; print([u.find_spec(n) for n in ('jobs', 'templates')])"
     assert run(python, "-c", stray, cwd=tmp_path).strip() == "[None, None]"

@@ -1,0 +1,198 @@
+"""Own the hosts of one run: make them, start mpiexec among them, and end with it.
+
+    python -m qsgd_hpc.launch.cluster.keeper '{"network": "1gbit", "hosts": 4, ...}' mpiexec ...
+
+``qsgd-hpc run --network`` starts this in place of mpiexec, and passes signals to it. The hosts last
+as long as this process and those on them. What it has to tell goes to stderr as frames, like what
+the supervisors of the ranks tell; without a token, as words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.cluster import enter
+from qsgd_hpc.launch.cluster.hosts import hosts_file
+from qsgd_hpc.launch.cluster.links import add_hosts, sent_bytes, settled_bytes
+from qsgd_hpc.launch.cluster.namespaces import Namespaces, become_private, hide_file
+from qsgd_hpc.launch.cluster.network import Network
+from qsgd_hpc.launch.cluster.obstacles import ClusterError, explain_namespaces
+from qsgd_hpc.launch.cluster.probe import reached_bits_s
+from qsgd_hpc.launch.supervise import NETWORK, encode
+
+__all__ = ["Task", "command", "main", "trial"]
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PASSED = (signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_PDEATHSIG = 1
+# Without the caller's folder in sys.path: a script's queue.py must not replace Python's own.
+_START = "import sys; sys.path[:] = filter(None, sys.path); from {} import main; main()"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the keeper shall do.
+
+    Attributes:
+        network: as Network.parse reads it.
+        hosts: how many.
+        token: marks the frames of the run; "-": nobody reads any.
+        trial: make the hosts and end at once.
+    """
+
+    network: str
+    hosts: int
+    token: str = "-"
+    trial: bool = False
+
+
+def command(task: Task, mpiexec: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line that does a task around mpiexec's."""
+    return (sys.executable, "-c", _START.format(__name__), json.dumps(asdict(task)), *mpiexec)
+
+
+def trial(network: Network, hosts: int) -> None:
+    """Make the hosts, in a process of its own, and let them go again.
+
+    Raises:
+        ClusterError: they cannot be made here; the message has the remedy.
+    """
+    done = subprocess.run(
+        command(Task(network.text, hosts, trial=True), ()),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ClusterError(last)
+
+
+def main() -> None:
+    """Do the task of the command line; exit with mpiexec's code."""
+    task, mpiexec = Task(**json.loads(sys.argv[1])), sys.argv[2:]
+    parent = os.getppid()
+    try:
+        cluster = _Cluster(task)
+    except UsageError as error:
+        sys.exit(str(error))
+    _die_with(parent)
+    if task.trial:
+        return
+    code = cluster.run(mpiexec)
+    if code < 0:  # as it ended, so that the launcher sees the same
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+def _die_with(parent: int) -> None:
+    """Be told by SIGTERM when the launcher dies; set late, for new rights clear it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    if os.getppid() != parent:
+        sys.exit(143)
+
+
+class _Cluster:
+    """The hosts, by name, and the place that mpiexec runs in."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.network = Network.parse(task.network)
+        _make_room(task.hosts)
+        try:
+            become_private()
+            _name_hosts(task.hosts)
+            self.home = Namespaces.here()
+            self.hosts = add_hosts(self.network, task.hosts, self.home)
+        except OSError as error:
+            raise ClusterError(explain_namespaces(error)) from None
+
+    def run(self, mpiexec: Sequence[str]) -> int:
+        """Run mpiexec to its end between two looks at the links; return its code."""
+        names = list(self.hosts)
+        self._tell(when="before", reached_bits_s=self._reached())
+        before = settled_bytes(names)
+        code, was_ended = _run_passing_signals(mpiexec, self._environment())
+        sent = [after - b for after, b in zip(sent_bytes(names), before, strict=True)]
+        if not was_ended:
+            self._tell(when="after", reached_bits_s=self._reached(), sent_bytes=sent)
+        return code
+
+    def _reached(self) -> list[int]:
+        hosts = list(self.hosts.values())
+        return [round(rate) for rate in reached_bits_s(self.network, hosts, self.home)]
+
+    def _environment(self) -> dict[str, str]:
+        hosts = {name: dict(host.descriptors) for name, host in self.hosts.items()}
+        own = {
+            enter.VARIABLE: enter.written(os.getpid(), hosts),
+            "QSGD_CLUSTER_PYTHON": sys.executable,
+        }
+        return {**os.environ, **own}
+
+    def _tell(self, **facts: object) -> None:
+        text = json.dumps(facts)
+        if self.task.token == "-":
+            print(text, file=sys.stderr, flush=True)
+        else:
+            frame = encode(self.task.token.encode(), NETWORK, 0, text.encode())
+            sys.stderr.buffer.write(frame)
+            sys.stderr.flush()
+
+
+def _prepare() -> None:
+    # As the launcher does for an mpiexec of its own: see session.py.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def _run_passing_signals(words: Sequence[str], environ: Mapping[str, str]) -> tuple[int, bool]:
+    """Run a program to its end; return its code, and whether a signal had asked for that end."""
+    arrived: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        arrived.append(number)
+        if process is not None:
+            process.send_signal(number)
+
+    for name in (*_ENDING, *_PASSED):
+        signal.signal(name, hand_on)
+    process = subprocess.Popen(words, env=environ, preexec_fn=_prepare)
+    for number in arrived:  # while it was starting
+        process.send_signal(number)
+    return process.wait(), not set(arrived).isdisjoint(_ENDING)
+
+
+def _make_room(hosts: int) -> None:
+    """Allow as many open files as the hosts take: four each."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 4 * hosts + 256
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _name_hosts(count: int) -> None:
+    """Let /etc/hosts, in this cluster alone, tell the hosts' addresses."""
+    etc = Path("/etc/hosts")
+    if not etc.exists():
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="qsgd-hosts-") as file:
+        file.write(hosts_file(count, os.uname().nodename))
+        file.flush()
+        Path(file.name).chmod(0o644)
+        hide_file(etc, Path(file.name))  # which stays when its name goes

@@ -1,0 +1,133 @@
+"""What joins the hosts: the rate of each host's link and the latency of each way; pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["NONE", "SHORT", "Network", "bits_per_s", "parse", "split"]
+
+NONE = "none"
+"""Says that there shall be no network, where one would be there otherwise."""
+
+RATES = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+TIMES_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
+MOST_LATENCY_US = 1e6
+# Of a TCP stream at full rate 95.7% is payload, so a link in order shows a little less than 1.
+SHORT = 0.9
+
+_NUMBER = r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z/]*)"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network of equal links.
+
+    Attributes:
+        rate_bits_s: what each host can send per second, in bits.
+        latency_us: microseconds that a packet is on its way, in addition to its transmission.
+    """
+
+    rate_bits_s: int
+    latency_us: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str, option: str = "--network") -> Network:
+        """Read ``100mbit``, ``1gbit`` or ``10gbit,latency=50us``.
+
+        Raises:
+            UsageError: every faulty part, one per line.
+        """
+        faults: list[str] = []
+        rate, *rest = (word.strip() for word in text.lower().split(","))
+        rate_bits_s = _quantity(rate, RATES, f"{option} {text}: rate", "1gbit", faults)
+        latency_us = 0.0
+        for word in rest:
+            name, _, value = word.partition("=")
+            if name.strip() != "latency":
+                faults.append(f"{option} {text}: {word!r} is unknown; write RATE,latency=TIME")
+                continue
+            what = f"{option} {text}: latency"
+            latency_us = _quantity(value.strip(), TIMES_US, what, "50us", faults)
+        if latency_us > MOST_LATENCY_US:
+            faults.append(f"{option} {text}: a latency above 1s is none of a cluster's")
+        if faults:
+            raise UsageError("\n".join(faults))
+        return cls(max(1, round(rate_bits_s)), latency_us)
+
+    @property
+    def text(self) -> str:
+        """The network as :meth:`parse` reads it, always in the same words: ``1gbit``."""
+        rate = _written(self.rate_bits_s, RATES)
+        return f"{rate},latency={_written(self.latency_us, TIMES_US)}" if self.latency_us else rate
+
+    @property
+    def label(self) -> str:
+        """The network for people: ``1 Gb/s, 50 µs``."""
+        text = bits_per_s(self.rate_bits_s)
+        latency = re.sub(r"(?<=\d)(?=[a-z])", " ", _written(self.latency_us, TIMES_US))
+        return f"{text}, {latency.replace('us', 'µs')}" if self.latency_us else text
+
+    def falls_short(self, bits_s: float) -> bool:
+        """Tell whether a link of this network that reached so little was held back."""
+        return bits_s < SHORT * self.rate_bits_s
+
+
+def parse(text: str | None, option: str = "--network") -> Network | None:
+    """Read a network, or none: ``None`` and ``none``.
+
+    Raises:
+        UsageError: every faulty part, one per line.
+    """
+    if text is None or text.strip().lower() == NONE:
+        return None
+    return Network.parse(text, option)
+
+
+def split(text: str) -> list[str]:
+    """Split a list of networks, each of which may have a comma of its own.
+
+    >>> split("100mbit, 1gbit,latency=50us,none")
+    ['100mbit', '1gbit,latency=50us', 'none']
+    """
+    found: list[str] = []
+    for word in (word.strip() for word in text.split(",")):
+        if "=" in word and found:
+            found[-1] += f",{word}"
+        else:
+            found.append(word)
+    return found
+
+
+def bits_per_s(value: float) -> str:
+    """Return a rate to three digits, such as ``958 Mb/s``."""
+    for unit, name in ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s")):
+        if value >= 0.9995 * unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value:.0f} b/s"
+
+
+def _quantity(
+    text: str, units: dict[str, float] | dict[str, int], what: str, example: str, faults: list[str]
+) -> float:
+    found = re.fullmatch(_NUMBER, text)
+    names = ", ".join(units)
+    if found is None:
+        faults.append(f"{what} {text!r} is not a number and a unit, such as {example}")
+    elif found[2] not in units:
+        unit = repr(found[2]) if found[2] else "nothing"
+        faults.append(f"{what} {text!r}: the unit is {unit}; expected {names}, such as {example}")
+    elif float(found[1]) == 0:
+        faults.append(f"{what} {text!r}: must be above 0")
+    else:
+        return float(found[1]) * units[found[2]]
+    return 1.0
+
+
+def _written(value: float, units: dict[str, float] | dict[str, int]) -> str:
+    name, unit = next(
+        ((n, u) for n, u in reversed(units.items()) if value >= u), next(iter(units.items()))
+    )
+    return f"{value / unit:.6g}{name}"

@@ -1,0 +1,60 @@
+"""What stands in the way of a cluster on this machine, and how to get it out of the way."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["ClusterError", "explain_namespaces", "explain_tool"]
+
+_SYS = Path("/proc/sys")
+PACKAGE = "iproute2 (on Fedora and its kin: iproute and iproute-tc)"
+# What a step asks for, the module that has it, and what to do without it.
+_MODULES = (
+    (" tbf ", "sch_tbf", "root: modprobe sch_tbf"),
+    (" netem ", "sch_netem", "root: modprobe sch_netem, or leave out latency="),
+    ("type bridge", "bridge", "root: modprobe bridge"),
+    ("type veth", "veth", "root: modprobe veth"),
+)
+
+
+class ClusterError(UsageError):
+    """The hosts cannot be made here; the message has the remedy, after its last semicolon."""
+
+
+def explain_tool(name: str, steps: str = "", said: str | None = None) -> str:
+    """Say why a step of ``ip`` or ``tc`` did not work; without its words: it is not there."""
+    if said is None:
+        return f"--network needs the program {name}, which is not on PATH; install {PACKAGE}"
+    if "unknown" in said.lower():
+        for words, module, remedy in _MODULES:
+            if words in steps:
+                return (
+                    f"--network needs {module} in the kernel, which this one has not "
+                    f"({name}: {said}); {remedy}"
+                )
+    return f"--network: {name} could not build the network: {said}"
+
+
+def explain_namespaces(error: OSError) -> str:
+    """Say why this user gets no namespaces, and what an administrator can do."""
+    why = f"--network needs namespaces, which this system denies you ({error.strerror})"
+    if error.errno == errno.ENOSPC or _value("user/max_user_namespaces") == "0":
+        return f"{why}; root: sysctl user.max_user_namespaces=10000"
+    if _value("kernel/unprivileged_userns_clone") == "0":
+        return f"{why}; root: sysctl kernel.unprivileged_userns_clone=1"
+    if _value("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return f"{why}; root: sysctl kernel.apparmor_restrict_unprivileged_userns=0"
+    return (
+        f"{why}; a container needs --cap-add SYS_ADMIN --cap-add NET_ADMIN (Docker, Podman), or "
+        "run on the machine itself"
+    )
+
+
+def _value(name: str) -> str | None:
+    try:
+        return (_SYS / name).read_text().strip()
+    except OSError:
+        return None
