@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from qsgd_hpc.checkup.cluster import emulated_network
 from qsgd_hpc.checkup.finding import Finding, fault
 from qsgd_hpc.checkup.frameworks import frameworks
 from qsgd_hpc.checkup.home import job_folder
@@ -26,6 +27,7 @@ CHECKS: dict[str, Check] = {
     "site": site,
     "job folder": job_folder,
     "shared memory": shared_memory,
+    "--network": emulated_network,
     "GPUs": gpus,
     "variables": variables,
 }

@@ -1,0 +1,32 @@
+"""Whether this machine can be a cluster: hosts of their own, joined at a chosen rate."""
+
+from __future__ import annotations
+
+from qsgd_hpc.checkup.finding import Finding, note, ok
+from qsgd_hpc.launch.cluster import Network
+from qsgd_hpc.launch.cluster.keeper import trial
+from qsgd_hpc.launch.cluster.obstacles import ClusterError
+
+__all__ = ["emulated_network"]
+
+TOPIC = "--network"
+PLAIN = Network(rate_bits_s=10**9)
+SLOW = Network(rate_bits_s=10**9, latency_us=50.0)
+
+
+def emulated_network() -> list[Finding]:
+    """Make two hosts and let them go; then two with a latency between them."""
+    try:
+        trial(PLAIN, 2)
+    except ClusterError as error:
+        return [_note(str(error))]
+    try:
+        trial(SLOW, 2)
+    except ClusterError as error:
+        return [ok(TOPIC, "hosts joined at a rate can be made here"), _note(str(error))]
+    return [ok(TOPIC, "hosts joined at a rate, and with a latency, can be made here")]
+
+
+def _note(text: str) -> Finding:
+    why, _, remedy = text.removeprefix(TOPIC).lstrip(": ").rpartition("; ")
+    return note(TOPIC, why or remedy, remedy if why else "")
