@@ -19,6 +19,7 @@ from qsgd_hpc.jobs.profile import (
     Site,
 )
 from qsgd_hpc.jobs.words import minutes
+from qsgd_hpc.launch.cluster import parse as parse_network
 
 __all__ = ["build"]
 
@@ -85,7 +86,7 @@ def build(name: str, data: Mapping[str, Any]) -> Site:
         gpu=Gpu(**{**gpu, "order": _strings(gpu["order"])}) if gpu else None,
         cpu=Cpu(_strings(cpu.get("lists", ())), cpu.get("bound_by", "launcher")),
         nic=Nic(nic["variable"], _strings(nic["order"])) if nic else None,
-        network=_network(data["network"]) if "network" in data else None,
+        **_networks(data.get("network")),
         numa=tuple(
             Numa(domain["cpus"], _strings(domain.get("gpus", ())), _strings(domain.get("nics", ())))
             for domain in node.get("numa", ())
@@ -108,6 +109,25 @@ def _strings(values: Iterable[Any]) -> tuple[str, ...]:
 
 def _text(mapping: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in mapping.items()}
+
+
+def _networks(data: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """Return what joins the nodes: hardware, or what is emulated on this machine in its place."""
+    if not isinstance(data, str):
+        return {"network": None if data is None else _network(data)}
+    emulated = parse_network(data, "network:")
+    if emulated is None:
+        return {}
+    return {
+        "emulated_network": emulated.text,
+        "network": Network(
+            topology="none",
+            nics=1,
+            nic_gbps=emulated.rate_bits_s / 1e9,
+            source=f"emulated on this machine: network: {data}",
+            across_us=emulated.latency_us or None,
+        ),
+    }
 
 
 def _network(data: Mapping[str, Any]) -> Network:

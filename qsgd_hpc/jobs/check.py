@@ -12,8 +12,10 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from qsgd_hpc._data import data as shipped
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.words import did_you_mean, listing, minutes
 from qsgd_hpc.jobs.yaml_lines import Path
+from qsgd_hpc.launch.cluster import parse as parse_network
 
 __all__ = ["LAUNCH_FIELDS", "profile_faults"]
 
@@ -28,6 +30,7 @@ LAUNCH_FIELDS = (
     "python",
     "qsgd_hpc",
     "label",
+    "network",
 )
 
 
@@ -107,11 +110,25 @@ def _meaning(data: Mapping[str, Any], partial: bool) -> Iterator[tuple[Path, str
         if key not in (valid := _schema()["properties"]):
             yield ("verify", i), f"unknown key '{key}' in 'verify'. {did_you_mean(key, valid)}"
     yield from _gpu_order(data)
+    yield from _emulated(data)
     launcher = data.get("launcher", {})
     for i, word in enumerate(launcher.get("argv", [])):
         yield from _fields(word, ("launcher", "argv", i))
     for i, word in enumerate(data.get("directives", [])):
         yield from _fields(word, ("directives", i))
+
+
+def _emulated(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    network = data.get("network")
+    if not isinstance(network, str):
+        return
+    if data.get("scheduler", "local") != "local":
+        yield ("network",), "a rate alone is for the local scheduler; a cluster has its own network"
+    try:
+        parse_network(network, "network:")
+    except UsageError as error:
+        for line in str(error).splitlines():
+            yield ("network",), line
 
 
 def _ranges(name: str, queue: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:

@@ -55,6 +55,8 @@ class JobRequest:
         script_args: passed to the script exactly as they are.
         nodes: nodes of the machine; on the local site, groups of ranks.
         ranks_per_node: default: one per GPU, or what the profile says.
+        network: joins the nodes of the local site, each then a host of its own, at a rate such as
+            "1gbit"; "none": they share memory. None: what the profile says.
         walltime_min: limit in minutes; None: the profile's default, or none.
         env: variables for every rank.
         horovod: let ``import horovod`` in the script mean this package.
@@ -84,6 +86,7 @@ class JobRequest:
     script_args: tuple[str, ...] = ()
     nodes: int = 1
     ranks_per_node: int | None = None
+    network: str | None = None
     walltime_min: float | None = None
     queue: str | None = None
     account: str | None = None

@@ -192,6 +192,7 @@ class Site:
     cpu: Cpu = Cpu()
     nic: Nic | None = None
     network: Network | None = None
+    emulated_network: str | None = None
     numa: tuple[Numa, ...] = ()
     local_rank_variables: tuple[str, ...] = ()
     queue_kind: str = "queue"

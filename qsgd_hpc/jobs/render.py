@@ -19,6 +19,7 @@ from qsgd_hpc.jobs.profile import Site
 from qsgd_hpc.jobs.shares import cores_per_rank
 from qsgd_hpc.jobs.templating import shell_templates
 from qsgd_hpc.jobs.words import clock, listing
+from qsgd_hpc.launch.cluster.network import NONE
 
 __all__ = ["DIRECTIVES", "Place", "Tools", "render_script"]
 
@@ -86,7 +87,7 @@ def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -
         "directives": [_formatted(line, fields, tools)[0] for line in site.directives],
         "extra": [line.removeprefix(prefix).strip() for line in request.extra],
         "variables": variables,
-        "launcher": [] if request.alone else _launcher(site, fields, tools),
+        "launcher": [] if request.alone else _launcher(request, site, fields, tools),
         "command": _command(request, site, tools),
         "wrapper": wrapper,
         "wrapper_end": _absent_line(wrapper or ""),
@@ -175,12 +176,16 @@ def _variables(request: JobRequest, site: Site, place: Place) -> dict[str, str]:
     return {**attempt, **site.env, **request.env}
 
 
-def _launcher(site: Site, fields: dict[str, int], tools: Tools) -> list[list[str]]:
+def _launcher(
+    request: JobRequest, site: Site, fields: dict[str, int], tools: Tools
+) -> list[list[str]]:
     """Return the launcher's words, one list for each line of the script."""
     words: list[str] = []
     for raw in site.launcher_argv:
         if raw == "{label}":  # one rank's lines need no label
             words += site.launcher_label if fields["ranks"] > 1 else ()
+        elif raw == "{network}":
+            words += ("--network", request.network) if request.network not in (None, NONE) else ()
         else:
             words += _formatted(raw, fields, tools)
     return [words]

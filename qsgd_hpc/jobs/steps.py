@@ -31,7 +31,7 @@ class Step:
     """A program on the first nodes of a job.
 
     Attributes:
-        request: its script, arguments, variables and nodes; all else is the job's.
+        request: its script, arguments, variables, nodes and network; all else is the job's.
         directory: where it notes its start and its end.
         hosts: the file that holds its :func:`host_lines` when it starts.
     """
@@ -56,6 +56,7 @@ def step_scripts(job: JobRequest, steps: Sequence[Step]) -> tuple[list[str], int
             script=step.request.script,
             script_args=step.request.script_args,
             nodes=step.request.nodes,
+            network=step.request.network or filled.network,
             env=step.request.env,
             name=step.request.name,
             alone=False,

@@ -22,6 +22,8 @@ from qsgd_hpc.jobs.schedulers import scheduler
 from qsgd_hpc.jobs.schedulers.command import UnconfirmedError, mark
 from qsgd_hpc.jobs.schedulers.news import SETTLE_S
 from qsgd_hpc.jobs.validate import Facts, fill, request_faults, site_faults, site_notes
+from qsgd_hpc.launch.cluster import parse as parse_network
+from qsgd_hpc.launch.cluster.keeper import trial
 
 __all__ = ["prepare", "render", "submit", "submit_again"]
 
@@ -182,6 +184,9 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
     faults = request_faults(filled, facts) + list(facts.folder_faults) + faults
     if faults or site is None:
         raise UsageError("\n".join(faults))
+    network = parse_network(filled.network)
+    if network is not None and not dry_run:
+        trial(network, filled.nodes)
     site = site.at(filled.queue)
     return filled, mpi_fit.look(filled, site) if sites.serves(site.scheduler) else site
 

@@ -68,6 +68,11 @@ SHAPE = (
     click.option(
         "--ranks-per-node", type=int, help="Default: one per GPU; one where there is none."
     ),
+    click.option(
+        "--network",
+        metavar="RATE[,latency=T]",
+        help="On this machine: make each node a host of its own, joined at 100mbit, 1gbit, ...",
+    ),
     click.option("--walltime", type=Walltime(), help="30m, 2h or 1:00:00. Default: the site's."),
     click.option(
         "--queue",

@@ -7,12 +7,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.profile import Site
 from qsgd_hpc.jobs.queues import AUTO, limit_words, pick, queue_faults, remark
 from qsgd_hpc.jobs.words import did_you_mean, listing
+from qsgd_hpc.launch.cluster import parse as parse_network
+from qsgd_hpc.launch.cluster.hosts import MOST_HOSTS
 
-__all__ = ["Facts", "fill", "request_faults", "site_faults", "site_notes"]
+__all__ = ["Facts", "fill", "network_faults", "request_faults", "site_faults", "site_notes"]
 
 # Directive lines have no quoting that every scheduler agrees on, so values stay within this set.
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
@@ -69,6 +72,7 @@ def fill(
         walltime_min=walltime_min,
         queue=queue,
         account=account,
+        network=request.network or site.emulated_network,
         filesystems=request.filesystems or site.default_filesystems,
         name=request.name or _name_from(request.script.stem),
     )
@@ -124,6 +128,7 @@ def _site_faults(request: JobRequest, site: Site, facts: Facts) -> Iterator[str]
     yield from _missing(request, site)
     yield from _array_and_chain(request, site)
     yield from _gpus(request, site)
+    yield from network_faults(request, site)
     for name in request.filesystems:
         if site.filesystems and name not in site.filesystems:
             yield f"{site.name} has no filesystem '{name}'. {did_you_mean(name, site.filesystems)}"
@@ -200,6 +205,30 @@ def _site_notes(request: JobRequest, site: Site) -> Iterator[str]:
         yield f"limits of {site.name}: {limit_words(site.limits)}."
     if site.live_limits:
         yield f"limits of the day: `{site.live_limits}`."
+
+
+def network_faults(request: JobRequest, site: Site) -> Iterator[str]:
+    """Yield what is wrong with the network that a request asks to be emulated on a site."""
+    if request.network is None:
+        return
+    if site.scheduler != "local":
+        yield (
+            f"--network {request.network}: {site.name} has a network of its own. Leave it out, or "
+            "add --site local for hosts on this machine."
+        )
+        return
+    try:
+        network = parse_network(request.network)
+    except UsageError as error:
+        yield from str(error).splitlines()
+        return
+    if network is not None and "{network}" not in site.launcher_argv and not request.alone:
+        yield (
+            f"--network {request.network}: the launcher of profile '{site.name}' has no place for "
+            'it. Add "{network}" to launcher.argv, after run.'
+        )
+    elif network is not None and request.nodes > MOST_HOSTS:
+        yield f"--network {request.network} has addresses for {MOST_HOSTS} nodes. Take fewer."
 
 
 def _missing(request: JobRequest, site: Site) -> Iterator[str]:
