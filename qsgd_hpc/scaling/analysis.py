@@ -63,6 +63,8 @@ COLUMNS = (
     "time_to_target_s",
     "steps",
     "global_batch_size",
+    "link_bits_s",
+    "link_share",
 )
 
 RUN_COLUMNS = ("nodes", "ranks", "bits", "repeat", "throughput")

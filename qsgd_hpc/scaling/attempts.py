@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from qsgd_hpc.launch.cluster.network import NONE
 from qsgd_hpc.scaling.plan import Point
 from qsgd_hpc.scaling.speeds import final_of_engine, is_number, throughput
 
@@ -55,6 +56,11 @@ class Attempt:
         return own or final_of_engine(self.records, self.global_batch)
 
     @property
+    def network(self) -> Mapping[str, Any]:
+        """What the launcher recorded of an emulated network; empty where there was none."""
+        return next((r for r in reversed(self.records) if r.get("event") == "network"), {})
+
+    @property
     def seconds(self) -> float | None:
         """How long its nodes were held for it; None where that is not known."""
         value = self.provenance.get("seconds")
@@ -94,6 +100,11 @@ class Attempt:
                 f"planned for {self.point.ranks} ranks, but the script saw {ranks}: "
                 "does it call hvd.init() under the launcher?"
             )
+        wanted = self.point.case.network
+        if wanted not in ("", NONE) and self.point.nodes > 1:
+            found = self.network.get("network", "the machine's own memory")
+            if found != wanted:
+                return f"planned for a network of {wanted}, but the ranks ran on {found}"
         return None
 
     def to_line(self) -> bytes:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from qsgd_hpc.launch.cluster import parse as parse_network
 
 __all__ = ["AUTO", "Case"]
 
@@ -18,12 +21,15 @@ class Case:
         framework: "torch" or "keras"; empty for a user's script.
         batch_size: samples per step: of all ranks together (strong) or of each rank (weak).
         algorithm: name of the allreduce algorithm; "auto" leaves the choice to the engine.
+        network: that joins the nodes where it is emulated, such as "1gbit"; "none" is shared memory
+            in its place, and empty what the site has.
     """
 
     workload: str
     framework: str = ""
     batch_size: int = 128
     algorithm: str = AUTO
+    network: str = ""
 
     @property
     def key(self) -> str:
@@ -31,6 +37,8 @@ class Case:
         words = [self.workload, self.framework, f"batch{self.batch_size}"]
         if self.algorithm != AUTO:
             words.append(self.algorithm)
+        if self.network:
+            words.append(f"net-{re.sub('[,=]+', '-', self.network)}")
         return "-".join(word for word in words if word)
 
     @property
@@ -38,4 +46,11 @@ class Case:
         """Words for headings, such as 'resnet34 (torch), batch 128'."""
         name = f"{self.workload} ({self.framework})" if self.framework else self.workload
         algorithm = "" if self.algorithm == AUTO else f", {self.algorithm}"
-        return f"{name}, batch {self.batch_size}{algorithm}"
+        network = f", {self.network_label}" if self.network else ""
+        return f"{name}, batch {self.batch_size}{algorithm}{network}"
+
+    @property
+    def network_label(self) -> str:
+        """Words for the network, such as '1 Gb/s'; empty where it is the site's own."""
+        found = parse_network(self.network) if self.network else None
+        return found.label if found else "shared memory" if self.network else ""

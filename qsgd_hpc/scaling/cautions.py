@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 
+from qsgd_hpc.launch.cluster.network import SHORT, bits_per_s
 from qsgd_hpc.scaling import words
 from qsgd_hpc.scaling.analysis import Analysis, CaseAnalysis
 from qsgd_hpc.scaling.stats import BOOTSTRAP_FROM
 from qsgd_hpc.scaling.verdicts import Row
 
-__all__ = ["cautions"]
+__all__ = ["Machine", "cautions"]
 
 _Place = tuple[CaseAnalysis, Row]
 
@@ -17,33 +19,56 @@ _Place = tuple[CaseAnalysis, Row]
 ABOVE_IDEAL = 0.1
 
 
-def cautions(
-    analysis: Analysis, *, mode: str, one_machine: bool, hosts_apart: bool
-) -> tuple[str, ...]:
-    """Return the cautions of a study, each as 'Head: Sentences.'"""
+class Machine(str, Enum):
+    """What to mind where one machine was all nodes: what these were."""
+
+    ONE = (
+        "One machine: All ranks ran on one host, so its “nodes” are groups of ranks that share "
+        "cores and memory bandwidth, and bytes travel through memory, not a network. Less than "
+        "ideal speed-up is expected, and fewer bytes gain less than they would between real nodes."
+    )
+    PARTS = (
+        "One machine: Its hosts are parts of one machine (namespaces or containers), with a "
+        "network between them that the site's profile describes. They share its memory bandwidth "
+        "and caches, and cores where the profile gives them no share of their own."
+    )
+    EMULATED = (
+        "Emulated network: The nodes are hosts made on one machine, each with a network of its "
+        "own whose only way out has the rate that is named. Bytes take as long as on a network of "
+        "that rate, so what compressing gains on it is measured; but the hosts share this "
+        "machine's cores, caches and memory, so more nodes compute no faster here, and carrying "
+        "the bytes takes time on the same cores."
+    )
+
+
+def cautions(analysis: Analysis, *, mode: str, machine: Machine | None) -> tuple[str, ...]:
+    """Return the cautions of a study, each as 'Head: Sentences.'
+
+    Args:
+        machine: on which all ranks ran, where it was one.
+    """
     rows: list[_Place] = [(case, row) for case in analysis.cases for row in case.rows()]
     return (
         *_noise(rows),
         *_above_ideal(rows),
-        *((_HOSTS_APART if hosts_apart else _ONE_MACHINE) if one_machine else ()),
+        *((machine.value,) if machine else ()),
+        *_short_links(rows),
         *_hidden(rows),
         *_quality(analysis, mode),
         *analysis.cautions,
     )
 
 
-_ONE_MACHINE = (
-    "One machine: All ranks ran on one host, so its “nodes” are groups of ranks that share cores "
-    "and memory bandwidth, and bytes travel through memory, not a network. Less than ideal "
-    "speed-up is expected, and fewer bytes gain less than they would between real nodes.",
-)
-
-
-_HOSTS_APART = (
-    "One machine: Its hosts are parts of one machine (namespaces or containers), with a network "
-    "between them that the site's profile describes. They share its memory bandwidth and caches, "
-    "and cores where the profile gives them no share of their own.",
-)
+def _short_links(rows: list[_Place]) -> Iterator[str]:
+    short = [pair for pair in rows if (pair[1]["link_share"] or 1) < SHORT]
+    if short:
+        case, row = min(short, key=lambda pair: pair[1]["link_share"])
+        yield (
+            f"Short links: In {len(short)} of {len(rows)} rows a link reached less than "
+            f"{words.percent(SHORT)} of its rate beside a run, at worst "
+            f"{bits_per_s(row['link_bits_s'])} ({_place(case, row)}): the cores were too busy to "
+            "carry more. Such a row is that of the slower network; the tables mark it."
+        )
 
 
 def _noise(rows: list[_Place]) -> Iterator[str]:

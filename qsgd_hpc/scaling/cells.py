@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from qsgd_hpc.launch.cluster.network import SHORT, bits_per_s
 from qsgd_hpc.scaling import words
 from qsgd_hpc.scaling.analysis import CaseAnalysis
 
@@ -24,6 +25,7 @@ _HEADINGS = (
     ("communication", "Comm. time"),
     ("quality", "{quality}"),
     ("target", "To target"),
+    ("link", "Link reached"),
 )
 _NEEDS = {
     "step": "step_s",
@@ -33,6 +35,7 @@ _NEEDS = {
     "compression": "compression_ratio",
     "communication": "comm_time_share",
     "target": "time_to_target_s",
+    "link": "link_bits_s",
 }
 
 
@@ -71,7 +74,15 @@ def cells(row: Mapping[str, Any], case: CaseAnalysis) -> dict[str, str]:
         "quality": words.quality(case.quality, row.get(case.quality)),
         "quality_range": _range(row, case.quality, lambda v: words.quality(case.quality, v)),
         "target": words.seconds(row["time_to_target_s"]),
+        "link": _link(row),
     }
+
+
+def _link(row: Mapping[str, Any]) -> str:
+    """Return the rate that the slowest link reached, marked where it is not the network's."""
+    if row["link_bits_s"] is None:
+        return words.MISSING
+    return f"{bits_per_s(row['link_bits_s'])}{' (short)' if row['link_share'] < SHORT else ''}"
 
 
 def place(row: Mapping[str, Any]) -> str:

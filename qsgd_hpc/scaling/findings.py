@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qsgd_hpc.scaling import words
 from qsgd_hpc.scaling.analysis import Analysis, CaseAnalysis
 from qsgd_hpc.scaling.case_findings import CaseFindings, Tile, case_findings
-from qsgd_hpc.scaling.cautions import cautions
+from qsgd_hpc.scaling.cautions import Machine, cautions
 from qsgd_hpc.scaling.study import Study
 from qsgd_hpc.scaling.verdicts import Row, compare_speed, largest_rows, plain_row, spokesman
 
@@ -34,19 +34,16 @@ class Findings:
     cases: tuple[CaseFindings, ...]
 
 
-def findings(
-    study: Study, analysis: Analysis, *, one_machine: bool, hosts_apart: bool = False
-) -> Findings:
+def findings(study: Study, analysis: Analysis, *, machine: Machine | None) -> Findings:
     """Say what the tables show at the largest size.
 
     Args:
         study: the definition.
         analysis: with at least one case.
-        one_machine: every rank ran on one machine, so "nodes" are groups of ranks there,
-        hosts_apart: or parts of it with a network between them.
+        machine: that all nodes were, where it was one.
     """
     cases = tuple(case_findings(case, mode=study.mode) for case in analysis.cases)
-    told = cautions(analysis, mode=study.mode, one_machine=one_machine, hosts_apart=hosts_apart)
+    told = cautions(analysis, mode=study.mode, machine=machine)
     if len(cases) == 1:
         return Findings(cases[0].headline, cases[0].lead, cases[0].tiles, told, cases)
     gains = [gain for case in analysis.cases if (gain := _gain(case)) is not None]

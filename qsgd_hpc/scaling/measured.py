@@ -10,7 +10,7 @@ from qsgd_hpc.scaling.attempts import Attempt
 from qsgd_hpc.scaling.quality import Quality
 from qsgd_hpc.scaling.speeds import is_number, throughput
 
-__all__ = ["AS_RECORDED", "curve", "run", "time_to_target"]
+__all__ = ["AS_RECORDED", "curve", "link_bits_s", "run", "time_to_target"]
 
 NAN = float("nan")
 
@@ -55,6 +55,8 @@ def run(attempt: Attempt, quality: Quality, target: float | None) -> dict[str, A
         "reductions_per_step": _share(number(final, "fused_reductions"), values["steps"]),
         "train_loss": _last_loss(attempt),
         "time_to_target_s": time_to_target(attempt, quality, target),
+        "link_bits_s": link_bits_s(attempt),
+        "link_share": link_bits_s(attempt) / number(attempt.network, "rate_bits_s"),
     }
 
 
@@ -79,6 +81,21 @@ def time_to_target(attempt: Attempt, quality: Quality, target: float | None) -> 
     if not told:
         return NAN
     return next((at for value, at in told if quality.reaches(value, target)), math.inf)
+
+
+def link_bits_s(attempt: Attempt) -> float:
+    """Return what the slowest link of an emulated network reached beside a run, in bits per second.
+
+    Before it or after it, whichever is less; NaN where the network was none of that kind.
+    """
+    network = attempt.network
+    rates = [
+        rate
+        for when in ("before", "after")
+        for rate in network.get(f"reached_{when}_bits_s") or ()
+        if is_number(rate)
+    ]
+    return float(min(rates)) if rates else NAN
 
 
 def number(record: Mapping[str, Any], name: str) -> float:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qsgd_hpc.launch.cluster import Network
 from qsgd_hpc.scaling import words
 from qsgd_hpc.scaling.attempts import Attempt, is_number
+from qsgd_hpc.scaling.cautions import Machine
 
 __all__ = ["Origins", "origins"]
 
@@ -26,17 +28,15 @@ class Origins:
     Attributes:
         facts: (label, text) pairs: code, machine, software, times; those that are known.
         jobs: one line per measurement: {"point", "job", "host", "command"}.
-        one_machine: every job ran without a batch system, so on one machine.
-        hosts_apart: and yet its ranks say that they ran on several hosts: namespaces or containers
-            with a network between them.
+        machine: what all nodes were parts of where every job ran without a batch system, so on one
+            machine; None where there was a batch system.
         cautions: facts that differ between points although they should not.
     """
 
     facts: tuple[tuple[str, str], ...]
     jobs: tuple[Mapping[str, str], ...]
-    one_machine: bool
+    machine: Machine | None
     cautions: tuple[str, ...]
-    hosts_apart: bool = False
 
 
 def origins(measured: Sequence[Attempt]) -> Origins:
@@ -44,10 +44,19 @@ def origins(measured: Sequence[Attempt]) -> Origins:
     return Origins(
         facts=tuple((label, text) for label, text in _facts(measured) if text),
         jobs=_jobs(measured),
-        one_machine=all(_job(a).get("scheduler") == NO_SCHEDULER for a in measured),
-        hosts_apart=any(len(a.final.get("hosts") or ()) > 1 for a in measured),
+        machine=_machine(measured),
         cautions=(*_mixed(measured), *_uncommitted(measured), *_busy(measured)),
     )
+
+
+def _machine(measured: Sequence[Attempt]) -> Machine | None:
+    if any(_job(a).get("scheduler") != NO_SCHEDULER for a in measured):
+        return None
+    if any(a.network for a in measured):
+        return Machine.EMULATED
+    # Their ranks say that they ran on several hosts.
+    apart = any(len(a.final.get("hosts") or ()) > 1 for a in measured)
+    return Machine.PARTS if apart else Machine.ONE
 
 
 def _facts(measured: Sequence[Attempt]) -> list[tuple[str, str]]:
@@ -62,6 +71,7 @@ def _facts(measured: Sequence[Attempt]) -> list[tuple[str, str]]:
         ("Processor", known(_processor)),
         ("Clock", known(_clock)),
         ("GPU", known(_gpu)),
+        ("Network", known(_network)),
         ("Threads", known(_threads)),
         ("Load", _load([a.final for a in measured])),
         ("Modules", known(_modules)),
@@ -189,6 +199,14 @@ def _gpu(attempt: Attempt) -> str | None:
     if "gpu" in attempt.final:
         return attempt.final["gpu"] or None
     return ", ".join(_distinct(_place(attempt).get("gpus") or ())) or None
+
+
+def _network(attempt: Attempt) -> str:
+    """Name an emulated network and how it joins its hosts."""
+    found = attempt.network
+    if found.get("hosts", 0) < 2:
+        return ""
+    return f"{Network.parse(found['network']).label}, emulated"
 
 
 def _clock(attempt: Attempt) -> str:

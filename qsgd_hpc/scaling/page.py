@@ -12,10 +12,13 @@ from qsgd_hpc._data import data
 from qsgd_hpc.scaling import compare, words
 from qsgd_hpc.scaling.analysis import CaseAnalysis
 from qsgd_hpc.scaling.case_findings import reference_name
+from qsgd_hpc.scaling.cautions import Machine
 from qsgd_hpc.scaling.cells import cells, headings
+from qsgd_hpc.scaling.drawing.networks import network_panels
 from qsgd_hpc.scaling.drawing.speed import best_fits
-from qsgd_hpc.scaling.drawing.svg import charts
+from qsgd_hpc.scaling.drawing.svg import chart, charts
 from qsgd_hpc.scaling.findings import CaseFindings
+from qsgd_hpc.scaling.networks import Family, families
 from qsgd_hpc.scaling.sentences import (
     law_sentence,
     links,
@@ -42,6 +45,7 @@ _SORTED_BY = {
     "compression": "compression_ratio",
     "communication": "comm_time_share",
     "target": "time_to_target_s",
+    "link": "link_bits_s",
 }
 
 
@@ -57,15 +61,20 @@ def context(
     """
     cases = report.analysis.cases
     sections = [
-        _section(report.study, case, found, stems)
+        _section(report, case, found, stems)
         for case, found, stems in zip(cases, report.findings.cases, plots, strict=True)
     ]
     return {
         "study": report.study,
         "findings": report.findings,
         "sections": sections,
+        "networks": [_network_section(f, i) for i, f in enumerate(families(cases), 1)],
         "several": len(sections) > 1,
-        "subtitle": subtitle(report.study, cases[0] if len(cases) == 1 else None),
+        "subtitle": subtitle(
+            report.study,
+            cases[0] if len(cases) == 1 else None,
+            emulated=report.origins.machine is Machine.EMULATED,
+        ),
         "origins": report.origins,
         "incidents": report.incidents,
         "cautions": [*report.findings.cautions, *report.origins.cautions],
@@ -73,11 +82,26 @@ def context(
     }
 
 
-def subtitle(study: Study, case: CaseAnalysis | None) -> str:
-    """Return the facts above the headline."""
+def _network_section(family: Family, number: int) -> dict[str, Any]:
+    place = f"networks-{number}"
+    return {
+        "id": place,
+        "family": family,
+        "headings": family.headings(),
+        "rows": list(family.table()),
+        "charts": [chart(panel, place) for panel in network_panels(family)],
+        "plot": place,
+    }
+
+
+def subtitle(study: Study, case: CaseAnalysis | None, *, emulated: bool) -> str:
+    """Return the facts above the headline; `emulated` is whether its network was."""
     repeats = "1 repeat" if study.repeats == 1 else f"{study.repeats} repeats"
     title = study.title if case is None else case.case.label
-    return "  ·  ".join([title, f"{study.mode} scaling", f"site {study.site}", repeats])
+    facts = [title, f"{study.mode} scaling", f"site {study.site}", repeats]
+    if emulated:
+        facts.append("hosts and network emulated on one machine")
+    return "  ·  ".join(facts)
 
 
 def slug(text: str) -> str:
@@ -102,7 +126,7 @@ def render(name: str, context: Mapping[str, Any]) -> str:
 
 
 def _section(
-    study: Study, case: CaseAnalysis, found: CaseFindings, plots: Sequence[str]
+    report: Report, case: CaseAnalysis, found: CaseFindings, plots: Sequence[str]
 ) -> dict[str, Any]:
     place = slug(case.case.key)
     rows = case.rows()
@@ -111,7 +135,9 @@ def _section(
         "id": place,
         "case": case,
         "findings": found,
-        "subtitle": subtitle(study, case),
+        "subtitle": subtitle(
+            report.study, case, emulated=report.origins.machine is Machine.EMULATED
+        ),
         "charts": charts(case, place),
         "series": [
             (str(b), words.bits_name(b)) for b in sorted({r["bits"] for r in rows}, reverse=True)

@@ -61,7 +61,8 @@ def plan(study: Study) -> tuple[Point, ...]:
 
     Cases are crossed with nodes, bits and repeats. One rank sends nothing, so a point of one rank
     is measured once per program, batch size and repeat: it is labelled 32 bit and with the first
-    algorithm, whatever bits and algorithms the study compares (see :func:`counts_for`). Each repeat
+    algorithm, whatever bits and algorithms the study compares, and a point of one node with the
+    first network, for no network is between its ranks (see :func:`counts_for`). Each repeat
     is a complete round in a shuffled order of its own: a machine that grows slower (heat, other
     users) then touches all sizes alike and cannot pass for scaling. The order depends on nothing
     but the points, so a resumed study continues the same one.
@@ -79,10 +80,16 @@ def plan(study: Study) -> tuple[Point, ...]:
 
 
 def counts_for(case: Case, point: Point) -> bool:
-    """Tell whether a point is one of a case's: its own, or one rank under any algorithm."""
+    """Tell whether a point is one of a case's: its own, or one that all its like share.
+
+    That is one rank under any algorithm, and one node on any network.
+    """
+    own = point.case
+    if point.nodes == 1:
+        own = replace(own, network=case.network)
     if point.ranks == 1:
-        return replace(point.case, algorithm=case.algorithm) == case
-    return point.case == case
+        own = replace(own, algorithm=case.algorithm)
+    return own == case
 
 
 def script_args(study: Study, point: Point) -> tuple[str, ...]:
@@ -129,6 +136,8 @@ def equal_threads(cores: int, study: Study) -> int:
 
 
 def _measured(study: Study, point: Point) -> Point:
+    if point.nodes == 1 and study.networks:
+        point = replace(point, case=replace(point.case, network=study.networks[0]))
     if point.ranks > 1:
         return point
     case = replace(point.case, algorithm=study.algorithms[0])

@@ -57,12 +57,15 @@ class Program:
         """Tell whether a case is one of this program's."""
         return (self.workload, self.framework) == (case.workload, case.framework)
 
-    def cases(self, algorithms: tuple[str, ...]) -> tuple[Case, ...]:
-        """Return its batch sizes crossed with the algorithms."""
+    def cases(
+        self, algorithms: tuple[str, ...], networks: tuple[str, ...] = ("",)
+    ) -> tuple[Case, ...]:
+        """Return its batch sizes crossed with the algorithms and the networks."""
         return tuple(
-            Case(self.workload, self.framework, batch, algorithm)
+            Case(self.workload, self.framework, batch, algorithm, network)
             for batch in self.batch_sizes
             for algorithm in algorithms
+            for network in networks
         )
 
     def batch_words(self, mode: str, *, global_batch: int, ranks: int) -> list[str]:

@@ -16,10 +16,12 @@ from qsgd_hpc.scaling import latex, page
 from qsgd_hpc.scaling.analyse import analyse
 from qsgd_hpc.scaling.analysis import Analysis, CaseAnalysis
 from qsgd_hpc.scaling.attempts import Attempt, finished
+from qsgd_hpc.scaling.cautions import Machine
 from qsgd_hpc.scaling.compare import Comparison
-from qsgd_hpc.scaling.drawing.files import write_files, write_sheet
+from qsgd_hpc.scaling.drawing.files import write_files, write_networks, write_sheet
 from qsgd_hpc.scaling.findings import Findings, findings
 from qsgd_hpc.scaling.folder import StudyFolder
+from qsgd_hpc.scaling.networks import families
 from qsgd_hpc.scaling.origins import Origins, origins
 from qsgd_hpc.scaling.plan import plan
 from qsgd_hpc.scaling.study import Study
@@ -57,11 +59,11 @@ def load(folder: StudyFolder) -> Report:
         )
     done = finished(attempts)
     where = origins(list(done.values()))
-    one_machine = where.one_machine and max(study.nodes) > 1
+    machine = where.machine if max(study.nodes) > 1 else None
     return Report(
         study=study,
         analysis=analysis,
-        findings=findings(study, analysis, one_machine=one_machine, hosts_apart=where.hosts_apart),
+        findings=findings(study, analysis, machine=machine),
         origins=where,
         incidents=_incidents(study, attempts, torn),
     )
@@ -87,6 +89,8 @@ def write(report: Report, target: Path, comparison: Comparison | None = None) ->
             _plots(report, case, found.headline, target)
             for case, found in zip(report.analysis.cases, report.findings.cases, strict=True)
         ]
+        for number, family in enumerate(families(report.analysis.cases), 1):
+            write_networks(family, target / f"networks-{number}")
         context = page.context(report, plots, comparison)
         markdown = page.render("report.md.j2", context)
         (target / "REPORT.md").write_text(markdown, encoding="utf-8")
@@ -116,7 +120,9 @@ def _plots(report: Report, case: CaseAnalysis, headline: str, target: Path) -> l
     beside = "" if len(report.analysis.cases) == 1 else f"{page.slug(case.case.key)}/"
     folder = target / beside
     folder.mkdir(exist_ok=True)
-    subtitle = page.subtitle(report.study, case)
+    subtitle = page.subtitle(
+        report.study, case, emulated=report.origins.machine is Machine.EMULATED
+    )
     write_sheet(case, headline, subtitle, folder / "plot")
     return [f"{beside}{name}" for name in ("plot", *write_files(case, folder))]
 

@@ -12,6 +12,8 @@ from qsgd_hpc import jobs
 from qsgd_hpc.errors import QsgdError, UsageError
 from qsgd_hpc.jobs.submission import prepare
 from qsgd_hpc.jobs.waiting import Patience
+from qsgd_hpc.launch.cluster import parse as parse_network
+from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.scaling import cost, packed, single
 from qsgd_hpc.scaling.attempts import RECORD_HINT, Attempt, finished
 from qsgd_hpc.scaling.folder import StudyFolder
@@ -47,6 +49,8 @@ def check_sizes(study: Study) -> float | None:
             faults.update(dict.fromkeys(str(error).splitlines()))
     if faults:
         raise UsageError("\n".join(faults))
+    for network in filter(None, map(parse_network, study.networks)):
+        trial(network, max(study.nodes))
     return limit_min
 
 

@@ -11,6 +11,7 @@ import click
 
 from qsgd_hpc._data import data
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.cluster.network import split as split_networks
 from qsgd_hpc.scaling.study import BITS, MODES, parse_counts
 from qsgd_hpc.scaling.study_file import is_study_file, read_study_file
 from qsgd_hpc.scaling.wishes import DEFAULTS
@@ -37,6 +38,12 @@ OPTIONS = (
         "--bits", help="Bits per gradient element; 32 is plain float32.  [default: 32,8,4]"
     ),
     click.option("--algorithms", help="Allreduce algorithms to compare.  [default: auto]"),
+    click.option(
+        "--network",
+        metavar="RATE[,latency=T],...",
+        help="On this machine: make each node a host of its own, joined at each of these rates, "
+        "such as 100mbit,1gbit; none: they share memory.",
+    ),
     click.option(
         "--repeats",
         type=int,
@@ -195,6 +202,8 @@ def _wishes(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     for option, key in _WORDS.items():
         if option in given:
             found[key] = [w for w in (w.strip() for w in given[option].split(",")) if w]
+    if "network" in given:
+        found["networks"] = split_networks(given["network"])
     for name, allowed in (("nodes", None), ("bits", BITS), ("batch_size", None)):
         if name in given:
             try:

@@ -90,6 +90,7 @@ def request(study: Study, point: Point, records: Path) -> jobs.JobRequest:
         account=study.account,
         filesystems=study.filesystems,
         site=study.site,
+        network=point.case.network or None,
         name=f"scale-n{point.nodes}-b{point.bits}",
         env=environment(study, point, str(records)),
         workdir=study.workdir,

@@ -35,6 +35,8 @@ class Study:
         site: name of the site profile.
         workdir: absolute path of the folder that the jobs run in.
         algorithms: allreduce algorithms to compare; "auto" leaves the choice to the engine.
+        networks: networks to emulate between the nodes, in their own words ("1gbit"); empty: what
+            the site has.
         repeats: measurements of each point.
         walltime_min: limit of each job; None takes the site's default.
         max_node_hours: what all jobs together may take; None: no limit.
@@ -50,6 +52,7 @@ class Study:
     site: str
     workdir: Path
     algorithms: tuple[str, ...] = (AUTO,)
+    networks: tuple[str, ...] = ()
     repeats: int = 1
     walltime_min: float | None = None
     queue: str | None = None
@@ -61,8 +64,9 @@ class Study:
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """What the points train: programs x batch sizes x algorithms, in the order given."""
-        return tuple(case for program in self.programs for case in program.cases(self.algorithms))
+        """What the points train: programs x batches x algorithms x networks, in this order."""
+        networks = self.networks or ("",)
+        return tuple(c for each in self.programs for c in each.cases(self.algorithms, networks))
 
     @property
     def title(self) -> str:

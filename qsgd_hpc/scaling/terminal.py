@@ -29,6 +29,7 @@ COLOURS = {32: "default", 8: "bright_blue", 4: "yellow", 2: "magenta"}
 VERDICTS = {"faster": "green", "slower": "red"}
 # Columns that a terminal too narrow for all leaves to the report, in the order in which they go.
 DROPPED = (
+    "link",
     "total_bytes",
     "communication",
     "target",

@@ -13,8 +13,10 @@ from qsgd_hpc.env import ALGORITHMS
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import JobRequest
 from qsgd_hpc.jobs.profile import Site
-from qsgd_hpc.jobs.validate import fill
+from qsgd_hpc.jobs.validate import fill, network_faults
 from qsgd_hpc.jobs.words import did_you_mean, minutes
+from qsgd_hpc.launch.cluster import parse as parse_network
+from qsgd_hpc.launch.cluster.network import NONE
 from qsgd_hpc.scaling import workloads
 from qsgd_hpc.scaling.plan import equal_threads
 from qsgd_hpc.scaling.program import Program
@@ -33,6 +35,7 @@ DEFAULTS: Wishes = {
     "mode": "strong",
     "bits": [32, 8, 4],
     "algorithms": ["auto"],
+    "networks": [],
     "repeats": 1,
     "batch_size": 128,
     "epochs": None,
@@ -78,6 +81,7 @@ def define(
         nodes=tuple(sorted(set(asked["nodes"]))),
         bits=tuple(sorted(set(asked["bits"]), reverse=True)),
         algorithms=tuple(dict.fromkeys(asked["algorithms"])),
+        networks=_networks(asked, site, faults),
         ranks_per_node=ranks_per_node,
         site=site.name,
         repeats=asked["repeats"],
@@ -144,6 +148,19 @@ def _word_faults(asked: Wishes) -> Iterator[str]:
     for bits in asked["bits"]:
         if bits not in BITS:
             yield f"bits {bits}: expected {_listed(BITS)}."
+
+
+def _networks(asked: Wishes, site: Site, faults: list[str]) -> tuple[str, ...]:
+    """Return the networks in their own words, each once."""
+    found = []
+    for text in asked["networks"]:
+        request = JobRequest(Path("x.py"), nodes=max(asked["nodes"], default=1), network=text)
+        if wrong := list(network_faults(request, site)):
+            faults += wrong
+            continue
+        network = parse_network(text)
+        found.append(NONE if network is None else network.text)
+    return tuple(dict.fromkeys(found))
 
 
 def _listed(values: Sequence[int]) -> str:

@@ -18,6 +18,7 @@ from qsgd_hpc.scaling.analysis import (
     LinkFit,
 )
 from qsgd_hpc.scaling.case import Case
+from qsgd_hpc.scaling.cautions import Machine
 from qsgd_hpc.scaling.findings import findings
 from qsgd_hpc.scaling.origins import Origins
 from qsgd_hpc.scaling.report import Report
@@ -182,7 +183,7 @@ def report_of(*cases: CaseAnalysis, commit: str = "0123456789ab") -> Report:
     return Report(
         study=study(nodes=NODES, repeats=3),
         analysis=whole,
-        findings=findings(study(), whole, one_machine=True),
+        findings=findings(study(), whole, machine=Machine.ONE),
         origins=Origins(
             facts=(("Code", commit), ("Host", "bench-01"), ("MPI", "MPICH Version: 5.0.2")),
             jobs=(
@@ -193,7 +194,7 @@ def report_of(*cases: CaseAnalysis, commit: str = "0123456789ab") -> Report:
                     "command": "QSGD_BITS=32 /home/ada/train.py --global-batch-size 256",
                 },
             ),
-            one_machine=True,
+            machine=Machine.ONE,
             cautions=(),
         ),
         incidents=("2 nodes, 4 bit, repeat 1, attempt 1: the job ended as TIMEOUT; not used.",),

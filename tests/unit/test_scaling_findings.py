@@ -6,6 +6,7 @@ import pytest
 
 from qsgd_hpc.scaling import words
 from qsgd_hpc.scaling.analyse import analyse
+from qsgd_hpc.scaling.cautions import Machine
 from qsgd_hpc.scaling.findings import findings
 from qsgd_hpc.scaling.plan import plan
 from qsgd_hpc.scaling.verdicts import compare_speed
@@ -14,7 +15,7 @@ from tests.unit.scaling_samples import attempt, attempts, metered, metered_attem
 
 def told(whole, found, *, one_machine=False):
     analysis = analyse(found, mode=whole.mode, cases=whole.cases)
-    return findings(whole, analysis, one_machine=one_machine)
+    return findings(whole, analysis, machine=Machine.ONE if one_machine else None)
 
 
 def by_bits(speeds):

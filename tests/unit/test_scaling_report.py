@@ -43,7 +43,7 @@ FILES = (
     *("REPORT.md", "report.html", "results.csv", "results.tex", "plot.png", "plot.svg"),
     *(f"{stem}.{end}" for stem in PLOTS for end in ("pdf", "png")),
 )
-CASE_COLUMNS = ("workload", "framework", "batch_size", "algorithm", "unit")
+CASE_COLUMNS = ("workload", "framework", "batch_size", "algorithm", "network", "unit")
 
 
 class Page(HTMLParser):
@@ -156,7 +156,7 @@ def test_the_csv_holds_the_tables_unrounded_with_the_case_in_front(made):
     truth = analyse(StudyFolder(made).attempts()[0]).cases[0].table
     assert table["throughput"].tolist() == pytest.approx(truth["throughput"].tolist(), rel=1e-8)
     assert set(table["workload"]) == {"train"} and set(table["unit"]) == {"images"}
-    assert (made / "results.csv").read_text().splitlines()[1].endswith(",702,128")
+    assert (made / "results.csv").read_text().splitlines()[1].endswith(",702,128,,")
 
 
 def test_markdown_and_page_show_every_row(made):

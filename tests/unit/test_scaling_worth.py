@@ -27,7 +27,7 @@ def judged(speeds, *, repeats=3, wobble=0.005, **final):
     ]
     analysis = analyse(found)
     (only,) = analysis.cases[0].break_even
-    return only, findings(whole, analysis, one_machine=False).cases[0]
+    return only, findings(whole, analysis, machine=None).cases[0]
 
 
 def test_the_break_even_bandwidth_is_that_of_the_cost_model():

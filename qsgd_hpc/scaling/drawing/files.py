@@ -10,14 +10,17 @@ from typing import Any
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from qsgd_hpc.scaling.analysis import BREAKDOWN, CaseAnalysis
 from qsgd_hpc.scaling.drawing import steps
+from qsgd_hpc.scaling.drawing.networks import network_panels
 from qsgd_hpc.scaling.drawing.panel import Panel, live
 from qsgd_hpc.scaling.drawing.panels import accuracy_panels, breakdown_panel, panels, speedup_panel
-from qsgd_hpc.scaling.drawing.style import QUIET, STYLE
+from qsgd_hpc.scaling.drawing.style import QUIET, STYLE, colour
+from qsgd_hpc.scaling.networks import Family
 
-__all__ = ["write_files", "write_sheet"]
+__all__ = ["write_files", "write_networks", "write_sheet"]
 
 DPI = 200
 # What a file would hold of the moment and the program that wrote it: the same records must give
@@ -52,6 +55,27 @@ def write_sheet(case: CaseAnalysis, title: str, subtitle: str, stem: Path) -> No
             axes.set_title(panel.title, loc="left", fontsize=11.5, fontweight="bold", pad=12)
         figure.text(0.025, 0.935, title, fontsize=15, fontweight="bold", va="center")
         figure.text(0.025, 0.883, subtitle, color=QUIET, va="center")
+        figure.savefig(stem.with_suffix(".png"), dpi=DPI, metadata=_PNG)
+        figure.savefig(stem.with_suffix(".svg"), metadata=_SVG)
+    file = stem.with_suffix(".svg")
+    file.write_text(live(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def write_networks(family: Family, stem: Path) -> None:
+    """Write one case on its networks as `stem`.png and `stem`.svg."""
+    made = network_panels(family)
+    with _style("path", stem.name):
+        figure = Figure(figsize=(6.6 * len(made), 4.9))
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(1, len(made), squeeze=False)
+        for panel, axes in zip(made, grid.flat, strict=True):
+            panel.draw([axes])
+            axes.set_title(panel.title, loc="left", fontsize=11.5, fontweight="bold", pad=12)
+        handles = [Patch(color=colour(int(s.series)), label=s.name) for s in made[0].key]
+        figure.legend(handles=handles, frameon=False, loc="upper right", ncols=len(handles))
+        title = f"{family.label}: hosts and network emulated on one machine"
+        figure.suptitle(title, x=0.02, ha="left", color=QUIET, fontsize=10.5)
+        figure.tight_layout(pad=0.8, w_pad=2.5)
         figure.savefig(stem.with_suffix(".png"), dpi=DPI, metadata=_PNG)
         figure.savefig(stem.with_suffix(".svg"), metadata=_SVG)
     file = stem.with_suffix(".svg")

@@ -16,7 +16,7 @@ from qsgd_hpc.scaling.drawing.panel import Panel, live
 from qsgd_hpc.scaling.drawing.panels import panels, throughput_panel
 from qsgd_hpc.scaling.drawing.style import STYLE, VARIABLES, logarithmic
 
-__all__ = ["Chart", "Drawing", "charts", "inline"]
+__all__ = ["Chart", "Drawing", "chart", "charts", "inline"]
 
 # Inches. At these widths all stand at one scale in the page, so that their letters are equally
 # large: the first chart beside two small ones, the others two in a row, and all on a phone.
@@ -50,7 +50,7 @@ class Chart:
 def charts(case: CaseAnalysis, place: str) -> tuple[Chart, ...]:
     """Return the case's panels for the page; `place` is the id of the case there."""
     first, *others = panels(case)
-    return (_first(case, first, place), *(_chart(panel, place) for panel in others))
+    return (_first(case, first, place), *(chart(panel, place) for panel in others))
 
 
 def _first(case: CaseAnalysis, panel: Panel, place: str) -> Chart:
@@ -67,7 +67,8 @@ def _first(case: CaseAnalysis, panel: Panel, place: str) -> Chart:
     return Chart(panel, tuple(drawings), scales if len(scales) > 1 else ())
 
 
-def _chart(panel: Panel, place: str) -> Chart:
+def chart(panel: Panel, place: str) -> Chart:
+    """Return one panel for the page; `place` is unique to what it belongs to."""
     if panel.name in _BESIDE:
         return Chart(panel, (Drawing("any", inline(panel, SMALL, place)),))
     sizes = (("wide", HALF), ("narrow", SMALL))

@@ -1,0 +1,129 @@
+"""Cases that differ by the network alone, side by side: where does compressing pay; pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from qsgd_hpc.launch.cluster import parse as parse_network
+from qsgd_hpc.scaling import words
+from qsgd_hpc.scaling.analysis import CaseAnalysis
+from qsgd_hpc.scaling.cells import cells
+from qsgd_hpc.scaling.verdicts import Row, compare_speed, largest_rows, plain_row, spokesman
+
+__all__ = ["Family", "families"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One case on several networks.
+
+    Attributes:
+        label: the case without its network, such as 'mnist (torch), batch 128'.
+        members: the case on each network, the slowest first, shared memory last.
+        nodes: of the largest size that all of them have.
+    """
+
+    label: str
+    members: tuple[CaseAnalysis, ...]
+    nodes: int
+
+    @property
+    def unit(self) -> str:
+        """What throughput counts."""
+        return self.members[0].unit
+
+    def rows(self, member: CaseAnalysis) -> list[Row]:
+        """Return a member's rows of the size that is compared, fp32 first."""
+        return [row for row in member.rows() if row["nodes"] == self.nodes]
+
+    @property
+    def heading(self) -> str:
+        """A heading: what is compared."""
+        return f"What the network decides: {self.label}, {words.nodes_name(self.nodes)}"
+
+    @property
+    def sentence(self) -> str:
+        """Say of each network whether compressing pays on it."""
+        once = any(r["repeats"] == 1 for m in self.members for r in self.rows(m))
+        said = " ".join(filter(None, map(_said, self.members)))
+        return f"{said} (Some of it measured once.)" if said and once else said
+
+    def headings(self) -> list[tuple[str, str]]:
+        """Return (key, name) of the table's columns that hold anything."""
+        unit = self.unit[:1].upper() + self.unit[1:]
+        names = [("network", "Network"), ("bits", "Bits"), ("speed", f"{unit}/s")]
+        names.append(("ratio", "Over fp32"))
+        if self.quality:
+            names.append(("quality", words.quality_name(self.quality)))
+        if self.targets:
+            names += [("target", "To target"), ("sooner", "Sooner")]
+        return [*names, ("link", "Link reached")]
+
+    @property
+    def quality(self) -> str:
+        """The column of the quality; empty unless all members have the same."""
+        names = {member.quality for member in self.members}
+        return names.pop() if len(names) == 1 else ""
+
+    @property
+    def targets(self) -> bool:
+        """Whether any row tells the time to its target."""
+        return any(r["time_to_target_s"] for m in self.members for r in self.rows(m))
+
+    def table(self) -> Iterator[dict[str, str]]:
+        """Yield a row of text for each network and bits."""
+        for member in self.members:
+            rows = self.rows(member)
+            plain = plain_row(rows)
+            for row in rows:
+                yield {
+                    **cells(row, member),
+                    "network": member.case.network_label,
+                    "ratio": _over(row, plain, "throughput"),
+                    "sooner": _over(plain, row, "time_to_target_s") if plain else words.MISSING,
+                    "raw_bits": str(row["bits"]),
+                }
+
+
+def families(cases: Sequence[CaseAnalysis]) -> list[Family]:
+    """Return the cases that were measured on two or more networks, in the order of the first."""
+    found: dict[object, list[CaseAnalysis]] = {}
+    for case in cases:
+        found.setdefault(replace(case.case, network=""), []).append(case)
+    made = []
+    for members in found.values():
+        sizes = set.intersection(*({r["nodes"] for r in m.rows()} for m in members))
+        if len(members) > 1 and max(sizes, default=1) > 1:
+            members.sort(key=_rate)
+            label = replace(members[0].case, network="").label
+            made.append(Family(label, tuple(members), max(sizes)))
+    return made
+
+
+def _rate(case: CaseAnalysis) -> tuple[float, float]:
+    network = parse_network(case.case.network or None)
+    return (math.inf, 0.0) if network is None else (network.rate_bits_s, -network.latency_us)
+
+
+def _over(row: Row | None, other: Row | None, column: str) -> str:
+    if row is None or other is None or row is other or not (row[column] and other[column]):
+        return words.MISSING
+    return words.times(row[column] / other[column])
+
+
+def _said(case: CaseAnalysis) -> str:
+    packed, plain = spokesman(case), plain_row(largest_rows(case))
+    if packed is None or plain is None:
+        return ""
+    verdict = compare_speed(case, packed, plain)
+    name, times = words.bits_name(packed["bits"]), words.times(verdict.ratio.value)
+    where = case.case.network_label
+    place = f"In {where}" if case.case.network == "none" else f"At {where}"
+    return {
+        "faster": f"{place} compressing pays: {name} trains {times} as fast as fp32.",
+        "slower": f"{place} it does not: {name} trains at {times} the speed of fp32.",
+        "same": f"{place} it does not: {name} trains as fast as fp32.",
+        "unclear": f"{place} the noise hides whether it does ({name}: {times}).",
+    }[verdict.word]
