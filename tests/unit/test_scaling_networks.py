@@ -12,7 +12,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.scaling.analyse import analyse
 from qsgd_hpc.scaling.case import Case
-from qsgd_hpc.scaling.cautions import Machine
+from qsgd_hpc.scaling.cautions import Machine, cautions
 from qsgd_hpc.scaling.folder import StudyFolder
 from qsgd_hpc.scaling.networks import families
 from qsgd_hpc.scaling.origins import origins
@@ -109,6 +109,14 @@ def test_where_compressing_pays_is_said_network_by_network_the_slowest_first():
         ("100 Mb/s", "4 bit", "6.00×"),
     ]
     assert rows[1]["sooner"] == "6.00×"
+
+
+def test_what_compressing_gains_over_several_ranks_is_not_above_ideal():
+    whole = study(networks=("100mbit",), bits=(32, 4), nodes=(2,))
+    found = analyse(measured(whole), cases=whole.cases)
+    assert found.cases[0].table["efficiency"].max() == pytest.approx(6.0)
+    heads = [c.split(":")[0] for c in cautions(found, mode="strong", machine=Machine.EMULATED)]
+    assert heads[:2] == ["Noise", "Emulated network"]
 
 
 def test_one_network_is_no_family_and_one_node_has_no_network():
