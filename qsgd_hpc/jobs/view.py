@@ -41,6 +41,7 @@ def as_json(job: Job) -> dict[str, Any]:
         "exit_code": job.exit_code,
         "why": progress.why,
         "nodes": request.nodes,
+        "network": request.network,
         "ranks": request.ranks,
         "walltime_min": request.walltime_min,
         "queue": request.queue,
@@ -96,6 +97,8 @@ def status_lines(job: Job, continued_by: Job | None = None) -> list[str]:
     """Return what ``status`` prints."""
     request, progress = job.request, job.progress
     size = f"{_count(request.nodes, 'node')}, {_count(request.ranks, 'rank')}"
+    if request.network is not None:
+        size += f", network {request.network}"
     limit = "no walltime" if request.walltime_min is None else clock(request.walltime_min)
     rows = [("state", job.state.value + (f" ({progress.why})" if progress.why else ""))]
     if progress.silence:

@@ -37,6 +37,7 @@ __all__ = ["Task", "command", "main", "trial"]
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PASSED = (signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
+TRIAL_LIMIT_S = 60.0
 # Without the caller's folder in sys.path: a script's queue.py must not replace Python's own.
 _START = "import sys; sys.path[:] = filter(None, sys.path); from {} import main; main()"
 
@@ -69,12 +70,19 @@ def trial(network: Network, hosts: int) -> None:
     Raises:
         ClusterError: they cannot be made here; the message has the remedy.
     """
-    done = subprocess.run(
-        command(Task(network.text, hosts, trial=True), ()),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    try:
+        done = subprocess.run(
+            command(Task(network.text, hosts, trial=True), ()),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TRIAL_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterError(
+            f"--network: making {hosts} hosts took more than {TRIAL_LIMIT_S:g} s; take fewer, or "
+            "try again when the machine is less busy"
+        ) from None
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ClusterError(last)

@@ -26,7 +26,7 @@ def network_panels(family: Family) -> list[Panel]:
     draw = partial(_speeds, family=family)
     found = [Panel("networks", title, "Above a bar: the speed over fp32.", 3.4, draw, key=key)]
     if family.targets:
-        title = f"Time to {_target(family)}"
+        title = f"Time to {_target(family)}, {words.nodes_name(family.nodes)}"
         caption = "Less is better. Above a bar: how many times sooner than fp32."
         draw = partial(_times, family=family)
         found.append(Panel("times", title, caption, 3.4, draw, key=key))
@@ -35,7 +35,9 @@ def network_panels(family: Family) -> list[Panel]:
 
 def _target(family: Family) -> str:
     reached = {words.quality(m.quality, m.target) for m in family.members if m.target}
-    return reached.pop() if len(reached) == 1 else "each network's target"
+    if len(reached) != 1:
+        return "each network’s target"
+    return f"{words.quality_name(family.members[0].quality).lower()} {reached.pop()}"
 
 
 def _bits(family: Family) -> list[int]:
