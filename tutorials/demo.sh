@@ -3,8 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-epochs=3 bits=32,8,4
-if [ "${1:-}" = --short ]; then epochs=1 bits=32,4; fi
+epochs=3 bits=32,8,4 nodes=1,2 study=demo/study
+if [ "${1:-}" = --short ]; then epochs=1 bits=32,4 nodes=2 study=demo/study-short; fi
 # This machine, also where it is the login node of a cluster.
 export QSGD_HOME="$PWD/demo" QSGD_SITE=local
 script=tutorials/mnist_torch/train_mnist_hvd.py
@@ -23,6 +23,13 @@ show qsgd-hpc status "$job"
 show qsgd-hpc submit --site polaris --nodes 8 --walltime 30m --account myproject --dry-run \
   "$script" --epochs 3
 
-say "3. How it scales: 1 and 2 nodes, 32 bits and fewer"
-show qsgd-hpc scale --nodes 1,2 --mode strong --bits "$bits" \
-  -o demo/study "$script" --epochs "$epochs"
+# Where compressing pays, and where it does not. Through shared memory it never does.
+networks=(--network '100mbit,10gbit')
+say "3. Does compressing help? Two hosts of their own on this machine, on a slow and a fast network"
+if ! missing=$(qsgd-hpc run -np 2 --network 100mbit --dry-run true 2>&1 > /dev/null); then
+  printf '%s\n' "$missing" "So the study goes through shared memory, where fewer bytes gain nothing."
+  networks=() nodes=1,2
+fi
+show qsgd-hpc scale --nodes "$nodes" "${networks[@]}" --mode strong --bits "$bits" --target 0.98 \
+  --epochs "$epochs" -o "$study" "$script"
+printf '\nThe report, with charts: %s\n' "file://$PWD/$study/report.html"

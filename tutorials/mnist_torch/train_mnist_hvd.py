@@ -149,7 +149,7 @@ def train(args: argparse.Namespace) -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-    steps_done, timed_images, timed_s, accuracy = 0, 0, 0.0, math.nan
+    steps_done, timed_images, timed_s, trained_s, accuracy = 0, 0, 0.0, 0.0, math.nan
     untimed = min(UNTIMED_STEPS, (epochs - first_epoch) * steps_per_epoch // 2)
     for epoch in range(first_epoch, epochs):
         model.train()
@@ -178,6 +178,7 @@ def train(args: argparse.Namespace) -> None:
         # Step 8: average the metrics. Sums and counts are added up, so the result is exact.
         (loss_total,) = total(loss_sum.item())
         seconds = time.perf_counter() - begin
+        trained_s += seconds
         correct, count = total(count_correct(model, x_test, y_test), len(x_test))
         train_loss, accuracy = loss_total / len(x_train), correct / count
         if rank == 0:
@@ -192,6 +193,7 @@ def train(args: argparse.Namespace) -> None:
                 epoch=epoch + 1,
                 images=len(x_train),
                 seconds=seconds,
+                elapsed_s=trained_s,
                 images_per_s=len(x_train) / seconds,
                 train_loss=train_loss,
                 test_accuracy=accuracy,
