@@ -201,6 +201,12 @@ def test_a_run_is_told_and_recorded_with_the_rates_that_its_links_reached(tmp_pa
     assert body["sent_bytes"] == sent
 
 
+def test_links_that_cannot_be_probed_again_cost_a_warning_not_the_run():
+    after = {"when": "after", "reached_bits_s": [], "why": "gone", "sent_bytes": [1, 2]}
+    *_, told = LinkLog(GIGABIT, 2).hear(after, {})
+    assert "could not be probed again: gone" in told
+
+
 def test_records_that_cannot_be_written_are_a_warning(tmp_path):
     log = LinkLog(GIGABIT, 2)
     after = {"when": "after", "reached_bits_s": [1e9, 1e9], "sent_bytes": [1, 2]}

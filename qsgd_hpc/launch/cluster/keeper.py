@@ -99,7 +99,10 @@ def main() -> None:
     _die_with(parent)
     if task.trial:
         return
-    code = cluster.run(mpiexec)
+    try:
+        code = cluster.run(mpiexec)
+    except UsageError as error:
+        sys.exit(str(error))
     if code < 0:  # as it ended, so that the launcher sees the same
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
@@ -136,8 +139,15 @@ class _Cluster:
         code, was_ended = _run_passing_signals(mpiexec, self._environment())
         sent = [after - b for after, b in zip(sent_bytes(names), before, strict=True)]
         if not was_ended:
-            self._tell(when="after", reached_bits_s=self._reached(), sent_bytes=sent)
+            self._tell(when="after", sent_bytes=sent, **self._reached_after())
         return code
+
+    def _reached_after(self) -> dict[str, object]:
+        """Look at the links again; that this fails must not cost a run that is over its end."""
+        try:
+            return {"reached_bits_s": self._reached()}
+        except (ClusterError, OSError) as error:
+            return {"reached_bits_s": [], "why": str(error)}
 
     def _reached(self) -> list[int]:
         hosts = list(self.hosts.values())

@@ -41,6 +41,8 @@ class LinkLog:
             *self._closing(facts["sent_bytes"]),
             *self._shortfall(reached, " after the run"),
         ]
+        if "why" in facts:
+            sentences.append(f"warning: the links could not be probed again: {facts['why']}")
         return sentences + self._record(facts, environ)
 
     def _opening(self) -> str:

@@ -22,7 +22,6 @@ from qsgd_hpc.launch.cluster.obstacles import ClusterError
 
 __all__ = ["reached_bits_s"]
 
-PORT = 5201
 CONNECT_S = 20.0
 BEFORE_S, LEAST_S, MOST_S = 0.1, 0.4, 4.0
 # A slow link is watched until so much could have passed, or its bursts would hide its rate.
@@ -45,7 +44,8 @@ def reached_bits_s(network: Network, hosts: Sequence[Namespaces], home: Namespac
     stay, leave = os.pipe()  # its closing tells the processes that all have answered
     probes = []
     for i, (host, listener) in enumerate(zip(hosts, listeners, strict=True)):
-        peer = address((i + 1) % len(hosts) + 1)
+        next_host = (i + 1) % len(hosts)
+        peer = (address(next_host + 1), listeners[next_host].getsockname()[1])
         measure = partial(_exchange, listener, peer, time_s)
         probes.append(_fork(host, measure, stay, leave))
     for listener in listeners:
@@ -62,8 +62,7 @@ def reached_bits_s(network: Network, hosts: Sequence[Namespaces], home: Namespac
 def _listener(host: Namespaces, home: Namespaces) -> socket.socket:
     with within(host, home):
         listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("", PORT))
+    listener.bind(("", 0))  # what a rank has left behind may hold any port
     listener.listen(1)
     return listener
 
@@ -90,13 +89,13 @@ def _fork(
 
 
 def _exchange(
-    listener: socket.socket, peer: str, time_s: float
+    listener: socket.socket, peer: tuple[str, int], time_s: float
 ) -> tuple[float, socket.socket, socket.socket]:
     """Send to the next host, receive from the one before; return the bits received per second.
 
     With the two connections, which must stay open for the others.
     """
-    out = socket.create_connection((peer, PORT), timeout=CONNECT_S)
+    out = socket.create_connection(peer, timeout=CONNECT_S)
     listener.settimeout(CONNECT_S)
     into, _ = listener.accept()
     # What is still on its way at the end must not disturb the run: a reset, not a farewell.
