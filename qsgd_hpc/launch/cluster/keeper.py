@@ -136,7 +136,10 @@ class _Cluster:
         names = list(self.hosts)
         self._tell(when="before", reached_bits_s=self._reached())
         before = settled_bytes(names)
-        code, was_ended = _run_passing_signals(mpiexec, self._environment())
+        # Should this process be killed, the networks must last for what the ranks' daemons have yet
+        # to tell mpiexec: it waits a minute for the end of a connection whose network is gone.
+        kept = [host.descriptors["net"] for host in self.hosts.values()]
+        code, was_ended = _run_passing_signals(mpiexec, self._environment(), kept)
         sent = [after - b for after, b in zip(sent_bytes(names), before, strict=True)]
         if not was_ended:
             self._tell(when="after", sent_bytes=sent, **self._reached_after())
@@ -177,7 +180,9 @@ def _prepare() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
-def _run_passing_signals(words: Sequence[str], environ: Mapping[str, str]) -> tuple[int, bool]:
+def _run_passing_signals(
+    words: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int]
+) -> tuple[int, bool]:
     """Run a program to its end; return its code, and whether a signal had asked for that end."""
     arrived: list[int] = []
     process: subprocess.Popen[bytes] | None = None
@@ -189,7 +194,7 @@ def _run_passing_signals(words: Sequence[str], environ: Mapping[str, str]) -> tu
 
     for name in (*_ENDING, *_PASSED):
         signal.signal(name, hand_on)
-    process = subprocess.Popen(words, env=environ, preexec_fn=_prepare)
+    process = subprocess.Popen(words, env=environ, preexec_fn=_prepare, pass_fds=descriptors)
     for number in arrived:  # while it was starting
         process.send_signal(number)
     return process.wait(), not set(arrived).isdisjoint(_ENDING)
