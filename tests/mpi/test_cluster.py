@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -220,9 +219,9 @@ def test_signals_that_a_script_awaits_reach_every_host(stays, tmp_path):
     assert process.wait() == 143
 
 
-def test_a_rank_that_fails_is_named_with_its_host(run_ranks):
+def test_a_rank_that_fails_is_named_with_its_host(run_ranks, python):
     code = "import sys; from mpi4py import MPI; sys.exit(7 if MPI.COMM_WORLD.rank == 1 else 0)"
-    done = run_ranks(2, "--network", "1gbit", sys.executable, "-c", code, QSGD_RUN_GRACE_S="3")
+    done = run_ranks(2, "--network", "1gbit", python, "-c", code, QSGD_RUN_GRACE_S="3")
     assert done.returncode == 7
     assert "rank 1 on host node2" in done.stderr
 
@@ -246,7 +245,7 @@ def test_where_namespaces_are_denied_the_remedy_is_named(python):
     assert re.search(r"note +--network +needs namespaces", doctor.stdout)
 
 
-def test_a_latency_delays_or_the_module_that_would_is_named(run_ranks, tmp_path):
+def test_a_latency_delays_or_the_module_that_would_is_named(run_ranks, tmp_path, python):
     script = tmp_path / "delayed.py"
     script.write_text(
         "import time; from mpi4py import MPI\n"
@@ -254,7 +253,7 @@ def test_a_latency_delays_or_the_module_that_would_is_named(run_ranks, tmp_path)
         "for _ in range(5): c.barrier()\n"
         "print('RESULT', time.monotonic() - t, flush=True)\n"
     )
-    done = run_ranks(2, "--network", "1gbit,latency=20ms", sys.executable, str(script))
+    done = run_ranks(2, "--network", "1gbit,latency=20ms", python, str(script))
     if done.returncode == 0:
         seconds = [float(text) for text in re.findall(r"RESULT (\S+)", done.stdout)]
         assert min(seconds) > 5 * 0.02
