@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import os
 import selectors
@@ -19,6 +18,7 @@ from qsgd_hpc.launch.cluster.link_log import LinkLog
 from qsgd_hpc.launch.command import Command
 from qsgd_hpc.launch.frames import Decoder, Ended, Event, Links, Output, Raw, Started
 from qsgd_hpc.launch.mpi import Family, Launcher
+from qsgd_hpc.launch.mpiexec import prepare_mpiexec
 from qsgd_hpc.launch.options import RunOptions
 from qsgd_hpc.launch.outcome import Ledger, explain, list_ranks
 from qsgd_hpc.launch.output import LineSink
@@ -39,13 +39,6 @@ def say(text: str) -> None:
     with contextlib.suppress(BrokenPipeError):
         sys.stderr.write(f"qsgd-hpc run: {text}\n")
         sys.stderr.flush()
-
-
-def _prepare_mpiexec() -> None:
-    # Inherited by the ranks' supervisors: MPICH's mpiexec speaks of a death by SIGUSR1, which may
-    # come before a supervisor has a handler.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
 
 
 @contextlib.contextmanager
@@ -109,7 +102,7 @@ class Session:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 start_new_session=True,
-                preexec_fn=_prepare_mpiexec,
+                preexec_fn=prepare_mpiexec,
             )
             with self.process:  # closes its pipes
                 self._watch(wake)

@@ -9,7 +9,6 @@ the supervisors of the ranks tell; without a token, as words.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
@@ -30,13 +29,13 @@ from qsgd_hpc.launch.cluster.namespaces import Namespaces, become_private, hide_
 from qsgd_hpc.launch.cluster.network import Network
 from qsgd_hpc.launch.cluster.obstacles import ClusterError, explain_namespaces
 from qsgd_hpc.launch.cluster.probe import reached_bits_s
+from qsgd_hpc.launch.mpiexec import end_with_parent, prepare_mpiexec
 from qsgd_hpc.launch.supervise import NETWORK, encode
 
 __all__ = ["Task", "command", "main", "trial"]
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PASSED = (signal.SIGUSR1, signal.SIGUSR2)
-_PR_SET_PDEATHSIG = 1
 TRIAL_LIMIT_S = 60.0
 # Without the caller's folder in sys.path: a script's queue.py must not replace Python's own.
 _START = "import sys; sys.path[:] = filter(None, sys.path); from {} import main; main()"
@@ -94,12 +93,9 @@ def main() -> None:
     parent = os.getppid()
     try:
         cluster = _Cluster(task)
-    except UsageError as error:
-        sys.exit(str(error))
-    _die_with(parent)
-    if task.trial:
-        return
-    try:
+        _die_with(parent)
+        if task.trial:
+            return
         code = cluster.run(mpiexec)
     except UsageError as error:
         sys.exit(str(error))
@@ -111,7 +107,7 @@ def main() -> None:
 
 def _die_with(parent: int) -> None:
     """Be told by SIGTERM when the launcher dies; set late, for new rights clear it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    end_with_parent()
     if os.getppid() != parent:
         sys.exit(143)
 
@@ -174,12 +170,6 @@ class _Cluster:
             sys.stderr.flush()
 
 
-def _prepare() -> None:
-    # As the launcher does for an mpiexec of its own: see session.py.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-
-
 def _run_passing_signals(
     words: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int]
 ) -> tuple[int, bool]:
@@ -194,7 +184,7 @@ def _run_passing_signals(
 
     for name in (*_ENDING, *_PASSED):
         signal.signal(name, hand_on)
-    process = subprocess.Popen(words, env=environ, preexec_fn=_prepare, pass_fds=descriptors)
+    process = subprocess.Popen(words, env=environ, preexec_fn=prepare_mpiexec, pass_fds=descriptors)
     for number in arrived:  # while it was starting
         process.send_signal(number)
     return process.wait(), not set(arrived).isdisjoint(_ENDING)

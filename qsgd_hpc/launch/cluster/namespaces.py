@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Namespaces", "become_private", "drop_rights", "hide_file", "new_host", "within"]
+__all__ = ["Namespaces", "become_private", "drop_rights", "hide_file", "new_host", "within_network"]
 
 NEWNS, NEWUTS, NEWIPC = 0x00020000, 0x04000000, 0x08000000
 NEWUSER, NEWNET = 0x10000000, 0x40000000
@@ -55,17 +55,17 @@ class Namespaces:
 
 
 @contextlib.contextmanager
-def within(place: Namespaces, home: Namespaces, kind: str = "net") -> Iterator[None]:
-    """Do something in one namespace of another place, and come home."""
-    place.enter([kind])
+def within_network(place: Namespaces, home: Namespaces) -> Iterator[None]:
+    """Do something in the network of another place, and come home."""
+    place.enter(["net"])
     try:
         yield
     finally:
-        home.enter([kind])
+        home.enter(["net"])
 
 
-def become_private() -> bool:
-    """Give this process namespaces of its own; return whether that took a user namespace.
+def become_private() -> None:
+    """Give this process namespaces of its own.
 
     Root does it directly. Anybody else, and root without the right to (in a container), first
     becomes a user of the same number in a user namespace, with every right inside it that the
@@ -78,7 +78,7 @@ def become_private() -> bool:
         with contextlib.suppress(PermissionError):
             _call("unshare", OWN)
             _keep_mounts_private()
-            return False
+            return
     user, group = os.geteuid(), os.getegid()
     _call("unshare", NEWUSER | OWN)
     Path("/proc/self/setgroups").write_text("deny")  # or the kernel refuses the next line
@@ -87,7 +87,6 @@ def become_private() -> bool:
     _call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)  # so that hosts can be entered by way of /proc
     _pass_rights_on()
     _keep_mounts_private()
-    return True
 
 
 def _keep_mounts_private() -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from qsgd_hpc.launch.cluster.hosts import address
-from qsgd_hpc.launch.cluster.namespaces import Namespaces, within
+from qsgd_hpc.launch.cluster.namespaces import Namespaces, within_network
 from qsgd_hpc.launch.cluster.network import Network
 from qsgd_hpc.launch.cluster.obstacles import ClusterError
 
@@ -60,7 +60,7 @@ def reached_bits_s(network: Network, hosts: Sequence[Namespaces], home: Namespac
 
 
 def _listener(host: Namespaces, home: Namespaces) -> socket.socket:
-    with within(host, home):
+    with within_network(host, home):
         listener = socket.socket()
     listener.bind(("", 0))  # what a rank has left behind may hold any port
     listener.listen(1)

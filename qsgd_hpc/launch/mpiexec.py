@@ -1,0 +1,23 @@
+"""What holds for an mpiexec whoever starts it: the launcher itself, or the keeper of its hosts."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+
+__all__ = ["end_with_parent", "prepare_mpiexec"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Let this process get SIGTERM when the one that started it dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def prepare_mpiexec() -> None:
+    """Make a forked process ready to become mpiexec."""
+    # Inherited by the ranks' supervisors: MPICH's mpiexec speaks of a death by SIGUSR1, which may
+    # come before a supervisor has a handler.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    end_with_parent()
