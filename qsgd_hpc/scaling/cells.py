@@ -42,7 +42,7 @@ _NEEDS = {
 def headings(case: CaseAnalysis) -> list[tuple[str, str]]:
     """Return (key, name) of the columns to show: those that hold anything; results.csv has all."""
     names = {
-        "unit": case.unit[:1].upper() + case.unit[1:],
+        "unit": words.capitalised(case.unit),
         "quality": words.quality_name(case.quality) if case.quality else "",
     }
     empty = {key for key, column in _NEEDS.items() if not case.table[column].notna().any()}

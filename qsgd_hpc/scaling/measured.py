@@ -10,7 +10,7 @@ from qsgd_hpc.scaling.attempts import Attempt
 from qsgd_hpc.scaling.quality import Quality
 from qsgd_hpc.scaling.speeds import is_number, throughput
 
-__all__ = ["AS_RECORDED", "curve", "link_bits_s", "run", "time_to_target"]
+__all__ = ["AS_RECORDED", "curve", "run", "time_to_target"]
 
 NAN = float("nan")
 
@@ -38,7 +38,7 @@ def run(attempt: Attempt, quality: Quality, target: float | None) -> dict[str, A
     values = {name: number(final, name) for name in AS_RECORDED}
     wire, gradient = number(final, "wire_bytes"), number(final, "gradient_bytes")
     speed, _ = throughput(final)
-    comm_s = _comm_seconds(final)
+    comm_s, link_bits_s = _comm_seconds(final), _link_bits_s(attempt)
     return {
         "nodes": point.nodes,
         "ranks": point.ranks,
@@ -55,8 +55,8 @@ def run(attempt: Attempt, quality: Quality, target: float | None) -> dict[str, A
         "reductions_per_step": _share(number(final, "fused_reductions"), values["steps"]),
         "train_loss": _last_loss(attempt),
         "time_to_target_s": time_to_target(attempt, quality, target),
-        "link_bits_s": link_bits_s(attempt),
-        "link_share": link_bits_s(attempt) / number(attempt.network, "rate_bits_s"),
+        "link_bits_s": link_bits_s,
+        "link_share": _share(link_bits_s, number(attempt.network, "rate_bits_s")),
     }
 
 
@@ -83,7 +83,7 @@ def time_to_target(attempt: Attempt, quality: Quality, target: float | None) -> 
     return next((at for value, at in told if quality.reaches(value, target)), math.inf)
 
 
-def link_bits_s(attempt: Attempt) -> float:
+def _link_bits_s(attempt: Attempt) -> float:
     """Return what the slowest link of an emulated network reached beside a run, in bits per second.
 
     Before it or after it, whichever is less; NaN where the network was none of that kind.

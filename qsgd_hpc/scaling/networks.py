@@ -52,9 +52,8 @@ class Family:
 
     def headings(self) -> list[tuple[str, str]]:
         """Return (key, name) of the table's columns that hold anything."""
-        unit = self.unit[:1].upper() + self.unit[1:]
-        names = [("network", "Network"), ("bits", "Bits"), ("speed", f"{unit}/s")]
-        names.append(("ratio", "Over fp32"))
+        names = [("network", "Network"), ("bits", "Bits")]
+        names += [("speed", f"{words.capitalised(self.unit)}/s"), ("ratio", "Over fp32")]
         if self.quality:
             names.append(("quality", words.quality_name(self.quality)))
         if self.targets:

@@ -7,6 +7,7 @@ __all__ = [
     "bandwidth",
     "bits_name",
     "bytes_short",
+    "capitalised",
     "count",
     "duration",
     "hours",
@@ -42,6 +43,11 @@ def rate(value: float | None, unit: str) -> str:
 def sample(unit: str) -> str:
     """What a batch counts where throughput counts `unit`: a batch of words is one of sequences."""
     return {"words": "sequences", "steps": "samples"}.get(unit, unit)
+
+
+def capitalised(text: str) -> str:
+    """A text with a capital first letter, and every other letter as it is: 'Images'."""
+    return text[:1].upper() + text[1:]
 
 
 def interval(low: float | None, high: float | None) -> str:

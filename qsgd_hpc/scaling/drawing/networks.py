@@ -21,12 +21,12 @@ GROUP = 0.82  # of the distance between two networks that their bars take
 def network_panels(family: Family) -> list[Panel]:
     """Return the speed on each network, and the time to the target where it is known."""
     key = tuple(Swatch(str(b), words.bits_name(b), f"--bits-{b}") for b in _bits(family))
-    unit = family.unit[:1].upper() + family.unit[1:]
-    title = f"{unit} per second by network, {words.nodes_name(family.nodes)}"
+    where = words.nodes_name(family.nodes)
+    title = f"{words.capitalised(family.unit)} per second by network, {where}"
     draw = partial(_speeds, family=family)
     found = [Panel("networks", title, "Above a bar: the speed over fp32.", 3.4, draw, key=key)]
     if family.targets:
-        title = f"Time to {_target(family)}, {words.nodes_name(family.nodes)}"
+        title = f"Time to {_target(family)}, {where}"
         caption = "Less is better. Above a bar: how many times sooner than fp32."
         draw = partial(_times, family=family)
         found.append(Panel("times", title, caption, 3.4, draw, key=key))

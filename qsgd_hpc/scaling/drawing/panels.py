@@ -35,7 +35,7 @@ def throughput_panel(case: CaseAnalysis, *, log: bool | None = None) -> Panel:
     lines = len(_at_largest(case))
     return Panel(
         "throughput",
-        f"{case.unit[:1].upper()}{case.unit[1:]} per second",
+        f"{words.capitalised(case.unit)} per second",
         "Dashed: ideal, the reference multiplied by the ranks. Bars: 95% intervals."
         if case.table["throughput_lo"].notna().any()
         else "Dashed: ideal, the reference multiplied by the ranks.",
