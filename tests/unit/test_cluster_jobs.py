@@ -17,16 +17,6 @@ from qsgd_hpc.scaling.predict.fabric import fabric_of_site
 TOOLS = Tools("python3", ("qsgd-hpc",))
 
 
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the user's profiles."""
-    monkeypatch.setenv("QSGD_HOME", str(tmp_path))
-    monkeypatch.delenv("QSGD_SITE", raising=False)
-    folder = tmp_path / "sites"
-    folder.mkdir()
-    return folder
-
-
 def script(network: str | None, site_name: str = "local") -> str:
     site = sites.load(site_name)
     request = fill(JobRequest(Path("train.py"), nodes=2, network=network), site)

@@ -17,16 +17,6 @@ SHIPPED = sorted(path.stem for path in JOBS.glob("*.yaml"))
 LAPTOP = sites.Host(("laptop",), {}, ())
 
 
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the user's profiles."""
-    monkeypatch.setenv("QSGD_HOME", str(tmp_path))
-    monkeypatch.delenv("QSGD_SITE", raising=False)
-    folder = tmp_path / "sites"
-    folder.mkdir()
-    return folder
-
-
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_profiles_are_sound(name: str) -> None:
