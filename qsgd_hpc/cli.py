@@ -104,7 +104,3 @@ def main(argv: list[str] | None = None) -> None:
         for line in str(error).splitlines():
             click.echo(f"qsgd-hpc: {line}", err=True)
         sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

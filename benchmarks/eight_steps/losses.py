@@ -16,7 +16,7 @@ from pathlib import Path
 
 SERIAL = Path(__file__).parents[2] / "tests" / "convert" / "serial"
 LOSS = re.compile(r"(?i)^epoch.*?loss:? ([\d.]+)", re.M)
-CLI = [sys.executable, "-m", "qsgd_hpc.cli"]
+CLI = [sys.executable, "-m", "qsgd_hpc"]
 
 
 def losses(*command: str | Path) -> list[str]:

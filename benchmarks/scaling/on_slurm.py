@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
     (home / "sites" / "slurm-here.yaml").write_text(PROFILE.replace("cores: 8", "cores: 1") + SRUN)
     try:
         bed.up()
-        scale = [sys.executable, "-m", "qsgd_hpc.cli", "scale", "--yes", "--site", "slurm-here"]
+        scale = [sys.executable, "-m", "qsgd_hpc", "scale", "--yes", "--site", "slurm-here"]
         environment = {**os.environ, **bed.variables}
         return subprocess.run([*scale, *words], env=environment, check=False).returncode
     finally:

@@ -47,7 +47,7 @@ class Tools:
         ``queue.py`` or ``types.py`` must not replace a module of the standard library.
         """
         safe = ("-P",) if sys.version_info >= (3, 11) else ()
-        command = (sys.executable, *safe, "-m", "qsgd_hpc.cli")
+        command = (sys.executable, *safe, "-m", "qsgd_hpc")
         script = Path(sysconfig.get_path("scripts")) / "qsgd-hpc"
         return cls(sys.executable, (str(script),) if not safe and script.is_file() else command)
 

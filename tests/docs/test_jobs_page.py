@@ -69,7 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "qsgd-hpc"
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m qsgd_hpc.cli "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m qsgd_hpc "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(project)

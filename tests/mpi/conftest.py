@@ -36,7 +36,7 @@ def run_ranks(python: str, tmp_path: Path):
         ranks: int, *command: str, timeout_s: float = 240, cwd: Path = ROOT, **environ: str
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [python, "-m", "qsgd_hpc.cli", "run", "-np", str(ranks), *command],
+            [python, "-m", "qsgd_hpc", "run", "-np", str(ranks), *command],
             cwd=cwd,
             env={**without_settings(), **environ},
             capture_output=True,

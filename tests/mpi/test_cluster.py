@@ -132,7 +132,7 @@ def stays(python, tmp_path):
         script.write_text(STAYS)
         words = ["-np", str(ranks), "--network", "1gbit", str(script), str(folder)]
         process = subprocess.Popen(
-            [python, "-m", "qsgd_hpc.cli", "run", *words],
+            [python, "-m", "qsgd_hpc", "run", *words],
             env={**without_settings(), "PYTHONPATH": str(ROOT)},
             stderr=subprocess.PIPE,
         )
@@ -233,7 +233,7 @@ DENIED = 'echo 0 > /proc/sys/user/max_user_namespaces; exec setpriv --bounding-s
 def test_where_namespaces_are_denied_the_remedy_is_named(python):
     """In a user namespace whose own users get no namespaces, and without rights there."""
     inside = ["unshare", "--user", "--map-root-user", "sh", "-c", DENIED, "_"]
-    words = [python, "-m", "qsgd_hpc.cli"]
+    words = [python, "-m", "qsgd_hpc"]
     run = [*words, "run", "-np", "2", "--network", "1gbit", "true"]
     done = subprocess.run([*inside, *run], env=without_settings(), capture_output=True, text=True)
     assert done.returncode == 2
@@ -275,7 +275,7 @@ def test_a_user_without_root_gets_the_same(python, tmp_path, tmp_path_factory):
     for folder in found.parents:
         if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
             folder.chmod(0o755)
-    words = [python, "-m", "qsgd_hpc.cli", "run", "-np", "2", "--network", "1gbit", str(script)]
+    words = [python, "-m", "qsgd_hpc", "run", "-np", "2", "--network", "1gbit", str(script)]
     become = (
         "d=$(mktemp -d); mount --bind /root $d; mount -t tmpfs -o mode=755 none /root; "
         "for f in $(ls -A $d); do mkdir /root/$f 2>/dev/null && mount --bind $d/$f /root/$f; done; "

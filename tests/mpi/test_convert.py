@@ -31,7 +31,7 @@ def test_one_rank_does_what_the_script_did_and_two_learn_as_well(run_ranks, tmp_
     if find_spec(NEEDS[name.partition("_")[0]]) is None or find_spec("sklearn") is None:
         pytest.skip("its framework is not installed")
     script, out = SERIAL / f"{name}.py", tmp_path / f"{name}_hvd.py"
-    command = [sys.executable, "-m", "qsgd_hpc.cli", "convert", str(script), "-o", str(out)]
+    command = [sys.executable, "-m", "qsgd_hpc", "convert", str(script), "-o", str(out)]
     assert subprocess.run(command, capture_output=True, timeout=120).returncode == 0
     serial = subprocess.run(
         [python, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=600

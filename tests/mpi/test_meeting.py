@@ -128,7 +128,7 @@ def test_a_rank_that_does_not_call_init_is_named_and_the_job_goes_on_when_it_doe
     script, go = tmp_path / "late.py", tmp_path / "go"
     script.write_text(LATE)
     process = subprocess.Popen(
-        [python, "-m", "qsgd_hpc.cli", "run", "-np", "3", python, str(script), str(go)],
+        [python, "-m", "qsgd_hpc", "run", "-np", "3", python, str(script), str(go)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

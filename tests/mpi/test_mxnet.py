@@ -29,7 +29,7 @@ def run_ranks(ranks: int, *command: str) -> str:
     """Return what ranks in MXNet's environment print."""
     clean = without_settings()
     done = subprocess.run(
-        [PYTHON, "-m", "qsgd_hpc.cli", "run", "-np", str(ranks), *command],
+        [PYTHON, "-m", "qsgd_hpc", "run", "-np", str(ranks), *command],
         cwd=ROOT,
         env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -28,7 +28,7 @@ class Shell:
         }
 
     def argv(self, *args: str) -> list[str]:
-        return [self.python, "-m", "qsgd_hpc.cli", "run", *args]
+        return [self.python, "-m", "qsgd_hpc", "run", *args]
 
     def run(self, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -292,7 +292,7 @@ def test_verbose_names_the_mpi_and_its_mpiexec(shell: Shell) -> None:
 
 
 def test_a_reader_that_leaves_ends_the_run_quietly(shell: Shell) -> None:
-    command = f"{shell.python} -m qsgd_hpc.cli run -np 2 sh -c 'while :; do echo y; done' | head -1"
+    command = f"{shell.python} -m qsgd_hpc run -np 2 sh -c 'while :; do echo y; done' | head -1"
     done = subprocess.run(
         ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"],
         cwd=shell.folder,

@@ -36,7 +36,7 @@ def test_one_rank_computes_what_the_serial_script_does(run_ranks, python, tmp_pa
     for script in (TUTORIALS / "homework" / folder).glob("*.py"):
         (here / script.name).write_text(script.read_text())
     (here.parent / "homework_data.py").symlink_to(TUTORIALS / "homework" / "homework_data.py")
-    _serial(python, "-m", "qsgd_hpc.cli", "convert", str(here / "mnist.py"),
+    _serial(python, "-m", "qsgd_hpc", "convert", str(here / "mnist.py"),
             "-o", str(here / "converted.py"))  # fmt: skip
     expected = _numbers(_serial(python, str(here / "mnist.py"), *OPTIONS))
     assert len(expected) == 8

@@ -104,7 +104,7 @@ def test_installed_package_finds_its_data(kind, built, sources, tmp_path):
     place = run(python, "-c", "import qsgd_hpc._core as c; print(c.__file__)", cwd=tmp_path)
     assert not place.startswith(str(ROOT)), "this tree's package was found instead"
     script = run(
-        *[python, "-m", "qsgd_hpc.cli", "submit", "--site", "polaris", "--account", "me"],
+        *[python, "-m", "qsgd_hpc", "submit", "--site", "polaris", "--account", "me"],
         *["--nodes", "8", "--dry-run", "train.py"],
         cwd=tmp_path,
     )

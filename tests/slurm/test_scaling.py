@@ -33,7 +33,7 @@ if world.rank == 0:
     record("final", ranks=world.size, images_per_s=100.0 * world.size, ranks_on=sorted(hosts))
 world.Barrier()
 """
-START = (sys.executable, "-m", "qsgd_hpc.cli")
+START = (sys.executable, "-m", "qsgd_hpc")
 SCALE = ("scale", "--yes", "-o", "study")
 # As scale, but it gives up on a job that Slurm does not know after a second, not a minute.
 IMPATIENT = """

@@ -14,7 +14,7 @@ from tests.slurm.bed import Bed
 
 def cli(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "qsgd_hpc.cli", *words],
+        [sys.executable, "-m", "qsgd_hpc", *words],
         capture_output=True,
         text=True,
         timeout=240,

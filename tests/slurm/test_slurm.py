@@ -104,7 +104,7 @@ def weights(job: jobs.Job) -> set[str]:
 
 def cli(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "qsgd_hpc.cli", *words],
+        [sys.executable, "-m", "qsgd_hpc", *words],
         capture_output=True,
         text=True,
         timeout=WAIT_S,

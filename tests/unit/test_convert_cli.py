@@ -15,7 +15,7 @@ SCRIPT = str(SERIAL / "torch_tensors.py")
 
 
 def convert(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "qsgd_hpc.cli", "convert", *arguments]
+    command = [sys.executable, "-m", "qsgd_hpc", "convert", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

@@ -59,7 +59,7 @@ def states(*ids: str) -> list[str]:
 
 def cli(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "qsgd_hpc.cli", *words],
+        [sys.executable, "-m", "qsgd_hpc", *words],
         capture_output=True,
         text=True,
         timeout=120,
@@ -205,7 +205,7 @@ def test_racing_submissions_with_one_key_reach_the_scheduler_once(
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     write(place, "")
-    command = [sys.executable, "-m", "qsgd_hpc.cli", "submit", "--json", "--site", "slurm"]
+    command = [sys.executable, "-m", "qsgd_hpc", "submit", "--json", "--site", "slurm"]
     command += ["--key", "once", "job.py"]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     until((tools / "calls").exists, process=first)
@@ -219,7 +219,7 @@ def test_racing_submissions_with_one_key_reach_the_scheduler_once(
 
 def test_racing_submissions_lose_and_double_nothing(place: Path) -> None:
     write(place, "print('ran')")
-    command = [sys.executable, "-m", "qsgd_hpc.cli", "submit", "--json", "job.py"]
+    command = [sys.executable, "-m", "qsgd_hpc", "submit", "--json", "job.py"]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
     made = [json.loads(process.communicate(timeout=120)[0])["id"] for process in running]
     assert sorted(made) == sorted(registry.ids())

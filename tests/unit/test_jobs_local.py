@@ -23,7 +23,7 @@ from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.processes import identity
 from tests.processes import until
 
-CLI = [sys.executable, "-m", "qsgd_hpc.cli"]
+CLI = [sys.executable, "-m", "qsgd_hpc"]
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_job_survives_its_terminal(place: Path) -> None:
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    command = f"{sys.executable} -m qsgd_hpc.cli submit job.py; sleep 300"
+    command = f"{sys.executable} -m qsgd_hpc submit job.py; sleep 300"
     shell = subprocess.Popen(
         ["bash", "-c", command], stdin=slave, stdout=slave, stderr=slave, preexec_fn=own_terminal
     )

@@ -62,7 +62,7 @@ class Place:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "qsgd_hpc.cli", *words],
+            [sys.executable, "-m", "qsgd_hpc", *words],
             cwd=self.folder,
             env=self.env,
             text=True,

@@ -39,7 +39,7 @@ def run_study(table: Published, folder: Path) -> Path:
     file.write_text(study_text(table), encoding="utf-8")
     results = folder / "results"
     ended = subprocess.run(
-        [sys.executable, "-m", "qsgd_hpc.cli", "scale", str(file), "-o", str(results)], check=False
+        [sys.executable, "-m", "qsgd_hpc", "scale", str(file), "-o", str(results)], check=False
     )
     if ended.returncode != 0:
         raise UsageError(

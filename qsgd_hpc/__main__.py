@@ -1,0 +1,8 @@
+"""``python -m qsgd_hpc``: the command line where its script is not on the PATH."""
+
+from qsgd_hpc.cli import main
+
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    main()
