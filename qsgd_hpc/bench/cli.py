@@ -6,11 +6,17 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from qsgd_hpc.bench.words import parse_bits, parse_sizes, parse_specs
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.cluster import Network
+from qsgd_hpc.launch.cluster import parse as parse_network
+
+if TYPE_CHECKING:
+    from qsgd_hpc.bench.allreduce import Request
 
 __all__ = ["bench"]
 
@@ -26,8 +32,9 @@ def launched(environ: Mapping[str, str]) -> bool:
 @click.group(context_settings={"show_default": True}, invoke_without_command=True)
 @click.option("--explain", is_flag=True, help="Same as bench allreduce --explain.")
 @click.option("-np", "-n", "ranks", type=int, metavar="N", help="Ranks for --explain.")
+@click.option("--network", metavar="RATE", help="Of the hosts for --explain.")
 @click.pass_context
-def bench(context: click.Context, explain: bool, ranks: int | None) -> None:
+def bench(context: click.Context, explain: bool, ranks: int | None, network: str | None) -> None:
     """Measure codecs and allreduces of this machine, beside its limits and its peers.
 
     \b
@@ -37,12 +44,14 @@ def bench(context: click.Context, explain: bool, ranks: int | None) -> None:
       qsgd-hpc bench allreduce -np 2 --sizes 4K:64M --peers
     Which sizes it pays to compress here, and why:
       qsgd-hpc bench --explain -np 2
+    And on four hosts joined at 1 Gb/s, emulated here:
+      qsgd-hpc bench --explain -np 4 --network 1gbit
     """
     if context.invoked_subcommand is None:
         if not explain:
             click.echo(context.get_help())
             return
-        context.invoke(allreduce, explain=True, ranks=ranks)
+        context.invoke(allreduce, explain=True, ranks=ranks, network=network)
 
 
 @bench.command(context_settings={"show_default": True})
@@ -127,6 +136,11 @@ def _thread_counts(text: str | None) -> list[int]:
 
 @bench.command(context_settings={"show_default": True})
 @click.option("-np", "-n", "ranks", type=int, metavar="N", help="Start N ranks on this machine.")
+@click.option(
+    "--network",
+    metavar="RATE[,latency=T]",
+    help="Each rank on a host of its own, joined at 100mbit, 1gbit, ... (emulated).",
+)
 @click.option("--sizes", default="4K:64M", help="FROM:TO[:FACTOR], or sizes with commas.")
 @click.option("--bits", default="32,8,4,2", help="1 to 8, 32 (float32), auto (as planned).")
 @click.option("--algorithm", default="auto", help="Names with commas; see below.")
@@ -137,13 +151,14 @@ def _thread_counts(text: str | None) -> list[int]:
     "--bandwidth",
     type=click.FloatRange(0, min_open=True),
     metavar="GBPS",
-    help="Gb/s of a rank's link, for the limit. [default: as measured]",
+    help="Gb/s of a rank's link, for the limit. [default: of --network, else as measured]",
 )
 @click.option("--rounds", type=click.IntRange(1), help="Samples of each row. [default: by time]")
 @click.option("--seconds", type=float, default=2.0, help="Time for each size; at least 5 rounds.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all numbers.")
 def allreduce(
     ranks: int | None,
+    network: str | None,
     sizes: str,
     bits: str,
     algorithm: str,
@@ -157,12 +172,15 @@ def allreduce(
 ) -> None:
     """Time sums of float32 over all ranks, compressed and not.
 
-    With -np it starts its ranks here. For several hosts, start it as any other program:
-    mpiexec, srun, or qsgd-hpc run -np 4 -H h1:2,h2:2 python -m qsgd_hpc.cli bench allreduce.
+    With -np it starts its ranks here, with --network as on machines that are apart. For several
+    real hosts, start it as any other program: mpiexec, srun, or qsgd-hpc run -np 4 -H h1:2,h2:2
+    python -m qsgd_hpc bench allreduce.
 
     \b
     Beside the peers, as the figures in benchmarks/ were made:
       qsgd-hpc bench allreduce -np 2 --sizes 4K:256M --peers --json fp32.json
+    The same on four hosts, joined at 1 Gb/s:
+      qsgd-hpc bench allreduce -np 4 --network 1gbit --sizes 64K,1M,16M,100M --peers
     Two compressed algorithms against each other:
       qsgd-hpc bench allreduce -np 4 --bits 4 --algorithm sra,allgather --sizes 64K,1M
     Whether compressing pays here:
@@ -175,6 +193,9 @@ def allreduce(
     """
     from qsgd_hpc.bench.allreduce import Request, check, run
 
+    joined = parse_network(network)
+    if bandwidth is None and joined is not None:
+        bandwidth = joined.rate_bits_s / 1e9
     request = Request(
         sizes=parse_sizes(sizes),
         bits=parse_bits(bits),
@@ -189,6 +210,11 @@ def allreduce(
     )
     check(request)
     if launched(os.environ):
+        if joined is not None:
+            raise UsageError(
+                f"--network {network}: these ranks are started already; give it to bench "
+                "allreduce -np 2, or to qsgd-hpc run"
+            )
         run(request)
         return
     if ranks is None:
@@ -197,25 +223,21 @@ def allreduce(
         )
     if ranks < 2:
         raise UsageError(f"-np {ranks}: at least 2 ranks are needed to reduce anything")
-    sys.exit(_start(ranks, request, sizes, bits, algorithm, threads))
+    words = ["--sizes", sizes, "--bits", bits, "--algorithm", algorithm]
+    words += ["--threads", str(threads)] if threads else []
+    sys.exit(_start(ranks, joined, request, words))
 
 
-def _start(
-    ranks: int, request: object, sizes: str, bits: str, algorithm: str, threads: int | None
-) -> int:
+def _start(ranks: int, network: Network | None, request: Request, words: list[str]) -> int:
     """Run this command on ranks of this machine; return the exit code."""
-    from qsgd_hpc.bench.allreduce import Request
     from qsgd_hpc.launch import run as launch
     from qsgd_hpc.launch.options import RunOptions
 
-    assert isinstance(request, Request)
-    words = ["--sizes", sizes, "--bits", bits, "--algorithm", algorithm]
     words += ["--seconds", str(request.seconds)]
     words += ["--peers"] if request.peers else []
     words += ["--explain"] if request.explain else []
     words += ["--bandwidth", str(request.bandwidth_gbps)] if request.bandwidth_gbps else []
     words += ["--rounds", str(request.rounds)] if request.rounds else []
-    words += ["--threads", str(threads)] if threads else []
     words += ["--json", str(request.json_path.absolute())] if request.json_path else []
-    command = (sys.executable, "-m", "qsgd_hpc.cli", "bench", "allreduce", *words)
-    return launch(RunOptions(ranks=ranks, command=command))
+    command = (sys.executable, "-m", "qsgd_hpc", "bench", "allreduce", *words)
+    return launch(RunOptions(ranks=ranks, command=command, network=network))

@@ -32,6 +32,8 @@ def bench(monkeypatch, capsys):
         (["allreduce", "-np", "1"], "-np 1: at least 2 ranks"),
         (["allreduce", "-np", "0"], "-np 0: at least 2 ranks"),
         (["allreduce", "-np", "2", "--sizes", "4Q"], "size '4Q'"),
+        (["allreduce", "-np", "2", "--network", "1gbps"], "the unit is 'gbps'"),
+        (["--explain", "-np", "2", "--network", "0mbit"], "must be above 0"),
         (["allreduce", "-np", "2", "--bits", "9"], "1 to 8, 32"),
         (["allreduce", "-np", "2", "--algorithm", "rings"], "'rings' is not one of auto, direct"),
         (["allreduce", "-np", "2", "--algorithm", "ring", "--bits", "8,4"], "suits none of"),
