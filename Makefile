@@ -109,7 +109,7 @@ soak: export STOP_SECONDS ?= 60
 soak: setup ## Random collectives for half an hour, then failures in every phase
 	$(PYTEST) -s --timeout 7200 tests/mpi/test_soak.py tests/mpi/test_failures_phases.py
 
-bench-end-to-end: setup ## Train beside gloo's DDP on shaped hosts and in shared memory; needs root
+bench-end-to-end: setup ## Train beside gloo's DDP on hosts at 1 Gb/s and in shared memory
 	$(VENV)/bin/python benchmarks/end_to_end_torch/run.py
 
 bench-gpu: setup ## Time the GPU kernels beside the device's own copy and torch's; needs a GPU

@@ -89,7 +89,8 @@ GATE = (
     "tests/mpi/test_cluster.py::test_nothing_is_left",
     "tests/mpi/test_cluster.py::test_where_namespaces",
     "tests/mpi/test_bench.py::test_two_ranks_beside_their_peers",
-    "tests/mpi/test_bench.py::test_a_network_that_cannot_be",
+    "tests/mpi/test_bench.py::test_ranks_that_run_already",
+    "tests/mpi/test_bench.py::test_a_share_that_cannot_be",
     # Scripts: of Horovod, converted, and of the lessons.
     "tests/mpi/test_horovod_scripts.py::test_no_script",
     "tests/mpi/test_horovod_scripts.py::test_synthetic_benchmark",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run train.py on 2 and 4 hosts at 1 Gb/s and on 2 ranks in shared memory; write the results.
 
-    sudo benchmarks/end_to_end_torch/run.py --data data
+    benchmarks/end_to_end_torch/run.py --data data
 
 Each piece takes about `--seconds` and is written to ../results at once, so that a run which is cut
 short keeps what it has.
@@ -17,7 +17,6 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
-SHAPED = HERE.parent / "shaped_network" / "run.py"
 FOLDERS = {"resnet": "cifar10", "lstm": "ptb"}
 
 
@@ -56,9 +55,9 @@ def command(piece: Piece, options: argparse.Namespace) -> list[str]:
     ]
     if options.data:
         train += ["--data", str((options.data / FOLDERS[piece.task]).resolve())]
-    if piece.hosts:
-        return [sys.executable, str(SHAPED), "--hosts", str(piece.ranks), "--", *train]
-    return [sys.executable, "-m", "qsgd_hpc.cli", "run", "-np", str(piece.ranks), *train]
+    network = ["--network", "1gbit"] if piece.hosts else []
+    run = [sys.executable, "-m", "qsgd_hpc", "run", "-np", str(piece.ranks), *network]
+    return [*run, *train]
 
 
 def main() -> int:

@@ -2,8 +2,8 @@
 """Train one network in several ways side by side, and print what each exchange of gradients costs.
 
     qsgd-hpc run -np 2 benchmarks/end_to_end_torch/train.py --task resnet
-    sudo benchmarks/shaped_network/run.py --hosts 4 --rate 1gbit -- \
-        python benchmarks/end_to_end_torch/train.py --task lstm --data data/ptb --batch 8
+    qsgd-hpc run -np 4 --network 1gbit \
+        benchmarks/end_to_end_torch/train.py --task lstm --data data/ptb --batch 8
 
 All contestants live in the same processes and take turns of a few steps, so that what disturbs the
 machine disturbs them alike. A step's time is the slowest rank's, over the steps of a turn; the

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 from tests.processes import without_settings
 
 ROOT = Path(__file__).parents[2]
-SHAPED = ROOT / "benchmarks" / "shaped_network"
+CPU_SHARE = ROOT / "benchmarks" / "cpu_share.py"
 
 
 def start(words, **environ):
@@ -30,7 +28,7 @@ def start(words, **environ):
 
 
 def bench(python, *words, **environ):
-    return start([python, "-m", "qsgd_hpc.cli", "bench", "allreduce", *words], **environ)
+    return start([python, "-m", "qsgd_hpc", "bench", "allreduce", *words], **environ)
 
 
 def test_two_ranks_beside_their_peers(python, tmp_path):
@@ -78,7 +76,7 @@ def test_explain_prints_one_plan_per_size_and_measures_no_table(python, tmp_path
 
 
 def test_one_launched_rank_is_told_what_to_do(run_ranks, python):
-    done = run_ranks(1, python, "-m", "qsgd_hpc.cli", "bench", "allreduce")
+    done = run_ranks(1, python, "-m", "qsgd_hpc", "bench", "allreduce")
     assert done.returncode == 2
     assert "one rank has nothing to reduce with" in done.stderr
 
@@ -94,94 +92,72 @@ def test_a_missing_torch_is_said_and_not_fatal(python, tmp_path):
     assert "MPI_Allreduce" in done.stdout
 
 
-def shaped(*words, **environ):
-    return start([sys.executable, str(SHAPED / "run.py"), *words], **environ)
-
-
-@pytest.fixture
-def can_shape():
-    """Skip, saying why, where network namespaces cannot be made."""
-    spec = importlib.util.spec_from_file_location("network", SHAPED / "network.py")
-    network = importlib.util.module_from_spec(spec)
-    sys.modules["network"] = network  # where its dataclasses look themselves up
-    spec.loader.exec_module(network)
-    try:
-        network.check_machine()
-    except network.NetworkError as error:
-        pytest.skip(str(error))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--hosts", "0"], "expected 1 to 16"),
-        (["--cpus", "2"], "expected 0.05 to 1"),
-        (["--rate", "1"], "expected such as 100mbit"),
-        (["--rate", "0gbit"], "expected such as 100mbit"),
-    ],
-)
-def test_a_network_that_cannot_be_is_refused(words, said):
-    done = shaped(*words)
-    assert done.returncode == 2
-    assert said in done.stderr
-
-
-def test_two_shaped_hosts_pass_at_most_their_bandwidth(can_shape, tmp_path):
-    path = tmp_path / "shaped.json"
-    done = shaped(
-        "--hosts", "2", "--rate", "200mbit", "--", sys.executable, "-m", "qsgd_hpc.cli", "bench",
-        "allreduce", "--sizes", "4M", "--bits", "32,4", "--rounds", "2", "--json", str(path),
+def test_hosts_of_a_network_are_held_to_its_rate(python, tmp_path):
+    path = tmp_path / "hosts.json"
+    done = bench(
+        python, "-np", "2", "--network", "200mbit", "--sizes", "4M", "--bits", "32,4",
+        "--rounds", "2", "--json", str(path), QSGD_HOME=str(tmp_path),
     )  # fmt: skip
+    if "--network" in done.stderr:
+        pytest.skip(done.stderr)  # the remedy is in it
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads(path.read_text())
-    assert record["ranks_per_node"] == 1
+    assert (record["ranks_per_node"], record["bandwidth_gbps"]) == (1, 0.2)
     fp32, engine, coded = record["rows"]
     assert engine["wire_bytes"] == fp32["wire_bytes"]
     at_least_s = (fp32["wire_bytes"] - 128 * 1024) * 8 / 200e6  # less a burst and a half
     assert fp32["min_s"] > at_least_s
     assert coded["median_s"] < fp32["median_s"] / 3
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-    assert "qsgd0" not in listed
 
 
-# The controls themselves are out of sight of a host.
-OWN_GROUP = """
-import pathlib, sys
+def test_ranks_that_run_already_take_no_network(run_ranks, python):
+    done = run_ranks(
+        2, python, "-m", "qsgd_hpc", "bench", "allreduce", "--network", "1gbit", "--rounds", "1"
+    )
+    assert done.returncode == 2
+    assert "--network 1gbit: these ranks are started already" in done.stderr
+
+
+def share(*words):
+    return start([sys.executable, str(CPU_SHARE), *words])
+
+
+@pytest.mark.parametrize(
+    "words", [["2", "true"], ["half", "true"], ["0.5"], ["0.5", "--"], ["0", "true"], []]
+)
+def test_a_share_that_cannot_be_is_refused(words):
+    done = share(*words)
+    assert done.returncode == 2
+    assert "expected a share from 0.05 to 1 and a command" in done.stderr
+
+
+# Its own group's quota, as the kernel has it; one write, or another rank's may come in between.
+OWN_SHARE = """
+import json, pathlib, sys
 lines = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
 groups = dict(line.split(":", 2)[1:] for line in lines)
-own = next((p for names, p in groups.items() if "cpu" in names.split(",")), groups.get(""))
-sys.stdout.write(f"{own}\\n")  # one write, or the other rank's may come in between
+name = next((p for names, p in groups.items() if "cpu" in names.split(",")), groups.get(""))
+folder = pathlib.Path("/sys/fs/cgroup")
+group = (folder / "cpu" if (folder / "cpu").is_dir() else folder) / name.strip("/")
+try:
+    quota, period = (group / "cpu.max").read_text().split()
+except OSError:
+    quota, period = ((group / f"cpu.cfs_{w}_us").read_text() for w in ("quota", "period"))
+sys.stdout.write(json.dumps([str(group), int(quota) / int(period)]) + "\\n")
+sys.exit(int(sys.argv[1]))
 """
 
 
-def test_every_shaped_host_has_a_group_of_its_own_and_one_may_be_alone(can_shape):
-    for hosts in (1, 2):
-        command = [sys.executable, "-c", OWN_GROUP]
-        done = shaped("--hosts", str(hosts), "--cpus", "0.25", "--", *command)
-        if "control groups" in done.stderr:
-            pytest.skip(done.stderr)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert sorted(done.stdout.split()) == [f"/qsgd{host}" for host in range(hosts)]
-
-
-def test_a_share_of_a_core_is_a_quota_and_goes_away(can_shape):
-    sys.path.insert(0, str(SHAPED))
-    try:
-        import cpu_share
-    finally:
-        sys.path.remove(str(SHAPED))
-    name = f"qsgd-test-{os.getpid()}"
-    try:
-        with cpu_share.shares([name], 0.25) as variables:
-            group = Path(variables[cpu_share.VARIABLE]) / name
-            found = group / "cpu.max"
-            if found.exists():
-                quota, period = map(int, found.read_text().split())
-            else:
-                quota, period = (
-                    int((group / f"cpu.cfs_{w}_us").read_text()) for w in ("quota", "period")
-                )
-            assert quota / period == 0.25
-    except cpu_share.CpuShareError as error:
-        pytest.skip(str(error))
-    assert not group.exists()
+def test_every_rank_has_a_share_of_its_own_which_goes_away(python):
+    own_share = [python, str(CPU_SHARE), "0.25", "--", python, "-c", OWN_SHARE]
+    alone = start([*own_share, "3"])
+    if "control groups" in alone.stderr:
+        pytest.skip(alone.stderr)
+    assert alone.returncode == 3, alone.stderr
+    ranks = start([python, "-m", "qsgd_hpc", "run", "-np", "2", *own_share, "0"])
+    assert ranks.returncode == 0, ranks.stderr
+    found = [json.loads(line) for line in (alone.stdout + ranks.stdout).splitlines()]
+    assert [quota for _, quota in found] == [0.25] * 3
+    groups = {group for group, _ in found}
+    assert len(groups) == 3
+    assert not any(Path(group).exists() for group in groups)

@@ -3,7 +3,7 @@
 Hosts that share the cores of one machine compute more slowly the more of them there are; sleeps do
 not. Twenty gradients of 4 Mi elements in all come 10 ms apart, after a forward pass of 100 ms.
 
-    benchmarks/shaped_network/run.py --hosts 2 --rate 200mbit -- python timed_steps.py
+    qsgd-hpc run -np 2 --network 200mbit benchmarks/scaling/timed_steps.py
 """
 
 from __future__ import annotations
