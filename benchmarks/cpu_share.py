@@ -44,10 +44,12 @@ def parent() -> tuple[Path, bool]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the groups of runs that were killed; those in use cannot be removed."""
-    for group in folder.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            group.rmdir()
+    """Remove the groups of runs that were killed."""
+    for left in folder.glob(f"{PREFIX}*"):
+        # One that is still empty may be that of a run which is just starting.
+        if not Path("/proc", left.name.removeprefix(PREFIX)).exists():
+            with contextlib.suppress(OSError):
+                left.rmdir()
 
 
 def _remove(group: Path) -> None:
