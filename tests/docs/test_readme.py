@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # The study of the README takes a quarter of an hour; the same command with fewer measurements.
 SHORTER = {"--epochs 3 --repeats 3": "--epochs 1 --repeats 1"}
 # What only several measurements have: ranges, and a verdict on the speed.
-OF_SEVERAL = re.compile(r" \([0-9][0-9.,]*\)|,? (?:and|but) trains .*$")
+OF_SEVERAL = re.compile(r" \([0-9][0-9.,]*\)|,? (?:and|but) (?:trains|shows) .*$")
 
 
 # Those that train or measure, and what needs the results of those.
