@@ -12,11 +12,10 @@ import click
 
 from qsgd_hpc.bench.words import parse_bits, parse_sizes, parse_specs
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.launch.cluster import Network
-from qsgd_hpc.launch.cluster import parse as parse_network
 
 if TYPE_CHECKING:
     from qsgd_hpc.bench.allreduce import Request
+    from qsgd_hpc.launch.cluster import Network
 
 __all__ = ["bench"]
 
@@ -192,6 +191,7 @@ def allreduce(
     Compressed: sra, sra2d, allgather, requantizing_ring, hierarchical_sra.
     """
     from qsgd_hpc.bench.allreduce import Request, check, run
+    from qsgd_hpc.launch.cluster import parse as parse_network
 
     joined = parse_network(network)
     if bandwidth is None and joined is not None:
