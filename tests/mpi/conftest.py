@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from qsgd_hpc.launch.cluster import Network
+from qsgd_hpc.launch.cluster.keeper import trial
+from qsgd_hpc.launch.cluster.obstacles import ClusterError
 from tests.processes import without_settings
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +29,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if metafunc.definition.get_closest_marker("one_mpi"):
             pythons = pythons[:1]  # long ones, in which nothing depends on the MPI
         metafunc.parametrize("python", pythons, ids=lambda path: Path(path).parents[1].name)
+
+
+@pytest.fixture
+def hosts_of_their_own() -> None:
+    """Skip, saying what is missing, where this machine gives a run no hosts of its own."""
+    try:
+        trial(Network(10**9), 2)
+    except ClusterError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -12,21 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from qsgd_hpc.launch.cluster import Network
-from qsgd_hpc.launch.cluster.keeper import trial
-from qsgd_hpc.launch.cluster.obstacles import ClusterError
 from tests.processes import until, without_settings
 
+pytestmark = pytest.mark.usefixtures("hosts_of_their_own")
 ROOT = Path(__file__).parents[2]
 ON_PATH = {"PYTHONPATH": str(ROOT)}
-
-
-@pytest.fixture(autouse=True)
-def _possible() -> None:
-    try:
-        trial(Network(10**9), 2)
-    except ClusterError as error:
-        pytest.skip(str(error))
 
 
 def records_of(path: Path, event: str) -> list[dict]:
