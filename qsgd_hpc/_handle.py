@@ -59,6 +59,10 @@ class Handle:
             raise not_finite
         return value
 
+    def __call__(self) -> Any:
+        """Return the result: in Horovod the handle of a sparse allreduce is a function."""
+        return self.wait()
+
     def _value(self) -> Any:
         with self._lock:  # a callback may ask while the script does
             if self._result is _PENDING:

@@ -23,14 +23,14 @@ __all__ = [
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]],
+    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]] | Iterable[torch.Tensor],
     root_rank: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Replace every tensor by root_rank's.
 
     Args:
-        params: ``model.state_dict()`` or ``model.named_parameters()``.
+        params: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``.
         root_rank: the rank whose values all take; it counts all ranks of the job.
         process_set: the ranks that take part; by default all.
     Raises:
@@ -39,7 +39,10 @@ def broadcast_parameters(
     """
     if isinstance(params, torch.Tensor):
         raise UsageError("broadcast_parameters takes model.state_dict() or named_parameters()")
-    pairs = params.items() if isinstance(params, Mapping) else params
+    listed: Iterable[Any] = params.items() if isinstance(params, Mapping) else params
+    pairs: Iterable[tuple[Any, Any]] = (
+        (i, each) if isinstance(each, torch.Tensor) else each for i, each in enumerate(listed)
+    )
     handles = [
         broadcast_async_(tensor, root_rank, f"parameter.{name}", process_set)
         for name, tensor in pairs
@@ -59,7 +62,8 @@ def broadcast_optimizer_state(
 
     Works for every optimizer of torch, before the first step too, and when only root_rank has
     restored a checkpoint: the whole state travels, so the ranks need not have equal structures
-    beforehand. ``model`` is accepted for compatibility and not needed.
+    beforehand. Before the first step every parameter then has a gradient, of zeros where there was
+    none, as Horovod leaves it. ``model`` is accepted for compatibility and not needed.
     """
     root = basics.rank() == root_rank
     saved = io.BytesIO()
@@ -70,3 +74,21 @@ def broadcast_optimizer_state(
         # A rank may lack the device that the root keeps its state on; the optimizer moves it.
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
         optimizer.load_state_dict(state)
+    if not _has_stepped(optimizer):
+        _fill_gradients(optimizer)
+
+
+def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether its state is of steps; Adagrad has one before."""
+    states = optimizer.state_dict()["state"].values()
+    return any(float(state.get("step", 1)) > 0 for state in states)
+
+
+def _fill_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Give parameters that take a gradient and have none one of zeros."""
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        return  # it takes sparse gradients alone, and zeros would make the next one dense
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)

@@ -70,6 +70,35 @@ def test_the_state_of_every_optimizer_reaches_all_ranks(name, steps):
     assert torch.equal(matrix.data, hvd.broadcast(matrix.data, 0))
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_before_the_first_step_every_parameter_has_a_gradient(name):
+    matrix, optimizer = made(name)
+    frozen = torch.nn.Parameter(torch.ones(2, 2), requires_grad=False)
+    if name != "LBFGS":  # which takes one group only
+        optimizer.add_param_group({"params": [frozen]})
+    hvd.broadcast_optimizer_state(optimizer)
+    if name == "SparseAdam":
+        assert matrix.grad is None
+    else:
+        assert torch.equal(matrix.grad, torch.zeros(4, 3))
+    assert frozen.grad is None
+    matrix.grad = None
+    step(name, matrix, optimizer)
+    if name not in ("SGD", "LBFGS"):  # whose state does not tell
+        matrix.grad = None
+        hvd.broadcast_optimizer_state(optimizer)
+        assert matrix.grad is None
+
+
+def test_parameters_without_names_are_broadcast_in_order():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 3))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(hvd.rank() + 1)
+    hvd.broadcast_parameters(model.parameters(), root_rank=0)
+    assert all((parameter == 1).all() for parameter in model.parameters())
+
+
 def test_parameters_of_a_set_start_from_its_root():
     if hvd.size() < 2:
         pytest.skip("one rank has its own state only")
@@ -99,7 +128,7 @@ def test_sparse_tensors_add_up_where_their_entries_meet():
     right = torch.full((size + 1, 2), 2.0)
     right[0] = 2.0 * (size + 1)
     assert torch.equal(total.to_dense(), right)
-    mean = hvd.synchronize(hvd.sparse_allreduce_async(mine))
+    mean = hvd.sparse_allreduce_async(mine)()
     torch.testing.assert_close(mean.to_dense(), right / size)
     empty = torch.zeros(3, 3).to_sparse_coo()
     assert hvd.synchronize(hvd.sparse_allreduce_async(empty)).to_dense().sum() == 0
