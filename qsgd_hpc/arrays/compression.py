@@ -36,13 +36,13 @@ class _Cast(CastCompressor):
         return tensor.astype(dtype, copy=False)
 
 
-class Fp16Compressor(_Cast):
+class FP16Compressor(_Cast):
     """Sends floating arrays as float16."""
 
     target = np.dtype(np.float16)
 
 
-class Bf16Compressor(_Cast):
+class BF16Compressor(_Cast):
     """Sends floating arrays as bfloat16."""
 
     @classmethod
@@ -55,5 +55,5 @@ class Bf16Compressor(_Cast):
 class Compression(Choices):
     """The choices for ``compression=``."""
 
-    fp16 = Fp16Compressor
-    bf16 = Bf16Compressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

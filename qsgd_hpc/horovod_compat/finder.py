@@ -24,6 +24,8 @@ _ALIASES = {
     "horovod.common.elastic": "qsgd_hpc.elastic",
     "horovod.common.process_sets": "qsgd_hpc.process_sets",
     "horovod.torch": "qsgd_hpc.torch",
+    "horovod.torch.elastic.sampler": "qsgd_hpc.torch.elastic",
+    "horovod.torch.elastic.state": "qsgd_hpc.torch.elastic",
     "horovod.torch.mpi_ops": "qsgd_hpc.torch",
     "horovod.tensorflow": "qsgd_hpc.tensorflow",
     "horovod.tensorflow.keras": "qsgd_hpc.keras",
@@ -60,8 +62,11 @@ class _Alias(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
+        name, target = module.__spec__.name, importlib.import_module(self.target)
+        if not hasattr(target, "__path__") and any(a.startswith(f"{name}.") for a in _ALIASES):
+            target.__path__ = []  # what has modules in Horovod must look as if it had some here
         # The import system takes from sys.modules what a loader has left there.
-        sys.modules[module.__spec__.name] = importlib.import_module(self.target)
+        sys.modules[name] = target
 
 
 class HorovodFinder(MetaPathFinder):

@@ -6,9 +6,15 @@ from typing import Any
 
 import torch
 
-from qsgd_hpc._base.compressors import CastCompressor, Choices
+from qsgd_hpc._base.compressors import CastCompressor, Choices, Compressor, NoneCompressor
 
-__all__ = ["Compression"]
+__all__ = [
+    "BF16Compressor",
+    "Compression",
+    "Compressor",
+    "FP16Compressor",
+    "NoneCompressor",
+]
 
 
 class _Cast(CastCompressor):
@@ -23,13 +29,13 @@ class _Cast(CastCompressor):
         return tensor.to(dtype)
 
 
-class Fp16Compressor(_Cast):
+class FP16Compressor(_Cast):
     """Sends floating tensors as float16."""
 
     target = torch.float16
 
 
-class Bf16Compressor(_Cast):
+class BF16Compressor(_Cast):
     """Sends floating tensors as bfloat16."""
 
     target = torch.bfloat16
@@ -38,5 +44,5 @@ class Bf16Compressor(_Cast):
 class Compression(Choices):
     """The choices for ``compression=``."""
 
-    fp16 = Fp16Compressor
-    bf16 = Bf16Compressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

@@ -47,7 +47,11 @@ def test_horovod_modules_are_this_packages_own():
         "horovod.torch": "qsgd_hpc.torch",
         "horovod.torch.mpi_ops": "qsgd_hpc.torch",
         "horovod.torch.compression": "qsgd_hpc.torch.compression",
+        "horovod.torch.elastic.sampler": "qsgd_hpc.torch.elastic",
+        "horovod.torch.elastic.state": "qsgd_hpc.torch.elastic",
         "horovod.torch.functions": "qsgd_hpc.torch.functions",
+        "horovod.torch.optimizer": "qsgd_hpc.torch.optimizer",
+        "horovod.torch.sync_batch_norm": "qsgd_hpc.torch.sync_batch_norm",
         "horovod.common.process_sets": "qsgd_hpc.process_sets",
     }
     checks = "".join(
@@ -76,6 +80,27 @@ def test_what_scripts_import_from_common_is_there():
             "print(gpu_available('mpi_lib'))"
         )
         == "False"
+    )
+
+
+def test_classes_are_where_scripts_import_them_from():
+    assert (
+        said(
+            "from horovod.torch.compression import Compressor, FP16Compressor, NoneCompressor\n"
+            "import horovod.torch as hvd\n"
+            "class Half(Compressor):\n"
+            "    @staticmethod\n"
+            "    def compress(tensor): return tensor / 2, None\n"
+            "    @staticmethod\n"
+            "    def decompress(tensor, context): return tensor * 2\n"
+            "assert hvd.Compression.fp16 is FP16Compressor\n"
+            "assert hvd.Compression.none is NoneCompressor\n"
+            "from horovod.torch.elastic.sampler import ElasticSampler\n"
+            "from horovod.torch.elastic.state import TorchState\n"
+            "assert ElasticSampler is hvd.elastic.ElasticSampler\n"
+            "print(Half().compress(4.0))"
+        )
+        == "(2.0, None)"
     )
 
 
