@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from qsgd_hpc import __version__
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch import run as launch
 from qsgd_hpc.launch.cluster import parse as parse_network
@@ -71,6 +72,7 @@ def _check_build(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     help="Show what is there to run with, and end.",
 )
 @where("--host-discovery-script", hidden=True)
+@click.version_option(__version__, prog_name="qsgd-hpc", hidden=True)
 @click.option(
     "--bits",
     type=int,
@@ -89,6 +91,7 @@ def _check_build(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 @output("--prefix-output", is_flag=True, help="Put [rank] before every line.")
 @output(
     "--prefix-output-with-timestamp",
+    "-prefix-timestamp",
     "timestamps",
     is_flag=True,
     help="Put date, time and [rank] before every line.",

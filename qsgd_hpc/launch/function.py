@@ -36,6 +36,7 @@ def run(
     env: Mapping[str, str] | None = None,
     bits: int | None = None,
     mpi_args: str | Sequence[str] = (),
+    network_interfaces: str | None = None,
     executable: str | None = None,
     output_filename: str | os.PathLike[str] | None = None,
     start_timeout: float | None = None,
@@ -52,6 +53,7 @@ def run(
         env: variables for the ranks.
         bits: bits per gradient element, as ``qsgd-hpc run --bits``.
         mpi_args: more options for mpiexec.
+        network_interfaces: ``eth0,...``: the interfaces that messages may take.
         executable: the ranks' Python; default is this one.
         output_filename: folder for what the ranks print: rank.N/stdout and rank.N/stderr.
         start_timeout: seconds that the ranks have to start.
@@ -76,6 +78,7 @@ def run(
         bits=bits,
         env={**(env or {}), VARIABLE: exchange.address},
         mpi_args=tuple(shlex.split(mpi_args) if isinstance(mpi_args, str) else mpi_args),
+        network_interfaces=tuple(filter(None, (network_interfaces or "").split(","))),
         horovod=installed(),
         output_folder=None if output_filename is None else Path(output_filename),
         start_timeout_s=start_timeout,
@@ -88,6 +91,17 @@ def run(
     return _results(exchange.answers, ranks, code)
 
 
+# Arguments of Horovod's run whose flags have other names.
+_FLAGS = {
+    "use_gloo": "--gloo",
+    "use_mpi": "--mpi",
+    "min_num_proc": "--min-np",
+    "max_num_proc": "--max-np",
+    "slots": "--slots-per-host",
+    "cooldown_range": "--blacklist-cooldown-range",
+}
+
+
 def _remark(horovods: Mapping[str, Any]) -> None:
     """Say of Horovod's other arguments why they change nothing.
 
@@ -95,8 +109,7 @@ def _remark(horovods: Mapping[str, Any]) -> None:
         TypeError: an argument that Horovod does not have either.
     """
     for name, value in horovods.items():
-        plain = name.removeprefix("use_").replace("num_proc", "np").replace("_", "-")
-        reason = CHANGES_NOTHING.get(f"--{plain}")
+        reason = CHANGES_NOTHING.get(_FLAGS.get(name, f"--{name.replace('_', '-')}"))
         if reason is None:
             raise TypeError(f"run() got an unexpected keyword argument {name!r}")
         if value:

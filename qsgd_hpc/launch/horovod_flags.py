@@ -10,7 +10,21 @@ from typing import Any
 
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["CHANGES_NOTHING", "SETTINGS", "Setting", "read_config", "variables_of"]
+__all__ = [
+    "ALSO",
+    "CHANGES_NOTHING",
+    "SETTINGS",
+    "Setting",
+    "name_of",
+    "read_config",
+    "values_after",
+    "variables_of",
+]
+
+
+def name_of(option: str) -> str:
+    """Return a flag's name as a Python argument."""
+    return option[2:].replace("-", "_")
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class Setting:
     @property
     def name(self) -> str:
         """The name as a Python argument."""
-        return self.option[2:].replace("-", "_")
+        return name_of(self.option)
 
 
 def _on_off(value: bool) -> str:
@@ -82,6 +96,7 @@ SETTINGS = (
 _TUNER = "the optimiser that autotunes here has no such knob"
 _FIXED = "a job keeps the ranks that -np starts"
 _GPU = "no NCCL is used"
+_STAMP = "the engine's messages have no time in them; --prefix-output-with-timestamp adds one"
 CHANGES_NOTHING: dict[str, str] = {
     "--gloo": "ranks are started by MPI, which needs no change in the script",
     "--mpi": "MPI is always used",
@@ -105,13 +120,29 @@ CHANGES_NOTHING: dict[str, str] = {
     "--num-nccl-streams": _GPU,
     "--thread-affinity": "the engine's thread sleeps when idle and shares the rank's cores",
     "--gloo-timeout-seconds": "gloo is not used",
+    "--log-with-timestamp": _STAMP,
+    "--log-without-timestamp": _STAMP,
+    "--log-hide-timestamp": _STAMP,
 }
 """Flags of horovodrun's, and why they change nothing."""
 
-_WITHOUT_VALUE = frozenset(
-    {"--gloo", "--mpi", "--jsrun", "--disable-cache", "--hierarchical-allgather"}
-    | {"--mpi-threads-disable", "--tcp"}
-)
+# Other names of theirs.
+ALSO: dict[str, tuple[str, ...]] = {
+    "--min-np": ("--min-num-proc",),
+    "--max-np": ("--max-num-proc",),
+    "--ssh-port": ("-p",),
+    "--ssh-identity-file": ("-i",),
+    "--hierarchical-allgather": ("--no-hierarchical-allgather",),
+    "--mpi-threads-disable": ("--no-mpi-threads-disable",),
+    "--log-hide-timestamp": ("--no-log-hide-timestamp",),
+}
+# How many values follow, where that is not one.
+_VALUES = {
+    "--blacklist-cooldown-range": 2,
+    **dict.fromkeys(("--gloo", "--mpi", "--jsrun", "--tcp", "--disable-cache"), 0),
+    **dict.fromkeys(("--hierarchical-allgather", "--mpi-threads-disable"), 0),
+    **{name: 0 for name, why in CHANGES_NOTHING.items() if why is _STAMP},
+}
 # Their places in a configuration file.
 _SECTIONS = {
     "--hierarchical-allgather": ("params", "hierarchical_allgather"),
@@ -126,9 +157,9 @@ _SECTIONS = {
 }
 
 
-def takes_value(option: str) -> bool:
-    """Tell whether a flag that changes nothing is followed by a value."""
-    return option not in _WITHOUT_VALUE
+def values_after(option: str) -> int:
+    """Return how many values follow a flag that changes nothing."""
+    return _VALUES.get(option, 1)
 
 
 def variables_of(values: Mapping[str, Any]) -> dict[str, str]:

@@ -10,11 +10,13 @@ import click
 
 from qsgd_hpc.launch.grouped_help import GroupedOption
 from qsgd_hpc.launch.horovod_flags import (
+    ALSO,
     CHANGES_NOTHING,
     SETTINGS,
     Setting,
+    name_of,
     read_config,
-    takes_value,
+    values_after,
     variables_of,
 )
 
@@ -26,8 +28,10 @@ GROUP = "Tuning and observing, as horovodrun"
 def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command, whose function then gets them as keyword arguments."""
     for option in reversed(CHANGES_NOTHING):
-        value: dict[str, Any] = {} if takes_value(option) else {"is_flag": True, "default": None}
-        function = click.option(option, hidden=True, **value)(function)
+        count = values_after(option)
+        value: dict[str, Any] = {"nargs": count} if count else {"is_flag": True, "default": None}
+        names = (option, *ALSO.get(option, ()), name_of(option))
+        function = click.option(*names, hidden=True, **value)(function)
     for setting in reversed(SETTINGS):
         function = _option(setting)(function)
     return function
@@ -54,5 +58,5 @@ def settle(given: Mapping[str, Any], config: Path | None) -> tuple[dict[str, str
     """
     values, unused = ({}, []) if config is None else read_config(config)
     values |= {name: value for name, value in given.items() if value is not None}
-    unused += [each for each in CHANGES_NOTHING if given.get(each[2:].replace("-", "_"))]
+    unused += [each for each in CHANGES_NOTHING if given.get(name_of(each))]
     return variables_of(values), [f"{each}: {CHANGES_NOTHING[each]}" for each in unused]

@@ -107,7 +107,8 @@ def test_what_ranks_print_is_kept_where_asked(launch, tmp_path):
 @pytest.mark.one_mpi
 def test_horovods_arguments_are_known_and_others_refused(launch):
     done = launch(
-        "print(qsgd_hpc.run(os.getcwd, num_proc=1, use_gloo=True, ssh_port=22, min_np=None))\n"
+        "print(qsgd_hpc.run(os.getcwd, num_proc=1, use_gloo=True, ssh_port=22, min_np=None,"
+        " max_num_proc=None, slots=None, cooldown_range=None, network_interfaces=None))\n"
         "qsgd_hpc.run(os.getcwd, nump=2)\n"
     )
     assert "use_gloo=True: ranks are started by MPI" in done.stderr

@@ -7,7 +7,13 @@ from click.testing import CliRunner
 
 from qsgd_hpc.cli import cli
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.launch.horovod_flags import CHANGES_NOTHING, SETTINGS, read_config, takes_value
+from qsgd_hpc.launch.horovod_flags import (
+    ALSO,
+    CHANGES_NOTHING,
+    SETTINGS,
+    read_config,
+    values_after,
+)
 from qsgd_hpc.launch.horovod_options import settle
 from qsgd_hpc.launch.options import RunOptions
 
@@ -55,10 +61,11 @@ def test_flag_sets_the_variable_for_the_ranks(asked, flags, variables):
 
 @pytest.mark.parametrize("option", sorted(CHANGES_NOTHING))
 def test_flag_without_effect_is_accepted_and_says_why(asked, option):
-    _, output = asked(option, *(["7"] if takes_value(option) else []))
-    assert output == (
-        f"qsgd-hpc run: {option}: {CHANGES_NOTHING[option]}; the flag changes nothing\n"
-    )
+    for name in (option, *ALSO.get(option, ())):
+        _, output = asked(name, *["7"] * values_after(option))
+        assert output == (
+            f"qsgd-hpc run: {option}: {CHANGES_NOTHING[option]}; the flag changes nothing\n"
+        )
 
 
 def test_discovery_of_hosts_is_refused_with_the_remedy(asked):
@@ -136,6 +143,10 @@ def test_help_shows_every_setting_and_no_flag_without_effect():
 def test_arguments_for_mpiexec_and_binding_add_up(asked):
     options, _ = asked("--mpi-args", "-a 'b c'", "--binding-args", "--bind-to core")
     assert options.mpi_args == ("-a", "b c", "--bind-to", "core")
+
+
+def test_version_needs_no_ranks():
+    assert "0.1" in CliRunner().invoke(cli, ["run", "--version"]).output
 
 
 def test_check_build_needs_no_ranks():
