@@ -74,9 +74,12 @@ void Coordinator::submit(int rank, Submission submission) {
   if (!fresh && p.submission.group != group.second) ungroup(p, group);
   p.nmse = std::max(p.nmse, nmse);
   if (!p.rows.empty()) p.rows.at(place_in(*p.ranks, rank)) = rows;
+  // What it had submitted has failed there meanwhile, with an operation of that name before.
+  const bool again = p.has[static_cast<size_t>(rank)];
   p.has[static_cast<size_t>(rank)] = true;
   p.last_rank = rank;
-  const bool complete = --p.missing == 0;
+  if (!again) --p.missing;
+  const bool complete = p.missing == 0;
   if (joins) join(rank);
   if (complete) {
     agree(it);
@@ -87,20 +90,25 @@ void Coordinator::submit(int rank, Submission submission) {
 }
 
 void Coordinator::ungroup(Pending& p, const GroupKey& other) {
-  groups_.forget(group_of(p.submission));
-  groups_.forget(other);
+  break_group(group_of(p.submission), ErrorKind::kInternal, p.fault);
+  break_group(other, ErrorKind::kInternal, p.fault);
   p.submission.group.clear();
+}
+
+void Coordinator::break_group(const GroupKey& key, ErrorKind error, const std::string& fault) {
+  groups_.break_up(key, {error, fault});
+  ready_.fail_group(key, error, fault);
 }
 
 void Coordinator::settle(const GroupKey& key) {
   const Ranks ranks = ranks_of(key.first);
   if (!groups_.is_whole(key, *ranks, joined_)) return;
-  groups_.forget(key);
+  const bool broken = groups_.fault_of(key).kind != ErrorKind::kNone;
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
     Pending& p = it->second;
     if (group_of(p.submission) == key) {
-      if (p.fault.empty()) {
+      if (p.fault.empty() && !broken) {
         p.fault = "tensor '" + p.submission.name + "' is in group '" + key.second + "' of " +
                   std::to_string(p.submission.group_size) + " tensors, but not on " +
                   ranks_missing(p) + "; every rank must submit a group of the same tensors";
@@ -109,6 +117,7 @@ void Coordinator::settle(const GroupKey& key) {
     }
     it = next;
   }
+  groups_.forget(key);
   ready_.release(key);
 }
 
@@ -156,15 +165,22 @@ void Coordinator::join(int rank) {
 }
 
 void Coordinator::agree(Table::iterator it) {
-  const Pending p = take(it);
+  Pending p = take(it);
+  const GroupKey group = group_of(p.submission);
+  const GroupFault broken = groups_.fault_of(group);
+  // Nothing is held back for a group that is broken, or has failed and been forgotten.
+  if (broken.kind != ErrorKind::kNone || !groups_.has(group)) p.submission.group.clear();
   Agreed agreed;
   agreed.submission = p.submission;
   agreed.ranks = p.ranks;
-  if (p.fault.empty()) {
-    decide(agreed, p);
-  } else {
+  if (!p.fault.empty()) {
     agreed.error = ErrorKind::kInternal;
     agreed.message = p.fault;
+  } else if (broken.kind != ErrorKind::kNone) {
+    agreed.error = broken.kind;
+    agreed.message = broken.message;
+  } else {
+    decide(agreed, p);
   }
   push(std::move(agreed));
 }
@@ -286,8 +302,8 @@ void Coordinator::fail(Table::iterator it, ErrorKind error, const std::string& m
   agreed.message = message;
   if (!agreed.submission.group.empty()) {
     const GroupKey group = group_of(agreed.submission);
-    groups_.forget(group);
-    ready_.fail_group(group, error, message);
+    break_group(group, error, message);
+    if (groups_.is_over(group)) groups_.forget(group);  // who comes later begins it anew
   }
   agreed.submission.group.clear();
   push(std::move(agreed));

@@ -73,6 +73,8 @@ class Coordinator {
   void settle(const GroupKey& key);
   // The ranks disagree on what group the tensor is in, so it is in none.
   void ungroup(Pending& pending, const GroupKey& other);
+  // What has come of it fails, and so will what is yet to come.
+  void break_group(const GroupKey& key, ErrorKind error, const std::string& fault);
   void fail(Table::iterator it, ErrorKind error, const std::string& message);
   void fail_unreachable();
   void fail_deadlocked();

@@ -1,4 +1,4 @@
-// Counts which ranks have submitted all members of a group.
+// Counts which ranks have submitted all members of a group, and knows which groups are broken.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,17 @@
 #include <utility>
 #include <vector>
 
+#include "common/error.h"
 #include "engine/submission.h"
 
 namespace qsgd {
 
 using GroupKey = std::pair<int32_t, std::string>;  // process set and group
+
+struct GroupFault {
+  ErrorKind kind = ErrorKind::kNone;
+  std::string message;
+};
 
 inline GroupKey group_of(const Submission& s) { return {s.set, s.group}; }
 
@@ -22,7 +28,15 @@ class GroupTally {
   // Whether every one of `ranks`, those apart that have joined, has submitted all it will.
   bool is_whole(const GroupKey& key, const std::vector<int>& ranks,
                 const std::vector<bool>& joined) const;
-  void forget(const GroupKey& key) { counts_.erase(key); }
+  // The group will not end well: its members fail, those too that are yet to come, until every
+  // rank has submitted all that it will. Of a group that nobody has submitted to, nothing is kept.
+  void break_up(const GroupKey& key, GroupFault fault);
+  bool has(const GroupKey& key) const { return groups_.count(key) != 0; }
+  // Whether every rank that has begun the group has submitted all it will.
+  bool is_over(const GroupKey& key) const;
+  // Why the group is broken; of kind kNone: it is not.
+  GroupFault fault_of(const GroupKey& key) const;
+  void forget(const GroupKey& key) { groups_.erase(key); }
   std::vector<GroupKey> keys() const;
 
  private:
@@ -30,7 +44,11 @@ class GroupTally {
     uint32_t submitted = 0;
     uint32_t expected = 0;
   };
-  std::map<GroupKey, std::map<int, Count>> counts_;  // by rank
+  struct Group {
+    std::map<int, Count> counts;  // by rank
+    GroupFault fault;
+  };
+  std::map<GroupKey, Group> groups_;
 };
 
 }  // namespace qsgd

@@ -266,6 +266,36 @@ def test_ranks_that_count_a_group_differently_fail_and_go_on(longer):
     on_ranks(2, program)
 
 
+GROUPINGS = {
+    "one larger": ([("g", "t0 t1"), ("t2", "t2")], [("g", "t0 t1 t2")]),
+    "one without": ([("g", "t0"), ("", "t1")], [("g", "t0 t1")]),
+    "crossed": ([("g", "t0 t1"), ("h", "t2 t3")], [("g", "t0 t2"), ("h", "t1 t3")]),
+}
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_ranks_that_group_tensors_differently_fail_and_go_on(grouping):
+    def program(me):
+        for turn in range(2):  # under the same names again
+            if me.rank == 1:
+                me.engine.barrier(name=f"after you {turn}").wait()
+            handles = {
+                name: me.allreduce(
+                    name, np.ones(2), group=group, group_size=len(members.split()) if group else 0
+                )
+                for group, members in GROUPINGS[grouping][me.rank]
+                for name in members.split()
+            }
+            if me.rank == 0:
+                me.engine.barrier(name=f"after you {turn}").wait()
+            errors = {name: error_of(handle) for name, handle in handles.items()}
+            assert all("has group" in str(error) for error in errors.values()), errors
+        alike = {"group": "anew", "group_size": 2}
+        return [error_of(h) for h in [me.allreduce(n, np.ones(2), **alike) for n in ("t0", "t1")]]
+
+    assert on_ranks(2, program) == [[None, None]] * 2
+
+
 def test_members_that_only_some_ranks_have_fail_the_group():
     def program(me):
         names = ("a", "b") if me.rank else ("a", "c")
