@@ -7,6 +7,7 @@ for Horovod (HOROVOD_*) is read where the QSGD_* variable is not set.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -119,13 +120,15 @@ class Twin:
 class Variable:
     """One row: how to parse it, what it is when unset, what it does, and Horovod's names for it.
 
-    The docstring of `parse` says which values there are; docs/settings.md shows it.
+    The docstring of `parse` says which values there are; docs/settings.md shows it. `horovods` is
+    what it is when unset in a script that has imported ``horovod``, where that differs.
     """
 
     parse: Callable[[str], Any]
     default: Any
     what: str
     twins: tuple[Twin, ...] = ()
+    horovods: Any = None
 
 
 ALGORITHMS = (
@@ -242,7 +245,8 @@ TABLE: dict[str, Variable] = {
     "QSGD_NONFINITE": Variable(
         _one_of("error", "warn", "propagate"),
         "error",
-        "what a gradient with NaN or Inf does: raise on every rank, warn, or pass silently",
+        "what a gradient with NaN or Inf does: raise on every rank, warn once, or pass silently",
+        horovods="warn",
     ),
     "QSGD_STALL_WARNING_S": Variable(
         _at_least(float, 0),
@@ -336,6 +340,8 @@ def is_set(name: str, environ: Mapping[str, str] | None = None) -> bool:
 def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
     """Return a variable's parsed value, else its twin's, else its default. Empty is unset.
 
+    Horovod hands NaN and Inf on, and so a script that imports ``horovod`` gets them.
+
     Raises:
         UsageError: the text cannot be parsed; the message names the variable that was read.
     """
@@ -351,4 +357,6 @@ def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
             raise UsageError(f"{source.name}={text!r}: {error}. It sets the {row.what}.") from None
         if value is not None or source.name == name:
             return value
+    if row.horovods is not None and "horovod" in sys.modules:
+        return row.horovods
     return row.default

@@ -7,8 +7,7 @@ std::string explain(const std::string& name, const std::string& from) {
   return "tensor '" + name + "' holds NaN or Inf after allreduce; " +
          (from.empty() ? "every rank's own values were finite, so the sum overflowed"
                        : "the values came from rank(s) " + from) +
-         ". Lower the learning rate or scale the loss; QSGD_NONFINITE=warn or =propagate lets "
-         "training go on (a loss scaler needs propagate).";
+         ". Lower the learning rate or scale the loss";
 }
 
 }  // namespace

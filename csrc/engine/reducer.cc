@@ -1,10 +1,17 @@
 #include "engine/reducer.h"
 
+#include <algorithm>
+
 #include "collectives/hierarchical.h"
 #include "common/kept.h"
 
 namespace qsgd {
 namespace {
+
+constexpr const char* kRemedy =
+    "; QSGD_NONFINITE=warn or =propagate lets training go on (a loss scaler needs propagate).";
+constexpr const char* kGoesOn =
+    ". Training goes on, and this is said only once; QSGD_NONFINITE=error ends it instead.";
 
 uint32_t hash_name(const std::string& name) {  // FNV-1a
   uint32_t hash = 2166136261u;
@@ -94,16 +101,24 @@ void Reducer::take_note(const std::vector<Item>& items, const std::optional<Code
 std::vector<std::string> Reducer::judge(const std::vector<Item>& items,
                                         const std::vector<ReduceTensor>& tensors) {
   std::vector<std::string> faults(items.size());
-  if (!items.front().submission->check_finite || config_.nonfinite == NonFinite::kPropagate) {
+  if (!items.front().submission->check_finite || config_.nonfinite == NonFinite::kPropagate ||
+      warned_) {
     return faults;
   }
   std::vector<std::string> names;
   for (const Item& item : items) names.push_back(item.submission->name);
   std::vector<std::string> messages = explain_nonfinite(communicator_, ranks_, names, tensors);
-  if (config_.nonfinite == NonFinite::kError) return messages;
-  for (const std::string& message : messages) {
-    if (!message.empty() && rank() == 0 && config_.log) config_.log(message);
+  if (config_.nonfinite == NonFinite::kError) {
+    for (std::string& message : messages) {
+      if (!message.empty()) message += kRemedy;
+    }
+    return messages;
   }
+  const auto first = std::find_if(messages.begin(), messages.end(),
+                                  [](const std::string& message) { return !message.empty(); });
+  if (first == messages.end()) return faults;
+  warned_ = true;  // on every rank alike, as the messages are
+  if (rank() == 0 && config_.log) config_.log(*first + kGoesOn);
   return faults;
 }
 

@@ -79,6 +79,7 @@ class Reducer {
   Residuals residuals_;
   QualityLog quality_;
   Exchange exchange_;
+  bool warned_ = false;  // of a result that is not finite
 };
 
 }  // namespace qsgd

@@ -24,6 +24,8 @@ def settings() -> str:
     lines = ["| variable | what it sets | values | default |", "|---|---|---|---|"]
     for name, row in env.TABLE.items():
         default = "" if row.default in (None, ()) else f"`{_said(row.default)}`"
+        if row.horovods is not None:
+            default += f"; `{_said(row.horovods)}` where the script imports `horovod`"
         lines.append(f"| `{name}` | {row.what} | {_values(row)} | {default} |")
     return "\n".join(lines)
 

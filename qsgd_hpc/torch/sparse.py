@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
 
-from qsgd_hpc import env, ops
+from qsgd_hpc import basics, env, ops
 from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc.errors import NonFiniteGradientError
 from qsgd_hpc.ops import Handle
@@ -78,14 +79,19 @@ def start_sparse(gradient: torch.Tensor, name: str, reduction: GradientReduction
 
 
 def refuse_nonfinite(gradient: torch.Tensor, name: str) -> None:
-    """Raise what a dense gradient with NaN or Inf would, on every rank alike.
+    """Do what QSGD_NONFINITE says of a dense gradient with NaN or Inf, on every rank alike.
 
     Raises:
         NonFiniteGradientError: unless QSGD_NONFINITE lets such gradients pass.
     """
-    if env.get("QSGD_NONFINITE") == "error" and not gradient.values().isfinite().all():
-        raise NonFiniteGradientError(
-            f"the sparse gradient of {name!r} holds NaN or Inf after all ranks' entries were "
-            "added. Lower the learning rate or scale the loss; QSGD_NONFINITE=warn or =propagate "
-            "lets training go on"
-        )
+    what = env.get("QSGD_NONFINITE")
+    if what == "propagate" or gradient.values().isfinite().all():
+        return
+    fault = (
+        f"the sparse gradient of {name!r} holds NaN or Inf after all ranks' entries were added. "
+        "Lower the learning rate or scale the loss; QSGD_NONFINITE"
+    )
+    if what == "error":
+        raise NonFiniteGradientError(f"{fault}=warn or =propagate lets training go on")
+    if basics.rank() == 0:
+        warnings.warn(f"{fault}=error would end the training", stacklevel=2)  # shown once

@@ -16,15 +16,42 @@ SCRIPTS = Path(__file__).parents[1] / "horovod_scripts"
 DATA = Path(env.get("QSGD_DATA") or "/nowhere")
 
 
-@pytest.fixture
-def horovod(run_ranks, tmp_path):
-    """Return run(script, *arguments): what the ranks print on stdout."""
+# Rank 1's first batch is spoilt; both ranks go on with what its gradient makes of the weights.
+NAN = """
+import horovod.torch as hvd, torch
+hvd.init()
+model = torch.nn.Embedding(4, 2, sparse={sparse})
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+)
+for step in range(2):
+    optimizer.zero_grad()
+    factor = float("nan") if hvd.rank() == 1 else 1.0
+    (model(torch.tensor([1])) * factor).sum().backward()
+    optimizer.step()
+    print(bool(model.weight.isnan().any()), flush=True)
+"""
 
-    def run(script: str, *arguments: str, options: tuple[str, ...] = (), ranks: int = 2) -> str:
+
+@pytest.fixture
+def started(run_ranks, tmp_path):
+    """Return start(script, *arguments): the ended process of a script that is left as it is."""
+
+    def start(script: str, *arguments: str, options: tuple[str, ...] = (), ranks: int = 2):
         command = ("--horovod", *options, str(SCRIPTS / script), *arguments)
         # XLA compiles a whole network in one of them, which takes minutes on a busy machine.
         paths = str(SCRIPTS.parents[1])
-        done = run_ranks(ranks, *command, cwd=tmp_path, timeout_s=560, PYTHONPATH=paths)
+        return run_ranks(ranks, *command, cwd=tmp_path, timeout_s=560, PYTHONPATH=paths)
+
+    return start
+
+
+@pytest.fixture
+def horovod(started):
+    """Return run(script, *arguments): what the ranks print on stdout."""
+
+    def run(*words: str, **how) -> str:
+        done = started(*words, **how)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -84,6 +111,40 @@ def test_mnist_learns_with_workers_in_processes_of_their_own(horovod):
     accuracy = [float(found) for found in re.findall(r"Accuracy: ([\d.]+)%", said)]
     assert len(accuracy) == 2
     assert accuracy[-1] > 30
+
+
+@pytest.mark.parametrize("bits", ["32", "4"])
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.one_mpi
+def test_two_optimizers_of_a_gan_take_turns(horovod, ranks, bits):
+    said = horovod("gan.py", "--steps", "200", options=("--bits", bits), ranks=ranks)
+    found = re.search(r"radius ([\d.]+), replicas equal", said)
+    assert 1.5 < float(found[1]) < 2.5, said
+
+
+@pytest.mark.parametrize("dense", [(), ("--sparse-as-dense",)], ids=["sparse", "as_dense"])
+@pytest.mark.parametrize(("ranks", "bits"), [(2, "32"), (3, "4")])
+@pytest.mark.one_mpi
+def test_lstm_with_a_sparse_embedding_learns(horovod, ranks, bits, dense):
+    said = horovod("lstm.py", *dense, options=("--bits", bits), ranks=ranks)
+    perplexities = [float(each) for each in re.findall(r"perplexity ([\d.]+)", said)]
+    assert perplexities[1] < 60 < perplexities[0] < 500, said
+    assert "replicas equal" in said
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_gradients_with_nan_are_warned_of_once_and_handed_on(started, tmp_path, kind):
+    script = tmp_path / "nan.py"
+    script.write_text(NAN.format(sparse=kind == "sparse"))
+    done = started(str(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"] * 4
+    told = [line for line in done.stderr.splitlines() if "NaN or Inf" in line]
+    assert len(told) == 1, done.stderr
+    assert "QSGD_NONFINITE=error" in told[0]
+    assert "weight" in told[0]
+    if kind == "dense":
+        assert "rank(s) 1" in told[0]
 
 
 @pytest.mark.one_mpi
