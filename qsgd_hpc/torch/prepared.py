@@ -78,12 +78,15 @@ class GradientAllreduce:
     def _start_by_way(self, gradient: torch.Tensor, group: Group | None) -> Handle:
         """Start it on what a compressor, the device or the layout makes of the gradient."""
         travelling, context = self._compressor.compress(gradient.detach())
+        device = travelling.device
         host = travelling.cpu().contiguous()
         in_place = host.data_ptr() == gradient.data_ptr()
         reduced = host if in_place else torch.empty_like(host)
 
         def result() -> None:
-            _deliver(self._compressor.decompress(reduced, context), gradient)
+            # Where the compressor has left it, which may hold more there.
+            back = reduced.to(device)
+            _deliver(self._compressor.decompress(back, context), gradient)
 
         prescale, postscale = self._factors
         return ops.allreduce(

@@ -13,7 +13,7 @@ from qsgd_hpc._base.compressors import NoneCompressor
 from qsgd_hpc._base.reduction import Reduction, coding_for, op_for
 from qsgd_hpc.compression import Coding, Lossy
 from qsgd_hpc.ops import Average, Handle, Op
-from qsgd_hpc.torch.ops._tensors import buffer_of, deliver, new_like, on_host
+from qsgd_hpc.torch.ops._tensors import buffer_of, deliver, moved_to, new_like, on_host
 
 __all__ = ["compressor_for", "start_allreduces"]
 
@@ -52,6 +52,7 @@ class _Prepared:
     reduced: torch.Tensor
     compressor: Any
     context: Any
+    device: torch.device  # where the compressor has left it, which may hold more there
     op: Op
     coding: Coding | None
 
@@ -76,7 +77,8 @@ class _Prepared:
         if self.compressor is NoneCompressor:
             return deliver(self.reduced, self.tensor, self.output)
         with torch.no_grad():
-            back = self.compressor.decompress(self.reduced, self.context)
+            reduced = moved_to(self.device, self.reduced)
+            back = self.compressor.decompress(reduced, self.context)
             return deliver(back, self.tensor, self.output)
 
 
@@ -98,7 +100,9 @@ def _prepare(
     reduced = travelling if in_place or copied else new_like(travelling)
     if not tensor.is_floating_point():
         coding = None
-    return _Prepared(tensor, output, travelling, reduced, compressor, context, op, coding)
+    return _Prepared(
+        tensor, output, travelling, reduced, compressor, context, compressed.device, op, coding
+    )
 
 
 def start_allreduces(

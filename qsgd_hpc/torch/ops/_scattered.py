@@ -15,7 +15,14 @@ from qsgd_hpc.torch.ops._allgather import Allgather
 from qsgd_hpc.torch.ops._gradients import Collective, run
 from qsgd_hpc.torch.ops._reduced import derivatives
 from qsgd_hpc.torch.ops._reduction import compressor_for
-from qsgd_hpc.torch.ops._tensors import as_rows, buffer_of, deliver, on_host, tensor_from
+from qsgd_hpc.torch.ops._tensors import (
+    as_rows,
+    buffer_of,
+    deliver,
+    moved_to,
+    on_host,
+    tensor_from,
+)
 
 __all__ = ["Reducescatter"]
 
@@ -68,6 +75,7 @@ class _Prepared:
     host: torch.Tensor
     compressor: Any
     context: Any
+    device: torch.device  # where the compressor has left it, which may hold more there
     op: Op
 
     def start(self, reduction: Reduction, name: str, group: ops.Group | None) -> Handle:
@@ -84,7 +92,7 @@ class _Prepared:
 
     def _result(self, received: ops.Received) -> torch.Tensor:
         with torch.no_grad():
-            share = tensor_from(received, self.host)
+            share = moved_to(self.device, tensor_from(received, self.host))
             return deliver(self.compressor.decompress(share, self.context), self.tensor, None)
 
 
@@ -93,4 +101,4 @@ def _prepare(tensor: torch.Tensor, reduction: Reduction) -> _Prepared:
     compressor = compressor_for(tensor, op, reduction.compression)
     with torch.no_grad():
         compressed, context = compressor.compress(as_rows(tensor, "reducescatter").detach())
-    return _Prepared(tensor, on_host(compressed), compressor, context, op)
+    return _Prepared(tensor, on_host(compressed), compressor, context, compressed.device, op)

@@ -7,7 +7,15 @@ import torch
 from qsgd_hpc import ops
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["as_rows", "buffer_of", "deliver", "moved_buffer_of", "on_host", "tensor_from"]
+__all__ = [
+    "as_rows",
+    "buffer_of",
+    "deliver",
+    "moved_buffer_of",
+    "moved_to",
+    "on_host",
+    "tensor_from",
+]
 
 # Types that the core does not compute with travel as integers of their size.
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -71,10 +79,11 @@ def as_rows(tensor: torch.Tensor, operation: str) -> torch.Tensor:
 def tensor_from(received: ops.Received, like: torch.Tensor) -> torch.Tensor:
     """Return what the core has made, with the type and device of ``like``; it keeps the memory."""
     flat = torch.from_numpy(received.data).view(like.dtype)
-    return _to(flat.reshape(received.shape[0], *like.shape[1:]), like.device)
+    return moved_to(like.device, flat.reshape(received.shape[0], *like.shape[1:]))
 
 
-def _to(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+def moved_to(device: torch.device, host: torch.Tensor) -> torch.Tensor:
+    """Return the values of a tensor on the CPU on a device; itself where that is the CPU."""
     return host.to(device, non_blocking=device.type == "cuda" and host.is_pinned())
 
 
@@ -85,7 +94,7 @@ def deliver(
     if output is None:
         if (result.device, result.dtype) == (tensor.device, tensor.dtype):
             return result
-        return _to(result, tensor.device).to(tensor.dtype)
+        return moved_to(tensor.device, result).to(tensor.dtype)
     same = (result.data_ptr(), result.dtype, result.shape, result.stride()) == (
         output.data_ptr(), output.dtype, output.shape, output.stride()
     )  # fmt: skip
