@@ -10,9 +10,9 @@ namespace qsgd {
 
 enum class NonFinite { kError, kWarn, kPropagate };
 
-// One sentence, without its end, for each tensor whose result is not finite, empty for the others. The results are
-// equal everywhere, so every rank comes here with the same bad tensors; whose they were takes one
-// more small exchange. `ranks` are the communicator's, as messages name them.
+// One sentence, without its end, for each tensor whose result is not finite, empty for the others.
+// The results are equal everywhere, so every rank comes here with the same bad tensors; whose they
+// were takes one more small exchange. `ranks` are the communicator's, as messages name them.
 std::vector<std::string> explain_nonfinite(Communicator& communicator,
                                            const std::vector<int>& ranks,
                                            const std::vector<std::string>& names,
