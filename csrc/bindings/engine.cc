@@ -89,6 +89,7 @@ py::dict stats(const Engine& engine) {
   d["wire_bytes"] = s.wire_bytes;
   d["shared_memory_bytes"] = s.shared_memory_bytes;
   d["control_bytes"] = s.control_bytes;
+  d["mailed_bytes"] = s.mailed_bytes;
   d["gradient_bytes"] = s.work.gradient_bytes;
   d["allreduces"] = s.work.allreduces;
   d["fused_reductions"] = s.work.fused;

@@ -3,6 +3,18 @@
 #include <algorithm>
 
 namespace qsgd {
+namespace {
+
+// The line to write after `written` others: the next one while there is one, then any, which both
+// ends find alike.
+size_t place_of(uint64_t written, size_t lines) {
+  if (written < lines) return static_cast<size_t>(written);
+  uint64_t mixed = written * 0x9e3779b97f4a7c15u;  // Fibonacci hashing
+  mixed ^= mixed >> 32;
+  return static_cast<size_t>(mixed % lines);
+}
+
+}  // namespace
 
 void write_numbers(const std::vector<uint16_t>& numbers, Writer& to) {
   std::vector<std::pair<uint16_t, uint16_t>> runs;  // first number, how many
@@ -32,8 +44,7 @@ std::vector<uint16_t> read_numbers(Reader& from) {
   return numbers;
 }
 
-void SentBook::write(const std::vector<Submission>& submissions, Writer& known,
-                     std::vector<std::vector<char>>& items) {
+void SentBook::write(const std::vector<Submission>& submissions, Writer& known, Writer& items) {
   std::vector<uint16_t> numbers;
   Writer errors;
   for (const Submission& submission : submissions) {
@@ -46,8 +57,8 @@ void SentBook::write(const std::vector<Submission>& submissions, Writer& known,
       continue;
     }
     if (submission.lasting) add(submission, item.bytes());
-    item.put(submission.nmse);
-    items.push_back(item.bytes());
+    items.append(item.bytes());
+    items.put(submission.nmse);
   }
   if (numbers.empty()) return;
   write_numbers(numbers, known);
@@ -64,7 +75,7 @@ bool SentBook::knows(const Submission& submission, const std::vector<char>& fact
 
 void SentBook::add(const Submission& submission, std::vector<char> facts) {
   if (keys_.empty()) return;
-  const size_t place = written_++ % keys_.size();
+  const size_t place = place_of(written_++, keys_.size());
   const auto old = lines_.find(keys_[place]);
   // A name whose facts have changed has a newer line.
   if (old != lines_.end() && old->second.number == place) lines_.erase(old);
@@ -81,7 +92,7 @@ Submission HeardBook::read_item(Reader& from) {
 
 void HeardBook::add(const Submission& submission) {
   if (capacity_ == 0) return;
-  const size_t place = written_++ % capacity_;
+  const size_t place = place_of(written_++, capacity_);
   if (place == lines_.size()) lines_.emplace_back();
   lines_[place] = submission;
 }
@@ -127,8 +138,9 @@ uint16_t NameBook::add(Key key, const std::vector<uint16_t>& in_use) {
   const auto used = [&](size_t place) {
     return std::find(in_use.begin(), in_use.end(), place) != in_use.end();
   };
-  while (used(written_ % keys_.size())) ++written_;
-  const auto number = static_cast<uint16_t>(written_++ % keys_.size());
+  size_t place = place_of(written_++, keys_.size());
+  while (used(place)) place = (place + 1) % keys_.size();
+  const auto number = static_cast<uint16_t>(place);
   numbers_.erase(keys_[number]);
   numbers_[key] = number;
   keys_[number] = std::move(key);

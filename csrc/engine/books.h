@@ -1,5 +1,8 @@
 // Names that come again travel as numbers. The two ends of a stream of messages each keep a book,
-// and since messages keep their order, both write the same into it; the oldest line makes room.
+// and since messages keep their order, both write the same into it.
+//
+// In a full book any line may have to make room: were it the oldest, then of a step with one name
+// more than there are lines none would ever be found.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +16,7 @@
 
 namespace qsgd {
 
-constexpr size_t kMaxBook = 4096;  // lines, so that all their numbers fit a frame
+constexpr size_t kMaxBook = 4096;  // lines
 
 // Numbers in a row are written as one run, so a step's gradients take a few bytes.
 void write_numbers(const std::vector<uint16_t>& numbers, Writer& to);
@@ -25,8 +28,7 @@ class SentBook {
   explicit SentBook(size_t capacity) : keys_(capacity) {}
 
   // Writes submissions, known ones as numbers into `known` and the others as items.
-  void write(const std::vector<Submission>& submissions, Writer& known,
-             std::vector<std::vector<char>>& items);
+  void write(const std::vector<Submission>& submissions, Writer& known, Writer& items);
 
  private:
   struct Line {
@@ -37,7 +39,7 @@ class SentBook {
   void add(const Submission& submission, std::vector<char> facts);
 
   std::vector<Key> keys_;  // by number
-  size_t written_ = 0;
+  uint64_t written_ = 0;
   std::map<Key, Line> lines_;
 };
 
@@ -55,7 +57,7 @@ class HeardBook {
 
   size_t capacity_;
   std::vector<Submission> lines_;
-  size_t written_ = 0;
+  uint64_t written_ = 0;
 };
 
 // The names in rank 0's answers: one book for all ranks, of which each reads what its sets do.
@@ -67,11 +69,11 @@ class NameBook {
   std::vector<std::string> read(int32_t set, Reader& from);
 
  private:
-  // Gives `key` the number of the oldest line that the answer being written does not use.
+  // Gives `key` the number of a line that the answer being written does not use.
   uint16_t add(Key key, const std::vector<uint16_t>& in_use);
 
   std::vector<Key> keys_;  // by number
-  size_t written_ = 0;
+  uint64_t written_ = 0;
   std::map<Key, uint16_t> numbers_;  // on rank 0
 };
 

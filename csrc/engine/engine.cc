@@ -20,7 +20,7 @@ Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> 
       timeline_(std::make_shared<Timeline>(transport_->rank())),
       coordinator_(transport_->size(),
                    {config_.fusion_bytes, config_.cycle_time_s, config_.algorithm, std::nullopt}),
-      messenger_(*transport_,
+      messenger_(*transport_, node_.get(),
                  [this](int peer, FrameType type, Reader body) { on_message(peer, type, body); }),
       communicator_{*transport_, node_.get(), workers_.get()},
       sets_(communicator_, {config_.seed, config_.nonfinite, config_.log}),
@@ -145,7 +145,9 @@ EngineStats Engine::stats() const {
   const BytesGiven given = bytes_given(communicator_);
   stats.wire_bytes = given.total();
   stats.shared_memory_bytes = given.in_memory;
-  stats.control_bytes = messenger_.bytes_sent();
+  const ControlBytes control = messenger_.bytes_sent();
+  stats.control_bytes = control.in_messages + control.in_memory;
+  stats.mailed_bytes = control.in_memory;
   stats.steps = steps_.steps();
   stats.wait_time_s = waits_->total_s();
   return stats;

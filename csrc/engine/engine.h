@@ -45,6 +45,7 @@ struct EngineStats {
   uint64_t wire_bytes = 0;           // this rank handed to others, control messages included
   uint64_t shared_memory_bytes = 0;  // those of them that others read in memory it shares
   uint64_t control_bytes = 0;        // those of them that only told what to do
+  uint64_t mailed_bytes = 0;         // those of these that went through memory
   uint64_t steps = 0;                // begun; see StepClock
   double wait_time_s = 0;            // in which a thread of the program waited for a handle
 };

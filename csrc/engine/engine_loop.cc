@@ -128,16 +128,15 @@ void Engine::hand_in(std::vector<Submission> fresh, bool leaving) {
     return;
   }
   for (const Submission& submission : fresh) note_arrival(rank(), submission);
-  Writer known;
-  std::vector<std::vector<char>> items;
+  Writer known, items;
   sent_.write(fresh, known, items);
   // Known ones first: what is new may take their places in the books.
-  if (!known.bytes().empty()) messenger_.send(0, FrameType::kKnown, {known.bytes()});
-  if (!items.empty()) messenger_.send(0, FrameType::kSubmissions, items);
+  if (!known.bytes().empty()) messenger_.send(0, FrameType::kKnown, known.bytes());
+  if (!items.bytes().empty()) messenger_.send(0, FrameType::kSubmissions, items.bytes());
   if (leaving) {
     Writer item;
     item.put(reason_);
-    messenger_.send(0, FrameType::kLeave, {item.bytes()});
+    messenger_.send(0, FrameType::kLeave, item.bytes());
   }
 }
 
@@ -202,16 +201,16 @@ void Engine::answer() {
 
 // To each rank what is for its sets, all in one order, so that no two wait for each other.
 void Engine::send_out(const std::vector<Response>& responses) {
-  std::vector<std::vector<std::vector<char>>> items(static_cast<size_t>(size()));
+  std::vector<Writer> items(static_cast<size_t>(size()));
   for (const Response& response : responses) {
     Writer item;
     response.write(item, names_);
     for (const int peer : *response.recipients) {
-      items[static_cast<size_t>(peer)].push_back(item.bytes());
+      if (peer != 0) items[static_cast<size_t>(peer)].append(item.bytes());
     }
   }
   for (int peer = 1; peer < size(); ++peer) {
-    const auto& mine = items[static_cast<size_t>(peer)];
+    const std::vector<char>& mine = items[static_cast<size_t>(peer)].bytes();
     if (!mine.empty()) messenger_.send(peer, FrameType::kResponses, mine);
   }
   // What comes next may go through shared memory, where messages move on only once in a while.
@@ -243,14 +242,12 @@ void Engine::watch_own_waits() {
   told_waits_ = keys;
   if (keys.empty()) return;
   if (rank() == 0) return coordinator_.block(0, std::move(keys));
-  std::vector<std::vector<char>> items;
+  Writer items;
   for (const auto& [set, name] : keys) {
-    Writer item;
-    item.put(set);
-    item.put(name);
-    items.push_back(item.bytes());
+    items.put(set);
+    items.put(name);
   }
-  messenger_.send(0, FrameType::kBlocked, items);
+  messenger_.send(0, FrameType::kBlocked, items.bytes());
 }
 
 }  // namespace qsgd

@@ -52,6 +52,18 @@ char* SharedNode::slot(int owner, Lane lane, uint64_t turn) const {
          index * kSlotBytes;
 }
 
+bool SharedNode::is_near(int rank) const {
+  const std::vector<int>& ranks = facts_.nodes[static_cast<size_t>(node_)];
+  return std::binary_search(ranks.begin(), ranks.end(), rank);
+}
+
+void* SharedNode::mailbox(int rank, Mail mail) const {
+  const std::vector<int>& ranks = facts_.nodes[static_cast<size_t>(node_)];
+  const auto owner = std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin();
+  return reinterpret_cast<char*>(facts_.bases[static_cast<size_t>(owner)]) + kMailAt +
+         static_cast<size_t>(mail) * sizeof(MailLines);
+}
+
 std::atomic<uint64_t>& SharedNode::flag_of(int owner, Flag flag) const {
   return *reinterpret_cast<std::atomic<uint64_t>*>(facts_.bases[static_cast<size_t>(owner)] +
                                                    static_cast<size_t>(flag) * kFlagStride);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "transport/mailbox.h"
 #include "transport/transport.h"
 
 namespace qsgd {
@@ -29,8 +30,12 @@ class SharedNode {
   // Two sets of slots, so that the two ways to use them need not wait for each other.
   enum class Lane : size_t { kOneShot, kTwoPhase, kLanes };
   static constexpr size_t kHeaderBytes = 4096;
-  static constexpr size_t kRegionBytes =
+  // Between the region's owner and the node's first rank: to that one, and from it.
+  enum class Mail : size_t { kToFirst, kFromFirst, kMails };
+  static constexpr size_t kMailAt =
       kHeaderBytes + static_cast<size_t>(Lane::kLanes) * kSlots * kSlotBytes;
+  static constexpr size_t kRegionBytes =
+      kMailAt + static_cast<size_t>(Mail::kMails) * sizeof(MailLines);
 
   // `transport` is that of the whole job and outlives this; while a rank waits here, it moves on
   // what others are owed of it. Regions may have served before, to the same ranks.
@@ -44,6 +49,11 @@ class SharedNode {
 
   // The slot of turn `turn` in the region of local rank `owner`.
   char* slot(int owner, Lane lane, uint64_t turn) const;
+
+  // Whether `rank` of the job and this one are of one node.
+  bool is_near(int rank) const;
+  // The mailbox in the region of `rank`, which is near; this rank is one of its two ends.
+  void* mailbox(int rank, Mail mail) const;
 
   // What this rank has reached.
   uint64_t reached(Flag flag) const { return reached_[static_cast<size_t>(flag)]; }

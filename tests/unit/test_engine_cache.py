@@ -105,6 +105,22 @@ def test_a_step_of_known_tensors_takes_few_control_bytes(budget):
     assert sum(with_book) < sum(without) / 4
 
 
+def test_of_more_names_than_lines_some_are_known():
+    def program(me):
+        for step in range(11):
+            if step == 1:
+                before = control_bytes(me)
+            for i in range(96):
+                me.allreduce(f"module.layer{i}.convolution.weight", np.ones(1, "f4")).wait()
+        return control_bytes(me) - before
+
+    def sent(capacity):
+        return sum(on_ranks(2, program, cache_capacity=capacity))
+
+    none, some, all_known = sent(0), sent(64), sent(96)
+    assert all_known < some < none - 0.2 * (none - all_known)
+
+
 def test_joined_ranks_follow_names_they_have_never_submitted():
     def program(me):
         for step in range(1 + 3 * me.rank):
