@@ -106,6 +106,7 @@ class Communicator:
         ids: Sequence[int] = (),
         step: int = 0,
         dtype: str = "",
+        codings: Sequence[CodecSpec] = (),
     ) -> dict[str, Any]: ...
     def prepare(
         self,
@@ -502,6 +503,7 @@ def thread_allreduce(
     threads: int = 1,
     segment: int = 0,
     dtype: str | None = None,
+    codings: Sequence[CodecSpec] = (),
 ) -> list[dict[str, Any]]: ...
 
 class Workers:

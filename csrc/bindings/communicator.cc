@@ -215,14 +215,23 @@ py::dict report(const std::vector<ReduceTensor>& tensors, const BytesGiven& befo
 py::dict allreduce_list(OwningCommunicator& owner, const py::list& tensors, const std::string& op,
                         double prescale, double postscale, const Coding& coding,
                         const std::string& algorithm, uint64_t seed,
-                        const std::vector<uint32_t>& ids, uint32_t step, std::string dtype) {
+                        const std::vector<uint32_t>& ids, uint32_t step, std::string dtype,
+                        const std::vector<CodecSpec>& codings) {
   std::vector<ReduceTensor> list = list_tensors(tensors, ids, step, dtype);
+  if (!codings.empty() && (coding || codings.size() != list.size())) {
+    throw usage_error(std::to_string(codings.size()) + " codings for " +
+                      std::to_string(list.size()) +
+                      " tensors; pass one for each, or one `coding` for all");
+  }
+  for (size_t i = 0; i < list.size() && coding; ++i) list[i].spec = *coding;
+  for (size_t i = 0; i < codings.size(); ++i) list[i].spec = codings[i];
   const ReduceArgs args{dtype.empty() ? DType::kFloat32 : parse_dtype(dtype), parse_op(op),
                         prescale, postscale};
   const Algorithm chosen = parse_algorithm(algorithm);
   Communicator communicator = owner.get();
   const BytesGiven before = bytes_given(communicator);
-  run(owner, [&] { allreduce(communicator, list, args, coding, chosen, seed); });
+  const bool compressed = coding || !codings.empty();
+  run(owner, [&] { allreduce(communicator, list, args, compressed, chosen, seed); });
   return report(list, before, bytes_given(communicator));
 }
 
@@ -354,6 +363,7 @@ void bind_communicator(py::module_& m) {
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("coding") = py::none(),
            py::arg("algorithm") = "auto", py::arg("seed") = 0,
            py::arg("ids") = std::vector<uint32_t>(), py::arg("step") = 0, py::arg("dtype") = "",
+           py::arg("codings") = py::tuple(),
            "Reduce arrays, in place or as (source, target); returns what was sent and found.")
       .def("prepare", &prepare, py::arg("tensors"), py::kw_only(), py::arg("op") = "sum",
            py::arg("coding") = py::none(), py::arg("algorithm") = "auto", py::arg("seed") = 0,

@@ -46,8 +46,8 @@ float* residual_of(const Residuals& residuals, size_t rank, size_t tensor) {
   return array.mutable_data();
 }
 
-using Compressed = void (*)(Transport&, std::vector<ReduceTensor>&, const ReduceArgs&,
-                            const CodecSpec&, uint64_t, Workers*, Pipelining*);
+using Compressed = void (*)(Transport&, std::vector<ReduceTensor>&, const ReduceArgs&, uint64_t,
+                            Workers*, Pipelining*);
 
 Compressed compressed(const std::string& algorithm) {
   if (algorithm == "auto" || algorithm == "sra") return sra_allreduce;
@@ -67,12 +67,11 @@ void run_rank(Job& job, const std::shared_ptr<ThreadWorld>& world, int rank, Ran
       Workers workers(job.threads);
       Pipelining pipelining;
       pipelining.segment = job.segment;
-      compressed(job.algorithm)(transport, tensors, job.args, *job.coding, job.seed, &workers,
-                                &pipelining);
+      compressed(job.algorithm)(transport, tensors, job.args, job.seed, &workers, &pipelining);
       report.peak_bytes = pipelining.peak_bytes;
     } else {
       Communicator communicator{transport};
-      allreduce(communicator, tensors, job.args, job.coding, parse_algorithm(job.algorithm),
+      allreduce(communicator, tensors, job.args, std::nullopt, parse_algorithm(job.algorithm),
                 job.seed);
     }
   } catch (...) {
@@ -113,7 +112,8 @@ py::list thread_allreduce(const std::vector<Arrays>& ranks, const std::string& o
                           const Coding& coding, const std::string& algorithm, uint64_t seed,
                           const std::vector<uint32_t>& ids, uint32_t step,
                           const Residuals& residuals, const Residuals& owner_residuals, int threads,
-                          size_t segment, const std::optional<std::string>& dtype) {
+                          size_t segment, const std::optional<std::string>& dtype,
+                          const std::vector<CodecSpec>& codings) {
   Job job{{}, {}, coding, algorithm, seed, threads, segment};
   job.args.op = parse_op(op);
   job.tensors.resize(ranks.size());
@@ -123,6 +123,7 @@ py::list thread_allreduce(const std::vector<Arrays>& ranks, const std::string& o
       job.args.dtype = parse_dtype(dtype ? *dtype : std::string(py::str(array.dtype())));
       void* const data = array.mutable_data();
       ReduceTensor tensor{data, data, static_cast<size_t>(array.size()), ids.at(t), step};
+      if (coding) tensor.spec = codings.empty() ? *coding : codings.at(t);
       tensor.residual = residual_of(residuals, r, t);
       tensor.owner_residual = residual_of(owner_residuals, r, t);
       job.tensors[r].push_back(tensor);
@@ -149,7 +150,8 @@ void bind_threads(py::module_& m) {
         py::arg("op") = "sum", py::arg("coding") = py::none(), py::arg("algorithm") = "auto",
         py::arg("seed") = 0, py::arg("ids"), py::arg("step") = 0, py::arg("residuals") = py::none(),
         py::arg("owner_residuals") = py::none(), py::arg("threads") = 1, py::arg("segment") = 0,
-        py::arg("dtype") = py::none(),
+        py::arg("dtype") = py::none(), py::arg("codings") = py::tuple(),
         "Allreduce in place among threads, one list of arrays per rank. Returns per rank the bytes "
-        "sent, the memory taken, and per tensor the quality of its codes and what was finite.");
+        "sent, the memory taken, and per tensor the quality of its codes and what was finite. With "
+        "`codings`, one for each tensor, they take the place of `coding`.");
 }

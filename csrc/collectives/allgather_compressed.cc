@@ -66,10 +66,10 @@ class CodesOfAll {
 }  // namespace
 
 void allgather_compressed(Transport& transport, std::vector<ReduceTensor>& tensors,
-                          const ReduceArgs& args, const CodecSpec& spec, uint64_t seed,
-                          Workers* workers, Pipelining* pipelining) {
-  run_compressed<CodesOfAll>(transport, tensors, args, spec, seed, workers, pipelining,
-                             [&](size_t limit) { return chunk_of(tensors, spec, 1, 0, limit); });
+                          const ReduceArgs& args, uint64_t seed, Workers* workers,
+                          Pipelining* pipelining) {
+  run_compressed<CodesOfAll>(transport, tensors, args, seed, workers, pipelining,
+                             [&](size_t limit) { return chunk_of(tensors, 1, 0, limit); });
 }
 
 }  // namespace qsgd

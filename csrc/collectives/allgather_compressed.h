@@ -16,7 +16,7 @@ namespace qsgd {
 // has a normalised error of w. A rank adds its own codes, not its input, since the others know no
 // more; owner residuals stay as they are, nobody being an owner.
 void allgather_compressed(Transport& transport, std::vector<ReduceTensor>& tensors,
-                          const ReduceArgs& args, const CodecSpec& spec, uint64_t seed,
-                          Workers* workers = nullptr, Pipelining* pipelining = nullptr);
+                          const ReduceArgs& args, uint64_t seed, Workers* workers = nullptr,
+                          Pipelining* pipelining = nullptr);
 
 }  // namespace qsgd

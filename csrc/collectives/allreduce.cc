@@ -89,14 +89,13 @@ Algorithm resolve(const Communicator& communicator, bool compressed, Algorithm a
 }
 
 void allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
-               const ReduceArgs& args, const std::optional<CodecSpec>& coding, Algorithm algorithm,
-               uint64_t seed) {
+               const ReduceArgs& args, bool compressed, Algorithm algorithm, uint64_t seed) {
   if (args.op == ReduceOp::kAdasum) {
-    check_adasum(args.dtype, coding.has_value());
+    check_adasum(args.dtype, compressed);
     return adasum_allreduce(communicator.transport, tensors, args);
   }
-  const Algorithm chosen = resolve(communicator, coding.has_value(), algorithm);
-  check_fit(communicator, coding.has_value(), chosen);
+  const Algorithm chosen = resolve(communicator, compressed, algorithm);
+  check_fit(communicator, compressed, chosen);
   Transport& transport = communicator.transport;
   switch (chosen) {
     case Algorithm::kDirect:
@@ -106,25 +105,34 @@ void allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
     case Algorithm::kRabenseifner:
       return rabenseifner_allreduce(transport, tensors, args);
     case Algorithm::kHierarchical:
-      return hierarchical_allreduce(communicator, tensors, args, std::nullopt, seed);
+      return hierarchical_allreduce(communicator, tensors, args, false, seed);
     case Algorithm::kHierarchicalSra:
-      return hierarchical_allreduce(communicator, tensors, args, coding, seed);
+      return hierarchical_allreduce(communicator, tensors, args, true, seed);
     case Algorithm::kRing:
       return ring_allreduce(transport, tensors, args);
     case Algorithm::kShared:
       return shared_allreduce(*communicator.node, tensors, args);
     case Algorithm::kSra:
-      return sra_allreduce(transport, tensors, args, *coding, seed, communicator.workers);
+      return sra_allreduce(transport, tensors, args, seed, communicator.workers);
     case Algorithm::kSra2d:
-      return sra2d_allreduce(transport, tensors, args, *coding, seed, communicator.workers);
+      return sra2d_allreduce(transport, tensors, args, seed, communicator.workers);
     case Algorithm::kAllgather:
-      return allgather_compressed(transport, tensors, args, *coding, seed, communicator.workers);
+      return allgather_compressed(transport, tensors, args, seed, communicator.workers);
     case Algorithm::kRequantizingRing:
-      return requantizing_ring(transport, tensors, args, *coding, seed, communicator.workers);
+      return requantizing_ring(transport, tensors, args, seed, communicator.workers);
     case Algorithm::kAuto:
       break;
   }
   throw internal_error(std::string("allreduce by '") + name_of(chosen) + "' has no code");
+}
+
+void allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
+               const ReduceArgs& args, const std::optional<CodecSpec>& coding, Algorithm algorithm,
+               uint64_t seed) {
+  if (coding) {
+    for (ReduceTensor& tensor : tensors) tensor.spec = *coding;
+  }
+  allreduce(communicator, tensors, args, coding.has_value(), algorithm, seed);
 }
 
 }  // namespace qsgd

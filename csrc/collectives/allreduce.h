@@ -62,9 +62,14 @@ bool needs_node(Algorithm algorithm);
 // Throws a usage error when the ranks do not suit the algorithm, or whether to compress does not.
 void check_fit(const Communicator& communicator, bool compressed, Algorithm algorithm);
 
-// Reduces the tensors together; every rank passes the same list and arguments. `coding` is given
-// exactly when the algorithm is a compressed one, or auto is to choose one. Throws a usage error
-// when the ranks or the arguments do not suit the algorithm. Adasum has one algorithm of its own.
+// Reduces the tensors together; every rank passes the same list and arguments. `compressed`, each
+// tensor by its spec: exactly when the algorithm is such a one, or auto is to choose one. Throws a
+// usage error when the ranks or the arguments do not suit the algorithm. Adasum has one algorithm
+// of its own.
+void allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
+               const ReduceArgs& args, bool compressed, Algorithm algorithm, uint64_t seed);
+
+// The same with one coding for all tensors, or none.
 void allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
                const ReduceArgs& args, const std::optional<CodecSpec>& coding, Algorithm algorithm,
                uint64_t seed);

@@ -31,6 +31,7 @@ std::vector<Alike> sort_by_code(const std::vector<BucketTensor>& tensors) {
     ReduceTensor tensor{nullptr, nullptr, t.count, t.id, 0};
     tensor.residual = t.residual;
     tensor.owner_residual = t.owner_residual;
+    tensor.spec = t.spec ? *t.spec : plain_cut();
     sort->tensors.push_back(tensor);
     sort->places.push_back({t.at, i});
   }
@@ -56,8 +57,7 @@ BucketCoder::BucketCoder(const std::vector<BucketTensor>& tensors, DType dtype, 
   for (Alike& sort : sort_by_code(tensors)) {
     if (sort.spec) {
       parts_.push_back(std::make_unique<CodedPart>(std::move(sort.tensors), std::move(sort.places),
-                                                   args, *sort.spec, seed, rank, size, limit,
-                                                   workers));
+                                                   args, seed, rank, size, limit, workers));
     } else {
       parts_.push_back(std::make_unique<PlainPart>(sort.tensors, std::move(sort.places), dtype,
                                                    rank, size, limit));

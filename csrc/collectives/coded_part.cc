@@ -5,14 +5,14 @@
 namespace qsgd {
 
 CodedPart::CodedPart(std::vector<ReduceTensor> tensors, std::vector<BucketPlace> places,
-                     const ReduceArgs& args, const CodecSpec& spec, uint64_t seed, int rank,
-                     int size, size_t limit, Workers* workers)
+                     const ReduceArgs& args, uint64_t seed, int rank, int size, size_t limit,
+                     Workers* workers)
     : tensors_(std::move(tensors)),
       places_(std::move(places)),
       element_(facts(args.dtype).size),
       rank_(rank),
-      chunks_(chunks_of(tensors_, spec, size, limit)),
-      coder_(tensors_, args, spec, seed, rank, size, workers) {}
+      chunks_(chunks_of(tensors_, size, limit)),
+      coder_(tensors_, args, seed, rank, size, workers) {}
 
 void CodedPart::begin(char* bucket, const std::vector<uint32_t>& steps) {
   for (size_t t = 0; t < tensors_.size(); ++t) {

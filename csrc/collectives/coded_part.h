@@ -9,8 +9,8 @@ class CodedPart : public BucketPart {
  public:
   // `tensors` need no memory yet; begin() gives it. `limit` bounds the elements of a message.
   CodedPart(std::vector<ReduceTensor> tensors, std::vector<BucketPlace> places,
-            const ReduceArgs& args, const CodecSpec& spec, uint64_t seed, int rank, int size,
-            size_t limit, Workers* workers);
+            const ReduceArgs& args, uint64_t seed, int rank, int size, size_t limit,
+            Workers* workers);
 
   void begin(char* bucket, const std::vector<uint32_t>& steps) override;
   size_t waves(int owner) const override { return chunk(owner).size(); }

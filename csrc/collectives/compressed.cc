@@ -8,8 +8,7 @@ std::vector<int> ranks_behind(int rank, int size) {
   return ranks;
 }
 
-void reduce_alone(SegmentCoder& coder, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-                  const CodecSpec& spec) {
+void reduce_alone(SegmentCoder& coder, std::vector<ReduceTensor>& tensors, const ReduceArgs& args) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     ReduceTensor& t = tensors[i];
     if (t.residual == nullptr && t.owner_residual == nullptr) {  // in the tensor's own precision
@@ -17,7 +16,7 @@ void reduce_alone(SegmentCoder& coder, std::vector<ReduceTensor>& tensors, const
           scale_copy(t.out, t.in, t.count, args.dtype, args.prescale * args.postscale, 1);
     } else {
       const std::vector<ReduceTensor> one{t};
-      for (Segment& segment : chunk_of(one, spec, 1, 0, t.count)) {
+      for (Segment& segment : chunk_of(one, 1, 0, t.count)) {
         segment.pieces.front().tensor = i;
         coder.deliver(segment, {kOwn});
       }

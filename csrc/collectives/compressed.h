@@ -13,8 +13,7 @@ namespace qsgd {
 std::vector<int> ranks_behind(int rank, int size);
 
 // The reduction of a rank that is alone: nothing travels, so nothing is rounded.
-void reduce_alone(SegmentCoder& coder, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-                  const CodecSpec& spec);
+void reduce_alone(SegmentCoder& coder, std::vector<ReduceTensor>& tensors, const ReduceArgs& args);
 
 // Lets a state machine with advance() and done() run; throws when the job is aborted meanwhile.
 template <class Machine>
@@ -36,11 +35,11 @@ void run_to_end(Transport& transport, Machine& machine) {
 // `limit` elements.
 template <class Machine, class Cut>
 void run_compressed(Transport& transport, std::vector<ReduceTensor>& tensors,
-                    const ReduceArgs& args, const CodecSpec& spec, uint64_t seed, Workers* workers,
-                    Pipelining* pipelining, const Cut& cut) {
-  SegmentCoder coder(tensors, args, spec, seed, transport.rank(), transport.size(), workers);
-  if (transport.size() == 1) return reduce_alone(coder, tensors, args, spec);
-  const auto segments = cut(segment_limit(tensors, spec, transport.size(), pipelining));
+                    const ReduceArgs& args, uint64_t seed, Workers* workers, Pipelining* pipelining,
+                    const Cut& cut) {
+  SegmentCoder coder(tensors, args, seed, transport.rank(), transport.size(), workers);
+  if (transport.size() == 1) return reduce_alone(coder, tensors, args);
+  const auto segments = cut(segment_limit(tensors, transport.size(), pipelining));
   KeptOnFailure<BufferPool> pool;
   Machine machine(transport, coder, segments, *pool);
   run_to_end(transport, machine);

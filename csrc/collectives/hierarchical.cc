@@ -29,7 +29,7 @@ std::vector<int> peers_across(const SharedNode& node) {
 }
 
 void reduce_across(Communicator& communicator, std::vector<ReduceTensor>& shards,
-                   const ReduceArgs& args, const std::optional<CodecSpec>& coding, uint64_t seed) {
+                   const ReduceArgs& args, bool compressed, uint64_t seed) {
   const int size = communicator.transport.size();
   const bool average = args.op == ReduceOp::kAverage;
   SubsetTransport across(communicator.transport, peers_across(*communicator.node));
@@ -37,9 +37,9 @@ void reduce_across(Communicator& communicator, std::vector<ReduceTensor>& shards
   ReduceArgs sums = args;
   sums.prescale = 1;
   if (average) sums.op = ReduceOp::kSum;
-  if (coding && across.size() > 1) {
+  if (compressed && across.size() > 1) {
     if (average) sums.postscale /= size;
-    return sra_allreduce(across, shards, sums, *coding, seed, communicator.workers);
+    return sra_allreduce(across, shards, sums, seed, communicator.workers);
   }
   sums.postscale = 1;
   direct_allreduce(across, shards, sums);
@@ -52,13 +52,12 @@ void reduce_across(Communicator& communicator, std::vector<ReduceTensor>& shards
 }  // namespace
 
 void hierarchical_allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
-                            const ReduceArgs& args, const std::optional<CodecSpec>& coding,
-                            uint64_t seed) {
+                            const ReduceArgs& args, bool compressed, uint64_t seed) {
   SharedNode& node = *communicator.node;
   const int owners = owners_of(node);
-  NodeShards shards(node, tensors, args, coding ? coding->bucket : 1, owners);
+  NodeShards shards(node, tensors, args, compressed, owners);
   shards.reduce();
-  if (node.rank() < owners) reduce_across(communicator, shards.mine(), args, coding, seed);
+  if (node.rank() < owners) reduce_across(communicator, shards.mine(), args, compressed, seed);
   shards.share();
 }
 

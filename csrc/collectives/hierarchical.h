@@ -1,7 +1,6 @@
 // Allreduce over nodes of several ranks: shared memory within a node, messages only across.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "collectives/allreduce.h"
@@ -11,11 +10,10 @@ namespace qsgd {
 
 // Sums within every node in the order of TreeSum, each rank a shard; reduces each shard across the
 // nodes, in the order of their first ranks; shares the shards within the node. Nodes of unequal
-// size leave the second step to their first ranks. With a coding, messages across nodes are
+// size leave the second step to their first ranks. Where it compresses, messages across nodes are
 // compressed by SRA and shards are cut at whole buckets. communicator.node must not be null.
 void hierarchical_allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
-                            const ReduceArgs& args, const std::optional<CodecSpec>& coding,
-                            uint64_t seed);
+                            const ReduceArgs& args, bool compressed, uint64_t seed);
 
 // The elements of tensor `id` whose sums this rank codes, to which owner_residual belongs; empty
 // where a node leaves coding to its first rank.

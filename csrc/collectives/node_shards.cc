@@ -29,7 +29,7 @@ size_t elements_per_owner(size_t element, int owners) {
 }  // namespace
 
 NodeShards::NodeShards(SharedNode& node, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-                       size_t granule, int owners)
+                       bool compressed, int owners)
     : node_(node),
       tensors_(tensors),
       args_(args),
@@ -42,6 +42,7 @@ NodeShards::NodeShards(SharedNode& node, std::vector<ReduceTensor>& tensors, con
   for (int owner = 0; owner < owners; ++owner) {
     std::vector<ReduceTensor>& shard = shards_[static_cast<size_t>(owner)];
     for (const ReduceTensor& tensor : tensors) {
+      const size_t granule = compressed ? tensor.spec.bucket : 1;
       const Range range = owned(tensor.count, granule, tensor.id, owners, owner);
       shard.push_back(shard_of(tensor, range, element));
     }

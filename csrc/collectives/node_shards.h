@@ -9,11 +9,12 @@
 
 namespace qsgd {
 
-// Tensors cut among the first `owners` ranks of a node; pure arithmetic, equal on every rank.
+// Tensors cut among the first `owners` ranks of a node, between buckets where what follows is
+// compressed; pure arithmetic, equal on every rank.
 class NodeShards {
  public:
   NodeShards(SharedNode& node, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-             size_t granule, int owners);
+             bool compressed, int owners);
   NodeShards(const NodeShards&) = delete;
   NodeShards& operator=(const NodeShards&) = delete;
 

@@ -10,14 +10,13 @@ namespace {
 
 constexpr size_t kBlock = 2048;  // elements summed at a time, in the first cache
 
-// Cuts are made at multiples of this: no codec is asked, but messages stay aligned.
-CodecSpec cut_by_tiles() {
+}  // namespace
+
+CodecSpec plain_cut() {
   CodecSpec spec;
   spec.bucket = kTile;
   return spec;
 }
-
-}  // namespace
 
 PlainPart::PlainPart(const std::vector<ReduceTensor>& tensors, std::vector<BucketPlace> places,
                      DType dtype, int rank, int size, size_t limit)
@@ -26,7 +25,7 @@ PlainPart::PlainPart(const std::vector<ReduceTensor>& tensors, std::vector<Bucke
       element_(facts(dtype).size),
       rank_(rank),
       size_(size),
-      chunks_(chunks_of(tensors, cut_by_tiles(), size, limit)) {}
+      chunks_(chunks_of(tensors, size, limit)) {}
 
 size_t PlainPart::bytes(size_t wave, int owner) const {
   return wave < waves(owner) ? segment(wave, owner).count * element_ : 0;

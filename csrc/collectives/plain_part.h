@@ -6,10 +6,13 @@
 
 namespace qsgd {
 
+// Where tensors without a code are cut: between tiles, so that messages stay aligned.
+CodecSpec plain_cut();
+
 class PlainPart : public BucketPart {
  public:
-  // `tensors` need no memory yet; begin() gives the bucket. `limit` bounds the elements of a
-  // message.
+  // `tensors`, whose spec is plain_cut(), need no memory yet; begin() gives the bucket. `limit`
+  // bounds the elements of a message.
   PlainPart(const std::vector<ReduceTensor>& tensors, std::vector<BucketPlace> places, DType dtype,
             int rank, int size, size_t limit);
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/dtype.h"
+#include "quant/codec.h"
 #include "transport/transport.h"
 
 namespace qsgd {
@@ -18,9 +19,10 @@ struct ReduceTensor {
   const void* in;
   void* out;
   size_t count;
-  uint32_t id;         // hash of the name: keys the noise and rotates the cut
-  uint32_t step;       // how often this name was reduced before
-  uint64_t first = 0;  // place of in[0] in the named tensor, a multiple of the bucket
+  uint32_t id;          // hash of the name: keys the noise and rotates the cut
+  uint32_t step;        // how often this name was reduced before
+  uint64_t first = 0;   // place of in[0] in the named tensor, a multiple of the bucket
+  CodecSpec spec = {};  // how a compressed reduction codes it, each tensor in its own way
   // Error feedback: what coding has left unsent, added to what is sent next. One float32 per
   // element for this rank's own codes, one per element of owned() for the sums that it codes.
   float* residual = nullptr;

@@ -142,11 +142,10 @@ class Ring {
 }  // namespace
 
 void requantizing_ring(Transport& transport, std::vector<ReduceTensor>& tensors,
-                       const ReduceArgs& args, const CodecSpec& spec, uint64_t seed,
-                       Workers* workers, Pipelining* pipelining) {
-  run_compressed<Ring>(
-      transport, tensors, args, spec, seed, workers, pipelining,
-      [&](size_t limit) { return chunks_of(tensors, spec, transport.size(), limit); });
+                       const ReduceArgs& args, uint64_t seed, Workers* workers,
+                       Pipelining* pipelining) {
+  run_compressed<Ring>(transport, tensors, args, seed, workers, pipelining,
+                       [&](size_t limit) { return chunks_of(tensors, transport.size(), limit); });
 }
 
 }  // namespace qsgd

@@ -15,7 +15,7 @@ namespace qsgd {
 // has a normalised error of about w (p + 1) / 2, growing like (1 + w)^p. Each rank sends
 // 2 (p-1)/p of the compressed size, to the next rank only.
 void requantizing_ring(Transport& transport, std::vector<ReduceTensor>& tensors,
-                       const ReduceArgs& args, const CodecSpec& spec, uint64_t seed,
-                       Workers* workers = nullptr, Pipelining* pipelining = nullptr);
+                       const ReduceArgs& args, uint64_t seed, Workers* workers = nullptr,
+                       Pipelining* pipelining = nullptr);
 
 }  // namespace qsgd

@@ -29,20 +29,21 @@ void check_compressible(const ReduceArgs& args) {
 }  // namespace
 
 SegmentCoder::SegmentCoder(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-                           const CodecSpec& spec, uint64_t seed, int rank, int size,
-                           Workers* workers)
+                           uint64_t seed, int rank, int size, Workers* workers)
     : tensors_(tensors),
       dtype_(args.dtype),
-      spec_(spec),
       seed_(seed),
       rank_(rank),
       scale_(static_cast<float>(args.prescale * args.postscale /
                                 (args.op == ReduceOp::kAverage ? size : 1))),
       workers_(workers),
       scratch_(workers == nullptr ? 1 : static_cast<size_t>(workers->threads())) {
-  check(spec);
   check_compressible(args);
-  const size_t block = std::max<size_t>(kBlock, spec.bucket);
+  size_t block = kBlock;
+  for (const ReduceTensor& tensor : tensors) {
+    check(tensor.spec);
+    block = std::max<size_t>(block, tensor.spec.bucket);
+  }
   for (Scratch& scratch : scratch_) {
     scratch.sum.resize(block);
     scratch.other.resize(block);
@@ -59,9 +60,10 @@ size_t SegmentCoder::scratch_bytes() const {
 // quality does not depend on the number of threads.
 void SegmentCoder::for_each_block(const Segment& segment, const Work& work) {
   const auto start = std::chrono::steady_clock::now();
-  const size_t step = std::max<size_t>(kBlock / spec_.bucket, 1) * spec_.bucket;
   std::vector<Block> blocks;
   for (const Piece& piece : segment.pieces) {
+    const size_t bucket = tensors_[piece.tensor].spec.bucket;
+    const size_t step = std::max<size_t>(kBlock / bucket, 1) * bucket;
     for (size_t at = 0; at < piece.count; at += step) {
       blocks.push_back({&piece, at, std::min(step, piece.count - at)});
     }
@@ -117,6 +119,14 @@ float* SegmentCoder::owner_residual(const Block& block) {
   return all == nullptr ? nullptr : all + block.piece->place + block.at;
 }
 
+size_t SegmentCoder::scales_at(const Block& block) const {
+  return block.piece->scales_at + spec_of(block).scales(block.at) * sizeof(float);
+}
+
+size_t SegmentCoder::codes_at(const Block& block) const {
+  return block.piece->codes_at + spec_of(block).code_bytes(block.at);
+}
+
 NoiseKey SegmentCoder::key(const ReduceTensor& tensor, Phase phase) const {
   return {seed_, tensor.id, tensor.step, static_cast<uint32_t>(rank_), phase};
 }
@@ -139,7 +149,6 @@ const float* SegmentCoder::own_input(const Block& block, std::vector<float>& buf
 float* SegmentCoder::sum(const Block& block, const Terms& terms, Scratch& scratch,
                          Outcome& outcome) {
   float* const total = scratch.sum.data();
-  const Piece& piece = *block.piece;
   for (size_t t = 0; t < terms.size(); ++t) {
     if (terms[t] == kOwn) {
       const float* own = own_input(block, t == 0 ? scratch.sum : scratch.other, outcome);
@@ -151,8 +160,8 @@ float* SegmentCoder::sum(const Block& block, const Terms& terms, Scratch& scratc
     } else if (t == 0) {
       decode_block(block, terms[t], DType::kFloat32, total);
     } else {
-      decode_add(piece.scales(terms[t]) + spec_.scales(block.at),
-                 terms[t] + piece.codes_at + spec_.code_bytes(block.at), block.count, spec_, total);
+      decode_add(reinterpret_cast<const float*>(terms[t] + scales_at(block)),
+                 terms[t] + codes_at(block), block.count, spec_of(block), total);
     }
   }
   return total;
@@ -162,28 +171,27 @@ bool SegmentCoder::code(const Block& block, const void* x, DType dtype, Phase ph
                         uint8_t* message) {
   const Piece& piece = *block.piece;
   const ReduceTensor& tensor = tensors_[piece.tensor];
-  return encode(x, dtype, block.count, tensor.first + piece.begin + block.at, spec_,
-                key(tensor, phase), piece.scales(message) + spec_.scales(block.at),
-                message + piece.codes_at + spec_.code_bytes(block.at));
+  return encode(x, dtype, block.count, tensor.first + piece.begin + block.at, tensor.spec,
+                key(tensor, phase), reinterpret_cast<float*>(message + scales_at(block)),
+                message + codes_at(block));
 }
 
 bool SegmentCoder::decode_block(const Block& block, const uint8_t* message, DType dtype,
                                 void* to) const {
-  const Piece& piece = *block.piece;
-  return decode(piece.scales(message) + spec_.scales(block.at),
-                message + piece.codes_at + spec_.code_bytes(block.at), block.count, spec_, to,
-                dtype);
+  return decode(reinterpret_cast<const float*>(message + scales_at(block)),
+                message + codes_at(block), block.count, spec_of(block), to, dtype);
 }
 
 // Compares every sixteenth bucket, counted in what the owner owns of the tensor, with its code.
 Quality SegmentCoder::sample(const Block& block, const void* x, DType dtype, const uint8_t* message,
                              std::vector<float>& buffer) const {
   Quality quality;
-  const size_t first = (block.piece->place + block.at) / spec_.bucket;
+  const size_t size = spec_of(block).bucket;
+  const size_t first = (block.piece->place + block.at) / size;
   size_t bucket = (kSampleEvery - first % kSampleEvery) % kSampleEvery;
-  for (; bucket * spec_.bucket < block.count; bucket += kSampleEvery) {
-    const size_t at = bucket * spec_.bucket;
-    const Block one{block.piece, block.at + at, std::min<size_t>(spec_.bucket, block.count - at)};
+  for (; bucket * size < block.count; bucket += kSampleEvery) {
+    const size_t at = bucket * size;
+    const Block one{block.piece, block.at + at, std::min(size, block.count - at)};
     buffer.resize(std::max<size_t>(buffer.size(), 2 * one.count));
     float* const value = buffer.data();
     float* const sent = value + one.count;
@@ -211,7 +219,7 @@ void SegmentCoder::contribute(const Segment& segment, const Terms& terms, uint8_
     decode_block(block, message, DType::kFloat32, scratch.other.data());
     set_residual(x, scratch.other.data(), block.count, left);
   });
-  seal(message, segment.bytes, spec_, segment.count);
+  seal(message, segment.bytes, segment.kind, segment.count);
 }
 
 void SegmentCoder::conclude(const Segment& segment, const Terms& terms, uint8_t* message) {
@@ -228,7 +236,7 @@ void SegmentCoder::conclude(const Segment& segment, const Terms& terms, uint8_t*
     decode_block(block, message, DType::kFloat32, scratch.other.data());
     set_residual(total, scratch.other.data(), block.count, owed);
   });
-  seal(message, segment.bytes, spec_, segment.count);
+  seal(message, segment.bytes, segment.kind, segment.count);
 }
 
 void SegmentCoder::deliver(const Segment& segment, const Terms& terms) {
@@ -252,7 +260,7 @@ void SegmentCoder::accept(const Segment& segment, const uint8_t* message) {
 }
 
 void SegmentCoder::verify(const Segment& segment, const uint8_t* message, int sender) const {
-  qsgd::verify(message, segment.bytes, spec_, segment.count, sender);
+  qsgd::verify(message, segment.bytes, segment.kind, segment.count, sender);
 }
 
 }  // namespace qsgd

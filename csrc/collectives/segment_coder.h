@@ -20,8 +20,8 @@ constexpr const uint8_t* kOwn = nullptr;
 class SegmentCoder {
  public:
   // Throws a usage error for what cannot be compressed: integers, minima, maxima, products.
-  SegmentCoder(std::vector<ReduceTensor>& tensors, const ReduceArgs& args, const CodecSpec& spec,
-               uint64_t seed, int rank, int size, Workers* workers);
+  SegmentCoder(std::vector<ReduceTensor>& tensors, const ReduceArgs& args, uint64_t seed, int rank,
+               int size, Workers* workers);
 
   // As a worker: codes the sum, which holds the rank's own input, for an owner to add to others'.
   void contribute(const Segment& segment, const Terms& terms, uint8_t* message);
@@ -58,6 +58,10 @@ class SegmentCoder {
   void for_each_block(const Segment& segment, const Work& work);
   void note_time(const Segment& segment, std::chrono::steady_clock::time_point start);
   ReduceTensor& tensor_of(const Block& block) { return tensors_[block.piece->tensor]; }
+  const CodecSpec& spec_of(const Block& block) const { return tensors_[block.piece->tensor].spec; }
+  // Where in a message.
+  size_t scales_at(const Block& block) const;
+  size_t codes_at(const Block& block) const;
   const char* input(const Block& block);
   char* output(const Block& block);
   float* residual(const Block& block);
@@ -73,7 +77,6 @@ class SegmentCoder {
 
   std::vector<ReduceTensor>& tensors_;
   const DType dtype_;
-  const CodecSpec spec_;
   const uint64_t seed_;
   const int rank_;
   const float scale_;

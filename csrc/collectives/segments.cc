@@ -11,10 +11,39 @@ constexpr size_t kLeast = size_t{1} << 14;  // below, a message's own cost excee
 constexpr size_t kMost = size_t{1} << 18;   // float32 of a segment stays within the caches
 constexpr size_t kPerChunk = 8;  // enough to hide coding, and to keep all windows below 1.5 chunks
 
+// Stands in a header for kinds of codes that differ: told apart from each of them, and from other
+// mixtures, so that ranks which disagree refuse each other's messages.
+CodecSpec digest_of(const std::vector<ReduceTensor>& tensors, const std::vector<Piece>& pieces) {
+  uint32_t hash = 2166136261u;  // FNV-1a
+  for (const Piece& piece : pieces) {
+    const CodecSpec& spec = tensors[piece.tensor].spec;
+    for (const uint32_t fact : {static_cast<uint32_t>(spec.scheme),
+                                static_cast<uint32_t>(spec.bits), static_cast<uint32_t>(spec.norm),
+                                spec.bucket, spec.k, static_cast<uint32_t>(piece.count)}) {
+      hash = (hash ^ fact) * 16777619u;
+    }
+  }
+  CodecSpec digest;
+  digest.scheme = kMixedScheme;
+  digest.bits = 0;
+  digest.bucket = static_cast<uint32_t>(pieces.size());
+  digest.k = hash;
+  return digest;
+}
+
+CodecSpec kind_of(const std::vector<ReduceTensor>& tensors, const std::vector<Piece>& pieces) {
+  const CodecSpec& first = tensors[pieces.front().tensor].spec;
+  const bool alike = std::all_of(pieces.begin(), pieces.end(), [&](const Piece& piece) {
+    return tensors[piece.tensor].spec == first;
+  });
+  return alike ? first : digest_of(tensors, pieces);
+}
+
 // Turns sizes into places, now that all pieces of the segment are known.
-void lay_out(Segment& segment, const CodecSpec& spec) {
+void lay_out(Segment& segment, const std::vector<ReduceTensor>& tensors) {
   size_t scales = sizeof(WireHeader), codes = 0;
   for (Piece& piece : segment.pieces) {
+    const CodecSpec& spec = tensors[piece.tensor].spec;
     piece.scales_at = scales;
     piece.codes_at = codes;
     scales += spec.scales(piece.count) * sizeof(float);
@@ -22,35 +51,35 @@ void lay_out(Segment& segment, const CodecSpec& spec) {
   }
   for (Piece& piece : segment.pieces) piece.codes_at += scales;
   segment.bytes = scales + codes;
+  segment.kind = kind_of(tensors, segment.pieces);
 }
 
 }  // namespace
 
-Chunk chunk_of(const std::vector<ReduceTensor>& tensors, const CodecSpec& spec, int size, int owner,
-               size_t limit) {
-  limit = std::max<size_t>(limit / spec.bucket, 1) * spec.bucket;
+Chunk chunk_of(const std::vector<ReduceTensor>& tensors, int size, int owner, size_t limit) {
   Chunk chunk;
   for (size_t t = 0; t < tensors.size(); ++t) {
-    const Range range = owned(tensors[t].count, spec.bucket, tensors[t].id, size, owner);
+    const size_t bucket = tensors[t].spec.bucket;
+    const Range range = owned(tensors[t].count, bucket, tensors[t].id, size, owner);
     for (size_t at = range.begin; at < range.end;) {
-      if (chunk.empty() || limit - chunk.back().count < spec.bucket) chunk.emplace_back();
+      const bool full = chunk.empty() || chunk.back().count + bucket > std::max(limit, bucket);
+      if (full) chunk.emplace_back();
       Segment& segment = chunk.back();
-      const size_t room = (limit - segment.count) / spec.bucket * spec.bucket;
+      const size_t room = (std::max(limit, bucket) - segment.count) / bucket * bucket;
       const size_t count = std::min(range.end - at, room);
       segment.pieces.push_back({t, at, count, at - range.begin, 0, 0});
       segment.count += count;
       at += count;
     }
   }
-  for (Segment& segment : chunk) lay_out(segment, spec);
+  for (Segment& segment : chunk) lay_out(segment, tensors);
   return chunk;
 }
 
-std::vector<Chunk> chunks_of(const std::vector<ReduceTensor>& tensors, const CodecSpec& spec,
-                             int size, size_t limit) {
+std::vector<Chunk> chunks_of(const std::vector<ReduceTensor>& tensors, int size, size_t limit) {
   std::vector<Chunk> chunks;
   for (int owner = 0; owner < size; ++owner) {
-    chunks.push_back(chunk_of(tensors, spec, size, owner, limit));
+    chunks.push_back(chunk_of(tensors, size, owner, limit));
   }
   return chunks;
 }
@@ -67,13 +96,16 @@ size_t largest_message(const Chunk& chunk) {
   return largest;
 }
 
-size_t segment_limit(const std::vector<ReduceTensor>& tensors, const CodecSpec& spec, int owners,
+size_t segment_limit(const std::vector<ReduceTensor>& tensors, int owners,
                      const Pipelining* pipelining) {
   if (pipelining != nullptr && pipelining->segment > 0) return pipelining->segment;
-  size_t total = 0;
-  for (const ReduceTensor& tensor : tensors) total += tensor.count;
+  size_t total = 0, bucket = 0;
+  for (const ReduceTensor& tensor : tensors) {
+    total += tensor.count;
+    bucket = std::max<size_t>(bucket, tensor.spec.bucket);
+  }
   const size_t even = total / (static_cast<size_t>(owners) * kPerChunk);
-  return std::max<size_t>(std::clamp(even, kLeast, kMost), spec.bucket);
+  return std::max<size_t>(std::clamp(even, kLeast, kMost), bucket);
 }
 
 }  // namespace qsgd

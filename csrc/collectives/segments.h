@@ -21,31 +21,26 @@ struct Piece {
   size_t place;  // of `begin` in all that the owner owns of this tensor
   size_t scales_at;
   size_t codes_at;
-
-  const float* scales(const uint8_t* message) const {
-    return reinterpret_cast<const float*>(message + scales_at);
-  }
-  float* scales(uint8_t* message) const { return reinterpret_cast<float*>(message + scales_at); }
 };
 
 struct Segment {
   std::vector<Piece> pieces;
   size_t count = 0;  // elements
   size_t bytes = 0;  // of the message
+  // What the header says: how the pieces are coded, or for pieces of several kinds a digest of it.
+  CodecSpec kind = {};
 };
 
 // All that one rank owns; equal on every rank. Empty when that is nothing.
 using Chunk = std::vector<Segment>;
 
 // The chunk of `owner` among `size` owners, in segments of at most `limit` elements (but at least a
-// bucket). Tensors are cut one by one and segments between buckets, so that neither fusion nor the
-// limit changes any code.
-Chunk chunk_of(const std::vector<ReduceTensor>& tensors, const CodecSpec& spec, int size, int owner,
-               size_t limit);
+// bucket), each tensor by its own spec. Tensors are cut one by one and segments between buckets, so
+// that neither fusion nor the limit changes any code.
+Chunk chunk_of(const std::vector<ReduceTensor>& tensors, int size, int owner, size_t limit);
 
 // The chunks of all owners.
-std::vector<Chunk> chunks_of(const std::vector<ReduceTensor>& tensors, const CodecSpec& spec,
-                             int size, size_t limit);
+std::vector<Chunk> chunks_of(const std::vector<ReduceTensor>& tensors, int size, size_t limit);
 
 // Sizes of a chunk's messages in order.
 std::vector<size_t> message_sizes(const Chunk& chunk);
@@ -63,7 +58,7 @@ struct Pipelining {
 constexpr size_t kWindow = 3;
 
 // Elements per message, where `total` elements are spread over `owners`.
-size_t segment_limit(const std::vector<ReduceTensor>& tensors, const CodecSpec& spec, int owners,
+size_t segment_limit(const std::vector<ReduceTensor>& tensors, int owners,
                      const Pipelining* pipelining);
 
 }  // namespace qsgd

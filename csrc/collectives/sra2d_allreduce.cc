@@ -272,15 +272,15 @@ Grid squarest_grid(int size) {
 }
 
 void sra2d_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
-                     const ReduceArgs& args, const CodecSpec& spec, uint64_t seed, Workers* workers,
+                     const ReduceArgs& args, uint64_t seed, Workers* workers,
                      Pipelining* pipelining) {
   const Grid grid = squarest_grid(transport.size());
   if (grid.rows == 1) {
-    return sra_allreduce(transport, tensors, args, spec, seed, workers, pipelining);
+    return sra_allreduce(transport, tensors, args, seed, workers, pipelining);
   }
-  SegmentCoder coder(tensors, args, spec, seed, transport.rank(), transport.size(), workers);
-  const size_t limit = segment_limit(tensors, spec, transport.size(), pipelining);
-  const std::vector<Chunk> chunks = chunks_of(tensors, spec, transport.size(), limit);
+  SegmentCoder coder(tensors, args, seed, transport.rank(), transport.size(), workers);
+  const size_t limit = segment_limit(tensors, transport.size(), pipelining);
+  const std::vector<Chunk> chunks = chunks_of(tensors, transport.size(), limit);
   KeptOnFailure<BufferPool> pool;
   Sra2d machine(transport, coder, chunks, grid, *pool);
   run_to_end(transport, machine);

@@ -26,7 +26,7 @@ Grid squarest_grid(int size);
 // Each rank sends 2 (p-1)/p of the compressed size, in 3 (rows + columns) messages per segment
 // instead of 2 p. A prime number of ranks has no grid: it runs SRA, with 2 w.
 void sra2d_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
-                     const ReduceArgs& args, const CodecSpec& spec, uint64_t seed,
-                     Workers* workers = nullptr, Pipelining* pipelining = nullptr);
+                     const ReduceArgs& args, uint64_t seed, Workers* workers = nullptr,
+                     Pipelining* pipelining = nullptr);
 
 }  // namespace qsgd

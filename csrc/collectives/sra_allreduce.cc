@@ -111,10 +111,9 @@ class Sra {
 }  // namespace
 
 void sra_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-                   const CodecSpec& spec, uint64_t seed, Workers* workers, Pipelining* pipelining) {
-  run_compressed<Sra>(transport, tensors, args, spec, seed, workers, pipelining, [&](size_t limit) {
-    return chunks_of(tensors, spec, transport.size(), limit);
-  });
+                   uint64_t seed, Workers* workers, Pipelining* pipelining) {
+  run_compressed<Sra>(transport, tensors, args, seed, workers, pipelining,
+                      [&](size_t limit) { return chunks_of(tensors, transport.size(), limit); });
 }
 
 }  // namespace qsgd

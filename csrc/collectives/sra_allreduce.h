@@ -16,7 +16,6 @@ namespace qsgd {
 // has a normalised error of w (p-1)/p + w (1 + w (p-1)/p), about 2 w. Each rank sends 2 (p-1)/p of
 // the compressed size. The owner's residuals are those of owned() with `size` ranks.
 void sra_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-                   const CodecSpec& spec, uint64_t seed, Workers* workers = nullptr,
-                   Pipelining* pipelining = nullptr);
+                   uint64_t seed, Workers* workers = nullptr, Pipelining* pipelining = nullptr);
 
 }  // namespace qsgd

@@ -126,7 +126,7 @@ std::string difference(int rank_a, const Submission& a, int rank_b, const Submis
 bool fusable(const Submission& a, const Submission& b) {
   return a.kind == OpKind::kAllreduce && b.kind == OpKind::kAllreduce && a.set == b.set &&
          a.args.dtype == b.args.dtype && a.args.op == b.args.op && same_scales(a, b) &&
-         a.coding == b.coding && a.check_finite == b.check_finite;
+         a.coding.has_value() == b.coding.has_value() && a.check_finite == b.check_finite;
 }
 
 }  // namespace qsgd

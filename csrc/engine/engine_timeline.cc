@@ -1,5 +1,6 @@
 // What the engine tells its timeline.
 #include <algorithm>
+#include <numeric>
 
 #include "engine/engine.h"
 
@@ -7,9 +8,10 @@ namespace qsgd {
 namespace {
 
 // On the wire; scales of buckets included.
-double bits_per_element(const std::optional<CodecSpec>& coding, DType dtype) {
-  if (!coding) return 8.0 * static_cast<double>(facts(dtype).size);
-  return 8.0 * static_cast<double>(coding->bytes(coding->bucket)) / coding->bucket;
+double bits_per_element(const Response& response, size_t i, DType dtype) {
+  if (response.codings.empty()) return 8.0 * static_cast<double>(facts(dtype).size);
+  const CodecSpec& coding = response.codings[i];
+  return 8.0 * static_cast<double>(coding.bytes(coding.bucket)) / coding.bucket;
 }
 
 // Process sets have names of their own.
@@ -35,12 +37,16 @@ void Engine::note_agreement(const std::vector<Response>& responses) {
   }
 }
 
-// `wire_bytes` of what was fused are shared out by size, which is exact where all are coded alike.
+// `wire_bytes` of what was fused are shared out by the bits that its elements take.
 void Engine::note_work(const Work& done) {
   if (!timeline_->on()) return;
   const auto& [response, entries, outcomes, start, wire_bytes] = done;
-  double elements = 0;
-  for (const Entry* entry : entries) elements += static_cast<double>(entry->submission.count());
+  std::vector<double> bits;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Submission& s = entries[i]->submission;
+    bits.push_back(static_cast<double>(s.count()) * bits_per_element(response, i, s.args.dtype));
+  }
+  const double all_bits = std::accumulate(bits.begin(), bits.end(), 0.0);
   const Reducer& reducer = sets_.operations(response.set).reducer();
   const Exchange& exchange = reducer.last_exchange();
   for (size_t i = 0; i < entries.size(); ++i) {
@@ -51,12 +57,12 @@ void Engine::note_work(const Work& done) {
     work.operation = describe(s.kind);
     work.begin = start;
     work.elements = s.count();
-    const double share = elements > 0 ? static_cast<double>(s.count()) / elements : 0;
+    const double share = all_bits > 0 ? bits[i] / all_bits : 0;
     work.wire_bytes = static_cast<uint64_t>(share * static_cast<double>(wire_bytes));
-    work.bits = bits_per_element(response.coding, s.args.dtype);
+    work.bits = bits_per_element(response, i, s.args.dtype);
     work.fused = entries.size();
     work.error = outcomes[i].message;
-    if (response.coding) work.nmse = reducer.quality().last_nmse(s.name);
+    if (!response.codings.empty()) work.nmse = reducer.quality().last_nmse(s.name);
     if (s.kind == OpKind::kAllreduce) {
       work.algorithm = exchange.algorithm;
       work.exchange = exchange.begin;

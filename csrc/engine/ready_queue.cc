@@ -72,7 +72,6 @@ Response ReadyQueue::take_one(size_t fusion_bytes) {
   response.message = first.message;
   response.lasting = first.submission.lasting;
   response.algorithm = first.algorithm;
-  response.coding = first.submission.coding;
   response.rows = first.rows;
   response.value = first.value;
   size_t bytes = 0, response_size = 0;
@@ -80,6 +79,7 @@ Response ReadyQueue::take_one(size_t fusion_bytes) {
     bytes += next.submission.size_bytes();
     response_size += response_bytes(next);
     response.names.push_back(next.submission.name);
+    if (next.submission.coding) response.codings.push_back(*next.submission.coding);
     if (next.joined) response.facts.push_back(next.submission);
   };
   add(first);

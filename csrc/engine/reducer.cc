@@ -47,37 +47,39 @@ Range Reducer::coded_here(size_t count, uint32_t bucket, uint32_t id, bool acros
 }
 
 std::vector<std::string> Reducer::reduce(const std::vector<Item>& items,
-                                         const std::optional<CodecSpec>& coding,
+                                         const std::vector<CodecSpec>& codings,
                                          Algorithm algorithm) {
-  const bool coded = coding.has_value();
+  const bool coded = !codings.empty();
   const Algorithm wanted = is_compressed(algorithm) == coded ? algorithm : Algorithm::kAuto;
   const Algorithm chosen = resolve(communicator_, coded, wanted);
   KeptOnFailure<Settled> settled;
   const bool across = chosen == Algorithm::kHierarchicalSra;
-  std::vector<ReduceTensor> tensors = prepare(items, coding, across, *settled);
+  std::vector<ReduceTensor> tensors = prepare(items, codings, across, *settled);
   const ReduceArgs& args = items.front().submission->args;
   exchange_.algorithm = args.op == ReduceOp::kAdasum ? "adasum" : name_of(chosen);
   exchange_.begin = std::chrono::steady_clock::now();
-  allreduce(communicator_, tensors, args, coding, chosen, config_.seed);
+  allreduce(communicator_, tensors, args, coded, chosen, config_.seed);
   exchange_.end = std::chrono::steady_clock::now();
   exchange_.coding_s = 0;
   for (const ReduceTensor& tensor : tensors) exchange_.coding_s += tensor.coding_s;
-  take_note(items, coding, tensors);
+  take_note(items, codings, tensors);
   return judge(items, tensors);
 }
 
 std::vector<ReduceTensor> Reducer::prepare(const std::vector<Item>& items,
-                                           const std::optional<CodecSpec>& coding, bool across,
+                                           const std::vector<CodecSpec>& codings, bool across,
                                            Settled& settled) {
+  const bool coded = !codings.empty();
   std::vector<ReduceTensor> tensors;
   for (const Item& item : items) {
     const Submission& s = *item.submission;
-    const uint32_t step = coding && s.lasting ? steps_[s.name]++ : 0;
+    const uint32_t step = coded && s.lasting ? steps_[s.name]++ : 0;
     tensors.push_back({item.in, item.out, s.count(), hash_name(s.name), step});
+    if (coded) tensors.back().spec = codings.at(tensors.size() - 1);
     const double scale =
         s.args.prescale * s.args.postscale / (s.args.op == ReduceOp::kAverage ? size() : 1);
-    if (coding && s.error_feedback && size() > 1) {
-      residuals_.lend(s.name, coding->bucket, scale, across, tensors.back());
+    if (coded && s.error_feedback && size() > 1) {
+      residuals_.lend(s.name, tensors.back().spec.bucket, scale, across, tensors.back());
       continue;
     }
     std::vector<char> input = residuals_.settle(s.name, s.args.dtype, scale, tensors.back());
@@ -88,13 +90,15 @@ std::vector<ReduceTensor> Reducer::prepare(const std::vector<Item>& items,
   return tensors;
 }
 
-void Reducer::take_note(const std::vector<Item>& items, const std::optional<CodecSpec>& coding,
+void Reducer::take_note(const std::vector<Item>& items, const std::vector<CodecSpec>& codings,
                         const std::vector<ReduceTensor>& tensors) {
   for (size_t i = 0; i < items.size(); ++i) {
     const Submission& s = *items[i].submission;
     // On every rank alike, as the result is.
     if (!tensors[i].result_finite && tensors[i].residual) residuals_.forget(s.name);
-    if (s.coding && s.lasting) quality_.record(s.name, coding, s.args.dtype, tensors[i]);
+    if (!s.coding || !s.lasting) continue;
+    const auto coding = codings.empty() ? std::nullopt : std::optional<CodecSpec>(codings[i]);
+    quality_.record(s.name, coding, s.args.dtype, tensors[i]);
   }
 }
 

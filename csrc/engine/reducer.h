@@ -42,11 +42,11 @@ class Reducer {
   // `ranks` are the communicator's, as messages name them.
   Reducer(Communicator communicator, std::vector<int> ranks, ReducerConfig config);
 
-  // Reduces fusable items together, in `coding`, which may have more bits than they ask for.
-  // `algorithm` is for exact or for compressed reductions; others are by auto. Returns by item the
-  // message that it must fail with, or nothing.
+  // Reduces fusable items together, in `codings`, one for each or none at all, which may have more
+  // bits than they ask for. `algorithm` is for exact or for compressed reductions; others are by
+  // auto. Returns by item the message that it must fail with, or nothing.
   std::vector<std::string> reduce(const std::vector<Item>& items,
-                                  const std::optional<CodecSpec>& coding, Algorithm algorithm);
+                                  const std::vector<CodecSpec>& codings, Algorithm algorithm);
 
   const Exchange& last_exchange() const { return exchange_; }
   const QualityLog& quality() const { return quality_; }
@@ -59,9 +59,9 @@ class Reducer {
   using Settled = std::vector<std::vector<char>>;
 
   std::vector<ReduceTensor> prepare(const std::vector<Item>& items,
-                                    const std::optional<CodecSpec>& coding, bool across,
+                                    const std::vector<CodecSpec>& codings, bool across,
                                     Settled& settled);
-  void take_note(const std::vector<Item>& items, const std::optional<CodecSpec>& coding,
+  void take_note(const std::vector<Item>& items, const std::vector<CodecSpec>& codings,
                  const std::vector<ReduceTensor>& tensors);
   std::vector<std::string> judge(const std::vector<Item>& items,
                                  const std::vector<ReduceTensor>& tensors);

@@ -1,35 +1,95 @@
 #include "engine/response.h"
 
+#include <algorithm>
+
 namespace qsgd {
+namespace {
+
+// What a response has beside its names; most have little.
+enum Has : uint8_t {
+  kError = 1,
+  kCoding = 2,
+  kSeveralCodings = 4,
+  kRows = 8,
+  kValue = 16,
+  kFacts = 32,
+  kGrouped = 64,
+  kGroupGoesOn = 128,
+};
+
+bool are_equal(const std::vector<CodecSpec>& codings) {
+  return std::all_of(codings.begin(), codings.end(),
+                     [&](const CodecSpec& coding) { return coding == codings.front(); });
+}
+
+uint8_t what_it_has(const Response& r) {
+  int has = r.error != ErrorKind::kNone ? kError : 0;
+  if (!r.codings.empty()) has |= are_equal(r.codings) ? kCoding : kSeveralCodings;
+  if (!r.rows.empty()) has |= kRows;
+  if (r.value != 0) has |= kValue;
+  if (!r.facts.empty()) has |= kFacts;
+  if (r.grouped) has |= kGrouped;
+  if (r.group_goes_on) has |= kGroupGoesOn;
+  return static_cast<uint8_t>(has);
+}
+
+// Equal neighbours together.
+void write_codings(const std::vector<CodecSpec>& codings, Writer& to) {
+  for (auto run = codings.begin(); run != codings.end();) {
+    const auto end =
+        std::find_if(run, codings.end(), [&](const CodecSpec& coding) { return coding != *run; });
+    to.put(static_cast<uint32_t>(end - run));
+    write_coding(*run, to);
+    run = end;
+  }
+}
+
+std::vector<CodecSpec> read_codings(Reader& from, size_t count) {
+  std::vector<CodecSpec> codings;
+  while (codings.size() < count) {
+    const auto run = from.get<uint32_t>();
+    codings.insert(codings.end(), run, read_coding(from).value());
+  }
+  return codings;
+}
+
+}  // namespace
 
 void Response::write(Writer& to, NameBook& book) const {
+  const uint8_t has = what_it_has(*this);
+  to.put(has);
   to.put(set);
-  to.put(static_cast<uint8_t>(error));
-  to.put(message);
   book.write(set, names, lasting, to);
-  write_coding(coding, to);
   to.put(algorithm);
-  write_list(rows, to);
-  to.put(value);
-  to.put(static_cast<uint8_t>(grouped));
-  to.put(static_cast<uint8_t>(group_goes_on));
-  to.put(static_cast<uint32_t>(facts.size()));
+  if (has & kError) {
+    to.put(static_cast<uint8_t>(error));
+    to.put(message);
+  }
+  if (has & kCoding) write_coding(codings.front(), to);
+  if (has & kSeveralCodings) write_codings(codings, to);
+  if (has & kRows) write_list(rows, to);
+  if (has & kValue) to.put(value);
+  if (has & kFacts) to.put(static_cast<uint32_t>(facts.size()));
   for (const Submission& submission : facts) submission.write(to);
 }
 
 Response Response::read(Reader& from, NameBook& book) {
   Response r;
+  const auto has = from.get<uint8_t>();
   r.set = from.get<int32_t>();
-  r.error = static_cast<ErrorKind>(from.get<uint8_t>());
-  r.message = from.text();
   r.names = book.read(r.set, from);
-  r.coding = read_coding(from);
   r.algorithm = from.get<Algorithm>();
-  r.rows = read_list(from);
-  r.value = from.get<int64_t>();
-  r.grouped = from.get<uint8_t>() != 0;
-  r.group_goes_on = from.get<uint8_t>() != 0;
-  const auto facts = from.get<uint32_t>();
+  if (has & kError) {
+    r.error = static_cast<ErrorKind>(from.get<uint8_t>());
+    r.message = from.text();
+  }
+  if (has & kCoding) r.codings.assign(r.names.size(), read_coding(from).value());
+  if (has & kSeveralCodings) r.codings = read_codings(from, r.names.size());
+  if (has & kRows) r.rows = read_list(from);
+  if (has & kValue) r.value = from.get<int64_t>();
+  r.grouped = (has & kGrouped) != 0;
+  r.group_goes_on = (has & kGroupGoesOn) != 0;
+  const uint32_t facts = has & kFacts ? from.get<uint32_t>() : 0;
   for (uint32_t i = 0; i < facts; ++i) r.facts.push_back(Submission::read(from));
   return r;
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +20,9 @@ struct Response {
   ErrorKind error = ErrorKind::kNone;
   std::string message;
   std::vector<std::string> names;
-  bool lasting = false;                    // the names come again
-  std::optional<CodecSpec> coding;         // of all of them; may have more bits than was asked for
+  bool lasting = false;  // the names come again
+  // Of each name, or empty where all travel as they are; may have more bits than was asked for.
+  std::vector<CodecSpec> codings;
   Algorithm algorithm = Algorithm::kAuto;  // of reductions
   std::vector<int64_t> rows;               // of an allgather: what each rank brings
   int64_t value = 0;                       // the answer to what has one

@@ -51,10 +51,11 @@ Bucket::Bucket(const std::vector<BucketTensor>& tensors, uint64_t seed, int rank
     ReduceTensor item{};
     item.count = tensor.count;
     item.id = tensor.id;
+    item.spec = spec_;
     listed.push_back(item);
   }
   const auto all = std::numeric_limits<size_t>::max();
-  const std::vector<Chunk> chunks = chunks_of(listed, spec_, size, all);
+  const std::vector<Chunk> chunks = chunks_of(listed, size, all);
   for (const Chunk& chunk : chunks) stride_ = std::max(stride_, largest_message(chunk));
   for (int owner = 0; owner < size; ++owner) {
     const uint64_t at = stride_ * static_cast<uint64_t>(owner);

@@ -28,6 +28,8 @@ enum class Scheme : uint8_t {
   kBFloat16,
 };
 constexpr int kSchemes = 8;
+// In headers alone: the pieces of the message are coded in several ways.
+constexpr Scheme kMixedScheme{0xff};
 
 enum class Norm : uint8_t { kMax, kL2 };
 

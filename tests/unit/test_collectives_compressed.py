@@ -67,6 +67,34 @@ def test_result_does_not_depend_on_fusion(ranks, algorithm):
         assert alone[0][0].tobytes() == together[0][t].tobytes()
 
 
+SEVERAL = (
+    _core.CodecSpec(bits=2),
+    _core.CodecSpec(bits=8, bucket_size=64),
+    _core.CodecSpec(bits=4, bucket_size=4096),
+    _core.CodecSpec(scheme="topk", k=16),
+    _core.CodecSpec(bits=2),
+    _core.CodecSpec(scheme="minmax", bits=3),
+)
+
+
+@pytest.mark.parametrize("segment", (0, 1, 1000))
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("ranks", (1, 2, 3, 7))
+def test_each_tensor_of_a_fused_reduction_has_a_code_of_its_own(ranks, algorithm, segment):
+    counts, ids = (3000, 10, 9000, 777, 0, 5000), range(6)
+    data = inputs(ranks, counts)
+    together, reports = reduce(
+        data, algorithm=algorithm, ids=ids, codings=SEVERAL, segment=segment, threads=2
+    )
+    assert_replicas_identical(together)
+    for t, coding in enumerate(SEVERAL):
+        single = [[d[t]] for d in data]
+        alone, report = reduce(single, algorithm=algorithm, ids=[ids[t]], coding=coding)
+        assert alone[0][0].tobytes() == together[0][t].tobytes()
+        for mine, other in zip(report, reports, strict=True):
+            assert mine["coding_error"][0] == pytest.approx(other["coding_error"][t], rel=1e-9)
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("ranks", (2, 3, 6))
 def test_result_does_not_depend_on_segments_or_threads(ranks, algorithm):
@@ -330,8 +358,32 @@ def test_codes_of_another_format_are_refused_on_every_rank():
         x = np.ones(4096, dtype=np.float32)
         _core.Communicator.over_threads(world, rank).allreduce([x], coding=coding, ids=[1])
 
+    assert_both_fail(reduce_on, "refused: norm is")
+
+
+def assert_both_fail(reduce_on, said):
     with ThreadPoolExecutor(2) as pool:
         ranks = [pool.submit(reduce_on, rank) for rank in range(2)]
     for outcome in ranks:
-        with pytest.raises((HorovodInternalError, RankFailedError), match="refused: norm is"):
+        with pytest.raises((HorovodInternalError, RankFailedError), match=said):
             outcome.result()
+
+
+def test_codes_of_other_tensors_are_refused_on_every_rank():
+    """The ranks agree on the codes, and on all sizes, but not on which tensor has which."""
+    world = _core.ThreadWorld(2)
+    codings = [_core.CodecSpec(bits=bits) for bits in (2, 8)]
+
+    def reduce_on(rank):
+        xs = [np.ones(4096, dtype=np.float32) for _ in codings]
+        mine = codings if rank == 0 else codings[::-1]
+        _core.Communicator.over_threads(world, rank).allreduce(xs, codings=mine, ids=[1, 2])
+
+    assert_both_fail(reduce_on, "refused: kept elements is")
+
+
+def test_as_many_codes_as_tensors():
+    communicator = _core.Communicator.over_threads(_core.ThreadWorld(1), 0)
+    for codings, coding in (([CODING[2]], None), ([CODING[2]] * 2, CODING[4])):
+        with pytest.raises(UsageError, match="codings for 2 tensors; pass one for each"):
+            communicator.allreduce([np.ones(4, "f4")] * 2, codings=codings, coding=coding)

@@ -52,6 +52,42 @@ def test_coded_and_exact_gradients_in_turns_take_two_reductions():
     assert on_ranks(2, program, cycle_time_s=0.5) == [2, 2]
 
 
+@pytest.mark.parametrize("ranks_per_node", (None, 2))
+def test_gradients_of_several_codes_take_one_reduction(ranks_per_node):
+    """And each has the values that it has alone."""
+    codings = [
+        _core.CodecSpec(bits=2 + i % 3 * 3, bucket_size=(64, 512, 4096)[i % 3]) for i in range(12)
+    ]
+
+    def inputs(me):
+        return np.random.default_rng(me.rank).standard_normal((12, 3000)).astype("f4")
+
+    def together(me):
+        xs = inputs(me)
+        handles = [
+            me.allreduce(f"t{i}", x, coding=coding, group="all", group_size=12)
+            for i, (x, coding) in enumerate(zip(xs, codings, strict=True))
+        ]
+        for handle in handles:
+            handle.wait()
+        qualities = me.engine.quality()
+        bits = [qualities[f"t{i}"]["bits"] for i in range(12)]
+        return xs.tobytes(), reductions(me), bits == [coding.bits for coding in codings]
+
+    def alone(me):
+        xs = inputs(me)
+        for i, x in enumerate(xs):
+            me.allreduce(f"t{i}", x, coding=codings[i]).wait()
+        return xs.tobytes(), reductions(me), True
+
+    options = {"ranks_per_node": ranks_per_node}
+    one_by_one = on_ranks(4, alone, **options)
+    fused = on_ranks(4, together, **options)
+    assert [count for _, count, _ in one_by_one] == [12] * 4
+    assert [(count, right) for _, count, right in fused] == [(1, True)] * 4
+    assert {values for values, _, _ in fused} == {values for values, _, _ in one_by_one}
+
+
 def test_fusion_size_and_cycle_can_be_tuned():
     def program(me):
         counts = []
