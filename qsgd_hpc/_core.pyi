@@ -193,6 +193,8 @@ class Engine:
         """An allreduce of a tensor that comes again: its facts are passed once."""
 
         def start(self, source: int, target: int, keep: object, now: bool = False) -> Handle: ...
+        def run(self, source: int, target: int, keep: object) -> None:
+            """Do the same as ``start`` with ``now=True``, and ``wait``."""
 
     @staticmethod
     def over_mpi(

@@ -35,12 +35,6 @@ void wait_until_done(Handle& handle) {
   }
 }
 
-void wait(Handle& handle) {
-  if (!handle.done()) wait_until_done(handle);
-  handle.let_go();
-  handle.check();
-}
-
 void add_done_callback(Handle& handle, py::object callback) {
   const std::shared_ptr<py::object> held = hold(std::move(callback));
   const py::gil_scoped_release no_gil;  // the engine may hold the handle's lock or wait for the GIL
@@ -65,6 +59,13 @@ py::array_t<uint8_t> output(const Handle& handle) {
 }
 
 }  // namespace
+
+void wait_for(Handle& handle) {
+  if (!handle.done()) wait_until_done(handle);
+  handle.let_go();
+  handle.check();
+}
+
 }  // namespace qsgd
 
 void bind_handle(py::module_& m) {
@@ -72,7 +73,7 @@ void bind_handle(py::module_& m) {
   py::class_<Handle, std::shared_ptr<Handle>>(m, "Handle")
       .def("done", &Handle::done)
       .def("lost", &Handle::lost)
-      .def("wait", &wait, "Wait until the operation is complete; raise what it ended with.")
+      .def("wait", &wait_for, "Wait until the operation is complete; raise what it ended with.")
       .def("add_done_callback", &add_done_callback, py::arg("callback"),
            "Call back once, from the engine's thread or at once if done already.")
       .def("output", &output, "The result's bytes, 64-byte aligned, owned by the array.")

@@ -92,6 +92,24 @@ class PreparedAllreduce {
     return submit(engine_, submission_, source, target, std::move(keep), now);
   }
 
+  // For a caller that only waits for it: no handle crosses to Python and back.
+  void run(std::uintptr_t source, std::uintptr_t target, py::object keep) const {
+    HandlePtr handle;
+    try {
+      {
+        const py::gil_scoped_release no_gil;
+        handle = engine_.perform(submission_, reinterpret_cast<const void*>(source),
+                                 reinterpret_cast<void*>(target), nullptr, &handler_raised);
+      }
+      if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+      wait_for(*handle);
+    } catch (...) {
+      // MPI may still write to its memory, for ever.
+      if (handle && (!handle->done() || handle->lost())) keep.release();
+      throw;
+    }
+  }
+
  private:
   Engine& engine_;
   const Submission submission_;
@@ -164,7 +182,9 @@ void bind_operations(qsgd::EngineClass& engine) {
   using py::arg;
   py::class_<PreparedAllreduce>(engine, "PreparedAllreduce")
       .def("start", &PreparedAllreduce::start, arg("source"), arg("target"), arg("keep"),
-           arg("now") = false);
+           arg("now") = false)
+      .def("run", &PreparedAllreduce::run, arg("source"), arg("target"), arg("keep"),
+           "The same as start() with now=True, and wait().");
   engine
       .def("allreduce", &submit_allreduce, py::kw_only(), arg("name"), arg("source"), arg("target"),
            arg("shape"), arg("dtype"), arg("op"), arg("prescale"), arg("postscale"), arg("coding"),

@@ -13,6 +13,7 @@ namespace qsgd {
 
 class Writer {
  public:
+  Writer() { bytes_.reserve(kMostMessages); }
   template <class T>
   void put(T value) {
     static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
@@ -29,6 +30,8 @@ class Writer {
   const std::vector<char>& bytes() const { return bytes_; }
 
  private:
+  static constexpr size_t kMostMessages = 192;  // are no longer
+
   std::vector<char> bytes_;
 };
 

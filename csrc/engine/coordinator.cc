@@ -226,7 +226,8 @@ std::optional<CodecSpec> Coordinator::coding(const Submission& s, double nmse) {
 }
 
 void Coordinator::push(Agreed agreed) {
-  if (ready_.empty()) ready_since_ = Clock::now();
+  const bool waits = *tuning_.cycle_time_s > 0;
+  if (waits && ready_.empty()) ready_since_ = std::chrono::steady_clock::now();
   ready_.push(std::move(agreed));
 }
 
@@ -239,8 +240,9 @@ Coordinator::Pending Coordinator::take(Table::iterator it) {
 
 std::vector<Response> Coordinator::take_ready() {
   if (ready_.empty()) return {};
-  const bool ends = !left_.empty();  // nothing more to wait for
-  if (!ends && Seconds(Clock::now() - ready_since_).count() < *tuning_.cycle_time_s) return {};
+  const bool waits = *tuning_.cycle_time_s > 0 && left_.empty();  // else for nothing more
+  const auto now = waits ? std::chrono::steady_clock::now() : ready_since_;
+  if (waits && Seconds(now - ready_since_).count() < *tuning_.cycle_time_s) return {};
   return ready_.take(*tuning_.fusion_bytes);
 }
 

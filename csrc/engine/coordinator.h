@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/coarse_clock.h"
 #include "engine/budget.h"
 #include "engine/economy.h"
 #include "engine/group_tally.h"
@@ -19,7 +20,7 @@ namespace qsgd {
 class Coordinator {
  public:
   using Ranks = std::shared_ptr<const std::vector<int>>;
-  using Clock = std::chrono::steady_clock;
+  using Clock = CoarseClock;
 
   Coordinator(int size, const Tuning& tuning);
 
@@ -94,11 +95,11 @@ class Coordinator {
   Table pending_;
   GroupTally groups_;
   ReadyQueue ready_;
-  Clock::time_point ready_since_;
-  int others_ = 0;                                 // of pending_, those of sets without rank 0
-  std::vector<bool> joined_;                       // by rank
-  std::vector<std::vector<Key>> blocked_;          // by rank: what alone it waits for
-  std::vector<std::pair<int, std::string>> left_;  // rank and reason, the first cause first
+  std::chrono::steady_clock::time_point ready_since_;  // where there is a cycle time
+  int others_ = 0;                                     // of pending_, those of sets without rank 0
+  std::vector<bool> joined_;                           // by rank
+  std::vector<std::vector<Key>> blocked_;              // by rank: what alone it waits for
+  std::vector<std::pair<int, std::string>> left_;      // rank and reason, the first cause first
 };
 
 }  // namespace qsgd

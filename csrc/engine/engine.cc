@@ -56,9 +56,14 @@ std::shared_ptr<Handle> Engine::enter(Submission submission, const void* in, voi
   abort_->check();
   check_fit(submission);
   auto handle = std::make_shared<Handle>(abort_, std::move(keep), timeline_, waits_);
-  entries_.add({submission, in, out, handle});
+  if (!entries_.add({submission, in, out, handle})) {
+    throw usage_error("tensor '" + submission.name +
+                      "' is already being worked on; wait for its handle first, or give each "
+                      "operation a name of its own");
+  }
   if (submission.kind == OpKind::kAllreduce && submission.lasting) steps_.submitted(submission);
   fresh_.push_back(std::move(submission));
+  news_.store(true, std::memory_order_release);
   return handle;
 }
 
@@ -73,11 +78,6 @@ void Engine::check_fit(Submission& submission) const {
   if (entries_.has({0, kJoinName})) {
     throw usage_error("'" + submission.name + "' was submitted by rank " + std::to_string(rank()) +
                       " after join(); wait for that first");
-  }
-  if (entries_.has({submission.set, submission.name})) {
-    throw usage_error("tensor '" + submission.name +
-                      "' is already being worked on; wait for its handle first, or give each "
-                      "operation a name of its own");
   }
 }
 
@@ -101,6 +101,7 @@ void Engine::tune(const Tuning& tuning) {
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   tuning_.update(tuning);
+  news_.store(true, std::memory_order_release);
 }
 
 void Engine::shutdown(const std::string& reason, double patience_s) {
@@ -110,6 +111,7 @@ void Engine::shutdown(const std::string& reason, double patience_s) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
     leaving_ = true;
+    news_.store(true, std::memory_order_release);
     reason_ = reason.substr(0, kMaxName);
     changed_.notify_all();
     in_time = changed_.wait_for(lock, Seconds(patience_s), [this] { return ended_; });

@@ -2,6 +2,7 @@
 // ready everywhere, fuses, reduces in the background, and completes handles.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -124,6 +125,7 @@ class Engine {
   void run();
   void measure_machine();
   bool turn();
+  bool take_news();
   void carry_out_agreed();
   void rest(bool busy, std::unique_lock<std::mutex>& helm);
   void take_turns_for(const Key& key, Handle& handle, std::function<bool()> interrupted);
@@ -173,7 +175,8 @@ class Engine {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::vector<Submission> fresh_;
-  Tuning tuning_;  // not yet taken up
+  std::atomic<bool> news_{false};  // what a turn must take from here
+  Tuning tuning_;                  // not yet taken up
   bool leaving_ = false;
   bool ended_ = false;  // the thread does nothing more
   std::string reason_;

@@ -65,23 +65,29 @@ void Engine::measure_machine() {
 // One round: hand in what is new, hear the others, agree on what to carry out. True if any
 // happened.
 bool Engine::turn() {
-  std::vector<Submission> fresh;
-  bool leaving = false;
-  Tuning tuning;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    fresh.swap(fresh_);
-    leaving = leaving_ && !left_;
-    std::swap(tuning, tuning_);
-  }
-  coordinator_.tune(tuning);
-  bool busy = !fresh.empty() || leaving;
-  if (busy) hand_in(std::move(fresh), leaving);
+  bool busy = news_.load(std::memory_order_acquire) && take_news();
   busy |= messenger_.progress();
   if (rank() == 0) {
     answer();
   }
   watch_for_stalls();
+  return busy;
+}
+
+bool Engine::take_news() {
+  std::vector<Submission> fresh;
+  bool leaving = false;
+  Tuning tuning;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    news_.store(false, std::memory_order_relaxed);
+    fresh.swap(fresh_);
+    leaving = leaving_ && !left_;
+    std::swap(tuning, tuning_);
+  }
+  coordinator_.tune(tuning);
+  const bool busy = !fresh.empty() || leaving;
+  if (busy) hand_in(std::move(fresh), leaving);
   return busy;
 }
 

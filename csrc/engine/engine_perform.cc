@@ -11,6 +11,7 @@ using Clock = std::chrono::steady_clock;
 // What takes longer is for the engine's thread, beside which signals are handled and two changes of
 // thread are nothing: waiting for ranks that still compute, and moving much.
 constexpr std::chrono::milliseconds kPatience{1};
+constexpr unsigned kFreeLooks = 64;
 constexpr size_t kMostBytes = size_t{16} << 20;
 
 thread_local bool at_helm = false;
@@ -56,7 +57,8 @@ void Engine::take_turns_for(const Key& key, Handle& handle, std::function<bool()
   const AtHelm here;
   const Waiting waiting(handle);
   const Interruptible waits(std::move(interrupted));
-  const auto until = Clock::now() + kPatience;
+  unsigned looks = 0;
+  Clock::time_point until;
   Backoff backoff;
   try {
     while (!handle.done() && !abort_->raised()) {
@@ -66,10 +68,11 @@ void Engine::take_turns_for(const Key& key, Handle& handle, std::function<bool()
         carry_out_agreed();
       } else if (busy) {
         backoff.reset();
-      } else if (Clock::now() < until) {
-        backoff.pause();
       } else {
-        return;
+        // Most are done before the first look at the clock.
+        if (++looks == kFreeLooks) until = Clock::now() + kPatience;
+        if (looks % kFreeLooks == 0 && Clock::now() > until) return;
+        backoff.pause();
       }
     }
   } catch (const std::exception& error) {

@@ -11,33 +11,27 @@ Handle::Handle(std::shared_ptr<AbortFlag> abort, std::shared_ptr<void> keep,
 
 Handle::~Handle() {
   // Nobody can tell when MPI has done with memory of an operation that was given up.
-  const bool lost = !done_ || kind_ == ErrorKind::kRankFailed;
+  const bool lost = !done() || kind_ == ErrorKind::kRankFailed;
   if (lost && keep_) new std::shared_ptr<void>(std::move(keep_));
 }
 
-bool Handle::done() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return done_;
-}
+bool Handle::done() const { return done_.load(std::memory_order_acquire); }
 
-bool Handle::lost() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return kind_ == ErrorKind::kRankFailed;
-}
+bool Handle::lost() const { return done() && kind_ == ErrorKind::kRankFailed; }
 
 bool Handle::wait_for(std::chrono::milliseconds timeout) const {
   std::unique_lock<std::mutex> lock(mutex_);
-  return changed_.wait_for(lock, timeout, [this] { return done_; });
+  return changed_.wait_for(lock, timeout, [this] { return done(); });
 }
 
-void Handle::begin_wait() {
-  if (waits_) waits_->begin();
+void Handle::begin_wait(Timeline::Clock::time_point now) {
+  if (waits_) waits_->begin(now);
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (waiting_++ == 0) waiting_since_ = std::chrono::steady_clock::now();
+  if (waiting_++ == 0) waiting_since_ = now;
 }
 
 void Handle::end_wait(Timeline::Clock::time_point since) {
-  if (waits_) waits_->end();
+  if (waits_) waits_->end(Timeline::Clock::now());
   if (timeline_ && timeline_->on()) timeline_->waited(since);
   const std::lock_guard<std::mutex> lock(mutex_);
   --waiting_;
@@ -46,12 +40,11 @@ void Handle::end_wait(Timeline::Clock::time_point since) {
 bool Handle::waited_for(double seconds) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - waiting_since_;
-  return !done_ && waiting_ > 0 && waited.count() >= seconds;
+  return !done() && waiting_ > 0 && waited.count() >= seconds;
 }
 
 void Handle::check() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (kind_ == ErrorKind::kNone) return;
+  if (!done() || kind_ == ErrorKind::kNone) return;
   if (kind_ == ErrorKind::kRankFailed) abort_->set_noticed();
   throw Error(kind_, message_);
 }
@@ -59,20 +52,19 @@ void Handle::check() const {
 void Handle::let_go() {
   std::shared_ptr<void> keep;  // let go when the lock is free: that may call anything
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (done_ && kind_ != ErrorKind::kRankFailed) keep.swap(keep_);
+  if (done() && kind_ != ErrorKind::kRankFailed) keep.swap(keep_);
 }
 
 std::shared_ptr<const Result> Handle::result() const {
   check();
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!done_) throw usage_error("the operation is still under way; wait for its handle first");
+  if (!done()) throw usage_error("the operation is still under way; wait for its handle first");
   return result_;
 }
 
 void Handle::when_done(std::function<void()> callback) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!done_) return callbacks_.push_back(std::move(callback));
+    if (!done()) return callbacks_.push_back(std::move(callback));
   }
   callback();
 }
@@ -85,11 +77,11 @@ void Handle::end(ErrorKind kind, const std::string& message, Result result) {
   std::vector<std::function<void()>> callbacks;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (done_) return;
+    if (done()) return;
     kind_ = kind;
     message_ = message;
     result_ = std::make_shared<const Result>(std::move(result));
-    done_ = true;
+    done_.store(true, std::memory_order_release);
     callbacks.swap(callbacks_);
   }
   changed_.notify_all();

@@ -1,6 +1,7 @@
 // One operation under way: what a caller waits on.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -60,7 +61,7 @@ class Handle {
 
  private:
   friend class Waiting;
-  void begin_wait();
+  void begin_wait(Timeline::Clock::time_point now);
   void end_wait(Timeline::Clock::time_point since);
   void end(ErrorKind kind, const std::string& message, Result result);
 
@@ -70,8 +71,8 @@ class Handle {
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::shared_ptr<void> keep_;
-  bool done_ = false;
-  int waiting_ = 0;  // threads
+  std::atomic<bool> done_{false};  // once set, what an operation ended with stays
+  int waiting_ = 0;                // threads
   std::chrono::steady_clock::time_point waiting_since_;
   ErrorKind kind_ = ErrorKind::kNone;
   std::string message_;
@@ -83,7 +84,7 @@ class Handle {
 // and shown in the timeline.
 class Waiting {
  public:
-  explicit Waiting(Handle& handle) : handle_(handle) { handle_.begin_wait(); }
+  explicit Waiting(Handle& handle) : handle_(handle) { handle_.begin_wait(since_); }
   ~Waiting() { handle_.end_wait(since_); }
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;

@@ -7,14 +7,14 @@ using Seconds = std::chrono::duration<double>;
 
 }  // namespace
 
-void WaitMeter::begin() {
+void WaitMeter::begin(Clock::time_point now) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (threads_++ == 0) since_ = Clock::now();
+  if (threads_++ == 0) since_ = now;
 }
 
-void WaitMeter::end() {
+void WaitMeter::end(Clock::time_point now) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (--threads_ == 0) total_s_ += Seconds(Clock::now() - since_).count();
+  if (--threads_ == 0) total_s_ += Seconds(now - since_).count();
 }
 
 double WaitMeter::total_s() const {

@@ -62,7 +62,7 @@ def engine(core: Engine) -> Contestant:
     def run(x: Floats) -> int | None:
         nonlocal prepared, array, pointer
         if prepared is not None and array is x:
-            prepared.start(pointer, pointer, x, now=True).wait()
+            prepared.run(pointer, pointer, x)
             return None
         prepared, array, pointer = _prepare(core, x), x, x.ctypes.data
         before = _sent(core)

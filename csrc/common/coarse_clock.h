@@ -1,0 +1,29 @@
+// For what lasts seconds: a clock that goes in steps of a few milliseconds, and that it costs a
+// fifth as much to read as the exact one.
+#pragma once
+
+#include <time.h>
+
+#include <chrono>
+
+namespace qsgd {
+
+struct CoarseClock {
+  using duration = std::chrono::nanoseconds;
+  using rep = duration::rep;
+  using period = duration::period;
+  using time_point = std::chrono::time_point<CoarseClock>;
+  static constexpr bool is_steady = true;
+
+  static time_point now() noexcept {
+#ifdef CLOCK_MONOTONIC_COARSE
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return time_point(std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec));
+#else
+    return time_point(std::chrono::steady_clock::now().time_since_epoch());
+#endif
+  }
+};
+
+}  // namespace qsgd
