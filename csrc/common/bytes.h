@@ -13,24 +13,28 @@ namespace qsgd {
 
 class Writer {
  public:
-  Writer() { bytes_.reserve(kMostMessages); }
   template <class T>
   void put(T value) {
     static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
-    const auto* bytes = reinterpret_cast<const char*>(&value);
-    bytes_.insert(bytes_.end(), bytes, bytes + sizeof value);
+    append(reinterpret_cast<const char*>(&value), sizeof value);
   }
   void put(const std::string& text) {
     put(static_cast<uint32_t>(text.size()));
-    bytes_.insert(bytes_.end(), text.begin(), text.end());
+    append(text.data(), text.size());
   }
-  void append(const std::vector<char>& bytes) {
-    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
-  }
+  void append(const std::vector<char>& bytes) { append(bytes.data(), bytes.size()); }
   const std::vector<char>& bytes() const { return bytes_; }
+  bool empty() const { return bytes_.empty(); }
+  // Keeps the memory for what is written next.
+  void clear() { bytes_.clear(); }
 
  private:
   static constexpr size_t kMostMessages = 192;  // are no longer
+
+  void append(const char* bytes, size_t size) {
+    if (size > 0 && bytes_.capacity() == 0) bytes_.reserve(kMostMessages);
+    bytes_.insert(bytes_.end(), bytes, bytes + size);
+  }
 
   std::vector<char> bytes_;
 };

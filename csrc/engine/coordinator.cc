@@ -171,7 +171,7 @@ void Coordinator::agree(Table::iterator it) {
   // Nothing is held back for a group that is broken, or has failed and been forgotten.
   if (broken.kind != ErrorKind::kNone || !groups_.has(group)) p.submission.group.clear();
   Agreed agreed;
-  agreed.submission = p.submission;
+  agreed.submission = std::move(p.submission);
   agreed.ranks = p.ranks;
   if (!p.fault.empty()) {
     agreed.error = ErrorKind::kInternal;
@@ -213,10 +213,11 @@ void Coordinator::decide(Agreed& agreed, const Pending& p) {
 }
 
 std::optional<CodecSpec> Coordinator::coding(const Submission& s, double nmse) {
+  if (!s.coding) return std::nullopt;
   Submission tuned = s;
-  const bool has_choice =
-      s.coding && (s.coding->scheme == Scheme::kQsgd || s.coding->scheme == Scheme::kMinMax ||
-                   s.coding->scheme == Scheme::kNuqsgd);
+  const bool has_choice = s.coding->scheme == Scheme::kQsgd ||
+                          s.coding->scheme == Scheme::kMinMax ||
+                          s.coding->scheme == Scheme::kNuqsgd;
   if (has_choice && tuning_.bits == kPlainBits) {
     tuned.coding.reset();
   } else if (has_choice && tuning_.bits) {

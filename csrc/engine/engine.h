@@ -130,7 +130,7 @@ class Engine {
   void rest(bool busy, std::unique_lock<std::mutex>& helm);
   void take_turns_for(const Key& key, Handle& handle, std::function<bool()> interrupted);
   void fall(const std::string& cause);
-  void hand_in(std::vector<Submission> fresh, bool leaving);
+  void hand_in(std::vector<Submission>& fresh, bool leaving);
   void on_message(int peer, FrameType type, Reader body);
   void answer();
   void note_arrival(int rank, const Submission& submission);
@@ -165,6 +165,10 @@ class Engine {
   std::vector<HeardBook> heard_;  // on rank 0, by rank
   NameBook names_;
   std::vector<Response> agreed_;  // to be carried out next
+  // Kept for their memory.
+  std::vector<Submission> handed_in_;
+  std::vector<Writer> answers_;  // by rank
+  Writer answer_;
   Backoff backoff_;
   bool left_ = false;
   bool finished_ = false;

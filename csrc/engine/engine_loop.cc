@@ -75,7 +75,7 @@ bool Engine::turn() {
 }
 
 bool Engine::take_news() {
-  std::vector<Submission> fresh;
+  std::vector<Submission>& fresh = handed_in_;
   bool leaving = false;
   Tuning tuning;
   {
@@ -87,7 +87,8 @@ bool Engine::take_news() {
   }
   coordinator_.tune(tuning);
   const bool busy = !fresh.empty() || leaving;
-  if (busy) hand_in(std::move(fresh), leaving);
+  if (busy) hand_in(fresh, leaving);
+  fresh.clear();
   return busy;
 }
 
@@ -119,7 +120,7 @@ void Engine::rest(bool busy, std::unique_lock<std::mutex>& helm) {
   backoff_.pause();
 }
 
-void Engine::hand_in(std::vector<Submission> fresh, bool leaving) {
+void Engine::hand_in(std::vector<Submission>& fresh, bool leaving) {
   left_ |= leaving;
   last_handed_in_ = Coordinator::Clock::now();
   told_waits_.clear();  // rank 0 takes these submissions for a sign that this rank goes on
@@ -197,7 +198,9 @@ void Engine::answer() {
     send_out(responses);
     note_agreement(responses);
     const auto others = [](const Response& r) { return r.recipients->front() != 0; };
-    std::remove_copy_if(responses.begin(), responses.end(), std::back_inserter(agreed_), others);
+    std::remove_copy_if(std::make_move_iterator(responses.begin()),
+                        std::make_move_iterator(responses.end()), std::back_inserter(agreed_),
+                        others);
   }
   if (coordinator_.all_left() && !finished_) {
     for (int peer = 1; peer < size(); ++peer) messenger_.send(peer, FrameType::kFarewell, {});
@@ -207,17 +210,19 @@ void Engine::answer() {
 
 // To each rank what is for its sets, all in one order, so that no two wait for each other.
 void Engine::send_out(const std::vector<Response>& responses) {
-  std::vector<Writer> items(static_cast<size_t>(size()));
+  if (size() == 1) return;
+  answers_.resize(static_cast<size_t>(size()));
   for (const Response& response : responses) {
-    Writer item;
-    response.write(item, names_);
+    answer_.clear();
+    response.write(answer_, names_);
     for (const int peer : *response.recipients) {
-      if (peer != 0) items[static_cast<size_t>(peer)].append(item.bytes());
+      if (peer != 0) answers_[static_cast<size_t>(peer)].append(answer_.bytes());
     }
   }
   for (int peer = 1; peer < size(); ++peer) {
-    const std::vector<char>& mine = items[static_cast<size_t>(peer)].bytes();
-    if (!mine.empty()) messenger_.send(peer, FrameType::kResponses, mine);
+    Writer& mine = answers_[static_cast<size_t>(peer)];
+    if (!mine.empty()) messenger_.send(peer, FrameType::kResponses, mine.bytes());
+    mine.clear();
   }
   // What comes next may go through shared memory, where messages move on only once in a while.
   messenger_.flush();

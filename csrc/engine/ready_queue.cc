@@ -64,7 +64,6 @@ std::vector<Response> ReadyQueue::take(size_t fusion_bytes) {
 
 Response ReadyQueue::take_one(size_t fusion_bytes) {
   const Agreed first = std::move(ready_.front());
-  ready_.pop_front();
   Response response;
   response.set = first.submission.set;
   response.recipients = first.ranks;
@@ -84,9 +83,10 @@ Response ReadyQueue::take_one(size_t fusion_bytes) {
   };
   add(first);
   // Past what may not travel with the first: coded and exact gradients take turns in most models.
-  std::deque<Agreed> rest;
+  std::vector<Agreed> rest;
   bool full = false;
-  for (Agreed& next : ready_) {
+  for (size_t i = 1; i < ready_.size(); ++i) {
+    Agreed& next = ready_[i];
     const bool joins = !full && may_follow(first, next);
     const bool fits = first.group != 0 || bytes + next.submission.size_bytes() <= fusion_bytes;
     full |= joins && (!fits || response_size + response_bytes(next) > kMaxNamesBytes);

@@ -1,7 +1,6 @@
 // Rank 0's list of what can be carried out: holds groups back until they are whole, and fuses.
 #pragma once
 
-#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -43,7 +42,7 @@ class ReadyQueue {
  private:
   Response take_one(size_t fusion_bytes);
 
-  std::deque<Agreed> ready_;
+  std::vector<Agreed> ready_;
   std::map<GroupKey, std::vector<Agreed>> groups_;  // held back
   uint64_t last_group_ = 0;
 };
