@@ -36,3 +36,24 @@ def test_nothing_but_allreduce_goes_on_without_a_joined_rank(framework, hvd):
         with pytest.raises(RuntimeError, match="joined"):
             call()
     assert hvd.join() >= 1
+
+
+def test_a_set_and_groups_go_on_while_another_rank_has_joined(framework, hvd):
+    """Rank 0 joins; the others reduce in groups with it, and in a set of their own without it."""
+    if hvd.size() < 3:
+        pytest.skip("rank 0 and a set of two")
+    others = hvd.add_process_set(list(range(1, hvd.size())))
+    if hvd.rank() == 0:
+        assert hvd.join() >= 1
+    else:
+        for step in range(3):
+            group = hvd.grouped_allreduce(
+                [of(framework, 1.0), of(framework, 2.0, 5)], name=f"with zeros{step}", op=hvd.Sum
+            )
+            values = [framework.array(each)[0] for each in group]
+            assert values == [hvd.size() - 1, 2 * (hvd.size() - 1)]
+            alone = hvd.allgather(of(framework, hvd.rank(), 1), process_set=others)
+            assert framework.array(alone).tolist() == others.ranks
+        assert hvd.join() >= 1
+    hvd.remove_process_set(others)
+    assert framework.array(hvd.allreduce(of(framework, 1.0), op=hvd.Sum))[0] == hvd.size()

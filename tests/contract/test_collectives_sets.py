@@ -65,6 +65,17 @@ def test_every_collective_knows_the_set(framework, hvd):
             assert hvd.broadcast_object(hvd.rank(), root, process_set=each) == root
 
 
+def test_adasum_within_a_set_adds_what_is_orthogonal_and_averages_what_is_equal(framework, hvd):
+    with registered(hvd, (0, 2), (1, 3)) as sets:
+        (each,) = [s for s in sets if s.included()]
+        apart = framework.tensor(np.eye(4)[each.rank()] * (each.rank() + 1), "float32")
+        result = framework.array(hvd.allreduce(apart, op=hvd.Adasum, process_set=each))
+        right = [1.0, 2.0, 0.0, 0.0] if each.size() == 2 else [1.0, 0.0, 0.0, 0.0]
+        np.testing.assert_allclose(result, right, rtol=1e-6)
+        same = hvd.allreduce(of(framework, 3.0), op=hvd.Adasum, process_set=each)
+        np.testing.assert_allclose(framework.array(same), 3.0, rtol=1e-6)
+
+
 def test_ranks_outside_are_told_at_once(framework, hvd):
     with registered(hvd, (0,)) as sets:
         for each in sets:

@@ -97,17 +97,20 @@ def test_no_script_knows_of_this_package():
         assert "qsgd" not in code
 
 
-def test_synthetic_benchmark_prints_its_speed(horovod):
-    said = horovod("synthetic_benchmark.py", "--fp16-allreduce")
-    assert re.search(r"Total img/sec on 2 CPU\(s\): [1-9][\d.]+ \+-", said)
+@pytest.mark.parametrize(("ranks", "bits"), [(2, "32"), (3, "4")])
+def test_synthetic_benchmark_prints_its_speed(horovod, ranks, bits):
+    options = ("--bits", bits)
+    said = horovod("synthetic_benchmark.py", "--fp16-allreduce", options=options, ranks=ranks)
+    assert re.search(rf"Total img/sec on {ranks} CPU\(s\): [1-9][\d.]+ \+-", said)
 
 
+@pytest.mark.parametrize(("ranks", "bits"), [(2, "4"), (3, "32")])
 @pytest.mark.one_mpi
-def test_mnist_learns_with_workers_in_processes_of_their_own(horovod):
+def test_mnist_learns_with_workers_in_processes_of_their_own(horovod, ranks, bits):
     arguments = ["--images", "1024", "--lr", "0.05", "--epochs", "2"]
     if (DATA / "mnist" / "train-images-idx3-ubyte.gz").is_file():
         arguments += ["--data-dir", str(DATA / "mnist")]
-    said = horovod("mnist.py", *arguments, options=("--bits", "4"))
+    said = horovod("mnist.py", *arguments, options=("--bits", bits), ranks=ranks)
     accuracy = [float(found) for found in re.findall(r"Accuracy: ([\d.]+)%", said)]
     assert len(accuracy) == 2
     assert accuracy[-1] > 30
@@ -147,13 +150,17 @@ def test_gradients_with_nan_are_warned_of_once_and_handed_on(started, tmp_path, 
         assert "rank(s) 1" in told[0]
 
 
+@pytest.mark.parametrize(("ranks", "bits"), [(2, "32"), (3, "4")])
 @pytest.mark.one_mpi
-def test_imagenet_style_training_goes_on_from_its_checkpoint(horovod, jpeg_tree, tmp_path):
+def test_imagenet_style_training_goes_on_from_its_checkpoint(
+    horovod, jpeg_tree, tmp_path, ranks, bits
+):
+    how = {"options": ("--bits", bits), "ranks": ranks}
     where = ["--train-dir", str(jpeg_tree), "--val-dir", str(jpeg_tree), "--batch-size", "8"]
-    first = horovod("imagenet.py", *where, "--epochs", "1")
+    first = horovod("imagenet.py", *where, "--epochs", "1", **how)
     assert "Validate epoch #1" in first
     assert (tmp_path / "checkpoint-1.pt").is_file()
-    second = horovod("imagenet.py", *where, "--epochs", "2", "--fp16-allreduce")
+    second = horovod("imagenet.py", *where, "--epochs", "2", "--fp16-allreduce", **how)
     assert "resuming after epoch 1" in second
     assert "epoch #1:" not in second
     assert "Validate epoch #2" in second
