@@ -98,7 +98,8 @@ void Engine::carry_out_agreed() {
 }
 
 // Sleeps when there is nothing to do: without a wake-up on the other ranks, with a slow one on
-// rank 0, which must hear of ranks that leave. Others may take the helm meanwhile.
+// rank 0, which must hear of ranks that leave; and naps while the others are to be heard. A new
+// submission ends either, and others may take the helm meanwhile.
 void Engine::rest(bool busy, std::unique_lock<std::mutex>& helm) {
   if (busy) return backoff_.reset();
   std::unique_lock<std::mutex> lock(mutex_);
@@ -117,7 +118,13 @@ void Engine::rest(bool busy, std::unique_lock<std::mutex>& helm) {
     return backoff_.reset();
   }
   lock.unlock();
-  backoff_.pause();
+  const std::chrono::nanoseconds nap = backoff_.pause_or_nap();
+  if (nap.count() == 0) return;
+  helm.unlock();
+  lock.lock();
+  changed_.wait_for(lock, nap, [this] { return news_.load() || abort_->raised(); });
+  lock.unlock();
+  helm.lock();
 }
 
 void Engine::hand_in(std::vector<Submission>& fresh, bool leaving) {

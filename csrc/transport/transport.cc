@@ -38,14 +38,13 @@ constexpr std::chrono::seconds kInterruptible{1};
 thread_local Interruptible* interruptible = nullptr;
 
 // The `turn`th of a wait.
-void nap(unsigned turn) {
-  Interruptible::check();
+std::chrono::nanoseconds nap(unsigned turn) {
   // The kernel adds up to 50 us to a sleep, unless told otherwise, to save wake-ups.
   static thread_local const int exact = prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   static_cast<void>(exact);  // where it is refused, sleeps are a little longer
   std::chrono::nanoseconds duration = kFirstNap;
   for (unsigned i = 0; i < std::min(turn, kGrowing); ++i) duration += duration / 5;
-  std::this_thread::sleep_for(duration);
+  return duration;
 }
 
 // Leaves the core's resources to its other thread for a moment.
@@ -127,9 +126,20 @@ bool Backoff::is_long() const { return turns_ > spins(); }
 unsigned Backoff::spins() { return crowded > 0 ? kCrowdedSpins : kSpins; }
 
 void Backoff::pause() {
+  const std::chrono::nanoseconds nap = pause_or_nap();
+  if (nap.count() == 0) return;
+  Interruptible::check();
+  std::this_thread::sleep_for(nap);
+}
+
+std::chrono::nanoseconds Backoff::pause_or_nap() {
+  constexpr std::chrono::nanoseconds kNone{0};
   ++turns_;
   const unsigned spins = Backoff::spins();
-  if (turns_ <= spins) return relax();
+  if (turns_ <= spins) {
+    relax();
+    return kNone;
+  }
   if (crowded > 0) {
     --crowded;
     return nap(turns_ - spins);
@@ -139,10 +149,11 @@ void Backoff::pause() {
   sched_yield();  // ranks often outnumber cores on a laptop: the peer needs this one
   if (std::chrono::steady_clock::now() - before <= kLateYield) {
     naps_when_crowded = kFewestNaps;
-    return;
+    return kNone;
   }
   crowded = naps_when_crowded;
   naps_when_crowded = std::min(2 * naps_when_crowded, kMostNaps);
+  return kNone;
 }
 
 }  // namespace qsgd

@@ -105,6 +105,9 @@ class Interruptible {
 class Backoff {
  public:
   void pause();
+  // The same, but says how long to sleep where it would, and leaves that to a caller that can be
+  // woken; else 0.
+  std::chrono::nanoseconds pause_or_nap();
   // Whether the brief part is over.
   bool is_long() const;
   void reset() { turns_ = 0; }

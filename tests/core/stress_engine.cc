@@ -54,16 +54,16 @@ Submission make_sum(const std::string& name, size_t count) {
   return make(OpKind::kAllreduce, name, {static_cast<int64_t>(count)});
 }
 
-// Coded in every second round, in ways that change.
+// Coded in every second round, in ways that change, and differ among tensors that are fused.
 Submission make_mean(const std::string& name, size_t count, int round) {
   Submission s = make_sum(name, count);
   s.args.op = ReduceOp::kAverage;
   s.check_finite = true;
   if (round % 2 != 0) return s;
   CodecSpec spec;
-  spec.bits = 2 << (round / 2 % 3);
+  spec.bits = 2 << ((static_cast<size_t>(round) / 2 + count) % 3);
   spec.norm = round % 4 == 0 ? Norm::kMax : Norm::kL2;
-  spec.bucket = 64;
+  spec.bucket = count % 2 == 0 ? 64 : 512;
   s.error_feedback = spec.contract = round % 4 == 0;
   s.nmse_budget = 0.05;
   s.coding = spec;
@@ -283,12 +283,16 @@ class Player {
   std::mt19937 order_;
 };
 
-void run_rank(const std::shared_ptr<ThreadWorld>& world, int rank, const std::string& folder) {
+// `ranks_per_node`: 0 where they share no memory.
+void run_rank(const std::shared_ptr<ThreadWorld>& world, int rank, int ranks_per_node,
+              const std::string& folder) {
   EngineConfig config;
   config.deadlock_s = 1e-6;  // however short: ranks that only wait for what is on its way go on
   config.kept_steps = kKeptSteps;
   if (world->size() == 3) config.cache_capacity = 4;  // names are forgotten and learnt again
-  Engine engine(std::make_unique<ThreadTransport>(world, rank), world->abort_flag(), config);
+  auto transport = std::make_unique<ThreadTransport>(world, rank);
+  auto node = ranks_per_node == 0 ? nullptr : make_thread_node(*world, *transport, ranks_per_node);
+  Engine engine(std::move(transport), world->abort_flag(), config, std::move(node));
   if (world->size() == 2) {
     engine.start_timeline(folder + "/timeline." + std::to_string(rank) + ".json", true,
                           Timeline::Clock::now());
@@ -320,11 +324,13 @@ void run_rank(const std::shared_ptr<ThreadWorld>& world, int rank, const std::st
 
 void drive_engines(const std::string& folder) {
   for (int size = 1; size <= 5; ++size) {
-    const auto world = std::make_shared<ThreadWorld>(size);
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < size; ++rank) {
-      threads.emplace_back([&, rank] { run_rank(world, rank, folder); });
+    for (const int ranks_per_node : {0, 2, 5}) {
+      const auto world = std::make_shared<ThreadWorld>(size);
+      std::vector<std::thread> threads;
+      for (int rank = 0; rank < size; ++rank) {
+        threads.emplace_back([&, rank] { run_rank(world, rank, ranks_per_node, folder); });
+      }
+      for (std::thread& thread : threads) thread.join();
     }
-    for (std::thread& thread : threads) thread.join();
   }
 }
