@@ -5,6 +5,8 @@
 namespace qsgd {
 namespace {
 
+constexpr size_t kManyNames = 1 << 14;  // more tensors than models have
+
 void add(void* to, const void* in, DType dtype, const std::vector<float>& extra) {
   dispatch(dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -26,6 +28,7 @@ void Residuals::lend(const std::string& name, uint32_t bucket, double scale, boo
     it = debts_.end();
   }
   Debt& debt = it == debts_.end() ? debts_[name] : it->second;
+  if (it == debts_.end() && debts_.size() == kManyNames) warn_of_many(name);
   debt.worker.resize(tensor.count);
   // Another bucket or algorithm cuts the tensor elsewhere, and another scale has other units.
   if (debt.bucket != bucket || debt.scale != scale || debt.across != across ||
@@ -39,6 +42,14 @@ void Residuals::lend(const std::string& name, uint32_t bucket, double scale, boo
   debt.owner.resize(owned_(tensor.count, bucket, tensor.id, across).size());
   tensor.residual = debt.worker.data();
   tensor.owner_residual = debt.owner.data();
+}
+
+// What is owed to a name that never comes again stays, and fills the memory.
+void Residuals::warn_of_many(const std::string& name) const {
+  if (!log_ || rank_ != 0) return;
+  log_("error feedback is kept for " + std::to_string(kManyNames) + " tensors, '" + name +
+       "' the latest; if their names are new in every step, give each tensor one name for good, "
+       "or none, for which nothing is kept");
 }
 
 std::vector<char> Residuals::settle(const std::string& name, DType dtype, double scale,

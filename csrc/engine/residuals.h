@@ -63,6 +63,7 @@ class Residuals {
   // Moves all into `worker`, for tensor `id` that is reduced with `scale` in buckets of `bucket`.
   void gather(Debt& debt, double scale, uint32_t bucket, uint32_t id, bool across) const;
   bool fits(const std::string& name, const Debt& debt, size_t count) const;
+  void warn_of_many(const std::string& name) const;
 
   const int rank_;
   const Owned owned_;

@@ -160,6 +160,26 @@ def test_another_bucket_or_scale_moves_what_is_owed():
     assert np.allclose(results[0][0] + owed(share for _, share in results), exact, atol=1e-3)
 
 
+def test_names_that_are_new_in_every_step_are_warned_of_once():
+    said = []
+
+    def program(me):
+        for step in range(170):
+            xs = [np.ones(1, np.float32) for _ in range(100)]
+            handles = [
+                me.allreduce(f"w.{step}.{i}", x, "sum", TWO, error_feedback=True)
+                for i, x in enumerate(xs)
+            ]
+            for handle in handles:
+                handle.wait()
+        return len(me.engine.owed_counts())
+
+    assert on_ranks(2, program, log=said.append) == [17000] * 2
+    told = [line for line in said if "one name for good" in line]
+    assert len(told) == 1, said
+    assert "kept for 16384 tensors" in told[0]
+
+
 def test_another_shape_drops_what_is_owed_and_says_so():
     said = []
 
