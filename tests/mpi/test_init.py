@@ -198,3 +198,17 @@ def test_log_level_silences_warnings(run_ranks, python, tmp_path):
     assert "warning" in run_ranks(2, python, str(script), **stall).stderr
     stall["HOROVOD_LOG_LEVEL"] = "error"
     assert "warning" not in run_ranks(2, python, str(script), **stall).stderr
+
+
+def test_rank_is_the_launchers_own(run_ranks, python, tmp_path):
+    """Scripts choose their GPU or their logging by the variable before they call init()."""
+    lines = check(
+        run_ranks, python, tmp_path, 3,
+        "import os\n"
+        "names = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK')\n"
+        "theirs = [int(os.environ[name]) for name in names if name in os.environ]\n"
+        "hvd.init()\n"
+        "assert theirs and set(theirs) == {hvd.rank()}\n"
+        "print(hvd.rank(), flush=True)\n",
+    )  # fmt: skip
+    assert lines == ["0", "1", "2"]
