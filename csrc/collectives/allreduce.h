@@ -43,12 +43,7 @@ struct Communicator {
   Workers* workers = nullptr;
 };
 
-// What this rank has handed to other ranks: in messages, and in memory that its node shares.
-struct BytesGiven {
-  uint64_t in_messages = 0;
-  uint64_t in_memory = 0;
-  uint64_t total() const { return in_messages + in_memory; }
-};
+// What this rank has handed to others.
 inline BytesGiven bytes_given(const Communicator& c) {
   return {c.transport.bytes_sent(), c.node ? c.node->bytes_given() : 0};
 }

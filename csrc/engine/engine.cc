@@ -147,8 +147,8 @@ EngineStats Engine::stats() const {
   const BytesGiven given = bytes_given(communicator_);
   stats.wire_bytes = given.total();
   stats.shared_memory_bytes = given.in_memory;
-  const ControlBytes control = messenger_.bytes_sent();
-  stats.control_bytes = control.in_messages + control.in_memory;
+  const BytesGiven control = messenger_.bytes_sent();
+  stats.control_bytes = control.total();
   stats.mailed_bytes = control.in_memory;
   stats.steps = steps_.steps();
   stats.wait_time_s = waits_->total_s();

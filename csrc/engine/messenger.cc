@@ -140,7 +140,7 @@ void Messenger::flush() {
   outgoing_.clear();
 }
 
-ControlBytes Messenger::bytes_sent() const {
+BytesGiven Messenger::bytes_sent() const {
   return {sent_bytes_.load(std::memory_order_relaxed),
           mailed_bytes_.load(std::memory_order_relaxed)};
 }

@@ -25,11 +25,6 @@ namespace qsgd {
 
 enum class FrameType : uint8_t { kSubmissions, kKnown, kLeave, kResponses, kFarewell, kBlocked };
 
-struct ControlBytes {
-  uint64_t in_messages = 0;
-  uint64_t in_memory = 0;  // that the node shares
-};
-
 class Messenger {
  public:
   using OnMessage = std::function<void(int peer, FrameType type, Reader body)>;
@@ -41,7 +36,7 @@ class Messenger {
   // Handles what has arrived; true when something had.
   bool progress();
   void flush();  // waits until all that MPI was given has left
-  ControlBytes bytes_sent() const;
+  BytesGiven bytes_sent() const;
 
  private:
   struct Peer {

@@ -45,6 +45,13 @@ using RequestPtr = std::unique_ptr<Request>;
 // messages may arrive while those of the first are still expected.
 enum class Tag : int { kSubmit = 1, kResponse = 2, kData = 3, kGather = 4 };
 
+// What a rank has handed to others: in messages, and in memory that its node shares.
+struct BytesGiven {
+  uint64_t in_messages = 0;
+  uint64_t in_memory = 0;
+  uint64_t total() const { return in_messages + in_memory; }
+};
+
 // Point-to-point messages among `size` ranks, in order per (peer, tag). Not for two threads at
 // once.
 class Transport {
