@@ -10,6 +10,7 @@ from qsgd_hpc import ops
 from qsgd_hpc._base.compressors import NoneCompressor
 from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc.ops import Group, Handle
+from qsgd_hpc.torch.ops._tensors import deliver, moved_to
 
 __all__ = ["GradientAllreduce"]
 
@@ -85,8 +86,8 @@ class GradientAllreduce:
 
         def result() -> None:
             # Where the compressor has left it, which may hold more there.
-            back = reduced.to(device)
-            _deliver(self._compressor.decompress(back, context), gradient)
+            back = moved_to(device, reduced)
+            deliver(self._compressor.decompress(back, context), gradient, gradient)
 
         prescale, postscale = self._factors
         return ops.allreduce(
@@ -108,12 +109,3 @@ def _buffer(tensor: torch.Tensor) -> ops.Buffer:
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     dtype = str(real.dtype).removeprefix("torch.")
     return ops.Buffer(real.data_ptr(), real.shape, dtype, tensor)
-
-
-def _deliver(result: torch.Tensor, gradient: torch.Tensor) -> None:
-    same = (result.data_ptr(), result.dtype, result.shape, result.stride()) == (
-        gradient.data_ptr(), gradient.dtype, gradient.shape, gradient.stride()
-    )  # fmt: skip
-    if not same:  # a compressor may return anything
-        with torch.no_grad():
-            gradient.copy_(result)
