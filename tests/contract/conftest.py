@@ -49,6 +49,16 @@ def job(name):
 
 
 @pytest.fixture(scope="module")
+def torch_job(request):
+    """PyTorch's job, for a module of its own tests; all ranks leave the module together."""
+    torch = pytest.importorskip("qsgd_hpc.torch")
+    torch.init()
+    yield
+    if not request.session.testsfailed:  # else the others may never come
+        torch.barrier()
+
+
+@pytest.fixture(scope="module")
 def hvd(framework):
     """The framework's module."""
     return framework.hvd

@@ -15,18 +15,12 @@ import torch
 
 import qsgd_hpc.torch as hvd
 
+pytestmark = pytest.mark.usefixtures("torch_job")
+
 DTYPES = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world(request):
-    hvd.init()
-    yield
-    if not request.session.testsfailed:  # else the others may never come
-        hvd.barrier()
 
 
 def per_rank(shape, rank, dtype=torch.float32):

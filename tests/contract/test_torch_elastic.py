@@ -10,12 +10,7 @@ import torch
 import qsgd_hpc.torch as hvd
 from tests.contract.training import linear, loss_of, needs_ranks, replicas_are_identical
 
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    hvd.init()
-    yield
-    hvd.barrier()
+pytestmark = pytest.mark.usefixtures("torch_job")
 
 
 @pytest.fixture

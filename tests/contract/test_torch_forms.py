@@ -7,13 +7,7 @@ import torch
 
 import qsgd_hpc.torch as hvd
 
-
-@pytest.fixture(scope="module", autouse=True)
-def world(request):
-    hvd.init()
-    yield
-    if not request.session.testsfailed:  # else the others may never come
-        hvd.barrier()
+pytestmark = pytest.mark.usefixtures("torch_job")
 
 
 def of_rank(rank: int, *shape: int) -> torch.Tensor:

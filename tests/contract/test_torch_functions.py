@@ -9,19 +9,14 @@ import torch
 
 import qsgd_hpc.torch as hvd
 
+pytestmark = pytest.mark.usefixtures("torch_job")
+
 KINDS = {
     name: kind
     for name, kind in sorted(vars(torch.optim).items())
     if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)
     if kind is not torch.optim.Optimizer
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    hvd.init()
-    yield
-    hvd.barrier()
 
 
 def made(name):

@@ -13,14 +13,9 @@ import torch
 
 import qsgd_hpc.torch as hvd
 
+pytestmark = pytest.mark.usefixtures("torch_job")
+
 F64 = torch.float64
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    hvd.init()
-    yield
-    hvd.barrier()
 
 
 def inputs(shape_of, seed=0):

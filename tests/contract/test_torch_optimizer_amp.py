@@ -11,12 +11,7 @@ from torch import nn
 import qsgd_hpc.torch as hvd
 from tests.contract.training import needs_ranks, replicas_are_identical, rows
 
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    hvd.init()
-    yield
-    hvd.barrier()
+pytestmark = pytest.mark.usefixtures("torch_job")
 
 
 COMPRESSIONS = {

@@ -11,15 +11,11 @@ from torch import nn
 import qsgd_hpc.torch as hvd
 from tests.contract.training import linear, loss_of, needs_ranks, replicas_are_identical
 
-# Of torch's own sparse optimizers.
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    hvd.init()
-    yield
-    hvd.barrier()
+pytestmark = [
+    pytest.mark.usefixtures("torch_job"),
+    # Of torch's own sparse optimizers.
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
+]
 
 
 def words(shares, step):

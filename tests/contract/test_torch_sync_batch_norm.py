@@ -10,14 +10,9 @@ from torch import nn
 
 import qsgd_hpc.torch as hvd
 
+pytestmark = pytest.mark.usefixtures("torch_job")
+
 CHANNELS = 5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    hvd.init()
-    yield
-    hvd.barrier()
 
 
 def batch(rank, count, trailing, dtype=torch.float64):
