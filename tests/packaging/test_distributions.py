@@ -45,18 +45,27 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory) -> Path:
-    """Folder with the sdist and the wheel that was built from it, not from this tree."""
-    out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", out, ROOT, cwd=out)
-    return out
+def sdist(tmp_path_factory) -> Path:
+    """Archive of the sources, as it is uploaded."""
+    out = tmp_path_factory.mktemp("sdist")
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", out, ROOT, cwd=out)
+    return next(out.glob("*.tar.gz"))
 
 
 @pytest.fixture(scope="module")
-def sources(built, tmp_path_factory) -> Path:
+def wheel(sdist, tmp_path_factory) -> Path:
+    """The wheel that was built from the sdist, not from this tree."""
+    out = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out]
+    run(*pip, sdist, cwd=out)
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def sources(sdist, tmp_path_factory) -> Path:
     """The unpacked sdist: what a packager starts from."""
     folder = tmp_path_factory.mktemp("sources")
-    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+    with tarfile.open(sdist) as archive:
         # Python 3.10.12, 3.11.4 and 3.12 brought filters, which later ones ask for.
         safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         archive.extractall(folder, **safely)
@@ -75,15 +84,16 @@ def environment(folder: Path) -> Path:
     return python
 
 
-def test_sdist_carries_sources_and_data(built):
-    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+def test_sdist_carries_sources_and_data(sdist):
+    with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    assert {*SHIPPED, "csrc/engine/engine.h", "csrc/bindings/module.cc", "LICENSE"} <= names
+    code = {*(ROOT / "csrc").rglob("*.*"), *(ROOT / "qsgd_hpc").rglob("*.py")}
+    assert {*SHIPPED, "LICENSE", *(str(p.relative_to(ROOT)) for p in code)} <= names
     assert not [name for name in names if name.endswith((".pyc", ".so"))]
 
 
-def test_wheel_carries_every_module_and_the_data(built):
-    names = set(zipfile.ZipFile(next(built.glob("*.whl"))).namelist())
+def test_wheel_carries_every_module_and_the_data(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"qsgd_hpc/_data/{name}" for name in SHIPPED} <= names
     modules = {str(p.relative_to(ROOT)) for p in (ROOT / "qsgd_hpc").rglob("*.py")}
     assert modules <= names
@@ -91,11 +101,11 @@ def test_wheel_carries_every_module_and_the_data(built):
 
 
 @pytest.mark.parametrize("kind", ["wheel", "editable", "editable-strict"])
-def test_installed_package_finds_its_data(kind, built, sources, tmp_path):
+def test_installed_package_finds_its_data(kind, request, sources, tmp_path):
     python = environment(tmp_path / "env")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
     if kind == "wheel":
-        run(*pip, next(built.glob("*.whl")), cwd=tmp_path)
+        run(*pip, request.getfixturevalue("wheel"), cwd=tmp_path)
     else:
         mode = kind.partition("-")[2]
         settings = ["--config-settings", f"editable_mode={mode}"] if mode else []

@@ -126,7 +126,10 @@ def test_one_network_is_no_family_and_one_node_has_no_network():
     assert families(analyse(measured(alone), cases=alone.cases).cases) == []
 
 
-@pytest.mark.parametrize(("reached", "marked"), [(0.95, False), (0.901, False), (0.7, True)])
+@pytest.mark.parametrize(
+    ("reached", "marked"),
+    [(0.7, True), pytest.param(0.901, False, marks=pytest.mark.full)],  # each draws all plots
+)
 def test_links_that_fell_short_are_marked(tmp_path, reached, marked):
     whole = study(networks=NETWORKS, bits=(32, 4), workdir=tmp_path)
     folder = StudyFolder(tmp_path / "study")
