@@ -24,6 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from qsgd_hpc import _core, env
 from qsgd_hpc.compression import FLOATING, Qsgd
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.torch.ops._tensors import name_of
 
 __all__ = ["QSGDReduceScatter"]
 
@@ -79,7 +80,7 @@ class QSGDReduceScatter(ReduceScatter):
         """
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise UsageError(f"QSGDReduceScatter sums and averages; FSDP2 asked for {op}")
-        element = str(input_tensor.dtype).removeprefix("torch.")
+        element = name_of(input_tensor.dtype)
         if element not in FLOATING:
             raise UsageError(f"QSGDReduceScatter: gradients of {element} cannot be coded")
         ranks = dist.get_process_group_ranks(group)

@@ -10,7 +10,7 @@ from qsgd_hpc import ops
 from qsgd_hpc._base.compressors import NoneCompressor
 from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc.ops import Group, Handle
-from qsgd_hpc.torch.ops._tensors import deliver, moved_to
+from qsgd_hpc.torch.ops._tensors import buffer_of, deliver, moved_to, name_of
 
 __all__ = ["GradientAllreduce"]
 
@@ -44,7 +44,7 @@ class GradientAllreduce:
         self._in_place = self._compressor is NoneCompressor and not dtype.is_complex
         self._core: Any = None
         self._group: Group | None = None
-        self._coding = reduction.coding(parameter, shape, str(dtype).removeprefix("torch."))
+        self._coding = reduction.coding(parameter, shape, name_of(dtype))
 
     def start(self, gradient: torch.Tensor, group: Group | None = None) -> Any:
         """Start replacing a gradient by its reduction; do not touch it before the handle is done.
@@ -64,7 +64,7 @@ class GradientAllreduce:
             self._group = group
             self._core = ops.prepare_gradient_allreduce(
                 self._shape,
-                str(self.dtype).removeprefix("torch."),
+                name_of(self.dtype),
                 name=self._name,
                 op=self._op,
                 prescale=prescale,
@@ -106,6 +106,4 @@ class GradientAllreduce:
 
 
 def _buffer(tensor: torch.Tensor) -> ops.Buffer:
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    dtype = str(real.dtype).removeprefix("torch.")
-    return ops.Buffer(real.data_ptr(), real.shape, dtype, tensor)
+    return buffer_of(torch.view_as_real(tensor) if tensor.is_complex() else tensor)

@@ -18,6 +18,7 @@ from qsgd_hpc.compression import Lossy, Qsgd
 from qsgd_hpc.rules import as_rules
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
 from qsgd_hpc.torch.ddp.plan import Place, bucket_tensor
+from qsgd_hpc.torch.ops._tensors import name_of
 
 __all__ = ["DevicePlan", "Queue", "make_device_plan", "serves"]
 
@@ -172,7 +173,7 @@ def make_device_plan(
     Args:
         compression: None sends all of them as they are.
     """
-    element = str(flat.dtype).removeprefix("torch.")
+    element = name_of(flat.dtype)
     slots: list[Slot] = []
     exact: list[tuple[int, int]] = []
     by_code: list[tuple[_core.CodecSpec, list[_core.BucketTensor]]] = []

@@ -11,6 +11,7 @@ import torch
 from qsgd_hpc import _core
 from qsgd_hpc.compression import Coding, Lossy
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
+from qsgd_hpc.torch.ops._tensors import name_of
 
 __all__ = ["Place", "Plan", "Wave", "bucket_tensor", "make_plan"]
 
@@ -90,7 +91,7 @@ def make_plan(
     Args:
         compression: None sends all of them as they are.
     """
-    element = str(dtype).removeprefix("torch.")
+    element = name_of(dtype)
     tensors, slots, at = [], [], 0
     for parameter in parameters:
         slot, count = memory.slot(parameter), parameter.numel()

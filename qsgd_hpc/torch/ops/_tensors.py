@@ -13,6 +13,8 @@ __all__ = [
     "deliver",
     "moved_buffer_of",
     "moved_to",
+    "name_of",
+    "new_like",
     "on_host",
     "tensor_from",
 ]
