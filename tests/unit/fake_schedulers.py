@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from qsgd_hpc import jobs
+from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs import registry
+from qsgd_hpc.jobs.model import Job
+from qsgd_hpc.jobs.schedulers import command, news
 from qsgd_hpc.jobs.schedulers.command import Answer
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -17,6 +22,7 @@ COMMANDS = (
     *("sbatch", "squeue", "sacct", "scancel", "sinfo", "srun"),
     *("bsub", "bjobs", "bkill"),
 )
+SERVER = "polaris-login-bed"  # in the names of its jobs
 # Calls are numbered by how many there were: schedulers are asked one question after another.
 FAKE = """#!/bin/bash
 here=$(dirname "$0")/.. name=$(basename "$0")
@@ -112,3 +118,35 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     yield made
+
+
+def request(site: str) -> jobs.JobRequest:
+    return jobs.JobRequest(Path("train.py"), nodes=8, site=site)
+
+
+def submitted(fakes: Fakes, site: str, scheduler_id: str) -> Job:
+    """Submit a job that gets this id."""
+    fakes.says("qsub" if site == "polaris" else "sbatch", out=f"{scheduler_id}\n")
+    return jobs.submit(request(site))
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the schedulers' time to learn of a new job be over."""
+    monkeypatch.setattr(news, "SETTLE_S", 0.0)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a hanging command only briefly."""
+    monkeypatch.setattr(command, "TIMEOUT_S", 0.5)
+
+
+def unconfirmed(fakes: Fakes, site: str) -> Job:
+    """Submit a job whose submit command ends without a word, and return what is registered."""
+    name = "qsub" if site == "polaris" else "sbatch"
+    fakes.dies(name)
+    with pytest.raises(LaunchError, match=f"{name} did not confirm the job"):
+        jobs.submit(request(site))
+    (job_id,) = registry.ids()
+    return registry.load(job_id)

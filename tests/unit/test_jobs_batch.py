@@ -20,35 +20,22 @@ from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs import registry, view
 from qsgd_hpc.jobs.model import Job, Progress
 from qsgd_hpc.jobs.schedulers import Dependency, command, news, pbs, slurm
-from tests.unit.fake_schedulers import Fakes, fakes, recorded
+from tests.unit.fake_schedulers import (
+    SERVER,
+    Fakes,
+    fakes,
+    impatient,
+    recorded,
+    request,
+    settled,
+    submitted,
+    unconfirmed,
+)
 
-__all__ = ["fakes"]
+__all__ = ["fakes", "impatient", "settled"]
 
-SERVER = "polaris-login-bed"
 SEEN_S = 1_790_000_000.0  # when a scheduler answered last
 S = jobs.JobState
-
-
-def request(site: str) -> jobs.JobRequest:
-    return jobs.JobRequest(Path("train.py"), nodes=8, site=site)
-
-
-def submitted(fakes: Fakes, site: str, scheduler_id: str) -> Job:
-    """Submit a job that gets this id."""
-    fakes.says("qsub" if site == "polaris" else "sbatch", out=f"{scheduler_id}\n")
-    return jobs.submit(request(site))
-
-
-@pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the schedulers' time to learn of a new job be over."""
-    monkeypatch.setattr(news, "SETTLE_S", 0.0)
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for a hanging command only briefly."""
-    monkeypatch.setattr(command, "TIMEOUT_S", 0.5)
 
 
 def test_pbs_job_from_submission_to_cancel(fakes: Fakes, tmp_path: Path) -> None:
@@ -507,126 +494,6 @@ def test_a_job_that_may_live_on_after_its_cancellation_is_an_error(fakes: Fakes)
     fakes.says("scancel", err="scancel: error: Unable to contact slurm controller", rc=1)
     with pytest.raises(LaunchError, match="scancel did not end the job"):
         slurm.cancel(job)
-
-
-def unconfirmed(fakes: Fakes, site: str) -> Job:
-    """Submit a job whose submit command ends without a word, and return what is registered."""
-    name = "qsub" if site == "polaris" else "sbatch"
-    fakes.dies(name)
-    with pytest.raises(LaunchError, match=f"{name} did not confirm the job"):
-        jobs.submit(request(site))
-    (job_id,) = registry.ids()
-    return registry.load(job_id)
-
-
-def in_squeue(job: Job, comment: str = "") -> str:
-    return f"42|RUNNING|None|nid0001|2026-11-21T13:30:12|{comment}|{job.script_path}\n"
-
-
-def in_qstat(job: Job) -> str:
-    path = f"login-1:{job.log_path}"
-    return f'{{"Jobs":{{"42.{SERVER}":{{"job_state":"R","Output_Path":"{path}"}}}}}}'
-
-
-def test_a_slurm_job_that_nobody_confirmed_is_adopted(fakes: Fakes) -> None:
-    job = unconfirmed(fakes, "perlmutter")
-    fakes.says("squeue", "41|RUNNING|None|nid0009|x||/elsewhere/script.sh\n" + in_squeue(job))
-    adopted = jobs.get(job.id)
-    assert (adopted.state, adopted.progress.scheduler_id) == (S.RUNNING, "42")
-    assert registry.load(job.id).progress.scheduler_id == "42"
-    assert slurm.find(job) == "42"
-
-
-def test_a_slurm_job_is_found_by_its_mark_as_well(fakes: Fakes) -> None:
-    job = unconfirmed(fakes, "perlmutter")
-    fakes.says(
-        "squeue", f"42|PENDING|None||N/A|{command.mark(job.directory)}|/spool/slurm_script\n"
-    )
-    assert jobs.get(job.id).progress.scheduler_id == "42"
-
-
-@pytest.mark.usefixtures("settled")
-def test_a_slurm_job_that_ended_unconfirmed_is_found_in_accounting(fakes: Fakes) -> None:
-    job = unconfirmed(fakes, "perlmutter")
-    fakes.says("squeue")
-    submit_line = f"42||sbatch --parsable --output=x {job.script_path}"
-    fakes.says(
-        "sacct",
-        before=f"""case "$*" in
-        *SubmitLine*) echo '{submit_line}' ;;
-        *) echo '42|COMPLETED|0:0|00:00:05' ;;
-    esac; exit 0""",
-    )
-    assert jobs.get(job.id).state is S.COMPLETED
-
-
-def test_a_pbs_job_that_nobody_confirmed_is_adopted(fakes: Fakes) -> None:
-    job = unconfirmed(fakes, "polaris")
-    fakes.says("qselect", f"41.{SERVER}\n42.{SERVER}\n")
-    fakes.says("qstat", in_qstat(job))
-    adopted = jobs.get(job.id)
-    assert (adopted.state, adopted.progress.scheduler_id) == (S.RUNNING, f"42.{SERVER}")
-    assert fakes.args("qstat")[-2:] == (f"41.{SERVER}", f"42.{SERVER}")
-    assert pbs.find(job) == f"42.{SERVER}"
-
-
-def test_without_qselect_all_live_jobs_of_pbs_are_looked_through(fakes: Fakes) -> None:
-    job = unconfirmed(fakes, "polaris")
-    fakes.says("qstat", in_qstat(job))
-    assert jobs.get(job.id).progress.scheduler_id == f"42.{SERVER}"
-    assert fakes.args("qstat") == ("-f", "-F", "json")
-
-
-@pytest.mark.usefixtures("settled")
-@pytest.mark.parametrize("site", ["perlmutter", "polaris"])
-def test_a_job_that_never_arrived_is_lost_and_can_be_submitted_again(
-    fakes: Fakes, site: str
-) -> None:
-    job = unconfirmed(fakes, site)
-    for name in ("squeue", "sacct", "qselect"):
-        fakes.says(name)
-    lost = jobs.get(job.id)
-    assert lost.state is S.LOST
-    assert "submit again" in lost.progress.why
-    assert jobs.cancel(job.id).state is S.LOST
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"err": "sbatch: error: Batch job submission failed: Socket timed out", "rc": 1},
-        {"out": "Welcome to this machine"},
-        {"before": "sleep 600"},
-    ],
-)
-@pytest.mark.usefixtures("impatient")
-def test_a_job_that_slurm_took_without_saying_so_is_submitted(
-    fakes: Fakes, tmp_path: Path, answer: dict[str, str]
-) -> None:
-    script = tmp_path / "home" / "jobs" / "perlmutter-1" / "script.sh"
-    fakes.says("sbatch", **answer)  # type: ignore[arg-type]
-    fakes.says("squeue", f"42|PENDING|Priority||N/A||{script}\n")
-    assert jobs.submit(request("perlmutter")).progress.scheduler_id == "42"
-
-
-def test_a_silent_scheduler_is_no_reason_to_forget_a_job_that_is_cancelled(fakes: Fakes) -> None:
-    job = unconfirmed(fakes, "perlmutter")
-    with pytest.raises(LaunchError, match="squeue does not answer"):
-        slurm.cancel(job)
-    with pytest.raises(LaunchError, match="qstat does not answer"):
-        pbs.cancel(job)
-
-
-def test_the_mark_tells_jobs_and_registries_apart(tmp_path: Path) -> None:
-    def marked(folder: str, job_id: str) -> str:
-        directory = tmp_path / folder / job_id
-        job = Job(job_id, "site", "slurm", request("site"), directory, 0.0, Progress())
-        return command.mark(job.directory)
-
-    marks = {marked("a", "site-1"), marked("b", "site-1"), marked("a", "site-2")}
-    assert len(marks) == 3
-    assert marked("a", "site-1") == marked("a", "site-1")
-    assert all(set(mark) <= set("qsgd-hpc:@ite0123456789abcdef") for mark in marks)
 
 
 def test_missing_scheduler_is_told_before_anything_is_registered(
