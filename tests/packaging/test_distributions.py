@@ -44,6 +44,11 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
+def in_tree(folder: str, pattern: str) -> set[str]:
+    """Return the files below a folder of this tree, as archives name them."""
+    return {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob(pattern)}
+
+
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory) -> Path:
     """Archive of the sources, as it is uploaded."""
@@ -87,16 +92,14 @@ def environment(folder: Path) -> Path:
 def test_sdist_carries_sources_and_data(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    code = {*(ROOT / "csrc").rglob("*.*"), *(ROOT / "qsgd_hpc").rglob("*.py")}
-    assert {*SHIPPED, "LICENSE", *(str(p.relative_to(ROOT)) for p in code)} <= names
+    assert {*SHIPPED, "LICENSE", *in_tree("csrc", "*.*"), *in_tree("qsgd_hpc", "*.py")} <= names
     assert not [name for name in names if name.endswith((".pyc", ".so"))]
 
 
 def test_wheel_carries_every_module_and_the_data(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"qsgd_hpc/_data/{name}" for name in SHIPPED} <= names
-    modules = {str(p.relative_to(ROOT)) for p in (ROOT / "qsgd_hpc").rglob("*.py")}
-    assert modules <= names
+    assert in_tree("qsgd_hpc", "*.py") <= names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"qsgd_hpc"}
 
 

@@ -128,7 +128,12 @@ def test_one_network_is_no_family_and_one_node_has_no_network():
 
 @pytest.mark.parametrize(
     ("reached", "marked"),
-    [(0.7, True), pytest.param(0.901, False, marks=pytest.mark.full)],  # each draws all plots
+    [
+        (0.7, True),
+        # Each draws all plots.
+        pytest.param(0.95, False, marks=pytest.mark.full),
+        pytest.param(0.901, False, marks=pytest.mark.full),
+    ],
 )
 def test_links_that_fell_short_are_marked(tmp_path, reached, marked):
     whole = study(networks=NETWORKS, bits=(32, 4), workdir=tmp_path)
