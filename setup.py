@@ -55,7 +55,7 @@ tensorflow = Extension(
 # No Python module either: qsgd_hpc.gpu hands it to the core. It carries its own CUDA runtime, so
 # that it loads on a machine without a GPU, too.
 KERNELS = "qsgd_hpc._gpu"
-OF_KERNELS = ["csrc/gpu/codec.cu", "csrc/quant/spec.cc"]
+OF_KERNELS = ["csrc/gpu/codec.cu"]
 # A100 and H100 are what the centres have; 75 stands for small cards. From PTX of the last one a
 # driver makes code for newer GPUs.
 CUDA_TARGETS = (70, 75, 80, 90)

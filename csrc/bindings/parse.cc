@@ -3,6 +3,7 @@
 #include <array>
 
 #include "bindings/bindings.h"
+#include "quant/code.h"
 
 namespace {
 
@@ -47,19 +48,6 @@ qsgd::Generator parse_generator(const std::string& name) {
 
 namespace {
 
-qsgd::Scheme parse_scheme(const std::string& name) {
-  using S = qsgd::Scheme;
-  return look_up<S, qsgd::kSchemes>("scheme", name,
-                                    {{{"qsgd", S::kQsgd},
-                                      {"minmax", S::kMinMax},
-                                      {"nuqsgd", S::kNuqsgd},
-                                      {"terngrad", S::kTernGrad},
-                                      {"sign", S::kSign},
-                                      {"topk", S::kTopK},
-                                      {"float16", S::kFloat16},
-                                      {"bfloat16", S::kBFloat16}}});
-}
-
 qsgd::Norm parse_norm(const std::string& name) {
   return look_up<qsgd::Norm, 2>("norm", name,
                                 {{{"max", qsgd::Norm::kMax}, {"l2", qsgd::Norm::kL2}}});
@@ -76,14 +64,15 @@ qsgd::Rounding parse_rounding(const std::string& name) {
 void bind_spec(pybind11::module_& m) {
   namespace py = pybind11;
   using qsgd::CodecSpec;
+  m.attr("SCHEMES") = py::tuple(py::cast(qsgd::code_names()));
   py::class_<CodecSpec>(m, "CodecSpec")
       .def(py::init([](const std::string& scheme, std::optional<int> bits, uint32_t bucket_size,
                        const std::string& norm, const std::string& rounding, uint32_t k,
                        bool contract) {
              CodecSpec spec;
-             spec.scheme = parse_scheme(scheme);
-             const int fixed = qsgd::fixed_bits(spec.scheme);
-             spec.bits = bits.value_or(fixed != 0 ? fixed : spec.bits);
+             spec.scheme = qsgd::parse_scheme(scheme);
+             const qsgd::CodeTraits& traits = qsgd::traits_of(spec.scheme);
+             spec.bits = bits.value_or(traits.has_choice() ? spec.bits : traits.most_bits);
              spec.norm = parse_norm(norm);
              spec.rounding = parse_rounding(rounding);
              spec.bucket = bucket_size;

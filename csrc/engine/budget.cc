@@ -1,31 +1,21 @@
 #include "engine/budget.h"
 
 #include "engine/agreement.h"
+#include "quant/code.h"
 
 namespace qsgd {
 namespace {
 
 // Bits per element that stand for a scheme on the way up.
 int bits_of(const CodecSpec& spec) {
-  switch (spec.scheme) {
-    case Scheme::kSign:
-    case Scheme::kTopK:
-      return 1;
-    case Scheme::kTernGrad:
-      return 2;
-    case Scheme::kFloat16:
-    case Scheme::kBFloat16:
-      return 16;
-    default:
-      return spec.bits;
-  }
+  const int worth = traits_of(spec.scheme).worth_bits;
+  return worth != 0 ? worth : spec.bits;
 }
 
 }  // namespace
 
 std::optional<CodecSpec> with_more_bits(const CodecSpec& spec) {
-  const bool keeps_scheme = spec.scheme == Scheme::kQsgd || spec.scheme == Scheme::kMinMax ||
-                            spec.scheme == Scheme::kNuqsgd;
+  const bool keeps_scheme = traits_of(spec.scheme).has_choice();
   for (const int bits : {2, 4, 8}) {
     if (bits <= bits_of(spec)) continue;
     CodecSpec better = spec;

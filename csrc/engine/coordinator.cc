@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "engine/agreement.h"
+#include "quant/code.h"
 
 namespace qsgd {
 namespace {
@@ -215,9 +216,7 @@ void Coordinator::decide(Agreed& agreed, const Pending& p) {
 std::optional<CodecSpec> Coordinator::coding(const Submission& s, double nmse) {
   if (!s.coding) return std::nullopt;
   Submission tuned = s;
-  const bool has_choice = s.coding->scheme == Scheme::kQsgd ||
-                          s.coding->scheme == Scheme::kMinMax ||
-                          s.coding->scheme == Scheme::kNuqsgd;
+  const bool has_choice = traits_of(s.coding->scheme).has_choice();
   if (has_choice && tuning_.bits == kPlainBits) {
     tuned.coding.reset();
   } else if (has_choice && tuning_.bits) {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "common/dtype.h"
+#include "quant/code_list.h"
 #include "quant/noise.h"
 
 namespace qsgd {
@@ -18,16 +19,10 @@ namespace qsgd {
 constexpr uint32_t kMaxBucket = 1u << 16;  // keeps a bucket's sum in the second-level cache
 
 enum class Scheme : uint8_t {
-  kQsgd,      // s uniform levels of a norm (Alistarh et al., QSGD, NeurIPS 2017, sec. 3.1)
-  kMinMax,    // 2^bits levels between a bucket's least and largest (QSGD-TF's layout)
-  kNuqsgd,    // levels 0, 2^-(s-1) ... 1/2, 1 of the norm (Ramezani-Kebrya et al., JMLR 2021)
-  kTernGrad,  // -1, 0, 1 of the maximum after clipping at 2.5 sigma (Wen et al., NeurIPS 2017)
-  kSign,      // 1 bit: sign times the mean magnitude; biased, needs error feedback
-  kTopK,      // the k largest of a bucket, exact; biased, needs error feedback
-  kFloat16,   // casts
-  kBFloat16,
+#define QSGD_SCHEME(scheme, name) scheme,
+  QSGD_CODES(QSGD_SCHEME)
+#undef QSGD_SCHEME
 };
-constexpr int kSchemes = 8;
 // In headers alone: the pieces of the message are coded in several ways.
 constexpr Scheme kMixedScheme{0xff};
 
@@ -40,12 +35,12 @@ enum class Rounding : uint8_t {
 
 struct CodecSpec {
   Scheme scheme = Scheme::kQsgd;
-  // Per element, sign included. The first three schemes leave the choice; check() says which.
+  // Per element, sign included; check() says which a scheme has.
   int bits = 4;
   Norm norm = Norm::kMax;
   Rounding rounding = Rounding::kStochastic;
   uint32_t bucket = 512;  // elements that share one scale; a multiple of kTile
-  uint32_t k = 0;         // elements kept of each bucket, for kTopK
+  uint32_t k = 0;         // elements kept of each bucket, where the scheme keeps some
   // Shrinks the scale of a bucket whose normalised variance w reaches 1 by 1/(1 + w), which makes
   // an unbiased code a contraction, as error feedback needs. Decoders need not know.
   bool contract = false;
@@ -62,9 +57,6 @@ struct CodecSpec {
 
 // Throws a usage error that names the value and what is allowed.
 void check(const CodecSpec& spec);
-
-// The bits of a scheme that leaves no choice, 0 of one that does. A kept element of top-k has 32.
-int fixed_bits(Scheme scheme);
 
 // Does the error of one step return in the next, so that it does not average out? Such a code wants
 // error feedback. Casts count as unbiased: theirs is as small as that of the sums.

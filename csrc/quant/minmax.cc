@@ -1,8 +1,10 @@
-#include "quant/minmax.h"
+// 2^bits levels from a bucket's least to its largest element, as QSGD-TF lays them out: a bucket
+// has two scales, its least element and the distance of its levels.
 
 #include <cmath>
 #include <limits>
 
+#include "quant/code.h"
 #include "quant/grid.h"
 
 namespace qsgd {
@@ -57,10 +59,8 @@ QSGD_INLINE AffineGrid grid_of(const float* x, size_t count, int bits) {
   return grid;
 }
 
-}  // namespace
-
 QSGD_CLONES
-bool minmax_encode(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
+bool encode_levels(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
                    float* scales, uint8_t* code) {
   if (!(largest_magnitude(x, count) <= std::numeric_limits<float>::max())) {
     scales[0] = scales[1] = std::numeric_limits<float>::quiet_NaN();
@@ -75,12 +75,34 @@ bool minmax_encode(const float* x, size_t count, const CodecSpec& spec, const ui
 }
 
 QSGD_CLONES
-void minmax_decode(const float* scales, const uint8_t* code, size_t count, float* out) {
+void decode_levels(const float* scales, const uint8_t* code, size_t count, float* out) {
   const double least = double{scales[0]}, unit = double{scales[1]};
   for (size_t i = 0; i < count; ++i) {
     const double value = least + unit * code[i];
     out[i] = static_cast<float>(value > kLargest ? kLargest : value);  // a NaN stays
   }
+}
+
+class MinMax final : public IntegerCode {
+ public:
+  constexpr MinMax() : IntegerCode({"minmax", 1, 8, 2, kRounds}) {}
+
+ private:
+  bool encode_integers(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
+                       float* scales, uint8_t* integers) const override {
+    return encode_levels(x, count, spec, noise, scales, integers);
+  }
+  void decode_integers(const float* scales, const uint8_t* integers, size_t count,
+                       const CodecSpec& /*spec*/, float* out) const override {
+    decode_levels(scales, integers, count, out);
+  }
+};
+
+}  // namespace
+
+const Code& minmax_code() {
+  static constexpr MinMax code;
+  return code;
 }
 
 }  // namespace qsgd

@@ -1,9 +1,10 @@
-#include "quant/nuqsgd.h"
+// Levels 0, 2^-(s-1) ... 1/2, 1 of a bucket's norm. Ramezani-Kebrya et al., NUQSGD, JMLR 2021.
 
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "quant/code.h"
 #include "quant/grid.h"
 
 namespace qsgd {
@@ -45,10 +46,8 @@ QSGD_INLINE float norm_of(const float* x, size_t count, float largest, Norm norm
   return static_cast<float>(l2 < kMost ? l2 : kMost);
 }
 
-}  // namespace
-
 QSGD_CLONES
-bool nuqsgd_encode(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
+bool encode_levels(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
                    float* scales, uint8_t* code) {
   const float largest = largest_magnitude(x, count);
   const int levels = spec.levels();
@@ -65,7 +64,7 @@ bool nuqsgd_encode(const float* x, size_t count, const CodecSpec& spec, const ui
 }
 
 QSGD_CLONES
-void nuqsgd_decode(const float* scales, const uint8_t* code, size_t count, const CodecSpec& spec,
+void decode_levels(const float* scales, const uint8_t* code, size_t count, const CodecSpec& spec,
                    float* out) {
   const int levels = spec.levels();
   const float norm = scales[0];
@@ -75,6 +74,28 @@ void nuqsgd_decode(const float* scales, const uint8_t* code, size_t count, const
     const float ratio = size == 0 ? 0.0f : power_of_two(size - levels);
     out[i] = norm * (level < 0 ? -ratio : ratio);
   }
+}
+
+class Nuqsgd final : public IntegerCode {
+ public:
+  constexpr Nuqsgd() : IntegerCode({"nuqsgd", 2, 8, 1, kNormed | kRounds}) {}
+
+ private:
+  bool encode_integers(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
+                       float* scales, uint8_t* integers) const override {
+    return encode_levels(x, count, spec, noise, scales, integers);
+  }
+  void decode_integers(const float* scales, const uint8_t* integers, size_t count,
+                       const CodecSpec& spec, float* out) const override {
+    decode_levels(scales, integers, count, spec, out);
+  }
+};
+
+}  // namespace
+
+const Code& nuqsgd_code() {
+  static constexpr Nuqsgd code;
+  return code;
 }
 
 }  // namespace qsgd

@@ -1,14 +1,17 @@
-#include "quant/sign.h"
+// One bit: an element's sign times the mean magnitude of its bucket, the scale that makes the error
+// least. Karimireddy et al., Error feedback fixes signSGD, ICML 2019, section 4.
 
 #include <cmath>
 #include <limits>
 
+#include "quant/code.h"
 #include "quant/grid.h"
 
 namespace qsgd {
+namespace {
 
 QSGD_CLONES
-bool sign_encode(const float* x, size_t count, float* scales, uint8_t* code) {
+bool encode_signs(const float* x, size_t count, float* scales, uint8_t* code) {
   for (size_t i = 0; i < count; ++i) {
     code[i] = static_cast<uint8_t>(1u - (bit_cast<uint32_t>(x[i]) >> 31));
   }
@@ -19,9 +22,31 @@ bool sign_encode(const float* x, size_t count, float* scales, uint8_t* code) {
 }
 
 QSGD_CLONES
-void sign_decode(const float* scales, const uint8_t* code, size_t count, float* out) {
+void decode_signs(const float* scales, const uint8_t* code, size_t count, float* out) {
   const float mean = scales[0];
   for (size_t i = 0; i < count; ++i) out[i] = code[i] != 0 ? mean : -mean;
+}
+
+class Sign final : public IntegerCode {
+ public:
+  constexpr Sign() : IntegerCode({"sign", 1, 1, 1, kBiased, 1}) {}
+
+ private:
+  bool encode_integers(const float* x, size_t count, const CodecSpec& /*spec*/,
+                       const uint16_t* /*noise*/, float* scales, uint8_t* integers) const override {
+    return encode_signs(x, count, scales, integers);
+  }
+  void decode_integers(const float* scales, const uint8_t* integers, size_t count,
+                       const CodecSpec& /*spec*/, float* out) const override {
+    decode_signs(scales, integers, count, out);
+  }
+};
+
+}  // namespace
+
+const Code& sign_code() {
+  static constexpr Sign code;
+  return code;
 }
 
 }  // namespace qsgd

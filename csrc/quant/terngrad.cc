@@ -1,9 +1,11 @@
-#include "quant/terngrad.h"
+// TernGrad: every element becomes -1, 0 or 1 times the bucket's largest magnitude after clipping at
+// 2.5 standard deviations. Wen et al., TernGrad, NeurIPS 2017, sections 3 and 4.
 
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "quant/code.h"
 #include "quant/grid.h"
 
 namespace qsgd {
@@ -24,11 +26,9 @@ struct TernaryGrid {
   }
 };
 
-}  // namespace
-
 QSGD_CLONES
-bool terngrad_encode(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
-                     float* scales, uint8_t* code) {
+bool encode_levels(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
+                   float* scales, uint8_t* code) {
   const float largest = largest_magnitude(x, count);
   if (!(largest > 0 && largest <= std::numeric_limits<float>::max())) {
     std::memset(code, 1, count);
@@ -45,9 +45,31 @@ bool terngrad_encode(const float* x, size_t count, const CodecSpec& spec, const 
 }
 
 QSGD_CLONES
-void terngrad_decode(const float* scales, const uint8_t* code, size_t count, float* out) {
+void decode_levels(const float* scales, const uint8_t* code, size_t count, float* out) {
   const float top = scales[0];
   for (size_t i = 0; i < count; ++i) out[i] = static_cast<float>(int{code[i]} - 1) * top;
+}
+
+class TernGrad final : public IntegerCode {
+ public:
+  constexpr TernGrad() : IntegerCode({"terngrad", 2, 2, 1, kRounds | kBiased, 2}) {}
+
+ private:
+  bool encode_integers(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
+                       float* scales, uint8_t* integers) const override {
+    return encode_levels(x, count, spec, noise, scales, integers);
+  }
+  void decode_integers(const float* scales, const uint8_t* integers, size_t count,
+                       const CodecSpec& /*spec*/, float* out) const override {
+    decode_levels(scales, integers, count, out);
+  }
+};
+
+}  // namespace
+
+const Code& terngrad_code() {
+  static constexpr TernGrad code;
+  return code;
 }
 
 }  // namespace qsgd

@@ -246,6 +246,6 @@ def compile_twin(folder: Path) -> Path:
              "-ffp-contract=off", "-fsanitize=undefined", "-fno-sanitize-recover=all",
              "-fno-sanitize=float-cast-overflow", "-shared", "-fPIC", "-DQSGD_GPU_TWIN",
              "-DQSGD_NO_CLONES", f"-I{ROOT / 'csrc'}", f"-I{Path(__file__).parent}"]  # fmt: skip
-    sources = [ROOT / "csrc" / "gpu" / "codec.cu", ROOT / "csrc" / "quant" / "spec.cc"]
-    subprocess.run([compiler, *flags, "-x", "c++", *sources, "-o", target], check=True)
+    source = ROOT / "csrc" / "gpu" / "codec.cu"
+    subprocess.run([compiler, *flags, "-x", "c++", source, "-o", target], check=True)
     return target

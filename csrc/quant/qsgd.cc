@@ -1,15 +1,15 @@
-#include "quant/codec.h"
-
+// s uniform levels of a bucket's norm, on each side of zero. Alistarh et al., QSGD, NeurIPS 2017,
+// section 3.1.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>
 
+#include "quant/code.h"
 #include "quant/convert.h"
 #include "quant/kernels.h"
 #include "quant/pack.h"
-#include "quant/runs.h"
 
 namespace qsgd {
 namespace {
@@ -257,63 +257,35 @@ bool decode_others(const float* scales, const uint8_t* codes, size_t count, cons
   return finite;
 }
 
-// Calls use(at, size, floats) for pieces of whole buckets that stay in the first-level cache:
-// small, so that memory is read all the time.
-template <class Use>
-void by_pieces(size_t count, uint32_t bucket, const Use& use) {
-  const size_t piece = std::max<size_t>(bucket, 2048 / bucket * bucket);
-  Staging staging(std::min(count, piece));
-  for (size_t at = 0; at < count; at += piece) {
-    use(at, std::min(piece, count - at), staging.data());
+class Qsgd final : public Code {
+ public:
+  constexpr Qsgd() : Code({"qsgd", 2, 8, 1, kNormed | kRounds}) {}
+
+  bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,
+              const NoiseKey& key, float* scales, uint8_t* codes) const override {
+    const auto* const in = static_cast<const uint8_t*>(x);
+    return encode_buckets(in, dtype, count, first, spec, key, scales, codes);
   }
-}
+
+  bool decode(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+              void* out, DType dtype) const override {
+    if (dtype == DType::kFloat32) {
+      return decode_floats<false>(scales, codes, count, spec, static_cast<float*>(out));
+    }
+    return decode_others(scales, codes, count, spec, dtype, static_cast<uint8_t*>(out));
+  }
+
+  void decode_add(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+                  float* sum) const override {
+    decode_floats<true>(scales, codes, count, spec, sum);
+  }
+};
 
 }  // namespace
 
-bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,
-            const NoiseKey& key, float* scales, uint8_t* codes) {
-  const auto* const in = static_cast<const uint8_t*>(x);
-  if (spec.scheme == Scheme::kQsgd) {
-    return encode_buckets(in, dtype, count, first, spec, key, scales, codes);
-  }
-  if (dtype == DType::kFloat32) {
-    return encode_run(static_cast<const float*>(x), count, first, spec, key, scales, codes);
-  }
-  bool finite = true;
-  by_pieces(count, spec.bucket, [&](size_t at, size_t size, float* floats) {
-    float32_from(in + at * facts(dtype).size, dtype, size, floats);
-    finite &= encode_run(floats, size, first + at, spec, key, scales + spec.scales(at),
-                         codes + spec.code_bytes(at));
-  });
-  return finite;
-}
-
-bool decode(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
-            void* out, DType dtype) {
-  auto* const to = static_cast<uint8_t*>(out);
-  const bool levels = spec.scheme == Scheme::kQsgd;
-  if (dtype == DType::kFloat32) {
-    auto* const floats = static_cast<float*>(out);
-    return levels ? decode_floats<false>(scales, codes, count, spec, floats)
-                  : decode_run(scales, codes, count, spec, floats);
-  }
-  if (levels) return decode_others(scales, codes, count, spec, dtype, to);
-  bool finite = true;
-  by_pieces(count, spec.bucket, [&](size_t at, size_t size, float* floats) {
-    finite &= decode_run(scales + spec.scales(at), codes + spec.code_bytes(at), size, spec, floats);
-    finite &= float32_to(floats, size, dtype, to + at * facts(dtype).size);
-  });
-  return finite;
-}
-
-void decode_add(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
-                float* sum) {
-  if (spec.scheme != Scheme::kQsgd) return decode_add_run(scales, codes, count, spec, sum);
-  decode_floats<true>(scales, codes, count, spec, sum);
-}
-
-bool all_finite(const float* x, size_t count) {
-  return kernels().max_magnitude(x, count) < kInfinity;
+const Code& qsgd_code() {
+  static constexpr Qsgd code;
+  return code;
 }
 
 }  // namespace qsgd

@@ -1,0 +1,147 @@
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "quant/code.h"
+#include "quant/convert.h"
+#include "quant/pack.h"
+
+namespace qsgd {
+namespace {
+
+constexpr size_t kPiece = 2048;  // elements
+
+size_t tiles(size_t count) { return (count + kTile - 1) / kTile; }
+
+QSGD_CLONES
+void pack(const uint8_t* code, size_t tiles, int bits, uint8_t* out) {
+  const size_t tile_bytes = static_cast<size_t>(kTile / 8 * bits);
+  for (size_t t = 0; t < tiles; ++t) pack_tile(code + t * kTile, bits, out + t * tile_bytes);
+}
+
+QSGD_CLONES
+void unpack(const uint8_t* in, size_t tiles, int bits, uint8_t* code) {
+  const size_t tile_bytes = static_cast<size_t>(kTile / 8 * bits);
+  for (size_t t = 0; t < tiles; ++t) unpack_tile(in + t * tile_bytes, bits, code + t * kTile);
+}
+
+// Calls f(begin, size, scales, codes) for every bucket.
+template <class Scales, class Codes, class F>
+void each_bucket(size_t count, const CodecSpec& spec, Scales* scales, Codes* codes, const F& f) {
+  for (size_t begin = 0; begin < count; begin += spec.bucket) {
+    const size_t size = std::min<size_t>(spec.bucket, count - begin);
+    f(begin, size, scales, codes);
+    scales += spec.scales(size);
+    codes += spec.code_bytes(size);
+  }
+}
+
+// Calls use(at, size, floats) for pieces of whole buckets that stay in the first-level cache:
+// small, so that memory is read all the time.
+template <class Use>
+void by_pieces(size_t count, uint32_t bucket, const Use& use) {
+  const size_t piece = std::max<size_t>(bucket, kPiece / bucket * bucket);
+  std::vector<float> floats(std::min(count, piece));
+  for (size_t at = 0; at < count; at += piece) {
+    use(at, std::min(piece, count - at), floats.data());
+  }
+}
+
+QSGD_CLONES
+void add(const float* values, size_t count, float* sum) {
+  for (size_t i = 0; i < count; ++i) sum[i] += values[i];
+}
+
+}  // namespace
+
+bool BucketCode::encode_floats(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
+                               const NoiseKey& key, float* scales, uint8_t* codes) const {
+  Scratch scratch;
+  bool finite = true;
+  each_bucket(
+      count, spec, scales, codes, [&](size_t begin, size_t size, float* scale, uint8_t* code) {
+        finite &= encode_bucket(x + begin, size, first + begin, spec, key, scale, code, scratch);
+      });
+  return finite;
+}
+
+bool BucketCode::decode_floats(const float* scales, const uint8_t* codes, size_t count,
+                               const CodecSpec& spec, float* out) const {
+  Scratch scratch;
+  bool finite = true;
+  each_bucket(count, spec, scales, codes,
+              [&](size_t begin, size_t size, const float* scale, const uint8_t* code) {
+                finite &= decode_bucket(scale, code, size, spec, out + begin, scratch);
+              });
+  return finite;
+}
+
+bool BucketCode::encode(const void* x, DType dtype, size_t count, uint64_t first,
+                        const CodecSpec& spec, const NoiseKey& key, float* scales,
+                        uint8_t* codes) const {
+  if (dtype == DType::kFloat32) {
+    return encode_floats(static_cast<const float*>(x), count, first, spec, key, scales, codes);
+  }
+  const auto* const in = static_cast<const uint8_t*>(x);
+  bool finite = true;
+  by_pieces(count, spec.bucket, [&](size_t at, size_t size, float* floats) {
+    float32_from(in + at * facts(dtype).size, dtype, size, floats);
+    finite &= encode_floats(floats, size, first + at, spec, key, scales + spec.scales(at),
+                            codes + spec.code_bytes(at));
+  });
+  return finite;
+}
+
+bool BucketCode::decode(const float* scales, const uint8_t* codes, size_t count,
+                        const CodecSpec& spec, void* out, DType dtype) const {
+  if (dtype == DType::kFloat32) {
+    return decode_floats(scales, codes, count, spec, static_cast<float*>(out));
+  }
+  auto* const to = static_cast<uint8_t*>(out);
+  bool finite = true;
+  by_pieces(count, spec.bucket, [&](size_t at, size_t size, float* floats) {
+    finite &=
+        decode_floats(scales + spec.scales(at), codes + spec.code_bytes(at), size, spec, floats);
+    finite &= float32_to(floats, size, dtype, to + at * facts(dtype).size);
+  });
+  return finite;
+}
+
+void BucketCode::decode_add(const float* scales, const uint8_t* codes, size_t count,
+                            const CodecSpec& spec, float* sum) const {
+  Scratch scratch;
+  std::vector<float> values(std::min<size_t>(count, spec.bucket));
+  each_bucket(count, spec, scales, codes,
+              [&](size_t begin, size_t size, const float* scale, const uint8_t* code) {
+                decode_bucket(scale, code, size, spec, values.data(), scratch);
+                add(values.data(), size, sum + begin);
+              });
+}
+
+bool IntegerCode::encode_bucket(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
+                                const NoiseKey& key, float* scales, uint8_t* codes,
+                                Scratch& scratch) const {
+  const size_t whole = tiles(count) * kTile;
+  scratch.integers.resize(whole);
+  uint8_t* const integers = scratch.integers.data();
+  const bool draws = traits.has(kRounds) && spec.rounding == Rounding::kStochastic;
+  if (draws) {
+    scratch.noise.resize(whole);
+    noise(key, first / kTile, tiles(count), scratch.noise.data());
+  }
+  std::memset(integers + count, 0, whole - count);
+  const uint16_t* const drawn = draws ? scratch.noise.data() : nullptr;
+  const bool finite = encode_integers(x, count, spec, drawn, scales, integers);
+  pack(integers, tiles(count), spec.bits, codes);
+  return finite;
+}
+
+bool IntegerCode::decode_bucket(const float* scales, const uint8_t* codes, size_t count,
+                                const CodecSpec& spec, float* out, Scratch& scratch) const {
+  scratch.integers.resize(tiles(count) * kTile);
+  unpack(codes, tiles(count), spec.bits, scratch.integers.data());
+  decode_integers(scales, scratch.integers.data(), count, spec, out);
+  return all_finite(scales, spec.scales(count));
+}
+
+}  // namespace qsgd

@@ -1,0 +1,116 @@
+// What a code of gradients consists of. To add one: a file that derives from a class below, and a
+// line in code_list.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "quant/codec.h"
+
+namespace qsgd {
+
+// What of a CodecSpec counts for a code, and what it is like.
+enum CodeFlags : unsigned {
+  kPlain = 0,
+  kNormed = 1,  // norm says which scale
+  kRounds = 2,  // rounding and contract count
+  kKeeps = 4,   // k says how many elements of a bucket
+  kBiased = 8,  // whatever the rounding
+};
+
+struct CodeTraits {
+  const char* name;
+  // Per element; where they are equal there is no choice.
+  int fewest_bits;
+  int most_bits;
+  int scales;  // float32 of a bucket
+  unsigned flags;
+  int worth_bits = 0;  // those with which QSGD loses about as much; 0: its own
+
+  bool has_choice() const { return fewest_bits != most_bits; }
+  bool has(CodeFlags flag) const { return (flags & flag) != 0; }
+};
+
+// Arguments and results as of the functions of the same names in codec.h.
+class Code {
+ public:
+  const CodeTraits traits;
+
+  // By default elements are packed in tiles of spec.bits.
+  virtual size_t code_bytes(const CodecSpec& spec, size_t count) const;
+  virtual bool encode(const void* x, DType dtype, size_t count, uint64_t first,
+                      const CodecSpec& spec, const NoiseKey& key, float* scales,
+                      uint8_t* codes) const = 0;
+  virtual bool decode(const float* scales, const uint8_t* codes, size_t count,
+                      const CodecSpec& spec, void* out, DType dtype) const = 0;
+  virtual void decode_add(const float* scales, const uint8_t* codes, size_t count,
+                          const CodecSpec& spec, float* sum) const = 0;
+
+ protected:
+  constexpr explicit Code(const CodeTraits& t) : traits(t) {}
+  ~Code() = default;
+};
+
+// Codes that take float32, one bucket after another.
+class BucketCode : public Code {
+ public:
+  bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,
+              const NoiseKey& key, float* scales, uint8_t* codes) const final;
+  bool decode(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+              void* out, DType dtype) const final;
+  void decode_add(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+                  float* sum) const final;
+
+ protected:
+  using Code::Code;
+  // What the buckets of a run share.
+  struct Scratch {
+    std::vector<uint8_t> integers;
+    std::vector<uint16_t> noise;
+  };
+  // Returns false when the bucket holds NaN or Inf; it then decodes to what is not finite. Element
+  // `first` of the key's tensor is x[0].
+  virtual bool encode_bucket(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
+                             const NoiseKey& key, float* scales, uint8_t* codes,
+                             Scratch& scratch) const = 0;
+  // Any codes and scales are safe: those that no encoder writes give some number. Returns whether
+  // all values are finite.
+  virtual bool decode_bucket(const float* scales, const uint8_t* codes, size_t count,
+                             const CodecSpec& spec, float* out, Scratch& scratch) const = 0;
+
+ private:
+  bool encode_floats(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
+                     const NoiseKey& key, float* scales, uint8_t* codes) const;
+  bool decode_floats(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+                     float* out) const;
+};
+
+// Codes of one small integer per element, which are packed here.
+class IntegerCode : public BucketCode {
+ protected:
+  using BucketCode::BucketCode;
+  // `noise` holds 16 uniform bits per element in whole tiles; null where rounding is not random.
+  virtual bool encode_integers(const float* x, size_t count, const CodecSpec& spec,
+                               const uint16_t* noise, float* scales, uint8_t* integers) const = 0;
+  virtual void decode_integers(const float* scales, const uint8_t* integers, size_t count,
+                               const CodecSpec& spec, float* out) const = 0;
+
+ private:
+  bool encode_bucket(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
+                     const NoiseKey& key, float* scales, uint8_t* codes,
+                     Scratch& scratch) const final;
+  bool decode_bucket(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+                     float* out, Scratch& scratch) const final;
+};
+
+const Code& code_of(Scheme scheme);
+inline const CodeTraits& traits_of(Scheme scheme) { return code_of(scheme).traits; }
+
+// By the numbers of their schemes.
+std::vector<std::string> code_names();
+// Throws a usage error that lists what is known.
+Scheme parse_scheme(const std::string& name);
+
+}  // namespace qsgd
