@@ -64,6 +64,7 @@ class EngineConfig:
         algorithm: str = "auto",
         threads: int = 1,
         planner: bool = False,
+        machine: Machine | None = None,
         cache_capacity: int = 1024,
         cycle_time_s: float = 0.0,
         stall_warning_s: float = 60.0,
@@ -78,6 +79,8 @@ class ThreadWorld:
 
 REGION_BYTES: int
 ALGORITHMS: tuple[str, ...]
+COMPRESSED_ALGORITHMS: tuple[str, ...]
+SCHEMES: tuple[str, ...]
 
 class NodeFacts:
     def __init__(self, *, nodes: Sequence[Sequence[int]], bases: Sequence[int]) -> None: ...
@@ -332,6 +335,7 @@ class Engine:
         Raises:
             UsageError: another rank, or a value that cannot be carried out here.
         """
+    def machine(self) -> Machine | None: ...
     def stats(self) -> dict[str, float]: ...
     def step_profile(self) -> dict[str, Any]:
         """Return what of this rank's work fell into each of the latest steps that are over."""
@@ -358,10 +362,8 @@ class Machine:
         across: tuple[float, float] = (0.0, 0.0),
         shared: tuple[float, float] = (0.0, 0.0),
         add_s_per_byte: float = 0.0,
-        exact_start_s: float = 0.0,
-        coded_start_s: float = 0.0,
-        coded_s_per_element: float = 0.0,
         codecs: Sequence[tuple[CodecSpec, float, float, float]] = (),
+        observed: Sequence[tuple[str, CodecSpec | None, int, float]] = (),
     ) -> None: ...
     @property
     def ranks(self) -> int: ...
@@ -382,13 +384,10 @@ class Machine:
     @property
     def add_s_per_byte(self) -> float: ...
     @property
-    def exact_start_s(self) -> float: ...
-    @property
-    def coded_start_s(self) -> float: ...
-    @property
-    def coded_s_per_element(self) -> float: ...
-    @property
     def codecs(self) -> list[tuple[CodecSpec, float, float, float]]: ...
+    @property
+    def observed(self) -> list[tuple[str, CodecSpec | None, int, float]]: ...
+    def known(self, *, compressed: bool) -> list[str]: ...
 
 class Plan:
     @property
@@ -409,7 +408,8 @@ def plan(
     codecs: Sequence[CodecSpec],
     exact: str = "auto",
     coded: str = "auto",
-    worth: float = 0.1,
+    any_algorithm: bool = False,
+    worth: float = 0.05,
 ) -> Plan: ...
 def plan_threshold(machine: Machine, spec: CodecSpec) -> int | None: ...
 def allreduce_s(

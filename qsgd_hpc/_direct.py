@@ -21,10 +21,14 @@ _at_exit = False
 class Communicator:
     """A ``_core.Communicator`` and the MPI resources behind it; close it on all ranks together."""
 
-    def __init__(self, core: Any, comm: Any, window: Any, peers: _lifeline.Peers) -> None:
+    def __init__(
+        self, core: Any, comm: Any, node: Any, window: Any, peers: _lifeline.Peers
+    ) -> None:
         self.core = core
         self.comm = comm
         """This communicator's own duplicate (mpi4py)."""
+        self.nodes: list[list[int]] | None = None if node is None else node.nodes
+        """Ranks that share memory with each other."""
         self._window = window
         self._peers = peers
 
@@ -79,7 +83,7 @@ def communicator(comm: Any = None, threads: int | None = None, shared: bool = Tr
     if not _at_exit:
         atexit.register(_end)
         _at_exit = True
-    return Communicator(core, own, window, peers)
+    return Communicator(core, own, node, window, peers)
 
 
 def _end() -> None:

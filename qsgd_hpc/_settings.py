@@ -70,11 +70,12 @@ def require_equal(comm: Any, settings: Settings) -> None:
         raise UsageError("\n".join(faults))
 
 
-def engine_config(settings: Settings, *, shares_memory: bool) -> Any:
+def engine_config(settings: Settings, machine: Any = None, *, shares_memory: bool) -> Any:
     """Return the _core.EngineConfig of this rank.
 
     Args:
         settings: what ``read`` returned.
+        machine: what to plan for, a _core.Machine; None: what the engine measures.
         shares_memory: the ranks of each node share memory; without, nothing is reduced within it.
     """
     import qsgd_hpc._core as _core
@@ -89,6 +90,7 @@ def engine_config(settings: Settings, *, shares_memory: bool) -> Any:
         algorithm=algorithm,
         threads=env.get("QSGD_THREADS"),  # each rank may have its own number
         planner=settings["QSGD_PLANNER"],
+        machine=machine,
         cache_capacity=settings["QSGD_CACHE_CAPACITY"],
         cycle_time_s=settings["QSGD_CYCLE_TIME_MS"] / 1000,
         stall_warning_s=settings["QSGD_STALL_WARNING_S"],

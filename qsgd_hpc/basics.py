@@ -14,7 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from qsgd_hpc import _job, _lifeline, _mpi, _roll_call, _settings, autotune, env, timeline
+from qsgd_hpc import (
+    _job,
+    _lifeline,
+    _mpi,
+    _roll_call,
+    _settings,
+    autotune,
+    env,
+    planning,
+    timeline,
+)
 from qsgd_hpc.errors import RankFailedError, UsageError
 
 if TYPE_CHECKING:
@@ -155,8 +165,14 @@ def _build(mpi: _mpi.Mpi, comm: Any, settings: _settings.Settings) -> Context:
     homogeneous = len(set(comm.allgather(nodes[1]))) == 1
     shared, window = _mpi.share_node(mpi, comm, per_node) if size > 1 else (None, None)
     peers = _lifeline.connect(comm) if settings["QSGD_LIFELINE"] else []
-    config = _settings.engine_config(settings, shares_memory=shared is not None)
+    key = planning.key_of(
+        mpi.module, None if shared is None else shared.nodes, size, env.get("QSGD_THREADS")
+    )
+    machine = planning.recall(comm, key) if settings["QSGD_PLANNER"] else None
+    config = _settings.engine_config(settings, machine, shares_memory=shared is not None)
     engine = _core.Engine.over_mpi(_mpi.core_facts(mpi, comm), config, shared)
+    if rank == 0 and machine is None and (measured := engine.machine()) is not None:
+        planning.keep(key, measured)
     if peers:
         engine.watch(peers, GRACE_S)
     _core.set_current_engine(engine)

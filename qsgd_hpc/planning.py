@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,16 +24,27 @@ from qsgd_hpc.errors import UsageError
 if TYPE_CHECKING:
     from qsgd_hpc._core import CodecSpec, Machine
 
-__all__ = ["Key", "codecs", "from_json", "load", "machine", "save", "to_json"]
+__all__ = [
+    "Key",
+    "codecs",
+    "from_json",
+    "keep",
+    "key_of",
+    "load",
+    "machine",
+    "recall",
+    "save",
+    "to_json",
+]
 
-SCHEMA = 1
+SCHEMA = 2
 # The codes whose speed is measured; others count as the nearest of these.
 MEASURED: tuple[dict[str, Any], ...] = (
     {"scheme": "qsgd", "bits": 8},
     {"scheme": "qsgd", "bits": 4},
     {"scheme": "qsgd", "bits": 2},
 )
-TIMES = ("add_s_per_byte", "exact_start_s", "coded_start_s", "coded_s_per_element")
+TIMES = ("add_s_per_byte",)
 LINKS = ("within", "across", "shared")
 COSTS = ("encode_s", "decode_s", "decode_add_s")
 
@@ -65,6 +76,23 @@ def site_name() -> str:
     return env.get("QSGD_SITE") or re.sub(r"[-_]?\d+$", "", host) or host
 
 
+def key_of(mpi: Any, nodes: Sequence[Sequence[int]] | None, ranks: int, threads: int) -> Key:
+    """Return what a measurement of these ranks holds for.
+
+    Args:
+        mpi: the MPI module (mpi4py.MPI).
+        nodes: ranks that share memory with each other, as _core.NodeFacts has them, or None.
+        ranks: their number.
+        threads: with which each of them codes.
+    """
+    name, version = mpi.get_vendor()
+    each = len(nodes[0]) if nodes else 1
+    regular = [list(range(first, first + each)) for first in range(0, ranks, each)]
+    per_node = each if nodes and [list(node) for node in nodes] == regular else 1
+    text = f"{name} {'.'.join(map(str, version))}"
+    return Key(site_name(), text, ranks, per_node, threads)
+
+
 def codecs() -> list[CodecSpec]:
     """Return the codes whose speed is measured."""
     from qsgd_hpc._core import CodecSpec
@@ -88,6 +116,15 @@ def to_json(measured: Machine) -> dict[str, Any]:
         {**spec, **dict(zip(COSTS, cost[1:], strict=True))}
         for spec, cost in zip(MEASURED, measured.codecs, strict=True)
     ]
+    found["observed"] = [
+        {
+            "algorithm": algorithm,
+            "bits": None if spec is None else spec.bits,
+            "count": count,
+            "seconds": seconds,
+        }
+        for algorithm, spec, count, seconds in measured.observed
+    ]
     return found
 
 
@@ -109,7 +146,11 @@ def from_json(found: Mapping[str, Any]) -> Machine:
             (CodecSpec(scheme=c["scheme"], bits=c["bits"]), *(c[name] for name in COSTS))
             for c in found["codecs"]
         ]
-        return Machine(codecs=costs, **fields)
+        specs = {None: None, **{cost[0].bits: cost[0] for cost in costs}}
+        observed = [
+            (o["algorithm"], specs[o["bits"]], o["count"], o["seconds"]) for o in found["observed"]
+        ]
+        return Machine(codecs=costs, observed=observed, **fields)
     except (KeyError, TypeError) as error:
         raise UsageError(f"measured machine: {type(error).__name__} {error}") from None
 
@@ -152,21 +193,17 @@ def load(key: Key) -> Machine | None:
         ) from None
 
 
-def machine(communicator: Any, comm: Any, key: Key, *, fresh: bool = False) -> Machine:
-    """Return the machine of this job: from the file when there is one, else measured and kept.
-
-    Collective; every rank returns the same.
+def recall(comm: Any, key: Key) -> Machine | None:
+    """Return what an earlier job measured, on every rank alike, or None; collective.
 
     Args:
-        communicator: qsgd_hpc._direct.Communicator.
-        comm: the mpi4py communicator of the same ranks.
-        key: what the measurement holds for; rank 0's decides.
-        fresh: measure even when there is a file. QSGD_PLAN_CACHE=0 says so for a whole job.
+        comm: an mpi4py communicator.
+        key: what the measurement holds for; rank 0's decides. QSGD_PLAN_CACHE=0 lets none hold.
     Raises:
         UsageError: the file is damaged (on every rank).
     """
     found: Any = None
-    if comm.Get_rank() == 0 and not fresh and env.get("QSGD_PLAN_CACHE"):
+    if comm.Get_rank() == 0 and env.get("QSGD_PLAN_CACHE"):
         try:
             kept = load(key)
             found = None if kept is None else to_json(kept)
@@ -175,16 +212,32 @@ def machine(communicator: Any, comm: Any, key: Key, *, fresh: bool = False) -> M
     found = comm.bcast(found)
     if isinstance(found, UsageError):
         raise found
-    if found is not None:
-        return from_json(found)
+    return None if found is None else from_json(found)
+
+
+def keep(key: Key, measured: Machine) -> None:
+    """Save a measurement for the next job, unless QSGD_PLAN_CACHE=0; warn where that fails."""
+    if not env.get("QSGD_PLAN_CACHE"):
+        return
+    try:
+        save(key, measured)
+    except OSError as error:
+        print(
+            f"qsgd-hpc: warning: {key.path}: {error.strerror}; the machine will be measured "
+            "again by the next job",
+            file=sys.stderr,
+        )
+
+
+def machine(communicator: Any, comm: Any, key: Key) -> Machine:
+    """Measure the machine of this job anew, and keep it; collective, every rank returns the same.
+
+    Args:
+        communicator: qsgd_hpc._direct.Communicator.
+        comm: the mpi4py communicator of the same ranks.
+        key: what the measurement holds for.
+    """
     measured: Machine = communicator.measure(codecs(), ranks_per_node=key.ranks_per_node)
-    if comm.Get_rank() == 0 and env.get("QSGD_PLAN_CACHE"):
-        try:
-            save(key, measured)
-        except OSError as error:
-            print(
-                f"qsgd-hpc: warning: {key.path}: {error.strerror}; the machine will be measured "
-                "again by the next job",
-                file=sys.stderr,
-            )
+    if comm.Get_rank() == 0:
+        keep(key, measured)
     return measured

@@ -345,11 +345,15 @@ void bind_communicator(py::module_& m) {
            py::kw_only(), py::arg("nodes"), py::arg("bases"))
       .def_readonly("nodes", &NodeFacts::nodes);
   m.attr("REGION_BYTES") = SharedNode::kRegionBytes;
-  m.attr("ALGORITHMS") = [] {
+  const auto names_of = [](const auto& counts) {
     py::list names;
-    for (int i = 0; i < kAlgorithms; ++i) names.append(name_of(static_cast<Algorithm>(i)));
+    for (const Algorithm algorithm : all_algorithms()) {
+      if (counts(algorithm)) names.append(name_of(algorithm));
+    }
     return py::tuple(names);
-  }();
+  };
+  m.attr("ALGORITHMS") = names_of([](Algorithm) { return true; });
+  m.attr("COMPRESSED_ALGORITHMS") = names_of(is_compressed);
 
   py::class_<PreparedAllreduce>(m, "PreparedAllreduce")
       .def("__call__", &PreparedAllreduce::call, "Reduce in place; returns the bytes sent.");

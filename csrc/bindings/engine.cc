@@ -37,9 +37,9 @@ std::function<void(const std::string&)> with_gil(py::object log) {
 
 EngineConfig make_config(uint64_t seed, size_t fusion_bytes, const std::string& nonfinite,
                          const std::string& algorithm, int threads, bool planner,
-                         size_t cache_capacity, double cycle_time_s, double stall_warning_s,
-                         double stall_shutdown_s, double deadlock_s, size_t kept_steps,
-                         py::object log) {
+                         std::optional<Machine> machine, size_t cache_capacity, double cycle_time_s,
+                         double stall_warning_s, double stall_shutdown_s, double deadlock_s,
+                         size_t kept_steps, py::object log) {
   EngineConfig config;
   config.seed = seed;
   config.fusion_bytes = fusion_bytes;
@@ -47,6 +47,7 @@ EngineConfig make_config(uint64_t seed, size_t fusion_bytes, const std::string& 
   config.algorithm = parse_algorithm(algorithm);
   config.threads = threads;
   config.planner = planner;
+  config.machine = std::move(machine);
   config.cache_capacity = cache_capacity;
   config.cycle_time_s = cycle_time_s;
   config.stall_warning_s = stall_warning_s;
@@ -184,10 +185,10 @@ void bind_engine(py::module_& m) {
       .def(py::init(&make_config), py::kw_only(), py::arg("seed") = 0,
            py::arg("fusion_bytes") = size_t{64} << 20, py::arg("nonfinite") = "error",
            py::arg("algorithm") = "auto", py::arg("threads") = 1, py::arg("planner") = false,
-           py::arg("cache_capacity") = 1024, py::arg("cycle_time_s") = 0.0,
-           py::arg("stall_warning_s") = 60.0, py::arg("stall_shutdown_s") = 0.0,
-           py::arg("deadlock_s") = 10.0, py::arg("kept_steps") = size_t{65536},
-           py::arg("log") = py::none());
+           py::arg("machine") = py::none(), py::arg("cache_capacity") = 1024,
+           py::arg("cycle_time_s") = 0.0, py::arg("stall_warning_s") = 60.0,
+           py::arg("stall_shutdown_s") = 0.0, py::arg("deadlock_s") = 10.0,
+           py::arg("kept_steps") = size_t{65536}, py::arg("log") = py::none());
 
   py::class_<ThreadWorld, std::shared_ptr<ThreadWorld>>(m, "ThreadWorld")
       .def(py::init<int>(), py::arg("size"));
@@ -230,6 +231,7 @@ void bind_engine(py::module_& m) {
            py::arg("cycle_time_s") = py::none(), py::arg("algorithm") = py::none(),
            py::arg("bits") = py::none(),
            "On rank 0: change how later operations are carried out, on all ranks alike.")
+      .def("machine", &Engine::machine, NoGil(), "What the planner goes by; waits for it.")
       .def("stats", &stats)
       .def("step_profile", &step_profile,
            "What of this rank's work fell into each of the latest steps that are over.")

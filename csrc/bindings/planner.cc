@@ -11,15 +11,15 @@ namespace {
 
 using Pair = std::pair<double, double>;
 using Cost = std::tuple<CodecSpec, double, double, double>;
+using Seen = std::tuple<std::string, Coding, size_t, double>;
 
 Link link_of(const Pair& pair) { return {pair.first, pair.second}; }
 Pair pair_of(const Link& link) { return {link.alpha_s, link.beta_s_per_byte}; }
 
 Machine make_machine(int ranks, int ranks_per_node, const std::string& exact,
                      const std::string& coded, const Pair& within, const Pair& across,
-                     const Pair& shared, double add_s_per_byte, double exact_start_s,
-                     double coded_start_s, double coded_s_per_element,
-                     const std::vector<Cost>& codecs) {
+                     const Pair& shared, double add_s_per_byte, const std::vector<Cost>& codecs,
+                     const std::vector<Seen>& observed) {
   Machine m;
   m.ranks = ranks;
   m.ranks_per_node = ranks_per_node;
@@ -29,11 +29,11 @@ Machine make_machine(int ranks, int ranks_per_node, const std::string& exact,
   m.across = link_of(across);
   m.shared = link_of(shared);
   m.add_s_per_byte = add_s_per_byte;
-  m.exact_start_s = exact_start_s;
-  m.coded_start_s = coded_start_s;
-  m.coded_s_per_element = coded_s_per_element;
   for (const auto& [spec, encode_s, decode_s, decode_add_s] : codecs) {
     m.codecs.push_back({spec, encode_s, decode_s, decode_add_s});
+  }
+  for (const auto& [algorithm, spec, count, seconds] : observed) {
+    m.observed.push_back({parse_algorithm(algorithm), spec, count, seconds});
   }
   check(m);
   return m;
@@ -47,9 +47,17 @@ std::vector<Cost> costs(const Machine& m) {
   return list;
 }
 
+std::vector<Seen> observations(const Machine& m) {
+  std::vector<Seen> list;
+  for (const Observation& o : m.observed) {
+    list.emplace_back(name_of(o.algorithm), o.spec, o.count, o.seconds);
+  }
+  return list;
+}
+
 PlanRequest request_of(const std::vector<CodecSpec>& codecs, const std::string& exact,
-                       const std::string& coded, double worth) {
-  return {codecs, parse_algorithm(exact), parse_algorithm(coded), worth};
+                       const std::string& coded, bool any_algorithm, double worth) {
+  return {codecs, parse_algorithm(exact), parse_algorithm(coded), any_algorithm, worth};
 }
 
 void bind_machine(py::module_& m) {
@@ -57,21 +65,26 @@ void bind_machine(py::module_& m) {
       .def(py::init(&make_machine), py::kw_only(), py::arg("ranks"), py::arg("ranks_per_node") = 1,
            py::arg("exact") = "direct", py::arg("coded") = "sra", py::arg("within") = Pair(),
            py::arg("across") = Pair(), py::arg("shared") = Pair(), py::arg("add_s_per_byte") = 0.0,
-           py::arg("exact_start_s") = 0.0, py::arg("coded_start_s") = 0.0,
-           py::arg("coded_s_per_element") = 0.0, py::arg("codecs") = std::vector<Cost>())
+           py::arg("codecs") = std::vector<Cost>(), py::arg("observed") = std::vector<Seen>())
       .def_readonly("ranks", &Machine::ranks)
       .def_readonly("ranks_per_node", &Machine::ranks_per_node)
       .def_property_readonly("exact", [](const Machine& m) { return name_of(m.exact); })
       .def_property_readonly("coded", [](const Machine& m) { return name_of(m.coded); })
       .def_readonly("add_s_per_byte", &Machine::add_s_per_byte)
-      .def_readonly("exact_start_s", &Machine::exact_start_s)
-      .def_readonly("coded_start_s", &Machine::coded_start_s)
-      .def_readonly("coded_s_per_element", &Machine::coded_s_per_element)
       .def_property_readonly("within", [](const Machine& m) { return pair_of(m.within); })
       .def_property_readonly("across", [](const Machine& m) { return pair_of(m.across); })
       .def_property_readonly("shared", [](const Machine& m) { return pair_of(m.shared); })
       .def_property_readonly("link", [](const Machine& m) { return pair_of(m.link()); })
-      .def_property_readonly("codecs", &costs);
+      .def_property_readonly("codecs", &costs)
+      .def_property_readonly("observed", &observations)
+      .def(
+          "known",
+          [](const Machine& m, bool compressed) {
+            std::vector<std::string> names;
+            for (const Algorithm a : m.known(compressed)) names.emplace_back(name_of(a));
+            return names;
+          },
+          py::kw_only(), py::arg("compressed"), "Names of the algorithms that were measured.");
 }
 
 void bind_plan(py::module_& m) {
@@ -84,10 +97,12 @@ void bind_plan(py::module_& m) {
   m.def(
       "plan",
       [](const Machine& machine, size_t count, const std::vector<CodecSpec>& codecs,
-         const std::string& exact, const std::string& coded,
-         double worth) { return choose(machine, count, request_of(codecs, exact, coded, worth)); },
+         const std::string& exact, const std::string& coded, bool any_algorithm, double worth) {
+        return choose(machine, count, request_of(codecs, exact, coded, any_algorithm, worth));
+      },
       py::arg("machine"), py::kw_only(), py::arg("count"), py::arg("codecs"),
-      py::arg("exact") = "auto", py::arg("coded") = "auto", py::arg("worth") = PlanRequest().worth);
+      py::arg("exact") = "auto", py::arg("coded") = "auto", py::arg("any_algorithm") = false,
+      py::arg("worth") = PlanRequest().worth);
   m.def(
       "plan_threshold",
       [](const Machine& machine, const CodecSpec& spec) { return threshold(machine, spec, {}); },

@@ -7,11 +7,8 @@
 #include <thread>
 
 #include "bindings/bindings.h"
-#include "collectives/allgather_compressed.h"
 #include "collectives/allreduce.h"
-#include "collectives/requantizing_ring.h"
-#include "collectives/sra2d_allreduce.h"
-#include "collectives/sra_allreduce.h"
+#include "collectives/segments.h"
 #include "transport/thread_transport.h"
 
 namespace py = pybind11;
@@ -46,34 +43,17 @@ float* residual_of(const Residuals& residuals, size_t rank, size_t tensor) {
   return array.mutable_data();
 }
 
-using Compressed = void (*)(Transport&, std::vector<ReduceTensor>&, const ReduceArgs&, uint64_t,
-                            Workers*, Pipelining*);
-
-Compressed compressed(const std::string& algorithm) {
-  if (algorithm == "auto" || algorithm == "sra") return sra_allreduce;
-  if (algorithm == "sra2d") return sra2d_allreduce;
-  if (algorithm == "allgather") return allgather_compressed;
-  if (algorithm == "requantizing_ring") return requantizing_ring;
-  throw usage_error("algorithm '" + algorithm +
-                    "' is not a compressed one; use auto, sra, sra2d, allgather or "
-                    "requantizing_ring");
-}
-
 void run_rank(Job& job, const std::shared_ptr<ThreadWorld>& world, int rank, RankReport& report) {
   ThreadTransport transport(world, rank);
   std::vector<ReduceTensor>& tensors = job.tensors[static_cast<size_t>(rank)];
   try {
-    if (job.coding) {
-      Workers workers(job.threads);
-      Pipelining pipelining;
-      pipelining.segment = job.segment;
-      compressed(job.algorithm)(transport, tensors, job.args, job.seed, &workers, &pipelining);
-      report.peak_bytes = pipelining.peak_bytes;
-    } else {
-      Communicator communicator{transport};
-      allreduce(communicator, tensors, job.args, std::nullopt, parse_algorithm(job.algorithm),
-                job.seed);
-    }
+    Workers workers(job.threads);
+    Pipelining pipelining;
+    pipelining.segment = job.segment;
+    Communicator communicator{transport, nullptr, &workers, &pipelining};
+    allreduce(communicator, tensors, job.args, job.coding.has_value(),
+              parse_algorithm(job.algorithm), job.seed);
+    report.peak_bytes = pipelining.peak_bytes;
   } catch (...) {
     report.fault = std::current_exception();
     world->abort_flag()->raise("another rank failed");

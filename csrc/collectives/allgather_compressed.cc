@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "collectives/algorithm.h"
 #include "collectives/compressed.h"
 #include "collectives/windows.h"
 
@@ -70,6 +71,25 @@ void allgather_compressed(Transport& transport, std::vector<ReduceTensor>& tenso
                           Pipelining* pipelining) {
   run_compressed<CodesOfAll>(transport, tensors, args, seed, workers, pipelining,
                              [&](size_t limit) { return chunk_of(tensors, 1, 0, limit); });
+}
+
+const AlgorithmTraits& allgather_algorithm() {
+  static constexpr AlgorithmTraits traits{
+      "allgather", kCompresses,
+      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+         uint64_t seed) {
+        allgather_compressed(c.transport, tensors, args, seed, c.workers, c.pipelining);
+      },
+      [](const Layout& layout, size_t count, double width) {
+        const double p = layout.ranks, n = static_cast<double>(count);
+        Load load;
+        load.messages = p - 1;
+        load.wire_bytes = (p - 1) * n * width;
+        load.encoded = n;
+        load.decoded_and_added = p * n;
+        return load;
+      }};
+  return traits;
 }
 
 }  // namespace qsgd

@@ -1,45 +1,29 @@
 #include "collectives/allreduce.h"
 
-#include <array>
-
 #include "collectives/adasum.h"
-#include "collectives/allgather_compressed.h"
-#include "collectives/direct_allreduce.h"
-#include "collectives/hierarchical.h"
-#include "collectives/rabenseifner.h"
-#include "collectives/recursive_doubling.h"
-#include "collectives/requantizing_ring.h"
-#include "collectives/ring_allreduce.h"
-#include "collectives/shared_allreduce.h"
-#include "collectives/sra2d_allreduce.h"
-#include "collectives/sra_allreduce.h"
 #include "common/error.h"
 
 namespace qsgd {
 namespace {
 
-constexpr std::array<const char*, kAlgorithms> kNames = {"auto",
-                                                         "direct",
-                                                         "ring",
-                                                         "recursive_doubling",
-                                                         "rabenseifner",
-                                                         "shared",
-                                                         "hierarchical",
-                                                         "sra",
-                                                         "sra2d",
-                                                         "allgather",
-                                                         "requantizing_ring",
-                                                         "hierarchical_sra"};
-
 // Beyond, the second level of a two-dimensional exchange costs less than 64 messages per rank.
 constexpr int kMostSraRanks = 64;
 
-}  // namespace
-
-bool needs_node(Algorithm algorithm) {
-  return algorithm == Algorithm::kShared || algorithm == Algorithm::kHierarchical ||
-         algorithm == Algorithm::kHierarchicalSra;
+// Why the ranks do not suit the algorithm; empty if they do.
+std::string misfit(const Communicator& communicator, Algorithm algorithm) {
+  const AlgorithmTraits& traits = traits_of(algorithm);
+  if (traits.has(kNeedsNode) && communicator.node == nullptr) {
+    return "needs memory shared by the ranks of a node, which rank " +
+           std::to_string(communicator.transport.rank()) + " does not have; choose another or auto";
+  }
+  if (traits.has(kOneNode) && communicator.node->nodes().size() != 1) {
+    return "is for ranks of one node, and there are " +
+           std::to_string(communicator.node->nodes().size()) + "; choose hierarchical or auto";
+  }
+  return {};
 }
+
+}  // namespace
 
 void check_fit(const Communicator& communicator, bool compressed, Algorithm algorithm) {
   const std::string name = name_of(algorithm);
@@ -48,27 +32,17 @@ void check_fit(const Communicator& communicator, bool compressed, Algorithm algo
                       (compressed ? "does not compress; choose a compressed algorithm or no coding"
                                   : "needs a coding; pass one or choose an exact algorithm"));
   }
-  if (needs_node(algorithm) && communicator.node == nullptr) {
-    throw usage_error("allreduce by '" + name + "' needs memory shared by the ranks of a node, " +
-                      "which rank " + std::to_string(communicator.transport.rank()) +
-                      " does not have; choose another or auto");
-  }
-  if (algorithm == Algorithm::kShared && communicator.node->nodes().size() != 1) {
-    throw usage_error("allreduce by 'shared' is for ranks of one node, and there are " +
-                      std::to_string(communicator.node->nodes().size()) +
-                      "; choose hierarchical or auto");
-  }
+  const std::string why = misfit(communicator, algorithm);
+  if (!why.empty()) throw usage_error("allreduce by '" + name + "' " + why);
 }
 
-const char* name_of(Algorithm algorithm) { return kNames.at(static_cast<size_t>(algorithm)); }
-
-Algorithm parse_algorithm(const std::string& name) {
-  std::string known;
-  for (size_t i = 0; i < kNames.size(); ++i) {
-    if (name == kNames[i]) return static_cast<Algorithm>(i);
-    known += (known.empty() ? "" : ", ") + std::string(kNames[i]);
+std::vector<Algorithm> fitting(const Communicator& communicator, bool compressed) {
+  std::vector<Algorithm> found;
+  for (const Algorithm algorithm : all_algorithms()) {
+    if (algorithm == Algorithm::kAuto || is_compressed(algorithm) != compressed) continue;
+    if (misfit(communicator, algorithm).empty()) found.push_back(algorithm);
   }
-  throw usage_error("unknown algorithm '" + name + "'; known are " + known);
+  return found;
 }
 
 Algorithm resolve(const Communicator& communicator, bool compressed, Algorithm algorithm) {
@@ -96,34 +70,7 @@ void allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
   }
   const Algorithm chosen = resolve(communicator, compressed, algorithm);
   check_fit(communicator, compressed, chosen);
-  Transport& transport = communicator.transport;
-  switch (chosen) {
-    case Algorithm::kDirect:
-      return direct_allreduce(transport, tensors, args);
-    case Algorithm::kRecursiveDoubling:
-      return recursive_doubling_allreduce(transport, tensors, args);
-    case Algorithm::kRabenseifner:
-      return rabenseifner_allreduce(transport, tensors, args);
-    case Algorithm::kHierarchical:
-      return hierarchical_allreduce(communicator, tensors, args, false, seed);
-    case Algorithm::kHierarchicalSra:
-      return hierarchical_allreduce(communicator, tensors, args, true, seed);
-    case Algorithm::kRing:
-      return ring_allreduce(transport, tensors, args);
-    case Algorithm::kShared:
-      return shared_allreduce(*communicator.node, tensors, args);
-    case Algorithm::kSra:
-      return sra_allreduce(transport, tensors, args, seed, communicator.workers);
-    case Algorithm::kSra2d:
-      return sra2d_allreduce(transport, tensors, args, seed, communicator.workers);
-    case Algorithm::kAllgather:
-      return allgather_compressed(transport, tensors, args, seed, communicator.workers);
-    case Algorithm::kRequantizingRing:
-      return requantizing_ring(transport, tensors, args, seed, communicator.workers);
-    case Algorithm::kAuto:
-      break;
-  }
-  throw internal_error(std::string("allreduce by '") + name_of(chosen) + "' has no code");
+  traits_of(chosen).run(communicator, tensors, args, seed);
 }
 
 void allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,

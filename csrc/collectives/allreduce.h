@@ -3,45 +3,12 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <vector>
 
-#include "collectives/reduce.h"
-#include "common/workers.h"
+#include "collectives/algorithm.h"
 #include "quant/codec.h"
-#include "transport/shared_node.h"
 
 namespace qsgd {
-
-enum class Algorithm : uint8_t {
-  kAuto,
-  kDirect,             // reduce-scatter by direct exchange, and allgather; small ones otherwise
-  kRing,               // each hop adds
-  kRecursiveDoubling,  // log2(p) whole messages
-  kRabenseifner,       // recursive halving, then doubling
-  kShared,             // one node, through shared memory
-  kHierarchical,       // shared memory within nodes, direct across them
-  kSra,                // the compressed ones, from here on
-  kSra2d,
-  kAllgather,
-  kRequantizingRing,
-  kHierarchicalSra,
-};
-constexpr int kAlgorithms = 12;
-
-// As Python spells it.
-const char* name_of(Algorithm algorithm);
-// Throws a usage error that lists what is known.
-Algorithm parse_algorithm(const std::string& name);
-inline bool is_compressed(Algorithm algorithm) { return algorithm >= Algorithm::kSra; }
-
-// What a collective may use on this rank. `node` is null without shared memory, `workers` on one
-// thread.
-struct Communicator {
-  Transport& transport;
-  SharedNode* node = nullptr;
-  Workers* workers = nullptr;
-};
 
 // What this rank has handed to others.
 inline BytesGiven bytes_given(const Communicator& c) {
@@ -51,11 +18,11 @@ inline BytesGiven bytes_given(const Communicator& c) {
 // What `auto` stands for here. Depends on nothing but the ranks and their nodes.
 Algorithm resolve(const Communicator& communicator, bool compressed, Algorithm algorithm);
 
-// Whether it works through memory that ranks share.
-bool needs_node(Algorithm algorithm);
-
 // Throws a usage error when the ranks do not suit the algorithm, or whether to compress does not.
 void check_fit(const Communicator& communicator, bool compressed, Algorithm algorithm);
+
+// Those that suit the ranks, but for auto.
+std::vector<Algorithm> fitting(const Communicator& communicator, bool compressed);
 
 // Reduces the tensors together; every rank passes the same list and arguments. `compressed`, each
 // tensor by its spec: exactly when the algorithm is such a one, or auto is to choose one. Throws a

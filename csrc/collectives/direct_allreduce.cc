@@ -1,7 +1,9 @@
 #include "collectives/direct_allreduce.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "collectives/algorithm.h"
 #include "collectives/exchange.h"
 #include "collectives/gather_allreduce.h"
 #include "collectives/recursive_doubling.h"
@@ -165,6 +167,38 @@ void direct_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
     case DirectWay::kExchange:
       return Direct(transport, stream).run();
   }
+}
+
+namespace {
+
+Load direct_load(const Layout& layout, size_t count, double width) {
+  const double p = layout.ranks, bytes = static_cast<double>(count) * width;
+  Load load;
+  switch (direct_way(layout.ranks, static_cast<size_t>(bytes))) {
+    case DirectWay::kDoubling:
+      return traits_of(Algorithm::kRecursiveDoubling).load(layout, count, width);
+    case DirectWay::kGather:
+      load.messages = std::ceil(std::log2(p));
+      load.wire_bytes = load.added_bytes = (p - 1) * bytes;
+      return load;
+    case DirectWay::kExchange:
+      break;
+  }
+  load.messages = 2 * (p - 1);
+  load.wire_bytes = 2 * (p - 1) / p * bytes;
+  load.added_bytes = (p - 1) / p * bytes;
+  return load;
+}
+
+}  // namespace
+
+const AlgorithmTraits& direct_algorithm() {
+  static constexpr AlgorithmTraits traits{
+      "direct", kExact,
+      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+         uint64_t /*seed*/) { direct_allreduce(c.transport, tensors, args); },
+      direct_load};
+  return traits;
 }
 
 }  // namespace qsgd

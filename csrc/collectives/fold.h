@@ -9,11 +9,20 @@
 
 namespace qsgd {
 
+// The largest power of two among up to `size` ranks.
+inline int fold_ranks(int size) {
+  int ranks = 1;
+  while (2 * ranks <= size) ranks *= 2;
+  return ranks;
+}
+
+// Messages that surplus ranks add to an algorithm, one after the other.
+inline int fold_messages(int size) { return fold_ranks(size) == size ? 0 : 2; }
+
 class Fold {
  public:
-  explicit Fold(Transport& transport) : transport_(transport) {
-    while (2 * ranks_ <= transport.size()) ranks_ *= 2;
-  }
+  explicit Fold(Transport& transport)
+      : transport_(transport), ranks_(fold_ranks(transport.size())) {}
 
   // The power of two; ranks from here on are surplus.
   int ranks() const { return ranks_; }
@@ -30,7 +39,7 @@ class Fold {
 
  private:
   Transport& transport_;
-  int ranks_ = 1;
+  const int ranks_;
 };
 
 // own = op of both, the lower rank's operand first: both sides of an exchange get the same bits,

@@ -74,4 +74,41 @@ Range hierarchical_owned(const SharedNode& node, size_t count, size_t granule, u
   return {shard.begin + part.begin, shard.begin + part.end};
 }
 
+namespace {
+
+// Every rank takes its shard across the nodes.
+Load load_of_shards(Algorithm across, const Layout& layout, size_t count, double width) {
+  Load load;
+  if (layout.nodes() > 1) {
+    const size_t shard = count / static_cast<size_t>(layout.ranks_per_node);
+    load = traits_of(across).load({layout.nodes(), 1}, shard, width);
+  }
+  load.shared_bytes = static_cast<double>(count) * sizeof(float);
+  return load;
+}
+
+}  // namespace
+
+const AlgorithmTraits& hierarchical_algorithm() {
+  static constexpr AlgorithmTraits traits{
+      "hierarchical", kNeedsNode | kAcross,
+      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+         uint64_t seed) { hierarchical_allreduce(c, tensors, args, false, seed); },
+      [](const Layout& layout, size_t count, double width) {
+        return load_of_shards(Algorithm::kDirect, layout, count, width);
+      }};
+  return traits;
+}
+
+const AlgorithmTraits& hierarchical_sra_algorithm() {
+  static constexpr AlgorithmTraits traits{
+      "hierarchical_sra", kCompresses | kNeedsNode | kAcross,
+      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+         uint64_t seed) { hierarchical_allreduce(c, tensors, args, true, seed); },
+      [](const Layout& layout, size_t count, double width) {
+        return load_of_shards(Algorithm::kSra, layout, count, width);
+      }};
+  return traits;
+}
+
 }  // namespace qsgd

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "collectives/allreduce.h"
+#include "collectives/algorithm.h"
 #include "collectives/schedule.h"
 
 namespace qsgd {

@@ -1,5 +1,8 @@
 #include "collectives/rabenseifner.h"
 
+#include <cmath>
+
+#include "collectives/algorithm.h"
 #include "collectives/fold.h"
 #include "collectives/packed.h"
 #include "collectives/schedule.h"
@@ -67,6 +70,23 @@ void rabenseifner_allreduce(Transport& transport, std::vector<ReduceTensor>& ten
   if (!fold.surplus()) Halves(transport, values, args, fold.ranks()).run();
   fold.out(values.at(0), values.count() * values.element());
   values.unpack();
+}
+
+const AlgorithmTraits& rabenseifner_algorithm() {
+  static constexpr AlgorithmTraits traits{
+      "rabenseifner", kExact,
+      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+         uint64_t /*seed*/) { rabenseifner_allreduce(c.transport, tensors, args); },
+      [](const Layout& layout, size_t count, double width) {
+        const double p = fold_ranks(layout.ranks), folds = fold_messages(layout.ranks);
+        const double bytes = static_cast<double>(count) * width;
+        Load load;
+        load.messages = 2 * std::log2(p) + folds;
+        load.wire_bytes = (2 * (p - 1) / p + folds) * bytes;
+        load.added_bytes = ((p - 1) / p + folds / 2) * bytes;
+        return load;
+      }};
+  return traits;
 }
 
 }  // namespace qsgd

@@ -1,5 +1,8 @@
 #include "collectives/recursive_doubling.h"
 
+#include <cmath>
+
+#include "collectives/algorithm.h"
 #include "collectives/fold.h"
 #include "collectives/packed.h"
 
@@ -26,6 +29,24 @@ void recursive_doubling_allreduce(Transport& transport, std::vector<ReduceTensor
   }
   fold.out(values.at(0), bytes);
   values.unpack();
+}
+
+const AlgorithmTraits& recursive_doubling_algorithm() {
+  static constexpr AlgorithmTraits traits{
+      "recursive_doubling", kExact,
+      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+         uint64_t /*seed*/) { recursive_doubling_allreduce(c.transport, tensors, args); },
+      [](const Layout& layout, size_t count, double width) {
+        const double rounds = std::log2(fold_ranks(layout.ranks));
+        const double folds = fold_messages(layout.ranks),
+                     bytes = static_cast<double>(count) * width;
+        Load load;
+        load.messages = rounds + folds;
+        load.wire_bytes = (rounds + folds) * bytes;
+        load.added_bytes = (rounds + folds / 2) * bytes;
+        return load;
+      }};
+  return traits;
 }
 
 }  // namespace qsgd

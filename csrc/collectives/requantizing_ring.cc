@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/algorithm.h"
 #include "collectives/compressed.h"
 #include "collectives/windows.h"
 
@@ -146,6 +147,25 @@ void requantizing_ring(Transport& transport, std::vector<ReduceTensor>& tensors,
                        Pipelining* pipelining) {
   run_compressed<Ring>(transport, tensors, args, seed, workers, pipelining,
                        [&](size_t limit) { return chunks_of(tensors, transport.size(), limit); });
+}
+
+const AlgorithmTraits& requantizing_ring_algorithm() {
+  static constexpr AlgorithmTraits traits{
+      "requantizing_ring", kCompresses | kForComparison,
+      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+         uint64_t seed) {
+        requantizing_ring(c.transport, tensors, args, seed, c.workers, c.pipelining);
+      },
+      [](const Layout& layout, size_t count, double width) {
+        const double p = layout.ranks, n = static_cast<double>(count);
+        Load load;
+        load.messages = 2 * (p - 1);
+        load.wire_bytes = 2 * (p - 1) / p * n * width;
+        load.encoded = n;
+        load.decoded_and_added = load.decoded = (p - 1) / p * n;
+        return load;
+      }};
+  return traits;
 }
 
 }  // namespace qsgd

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "collectives/algorithm.h"
 #include "collectives/schedule.h"
 #include "common/kept.h"
 
@@ -163,6 +164,22 @@ void ring_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
     char* to = static_cast<char*>(t.out) + range.begin * element;
     t.result_finite &= scale_copy(to, at, range.size(), args.dtype, args.postscale, divisor);
   });
+}
+
+const AlgorithmTraits& ring_algorithm() {
+  static constexpr AlgorithmTraits traits{
+      "ring", kExact,
+      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+         uint64_t /*seed*/) { ring_allreduce(c.transport, tensors, args); },
+      [](const Layout& layout, size_t count, double width) {
+        const double p = layout.ranks, bytes = static_cast<double>(count) * width;
+        Load load;
+        load.messages = 2 * (p - 1);
+        load.wire_bytes = 2 * (p - 1) / p * bytes;
+        load.added_bytes = (p - 1) / p * bytes;
+        return load;
+      }};
+  return traits;
 }
 
 }  // namespace qsgd

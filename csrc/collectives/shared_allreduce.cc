@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/algorithm.h"
 #include "collectives/schedule.h"
 #include "collectives/stream.h"
 #include "collectives/tree_sum.h"
@@ -130,6 +131,19 @@ void shared_allreduce(SharedNode& node, std::vector<ReduceTensor>& tensors,
   Stream stream(tensors, args, node.size());
   if (node.size() <= 2 || stream.size_bytes() <= kOneShotBytes) return one_shot(node, stream);
   TwoPhase(node, stream).run();
+}
+
+const AlgorithmTraits& shared_algorithm() {
+  static constexpr AlgorithmTraits traits{
+      "shared", kNeedsNode | kOneNode,
+      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+         uint64_t /*seed*/) { shared_allreduce(*c.node, tensors, args); },
+      [](const Layout& /*layout*/, size_t count, double width) {
+        Load load;
+        load.shared_bytes = static_cast<double>(count) * width;
+        return load;
+      }};
+  return traits;
 }
 
 }  // namespace qsgd

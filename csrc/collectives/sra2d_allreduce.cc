@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/algorithm.h"
 #include "collectives/compressed.h"
 #include "collectives/sra_allreduce.h"
 #include "collectives/windows.h"
@@ -285,6 +286,30 @@ void sra2d_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
   Sra2d machine(transport, coder, chunks, grid, *pool);
   run_to_end(transport, machine);
   if (pipelining != nullptr) pipelining->peak_bytes = pool->size_bytes() + coder.scratch_bytes();
+}
+
+const AlgorithmTraits& sra2d_algorithm() {
+  static constexpr AlgorithmTraits traits{
+      "sra2d", kCompresses,
+      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+         uint64_t seed) {
+        sra2d_allreduce(c.transport, tensors, args, seed, c.workers, c.pipelining);
+      },
+      [](const Layout& layout, size_t count, double width) {
+        const Grid grid = squarest_grid(layout.ranks);
+        if (grid.rows == 1) return traits_of(Algorithm::kSra).load(layout, count, width);
+        const double p = layout.ranks, rows = grid.rows, columns = grid.columns;
+        const double n = static_cast<double>(count);
+        Load load;
+        load.messages = 2 * (rows + columns - 2);
+        load.wire_bytes = 2 * (p - 1) / p * n * width;
+        // To the owners of the columns, then of the rest to those of the rows, then the result.
+        load.encoded = ((columns - 1) / columns + (rows - 1) / p + 1 / p) * n;
+        load.decoded_and_added = ((columns - 1) / columns + (rows - 1) / p) * n;
+        load.decoded = n;
+        return load;
+      }};
+  return traits;
 }
 
 }  // namespace qsgd

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "collectives/algorithm.h"
 #include "collectives/compressed.h"
 #include "collectives/windows.h"
 
@@ -114,6 +115,26 @@ void sra_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors, con
                    uint64_t seed, Workers* workers, Pipelining* pipelining) {
   run_compressed<Sra>(transport, tensors, args, seed, workers, pipelining,
                       [&](size_t limit) { return chunks_of(tensors, transport.size(), limit); });
+}
+
+const AlgorithmTraits& sra_algorithm() {
+  static constexpr AlgorithmTraits traits{
+      "sra", kCompresses,
+      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+         uint64_t seed) {
+        sra_allreduce(c.transport, tensors, args, seed, c.workers, c.pipelining);
+      },
+      [](const Layout& layout, size_t count, double width) {
+        const double p = layout.ranks, n = static_cast<double>(count);
+        Load load;
+        load.messages = 2 * (p - 1);
+        load.wire_bytes = 2 * (p - 1) / p * n * width;
+        load.encoded = n;  // what goes to the owners, and the owner's own sum
+        load.decoded_and_added = (p - 1) / p * n;
+        load.decoded = n;
+        return load;
+      }};
+  return traits;
 }
 
 }  // namespace qsgd

@@ -104,6 +104,14 @@ void Engine::tune(const Tuning& tuning) {
   news_.store(true, std::memory_order_release);
 }
 
+std::optional<Machine> Engine::machine() {
+  if (!config_.planner || size() == 1) return std::nullopt;
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return machine_ || ended_; });
+  if (!machine_) throw internal_error("the machine was not measured: " + abort_->message());
+  return machine_;
+}
+
 void Engine::shutdown(const std::string& reason, double patience_s) {
   if (!thread_.joinable()) return;
   check_not_performing("shutdown() was called");

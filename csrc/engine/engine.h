@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -29,14 +30,15 @@ struct EngineConfig {
   size_t fusion_bytes = size_t{64} << 20;
   NonFinite nonfinite = NonFinite::kError;
   Algorithm algorithm = Algorithm::kAuto;
-  int threads = 1;               // that code and reduce, the engine's own among them
-  bool planner = false;          // measure the machine, and compress only where that saves time
-  size_t cache_capacity = 1024;  // names that travel as numbers; at most kMaxBook do
-  double cycle_time_s = 0;       // rank 0 waits so long for more tensors to fuse
-  double stall_warning_s = 60;   // 0: never
-  double stall_shutdown_s = 0;   // ends the job then; 0: never
-  double deadlock_s = 10;        // ranks that have waited so long for one another fail; 0: never
-  size_t kept_steps = 65536;     // whose figures step_profile() has, the latest
+  int threads = 1;                 // that code and reduce, the engine's own among them
+  bool planner = false;            // compress only where that saves time
+  std::optional<Machine> machine;  // what the planner goes by; measured where nothing is given
+  size_t cache_capacity = 1024;    // names that travel as numbers; at most kMaxBook do
+  double cycle_time_s = 0;         // rank 0 waits so long for more tensors to fuse
+  double stall_warning_s = 60;     // 0: never
+  double stall_shutdown_s = 0;     // ends the job then; 0: never
+  double deadlock_s = 10;          // ranks that have waited so long for one another fail; 0: never
+  size_t kept_steps = 65536;       // whose figures step_profile() has, the latest
   // Warnings; called from whichever thread is at work here, mostly the engine's own.
   std::function<void(const std::string&)> log;
 };
@@ -100,6 +102,10 @@ class Engine {
   }
   void stop_timeline() { timeline_->stop(); }
 
+  // What the planner goes by, once it is known; nothing without a planner, and on one rank. Waits
+  // for the measurement. Throws when the engine ended before.
+  std::optional<Machine> machine();
+
   EngineStats stats() const;
   StepProfile step_profile() const { return steps_.profile(); }
   // Of every tensor for which compression was asked, by name.
@@ -123,7 +129,7 @@ class Engine {
                                 std::shared_ptr<void> keep);
   void check_fit(Submission& submission) const;
   void run();
-  void measure_machine();
+  void plan_for_machine();
   bool turn();
   bool take_news();
   void carry_out_agreed();
@@ -183,6 +189,7 @@ class Engine {
   Tuning tuning_;                  // not yet taken up
   bool leaving_ = false;
   bool ended_ = false;  // the thread does nothing more
+  std::optional<Machine> machine_;
   std::string reason_;
   // Of operations without a name of the caller's, by process set.
   std::map<std::pair<OpKind, int32_t>, uint64_t> numbers_;

@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kShortNap{1};  // where others work without 
 void Engine::run() {
   std::unique_lock<std::mutex> helm(helm_);  // to the end: nobody works on what is failed there
   try {
-    if (config_.planner && size() > 1) measure_machine();
+    if (config_.planner && size() > 1) plan_for_machine();
     while (!finished_) {
       abort_->check();
       const bool busy = turn();
@@ -51,15 +51,21 @@ void Engine::fall(const std::string& cause) {
 }
 
 // Before any message, on all ranks together.
-void Engine::measure_machine() {
+void Engine::plan_for_machine() {
   std::vector<CodecSpec> codecs;
-  for (const int bits : {2, 4, 8}) {
+  for (const int bits : {8, 4, 2}) {
     codecs.emplace_back();
     codecs.back().bits = bits;
   }
+  const Machine machine = config_.machine
+                              ? *config_.machine
+                              : measure(communicator_, ranks_per_node(node_.get()), codecs);
   PlanRequest request;
   (is_compressed(config_.algorithm) ? request.coded : request.exact) = config_.algorithm;
-  coordinator_.economy().set(measure(communicator_, ranks_per_node(node_.get()), codecs), request);
+  coordinator_.economy().set(machine, request);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  machine_ = machine;
+  changed_.notify_all();
 }
 
 // One round: hand in what is new, hear the others, agree on what to carry out. True if any

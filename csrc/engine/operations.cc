@@ -82,8 +82,9 @@ Result Operations::do_one(const Entry& entry, const Response& response) {
 
 // The ranks of a set share no memory, even where those of the job do.
 Algorithm Operations::algorithm_of(const Response& response) const {
-  const bool fits = response.set == 0 || !needs_node(response.algorithm);
-  return fits ? response.algorithm : Algorithm::kAuto;
+  const Algorithm algorithm = response.algorithm;
+  if (response.set == 0 || algorithm == Algorithm::kAuto) return algorithm;
+  return traits_of(algorithm).has(kNeedsNode) ? Algorithm::kAuto : algorithm;
 }
 
 int Operations::place_of(int rank) const {

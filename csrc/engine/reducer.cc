@@ -53,7 +53,7 @@ std::vector<std::string> Reducer::reduce(const std::vector<Item>& items,
   const Algorithm wanted = is_compressed(algorithm) == coded ? algorithm : Algorithm::kAuto;
   const Algorithm chosen = resolve(communicator_, coded, wanted);
   KeptOnFailure<Settled> settled;
-  const bool across = chosen == Algorithm::kHierarchicalSra;
+  const bool across = coded && traits_of(chosen).has(kAcross);
   std::vector<ReduceTensor> tensors = prepare(items, codings, across, *settled);
   const ReduceArgs& args = items.front().submission->args;
   exchange_.algorithm = args.op == ReduceOp::kAdasum ? "adasum" : name_of(chosen);

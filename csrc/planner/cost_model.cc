@@ -6,12 +6,12 @@
 #include <limits>
 #include <string>
 
-#include "collectives/direct_allreduce.h"
 #include "common/error.h"
 
 namespace qsgd {
 namespace {
 
+constexpr double kLeastPart = 0.1;           // of the closed form, where lines would lead below it
 constexpr double kSegmentBytes = 256 << 10;  // what overlaps: one segment is coded, one travels
 
 // Both run side by side once the first segment is through.
@@ -20,87 +20,25 @@ double overlapped(double wire_s, double work_s, double bytes) {
   return std::max(wire_s, work_s) + std::min(wire_s, work_s) / segments;
 }
 
-// What one allreduce asks of a rank.
-struct Load {
-  double messages = 0;
-  double wire = 0;      // bytes sent
-  double work_s = 0;    // coding and adding
-  double before_s = 0;  // through the window, before and after the wire
-};
-
-// p ranks, `bytes` of float32 each.
-Load exact_load(Algorithm algorithm, double p, double bytes, double add_s_per_byte) {
-  const double share = (p - 1) / p;
-  const double add_s = bytes * add_s_per_byte;
-  const double rounds = std::ceil(std::log2(p));
-  // Ranks beyond the last power of two hand their tensor over and get the result back.
-  const bool odd = std::exp2(rounds) != p;
-  switch (algorithm) {
-    case Algorithm::kRecursiveDoubling:
-      return {rounds + odd, (rounds + odd) * bytes, (rounds + odd) * add_s, 0};
-    case Algorithm::kRabenseifner:
-      return {2 * rounds + odd, (2 * share + odd) * bytes, (share + odd) * add_s, 0};
-    case Algorithm::kDirect:
-      switch (direct_way(static_cast<int>(p), static_cast<size_t>(bytes))) {
-        case DirectWay::kDoubling:
-          return {rounds, rounds * bytes, rounds * add_s, 0};
-        case DirectWay::kGather:
-          return {rounds, (p - 1) * bytes, (p - 1) * add_s, 0};
-        case DirectWay::kExchange:
-          break;
-      }
-      [[fallthrough]];
-    default:  // the ring sends as much
-      return {2 * (p - 1), 2 * share * bytes, share * add_s, 0};
-  }
+// Bytes of an element on the wire.
+double width_of(size_t count, const std::optional<CodecSpec>& spec) {
+  if (!spec) return sizeof(float);
+  return count == 0 ? 0 : static_cast<double>(spec->bytes(count)) / static_cast<double>(count);
 }
 
-Load coded_load(Algorithm algorithm, double p, double count, double width, const CodecCost& cost) {
-  const double share = (p - 1) / p;
-  const double coded = width * count;
-  switch (algorithm) {
-    case Algorithm::kAllgather:
-      return {p - 1, (p - 1) * coded, count * (cost.encode_s + p * cost.decode_add_s), 0};
-    case Algorithm::kSra2d: {
-      const double side = std::sqrt(p);
-      const double passes = share + 1 / side + 1 / p;  // rows, columns, and the result
-      return {
-          4 * (side - 1), 2 * share * coded,
-          count * (passes * cost.encode_s + (share + 1 / side) * cost.decode_add_s + cost.decode_s),
-          0};
-    }
-    case Algorithm::kRequantizingRing:
-      return {2 * (p - 1), 2 * share * coded,
-              count * (cost.encode_s + share * (cost.decode_add_s + cost.decode_s)), 0};
-    default:  // SRA: the owner codes its sum, everybody codes what it sends to the owners
-      return {2 * (p - 1), 2 * share * coded,
-              count * (cost.encode_s + share * cost.decode_add_s + cost.decode_s), 0};
-  }
-}
-
-bool is_hierarchical(Algorithm algorithm) {
-  return algorithm == Algorithm::kHierarchical || algorithm == Algorithm::kHierarchicalSra;
-}
-
-Load load_of(const Machine& m, Algorithm algorithm, size_t count,
+Load load_of(const Machine& m, const AlgorithmTraits& traits, size_t count,
              const std::optional<CodecSpec>& spec) {
-  const auto n = static_cast<double>(count);
-  const double bytes = n * sizeof(float);
   if (m.ranks == 1) return {};
-  if (algorithm == Algorithm::kShared) return {0, 0, 0, m.shared(1, bytes)};
-  const auto width = [&](size_t elements) {
-    return elements == 0 ? 0.0 : static_cast<double>(spec->bytes(elements)) / double(elements);
-  };
-  if (is_hierarchical(algorithm)) {  // every rank takes its shard across the nodes
-    const double shard = n / m.ranks_per_node;
-    Load load =
-        spec ? coded_load(Algorithm::kSra, m.nodes(), shard, width(count), m.codec(*spec))
-             : exact_load(Algorithm::kDirect, m.nodes(), shard * sizeof(float), m.add_s_per_byte);
-    load.before_s = m.shared(1, bytes);
-    return load;
-  }
-  return spec ? coded_load(algorithm, m.ranks, n, width(count), m.codec(*spec))
-              : exact_load(algorithm, m.ranks, bytes, m.add_s_per_byte);
+  return traits.load({m.ranks, m.ranks_per_node}, count, width_of(count, spec));
+}
+
+// Adding and coding.
+double work_s(const Machine& m, const Load& load, const std::optional<CodecSpec>& spec) {
+  const double adding_s = load.added_bytes * m.add_s_per_byte;
+  if (!spec) return adding_s;
+  const CodecCost cost = m.codec(*spec);
+  return adding_s + load.encoded * cost.encode_s + load.decoded * cost.decode_s +
+         load.decoded_and_added * cost.decode_add_s;
 }
 
 }  // namespace
@@ -146,31 +84,124 @@ void check(const Machine& m) {
     require_time("beta_s_per_byte", link->beta_s_per_byte);
   }
   require_time("add_s_per_byte", m.add_s_per_byte);
-  require_time("exact_start_s", m.exact_start_s);
-  require_time("coded_start_s", m.coded_start_s);
-  require_time("coded_s_per_element", m.coded_s_per_element);
   for (const CodecCost& c : m.codecs) {
     require_time("encode_s", c.encode_s);
     require_time("decode_s", c.decode_s);
     require_time("decode_add_s", c.decode_add_s);
   }
+  for (const Observation& o : m.observed) {
+    const std::string field = std::string("observed ") + name_of(o.algorithm);
+    require(std::isfinite(o.seconds) && o.seconds > 0, field.c_str(), o.seconds,
+            "a time of more than 0 s");
+    require(o.count > 0, field.c_str(), static_cast<double>(o.count), "at least one element");
+    require(is_compressed(o.algorithm) == o.spec.has_value(), field.c_str(), o.seconds,
+            "a code where it compresses, and none where it does not");
+  }
 }
+
+std::vector<Algorithm> Machine::known(bool compressed) const {
+  std::vector<Algorithm> found;
+  for (const Observation& o : observed) {
+    if (o.spec.has_value() != compressed) continue;
+    if (std::find(found.begin(), found.end(), o.algorithm) == found.end()) {
+      found.push_back(o.algorithm);
+    }
+  }
+  if (found.empty()) found.push_back(compressed ? coded : exact);
+  return found;
+}
+
+namespace {
+
+// By the closed form alone.
+double modelled_s(const Machine& m, Algorithm algorithm, size_t count,
+                  const std::optional<CodecSpec>& spec) {
+  const AlgorithmTraits& traits = traits_of(algorithm);
+  const Load load = load_of(m, traits, count, spec);
+  const Link link = traits.has(kAcross) ? m.across : m.link();
+  const double shared_s = traits.has(kNeedsNode) ? m.shared(1, load.shared_bytes) : 0;
+  return shared_s + load.messages * link.alpha_s +
+         overlapped(load.wire_bytes * link.beta_s_per_byte, work_s(m, load, spec), load.wire_bytes);
+}
+
+// How unlike two codes are: schemes count for more than bits.
+int distance(const CodecSpec& a, const CodecSpec& b) {
+  return (a.scheme == b.scheme ? 0 : 100) + std::abs(a.bits - b.bits);
+}
+
+// What was seen of the algorithm in the code that is most like this one, by size.
+std::vector<const Observation*> observations(const Machine& m, Algorithm algorithm,
+                                             const std::optional<CodecSpec>& spec) {
+  std::vector<const Observation*> found;
+  int nearest = std::numeric_limits<int>::max();
+  for (const Observation& o : m.observed) {
+    if (o.algorithm != algorithm || o.spec.has_value() != spec.has_value()) continue;
+    const int away = spec ? distance(*o.spec, *spec) : 0;
+    if (away > nearest) continue;
+    if (away < nearest) found.clear();
+    nearest = away;
+    found.push_back(&o);
+  }
+  std::sort(found.begin(), found.end(),
+            [](const Observation* a, const Observation* b) { return a->count < b->count; });
+  return found;
+}
+
+// What observations took beyond the closed form, by size.
+struct Excess {
+  double count;
+  double seconds;
+};
+
+std::vector<Excess> excesses(const Machine& m, Algorithm algorithm,
+                             const std::optional<CodecSpec>& spec) {
+  std::vector<Excess> found;
+  for (const Observation* o : observations(m, algorithm, spec)) {
+    found.push_back(
+        {static_cast<double>(o->count), o->seconds - modelled_s(m, algorithm, o->count, o->spec)});
+  }
+  return found;
+}
+
+// On straight lines between the sizes that were observed, along the last line beyond them, and as
+// the first below.
+double excess_s(const std::vector<Excess>& seen, double count) {
+  if (seen.empty()) return 0;
+  if (seen.size() == 1 || count <= seen.front().count) return seen.front().seconds;
+  const auto high = std::find_if(seen.begin() + 1, seen.end() - 1,
+                                 [&](const Excess& e) { return e.count >= count; });
+  const auto low = high - 1;
+  const double part = (count - low->count) / (high->count - low->count);
+  return low->seconds + part * (high->seconds - low->seconds);
+}
+
+double at_least(double seconds, double form_s) { return std::max(seconds, form_s * kLeastPart); }
+
+}  // namespace
 
 double allreduce_s(const Machine& m, Algorithm algorithm, size_t count,
                    const std::optional<CodecSpec>& spec) {
   if (m.ranks == 1) return 0;
   const Algorithm chosen = m.resolve(algorithm, spec.has_value());
-  const Load load = load_of(m, chosen, count, spec);
-  const Link link = is_hierarchical(chosen) ? m.across : m.link();
-  const double start_s =
-      spec ? m.coded_start_s + static_cast<double>(count) * m.coded_s_per_element : m.exact_start_s;
-  return start_s + load.before_s + load.messages * link.alpha_s +
-         overlapped(load.wire * link.beta_s_per_byte, load.work_s, load.wire);
+  const double form_s = modelled_s(m, chosen, count, spec);
+  const std::vector<Excess> seen = excesses(m, chosen, spec);
+  return at_least(form_s + excess_s(seen, static_cast<double>(count)), form_s);
+}
+
+double hopeful_s(const Machine& m, Algorithm algorithm, size_t count,
+                 const std::optional<CodecSpec>& spec) {
+  if (m.ranks == 1) return 0;
+  const Algorithm chosen = m.resolve(algorithm, spec.has_value());
+  const double form_s = modelled_s(m, chosen, count, spec);
+  const std::vector<Excess> seen = excesses(m, chosen, spec);
+  const double beyond = seen.empty() ? 0 : seen.back().seconds;
+  const double excess = excess_s(seen, static_cast<double>(count));
+  return at_least(form_s + std::min(excess, beyond), form_s);
 }
 
 double wire_bytes(const Machine& m, Algorithm algorithm, size_t count,
                   const std::optional<CodecSpec>& spec) {
-  return load_of(m, m.resolve(algorithm, spec.has_value()), count, spec).wire;
+  return load_of(m, traits_of(m.resolve(algorithm, spec.has_value())), count, spec).wire_bytes;
 }
 
 namespace {

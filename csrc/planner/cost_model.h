@@ -1,4 +1,5 @@
-// What an allreduce costs on a machine: closed forms over measured constants. Pure functions.
+// What an allreduce costs on a machine: closed forms over measured constants, corrected by what
+// some allreduces were seen to take. Pure functions.
 //
 // T = messages * alpha + wire bytes * beta, coding and adding overlapped with the wire:
 // max(wire, work) + the lesser one's first segment. For the ring of p ranks and n elements of w
@@ -32,6 +33,14 @@ struct CodecCost {
   double decode_add_s = 0;
 };
 
+// An allreduce of `count` float32, as it was measured.
+struct Observation {
+  Algorithm algorithm = Algorithm::kDirect;
+  std::optional<CodecSpec> spec;  // of a compressed one
+  size_t count = 0;
+  double seconds = 0;
+};
+
 // Equal on every rank, so that every rank makes the same plan.
 struct Machine {
   int ranks = 1;
@@ -44,12 +53,8 @@ struct Machine {
   Link across;  // messages between nodes, all ranks of a node at it
   Link shared;  // one allreduce through a node's memory, per byte of the tensor
   double add_s_per_byte = 0;
-  // What a small allreduce takes beyond all that: calls, waking up, headers.
-  double exact_start_s = 0;
-  double coded_start_s = 0;
-  // What a compressed one takes beyond the model where it is large: checks, sums, copies, turns.
-  double coded_s_per_element = 0;
   std::vector<CodecCost> codecs;
+  std::vector<Observation> observed;
 
   int nodes() const { return ranks / ranks_per_node; }
   Algorithm resolve(Algorithm algorithm, bool compressed) const {
@@ -58,6 +63,8 @@ struct Machine {
   }
   // The mean over a rank's peers.
   Link link() const;
+  // Those that were measured; what auto stands for, where none was.
+  std::vector<Algorithm> known(bool compressed) const;
   // Of the codec measured that is most like this one: same scheme and nearest bits, else the
   // slowest.
   CodecCost codec(const CodecSpec& spec) const;
@@ -67,9 +74,15 @@ struct Machine {
 void check(const Machine& machine);
 
 // Seconds of one allreduce of `count` float32; the spec is that of a compressed algorithm. kAuto is
-// what the machine says.
+// what the machine says. What observations of the algorithm, in the code that is most like this
+// one, took beyond the closed form is added: on straight lines between their sizes and beyond.
 double allreduce_s(const Machine& machine, Algorithm algorithm, size_t count,
                    const std::optional<CodecSpec>& spec);
+
+// The same by a reader who hopes for the best: beyond the last observation no more is added than
+// there. It says what is worth a trial, for lines through a few small sizes lead astray.
+double hopeful_s(const Machine& machine, Algorithm algorithm, size_t count,
+                 const std::optional<CodecSpec>& spec);
 
 // Bytes that one rank sends in it.
 double wire_bytes(const Machine& machine, Algorithm algorithm, size_t count,

@@ -7,9 +7,9 @@
 
 namespace qsgd {
 
-// Exchanges messages among neighbours, all ranks at once, and codes a buffer with each of the
-// codecs. Takes some 0.2 s, more on a slow wire. Collective; every rank returns the same: the
-// maxima over the ranks, as the slowest rank sets the pace.
+// Exchanges messages among neighbours, all ranks at once, codes a buffer with each of the codecs,
+// and tries the allreduces that a plan may choose. Takes a second or two. Collective; every rank
+// returns the same: the maxima over the ranks, as the slowest rank sets the pace.
 //
 // ranks_per_node: consecutive ranks that share a node, a divisor of the number of ranks.
 Machine measure(Communicator& communicator, int ranks_per_node,

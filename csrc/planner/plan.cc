@@ -7,6 +7,7 @@ namespace qsgd {
 namespace {
 
 constexpr size_t kLargest = size_t{1} << 30;
+constexpr double kAsFast = 0.02;  // a difference that no measurement tells apart
 
 std::string number(double value, const char* unit) {
   char text[48];
@@ -60,8 +61,8 @@ std::string explain(const Machine& machine, size_t count, const CodecSpec& spec,
 std::optional<size_t> threshold(const Machine& machine, const CodecSpec& spec,
                                 const PlanRequest& request) {
   const auto wins = [&](size_t count) {
-    return pays(allreduce_s(machine, request.coded, count, spec),
-                allreduce_s(machine, request.exact, count, std::nullopt), request.worth);
+    return pays(fastest(machine, count, spec, request).seconds,
+                fastest(machine, count, std::nullopt, request).seconds, request.worth);
   };
   if (!wins(kLargest)) return std::nullopt;
   size_t loses_at = 0, wins_at = kLargest;
@@ -72,10 +73,27 @@ std::optional<size_t> threshold(const Machine& machine, const CodecSpec& spec,
   return wins_at;
 }
 
+Way fastest(const Machine& machine, size_t count, const std::optional<CodecSpec>& spec,
+            const PlanRequest& request) {
+  const bool coded = spec.has_value();
+  const Algorithm wanted = coded ? request.coded : request.exact;
+  const bool is_open = request.any_algorithm && wanted == Algorithm::kAuto;
+  Way best;
+  for (const Algorithm algorithm :
+       is_open ? machine.known(coded) : std::vector{machine.resolve(wanted, coded)}) {
+    const double seconds = allreduce_s(machine, algorithm, count, spec);
+    if (best.algorithm == Algorithm::kAuto || seconds < best.seconds * (1 - kAsFast)) {
+      best = {algorithm, seconds};
+    }
+  }
+  return best;
+}
+
 Plan choose(const Machine& machine, size_t count, const PlanRequest& request) {
   Plan plan;
-  plan.algorithm = machine.resolve(request.exact, false);
-  plan.exact_seconds = plan.seconds = allreduce_s(machine, plan.algorithm, count, std::nullopt);
+  const Way exact = fastest(machine, count, std::nullopt, request);
+  plan.algorithm = exact.algorithm;
+  plan.exact_seconds = plan.seconds = exact.seconds;
   if (request.codecs.empty()) {
     plan.reason = "fp32 " + time_text(plan.exact_seconds) + ": no compression was asked for";
     return plan;
@@ -86,24 +104,24 @@ Plan choose(const Machine& machine, size_t count, const PlanRequest& request) {
   }
   std::vector<CodecSpec> codecs = request.codecs;
   std::sort(codecs.begin(), codecs.end(), finer);
-  double fastest_s = 0;
-  const CodecSpec* fastest = nullptr;
+  double least_s = 0;
+  const CodecSpec* least = nullptr;
   for (const CodecSpec& spec : codecs) {
-    const double coded_s = allreduce_s(machine, request.coded, count, spec);
-    if (pays(coded_s, plan.seconds, request.worth)) {
+    const Way way = fastest(machine, count, spec, request);
+    if (pays(way.seconds, plan.seconds, request.worth)) {
+      plan.algorithm = way.algorithm;
       plan.spec = spec;
-      plan.seconds = coded_s;
+      plan.seconds = way.seconds;
     }
-    if (fastest == nullptr || coded_s < fastest_s) {
-      fastest = &spec;
-      fastest_s = coded_s;
+    if (least == nullptr || way.seconds < least_s) {
+      least = &spec;
+      least_s = way.seconds;
     }
   }
-  if (plan.spec) plan.algorithm = machine.resolve(request.coded, true);
   plan.reason =
       plan.spec
           ? explain(machine, count, *plan.spec, plan.seconds, request, plan.exact_seconds, true)
-          : explain(machine, count, *fastest, fastest_s, request, plan.exact_seconds, false);
+          : explain(machine, count, *least, least_s, request, plan.exact_seconds, false);
   return plan;
 }
 

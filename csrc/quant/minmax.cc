@@ -1,6 +1,5 @@
 // 2^bits levels from a bucket's least to its largest element, as QSGD-TF lays them out: a bucket
 // has two scales, its least element and the distance of its levels.
-
 #include <cmath>
 #include <limits>
 

@@ -1,5 +1,4 @@
 // Levels 0, 2^-(s-1) ... 1/2, 1 of a bucket's norm. Ramezani-Kebrya et al., NUQSGD, JMLR 2021.
-
 #include <cmath>
 #include <cstring>
 #include <limits>

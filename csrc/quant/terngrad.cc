@@ -1,6 +1,5 @@
 // TernGrad: every element becomes -1, 0 or 1 times the bucket's largest magnitude after clipping at
 // 2.5 standard deviations. Wen et al., TernGrad, NeurIPS 2017, sections 3 and 4.
-
 #include <cmath>
 #include <cstring>
 #include <limits>

@@ -14,15 +14,15 @@ from rich.console import Console
 from rich.text import Text
 
 from qsgd_hpc import __version__, basics, planning
-from qsgd_hpc.bench import table
+from qsgd_hpc.bench import explain, table
 from qsgd_hpc.bench.contestants import Contestant, engine, gloo_peers, mpi_peer, ours
 from qsgd_hpc.bench.rounds import Data, Effort, time_all
 from qsgd_hpc.bench.samples import Row, Timing, compare, row_json
-from qsgd_hpc.bench.words import AUTO, PLAIN_BITS, size_text
+from qsgd_hpc.bench.words import AUTO, PLAIN_BITS
 from qsgd_hpc.errors import UsageError
 
 if TYPE_CHECKING:
-    from qsgd_hpc._core import CodecSpec, Machine
+    from qsgd_hpc._core import Machine
 
 __all__ = ["Request", "run"]
 
@@ -39,6 +39,9 @@ class Request:
     algorithms: Sequence[str] = (AUTO,)
     peers: bool = False
     explain: bool = False
+    """Say what is planned per size, and why, instead of measuring."""
+    trial: bool = False
+    """With explain: try every choice, and print it beside what was predicted."""
     json_path: Path | None = None
     bandwidth_gbps: float | None = None
     """Of a rank's link; None takes what was measured."""
@@ -50,19 +53,15 @@ class Request:
 class Bench:
     """The job's communicators and machine, and what follows from them."""
 
-    def __init__(self, request: Request, mpi: Any, communicator: Any, ranks_per_node: int) -> None:
+    def __init__(self, request: Request, mpi: Any, communicator: Any) -> None:
         self.request, self.mpi, self.communicator = request, mpi.module, communicator
         self.comm = communicator.comm
         self.is_root = self.comm.Get_rank() == 0
         self.screen = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-        self.key = planning.Key(
-            planning.site_name(),
-            " ".join([mpi.module.get_vendor()[0], ".".join(map(str, mpi.module.get_vendor()[1]))]),
-            self.comm.Get_size(),
-            ranks_per_node,
-            request.threads,
+        self.key = planning.key_of(
+            mpi.module, communicator.nodes, self.comm.Get_size(), request.threads
         )
-        self.machine: Machine = planning.machine(communicator, self.comm, self.key, fresh=True)
+        self.machine: Machine = planning.machine(communicator, self.comm, self.key)
 
     def say(self, text: str | Text = "") -> None:
         """Print on rank 0."""
@@ -87,41 +86,25 @@ class Bench:
         if self.request.bandwidth_gbps:
             self.say(f"link, as given: {self.request.bandwidth_gbps:g} Gb/s, which is the limit's")
 
-    def explain(self) -> None:
-        """Print the plan of each size and bits."""
-        for size_bytes in self.request.sizes:
-            for bits in self.request.bits:
-                plan = self.plan(size_bytes // FLOAT_BYTES, bits)
-                self.say(f"{size_text(size_bytes):>8}  {plan.algorithm:18}  {plan.reason}")
-
     @property
     def seconds_per_byte(self) -> float:
         """Of a rank's link."""
         given = self.request.bandwidth_gbps
         return 8e-9 / given if given else self.machine.link[1]
 
-    def plan(self, count: int, bits: int | str) -> Any:
-        from qsgd_hpc import _core
-
-        if bits == PLAIN_BITS:
-            codecs = []
-        else:
-            codecs = planning.codecs() if bits == AUTO else [spec_of(int(bits))]
-        return _core.plan(self.machine, count=count, codecs=codecs)
-
     def contestants(self, count: int, peers: Sequence[Contestant]) -> list[Contestant]:
         """Return all that compete at this size; those of ours in the order of the request."""
         found = []
         for bits in self.request.bits:
             if bits == AUTO:
-                plan = self.plan(count, AUTO)
+                plan = explain.plan(self.machine, count, [AUTO])
                 chosen = plan.spec.bits if plan.spec else PLAIN_BITS
                 entry = ours(self.communicator, chosen, plan.spec, plan.algorithm)
                 entry.what = f"auto: {entry.what}"
                 found.append(entry)
                 continue
             coded = bits != PLAIN_BITS
-            spec = spec_of(int(bits)) if coded else None
+            spec = explain.spec_of(int(bits)) if coded else None
             for name in fitting(self.request.algorithms, coded):
                 found.append(ours(self.communicator, int(bits), spec, self.named(name, coded)))
             if not coded and AUTO in self.request.algorithms:
@@ -177,7 +160,8 @@ class Bench:
             self.say(f"gloo is left out: {reason}")
         return [mpi_peer(self.comm, self.mpi), *found]
 
-    def write(self, path: Path, rows: Sequence[Row]) -> None:
+    def write(self, path: Path, key: str, rows: Sequence[dict[str, Any]]) -> None:
+        """Write the rows under this key, with what they are of."""
         record = {
             "schema": SCHEMA,
             "version": __version__,
@@ -188,17 +172,10 @@ class Bench:
             "threads": self.key.threads,
             "bandwidth_gbps": self.request.bandwidth_gbps,
             "machine": planning.to_json(self.machine),
-            "rows": [row_json(row) for row in rows],
+            key: list(rows),
         }
         path.write_text(json.dumps(record, indent=1) + "\n")
         self.say(f"written: {path}")
-
-
-def spec_of(bits: int) -> CodecSpec:
-    """Return the code of so many bits, with the bucket and norm that the environment sets."""
-    from qsgd_hpc.compression import Qsgd
-
-    return Qsgd(bits).coding(lasting=False).spec
 
 
 def fitting(algorithms: Sequence[str], coded: bool) -> list[str]:
@@ -209,14 +186,13 @@ def fitting(algorithms: Sequence[str], coded: bool) -> list[str]:
     """
     from qsgd_hpc import _core
 
-    first_coded = _core.ALGORITHMS.index("sra")
     unknown = [name for name in algorithms if name not in _core.ALGORITHMS]
     if unknown:
         raise UsageError(f"--algorithm: {unknown[0]!r} is not one of {', '.join(_core.ALGORITHMS)}")
     return [
         name
         for name in algorithms
-        if name == AUTO or (_core.ALGORITHMS.index(name) >= first_coded) == coded
+        if name == AUTO or (name in _core.COMPRESSED_ALGORITHMS) == coded
     ]
 
 
@@ -233,6 +209,8 @@ def check(request: Request) -> None:
             f"{','.join(map(str, request.bits))}: sra, sra2d, allgather, requantizing_ring and "
             "hierarchical_sra compress (1 to 8 bits), the others send float32 (32 bits)"
         )
+    if request.trial and not request.explain:
+        raise UsageError("--trial goes with --explain, whose choices it tries; add --explain")
     if request.json_path is not None and not request.json_path.absolute().parent.is_dir():
         raise UsageError(f"--json {request.json_path}: there is no such folder; create it first")
 
@@ -243,7 +221,7 @@ def run(request: Request) -> None:
     Raises:
         UsageError: the request is wrong, or there is one rank only.
     """
-    from qsgd_hpc import _direct, _mpi, env
+    from qsgd_hpc import _direct, _mpi
 
     check(request)
     mpi = _mpi.start_mpi()
@@ -253,19 +231,15 @@ def run(request: Request) -> None:
             "one rank has nothing to reduce with; pass -np 2, or start it with mpiexec or "
             "qsgd-hpc run"
         )
-    local = _mpi.split_nodes(mpi, world, env.get("QSGD_RANKS_PER_NODE"))
-    layouts = world.allgather(local)
-    per_node = layouts[0][1]
-    uniform = all(
-        facts[:3:2] == (rank % per_node, rank // per_node) and facts[1] == per_node
-        for rank, facts in enumerate(layouts)
-    )
     with _direct.communicator(threads=request.threads) as communicator:
-        bench = Bench(request, mpi, communicator, per_node if uniform else 1)
+        bench = Bench(request, mpi, communicator)
         bench.introduce()
-        if request.explain:
-            bench.explain()
+        if request.explain and not request.trial:
+            explain.by_prediction(bench)
             return
-        rows = bench.measure()
+        if request.explain:
+            key, rows = "choices", explain.by_trial(bench)
+        else:
+            key, rows = "rows", [row_json(row) for row in bench.measure()]
         if request.json_path is not None and bench.is_root:
-            bench.write(request.json_path, rows)
+            bench.write(request.json_path, key, rows)

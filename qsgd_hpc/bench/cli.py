@@ -29,11 +29,19 @@ def launched(environ: Mapping[str, str]) -> bool:
 
 
 @click.group(context_settings={"show_default": True}, invoke_without_command=True)
-@click.option("--explain", is_flag=True, help="Same as bench allreduce --explain.")
+@click.option(
+    "--explain",
+    is_flag=False,
+    flag_value="",
+    metavar="[SIZES]",
+    help="What is planned, and why; with SIZES, beside what every choice takes.",
+)
 @click.option("-np", "-n", "ranks", type=int, metavar="N", help="Ranks for --explain.")
 @click.option("--network", metavar="RATE", help="Of the hosts for --explain.")
 @click.pass_context
-def bench(context: click.Context, explain: bool, ranks: int | None, network: str | None) -> None:
+def bench(
+    context: click.Context, explain: str | None, ranks: int | None, network: str | None
+) -> None:
     """Measure codecs and allreduces of this machine, beside its limits and its peers.
 
     \b
@@ -43,14 +51,16 @@ def bench(context: click.Context, explain: bool, ranks: int | None, network: str
       qsgd-hpc bench allreduce -np 2 --sizes 4K:64M --peers
     Which sizes it pays to compress here, and why:
       qsgd-hpc bench --explain -np 2
-    And on four hosts joined at 1 Gb/s, emulated here:
-      qsgd-hpc bench --explain -np 4 --network 1gbit
+    How long 1 MB takes in every code by every algorithm, as planned and in fact, on four hosts
+    joined at 1 Gb/s, emulated here:
+      qsgd-hpc bench --explain 1M -np 4 --network 1gbit
     """
     if context.invoked_subcommand is None:
-        if not explain:
+        if explain is None:
             click.echo(context.get_help())
             return
-        context.invoke(allreduce, explain=True, ranks=ranks, network=network)
+        trial = {"sizes": explain, "trial": True} if explain else {}
+        context.invoke(allreduce, explain=True, ranks=ranks, network=network, **trial)
 
 
 @bench.command(context_settings={"show_default": True})
@@ -145,6 +155,7 @@ def _thread_counts(text: str | None) -> list[int]:
 @click.option("--algorithm", default="auto", help="Names with commas; see below.")
 @click.option("--peers", is_flag=True, help="MPI_Allreduce and torch's gloo in the same job.")
 @click.option("--explain", is_flag=True, help="Print what is planned per size and why, no table.")
+@click.option("--trial", is_flag=True, help="With --explain: try every choice beside the plan.")
 @click.option("--threads", type=click.IntRange(1), help="Per rank. [default: OMP_NUM_THREADS or 1]")
 @click.option(
     "--bandwidth",
@@ -163,6 +174,7 @@ def allreduce(
     algorithm: str,
     peers: bool,
     explain: bool,
+    trial: bool,
     threads: int | None,
     bandwidth: float | None,
     rounds: int | None,
@@ -184,6 +196,8 @@ def allreduce(
       qsgd-hpc bench allreduce -np 4 --bits 4 --algorithm sra,allgather --sizes 64K,1M
     Whether compressing pays here:
       qsgd-hpc bench allreduce -np 2 --explain
+    How good that plan is, of two codes:
+      qsgd-hpc bench allreduce -np 2 --explain --trial --bits 32,4 --sizes 64K,1M
 
     All contestants of a size take turns, so that what disturbs the machine disturbs them alike. A
     sample is the slowest rank's time from a barrier on; small sizes are called several times per
@@ -202,6 +216,7 @@ def allreduce(
         algorithms=tuple(name.strip() for name in algorithm.split(",")),
         peers=peers,
         explain=explain,
+        trial=trial,
         json_path=json_path,
         bandwidth_gbps=bandwidth,
         rounds=rounds,
@@ -236,6 +251,7 @@ def _start(ranks: int, network: Network | None, request: Request, words: list[st
     words += ["--seconds", str(request.seconds)]
     words += ["--peers"] if request.peers else []
     words += ["--explain"] if request.explain else []
+    words += ["--trial"] if request.trial else []
     words += ["--bandwidth", str(request.bandwidth_gbps)] if request.bandwidth_gbps else []
     words += ["--rounds", str(request.rounds)] if request.rounds else []
     words += ["--json", str(request.json_path.absolute())] if request.json_path else []

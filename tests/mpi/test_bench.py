@@ -160,3 +160,25 @@ def test_every_rank_has_a_share_of_its_own_which_goes_away(python):
     groups = {group for group, _ in found}
     assert len(groups) == 3
     assert not any(Path(group).exists() for group in groups)
+
+
+def test_explain_with_sizes_tries_every_choice_beside_the_plan(python, tmp_path):
+    path = tmp_path / "choices.json"
+    done = bench(
+        python, "-np", "2", "--explain", "--trial", "--sizes", "4K,64K", "--bits", "32,8,4",
+        "--rounds", "3", "--json", str(path), QSGD_HOME=str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads(path.read_text())
+    found = record["choices"]
+    for size_bytes in (4096, 65536):
+        of_size = [row for row in found if row["size_bytes"] == size_bytes]
+        assert {row["code"] for row in of_size} == {"fp32", "8 bit", "4 bit"}
+        assert {"sra", "allgather"} <= {r["algorithm"] for r in of_size if r["code"] == "4 bit"}
+        (planned,) = [row for row in of_size if row["planned"]]
+        assert planned["measured_s"] > 0
+        assert all(row["predicted_s"] > 0 for row in of_size)
+        assert planned["predicted_s"] < 3 * min(row["predicted_s"] for row in of_size)
+    assert done.stdout.count("planned: ") == 3  # one of each size, and the legend
+    seen = {(o["algorithm"], o["bits"]) for o in record["machine"]["observed"]}
+    assert {("sra", 8), ("sra", 4), ("allgather", 2)} <= seen

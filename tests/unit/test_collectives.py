@@ -14,7 +14,9 @@ RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 SIZES = (0, 1, 2, 511, 512, 513, 5000)
 LARGE = 1_000_003  # many segments in every algorithm, and no multiple of anything
 NODES = {"shared": 16, "hierarchical": 2}  # ranks per node that the algorithm is run with
-EXACT = ("direct", "ring", "recursive_doubling", "rabenseifner", "shared", "hierarchical")
+EXACT = tuple(
+    name for name in _core.ALGORITHMS if name not in ("auto", *_core.COMPRESSED_ALGORITHMS)
+)
 DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 NUMPY = {"sum": np.sum, "average": np.mean, "min": np.min, "max": np.max, "product": np.prod}
 

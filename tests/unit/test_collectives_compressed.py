@@ -13,7 +13,8 @@ from qsgd_hpc.errors import HorovodInternalError, RankFailedError, UsageError
 SIZES = (0, 1, 2, 511, 512, 513, 5000)
 CODING = {bits: _core.CodecSpec(bits=bits) for bits in (2, 4, 8)}
 VARIANCE = {4: 0.036, 8: 1.1e-4}  # w of Gaussian data, max norm, bucket 512
-ALGORITHMS = ("sra", "sra2d", "allgather", "requantizing_ring")
+# Those that need no shared memory.
+ALGORITHMS = tuple(name for name in _core.COMPRESSED_ALGORITHMS if name != "hierarchical_sra")
 
 
 def inputs(ranks, counts, dtype=np.float32, seed=0):

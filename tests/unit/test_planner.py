@@ -114,7 +114,8 @@ def test_small_messages_are_declined_and_the_reason_has_numbers():
     assert chosen.seconds == chosen.exact_seconds
     threshold = _core.plan_threshold(m, SPECS[4])
     assert chosen.reason.startswith("4 bit: 4.00 KiB in ")
-    assert chosen.reason.endswith(f"so fp32; compressing pays from {threshold * 4 / 1024:.0f} KiB")
+    size = f"{threshold * 4 / 1024:.3g} KiB"
+    assert chosen.reason.endswith(f"so fp32; compressing pays from {size}")
 
 
 def test_large_messages_on_a_slow_wire_are_compressed_and_the_reason_has_numbers():
@@ -142,16 +143,79 @@ def test_a_wire_faster_than_the_codec_is_never_compressed_for():
     assert "pay at any size" in chosen.reason
 
 
-def test_what_starting_costs_raises_the_threshold():
+def observed(m, *seen):
+    """Return the machine with observations: algorithm, bits, count, and over the form's time."""
+    return machine(
+        m.ranks,
+        byte_s=m.across[1],
+        observed=[
+            (name, bits and SPECS[bits], count, factor * seconds(m, name, count, bits))
+            for name, bits, count, factor in seen
+        ],
+    )
+
+
+def test_what_was_observed_is_added_to_the_closed_form_on_straight_lines():
+    plain = machine(4)
+    seen = observed(plain, ("sra", 4, MI, 2.0), ("sra", 4, 16 * MI, 3.0))
+    low_s, high_s = seconds(plain, "sra", MI, 4), 2 * seconds(plain, "sra", 16 * MI, 4)
+    slope_s = (high_s - low_s) / 15
+    for mi, excess_s in [(1, low_s), (4, low_s + 3 * slope_s), (16, high_s), (0.001, low_s),
+                         (256, low_s + 255 * slope_s)]:  # fmt: skip
+        count = int(mi * MI)
+        expected = seconds(plain, "sra", count, 4) + excess_s
+        assert seconds(seen, "sra", count, 4) == pytest.approx(expected, rel=1e-6)
+    for name, bits in [("allgather", 4), ("ring", None)]:
+        assert seconds(seen, name, MI, bits) == seconds(plain, name, MI, bits)
+
+
+def test_no_time_is_predicted_that_cannot_be():
+    seen = observed(machine(4), ("ring", None, MI, 1.0), ("ring", None, 2 * MI, 0.3))
+    for count in (MI, 4 * MI, 64 * MI):
+        assert seconds(seen, "ring", count) >= 0.1 * seconds(machine(4), "ring", count)
+
+
+def test_the_code_most_like_the_one_in_question_corrects_it():
+    plain = machine(4)
+    seen = observed(plain, ("sra", 8, MI, 3.0), ("sra", 2, MI, 1.5))
+    for bits, factor in [(8, 3.0), (2, 1.5)]:
+        assert seconds(seen, "sra", MI, bits) == pytest.approx(
+            factor * seconds(plain, "sra", MI, bits)
+        )
+
+
+def test_a_slow_start_raises_the_threshold():
     # Few bytes among a power of two of ranks take another way, which holds the threshold up.
     quick = machine(6, byte_s=1e-9)
-    slow = machine(6, byte_s=1e-9, exact_start_s=10e-6, coded_start_s=110e-6)
-    extra_s = seconds(slow, "sra", MI, 4) - seconds(quick, "sra", MI, 4)
-    assert extra_s == pytest.approx(110e-6)
-    assert _core.plan_threshold(slow, SPECS[4]) > 3 * _core.plan_threshold(quick, SPECS[4])
+    slow = observed(quick, ("sra", 4, 1024, 3.0))
+    assert _core.plan_threshold(slow, SPECS[4]) > 2 * _core.plan_threshold(quick, SPECS[4])
 
 
-def test_fewer_bits_must_save_a_tenth_each():
+def test_any_algorithm_that_was_observed_may_be_planned_and_auto_alone_otherwise():
+    plain = machine(4)
+    seen = observed(
+        plain,
+        ("direct", None, MI, 1.0),
+        ("ring", None, MI, 0.5),
+        ("sra", 4, MI, 1.0),
+        ("allgather", 4, MI, 0.2),
+    )
+    assert seen.known(compressed=False) == ["direct", "ring"]
+    assert seen.known(compressed=True) == ["sra", "allgather"]
+    exact = _core.plan(seen, count=MI, codecs=[], any_algorithm=True)
+    assert exact.algorithm == "ring"
+    assert exact.seconds == pytest.approx(seconds(plain, "ring", MI) / 2)
+    assert plan(seen, MI, any_algorithm=True).algorithm == "allgather"
+    assert plan(seen, MI).algorithm == "sra"
+    assert plan(seen, MI, any_algorithm=True, coded="sra2d").algorithm == "sra2d"
+
+
+def test_of_ways_as_fast_as_each_other_the_first_observed_is_planned():
+    seen = observed(machine(4), ("direct", None, MI, 1.0), ("ring", None, MI, 0.99))
+    assert _core.plan(seen, count=MI, codecs=[], any_algorithm=True).algorithm == "direct"
+
+
+def test_fewer_bits_must_save_time():
     assert plan(machine(), 25 * MI, (8, 4, 2)).spec == SPECS[2]
     # Bound by coding, which costs the same for all: the most accurate code is taken.
     bound = machine(byte_s=1e-9, codec_s=0.8e-9)
@@ -213,7 +277,9 @@ def test_break_even_size_is_infinite_when_the_codec_eats_the_gain():
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"ranks": 2, "coded_start_s": -1e-6}, "coded_start_s"),
+        ({"ranks": 2, "observed": [("ring", None, 9, 0.0)]}, "observed ring"),
+        ({"ranks": 2, "observed": [("ring", SPECS[4], 9, 1.0)]}, "observed ring"),
+        ({"ranks": 2, "observed": [("sra", None, 9, 1.0)]}, "observed sra"),
         ({"ranks": 0}, "ranks"),
         ({"ranks": 4, "ranks_per_node": 3}, "ranks_per_node"),
         ({"ranks": 2, "across": (-1.0, 0.0)}, "alpha_s"),
@@ -244,11 +310,8 @@ def facts(m):
         m.across,
         m.shared,
         m.add_s_per_byte,
-        m.exact_start_s,
-        m.coded_start_s,
-        m.coded_s_per_element,
     )
-    return (m.ranks, m.ranks_per_node, m.exact, m.coded, *times, m.codecs)
+    return (m.ranks, m.ranks_per_node, m.exact, m.coded, *times, m.codecs, m.observed)
 
 
 @pytest.mark.parametrize(("ranks", "per_node"), [(1, 1), (2, 1), (3, 3), (4, 2)])
@@ -262,6 +325,13 @@ def test_every_rank_measures_the_same_positive_machine(ranks, per_node):
     assert (first.within[0] > 0) == (per_node > 1)
     assert (first.across[0] > 0) == (ranks > per_node)
     assert first.link[0] > 0 or ranks == 1
+    for compressed in (False, True) if ranks > 1 else ():
+        auto = first.coded if compressed else first.exact
+        assert auto in first.known(compressed=compressed)
+        assert "requantizing_ring" not in first.known(compressed=compressed)
+    assert {repr(o[1]) for o in first.observed} == (
+        {"None", *map(repr, specs)} if ranks > 1 else set()
+    )
 
 
 def test_measuring_refuses_nodes_that_do_not_divide_the_ranks():

@@ -21,8 +21,14 @@ def home(tmp_path, monkeypatch):
 
 def a_machine(alpha_s=1e-6):
     codecs = [(spec, 1e-9, 2e-10, 3e-10) for spec in planning.codecs()]
+    observed = [("direct", None, 1024, 1 / 3e4), ("sra", planning.codecs()[1], 4096, 1 / 7e4)]
     return _core.Machine(
-        ranks=8, ranks_per_node=4, within=(alpha_s, 1e-10), across=(5e-6, 1e-9), codecs=codecs
+        ranks=8,
+        ranks_per_node=4,
+        within=(alpha_s, 1e-10),
+        across=(5e-6, 1e-9),
+        codecs=codecs,
+        observed=observed,
     )
 
 
@@ -101,31 +107,32 @@ def test_a_file_of_another_version_is_measured_again():
     assert planning.load(KEY) is None
 
 
-def test_the_second_job_measures_nothing():
+def test_what_one_job_measures_the_next_recalls():
     job = OneRank()
-    first = planning.machine(job, job, KEY)
-    again = planning.machine(job, job, KEY)
-    assert job.measured == 1
-    assert planning.to_json(first) == planning.to_json(again)
-    planning.machine(job, job, KEY, fresh=True)
+    assert planning.recall(job, KEY) is None
+    measured = planning.machine(job, job, KEY)
+    assert planning.to_json(planning.recall(job, KEY)) == planning.to_json(measured)
+    planning.machine(job, job, KEY)
     assert job.measured == 2
 
 
 def test_the_cache_can_be_switched_off(home, monkeypatch):
-    monkeypatch.setenv("QSGD_PLAN_CACHE", "off")
     job = OneRank()
+    planning.save(KEY, a_machine())
+    monkeypatch.setenv("QSGD_PLAN_CACHE", "off")
+    assert planning.recall(job, KEY) is None
+    planning.load(KEY)
+    (home / "machines" / KEY.path.name).unlink()
     planning.machine(job, job, KEY)
-    planning.machine(job, job, KEY)
-    assert job.measured == 2
-    assert not (home / "machines").exists()
+    assert list((home / "machines").iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning_only(home, capsys):
     (home / "machines").write_text("not a folder")
     job = OneRank()
     with pytest.raises(UsageError, match="remove it"):
-        planning.machine(job, job, KEY)  # reading tells it first
-    assert planning.machine(job, job, KEY, fresh=True).ranks == 8
+        planning.recall(job, KEY)  # reading tells it first
+    assert planning.machine(job, job, KEY).ranks == 8
     assert "measured again by the next job" in capsys.readouterr().err
 
 
@@ -137,3 +144,27 @@ def test_hosts_of_a_kind_share_a_name(monkeypatch, host, site):
     monkeypatch.delenv("QSGD_SITE", raising=False)
     monkeypatch.setattr(planning.socket, "gethostname", lambda: f"{host}.example.org")
     assert planning.site_name() == site
+
+
+class Mpich:
+    """As much of mpi4py's module as names the MPI."""
+
+    @staticmethod
+    def get_vendor():
+        return "MPICH", (5, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node"),
+    [
+        ([[0, 1], [2, 3]], 2),
+        ([[0, 1, 2, 3]], 4),
+        ([[0, 2], [1, 3]], 1),
+        ([[0, 1, 2], [3]], 1),
+        (None, 1),
+    ],
+)
+def test_a_measurement_holds_for_ranks_that_are_laid_out_alike(nodes, per_node):
+    key = planning.key_of(Mpich, nodes, ranks=4, threads=3)
+    expected = planning.Key(planning.site_name(), "MPICH 5.0.2", 4, per_node, 3)
+    assert key == expected

@@ -1,0 +1,32 @@
+// Medians of measured times.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+namespace qsgd {
+
+inline double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+template <class Run>
+double seconds_of(const Run& run) {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  run();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// The first run warms up and does not count.
+template <class Run>
+double median_s(int repeats, const Run& run) {
+  std::vector<double> seconds;
+  run();
+  for (int i = 0; i < repeats; ++i) seconds.push_back(seconds_of(run));
+  return median(std::move(seconds));
+}
+
+}  // namespace qsgd

@@ -1,0 +1,113 @@
+"""``bench allreduce --explain``: what is planned for each size, and how good the plan is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from qsgd_hpc import planning
+from qsgd_hpc.bench import choices
+from qsgd_hpc.bench.choices import Choice
+from qsgd_hpc.bench.contestants import ours
+from qsgd_hpc.bench.rounds import Data, Effort, time_all
+from qsgd_hpc.bench.samples import Timing
+from qsgd_hpc.bench.words import AUTO, PLAIN_BITS, size_text
+
+if TYPE_CHECKING:
+    from qsgd_hpc._core import CodecSpec, Machine
+    from qsgd_hpc.bench.allreduce import Bench
+
+__all__ = ["by_prediction", "by_trial", "plan", "spec_of"]
+
+FLOAT_BYTES = 4
+FAR = 3.0
+"""So many times the fastest prediction: not tried."""
+
+
+def spec_of(bits: int) -> CodecSpec:
+    """Return the code of so many bits, with the bucket and norm that the environment sets."""
+    from qsgd_hpc.compression import Qsgd
+
+    return Qsgd(bits).coding(lasting=False).spec
+
+
+def plan(machine: Machine, count: int, bits: Sequence[int | str]) -> Any:
+    """Return the plan for a message that travels alone, in a code of so many bits or as float32.
+
+    Args:
+        machine: what was measured.
+        count: elements.
+        bits: which codes there are; "auto" is all that were measured.
+    """
+    from qsgd_hpc import _core
+
+    codecs = planning.codecs() if AUTO in bits else []
+    codecs += [spec_of(int(b)) for b in bits if b not in (AUTO, PLAIN_BITS)]
+    return _core.plan(machine, count=count, codecs=codecs, any_algorithm=True)
+
+
+def by_prediction(bench: Bench) -> None:
+    """Print the plan of each size and bits; nothing is tried."""
+    for size_bytes in bench.request.sizes:
+        for bits in bench.request.bits:
+            found = plan(bench.machine, size_bytes // FLOAT_BYTES, [bits])
+            bench.say(f"{size_text(size_bytes):>8}  {found.algorithm:18}  {found.reason}")
+
+
+def by_trial(bench: Bench) -> list[dict[str, Any]]:
+    """Print every choice of each size, predicted and measured; return them as JSON has them."""
+    found: list[dict[str, Any]] = []
+    bench.say()
+    bench.say(choices.header())
+    for size_bytes in bench.request.sizes:
+        tried = _try_out(bench, size_bytes // FLOAT_BYTES)
+        for line in choices.lines(size_bytes, tried):
+            bench.say(line)
+        found += [choices.choice_json(size_bytes, choice) for choice in tried]
+    for text in choices.LEGEND:
+        bench.say(Text(text, style="dim"))
+    return found
+
+
+@dataclass(frozen=True)
+class _Way:
+    bits: int
+    spec: CodecSpec | None
+    choice: Choice
+
+
+def _ways(machine: Machine, count: int, bits: Sequence[int | str]) -> list[_Way]:
+    """Return all that the planner knows to do with so many elements."""
+    from qsgd_hpc import _core
+
+    planned = plan(machine, count, bits)
+    found = []
+    for width in [int(b) for b in bits if b != AUTO]:
+        spec = None if width == PLAIN_BITS else spec_of(width)
+        for name in machine.known(compressed=spec is not None):
+            choice = Choice(
+                code="fp32" if spec is None else f"{width} bit",
+                algorithm=name,
+                predicted_s=_core.allreduce_s(machine, algorithm=name, count=count, coding=spec),
+                planned=(name, spec) == (planned.algorithm, planned.spec),
+            )
+            found.append(_Way(width, spec, choice))
+    return found
+
+
+def _try_out(bench: Bench, count: int) -> list[Choice]:
+    """Return the choices of a size with the times that they took; collective."""
+    ways = _ways(bench.machine, count, bench.request.bits)
+    longest_s = FAR * min(way.choice.predicted_s for way in ways)
+    tried = [w for w in ways if w.choice.planned or w.choice.predicted_s <= longest_s]
+    contestants = [ours(bench.communicator, w.bits, w.spec, w.choice.algorithm) for w in tried]
+    effort = Effort(bench.request.rounds, bench.request.seconds)
+    time_all(contestants, Data(bench.comm, bench.mpi, count), bench.comm, bench.mpi, effort)
+    measured = [
+        replace(way.choice, measured_s=Timing.of(contestant.seconds).median_s)
+        for way, contestant in zip(tried, contestants, strict=True)
+    ]
+    return measured + [way.choice for way in ways if way not in tried]

@@ -1,0 +1,25 @@
+"""What docs/design.md shows of the sources is what stands in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+EXCERPTS = re.findall(r"```cpp\n(.*?)```", PAGE, flags=re.DOTALL)
+SOURCES = [
+    " ".join(path.read_text(encoding="utf-8").split()) for path in (ROOT / "csrc").rglob("*.[ch]*")
+]
+
+
+@pytest.mark.parametrize("excerpt", EXCERPTS, ids=lambda text: text.split()[0])
+def test_excerpts_are_of_the_sources(excerpt: str) -> None:
+    wanted = " ".join(excerpt.split())
+    assert any(wanted in source for source in SOURCES), excerpt
+
+
+def test_there_are_excerpts() -> None:
+    assert len(EXCERPTS) == 4
