@@ -7,9 +7,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qsgd_hpc import env
 from qsgd_hpc.scaling._record import record
 
-__all__ = ["MOST_LAYERS", "leave", "mean_nmse", "merge_neighbours", "summary", "warmup_steps"]
+__all__ = [
+    "MOST_LAYERS",
+    "leave",
+    "mean_nmse",
+    "merge_neighbours",
+    "summary",
+    "uncoded",
+    "warmup_steps",
+]
 
 MOST_LAYERS = 2000
 _WARMUP = 10
@@ -30,8 +39,11 @@ def leave(engine: Any, *, rank: int, ranks: int) -> None:
     try:
         profile = engine.step_profile()
         if profile["steps"] > 0:
-            fields = summary(profile, engine.stats(), engine.quality(), rank=rank, ranks=ranks)
-            record("engine", **fields)
+            quality = engine.quality()
+            fields = summary(profile, engine.stats(), quality, rank=rank, ranks=ranks)
+            # The tuner may choose float32 too, and nobody could tell the two apart.
+            planner = env.get("QSGD_PLANNER") and not env.get("QSGD_AUTOTUNE")
+            record("engine", **fields, **uncoded(quality, planner=planner))
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
         print(
@@ -118,6 +130,25 @@ def mean_nmse(quality: Mapping[str, Mapping[str, Any]]) -> float | None:
     coded = [q for q in quality.values() if q["coding"] != "none" and q["reductions"] > 0]
     reductions = sum(q["reductions"] for q in coded)
     return sum(q["mean_nmse"] * q["reductions"] for q in coded) / reductions if coded else None
+
+
+def uncoded(quality: Mapping[str, Mapping[str, Any]], *, planner: bool) -> dict[str, int]:
+    """Return for how many tensors compression was asked, and how many are float32 all the same.
+
+    Args:
+        quality: as the engine's method of this name returns it: tensors that asked alone.
+        planner: whether the planner chose; it declines a tensor before it is ever coded, so what
+            was coded before was given up by somebody else, such as the budget of the error.
+    """
+    asked = [q for q in quality.values() if q["reductions"] > 0]
+    plain = [q for q in asked if q["coding"] == "none"]
+    return {
+        "asked_tensors": len(asked),
+        "plain_tensors": len(plain),
+        "declined_tensors": sum(planner and q["mean_nmse"] == 0 for q in plain),
+        "asked_elements": sum(q["elements"] for q in asked),
+        "plain_elements": sum(q["elements"] for q in plain),
+    }
 
 
 def merge_neighbours(

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from qsgd_hpc import _core
 from qsgd_hpc.scaling import engine_record
 from tests.unit.engine_ranks import on_ranks
 
@@ -90,6 +91,29 @@ def test_the_error_is_the_mean_over_compressed_reductions():
     assert summary(profile_of([0.1] * 30), {"c": found["c"]})["nmse"] is None
 
 
+def test_what_was_asked_to_be_coded_and_travels_as_float32_is_counted():
+    def quality(coding, mean_nmse, elements, reductions=20):
+        told = {"coding": coding, "mean_nmse": mean_nmse, "elements": elements}
+        return {**told, "reductions": reductions}
+
+    found = {
+        "coded": quality("qsgd(bits=4)", 0.03, 5000),
+        "declined": quality("none", 0.0, 300),
+        "raised": quality("none", 0.2, 40),  # coded at first, until its error was over the budget
+        "unused": quality("none", 0.0, 7, reductions=0),
+    }
+    counted = engine_record.uncoded(found, planner=True)
+    assert counted == {
+        "asked_tensors": 3,
+        "plain_tensors": 2,
+        "declined_tensors": 1,
+        "asked_elements": 5340,
+        "plain_elements": 340,
+    }
+    assert engine_record.uncoded(found, planner=False) == {**counted, "declined_tensors": 0}
+    assert set(engine_record.uncoded({}, planner=True).values()) == {0}
+
+
 def test_rank_0_alone_lists_the_layers():
     fields = summary(profile_of([0.1] * 30))
     assert fields["layers"] == [[10, 0.0], [300, 0.25]]
@@ -107,15 +131,15 @@ def test_many_layers_are_merged_with_their_neighbours(count):
     assert merged[-1][1] == layers[-1][1]
 
 
-def leave_after(steps):
+def leave_after(steps, coding=None, **config):
     """Have two ranks reduce so often, then leave their records."""
 
     def program(me):
         for _ in range(steps):
-            me.allreduce("w", np.ones(10, np.float32)).wait()
+            me.allreduce("w", np.ones(10, np.float32), "sum", coding).wait()
         engine_record.leave(me.engine, rank=me.rank, ranks=2)
 
-    assert on_ranks(2, program) == [None, None]
+    assert on_ranks(2, program, **config) == [None, None]
 
 
 def test_each_rank_appends_one_line(tmp_path, monkeypatch):
@@ -127,6 +151,18 @@ def test_each_rank_appends_one_line(tmp_path, monkeypatch):
         ("engine", 0, 6),
         ("engine", 1, 6),
     ]
+
+
+@pytest.mark.parametrize(("tuner", "declined"), [("off", 1), ("on", 0)])
+def test_what_the_planner_declines_is_in_the_record(tmp_path, monkeypatch, tuner, declined):
+    """A tensor of one bucket: the latency of its messages is all that it costs."""
+    path = tmp_path / "records.jsonl"
+    for name, value in (("RECORDS", str(path)), ("PLANNER", "on"), ("AUTOTUNE", tuner)):
+        monkeypatch.setenv(f"QSGD_{name}", value)
+    leave_after(4, _core.CodecSpec(bits=4), planner=True, log=lambda text: None)
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    names = ("asked_tensors", "plain_tensors", "declined_tensors", "plain_elements")
+    assert [[r[name] for name in names] for r in found] == [[1, 1, declined, 10]] * 2
 
 
 def test_without_a_step_nothing_is_written(tmp_path, monkeypatch):
