@@ -10,7 +10,7 @@ from typing import Any
 
 from qsgd_hpc.launch.cluster.network import NONE
 from qsgd_hpc.scaling.plan import Point
-from qsgd_hpc.scaling.speeds import final_of_engine, is_number, throughput
+from qsgd_hpc.scaling.speeds import engine_records, final_of_engine, is_number, throughput
 
 __all__ = [
     "RECORD_HINT",
@@ -54,6 +54,11 @@ class Attempt:
         """The last "final" record, or one made of what the engine wrote, or an empty one."""
         own = next((r for r in reversed(self.records) if r.get("event") == "final"), None)
         return own or final_of_engine(self.records, self.global_batch)
+
+    @property
+    def engines(self) -> Mapping[Any, Mapping[str, Any]]:
+        """What the engine of each rank recorded by itself; empty of one that left nothing."""
+        return engine_records(self.records)
 
     @property
     def network(self) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from qsgd_hpc.scaling import words
 from qsgd_hpc.scaling.analysis import CaseAnalysis
 from qsgd_hpc.scaling.case import Case
+from qsgd_hpc.scaling.coded import coded_sentences
 from qsgd_hpc.scaling.plan import PLAIN_BITS
 from qsgd_hpc.scaling.quality import quality_of
 from qsgd_hpc.scaling.verdicts import Row, compare_speed, largest_rows, plain_row, spokesman
@@ -34,6 +35,7 @@ class CaseFindings:
         lead: the sentences under it.
         tiles: two to six numbers of the largest size.
         advice: whether to compress, with the numbers; empty where nothing was compressed.
+        coded: what the codes lost, and what the planner left uncoded; empty where nothing was.
     """
 
     case: Case
@@ -41,6 +43,7 @@ class CaseFindings:
     lead: str
     tiles: tuple[Tile, ...]
     advice: str
+    coded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ def case_findings(analysis: CaseAnalysis, *, mode: str) -> CaseFindings:
         lead=". ".join(_lead(shown, mode)) + ".",
         tiles=tuple(_tiles(shown)),
         advice=_advice(shown),
+        coded=coded_sentences(analysis),
     )
 
 

@@ -30,7 +30,7 @@ _ESCAPES = {
 # Two dots are a range in prose; a table has an en dash for that.
 _RANGE = ".."
 # A page of an article is narrower than a screen.
-_LEFT_OUT = ("total_bytes", "communication", "step", "compression", "target")
+_LEFT_OUT = ("total_bytes", "communication", "step", "compression", "nmse", "target")
 
 
 def escape(text: str) -> str:

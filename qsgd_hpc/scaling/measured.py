@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from qsgd_hpc.scaling.attempts import Attempt
 from qsgd_hpc.scaling.quality import Quality
 from qsgd_hpc.scaling.speeds import is_number, throughput
 
-__all__ = ["AS_RECORDED", "curve", "run", "time_to_target"]
+__all__ = ["AS_RECORDED", "UNCODED", "curve", "run", "time_to_target"]
 
 NAN = float("nan")
 
@@ -22,7 +23,6 @@ AS_RECORDED = (
     "data_s",
     "hidden_s",
     "coding_s",
-    "nmse",
     "test_accuracy",
     "perplexity",
     "steps",
@@ -30,6 +30,15 @@ AS_RECORDED = (
     "step_jitter",
 )
 """Fields of a "final" record that become columns as they are."""
+
+UNCODED = (
+    "asked_tensors",
+    "plain_tensors",
+    "declined_tensors",
+    "asked_elements",
+    "plain_elements",
+)
+"""Fields of an "engine" record that become columns as they are; the same on every rank."""
 
 
 def run(attempt: Attempt, quality: Quality, target: float | None) -> dict[str, Any]:
@@ -39,6 +48,7 @@ def run(attempt: Attempt, quality: Quality, target: float | None) -> dict[str, A
     wire, gradient = number(final, "wire_bytes"), number(final, "gradient_bytes")
     speed, _ = throughput(final)
     comm_s, link_bits_s = _comm_seconds(final), _link_bits_s(attempt)
+    uncoded = next(iter(attempt.engines.values()), {})
     return {
         "nodes": point.nodes,
         "ranks": point.ranks,
@@ -46,6 +56,8 @@ def run(attempt: Attempt, quality: Quality, target: float | None) -> dict[str, A
         "repeat": point.repeat,
         "throughput": float(speed),
         **values,
+        "nmse": _nmse(attempt),
+        **{name: number(uncoded, name) for name in UNCODED},
         "comm_s": comm_s,
         "exposed_share": _share(values["exposed_s"], _step_seconds(values)),
         "comm_time_share": _comm_share(attempt, comm_s, values["step_mean_s"]),
@@ -81,6 +93,14 @@ def time_to_target(attempt: Attempt, quality: Quality, target: float | None) -> 
     if not told:
         return NAN
     return next((at for value, at in told if quality.reaches(value, target)), math.inf)
+
+
+def _nmse(attempt: Attempt) -> float:
+    """Return the error of the codes: as the script's meter recorded it, else as the engines did."""
+    told = [number(record, "nmse") for record in (attempt.final, *attempt.engines.values())]
+    if told[0] == told[0]:
+        return told[0]
+    return statistics.fmean(known) if (known := [n for n in told if n == n]) else NAN
 
 
 def _link_bits_s(attempt: Attempt) -> float:

@@ -54,11 +54,18 @@ class Family:
         """Return (key, name) of the table's columns that hold anything."""
         names = [("network", "Network"), ("bits", "Bits")]
         names += [("speed", f"{words.capitalised(self.unit)}/s"), ("ratio", "Over fp32")]
+        if self.coded:
+            names.append(("nmse", "NMSE"))
         if self.quality:
             names.append(("quality", words.quality_name(self.quality)))
         if self.targets:
             names += [("target", "To target"), ("sooner", "Sooner")]
         return [*names, ("link", "Link reached")]
+
+    @property
+    def coded(self) -> bool:
+        """Whether any row tells what coding lost."""
+        return any(r["nmse"] is not None for m in self.members for r in self.rows(m))
 
     @property
     def quality(self) -> str:

@@ -43,6 +43,7 @@ _SORTED_BY = {
     "step_bytes": "wire_bytes_per_step",
     "total_bytes": "wire_bytes_total",
     "compression": "compression_ratio",
+    "nmse": "nmse",
     "communication": "comm_time_share",
     "target": "time_to_target_s",
     "link": "link_bits_s",

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from qsgd_hpc.scaling._record import RESERVED
 
-__all__ = ["final_of_engine", "is_number", "throughput"]
+__all__ = ["engine_records", "final_of_engine", "is_number", "throughput"]
 
 # Seconds, means over the timed steps of a rank: their mean over ranks speaks for the run.
 _MEANS = (
@@ -41,6 +41,11 @@ def throughput(record: Mapping[str, Any]) -> tuple[Any, str]:
     return record.get("images_per_s"), "images"
 
 
+def engine_records(records: Sequence[Mapping[str, Any]]) -> dict[Any, Mapping[str, Any]]:
+    """Return the last "engine" record of each rank by its number."""
+    return {r.get("rank"): r for r in records if r.get("event") == "engine"}
+
+
 def final_of_engine(
     records: Sequence[Mapping[str, Any]], global_batch: int | None
 ) -> dict[str, Any]:
@@ -51,9 +56,7 @@ def final_of_engine(
     test between two of them is part of a step. What the engine cannot see, such as the wait for
     data and the accuracy, stays absent.
     """
-    ranks: dict[Any, Mapping[str, Any]] = {
-        r.get("rank"): r for r in records if r.get("event") == "engine"
-    }
+    ranks = engine_records(records)
     first = ranks.get(0)
     if first is None or set(ranks) != set(range(first.get("ranks", 0))):
         return {}

@@ -32,6 +32,7 @@ DROPPED = (
     "link",
     "total_bytes",
     "communication",
+    "nmse",
     "target",
     "step",
     "exposed",
@@ -60,6 +61,8 @@ def print_result(console: Console, report: Report, page: Path) -> None:
         console.print(Text(found.headline, style="bold"), soft_wrap=True)
         console.print()
         console.print(_result(console, case), soft_wrap=not console.is_terminal)
+        for sentence in found.coded:
+            console.print(Text(sentence), soft_wrap=not console.is_terminal)
         for verdict in case.break_even:
             told = f"Compress to {words.bits_name(verdict.bits)}? {verdict_words(verdict)}."
             console.print(Text(f"{told} {verdict.reason}"), soft_wrap=not console.is_terminal)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 __all__ = [
     "accuracy",
     "bandwidth",
@@ -12,6 +14,7 @@ __all__ = [
     "duration",
     "hours",
     "interval",
+    "nmse",
     "nodes_name",
     "percent",
     "points",
@@ -21,6 +24,7 @@ __all__ = [
     "rate",
     "sample",
     "seconds",
+    "share",
     "speed",
     "times",
 ]
@@ -91,6 +95,16 @@ def percent(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{100 * value:.1f}%" if 0 < value < 0.00995 else f"{100 * value:.0f}%"
+
+
+def nmse(value: float | None) -> str:
+    """An error of a code to two digits, such as '0.036' or '0.00011', and never '1.1e-04'."""
+    return MISSING if value is None else format(Decimal(f"{value:#.2g}"), "f")
+
+
+def share(value: float | None) -> str:
+    """A share of 1 as per cent to two digits, however small: '3.6%', '0.011%'."""
+    return MISSING if value is None else f"{nmse(100 * value)}%"
 
 
 def accuracy(value: float | None) -> str:

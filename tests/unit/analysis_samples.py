@@ -20,6 +20,7 @@ from qsgd_hpc.scaling.analysis import (
 from qsgd_hpc.scaling.case import Case
 from qsgd_hpc.scaling.cautions import Machine
 from qsgd_hpc.scaling.findings import findings
+from qsgd_hpc.scaling.measured import UNCODED
 from qsgd_hpc.scaling.origins import Origins
 from qsgd_hpc.scaling.report import Report
 from tests.unit.scaling_samples import study
@@ -125,7 +126,8 @@ def _runs(table: pd.DataFrame, repeats: int) -> pd.DataFrame:
     for row in table.to_dict("records"):
         for repeat in range(1, repeats + 1):
             wobble = 1 + 0.01 * (repeat - (repeats + 1) / 2)
-            rows.append({**row, "repeat": repeat, "throughput": wobble * row["throughput"]})
+            told = {"repeat": repeat, "throughput": wobble * row["throughput"]}
+            rows.append({**row, **dict.fromkeys(UNCODED, math.nan), **told})
     return pd.DataFrame(rows)
 
 

@@ -1,0 +1,65 @@
+"""What compressing did to the gradients: what the codes lost, and what went uncoded; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pandas as pd
+
+from qsgd_hpc.scaling import words
+from qsgd_hpc.scaling.analysis import CaseAnalysis
+from qsgd_hpc.scaling.plan import PLAIN_BITS
+
+__all__ = ["coded_sentences"]
+
+# docs/compression.md, "What a code loses".
+UNNOTICED = 0.1
+
+
+def coded_sentences(case: CaseAnalysis) -> tuple[str, ...]:
+    """Return what the codes lost, and what of the gradients was not coded although it was asked.
+
+    Empty where nothing was compressed, and of records that do not tell.
+    """
+    return (*_lost(case), *_uncoded(case.runs))
+
+
+def _lost(case: CaseAnalysis) -> Iterator[str]:
+    told = [row for row in case.rows() if row["nmse"] is not None]
+    if not told:
+        return
+    largest = [row for row in told if row["ranks"] == told[-1]["ranks"]]
+    lost = ", ".join(
+        f"{words.share(row['nmse'])} with {words.bits_name(row['bits'])} "
+        f"(NMSE {words.nmse(row['nmse'])})"
+        for row in largest
+    )
+    noticed = any(row["nmse"] >= UNNOTICED for row in largest)
+    more = "; near and above 1 it needs error feedback" if noticed else ""
+    yield (
+        f"Of the squared magnitude that it carried, coding lost {lost}. "
+        f"As a rule, training does not notice an NMSE below {UNNOTICED}{more}."
+    )
+
+
+def _uncoded(runs: pd.DataFrame) -> Iterator[str]:
+    several = runs[(runs["ranks"] > 1) & (runs["bits"] != PLAIN_BITS)]
+    for bits in sorted(set(several["bits"]), reverse=True):
+        told = several[(several["bits"] == bits) & (several["asked_tensors"] > 0)]
+        if not told["plain_tensors"].any():
+            continue
+        tensors = _span(told["plain_tensors"], "{:.0f}".format)
+        share = _span(told["plain_elements"] / told["asked_elements"], words.percent)
+        asked_tensors = int(told["asked_tensors"].max())
+        which = f"{tensors} of {asked_tensors} tensors ({share} of the elements)"
+        asked = f"with {words.bits_name(bits)} asked for"
+        if (told["declined_tensors"] == told["plain_tensors"]).all():
+            yield f"The planner sent {which} as float32 {asked}."
+        else:
+            yield f"{which} travelled as float32 {asked}."
+
+
+def _span(values: pd.Series, form: Callable[[float], str]) -> str:
+    """Return what all runs agree on, or from the least to the most: '37', '0 to 37'."""
+    ends = [form(float(end)) for end in (values.min(), values.max())]
+    return " to ".join(dict.fromkeys(ends))
