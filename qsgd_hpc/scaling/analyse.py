@@ -32,6 +32,7 @@ def analyse(
     mode: str = "strong",
     cases: Sequence[Case] = (),
     target: float | Mapping[Case, float | None] | None = None,
+    site: str = "",
 ) -> Analysis:
     """Reduce the finished points of a study to one table per case.
 
@@ -47,6 +48,7 @@ def analyse(
         target: the quality that time_to_target_s refers to, or that of each case. Above 1 it is a
             perplexity, else an accuracy; a case that records the other kind, and every case without
             one, takes what all fp32 runs at the largest size reach (quality.py).
+        site: where it was measured, for sentences; empty where that is not known.
     Returns:
         The analysis; without cases where no point is finished.
     """
@@ -56,7 +58,8 @@ def analyse(
     targets = (
         target if isinstance(target, Mapping) else dict.fromkeys((c for c, _, _ in found), target)
     )
-    done = tuple(_case(case, kept, targets.get(case), mode) for case, kept, _ in found)
+    bare = [_case(case, kept, targets.get(case), mode) for case, kept, _ in found]
+    done = tuple(replace(each, break_even=break_even(each, site)) for each in bare)
     left_out = [c for case, _, left in found for c in _left_out(case, left)]
     return Analysis(done, (*left_out, *_engine_only(measured), *_cut_short(measured)))
 
@@ -127,7 +130,7 @@ def _case(case: Case, measured: Sequence[Attempt], given: float | None, mode: st
     table, reference = table_of(runs)
     datasets = sorted({str(a.final["dataset"]) for a in measured if a.final.get("dataset")})
     epochs = [row for a in measured for row in curve(a)]
-    found = CaseAnalysis(
+    return CaseAnalysis(
         case=case,
         unit=throughput(measured[0].final)[1],
         quality=quality.column,
@@ -140,7 +143,6 @@ def _case(case: Case, measured: Sequence[Attempt], given: float | None, mode: st
         fits=fit_laws(runs, mode),
         link=fit_link(runs),
     )
-    return replace(found, break_even=break_even(found))
 
 
 def _runs(

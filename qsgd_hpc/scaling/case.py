@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from qsgd_hpc.launch.cluster import parse as parse_network
+from qsgd_hpc.launch.cluster.network import NONE
 
 __all__ = ["AUTO", "Case"]
 
@@ -54,3 +55,9 @@ class Case:
         """Words for the network, such as '1 Gb/s'; empty where it is the site's own."""
         found = parse_network(self.network) if self.network else None
         return found.label if found else "shared memory" if self.network else ""
+
+    @property
+    def network_place(self) -> str:
+        """Words for sentences, such as 'at 1 Gb/s'; empty where it is the site's own."""
+        label = self.network_label
+        return f"{'in' if self.network == NONE else 'at'} {label}" if label else ""

@@ -125,8 +125,7 @@ def _said(case: CaseAnalysis) -> str:
         return ""
     verdict = compare_speed(case, packed, plain)
     name, times = words.bits_name(packed["bits"]), words.times(verdict.ratio.value)
-    where = case.case.network_label
-    place = f"In {where}" if case.case.network == "none" else f"At {where}"
+    place = words.capitalised(case.case.network_place)
     return {
         "faster": f"{place} compressing pays: {name} trains {times} as fast as fp32.",
         "slower": f"{place} it does not: {name} trains at {times} the speed of fp32.",

@@ -51,7 +51,9 @@ def load(folder: StudyFolder) -> Report:
     study = folder.study()
     attempts, torn = folder.attempts()
     targets = {case: study.program(case).target for case in study.cases}
-    analysis = analyse(attempts, mode=study.mode, cases=study.cases, target=targets)
+    analysis = analyse(
+        attempts, mode=study.mode, cases=study.cases, target=targets, site=study.site
+    )
     if not analysis.cases:
         raise UsageError(
             f"{str(folder.path)!r}: no point of this study is finished, so there is nothing to "

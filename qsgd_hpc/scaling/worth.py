@@ -20,20 +20,26 @@ from qsgd_hpc.scaling.verdicts import Row, Verdict, compare_speed, largest_rows,
 
 __all__ = ["break_even"]
 
-_VERDICTS = {"faster": "yes", "slower": "no", "same": "undecided", "unclear": "undecided"}
+_VERDICTS = {"faster": "yes", "slower": "no", "same": "no", "unclear": "undecided"}
+_LOCAL = "local"
 
 
-def break_even(case: CaseAnalysis) -> tuple[BreakEven, ...]:
-    """Judge every row of fewer bits at the largest size; empty without fp32 beside them."""
+def break_even(case: CaseAnalysis, site: str = "") -> tuple[BreakEven, ...]:
+    """Judge every row of fewer bits at the largest size; empty without fp32 beside them.
+
+    Args:
+        case: what was measured.
+        site: where, for sentences; empty where that is not known.
+    """
     largest = largest_rows(case)
     plain = plain_row(largest)
     if plain is None or plain["ranks"] == 1:
         return ()
     packed = [row for row in largest if row["bits"] != PLAIN_BITS]
-    return tuple(_judge(case, row, plain) for row in packed)
+    return tuple(_judge(case, row, plain, site) for row in packed)
 
 
-def _judge(case: CaseAnalysis, row: Row, plain: Row) -> BreakEven:
+def _judge(case: CaseAnalysis, row: Row, plain: Row, site: str) -> BreakEven:
     speed = compare_speed(case, row, plain)
     sound = quality_of(case.quality).as_good(row, plain)
     verdict = _VERDICTS[speed.word] if sound else "no"
@@ -43,8 +49,26 @@ def _judge(case: CaseAnalysis, row: Row, plain: Row) -> BreakEven:
     parts = [*_evidence(case, row, plain, speed, sound=sound), *_model(bandwidth, measured)]
     if verdict != "yes" and plain["exposed_share"]:
         parts.append(_room(plain))
-    reason = f"It {'; '.join(parts)}."
+    head = _gains_nothing(case, row, speed, site)
+    reason = words.capitalised(f"{head}it {'; '.join(parts)}.")
     return BreakEven(row["bits"], bandwidth, measured, verdict, reason)
+
+
+def _gains_nothing(case: CaseAnalysis, row: Row, speed: Verdict, site: str) -> str:
+    """Return the start of a sentence, or nothing where there is a gain or the noise hides it."""
+    if speed.ratio.low is None or speed.word not in ("same", "slower"):
+        return ""
+    where = _where(case, row, site)
+    return f"{where} this model gains nothing from {words.bits_name(row['bits'])}: "
+
+
+def _where(case: CaseAnalysis, row: Row, site: str) -> str:
+    """Return where a row was measured: its network where that is known, else the machine."""
+    if row["nodes"] > 1 and case.case.network:
+        return case.case.network_place
+    if site in ("", _LOCAL):
+        return "on one machine" if site else "here"
+    return f"on {site}" if row["nodes"] > 1 else f"within one node of {site}"
 
 
 def _break_even_bandwidth(row: Row, plain: Row) -> float | None:
