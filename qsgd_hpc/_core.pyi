@@ -76,6 +76,8 @@ class EngineConfig:
 
 class ThreadWorld:
     def __init__(self, size: int) -> None: ...
+    @property
+    def most_waiting(self) -> int: ...
 
 REGION_BYTES: int
 ALGORITHMS: tuple[str, ...]

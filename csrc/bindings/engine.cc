@@ -191,7 +191,9 @@ void bind_engine(py::module_& m) {
            py::arg("kept_steps") = size_t{65536}, py::arg("log") = py::none());
 
   py::class_<ThreadWorld, std::shared_ptr<ThreadWorld>>(m, "ThreadWorld")
-      .def(py::init<int>(), py::arg("size"));
+      .def(py::init<int>(), py::arg("size"))
+      .def_property_readonly("most_waiting", &ThreadWorld::most_waiting,
+                             "Messages of one stream that nobody had asked for at once, at most.");
 
   bind_handle(m);
   EngineClass engine(m, "Engine");

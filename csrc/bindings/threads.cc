@@ -24,6 +24,7 @@ using Residuals = std::optional<std::vector<std::vector<py::array_t<float>>>>;
 struct RankReport {
   uint64_t wire_bytes = 0;
   size_t peak_bytes = 0;
+  uint64_t most_waiting = 0;
   std::exception_ptr fault;
 };
 
@@ -71,6 +72,7 @@ std::vector<RankReport> run(Job& job) {
         [&, rank] { run_rank(job, world, rank, reports[static_cast<size_t>(rank)]); });
   }
   for (std::thread& thread : threads) thread.join();
+  for (RankReport& report : reports) report.most_waiting = world->most_waiting();
   return reports;
 }
 
@@ -83,7 +85,8 @@ py::dict describe(const RankReport& report, const std::vector<ReduceTensor>& ten
     result_finite.append(tensor.result_finite);
   }
   return py::dict(py::arg("wire_bytes") = report.wire_bytes,
-                  py::arg("peak_bytes") = report.peak_bytes, py::arg("coding_error") = error,
+                  py::arg("peak_bytes") = report.peak_bytes,
+                  py::arg("most_waiting") = report.most_waiting, py::arg("coding_error") = error,
                   py::arg("coded_energy") = energy, py::arg("input_finite") = input_finite,
                   py::arg("result_finite") = result_finite);
 }
@@ -132,6 +135,7 @@ void bind_threads(py::module_& m) {
         py::arg("owner_residuals") = py::none(), py::arg("threads") = 1, py::arg("segment") = 0,
         py::arg("dtype") = py::none(), py::arg("codings") = py::tuple(),
         "Allreduce in place among threads, one list of arrays per rank. Returns per rank the bytes "
-        "sent, the memory taken, and per tensor the quality of its codes and what was finite. With "
+        "sent, the memory taken, how many messages of a stream waited at once, and per tensor the "
+        "quality of its codes and what was finite. With "
         "`codings`, one for each tensor, they take the place of `coding`.");
 }

@@ -53,8 +53,11 @@ void along_chain(Transport& transport, const Line& line, char* data, size_t size
     ask(k + kAhead);
     if (line.position + 1 == line.size) continue;
     if (sends.size() == kAhead) transport.wait(sends);
+    // The last of each round is asked for before the next begins: nobody is flooded.
+    const Completion completion =
+        sends.size() + 1 == kAhead ? Completion::kAsked : Completion::kSent;
     sends.push_back(transport.isend(line.rank_at(line.position + 1), Tag::kData,
-                                    data + k * kSegmentBytes, bytes(k)));
+                                    data + k * kSegmentBytes, bytes(k), completion));
   }
   transport.wait(sends);
 }

@@ -61,9 +61,11 @@ uint8_t* SendWindow::slot() {
 }
 
 void SendWindow::send(size_t size_bytes) {
-  Slot& slot = slots_[next_++ % slots_.size()];
+  const size_t place = next_++ % slots_.size();
+  const Completion completion = place + 1 == slots_.size() ? Completion::kAsked : Completion::kSent;
+  Slot& slot = slots_[place];
   for (const int peer : peers_) {
-    slot.requests.push_back(transport_.isend(peer, tag_, slot.data, size_bytes));
+    slot.requests.push_back(transport_.isend(peer, tag_, slot.data, size_bytes, completion));
   }
 }
 

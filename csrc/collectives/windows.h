@@ -52,7 +52,9 @@ class ReceiveWindow {
   size_t next_ = 0;
 };
 
-// Messages that each go to all of `peers`; `depth` of them may be under way.
+// Messages that each go to all of `peers`; `depth` of them may be under way. One in `depth` must be
+// asked for by the peer before another takes its place, so that fewer than 2 `depth` ever wait
+// there.
 class SendWindow {
  public:
   SendWindow(Transport& transport, std::vector<int> peers, Tag tag, size_t largest_bytes,

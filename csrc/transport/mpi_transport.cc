@@ -22,6 +22,7 @@ struct alignas(16) AnyStatus {
 template <class Handle>
 struct MpiFunctions {
   int (*isend)(const void*, int, Handle, int, int, Handle, Handle*);
+  int (*issend)(const void*, int, Handle, int, int, Handle, Handle*);
   int (*irecv)(void*, int, Handle, int, int, Handle, Handle*);
   int (*test)(Handle*, int*, AnyStatus*);
   int (*iprobe)(int, int, Handle, int*, AnyStatus*);
@@ -48,6 +49,7 @@ MpiFunctions<Handle> load(const MpiFacts& facts) {
   }
   MpiFunctions<Handle> f{};
   resolve(module, "MPI_Isend", facts, f.isend);
+  resolve(module, "MPI_Issend", facts, f.issend);
   resolve(module, "MPI_Irecv", facts, f.irecv);
   resolve(module, "MPI_Test", facts, f.test);
   resolve(module, "MPI_Iprobe", facts, f.iprobe);
@@ -89,10 +91,13 @@ class MpiTransport final : public Transport {
   }
 
  protected:
-  RequestPtr isend_impl(int peer, Tag tag, const void* data, size_t size_bytes) override {
-    return start(peer, "MPI_Isend", static_cast<const char*>(data), size_bytes,
-                 [&](const char* at, int count, Handle* handle) {
-                   return mpi_.isend(at, count, byte_, peer, static_cast<int>(tag), comm_, handle);
+  RequestPtr isend_impl(int peer, Tag tag, const void* data, size_t size_bytes,
+                        Completion completion) override {
+    const bool asked = completion == Completion::kAsked;
+    const auto send = asked ? mpi_.issend : mpi_.isend;
+    return start(peer, asked ? "MPI_Issend" : "MPI_Isend", static_cast<const char*>(data),
+                 size_bytes, [&](const char* at, int count, Handle* handle) {
+                   return send(at, count, byte_, peer, static_cast<int>(tag), comm_, handle);
                  });
   }
 

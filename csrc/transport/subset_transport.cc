@@ -36,8 +36,9 @@ RequestPtr SubsetTransport::irecv(int peer, Tag tag, void* data, size_t capacity
   return parent_.irecv(ranks_.at(static_cast<size_t>(peer)), tag, data, capacity_bytes);
 }
 
-RequestPtr SubsetTransport::isend_impl(int peer, Tag tag, const void* data, size_t size_bytes) {
-  return parent_.isend(ranks_.at(static_cast<size_t>(peer)), tag, data, size_bytes);
+RequestPtr SubsetTransport::isend_impl(int peer, Tag tag, const void* data, size_t size_bytes,
+                                       Completion completion) {
+  return parent_.isend(ranks_.at(static_cast<size_t>(peer)), tag, data, size_bytes, completion);
 }
 
 }  // namespace qsgd

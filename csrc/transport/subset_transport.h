@@ -18,7 +18,8 @@ class SubsetTransport final : public Transport {
 
  protected:
   // Counted here and in the parent.
-  RequestPtr isend_impl(int peer, Tag tag, const void* data, size_t size_bytes) override;
+  RequestPtr isend_impl(int peer, Tag tag, const void* data, size_t size_bytes,
+                        Completion completion) override;
 
  private:
   Transport& parent_;

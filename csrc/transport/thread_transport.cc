@@ -14,6 +14,19 @@ class Done final : public Request {
   bool test() override { return true; }
 };
 
+class Asked final : public Request {
+ public:
+  Asked(ThreadWorld& world, int from, int to, Tag tag, uint64_t number)
+      : world_(world), from_(from), to_(to), tag_(tag), number_(number) {}
+  bool test() override { return world_.asked_for(from_, to_, tag_, number_); }
+
+ private:
+  ThreadWorld& world_;
+  const int from_, to_;
+  const Tag tag_;
+  const uint64_t number_;
+};
+
 class Receive final : public Request {
  public:
   Receive(ThreadWorld& world, int from, int to, Tag tag, void* data, size_t capacity)
@@ -33,25 +46,47 @@ class Receive final : public Request {
 
 }  // namespace
 
-void ThreadWorld::post(int from, int to, Tag tag, const void* data, size_t size_bytes) {
+uint64_t ThreadWorld::post(int from, int to, Tag tag, const void* data, size_t size_bytes) {
   const char* bytes = static_cast<const char*>(data);
   std::vector<char> message(bytes, bytes + size_bytes);
   const std::lock_guard<std::mutex> lock(mutex_);
-  boxes_[{from, to, tag}].push_back(std::move(message));
+  Stream& stream = boxes_[{from, to, tag}];
+  stream.messages.push_back(std::move(message));
+  const uint64_t number = stream.posted++;
+  if (stream.posted > stream.asked) {
+    most_waiting_ = std::max(most_waiting_, stream.posted - stream.asked);
+  }
+  return number;
+}
+
+void ThreadWorld::ask(int from, int to, Tag tag) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++boxes_[{from, to, tag}].asked;
+}
+
+bool ThreadWorld::asked_for(int from, int to, Tag tag, uint64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return boxes_[{from, to, tag}].asked > number;
+}
+
+uint64_t ThreadWorld::most_waiting() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return most_waiting_;
 }
 
 bool ThreadWorld::take(int from, int to, Tag tag, void* data, size_t capacity_bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto box = boxes_.find({from, to, tag});
-  if (box == boxes_.end() || box->second.empty()) return false;
-  const std::vector<char>& message = box->second.front();
+  if (box == boxes_.end() || box->second.messages.empty()) return false;
+  std::deque<std::vector<char>>& messages = box->second.messages;
+  const std::vector<char>& message = messages.front();
   if (message.size() > capacity_bytes) {
     throw internal_error("message of " + std::to_string(message.size()) + " bytes from rank " +
                          std::to_string(from) + " for a buffer of " +
                          std::to_string(capacity_bytes));
   }
   if (!message.empty()) std::memcpy(data, message.data(), message.size());
-  box->second.pop_front();
+  messages.pop_front();
   return true;
 }
 
@@ -66,12 +101,15 @@ ThreadTransport::ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank)
     : Transport(rank, world->size(), world->abort_flag()), world_(std::move(world)) {}
 
 RequestPtr ThreadTransport::irecv(int peer, Tag tag, void* data, size_t capacity_bytes) {
+  world_->ask(peer, rank(), tag);
   return std::make_unique<Receive>(*world_, peer, rank(), tag, data, capacity_bytes);
 }
 
-RequestPtr ThreadTransport::isend_impl(int peer, Tag tag, const void* data, size_t size_bytes) {
-  world_->post(rank(), peer, tag, data, size_bytes);
-  return std::make_unique<Done>();
+RequestPtr ThreadTransport::isend_impl(int peer, Tag tag, const void* data, size_t size_bytes,
+                                       Completion completion) {
+  const uint64_t number = world_->post(rank(), peer, tag, data, size_bytes);
+  if (completion == Completion::kSent) return std::make_unique<Done>();
+  return std::make_unique<Asked>(*world_, rank(), peer, tag, number);
 }
 
 std::unique_ptr<SharedNode> make_thread_node(ThreadWorld& world, Transport& transport,

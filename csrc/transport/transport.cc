@@ -74,9 +74,10 @@ void AbortFlag::check() const {
   if (raised()) throw Error(ErrorKind::kRankFailed, message());
 }
 
-RequestPtr Transport::isend(int peer, Tag tag, const void* data, size_t size_bytes) {
+RequestPtr Transport::isend(int peer, Tag tag, const void* data, size_t size_bytes,
+                            Completion completion) {
   bytes_sent_.fetch_add(size_bytes, std::memory_order_relaxed);
-  return isend_impl(peer, tag, data, size_bytes);
+  return isend_impl(peer, tag, data, size_bytes, completion);
 }
 
 void Transport::wait(std::vector<RequestPtr>& requests) {

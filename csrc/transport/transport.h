@@ -45,6 +45,11 @@ using RequestPtr = std::unique_ptr<Request>;
 // messages may arrive while those of the first are still expected.
 enum class Tag : int { kSubmit = 1, kResponse = 2, kData = 3, kGather = 4 };
 
+// When a send is complete: once its buffer may be used again, or only when the peer has asked for
+// the message. Who sends many waits for an answer now and then: messages that nobody has asked for
+// yet fill the peer's memory, and libfabric over TCP stops reading after 64 of them, for good.
+enum class Completion : uint8_t { kSent, kAsked };
+
 // What a rank has handed to others: in messages, and in memory that its node shares.
 struct BytesGiven {
   uint64_t in_messages = 0;
@@ -69,7 +74,8 @@ class Transport {
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
 
   // `data` stays untouched until the request is complete.
-  RequestPtr isend(int peer, Tag tag, const void* data, size_t size_bytes);
+  RequestPtr isend(int peer, Tag tag, const void* data, size_t size_bytes,
+                   Completion completion = Completion::kSent);
   // The message may be shorter than `capacity_bytes`; then it must tell its length itself.
   virtual RequestPtr irecv(int peer, Tag tag, void* data, size_t capacity_bytes) = 0;
 
@@ -81,7 +87,8 @@ class Transport {
   void wait(RequestPtr& request);
 
  protected:
-  virtual RequestPtr isend_impl(int peer, Tag tag, const void* data, size_t size_bytes) = 0;
+  virtual RequestPtr isend_impl(int peer, Tag tag, const void* data, size_t size_bytes,
+                                Completion completion) = 0;
 
  private:
   const int rank_;

@@ -388,3 +388,11 @@ def test_as_many_codes_as_tensors():
     for codings, coding in (([CODING[2]], None), ([CODING[2]] * 2, CODING[4])):
         with pytest.raises(UsageError, match="codings for 2 tensors; pass one for each"):
             communicator.allreduce([np.ones(4, "f4")] * 2, codings=codings, coding=coding)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_rank_that_is_ahead_does_not_flood_the_others(algorithm):
+    window = 3  # messages under way per peer and direction
+    _, reports = reduce(inputs(4, (200 * 512,)), algorithm=algorithm, segment=512)
+    for report in reports:
+        assert report["most_waiting"] < 2 * window
