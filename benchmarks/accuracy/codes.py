@@ -1,0 +1,96 @@
+"""Which codes train: every one that the package has, with and without error feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from qsgd_hpc.compression import KINDS
+
+__all__ = ["ALL", "CASTS", "FEEDBACK", "Code", "Contestant", "select"]
+
+CASTS = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
+"""The core's name of each type that gradients are cast to; none travels as float32."""
+FEEDBACK = ", feedback"
+OTHER_SEEDS = (1, 2)
+
+
+@dataclass(frozen=True)
+class Code:
+    """One choice of ``hvd.Compression``."""
+
+    name: str
+    kind: str
+    """``none``, ``fp16``, ``bf16``, or one of ``compression.KINDS``."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether error feedback can be chosen: casts have none."""
+        return self.kind not in CASTS
+
+    @property
+    def scheme(self) -> str | None:
+        """The core's name of it; None where float32 travels."""
+        return KINDS[self.kind].scheme if self.feeds_back else CASTS[self.kind]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One training."""
+
+    code: Code
+    error_feedback: bool | None = None
+    """None where there is no choice."""
+    later: int = 0
+    """Added to the seed of weights and batches: shows how far chance alone moves the accuracy."""
+
+    @property
+    def name(self) -> str:
+        """Return what the table and ``--only`` call it."""
+        seed = f", seed + {self.later}" if self.later else ""
+        return self.code.name + seed + (FEEDBACK if self.error_feedback else "")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of its ``hvd.Compression``."""
+        feedback = {"error_feedback": self.error_feedback} if self.code.feeds_back else {}
+        return {**self.code.settings, **feedback}
+
+
+BITS = (8, 6, 5, 4, 3, 2)
+NEAREST = {"norm": "max", "rounding": "nearest"}
+CODES = (
+    Code("fp32", "none"),
+    Code("fp16", "fp16"),
+    Code("bf16", "bf16"),
+    *(Code(f"qsgd {bits} bit", "qsgd", {"bits": bits, "norm": "max"}) for bits in BITS),
+    Code("qsgd 4 bit l2", "qsgd", {"bits": 4, "norm": "l2"}),
+    *(Code(f"qsgd {bits} bit nearest", "qsgd", {"bits": bits, **NEAREST}) for bits in (4, 2)),
+    Code("sign (1 bit)", "sign"),
+    Code("minmax 4 bit", "minmax", {"bits": 4}),
+    Code("minmax 2 bit", "minmax", {"bits": 2}),
+    Code("nuqsgd 4 bit", "nuqsgd", {"bits": 4}),
+    Code("terngrad", "terngrad"),
+    Code("topk 1%", "topk", {"ratio": 0.01}),
+)
+
+
+def _trainings(code: Code) -> Iterator[Contestant]:
+    if code.feeds_back:
+        yield from (Contestant(code, False), Contestant(code, True))
+        return
+    yield Contestant(code)
+    if code.kind == "none":
+        yield from (Contestant(code, later=later) for later in OTHER_SEEDS)
+
+
+ALL = tuple(contestant for code in CODES for contestant in _trainings(code))
+
+
+def select(patterns: Iterable[str]) -> tuple[Contestant, ...]:
+    """Return the contestants whose name fits a pattern such as ``qsgd*``; all without patterns."""
+    wanted = tuple(patterns) or ("*",)
+    return tuple(c for c in ALL if any(fnmatchcase(c.name, pattern) for pattern in wanted))
