@@ -240,7 +240,7 @@ py::dict allreduce_list(OwningCommunicator& owner, const py::list& tensors, cons
 class PreparedAllreduce {
  public:
   PreparedAllreduce(OwningCommunicator& owner, py::list tensors, const std::string& op,
-                    const Coding& coding, const std::string& algorithm, uint64_t seed)
+                    const Coding& coding, const std::string& algorithm, uint64_t seed, bool judged)
       : owner_(owner),
         arrays_(std::move(tensors)),
         coding_(coding),
@@ -248,6 +248,7 @@ class PreparedAllreduce {
         seed_(seed) {
     std::string dtype;
     list_ = list_tensors(arrays_, {}, 0, dtype);
+    for (ReduceTensor& tensor : list_) tensor.judged = judged;
     args_.dtype = parse_dtype(dtype.empty() ? "float32" : dtype);
     args_.op = parse_op(op);
   }
@@ -275,9 +276,10 @@ class PreparedAllreduce {
 
 std::unique_ptr<PreparedAllreduce> prepare(OwningCommunicator& owner, py::list tensors,
                                            const std::string& op, const Coding& coding,
-                                           const std::string& algorithm, uint64_t seed) {
-  return std::make_unique<PreparedAllreduce>(owner, std::move(tensors), op, coding, algorithm,
-                                             seed);
+                                           const std::string& algorithm, uint64_t seed,
+                                           bool judged) {
+  return std::make_unique<PreparedAllreduce>(owner, std::move(tensors), op, coding, algorithm, seed,
+                                             judged);
 }
 
 Machine measure_machine(OwningCommunicator& owner, const std::vector<CodecSpec>& codecs,
@@ -371,8 +373,9 @@ void bind_communicator(py::module_& m) {
            "Reduce arrays, in place or as (source, target); returns what was sent and found.")
       .def("prepare", &prepare, py::arg("tensors"), py::kw_only(), py::arg("op") = "sum",
            py::arg("coding") = py::none(), py::arg("algorithm") = "auto", py::arg("seed") = 0,
-           py::keep_alive<0, 1>(),
-           "An allreduce of these arrays in place, to be called many times; each call is a step.")
+           py::arg("judged") = true, py::keep_alive<0, 1>(),
+           "An allreduce of these arrays in place, to be called many times; each call is a step. "
+           "judged: measure what coding loses, as training always does.")
       .def("broadcast", &broadcast_array, py::arg("array"), py::kw_only(), py::arg("root"))
       .def("measure", &measure_machine, py::arg("codecs"), py::kw_only(),
            py::arg("ranks_per_node") = 1, "Measure links and codecs; the same on every rank.")

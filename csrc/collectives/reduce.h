@@ -32,6 +32,7 @@ struct ReduceTensor {
   bool input_finite = true;
   bool result_finite = true;
   // Of a sample of what this rank coded: squared error and squared magnitude. NMSE is their ratio.
+  bool judged = true;  // whether they are wanted
   double coding_error = 0;
   double coded_energy = 0;
   // Filled in: time that this rank's thread spent coding, adding and decoding it.

@@ -186,6 +186,7 @@ bool SegmentCoder::decode_block(const Block& block, const uint8_t* message, DTyp
 Quality SegmentCoder::sample(const Block& block, const void* x, DType dtype, const uint8_t* message,
                              std::vector<float>& buffer) const {
   Quality quality;
+  if (!tensors_[block.piece->tensor].judged) return quality;
   const size_t size = spec_of(block).bucket;
   const size_t first = (block.piece->place + block.at) / size;
   size_t bucket = (kSampleEvery - first % kSampleEvery) % kSampleEvery;
