@@ -39,6 +39,7 @@ enum AlgorithmFlags : unsigned {
   kOneNode = 4,         // and there must be no other node
   kAcross = 8,          // messages go, and tensors are coded, between nodes only
   kForComparison = 16,  // never planned
+  kLeaders = 32,        // and by one rank of each node
 };
 
 // Nodes of equally many, consecutive ranks.

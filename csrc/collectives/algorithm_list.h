@@ -10,8 +10,10 @@
   X(kRabenseifner, rabenseifner)            \
   X(kShared, shared)                        \
   X(kHierarchical, hierarchical)            \
+  X(kLeaders, leaders)                      \
   X(kSra, sra)                              \
   X(kSra2d, sra2d)                          \
   X(kAllgather, allgather)                  \
   X(kRequantizingRing, requantizing_ring)   \
-  X(kHierarchicalSra, hierarchical_sra)
+  X(kHierarchicalSra, hierarchical_sra)     \
+  X(kLeadersSra, leaders_sra)

@@ -49,7 +49,8 @@ Algorithm resolve(const Communicator& communicator, bool compressed, Algorithm a
   const SharedNode* const node = communicator.node;
   const bool one_node = node != nullptr && node->nodes().size() == 1;
   // With no other node nothing would be coded, and error feedback never paid.
-  if (algorithm == Algorithm::kHierarchicalSra && one_node) return Algorithm::kSra;
+  const bool across = algorithm != Algorithm::kAuto && traits_of(algorithm).has(kAcross);
+  if (across && is_compressed(algorithm) && one_node) return Algorithm::kSra;
   if (algorithm != Algorithm::kAuto) return algorithm;
   const bool nodes_of_several =
       node != nullptr && !one_node &&

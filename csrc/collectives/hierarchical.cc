@@ -16,9 +16,6 @@ bool nodes_are_equal(const SharedNode& node) {
   });
 }
 
-// How many ranks of each node communicate with other nodes.
-int owners_of(const SharedNode& node) { return nodes_are_equal(node) ? node.size() : 1; }
-
 // The ranks that have this rank's shard, one per node.
 std::vector<int> peers_across(const SharedNode& node) {
   std::vector<int> ranks;
@@ -51,24 +48,31 @@ void reduce_across(Communicator& communicator, std::vector<ReduceTensor>& shards
 
 }  // namespace
 
+int owners_of(const SharedNode& node, const AlgorithmTraits& algorithm) {
+  return nodes_are_equal(node) && !algorithm.has(kLeaders) ? node.size() : 1;
+}
+
 void hierarchical_allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
-                            const ReduceArgs& args, bool compressed, uint64_t seed) {
+                            const ReduceArgs& args, const AlgorithmTraits& algorithm,
+                            uint64_t seed) {
   SharedNode& node = *communicator.node;
-  const int owners = owners_of(node);
+  const bool compressed = algorithm.has(kCompresses);
+  const int owners = owners_of(node, algorithm);
   NodeShards shards(node, tensors, args, compressed, owners);
   shards.reduce();
   if (node.rank() < owners) reduce_across(communicator, shards.mine(), args, compressed, seed);
   shards.share();
 }
 
-Range hierarchical_shard(const SharedNode& node, size_t count, size_t granule, uint32_t id) {
-  const int owners = owners_of(node);
+Range hierarchical_shard(const SharedNode& node, int owners, size_t count, size_t granule,
+                         uint32_t id) {
   return node.rank() < owners ? owned(count, granule, id, owners, node.rank()) : Range{};
 }
 
-Range hierarchical_owned(const SharedNode& node, size_t count, size_t granule, uint32_t id) {
-  if (node.rank() >= owners_of(node)) return {};
-  const Range shard = hierarchical_shard(node, count, granule, id);
+Range hierarchical_owned(const SharedNode& node, int owners, size_t count, size_t granule,
+                         uint32_t id) {
+  if (node.rank() >= owners) return {};
+  const Range shard = hierarchical_shard(node, owners, count, granule, id);
   const Range part =
       owned(shard.size(), granule, id, static_cast<int>(node.nodes().size()), node.node());
   return {shard.begin + part.begin, shard.begin + part.end};
@@ -76,37 +80,57 @@ Range hierarchical_owned(const SharedNode& node, size_t count, size_t granule, u
 
 namespace {
 
-// Every rank takes its shard across the nodes.
-Load load_of_shards(Algorithm across, const Layout& layout, size_t count, double width) {
+// Every owner takes its shard across the nodes.
+Load load_of(Algorithm across, const Layout& layout, int owners, size_t count, double width) {
   Load load;
   if (layout.nodes() > 1) {
-    const size_t shard = count / static_cast<size_t>(layout.ranks_per_node);
+    const size_t shard = count / static_cast<size_t>(owners);
     load = traits_of(across).load({layout.nodes(), 1}, shard, width);
   }
   load.shared_bytes = static_cast<double>(count) * sizeof(float);
   return load;
 }
 
+template <const AlgorithmTraits& (*traits)()>
+void run(Communicator& communicator, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+         uint64_t seed) {
+  hierarchical_allreduce(communicator, tensors, args, traits(), seed);
+}
+
 }  // namespace
 
 const AlgorithmTraits& hierarchical_algorithm() {
   static constexpr AlgorithmTraits traits{
-      "hierarchical", kNeedsNode | kAcross,
-      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-         uint64_t seed) { hierarchical_allreduce(c, tensors, args, false, seed); },
+      "hierarchical", kNeedsNode | kAcross, run<hierarchical_algorithm>,
       [](const Layout& layout, size_t count, double width) {
-        return load_of_shards(Algorithm::kDirect, layout, count, width);
+        return load_of(Algorithm::kDirect, layout, layout.ranks_per_node, count, width);
+      }};
+  return traits;
+}
+
+const AlgorithmTraits& leaders_algorithm() {
+  static constexpr AlgorithmTraits traits{
+      "leaders", kNeedsNode | kAcross | kLeaders, run<leaders_algorithm>,
+      [](const Layout& layout, size_t count, double width) {
+        return load_of(Algorithm::kDirect, layout, 1, count, width);
       }};
   return traits;
 }
 
 const AlgorithmTraits& hierarchical_sra_algorithm() {
   static constexpr AlgorithmTraits traits{
-      "hierarchical_sra", kCompresses | kNeedsNode | kAcross,
-      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-         uint64_t seed) { hierarchical_allreduce(c, tensors, args, true, seed); },
+      "hierarchical_sra", kCompresses | kNeedsNode | kAcross, run<hierarchical_sra_algorithm>,
       [](const Layout& layout, size_t count, double width) {
-        return load_of_shards(Algorithm::kSra, layout, count, width);
+        return load_of(Algorithm::kSra, layout, layout.ranks_per_node, count, width);
+      }};
+  return traits;
+}
+
+const AlgorithmTraits& leaders_sra_algorithm() {
+  static constexpr AlgorithmTraits traits{
+      "leaders_sra", kCompresses | kNeedsNode | kAcross | kLeaders, run<leaders_sra_algorithm>,
+      [](const Layout& layout, size_t count, double width) {
+        return load_of(Algorithm::kSra, layout, 1, count, width);
       }};
   return traits;
 }

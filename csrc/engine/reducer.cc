@@ -27,22 +27,23 @@ Reducer::Reducer(Communicator communicator, std::vector<int> ranks, ReducerConfi
       config_(std::move(config)),
       residuals_(
           rank(),
-          [this](size_t count, uint32_t bucket, uint32_t id, bool across) {
-            return coded_here(count, bucket, id, across);
+          [this](size_t count, uint32_t bucket, uint32_t id, int owners) {
+            return coded_here(count, bucket, id, owners);
           },
-          [this](size_t count, uint32_t bucket, uint32_t id, bool across) {
-            return paid_here(count, bucket, id, across);
+          [this](size_t count, uint32_t bucket, uint32_t id, int owners) {
+            return paid_here(count, bucket, id, owners);
           },
           config_.log) {}
 
-Residuals::Paid Reducer::paid_here(size_t count, uint32_t bucket, uint32_t id, bool across) const {
-  if (!across) return {{0, count}, size()};
+Residuals::Paid Reducer::paid_here(size_t count, uint32_t bucket, uint32_t id, int owners) const {
+  if (owners == 0) return {{0, count}, size()};
   const SharedNode& node = *communicator_.node;
-  return {hierarchical_shard(node, count, bucket, id), static_cast<int>(node.nodes().size())};
+  return {hierarchical_shard(node, owners, count, bucket, id),
+          static_cast<int>(node.nodes().size())};
 }
 
-Range Reducer::coded_here(size_t count, uint32_t bucket, uint32_t id, bool across) const {
-  if (across) return hierarchical_owned(*communicator_.node, count, bucket, id);
+Range Reducer::coded_here(size_t count, uint32_t bucket, uint32_t id, int owners) const {
+  if (owners > 0) return hierarchical_owned(*communicator_.node, owners, count, bucket, id);
   return owned(count, bucket, id, size(), rank());
 }
 
@@ -53,8 +54,9 @@ std::vector<std::string> Reducer::reduce(const std::vector<Item>& items,
   const Algorithm wanted = is_compressed(algorithm) == coded ? algorithm : Algorithm::kAuto;
   const Algorithm chosen = resolve(communicator_, coded, wanted);
   KeptOnFailure<Settled> settled;
-  const bool across = coded && traits_of(chosen).has(kAcross);
-  std::vector<ReduceTensor> tensors = prepare(items, codings, across, *settled);
+  const AlgorithmTraits& traits = traits_of(chosen);
+  const int owners = coded && traits.has(kAcross) ? owners_of(*communicator_.node, traits) : 0;
+  std::vector<ReduceTensor> tensors = prepare(items, codings, owners, *settled);
   const ReduceArgs& args = items.front().submission->args;
   exchange_.algorithm = args.op == ReduceOp::kAdasum ? "adasum" : name_of(chosen);
   exchange_.begin = std::chrono::steady_clock::now();
@@ -67,7 +69,7 @@ std::vector<std::string> Reducer::reduce(const std::vector<Item>& items,
 }
 
 std::vector<ReduceTensor> Reducer::prepare(const std::vector<Item>& items,
-                                           const std::vector<CodecSpec>& codings, bool across,
+                                           const std::vector<CodecSpec>& codings, int owners,
                                            Settled& settled) {
   const bool coded = !codings.empty();
   std::vector<ReduceTensor> tensors;
@@ -79,7 +81,7 @@ std::vector<ReduceTensor> Reducer::prepare(const std::vector<Item>& items,
     const double scale =
         s.args.prescale * s.args.postscale / (s.args.op == ReduceOp::kAverage ? size() : 1);
     if (coded && s.error_feedback && size() > 1) {
-      residuals_.lend(s.name, tensors.back().spec.bucket, scale, across, tensors.back());
+      residuals_.lend(s.name, tensors.back().spec.bucket, scale, owners, tensors.back());
       continue;
     }
     std::vector<char> input = residuals_.settle(s.name, s.args.dtype, scale, tensors.back());

@@ -59,16 +59,16 @@ class Reducer {
   using Settled = std::vector<std::vector<char>>;
 
   std::vector<ReduceTensor> prepare(const std::vector<Item>& items,
-                                    const std::vector<CodecSpec>& codings, bool across,
+                                    const std::vector<CodecSpec>& codings, int owners,
                                     Settled& settled);
   void take_note(const std::vector<Item>& items, const std::vector<CodecSpec>& codings,
                  const std::vector<ReduceTensor>& tensors);
   std::vector<std::string> judge(const std::vector<Item>& items,
                                  const std::vector<ReduceTensor>& tensors);
 
-  Residuals::Paid paid_here(size_t count, uint32_t bucket, uint32_t id, bool across) const;
+  Residuals::Paid paid_here(size_t count, uint32_t bucket, uint32_t id, int owners) const;
   // The elements of a tensor whose sums this rank codes.
-  Range coded_here(size_t count, uint32_t bucket, uint32_t id, bool across) const;
+  Range coded_here(size_t count, uint32_t bucket, uint32_t id, int owners) const;
   int size() const { return communicator_.transport.size(); }
   int rank() const { return communicator_.transport.rank(); }
 

@@ -20,7 +20,7 @@ void add(void* to, const void* in, DType dtype, const std::vector<float>& extra)
 
 }  // namespace
 
-void Residuals::lend(const std::string& name, uint32_t bucket, double scale, bool across,
+void Residuals::lend(const std::string& name, uint32_t bucket, double scale, int owners,
                      ReduceTensor& tensor) {
   auto it = debts_.find(name);
   if (it != debts_.end() && !fits(name, it->second, tensor.count)) {
@@ -31,15 +31,15 @@ void Residuals::lend(const std::string& name, uint32_t bucket, double scale, boo
   if (it == debts_.end() && debts_.size() == kManyNames) warn_of_many(name);
   debt.worker.resize(tensor.count);
   // Another bucket or algorithm cuts the tensor elsewhere, and another scale has other units.
-  if (debt.bucket != bucket || debt.scale != scale || debt.across != across ||
+  if (debt.bucket != bucket || debt.scale != scale || debt.owners != owners ||
       !debt.restored.empty()) {
-    gather(debt, scale, bucket, tensor.id, across);
+    gather(debt, scale, bucket, tensor.id, owners);
   }
   debt.id = tensor.id;
   debt.bucket = bucket;
   debt.scale = scale;
-  debt.across = across;
-  debt.owner.resize(owned_(tensor.count, bucket, tensor.id, across).size());
+  debt.owners = owners;
+  debt.owner.resize(owned_(tensor.count, bucket, tensor.id, owners).size());
   tensor.residual = debt.worker.data();
   tensor.owner_residual = debt.owner.data();
 }
@@ -59,7 +59,7 @@ std::vector<char> Residuals::settle(const std::string& name, DType dtype, double
   Debt debt = std::move(it->second);
   debts_.erase(it);
   if (!facts(dtype).floating || !fits(name, debt, tensor.count)) return {};
-  gather(debt, scale, 1, tensor.id, false);  // any cut will do: all elements of all ranks are added
+  gather(debt, scale, 1, tensor.id, 0);  // any cut will do: all elements of all ranks are added
   std::vector<char> input(tensor.count * facts(dtype).size);
   add(input.data(), tensor.in, dtype, debt.worker);
   return input;
@@ -76,18 +76,18 @@ bool Residuals::fits(const std::string& name, const Debt& debt, size_t count) co
   return false;
 }
 
-void Residuals::gather(Debt& debt, double scale, uint32_t bucket, uint32_t id, bool across) const {
+void Residuals::gather(Debt& debt, double scale, uint32_t bucket, uint32_t id, int owners) const {
   const size_t count = debt.count();
   if (scale != 0) {  // else no input reaches the result, and nothing can be paid
     for (float& x : debt.worker) x *= static_cast<float>(debt.scale / scale);
     debt.worker.resize(count);
     if (!debt.owner.empty()) {
-      const Range range = owned_(count, debt.bucket, debt.id, debt.across);
+      const Range range = owned_(count, debt.bucket, debt.id, debt.owners);
       for (size_t i = 0; i < range.size(); ++i) {
         debt.worker[range.begin + i] += static_cast<float>(debt.owner[i] / scale);
       }
     }
-    const Paid mine = pays_(debt.restored.size(), bucket, id, across);
+    const Paid mine = pays_(debt.restored.size(), bucket, id, owners);
     for (size_t i = mine.range.begin; i < mine.range.end; ++i) {
       debt.worker[i] += static_cast<float>(debt.restored[i] / scale / mine.payers);
     }
@@ -112,7 +112,7 @@ std::vector<float> Residuals::share(const std::string& name) const {
     share[i] = static_cast<float>(debt.worker[i] * debt.scale);
   }
   if (!debt.owner.empty()) {
-    const Range range = owned_(share.size(), debt.bucket, debt.id, debt.across);
+    const Range range = owned_(share.size(), debt.bucket, debt.id, debt.owners);
     for (size_t i = 0; i < range.size(); ++i) share[range.begin + i] += debt.owner[i];
   }
   if (rank_ == 0) {

@@ -17,22 +17,22 @@ class Residuals {
  public:
   using Log = std::function<void(const std::string&)>;
 
-  // Of `count` elements of tensor `id`, those whose sums this rank codes; `across` tells whether
-  // only messages across nodes are coded.
-  using Owned = std::function<Range(size_t count, uint32_t bucket, uint32_t id, bool across)>;
+  // Of `count` elements of tensor `id`, those whose sums this rank codes, where so many ranks of
+  // each node code for other nodes; 0 where all ranks exchange with all.
+  using Owned = std::function<Range(size_t count, uint32_t bucket, uint32_t id, int owners)>;
   // The elements whose residual reaches this rank's own codes, and how many ranks share each.
   struct Paid {
     Range range;
     int payers;
   };
-  using Pays = std::function<Paid(size_t count, uint32_t bucket, uint32_t id, bool across)>;
+  using Pays = std::function<Paid(size_t count, uint32_t bucket, uint32_t id, int owners)>;
 
   Residuals(int rank, Owned owned, Pays pays, Log log)
       : rank_(rank), owned_(std::move(owned)), pays_(std::move(pays)), log_(std::move(log)) {}
 
   // Lends the tensor its residuals for a reduction in buckets of `bucket`, which gives
   // scale * (sum of inputs); they are zero when the name is new.
-  void lend(const std::string& name, uint32_t bucket, double scale, bool across,
+  void lend(const std::string& name, uint32_t bucket, double scale, int owners,
             ReduceTensor& tensor);
   // For a tensor that travels exactly from now on: adds what is owed to this rank's input, so that
   // it is paid with this reduction, and forgets it. Returns the input to use instead, or nothing
@@ -57,11 +57,11 @@ class Residuals {
     uint32_t id = 0;
     uint32_t bucket = 0;
     double scale = 1;
-    bool across = false;
+    int owners = 0;
     size_t count() const { return restored.empty() ? worker.size() : restored.size(); }
   };
   // Moves all into `worker`, for tensor `id` that is reduced with `scale` in buckets of `bucket`.
-  void gather(Debt& debt, double scale, uint32_t bucket, uint32_t id, bool across) const;
+  void gather(Debt& debt, double scale, uint32_t bucket, uint32_t id, int owners) const;
   bool fits(const std::string& name, const Debt& debt, size_t count) const;
   void warn_of_many(const std::string& name) const;
 

@@ -118,7 +118,8 @@ double modelled_s(const Machine& m, Algorithm algorithm, size_t count,
                   const std::optional<CodecSpec>& spec) {
   const AlgorithmTraits& traits = traits_of(algorithm);
   const Load load = load_of(m, traits, count, spec);
-  const Link link = traits.has(kAcross) ? m.across : m.link();
+  Link link = traits.has(kAcross) ? m.across : m.link();
+  if (traits.has(kLeaders)) link.beta_s_per_byte /= m.ranks_per_node;  // which share it otherwise
   const double shared_s = traits.has(kNeedsNode) ? m.shared(1, load.shared_bytes) : 0;
   return shared_s + load.messages * link.alpha_s +
          overlapped(load.wire_bytes * link.beta_s_per_byte, work_s(m, load, spec), load.wire_bytes);

@@ -206,8 +206,9 @@ def check(request: Request) -> None:
     if not rows:
         raise UsageError(
             f"--algorithm {','.join(request.algorithms)} suits none of --bits "
-            f"{','.join(map(str, request.bits))}: sra, sra2d, allgather, requantizing_ring and "
-            "hierarchical_sra compress (1 to 8 bits), the others send float32 (32 bits)"
+            f"{','.join(map(str, request.bits))}: sra, sra2d, allgather, requantizing_ring, "
+            "hierarchical_sra and leaders_sra compress (1 to 8 bits), the others send float32 "
+            "(32 bits)"
         )
     if request.trial and not request.explain:
         raise UsageError("--trial goes with --explain, whose choices it tries; add --explain")

@@ -201,8 +201,8 @@ def allreduce(
 
     All contestants of a size take turns, so that what disturbs the machine disturbs them alike. A
     sample is the slowest rank's time from a barrier on; small sizes are called several times per
-    sample. Exact algorithms: direct, ring, recursive_doubling, rabenseifner, shared, hierarchical.
-    Compressed: sra, sra2d, allgather, requantizing_ring, hierarchical_sra.
+    sample. Exact algorithms: direct, ring, recursive_doubling, rabenseifner, shared, hierarchical,
+    leaders. Compressed: sra, sra2d, allgather, requantizing_ring, hierarchical_sra, leaders_sra.
     """
     from qsgd_hpc.bench.allreduce import Request, check, run
     from qsgd_hpc.launch.cluster import parse as parse_network

@@ -82,18 +82,19 @@ def test_simulated_nodes_agree_with_one(world, per_node, monkeypatch):
     with _direct.communicator() as c:
         nodes = -(-world.size // per_node)
         for n in SIZES:
-            for algorithm in ("auto", "hierarchical"):
+            for algorithm in ("auto", "hierarchical", "leaders"):
                 x = values(world.rank, n)
                 c.allreduce([x], algorithm=algorithm)
                 assert np.array_equal(x, total(world.size, n))
         coding = _core.CodecSpec(bits=8)
-        x = values(world.rank, 512 * 100)
-        report = c.allreduce([x], coding=coding, algorithm="hierarchical_sra")
-        assert np.abs(x - total(world.size, x.size)).max() < 0.5 * world.size
-        assert len(set(world.comm.allgather(x.tobytes()))) == 1
-        sent = sum(world.comm.allgather(report["wire_bytes"] - report["shared_memory_bytes"]))
-        if nodes > 1:  # alone it is SRA among the node's ranks
-            assert sent <= 2 * (nodes - 1) * (coding.bytes(x.size) + 32 * 8 * world.size)
+        for algorithm in ("hierarchical_sra", "leaders_sra"):
+            x = values(world.rank, 512 * 100)
+            report = c.allreduce([x], coding=coding, algorithm=algorithm)
+            assert np.abs(x - total(world.size, x.size)).max() < 0.5 * world.size
+            assert len(set(world.comm.allgather(x.tobytes()))) == 1
+            sent = sum(world.comm.allgather(report["wire_bytes"] - report["shared_memory_bytes"]))
+            if nodes > 1:  # alone it is SRA among the node's ranks
+                assert sent <= 2 * (nodes - 1) * (coding.bytes(x.size) + 32 * 8 * world.size)
 
 
 def test_broadcast_gather_scatter_and_exchange(world):

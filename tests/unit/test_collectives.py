@@ -13,7 +13,11 @@ from qsgd_hpc.errors import UsageError
 RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 SIZES = (0, 1, 2, 511, 512, 513, 5000)
 LARGE = 1_000_003  # many segments in every algorithm, and no multiple of anything
-NODES = {"shared": 16, "hierarchical": 2}  # ranks per node that the algorithm is run with
+NODES = {
+    "shared": 16,
+    "hierarchical": 2,
+    "leaders": 2,
+}  # ranks per node that the algorithm is run with
 EXACT = tuple(
     name for name in _core.ALGORITHMS if name not in ("auto", *_core.COMPRESSED_ALGORITHMS)
 )
@@ -135,11 +139,12 @@ def test_bits_do_not_depend_on_what_a_tensor_is_fused_with(algorithm):
     assert fused[0].tobytes() == alone[0].tobytes()
 
 
+@pytest.mark.parametrize("algorithm", ("hierarchical", "leaders"))
 @pytest.mark.parametrize("ranks_per_node", (2, 3, 4))
 @pytest.mark.parametrize("ranks", (4, 6, 7))
-def test_hierarchical_sums_within_nodes_first_even_uneven_ones(ranks, ranks_per_node):
+def test_hierarchical_sums_within_nodes_first_even_uneven_ones(ranks, ranks_per_node, algorithm):
     data = inputs(ranks, (5000, 33))
-    result, _ = allreduce(data, "hierarchical", ranks_per_node, op="average")
+    result, _ = allreduce(data, algorithm, ranks_per_node, op="average")
     firsts = range(0, ranks, ranks_per_node)
     for t in range(2):
         nodes = [tree_sum([d[t] for d in data[i : i + ranks_per_node]]) for i in firsts]
@@ -156,6 +161,13 @@ def test_hierarchical_sends_only_its_shard_across_nodes():
     assert [r["shared_memory_bytes"] for r in reports] == [n * 4] * 4
 
 
+def test_leaders_send_all_across_nodes_and_the_others_nothing():
+    n = 4 * 64 * 1000
+    _, reports = allreduce(inputs(4, (n,)), "leaders", 2)
+    assert [in_messages(r) for r in reports] == [n * 4, 0] * 2
+    assert [r["shared_memory_bytes"] for r in reports] == [n * 4] * 4
+
+
 @pytest.mark.parametrize("ranks", (2, 3, 4))
 @pytest.mark.parametrize("n", (60, 60_000))
 def test_shared_memory_hands_over_as_much_as_a_ring_sends(ranks, n):
@@ -166,17 +178,16 @@ def test_shared_memory_hands_over_as_much_as_a_ring_sends(ranks, n):
     assert sum(handed) == (ranks - 1) * n * 4 * (ranks if at_once else 2)
 
 
+@pytest.mark.parametrize("algorithm", ("hierarchical_sra", "leaders_sra"))
 @pytest.mark.parametrize("ranks_per_node", (2, 3))
-def test_hierarchical_sra_compresses_across_nodes_only(ranks_per_node):
+def test_hierarchical_sra_compresses_across_nodes_only(ranks_per_node, algorithm):
     ranks, n, coding = 4, 512 * 64, _core.CodecSpec(bits=8)
     data = inputs(ranks, (n,))
-    result, reports = allreduce(data, "hierarchical_sra", ranks_per_node, coding=coding)
+    result, reports = allreduce(data, algorithm, ranks_per_node, coding=coding)
     exact = np.sum([d[0] for d in data], axis=0)
     assert np.sum((result[0] - exact) ** 2) / np.sum(exact**2) < 4 * 1.1e-4
     assert sum(in_messages(r) for r in reports) < 2 * n * 1.1 * 1.05
-    more, _ = allreduce(
-        [[*d, d[0][:600]] for d in data], "hierarchical_sra", ranks_per_node, coding=coding
-    )
+    more, _ = allreduce([[*d, d[0][:600]] for d in data], algorithm, ranks_per_node, coding=coding)
     assert more[0].tobytes() == result[0].tobytes()
 
 

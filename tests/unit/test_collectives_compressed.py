@@ -14,7 +14,8 @@ SIZES = (0, 1, 2, 511, 512, 513, 5000)
 CODING = {bits: _core.CodecSpec(bits=bits) for bits in (2, 4, 8)}
 VARIANCE = {4: 0.036, 8: 1.1e-4}  # w of Gaussian data, max norm, bucket 512
 # Those that need no shared memory.
-ALGORITHMS = tuple(name for name in _core.COMPRESSED_ALGORITHMS if name != "hierarchical_sra")
+NEED_A_NODE = ("hierarchical_sra", "leaders_sra")
+ALGORITHMS = tuple(name for name in _core.COMPRESSED_ALGORITHMS if name not in NEED_A_NODE)
 
 
 def inputs(ranks, counts, dtype=np.float32, seed=0):

@@ -97,6 +97,15 @@ def test_hierarchical_sends_one_shard_per_rank_across_nodes():
     assert sent == pytest.approx(count)  # 2 (m-1)/m of n/4 elements, 4 bytes each, m = 2
 
 
+def test_leaders_have_their_nodes_wire_to_themselves():
+    m = machine(8, ranks_per_node=4, within=(1e-6, 1e-10), shared=(2e-6, 5e-10))
+    count = 16 * MI
+    expected = 2e-6 + count * 4 * 5e-10 + 2 * ALPHA_S + count * 4 * GIGABIT_S / 4
+    assert seconds(m, "leaders", count) == pytest.approx(expected, rel=1e-9)
+    assert seconds(m, "leaders_sra", count, 4) < seconds(m, "leaders", count)
+    assert _core.wire_bytes(m, algorithm="leaders", count=count) == pytest.approx(4 * count)
+
+
 def test_auto_is_what_the_machine_says_at_every_size():
     layout = {"ranks": 8, "ranks_per_node": 4, "exact": "hierarchical", "coded": "hierarchical_sra"}
     m = machine(**layout, within=(1e-6, GIGABIT_S), shared=(1e-6, 1e-10))

@@ -10,7 +10,7 @@ import pytest
 from qsgd_hpc import _core
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.predict.coding import Coding
-from qsgd_hpc.scaling.predict.schedules import ALGORITHMS, Layout, resolve, schedule
+from qsgd_hpc.scaling.predict.schedules import ALGORITHMS, CODED, Layout, resolve, schedule
 
 LISTS = {
     "small": [(100, 3), (7, 11)],
@@ -18,8 +18,8 @@ LISTS = {
     "one": [(70_001, 5)],
     "fused": [(40_000, 17), (0, 4), (511, 22), (33_333, 39)],
 }
-CODED = ("sra", "sra2d", "allgather", "requantizing_ring", "hierarchical_sra")
-FLAT = tuple(name for name in ALGORITHMS if name not in ("shared",) and "hierarchical" not in name)
+ACROSS = ("hierarchical", "leaders", "hierarchical_sra", "leaders_sra")
+FLAT = tuple(name for name in ALGORITHMS if name not in ("shared", *ACROSS))
 
 
 def core_bytes(algorithm, layout, tensors, coding):
@@ -28,7 +28,7 @@ def core_bytes(algorithm, layout, tensors, coding):
     spec = None if coding is None else _core.CodecSpec(bits=coding.bits, bucket_size=coding.bucket)
 
     def run(rank):
-        needs_node = algorithm == "shared" or "hierarchical" in algorithm
+        needs_node = algorithm in ("shared", *ACROSS)
         own = _core.Communicator.over_threads(world, rank, layout.per_node if needs_node else None)
         arrays = [np.ones(count, np.float32) for count, _ in tensors]
         report = own.allreduce(
@@ -53,11 +53,12 @@ def test_every_rank_sends_what_the_core_sends(ranks, algorithm, name):
 
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("bits", (None, 8, 4))
+@pytest.mark.parametrize("kind", ("hierarchical", "leaders"))
 @pytest.mark.parametrize(("ranks", "per_node"), ((4, 2), (8, 4), (6, 2), (6, 3)))
-def test_nodes_exchange_what_the_core_exchanges(ranks, per_node, bits, name):
+def test_nodes_exchange_what_the_core_exchanges(ranks, per_node, kind, bits, name):
     layout, tensors = Layout(ranks, per_node), LISTS[name]
     coding = None if bits is None else Coding(bits)
-    algorithm = "hierarchical_sra" if coding else "hierarchical"
+    algorithm = f"{kind}_sra" if coding else kind
     ours = schedule(algorithm, layout, tensors, coding)
     core = core_bytes(algorithm, layout, tensors, coding)
     assert ours.sent().tolist() == [sent for sent, _ in core]

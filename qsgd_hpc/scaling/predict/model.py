@@ -16,7 +16,7 @@ from qsgd_hpc.scaling.predict.overlap import (
     expected_maximum,
     timeline,
 )
-from qsgd_hpc.scaling.predict.schedules import Layout, Schedule, schedule
+from qsgd_hpc.scaling.predict.schedules import CODED, Layout, Schedule, schedule
 from qsgd_hpc.scaling.predict.training import TrainingProfile
 
 __all__ = ["PLAIN_BITS", "Prediction", "Setting", "allreduce_s", "predict"]
@@ -206,5 +206,4 @@ def _reducer(
 
 
 def _fits(algorithm: str, coded: bool) -> bool:
-    compressed = ("sra", "sra2d", "allgather", "requantizing_ring", "hierarchical_sra")
-    return algorithm == "auto" or (algorithm in compressed) == coded
+    return algorithm == "auto" or (algorithm in CODED) == coded

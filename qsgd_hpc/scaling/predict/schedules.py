@@ -23,7 +23,7 @@ from qsgd_hpc.scaling.predict.coding import (
     parts,
 )
 
-__all__ = ["ALGORITHMS", "Layout", "Messages", "Phase", "Schedule", "resolve", "schedule"]
+__all__ = ["ALGORITHMS", "CODED", "Layout", "Messages", "Phase", "Schedule", "resolve", "schedule"]
 
 DOUBLING_BYTES = 64 << 10
 """Up to here `direct` is recursive doubling, among a power of two of ranks."""
@@ -116,7 +116,7 @@ class Schedule:
 def resolve(algorithm: str, layout: Layout, coding: Coding | None) -> str:
     """Return what `auto` stands for on these ranks (csrc/collectives/allreduce.cc)."""
     one_node = layout.nodes == 1
-    if algorithm == "hierarchical_sra" and one_node:
+    if algorithm in ("hierarchical_sra", "leaders_sra") and one_node:
         return "sra"
     if algorithm != "auto":
         return algorithm
@@ -146,9 +146,9 @@ def schedule(
     name = resolve(algorithm, layout, coding)
     if name not in ALGORITHMS:
         raise UsageError(f"algorithm {name!r}: known are auto, {', '.join(ALGORITHMS)}")
-    if (name in _CODED) != (coding is not None):
+    if (name in CODED) != (coding is not None):
         raise UsageError(
-            f"algorithm {name!r} {'needs codes' if name in _CODED else 'sends float32'}; "
+            f"algorithm {name!r} {'needs codes' if name in CODED else 'sends float32'}; "
             "choose another, or auto"
         )
     nothing = np.zeros(layout.ranks, dtype=np.int64)
@@ -157,7 +157,7 @@ def schedule(
         return Schedule(layout, name, (), nothing)
     if name == "shared":
         return Schedule(layout, name, (), _shared_bytes(layout, count), 1)
-    if name.startswith("hierarchical"):
+    if name in _ACROSS:
         return _hierarchical(name, layout, tensors, coding)
     return Schedule(
         layout, name, _FLAT[name](layout.ranks, tensors, coding), nothing, 0, count if coding else 0
@@ -341,18 +341,20 @@ def _shared_bytes(layout: Layout, count: int) -> np.ndarray:
 
 
 def _hierarchical(name: str, layout: Layout, tensors: Tensors, coding: Coding | None) -> Schedule:
-    """Shards of a node are summed in its memory; rank j of each node takes shard j across."""
+    """Shards of a node are summed in its memory; owner j of each node takes shard j across."""
     per_node, nodes = layout.per_node, layout.nodes
+    owners = _ACROSS[name] or per_node
     granule = coding.bucket if coding else 1
-    sizes = [owned(tensor, granule, per_node) for tensor in tensors]
+    sizes = [owned(tensor, granule, owners) for tensor in tensors]
     shards = [
         [(int(size[j]), tensor[1]) for size, tensor in zip(sizes, tensors, strict=True)]
-        for j in range(per_node)
+        for j in range(owners)
     ]
     across = _sra if coding else _direct
     by_shard = [across(nodes, shard, coding) for shard in shards]
     counts = np.array([sum(count for count, _ in shard) for shard in shards], dtype=np.int64)
-    given = (counts.sum() - counts + counts * (per_node - 1)) * FLOAT_BYTES
+    own = np.pad(counts, (0, per_node - owners))
+    given = (counts.sum() - own + own * (per_node - 1)) * FLOAT_BYTES
     return Schedule(
         layout,
         name,
@@ -364,7 +366,7 @@ def _hierarchical(name: str, layout: Layout, tensors: Tensors, coding: Coding | 
 
 
 def _side_by_side(layout: Layout, by_shard: list[tuple[Phase, ...]]) -> tuple[Phase, ...]:
-    """Run one schedule of nodes for each local rank at the same time."""
+    """Run one schedule of nodes for each owner, the first local ranks, at the same time."""
     longest = max(by_shard, key=len)
 
     def joined(place: int, i: int) -> Messages:
@@ -396,5 +398,7 @@ _FLAT: dict[str, Callable[[int, Tensors, Coding | None], tuple[Phase, ...]]] = {
     "allgather": _allgather,
     "requantizing_ring": _requantizing_ring,
 }
-_CODED = ("sra", "sra2d", "allgather", "requantizing_ring", "hierarchical_sra")
-ALGORITHMS = (*_FLAT, "shared", "hierarchical", "hierarchical_sra")
+# How many ranks of a node communicate with other nodes; None: all of them.
+_ACROSS = {"hierarchical": None, "leaders": 1, "hierarchical_sra": None, "leaders_sra": 1}
+CODED = ("sra", "sra2d", "allgather", "requantizing_ring", "hierarchical_sra", "leaders_sra")
+ALGORITHMS = (*_FLAT, "shared", *_ACROSS)
