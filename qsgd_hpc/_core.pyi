@@ -63,8 +63,9 @@ class EngineConfig:
         nonfinite: str = "error",
         algorithm: str = "auto",
         threads: int = 1,
-        planner: bool = False,
+        planner: str = "off",
         machine: Machine | None = None,
+        measure_at_start: bool = False,
         cache_capacity: int = 1024,
         cycle_time_s: float = 0.0,
         stall_warning_s: float = 60.0,
@@ -72,6 +73,7 @@ class EngineConfig:
         deadlock_s: float = 10.0,
         kept_steps: int = 65536,
         log: Callable[[str], None] | None = None,
+        measured: Callable[[Machine], None] | None = None,
     ) -> None: ...
 
 class ThreadWorld:
@@ -121,6 +123,7 @@ class Communicator:
         coding: CodecSpec | None = None,
         algorithm: str = "auto",
         seed: int = 0,
+        judged: bool = True,
     ) -> Callable[[], int]: ...
     def broadcast(self, array: NDArray[Any], *, root: int) -> None: ...
     def measure(self, codecs: Sequence[CodecSpec], *, ranks_per_node: int = 1) -> Machine: ...
@@ -221,6 +224,7 @@ class Engine:
         prescale: float,
         postscale: float,
         coding: CodecSpec | None,
+        auto_bits: bool = False,
         error_feedback: bool = False,
         nmse_budget: float = 0.0,
         lasting: bool = True,
@@ -241,6 +245,7 @@ class Engine:
         prescale: float,
         postscale: float,
         coding: CodecSpec | None,
+        auto_bits: bool = False,
         error_feedback: bool = False,
         nmse_budget: float = 0.0,
         lasting: bool = True,
@@ -601,6 +606,7 @@ def operation_facts(
     prescale: float = 1.0,
     postscale: float = 1.0,
     coding: CodecSpec | None = None,
+    auto_bits: bool = False,
     error_feedback: bool = False,
     nmse_budget: float = 0.0,
     lasting: bool = True,

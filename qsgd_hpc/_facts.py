@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qsgd_hpc.compression import Coding
+from qsgd_hpc.compression import Coding, facts_of
 from qsgd_hpc.ops import Group, Op, Sum
 from qsgd_hpc.process_sets import ProcessSet, require_member
 
@@ -44,9 +44,7 @@ def operation_facts(
         "op": op.name,
         "prescale": prescale,
         "postscale": postscale,
-        "coding": coding and coding.spec,
-        "error_feedback": coding is not None and coding.error_feedback,
-        "nmse_budget": coding.nmse_budget if coding else 0.0,
+        **facts_of(coding),
         "lasting": lasting,
         "check_finite": check_finite,
         "process_set": require_member(process_set),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from qsgd_hpc import env
+from qsgd_hpc.compression import from_environment
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["Settings", "engine_config", "is_logged", "read", "require_equal"]
@@ -70,12 +72,19 @@ def require_equal(comm: Any, settings: Settings) -> None:
         raise UsageError("\n".join(faults))
 
 
-def engine_config(settings: Settings, machine: Any = None, *, shares_memory: bool) -> Any:
+def engine_config(
+    settings: Settings,
+    machine: Any = None,
+    measured: Callable[[Any], None] | None = None,
+    *,
+    shares_memory: bool,
+) -> Any:
     """Return the _core.EngineConfig of this rank.
 
     Args:
         settings: what ``read`` returned.
-        machine: what to plan for, a _core.Machine; None: what the engine measures.
+        machine: what to plan for, a _core.Machine; None: what the engine measures, if it must.
+        measured: called on rank 0 with what it has measured.
         shares_memory: the ranks of each node share memory; without, nothing is reduced within it.
     """
     import qsgd_hpc._core as _core
@@ -89,8 +98,10 @@ def engine_config(settings: Settings, machine: Any = None, *, shares_memory: boo
         nonfinite=settings["QSGD_NONFINITE"],
         algorithm=algorithm,
         threads=env.get("QSGD_THREADS"),  # each rank may have its own number
-        planner=settings["QSGD_PLANNER"],
+        planner=_planner(settings),
         machine=machine,
+        measure_at_start=_measures_at_start(settings),
+        measured=measured,
         cache_capacity=settings["QSGD_CACHE_CAPACITY"],
         cycle_time_s=settings["QSGD_CYCLE_TIME_MS"] / 1000,
         stall_warning_s=settings["QSGD_STALL_WARNING_S"],
@@ -98,6 +109,20 @@ def engine_config(settings: Settings, machine: Any = None, *, shares_memory: boo
         deadlock_s=settings["QSGD_DEADLOCK_S"],
         log=_warn if is_logged("warning") else None,
     )
+
+
+def _planner(settings: Settings) -> str:
+    # A tuner tries what is fastest by itself.
+    if settings["QSGD_AUTOTUNE"] and settings["QSGD_PLANNER"] == "advise":
+        return "off"
+    return str(settings["QSGD_PLANNER"])
+
+
+def _measures_at_start(settings: Settings) -> bool:
+    # While nothing else runs. What a script asks for by itself is known only in its first step.
+    planner = _planner(settings)
+    asked = from_environment()
+    return planner == "on" or (asked is not None and (planner == "advise" or asked.auto_bits))
 
 
 def is_logged(level: str) -> bool:

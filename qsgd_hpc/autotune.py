@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from qsgd_hpc import env, planning
 from qsgd_hpc._tune_search import Search, Settings, Space, require_optuna
 from qsgd_hpc.errors import QsgdError, UsageError
+from qsgd_hpc.rules import PLAIN_BITS
 
 if TYPE_CHECKING:
     from qsgd_hpc.basics import Context
@@ -36,6 +37,8 @@ _COLUMNS = (
     "trial", "elapsed_s", "fusion_bytes", "cycle_time_ms", "algorithm", "bits",
     "gradient_mb_per_s", "nmse", "kept",
 )  # fmt: skip
+
+TRIED_BITS = (2, 4, 8)
 
 _tuner: Tuner | None = None
 
@@ -175,12 +178,12 @@ def space_as_set(size: int) -> Space:
         algorithms = ("auto", "allgather") if 2 < size <= 4 else ()
     else:
         algorithms = ("auto", "direct", "ring", "rabenseifner")
-    budgeted = coded and env.get("QSGD_NMSE_BUDGET") is not None
+    budgeted = env.get("QSGD_BITS") in TRIED_BITS and env.get("QSGD_NMSE_BUDGET") is not None
     return Space(
         fusion_mib=() if env.is_set("QSGD_FUSION_BYTES") else Space.fusion_mib,
         cycle_time_ms=() if env.is_set("QSGD_CYCLE_TIME_MS") else Space.cycle_time_ms,
         algorithms=algorithms,
-        bits=(2, 4, 8) if budgeted else (),
+        bits=TRIED_BITS if budgeted else (),
     )
 
 
@@ -214,11 +217,12 @@ def _tuner_of(context: Context) -> Tuner:
         ranks_per_node=context.local_size,
         threads=env.get("QSGD_THREADS"),
     )
+    bits = env.get("QSGD_BITS")
     in_use = Settings(
         env.get("QSGD_FUSION_BYTES"),
         env.get("QSGD_CYCLE_TIME_MS"),
         env.get("QSGD_ALGORITHM"),
-        env.get("QSGD_BITS"),
+        bits if bits in (*TRIED_BITS, PLAIN_BITS) else None,
     )
     kept = load(key)
     search = Search(

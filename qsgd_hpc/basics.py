@@ -168,11 +168,14 @@ def _build(mpi: _mpi.Mpi, comm: Any, settings: _settings.Settings) -> Context:
     key = planning.key_of(
         mpi.module, None if shared is None else shared.nodes, size, env.get("QSGD_THREADS")
     )
-    machine = planning.recall(comm, key) if settings["QSGD_PLANNER"] else None
-    config = _settings.engine_config(settings, machine, shares_memory=shared is not None)
+    config = _settings.engine_config(
+        settings,
+        planning.recall(comm, key) if size > 1 else None,
+        lambda measured: planning.keep(key, measured),
+        shares_memory=shared is not None,
+    )
     engine = _core.Engine.over_mpi(_mpi.core_facts(mpi, comm), config, shared)
-    if rank == 0 and machine is None and (measured := engine.machine()) is not None:
-        planning.keep(key, measured)
+    engine.machine()  # measured before the script goes on and takes the cores
     if peers:
         engine.watch(peers, GRACE_S)
     _core.set_current_engine(engine)

@@ -8,11 +8,11 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.rules import PLAIN_BITS, Rule, as_rules, first_match
+from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS, Rule, as_rules, first_match
 
 if TYPE_CHECKING:
     from qsgd_hpc._core import CodecSpec
@@ -26,6 +26,7 @@ __all__ = [
     "Sign",
     "TernGrad",
     "TopK",
+    "facts_of",
     "from_environment",
 ]
 
@@ -34,6 +35,8 @@ MAX_BUCKET = 1 << 16
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
 # At so few bits one code loses more than half of what it carries.
 FEEDBACK_BITS = 2
+# What the planner begins with where bits are open; the core knows what else it may take.
+MOST_AUTO_BITS = 8
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,23 @@ class Coding:
     """How one tensor travels: what the engine is told."""
 
     spec: CodecSpec
+    auto_bits: bool = False
+    """Whether the planner may use 4 bits, or none, where the spec has 8."""
     error_feedback: bool = False
     nmse_budget: float = 0.0
     """0 is no budget."""
+
+
+def facts_of(coding: Coding | None) -> dict[str, Any]:
+    """Return what the core is told of how a tensor travels; None is as it is."""
+    if coding is None:
+        return {"coding": None, "auto_bits": False, "error_feedback": False, "nmse_budget": 0.0}
+    return {
+        "coding": coding.spec,
+        "auto_bits": coding.auto_bits,
+        "error_feedback": coding.error_feedback,
+        "nmse_budget": coding.nmse_budget,
+    }
 
 
 def _from(name: str) -> Any:
@@ -109,7 +126,13 @@ class Lossy(ABC):
         # A code whose error can exceed what it carries would let the residual grow without bound.
         contract = feedback and not self.biased
         spec = CodecSpec(bucket_size=self.bucket_size, contract=contract, **self._codec())
-        return Coding(spec, feedback, (self.nmse_budget or 0.0) if lasting else 0.0)
+        budget = (self.nmse_budget or 0.0) if lasting else 0.0
+        return Coding(spec, self.auto_bits, feedback, budget)
+
+    @property
+    def auto_bits(self) -> bool:
+        """Whether the planner chooses the bits."""
+        return False
 
     @property
     def feeds_back(self) -> bool:
@@ -123,6 +146,18 @@ class Lossy(ABC):
         if isinstance(self, _WithBits):
             return replace(self, bits=bits)
         return Qsgd(bits, **{f.name: getattr(self, f.name) for f in fields(Lossy)})
+
+    def require_bits(self, caller: str) -> None:
+        """Raise where the planner is to choose the bits: it knows MPI, not torch.distributed.
+
+        Raises:
+            UsageError: they are left to it; the message names ``caller``.
+        """
+        if self.auto_bits:
+            raise UsageError(
+                f"{caller}(bits='auto'): the planner does not know how fast torch.distributed is; "
+                "choose 1 to 8, or let hvd.DistributedOptimizer reduce the gradients"
+            )
 
     @abstractmethod
     def _bits(self) -> int:
@@ -152,15 +187,23 @@ class _WithBits(Lossy):
     """A code that exists for 1 to 8 bits.
 
     Args:
-        bits: bits per element on the wire, sign included; 1 is the sign with a scale.
+        bits: bits per element on the wire, sign included; 1 is the sign with a scale; "auto":
+            8 or 4 or none at all, whichever the planner has found to be the fastest here.
     """
 
-    bits: int = 4
+    bits: int | Literal["auto"] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.auto_bits:
+            return
         if not isinstance(self.bits, int) or not 1 <= self.bits <= 8:
-            raise self._fault("bits", "1 to 8; Compression.none sends float32")
+            raise self._fault("bits", "1 to 8, or 'auto'; Compression.none sends float32")
+
+    @property
+    def auto_bits(self) -> bool:
+        """Whether the planner chooses the bits."""
+        return self.bits == AUTO_BITS
 
     @property
     def _is_sign(self) -> bool:
@@ -172,10 +215,10 @@ class _WithBits(Lossy):
         return self._is_sign
 
     def _bits(self) -> int:
-        return self.bits
+        return MOST_AUTO_BITS if self.bits == "auto" else self.bits
 
     def _codec(self) -> dict[str, Any]:
-        return {"scheme": "sign" if self._is_sign else self.scheme, "bits": self.bits}
+        return {"scheme": "sign" if self._is_sign else self.scheme, "bits": self._bits()}
 
 
 @dataclass(frozen=True)
@@ -183,7 +226,9 @@ class Qsgd(_WithBits):
     """QSGD stochastic quantisation (Alistarh et al., NeurIPS 2017); see :class:`Lossy`, too.
 
     Args:
-        bits: bits per element on the wire, sign included, 1 to 8; 1 is the sign with a scale.
+        bits: bits per element on the wire, sign included, 1 to 8; 1 is the sign with a scale;
+            "auto" leaves them to the planner, which measures the machine and takes 8 or 4 bits, or
+            float32, for each tensor.
         norm: ``"max"`` (least error) or ``"l2"`` (the paper's).
         rounding: ``"stochastic"`` (unbiased) or ``"nearest"`` (biased, and warns of it).
     """

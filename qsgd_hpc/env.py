@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.rules import PLAIN_BITS, parse_rules
+from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS, parse_rules
 
 __all__ = ["TABLE", "Twin", "Variable", "flag", "get", "is_set"]
 
@@ -55,11 +55,24 @@ def _at_least(kind: type[int] | type[float], least: float) -> Callable[[str], An
     return parse
 
 
-def _bits(text: str) -> int:
-    """1 to 8, or 32."""
-    if text.strip() not in map(str, (*range(1, 9), PLAIN_BITS)):
-        raise ValueError("expected 1 to 8, or 32 (32 sends plain float32)")
-    return int(text)
+def _bits(text: str) -> int | str:
+    """1 to 8, 32, or auto."""
+    word = text.strip().lower()
+    if word == AUTO_BITS:
+        return AUTO_BITS
+    if word not in map(str, (*range(1, 9), PLAIN_BITS)):
+        raise ValueError("expected 1 to 8, 32 (plain float32) or auto (as is fastest here)")
+    return int(word)
+
+
+def _planner(text: str) -> str:
+    """on, off, advise."""
+    if text.strip().lower() == "advise":
+        return "advise"
+    try:
+        return "on" if flag(text) else "off"
+    except ValueError:
+        raise ValueError("expected on, off or advise") from None
 
 
 def _feedback(text: str) -> bool | None:
@@ -133,7 +146,7 @@ class Variable:
 
 ALGORITHMS = (
     "auto", "direct", "ring", "recursive_doubling", "rabenseifner", "shared", "hierarchical",
-    "sra", "sra2d", "allgather", "requantizing_ring", "hierarchical_sra",
+    "leaders", "sra", "sra2d", "allgather", "requantizing_ring", "hierarchical_sra", "leaders_sra",
 )  # fmt: skip
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal", "off")
@@ -177,7 +190,10 @@ TABLE: dict[str, Variable] = {
         "allreduce of uncompressed gradients, or of compressed ones if it is a compressed one",
     ),
     "QSGD_PLANNER": Variable(
-        flag, False, "measuring the machine at init, and compressing only what it saves time for"
+        _planner,
+        "advise",
+        "measuring the machine once: on compresses only where that saves time, advise says once "
+        "where it costs time",
     ),
     "QSGD_THREADS": Variable(
         _at_least(int, 1), 1, "threads of each rank that code gradients beside the training"

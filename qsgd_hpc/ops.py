@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsgd_hpc import basics
 from qsgd_hpc._handle import Handle
+from qsgd_hpc.compression import facts_of
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.process_sets import ProcessSet, global_process_set, require_member
 
@@ -208,9 +209,7 @@ def _facts(
         "shape": list(shape),
         "dtype": dtype,
         "op": op.name,
-        "coding": coding and coding.spec,
-        "error_feedback": coding is not None and coding.error_feedback,
-        "nmse_budget": coding.nmse_budget if coding else 0.0,
+        **facts_of(coding),
     }
 
 

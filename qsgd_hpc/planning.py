@@ -196,11 +196,11 @@ def load(key: Key) -> Machine | None:
 def recall(comm: Any, key: Key) -> Machine | None:
     """Return what an earlier job measured, on every rank alike, or None; collective.
 
+    A file that is damaged counts as none, after a warning.
+
     Args:
         comm: an mpi4py communicator.
         key: what the measurement holds for; rank 0's decides. QSGD_PLAN_CACHE=0 lets none hold.
-    Raises:
-        UsageError: the file is damaged (on every rank).
     """
     found: Any = None
     if comm.Get_rank() == 0 and env.get("QSGD_PLAN_CACHE"):
@@ -208,10 +208,8 @@ def recall(comm: Any, key: Key) -> Machine | None:
             kept = load(key)
             found = None if kept is None else to_json(kept)
         except UsageError as error:
-            found = error
+            print(f"qsgd-hpc: warning: {error}", file=sys.stderr)
     found = comm.bcast(found)
-    if isinstance(found, UsageError):
-        raise found
     return None if found is None else from_json(found)
 
 
@@ -224,7 +222,7 @@ def keep(key: Key, measured: Machine) -> None:
     except OSError as error:
         print(
             f"qsgd-hpc: warning: {key.path}: {error.strerror}; the machine will be measured "
-            "again by the next job",
+            "again by the next job; set QSGD_HOME to a folder that can be written",
             file=sys.stderr,
         )
 

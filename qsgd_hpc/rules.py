@@ -14,10 +14,12 @@ from fnmatch import fnmatchcase
 
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["PLAIN_BITS", "Rule", "as_rules", "first_match", "parse_rules"]
+__all__ = ["AUTO_BITS", "PLAIN_BITS", "Rule", "as_rules", "first_match", "parse_rules"]
 
 PLAIN_BITS = 32
 """What stands for uncompressed float32 where bits are expected."""
+AUTO_BITS = "auto"
+"""What leaves the bits to the planner."""
 
 _SIZE = re.compile(r"([<>])\s*([0-9]*\.?[0-9]+)\s*([kKMG]?)")
 _UNITS = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}

@@ -69,6 +69,8 @@ def pytest_configure(config: pytest.Config) -> None:
     default_interrupts()
     # Whatever is installed on this machine: a test that means a scheduler brings its own.
     os.environ["QSGD_SITE"] = "local"
+    # A job that compresses measures its machine once: seconds, of which tests need none.
+    os.environ["QSGD_PLANNER"] = "off"
     os.environ[MARK] = os.environ.get(MARK, f"session-{secrets.token_hex(4)}") + "."
     # What frameworks and MPIs leave in the folder for temporary files goes with this one, whose
     # name is short because names of sockets are.

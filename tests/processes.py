@@ -235,14 +235,16 @@ def until(
 def without_settings() -> dict[str, str]:
     """Return the environment without what a user may have set for training; the test's home stays.
 
-    Ranks are to find the defaults, whatever the shell that has started the tests has exported.
+    Ranks are to find the defaults, whatever the shell that has started the tests has exported. But
+    no job is to measure its machine, which takes seconds, unless a test is about that.
     """
     stripped = ("QSGD_", "OMP_")
-    return {
+    kept = {
         name: value
         for name, value in os.environ.items()
         if name == "QSGD_HOME" or not name.startswith(stripped)
     }
+    return {**kept, "QSGD_PLANNER": "off"}
 
 
 def default_interrupts() -> None:

@@ -21,40 +21,51 @@ NonFinite parse_nonfinite(const std::string& name) {
   throw usage_error("unknown policy '" + name + "'; known are error, warn, propagate");
 }
 
-// The engine calls the logger from its own thread, where the GIL is not held.
-std::function<void(const std::string&)> with_gil(py::object log) {
-  const std::shared_ptr<py::object> held = hold(std::move(log));
+Planning parse_planning(const std::string& name) {
+  if (name == "off") return Planning::kOff;
+  if (name == "advise") return Planning::kAdvise;
+  if (name == "on") return Planning::kChoose;
+  throw usage_error("unknown planner '" + name + "'; known are off, advise, on");
+}
+
+// The engine calls back from its own thread, where the GIL is not held.
+template <class Argument>
+std::function<void(Argument)> with_gil(py::object callback) {
+  const std::shared_ptr<py::object> held = hold(std::move(callback));
   if (held == nullptr) return nullptr;
-  return [held](const std::string& text) {
+  return [held](Argument argument) {
     const py::gil_scoped_acquire gil;
     try {
-      (*held)(text);
+      (*held)(argument);
     } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("qsgd_hpc log callback");
+      error.discard_as_unraisable("qsgd_hpc engine callback");
     }
   };
 }
 
 EngineConfig make_config(uint64_t seed, size_t fusion_bytes, const std::string& nonfinite,
-                         const std::string& algorithm, int threads, bool planner,
-                         std::optional<Machine> machine, size_t cache_capacity, double cycle_time_s,
-                         double stall_warning_s, double stall_shutdown_s, double deadlock_s,
-                         size_t kept_steps, py::object log) {
+                         const std::string& algorithm, int threads, const std::string& planner,
+                         std::optional<Machine> machine, bool measure_at_start,
+                         size_t cache_capacity, double cycle_time_s, double stall_warning_s,
+                         double stall_shutdown_s, double deadlock_s, size_t kept_steps,
+                         py::object log, py::object measured) {
   EngineConfig config;
   config.seed = seed;
   config.fusion_bytes = fusion_bytes;
   config.nonfinite = parse_nonfinite(nonfinite);
   config.algorithm = parse_algorithm(algorithm);
   config.threads = threads;
-  config.planner = planner;
+  config.planning = parse_planning(planner);
   config.machine = std::move(machine);
+  config.measure_at_start = measure_at_start;
   config.cache_capacity = cache_capacity;
   config.cycle_time_s = cycle_time_s;
   config.stall_warning_s = stall_warning_s;
   config.stall_shutdown_s = stall_shutdown_s;
   config.deadlock_s = deadlock_s;
   config.kept_steps = kept_steps;
-  config.log = with_gil(std::move(log));
+  config.log = with_gil<const std::string&>(std::move(log));
+  config.measured = with_gil<const Machine&>(std::move(measured));
   return config;
 }
 
@@ -184,11 +195,12 @@ void bind_engine(py::module_& m) {
   py::class_<EngineConfig>(m, "EngineConfig")
       .def(py::init(&make_config), py::kw_only(), py::arg("seed") = 0,
            py::arg("fusion_bytes") = size_t{64} << 20, py::arg("nonfinite") = "error",
-           py::arg("algorithm") = "auto", py::arg("threads") = 1, py::arg("planner") = false,
-           py::arg("machine") = py::none(), py::arg("cache_capacity") = 1024,
-           py::arg("cycle_time_s") = 0.0, py::arg("stall_warning_s") = 60.0,
-           py::arg("stall_shutdown_s") = 0.0, py::arg("deadlock_s") = 10.0,
-           py::arg("kept_steps") = size_t{65536}, py::arg("log") = py::none());
+           py::arg("algorithm") = "auto", py::arg("threads") = 1, py::arg("planner") = "off",
+           py::arg("machine") = py::none(), py::arg("measure_at_start") = false,
+           py::arg("cache_capacity") = 1024, py::arg("cycle_time_s") = 0.0,
+           py::arg("stall_warning_s") = 60.0, py::arg("stall_shutdown_s") = 0.0,
+           py::arg("deadlock_s") = 10.0, py::arg("kept_steps") = size_t{65536},
+           py::arg("log") = py::none(), py::arg("measured") = py::none());
 
   py::class_<ThreadWorld, std::shared_ptr<ThreadWorld>>(m, "ThreadWorld")
       .def(py::init<int>(), py::arg("size"))
@@ -233,7 +245,8 @@ void bind_engine(py::module_& m) {
            py::arg("cycle_time_s") = py::none(), py::arg("algorithm") = py::none(),
            py::arg("bits") = py::none(),
            "On rank 0: change how later operations are carried out, on all ranks alike.")
-      .def("machine", &Engine::machine, NoGil(), "What the planner goes by; waits for it.")
+      .def("machine", &Engine::machine, NoGil(),
+           "What the planner goes by, or None; waits where it is measured at the start.")
       .def("stats", &stats)
       .def("step_profile", &step_profile,
            "What of this rank's work fell into each of the latest steps that are over.")

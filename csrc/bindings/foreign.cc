@@ -26,7 +26,7 @@ const char* describe_op(ReduceOp op) {
 }
 
 py::bytes operation_facts(const std::string& kind, const std::string& name, const std::string& op,
-                          double prescale, double postscale, const Coding& coding,
+                          double prescale, double postscale, const Coding& coding, bool auto_bits,
                           bool error_feedback, double nmse_budget, bool lasting, bool check_finite,
                           int32_t process_set, const std::string& group, uint32_t group_size,
                           int32_t root) {
@@ -35,6 +35,7 @@ py::bytes operation_facts(const std::string& kind, const std::string& name, cons
   s.name = name;
   s.args = {DType::kUint8, parse_op(op), prescale, postscale};
   s.coding = coding;
+  s.auto_bits = auto_bits;
   s.error_feedback = error_feedback;
   s.nmse_budget = nmse_budget;
   s.lasting = lasting;
@@ -55,6 +56,7 @@ py::dict read_operation_facts(const std::string& facts) {
   d["prescale"] = s.args.prescale;
   d["postscale"] = s.args.postscale;
   d["coding"] = s.coding;
+  d["auto_bits"] = s.auto_bits;
   d["error_feedback"] = s.error_feedback;
   d["nmse_budget"] = s.nmse_budget;
   d["lasting"] = s.lasting;
@@ -78,9 +80,9 @@ void bind_foreign(py::module_& m) {
       arg("engine").none(true), "Say which engine operations of frameworks go to; None for none.");
   m.def("operation_facts", &operation_facts, py::kw_only(), arg("kind"), arg("name") = "",
         arg("op") = "sum", arg("prescale") = 1.0, arg("postscale") = 1.0,
-        arg("coding") = py::none(), arg("error_feedback") = false, arg("nmse_budget") = 0.0,
-        arg("lasting") = true, arg("check_finite") = false, arg("process_set") = 0,
-        arg("group") = "", arg("group_size") = 0, arg("root") = 0,
+        arg("coding") = py::none(), arg("auto_bits") = false, arg("error_feedback") = false,
+        arg("nmse_budget") = 0.0, arg("lasting") = true, arg("check_finite") = false,
+        arg("process_set") = 0, arg("group") = "", arg("group_size") = 0, arg("root") = 0,
         "Return an operation's facts, but for shape and type, as a framework's graph keeps them.");
   m.def("read_operation_facts", &read_operation_facts, arg("facts"),
         "Return what operation_facts() was given.");

@@ -55,12 +55,13 @@ HandlePtr submit(Engine& engine, Submission submission, std::uintptr_t in, std::
 
 Submission describe_allreduce(const std::string& name, const Shape& shape, const std::string& dtype,
                               const std::string& op, double prescale, double postscale,
-                              const Coding& coding, bool error_feedback, double nmse_budget,
-                              bool lasting, bool check_finite, int32_t process_set,
-                              const std::string& group, uint32_t group_size) {
+                              const Coding& coding, bool auto_bits, bool error_feedback,
+                              double nmse_budget, bool lasting, bool check_finite,
+                              int32_t process_set, const std::string& group, uint32_t group_size) {
   Submission s = describe(OpKind::kAllreduce, name, shape, dtype, process_set, {group, group_size});
   s.args = {s.args.dtype, parse_op(op), prescale, postscale};
   s.coding = coding;
+  s.auto_bits = auto_bits;
   s.error_feedback = error_feedback;
   s.nmse_budget = nmse_budget;
   s.lasting = lasting;
@@ -71,15 +72,15 @@ Submission describe_allreduce(const std::string& name, const Shape& shape, const
 HandlePtr submit_allreduce(Engine& engine, const std::string& name, std::uintptr_t source,
                            std::uintptr_t target, const Shape& shape, const std::string& dtype,
                            const std::string& op, double prescale, double postscale,
-                           const Coding& coding, bool error_feedback, double nmse_budget,
-                           bool lasting, bool check_finite, int32_t process_set,
+                           const Coding& coding, bool auto_bits, bool error_feedback,
+                           double nmse_budget, bool lasting, bool check_finite, int32_t process_set,
                            const std::string& group, uint32_t group_size, py::object keep,
                            bool now) {
-  return submit(
-      engine,
-      describe_allreduce(name, shape, dtype, op, prescale, postscale, coding, error_feedback,
-                         nmse_budget, lasting, check_finite, process_set, group, group_size),
-      source, target, std::move(keep), now);
+  return submit(engine,
+                describe_allreduce(name, shape, dtype, op, prescale, postscale, coding, auto_bits,
+                                   error_feedback, nmse_budget, lasting, check_finite, process_set,
+                                   group, group_size),
+                source, target, std::move(keep), now);
 }
 
 // An allreduce of a tensor that comes again in every step: its facts cross from Python once.
@@ -118,12 +119,12 @@ class PreparedAllreduce {
 PreparedAllreduce prepare_allreduce(Engine& engine, const std::string& name, const Shape& shape,
                                     const std::string& dtype, const std::string& op,
                                     double prescale, double postscale, const Coding& coding,
-                                    bool error_feedback, double nmse_budget, bool lasting,
-                                    bool check_finite, int32_t process_set,
+                                    bool auto_bits, bool error_feedback, double nmse_budget,
+                                    bool lasting, bool check_finite, int32_t process_set,
                                     const std::string& group, uint32_t group_size) {
-  return {engine,
-          describe_allreduce(name, shape, dtype, op, prescale, postscale, coding, error_feedback,
-                             nmse_budget, lasting, check_finite, process_set, group, group_size)};
+  return {engine, describe_allreduce(name, shape, dtype, op, prescale, postscale, coding, auto_bits,
+                                     error_feedback, nmse_budget, lasting, check_finite,
+                                     process_set, group, group_size)};
 }
 
 HandlePtr submit_broadcast(Engine& engine, const std::string& name, std::uintptr_t target,
@@ -188,14 +189,14 @@ void bind_operations(qsgd::EngineClass& engine) {
   engine
       .def("allreduce", &submit_allreduce, py::kw_only(), arg("name"), arg("source"), arg("target"),
            arg("shape"), arg("dtype"), arg("op"), arg("prescale"), arg("postscale"), arg("coding"),
-           arg("error_feedback") = false, arg("nmse_budget") = 0.0, arg("lasting") = true,
-           arg("check_finite"), arg("process_set") = 0, arg("group") = "", arg("group_size") = 0,
-           arg("keep") = py::none(), arg("now") = false)
+           arg("auto_bits") = false, arg("error_feedback") = false, arg("nmse_budget") = 0.0,
+           arg("lasting") = true, arg("check_finite"), arg("process_set") = 0, arg("group") = "",
+           arg("group_size") = 0, arg("keep") = py::none(), arg("now") = false)
       .def("prepare_allreduce", &prepare_allreduce, py::kw_only(), arg("name"), arg("shape"),
            arg("dtype"), arg("op"), arg("prescale"), arg("postscale"), arg("coding"),
-           arg("error_feedback") = false, arg("nmse_budget") = 0.0, arg("lasting") = true,
-           arg("check_finite"), arg("process_set") = 0, arg("group") = "", arg("group_size") = 0,
-           py::keep_alive<0, 1>())
+           arg("auto_bits") = false, arg("error_feedback") = false, arg("nmse_budget") = 0.0,
+           arg("lasting") = true, arg("check_finite"), arg("process_set") = 0, arg("group") = "",
+           arg("group_size") = 0, py::keep_alive<0, 1>())
       .def("broadcast", &submit_broadcast, py::kw_only(), arg("name"), arg("target"), arg("shape"),
            arg("dtype"), arg("root"), arg("process_set") = 0, arg("keep") = py::none(),
            arg("now") = false)

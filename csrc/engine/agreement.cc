@@ -14,7 +14,8 @@ const char* name_of(ReduceOp op) {
 
 std::string describe_coding(const Submission& s) {
   if (!s.coding) return "none";
-  return describe(*s.coding) + (s.error_feedback ? " with error feedback" : "") +
+  return describe(*s.coding) + (s.auto_bits ? " or fewer bits (auto)" : "") +
+         (s.error_feedback ? " with error feedback" : "") +
          (s.nmse_budget > 0 ? ", NMSE budget " + format_nmse(s.nmse_budget) : "");
 }
 
@@ -28,8 +29,8 @@ std::string describe_scales(const Submission& s) {
 }
 
 bool same_coding(const Submission& a, const Submission& b) {
-  return a.coding == b.coding && a.error_feedback == b.error_feedback &&
-         a.nmse_budget == b.nmse_budget;
+  return a.coding == b.coding && a.auto_bits == b.auto_bits &&
+         a.error_feedback == b.error_feedback && a.nmse_budget == b.nmse_budget;
 }
 
 bool same_scales(const Submission& a, const Submission& b) {

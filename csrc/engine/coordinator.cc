@@ -46,9 +46,10 @@ std::string who_waits(const std::map<Key, std::vector<int>>& waiting) {
 
 }  // namespace
 
-Coordinator::Coordinator(int size, const Tuning& tuning)
+Coordinator::Coordinator(int size, const Tuning& tuning, Planning planning)
     : size_(size),
       tuning_(tuning),
+      economy_(size, planning),
       joined_(static_cast<size_t>(size), false),
       blocked_(static_cast<size_t>(size)) {
   std::vector<int> everyone(static_cast<size_t>(size));
@@ -208,21 +209,46 @@ void Coordinator::decide(Agreed& agreed, const Pending& p) {
     default:
       agreed.rows = p.rows;
       agreed.joined = !joined.empty();
-      s.coding = coding(s, p.nmse);
+      agreed.nmse = p.nmse;
       agreed.algorithm = *tuning_.algorithm;
+      waits_for_machine_ |= economy_.wants_machine(s);
   }
+}
+
+void Coordinator::know_machine(const Machine& machine, const PlanRequest& request) {
+  economy_.set(machine, request);
+  waits_for_machine_ = false;
+}
+
+void Coordinator::decide_how_they_travel() {
+  for (Agreed& agreed : ready_.waiting()) {
+    if (agreed.decided || agreed.error != ErrorKind::kNone) continue;
+    agreed.decided = true;
+    Submission& s = agreed.submission;
+    s.coding = coding(s, agreed.nmse);
+    if (!travels_alone(agreed) || agreed.algorithm != Algorithm::kAuto) continue;
+    agreed.algorithm = economy_.algorithm_for(s.coding, s.count());
+  }
+}
+
+bool Coordinator::travels_alone(const Agreed& agreed) const {
+  const Submission& s = agreed.submission;
+  return s.kind == OpKind::kAllreduce && s.set == 0 && agreed.group == 0 &&
+         s.size_bytes() >= *tuning_.fusion_bytes;
 }
 
 std::optional<CodecSpec> Coordinator::coding(const Submission& s, double nmse) {
   if (!s.coding) return std::nullopt;
   Submission tuned = s;
+  tuned.auto_bits = s.auto_bits && !tuning_.bits;
   const bool has_choice = traits_of(s.coding->scheme).has_choice();
   if (has_choice && tuning_.bits == kPlainBits) {
     tuned.coding.reset();
   } else if (has_choice && tuning_.bits) {
     tuned.coding->bits = *tuning_.bits;
   }
-  return economy_.decide(budget_.decide(tuned, nmse), s.count());
+  tuned.coding = economy_.bits_for(tuned.coding, tuned.auto_bits, s.count());
+  return economy_.decide(budget_.decide(tuned, nmse), tuned.auto_bits, s.count());
 }
 
 void Coordinator::push(Agreed agreed) {
@@ -239,11 +265,16 @@ Coordinator::Pending Coordinator::take(Table::iterator it) {
 }
 
 std::vector<Response> Coordinator::take_ready() {
-  if (ready_.empty()) return {};
+  if (ready_.empty() || waits_for_machine_) return {};
   const bool waits = *tuning_.cycle_time_s > 0 && left_.empty();  // else for nothing more
   const auto now = waits ? std::chrono::steady_clock::now() : ready_since_;
   if (waits && Seconds(now - ready_since_).count() < *tuning_.cycle_time_s) return {};
-  return ready_.take(*tuning_.fusion_bytes);
+  decide_how_they_travel();
+  std::vector<Response> responses = ready_.take(*tuning_.fusion_bytes);
+  for (const Response& r : responses) {
+    if (r.set == 0 && !r.codings.empty()) economy_.weigh(r.codings.front(), r.count);
+  }
+  return responses;
 }
 
 bool Coordinator::has_sets_of_others() const {

@@ -22,7 +22,7 @@ class Coordinator {
   using Ranks = std::shared_ptr<const std::vector<int>>;
   using Clock = CoarseClock;
 
-  Coordinator(int size, const Tuning& tuning);
+  Coordinator(int size, const Tuning& tuning, Planning planning = Planning::kOff);
 
   void submit(int rank, Submission submission);
   // `rank` submits nothing any more; what it has not submitted can never be reduced.
@@ -31,9 +31,11 @@ class Coordinator {
   // ones, none will ever go on: what they wait for fails.
   void block(int rank, std::vector<Key> waits_for);
   bool all_left() const { return static_cast<int>(left_.size()) == size_; }
-  // What has become ready, fused, in the order of becoming so.
-  // Nothing before the cycle time has passed since the first of it did.
+  // What has become ready, fused, in the order of becoming so. Nothing before the cycle time has
+  // passed since the first of it did, nor while it waits for the economy to know the machine.
   std::vector<Response> take_ready();
+  bool waits_for_machine() const { return waits_for_machine_; }
+  void know_machine(const Machine& machine, const PlanRequest& request);
   // One sentence per tensor that has waited longer than `patience_s` for some ranks; each once.
   std::vector<std::string> stalled(double patience_s);
   // A sentence on a tensor that has waited so long that the job is to end, or nothing.
@@ -44,7 +46,6 @@ class Coordinator {
   void tune(const Tuning& tuning) { tuning_.update(tuning); }
   // What was decided since the last call and users may want to know.
   std::vector<std::string> take_news();
-  Economy& economy() { return economy_; }
 
  private:
   struct Pending {
@@ -82,7 +83,9 @@ class Coordinator {
   bool has_left(int rank) const;
   std::string ranks_missing(const Pending& pending) const;
   std::string waits(const Key& key, const Pending& pending) const;
+  void decide_how_they_travel();
   std::optional<CodecSpec> coding(const Submission& s, double nmse);
+  bool travels_alone(const Agreed& agreed) const;
   void push(Agreed agreed);
   Pending take(Table::iterator it);
 
@@ -95,6 +98,7 @@ class Coordinator {
   Table pending_;
   GroupTally groups_;
   ReadyQueue ready_;
+  bool waits_for_machine_ = false;
   std::chrono::steady_clock::time_point ready_since_;  // where there is a cycle time
   int others_ = 0;                                     // of pending_, those of sets without rank 0
   std::vector<bool> joined_;                           // by rank

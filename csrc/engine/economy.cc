@@ -1,33 +1,129 @@
 #include "engine/economy.h"
 
+#include <algorithm>
+
+#include "planner/words.h"
+
 namespace qsgd {
+namespace {
+
+// More accurate first; with fewer, training needs error feedback, which is the user's to decide.
+constexpr int kAutoBits[] = {8, 4};
+constexpr int kWeighed = 16;         // a few steps of most models
+constexpr size_t kMostSizes = 4096;  // a program whose sizes never come again could fill the memory
+
+template <class Value, class Make>
+Value& remembered(std::map<size_t, Value>& by_count, size_t count, const Make& make) {
+  const auto it = by_count.find(count);
+  if (it != by_count.end()) return it->second;
+  if (by_count.size() == kMostSizes) by_count.clear();
+  return by_count.emplace(count, make()).first->second;
+}
+
+}  // namespace
 
 void Economy::set(Machine machine, PlanRequest request) {
   machine_ = std::move(machine);
   request_ = std::move(request);
 }
 
-std::optional<CodecSpec> Economy::decide(const std::optional<CodecSpec>& coding, size_t count) {
+bool Economy::wants_machine(const Submission& s) const {
+  if (machine_ || size_ == 1 || s.set != 0 || !s.coding || s.kind != OpKind::kAllreduce) {
+    return false;
+  }
+  return s.auto_bits || planning_ != Planning::kOff;
+}
+
+std::optional<CodecSpec> Economy::bits_for(const std::optional<CodecSpec>& coding, bool auto_bits,
+                                           size_t count) {
+  if (!coding || !auto_bits) return coding;
+  if (size_ == 1) return std::nullopt;  // nothing travels
+  if (!machine_) return coding;
+  Known& asked = known(coding);
+  return remembered(asked.bits, count, [&] { return choose_bits(*coding, count); });
+}
+
+std::optional<CodecSpec> Economy::choose_bits(const CodecSpec& spec, size_t count) {
+  PlanRequest request = request_;
+  std::string news;
+  for (const int bits : kAutoBits) {
+    request.codecs.push_back(spec);
+    request.codecs.back().bits = bits;
+    const std::optional<size_t> least = least_count(request.codecs.back());
+    news += (news.empty() ? "planner: bits=auto: " : ", ") + describe(request.codecs.back()) +
+            (least ? " pays from " + std::to_string(*least) + " elements on"
+                   : " does not pay here at any size");
+  }
+  Known& asked = known(spec);
+  if (!asked.told) news_.push_back(news + "; of those that pay, the fastest is used");
+  asked.told = true;
+  return choose(*machine_, count, request).spec;
+}
+
+std::optional<CodecSpec> Economy::decide(const std::optional<CodecSpec>& coding, bool auto_bits,
+                                         size_t count) {
   if (!machine_ || !coding) return coding;
+  if (!auto_bits && planning_ != Planning::kChoose) return coding;
+  if (!auto_bits) tell_of(*coding);
   const std::optional<size_t> least = least_count(*coding);
   return least && count >= *least ? coding : std::nullopt;
 }
 
-std::optional<size_t> Economy::least_count(const CodecSpec& spec) {
-  for (const auto& [known, least] : known_) {
-    if (known == spec) return least;
+Algorithm Economy::algorithm_for(const std::optional<CodecSpec>& coding, size_t count) {
+  if (!machine_ || planning_ != Planning::kChoose) return Algorithm::kAuto;
+  return remembered(known(coding).algorithms, count, [&] {
+    PlanRequest request = request_;
+    const Way usual = fastest(*machine_, count, coding, request);
+    request.any_algorithm = true;
+    const Way best = fastest(*machine_, count, coding, request);
+    const bool pays = best.seconds < usual.seconds * (1 - request.worth);
+    return pays ? best.algorithm : Algorithm::kAuto;
+  });
+}
+
+Economy::Known& Economy::known(const std::optional<CodecSpec>& spec) {
+  for (const std::unique_ptr<Known>& seen : known_) {
+    if (seen->spec == spec) return *seen;
   }
+  known_.push_back(std::make_unique<Known>());
+  known_.back()->spec = spec;
+  return *known_.back();
+}
+
+std::optional<size_t> Economy::least_count(const CodecSpec& spec) {
+  Known& code = known(spec);
+  if (!code.least) code.least = threshold(*machine_, spec, request_);
+  return *code.least;
+}
+
+void Economy::tell_of(const CodecSpec& spec) {
+  Known& code = known(spec);
+  if (code.told) return;
+  code.told = true;
+  const std::optional<size_t> least = least_count(spec);
   PlanRequest request = request_;
   request.codecs = {spec};
-  const std::optional<size_t> least = threshold(*machine_, spec, request);
-  known_.emplace_back(spec, least);
   const size_t example = least ? *least : size_t{1} << 24;
   news_.push_back("planner: " +
                   (least ? describe(spec) + " pays from " + std::to_string(*least) + " elements on"
                          : describe(spec) + " does not pay here, so gradients travel as float32") +
                   "; of " + std::to_string(example) +
                   " elements: " + choose(*machine_, example, request).reason);
-  return least;
+}
+
+void Economy::weigh(const CodecSpec& spec, size_t count) {
+  if (!machine_ || planning_ != Planning::kAdvise || weighed_.reductions == kWeighed) return;
+  weighed_.elements += static_cast<double>(count);
+  weighed_.coded_s += fastest(*machine_, count, spec, request_).seconds;
+  weighed_.exact_s += fastest(*machine_, count, std::nullopt, request_).seconds;
+  if (++weighed_.reductions < kWeighed) return;
+  if (weighed_.exact_s >= weighed_.coded_s * (1 - request_.worth)) return;
+  news_.push_back(
+      "planner: " + describe(spec) + " is used as asked, but costs time here: the first " +
+      std::to_string(kWeighed) + " compressed reductions, of " +
+      size_text(weighed_.elements * sizeof(float) / kWeighed) + " each on average, count as " +
+      time_text(weighed_.coded_s) + ", and as float32 as " + time_text(weighed_.exact_s) +
+      ". QSGD_PLANNER=on compresses only where that saves time; QSGD_PLANNER=off says nothing");
 }
 
 std::vector<std::string> Economy::take_news() {

@@ -19,7 +19,8 @@ Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> 
       workers_(config_.threads > 1 ? std::make_unique<Workers>(config_.threads) : nullptr),
       timeline_(std::make_shared<Timeline>(transport_->rank())),
       coordinator_(transport_->size(),
-                   {config_.fusion_bytes, config_.cycle_time_s, config_.algorithm, std::nullopt}),
+                   {config_.fusion_bytes, config_.cycle_time_s, config_.algorithm, std::nullopt},
+                   config_.planning),
       messenger_(*transport_, node_.get(),
                  [this](int peer, FrameType type, Reader body) { on_message(peer, type, body); }),
       communicator_{*transport_, node_.get(), workers_.get()},
@@ -104,14 +105,6 @@ void Engine::tune(const Tuning& tuning) {
   news_.store(true, std::memory_order_release);
 }
 
-std::optional<Machine> Engine::machine() {
-  if (!config_.planner || size() == 1) return std::nullopt;
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return machine_ || ended_; });
-  if (!machine_) throw internal_error("the machine was not measured: " + abort_->message());
-  return machine_;
-}
-
 void Engine::shutdown(const std::string& reason, double patience_s) {
   if (!thread_.joinable()) return;
   check_not_performing("shutdown() was called");
@@ -152,7 +145,7 @@ void Engine::watch(std::vector<Lifeline::Peer> peers, double grace_s) {
 
 EngineStats Engine::stats() const {
   EngineStats stats{executor_.done()};
-  const BytesGiven given = bytes_given(communicator_);
+  const BytesGiven given = traffic();
   stats.wire_bytes = given.total();
   stats.shared_memory_bytes = given.in_memory;
   const BytesGiven control = messenger_.bytes_sent();
@@ -165,8 +158,7 @@ EngineStats Engine::stats() const {
 
 StepWork Engine::work_so_far() const {
   const WorkDone done = executor_.done();
-  return {waits_->total_s(), done.comm_time_s, done.coding_time_s,
-          bytes_given(communicator_).total()};
+  return {waits_->total_s(), done.comm_time_s, done.coding_time_s, traffic().total()};
 }
 
 // Holds the engine where it codes nothing: it needs an entry for that.

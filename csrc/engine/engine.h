@@ -30,9 +30,10 @@ struct EngineConfig {
   size_t fusion_bytes = size_t{64} << 20;
   NonFinite nonfinite = NonFinite::kError;
   Algorithm algorithm = Algorithm::kAuto;
-  int threads = 1;                 // that code and reduce, the engine's own among them
-  bool planner = false;            // compress only where that saves time
-  std::optional<Machine> machine;  // what the planner goes by; measured where nothing is given
+  int threads = 1;  // that code and reduce, the engine's own among them
+  Planning planning = Planning::kOff;
+  std::optional<Machine> machine;  // what the planner goes by; measured where nothing is given,
+  bool measure_at_start = false;   // at once, or when a code is first asked for
   size_t cache_capacity = 1024;    // names that travel as numbers; at most kMaxBook do
   double cycle_time_s = 0;         // rank 0 waits so long for more tensors to fuse
   double stall_warning_s = 60;     // 0: never
@@ -41,6 +42,8 @@ struct EngineConfig {
   size_t kept_steps = 65536;       // whose figures step_profile() has, the latest
   // Warnings; called from whichever thread is at work here, mostly the engine's own.
   std::function<void(const std::string&)> log;
+  // On rank 0: what was measured, for the next job.
+  std::function<void(const Machine&)> measured;
 };
 
 struct EngineStats {
@@ -102,8 +105,8 @@ class Engine {
   }
   void stop_timeline() { timeline_->stop(); }
 
-  // What the planner goes by, once it is known; nothing without a planner, and on one rank. Waits
-  // for the measurement. Throws when the engine ended before.
+  // What the planner goes by, once it is known. Waits where that is from the start on. Throws when
+  // the engine ended before.
   std::optional<Machine> machine();
 
   EngineStats stats() const;
@@ -129,7 +132,9 @@ class Engine {
                                 std::shared_ptr<void> keep);
   void check_fit(Submission& submission) const;
   void run();
-  void plan_for_machine();
+  void learn_machine();
+  std::optional<Machine> known_machine() const;
+  BytesGiven traffic() const;
   bool turn();
   bool take_news();
   void carry_out_agreed();
@@ -171,6 +176,7 @@ class Engine {
   std::vector<HeardBook> heard_;  // on rank 0, by rank
   NameBook names_;
   std::vector<Response> agreed_;  // to be carried out next
+  bool measures_next_ = false;    // after what is agreed
   // Kept for their memory.
   std::vector<Submission> handed_in_;
   std::vector<Writer> answers_;  // by rank
@@ -189,10 +195,14 @@ class Engine {
   Tuning tuning_;                  // not yet taken up
   bool leaving_ = false;
   bool ended_ = false;  // the thread does nothing more
-  std::optional<Machine> machine_;
   std::string reason_;
   // Of operations without a name of the caller's, by process set.
   std::map<std::pair<OpKind, int32_t>, uint64_t> numbers_;
+
+  mutable std::mutex trials_mutex_;  // guards what follows
+  std::optional<Machine> machine_;
+  std::optional<BytesGiven> before_trials_;  // while they run
+  BytesGiven in_trials_;                     // that are over
 
   std::unique_ptr<Lifeline> lifeline_;
   std::thread thread_;  // last: it uses all of the above

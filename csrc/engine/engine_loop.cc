@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "engine/engine.h"
-#include "planner/measure.h"
 
 namespace qsgd {
 namespace {
@@ -20,7 +19,7 @@ constexpr std::chrono::milliseconds kShortNap{1};  // where others work without 
 void Engine::run() {
   std::unique_lock<std::mutex> helm(helm_);  // to the end: nobody works on what is failed there
   try {
-    if (config_.planner && size() > 1) plan_for_machine();
+    if (size() > 1 && (config_.machine || config_.measure_at_start)) learn_machine();
     while (!finished_) {
       abort_->check();
       const bool busy = turn();
@@ -48,24 +47,6 @@ void Engine::fall(const std::string& cause) {
     lifeline_->announce("rank " + std::to_string(rank()) + " cannot go on: " + cause);
   }
   abort_->raise(cause);
-}
-
-// Before any message, on all ranks together.
-void Engine::plan_for_machine() {
-  std::vector<CodecSpec> codecs;
-  for (const int bits : {8, 4, 2}) {
-    codecs.emplace_back();
-    codecs.back().bits = bits;
-  }
-  const Machine machine = config_.machine
-                              ? *config_.machine
-                              : measure(communicator_, ranks_per_node(node_.get()), codecs);
-  PlanRequest request;
-  (is_compressed(config_.algorithm) ? request.coded : request.exact) = config_.algorithm;
-  coordinator_.economy().set(machine, request);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  machine_ = machine;
-  changed_.notify_all();
 }
 
 // One round: hand in what is new, hear the others, agree on what to carry out. True if any
@@ -101,6 +82,7 @@ bool Engine::take_news() {
 void Engine::carry_out_agreed() {
   const std::vector<Response> agreed = std::exchange(agreed_, {});
   executor_.carry_out(agreed);
+  if (std::exchange(measures_next_, false)) learn_machine();
 }
 
 // Sleeps when there is nothing to do: without a wake-up on the other ranks, with a slow one on
@@ -194,6 +176,9 @@ void Engine::on_message(int peer, FrameType type, Reader body) {
       }
       return coordinator_.block(peer, std::move(keys));
     }
+    case FrameType::kMeasure:
+      measures_next_ = true;
+      return;
     case FrameType::kFarewell:
       finished_ = true;
       return;
@@ -215,7 +200,12 @@ void Engine::answer() {
                         std::make_move_iterator(responses.end()), std::back_inserter(agreed_),
                         others);
   }
-  if (coordinator_.all_left() && !finished_) {
+  if (coordinator_.waits_for_machine() && !measures_next_) {
+    for (int peer = 1; peer < size(); ++peer) messenger_.send(peer, FrameType::kMeasure, {});
+    messenger_.flush();
+    measures_next_ = true;
+  }
+  if (coordinator_.all_left() && !coordinator_.waits_for_machine() && !finished_) {
     for (int peer = 1; peer < size(); ++peer) messenger_.send(peer, FrameType::kFarewell, {});
     finished_ = true;
   }

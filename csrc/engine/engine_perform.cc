@@ -63,6 +63,7 @@ void Engine::take_turns_for(const Key& key, Handle& handle, std::function<bool()
   try {
     while (!handle.done() && !abort_->raised()) {
       const bool busy = turn();
+      if (measures_next_) return;
       if (!agreed_.empty()) {
         if (!is_all(agreed_, key)) return;
         carry_out_agreed();

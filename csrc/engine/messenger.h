@@ -23,7 +23,15 @@
 
 namespace qsgd {
 
-enum class FrameType : uint8_t { kSubmissions, kKnown, kLeave, kResponses, kFarewell, kBlocked };
+enum class FrameType : uint8_t {
+  kSubmissions,
+  kKnown,
+  kLeave,
+  kResponses,
+  kFarewell,
+  kBlocked,
+  kMeasure
+};
 
 class Messenger {
  public:

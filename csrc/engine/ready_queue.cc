@@ -76,6 +76,7 @@ Response ReadyQueue::take_one(size_t fusion_bytes) {
   size_t bytes = 0, response_size = 0;
   const auto add = [&](const Agreed& next) {
     bytes += next.submission.size_bytes();
+    response.count += next.submission.count();
     response_size += response_bytes(next);
     response.names.push_back(next.submission.name);
     if (next.submission.coding) response.codings.push_back(*next.submission.coding);

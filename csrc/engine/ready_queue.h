@@ -19,11 +19,13 @@ struct Agreed {
   std::shared_ptr<const std::vector<int>> ranks;  // of its set
   ErrorKind error = ErrorKind::kNone;
   std::string message;
+  double nmse = 0;            // the largest that a rank has reported
   std::vector<int64_t> rows;  // of an allgather
   int64_t value = 0;          // its answer
   Algorithm algorithm = Algorithm::kAuto;
-  bool joined = false;  // some rank takes part that has not submitted it
-  uint64_t group = 0;   // those of one number end together; 0: alone
+  bool joined = false;   // some rank takes part that has not submitted it
+  uint64_t group = 0;    // those of one number end together; 0: alone
+  bool decided = false;  // how it travels
 };
 
 class ReadyQueue {
@@ -35,6 +37,8 @@ class ReadyQueue {
   // Fails what has come of a group the rest of which can never come.
   void fail_group(const GroupKey& key, ErrorKind error, const std::string& message);
   bool empty() const { return ready_.empty(); }
+  // What take() would return next, before it is fused.
+  std::vector<Agreed>& waiting() { return ready_; }
   // Everything, in the order of the first of those that are fused: what may travel together, up to
   // so many bytes, or a group, however many there are.
   std::vector<Response> take(size_t fusion_bytes);

@@ -28,7 +28,8 @@ struct Response {
   int64_t value = 0;                       // the answer to what has one
   bool grouped = false;                    // they end together, if need be in failure
   bool group_goes_on = false;              // and together with those of the next response
-  // On rank 0: who is told, in ascending order.
+  // On rank 0: elements altogether, and who is told, in ascending order.
+  size_t count = 0;
   std::shared_ptr<const std::vector<int>> recipients;
   std::vector<Submission> facts;  // of each name, where ranks take part that have joined
 

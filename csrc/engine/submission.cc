@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "collectives/adasum.h"
+#include "quant/code.h"
 
 namespace qsgd {
 namespace {
@@ -42,6 +43,10 @@ void settle_ranks(Submission& s, int size) {
 
 void check_coding(const Submission& s) {
   check(*s.coding);
+  if (s.auto_bits && !traits_of(s.coding->scheme).has_choice()) {
+    throw usage_error(called(s) + ": bits=auto with " + describe(*s.coding) +
+                      ", which has no choice of bits; leave bits out");
+  }
   if (facts(s.args.dtype).floating && s.args.op <= ReduceOp::kAverage) return;
   throw usage_error(called(s) +
                     ": sums and averages of floating types can be compressed, not others; use "
@@ -127,6 +132,7 @@ void Submission::write(Writer& to) const {
   to.put(group);
   to.put(group_size);
   write_coding(coding, to);
+  to.put(static_cast<uint8_t>(auto_bits));
   to.put(static_cast<uint8_t>(error_feedback));
   to.put(nmse_budget);
   to.put(static_cast<uint8_t>(lasting));
@@ -149,6 +155,7 @@ Submission Submission::read(Reader& from) {
   s.group = from.text();
   s.group_size = from.get<uint32_t>();
   s.coding = read_coding(from);
+  s.auto_bits = from.get<uint8_t>() != 0;
   s.error_feedback = from.get<uint8_t>() != 0;
   s.nmse_budget = from.get<double>();
   s.lasting = from.get<uint8_t>() != 0;

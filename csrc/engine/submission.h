@@ -46,6 +46,7 @@ struct Submission {
   std::string group;            // operations of one group are carried out, and end, together
   uint32_t group_size = 0;
   std::optional<CodecSpec> coding;  // none: travels as it is
+  bool auto_bits = false;           // of coding: 8 or 4 or none at all, as the planner says
   bool error_feedback = false;
   double nmse_budget = 0;     // 0: none; else coding that exceeds it gets more bits
   bool lasting = false;       // the name comes again, so what is known of it is kept

@@ -30,7 +30,7 @@ def submit(
     stop_before: float | None,
     filesystems: str | None,
     variables: dict[str, str],
-    bits: int | None,
+    bits: int | str | None,
     array: dict[str, str],
     dry_run: bool,
     watch: bool,

@@ -10,7 +10,7 @@ import click
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.words import minutes
-from qsgd_hpc.launch.options import BITS
+from qsgd_hpc.launch.bits import HELP, Bits
 
 __all__ = ["Walltime", "as_json_option", "list_option", "submit_options"]
 
@@ -37,12 +37,6 @@ def _pairs(flag: str, example: str) -> Callable[..., dict[str, str]]:
         return dict(word.split("=", 1) for word in given)
 
     return parse
-
-
-def _checked_bits(_ctx: Any, _param: Any, bits: int | None) -> int | None:
-    if bits is not None and bits not in BITS:
-        raise click.BadParameter(f"{bits}: choose 1 to 8, or 32, which sends plain float32.")
-    return bits
 
 
 def _words(_ctx: Any, _param: Any, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -110,10 +104,9 @@ ENVIRONMENT = (
     ),
     click.option(
         "--bits",
-        type=int,
+        type=Bits(),
         metavar="B",
-        callback=_checked_bits,
-        help="Bits per gradient element: 1 to 8; 32 is off.",
+        help=HELP,
     ),
     click.option(
         "--horovod", is_flag=True, help='Let "import horovod" in the script mean qsgd-hpc.'

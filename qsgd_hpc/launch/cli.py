@@ -13,6 +13,7 @@ import click
 
 from qsgd_hpc import __version__
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch import bits as of_bits
 from qsgd_hpc.launch import run as launch
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.grouped_help import GroupedCommand, GroupedOption
@@ -75,11 +76,11 @@ def _check_build(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 @click.version_option(__version__, prog_name="qsgd-hpc", hidden=True)
 @click.option(
     "--bits",
-    type=int,
+    type=of_bits.Bits(),
     metavar="B",
     cls=GroupedOption,
     group="Training",
-    help="Bits per gradient element: 1 to 8; 32 is off.",
+    help=of_bits.HELP,
 )
 @click.option(
     "--horovod",
@@ -116,7 +117,7 @@ def run(
     ranks: int,
     hosts: str | None,
     hostfile: Path | None,
-    bits: int | None,
+    bits: int | str | None,
     horovod: bool,
     ranks_per_node: int | None,
     network: str | None,

@@ -34,7 +34,7 @@ def run(
     *,
     num_proc: int | None = None,
     env: Mapping[str, str] | None = None,
-    bits: int | None = None,
+    bits: int | str | None = None,
     mpi_args: str | Sequence[str] = (),
     network_interfaces: str | None = None,
     executable: str | None = None,

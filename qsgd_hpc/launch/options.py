@@ -10,10 +10,26 @@ from pathlib import Path
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.cluster.hosts import MOST_HOSTS, host_names, hosts_needed
 from qsgd_hpc.launch.cluster.network import Network
+from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS
 
-__all__ = ["BITS", "Host", "RunOptions", "check_options", "parse_hostfile", "parse_hosts"]
+__all__ = [
+    "BITS",
+    "CHOICES_OF_BITS",
+    "Host",
+    "RunOptions",
+    "check_options",
+    "is_choice_of_bits",
+    "parse_hostfile",
+    "parse_hosts",
+]
 
-BITS = (*range(1, 9), 32)
+BITS = (*range(1, 9), PLAIN_BITS)
+CHOICES_OF_BITS = "choose 1 to 8, or 32, which sends plain float32, or auto"
+
+
+def is_choice_of_bits(bits: int | str) -> bool:
+    """Tell whether QSGD_BITS may be this."""
+    return bits in (*BITS, AUTO_BITS)
 
 
 @dataclass(frozen=True)
@@ -50,7 +66,7 @@ class RunOptions:
     ranks: int
     command: tuple[str, ...]
     hosts: tuple[Host, ...] = ()
-    bits: int | None = None
+    bits: int | str | None = None
     ranks_per_node: int | None = None
     network: Network | None = None
     prefix_output: bool = False
@@ -135,8 +151,8 @@ def check_options(options: RunOptions) -> list[str]:
     faults = []
     if options.ranks < 1:
         faults.append(f"-np {options.ranks}: at least 1 rank must run")
-    if options.bits is not None and options.bits not in BITS:
-        faults.append(f"--bits {options.bits}: allowed are 1 to 8, and 32 for uncompressed float32")
+    if options.bits is not None and not is_choice_of_bits(options.bits):
+        faults.append(f"--bits {options.bits}: {CHOICES_OF_BITS}")
     if options.ranks_per_node is not None and options.ranks_per_node < 1:
         faults.append(f"--ranks-per-node {options.ranks_per_node}: must be at least 1")
     if options.start_timeout_s is not None and not options.start_timeout_s > 0:

@@ -42,7 +42,7 @@ def leave(engine: Any, *, rank: int, ranks: int) -> None:
             quality = engine.quality()
             fields = summary(profile, engine.stats(), quality, rank=rank, ranks=ranks)
             # The tuner may choose float32 too, and nobody could tell the two apart.
-            planner = env.get("QSGD_PLANNER") and not env.get("QSGD_AUTOTUNE")
+            planner = ranks > 1 and not env.get("QSGD_AUTOTUNE")
             record("engine", **fields, **uncoded(quality, planner=planner))
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__

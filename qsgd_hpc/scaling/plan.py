@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from qsgd_hpc import env
 from qsgd_hpc.scaling import words
 from qsgd_hpc.scaling.case import Case
 from qsgd_hpc.scaling.study import Study
@@ -115,13 +116,15 @@ def global_batch(study: Study, point: Point) -> int:
 def environment(study: Study, point: Point, records: str) -> dict[str, str]:
     """Return the variables of a point's job; `records` is the file its records go to.
 
-    Bits and algorithm are always among them: the caller's own must not leak into a point.
+    Bits and algorithm are always among them: the caller's own must not leak into a point. Nor do
+    points measure the machine for a remark: the report says what compressing gains.
     """
     threads = {} if study.threads is None else {"OMP_NUM_THREADS": str(study.threads)}
     return {
         "QSGD_BITS": str(point.bits),
         "QSGD_ALGORITHM": point.case.algorithm,
         "QSGD_RECORDS": records,
+        "QSGD_PLANNER": env.get("QSGD_PLANNER") if env.is_set("QSGD_PLANNER") else "off",
         **threads,
     }
 

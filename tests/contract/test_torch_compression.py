@@ -74,6 +74,13 @@ def test_two_bits_with_error_feedback_train_to_the_uncompressed_loss():
     assert excess(hvd.Compression.qsgd(bits=2)) < 0.01
 
 
+def test_open_bits_are_chosen_alike_on_every_rank_and_train():
+    assert excess(hvd.Compression.qsgd(bits="auto")) < 0.1
+    chosen = [stats["bits"] for stats in hvd.compression_stats().values()][-1]
+    assert round(chosen) in ((32,) if hvd.size() == 1 else (4, 8, 32))
+    assert hvd.broadcast_object(chosen, 0) == chosen
+
+
 def qualities(compression, steps):
     """Train and return the statistics of bias and weight, or of the one that was compressed."""
     before = set(hvd.compression_stats())

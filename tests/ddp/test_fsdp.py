@@ -45,6 +45,11 @@ def test_one_bit_is_refused() -> None:
         QSGDReduceScatter(1)
 
 
+def test_open_bits_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"QSGDReduceScatter\(bits='auto'\)"):
+        QSGDReduceScatter("auto")  # type: ignore[arg-type]
+
+
 def test_other_operations_are_refused() -> None:
     with pytest.raises(UsageError, match="sums and averages"):
         QSGDReduceScatter()(torch.zeros(1), torch.zeros(1), None, dist.ReduceOp.MAX)

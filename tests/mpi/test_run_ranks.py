@@ -255,7 +255,7 @@ def test_stdin_is_empty(shell: Shell) -> None:
         (["-np", "2"], "no command given"),
         (["-np", "2", "no-such-program-here"], "not in PATH"),
         (["-np", "2", "scrip.py"], "Did you mean 'script.py'"),
-        (["-np", "2", "--bits", "9", "true"], "allowed are 1 to 8"),
+        (["-np", "2", "--bits", "9", "true"], "choose 1 to 8"),
         (["-np", "2", "-H", "no-such-host.invalid:2", "true"], "'no-such-host.invalid'"),
         (["-np", "3", "-H", "localhost:2", "true"], "needs 3 slots, the hosts have 2"),
         (["-np", "2", "--hostfile", "none", "true"], "No such file"),

@@ -102,6 +102,9 @@ def test_bits_are_tried_under_a_budget_alone(monkeypatch):
     assert autotune.space_as_set(4).bits == ()
     monkeypatch.setenv("QSGD_NMSE_BUDGET", "0.1")
     assert autotune.space_as_set(4).bits == (2, 4, 8)
+    for other in ("3", "auto"):  # to which the core cannot be tuned back
+        monkeypatch.setenv("QSGD_BITS", other)
+        assert autotune.space_as_set(4).bits == ()
 
 
 def test_a_missing_optimiser_is_named_with_the_remedy(monkeypatch):

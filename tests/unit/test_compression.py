@@ -132,6 +132,7 @@ def test_environment_chooses_scheme_bits_and_all_else(monkeypatch):
     assert from_variables(monkeypatch) is None
     assert from_variables(monkeypatch, QSGD_BITS="32", QSGD_SCHEME="sign") is None
     assert from_variables(monkeypatch, QSGD_BITS="3") == Qsgd(3)
+    assert from_variables(monkeypatch, QSGD_BITS=" Auto") == Qsgd("auto")
     assert from_variables(monkeypatch, QSGD_SCHEME="topk") == TopK()
     assert from_variables(monkeypatch, QSGD_SCHEME="minmax", QSGD_BITS="8") == MinMax(8)
     everything = from_variables(
@@ -145,11 +146,53 @@ def test_environment_chooses_scheme_bits_and_all_else(monkeypatch):
 
 @pytest.mark.parametrize(
     ("variables", "remedy"),
-    [({"QSGD_BITS": "9"}, "1 to 8, or 32"), ({"QSGD_BITS": "4", "QSGD_RULES": "w"}, "QSGD_RULES"),
+    [({"QSGD_BITS": "9"}, "1 to 8, 32 .plain float32. or auto"),
+     ({"QSGD_BITS": "4", "QSGD_RULES": "w"}, "QSGD_RULES"),
      ({"QSGD_BITS": "4", "QSGD_ERROR_FEEDBACK": "maybe"}, "auto, on or off"),
      ({"QSGD_BITS": "4", "QSGD_NMSE_BUDGET": "-1"}, "above 0"),
+     ({"QSGD_BITS": "auto", "QSGD_SCHEME": "topk"}, "no choice of bits"),
      ({"QSGD_BITS": "4", "QSGD_SCHEME": "terngrad"}, "no choice of bits")],
 )  # fmt: skip
 def test_wrong_variables_are_named_with_the_remedy(monkeypatch, variables, remedy):
     with pytest.raises(UsageError, match=remedy):
         from_variables(monkeypatch, **variables)
+
+
+@pytest.mark.parametrize("kind", [Qsgd, MinMax, Nuqsgd])
+def test_open_bits_begin_with_the_most_and_are_fed_back_only_if_asked(kind):
+    coding = kind("auto", rules="head=4").coding_for_gradient("w", MATRIX, "float32")
+    assert (coding.auto_bits, coding.spec.bits, coding.error_feedback) == (True, 8, False)
+    assert kind("auto", error_feedback=True).coding().error_feedback
+    ruled = kind("auto", rules="head=4").coding_for_gradient("head", MATRIX, "float32")
+    assert (ruled.auto_bits, ruled.spec.bits) == (False, 4)
+    assert kind("auto").coding_for_gradient("w", (5,), "float32") is None
+    assert not kind(8).coding().auto_bits
+
+
+def test_what_the_core_is_told_is_complete_without_a_code():
+    assert set(compression.facts_of(None)) == set(compression.facts_of(Qsgd("auto").coding()))
+    assert compression.facts_of(Qsgd("auto").coding())["auto_bits"]
+    assert not any(compression.facts_of(None).values())
+
+
+def test_where_the_planner_knows_nothing_bits_must_be_given():
+    Qsgd(4).require_bits("QSGDState")
+    with pytest.raises(UsageError, match=r"QSGDState\(bits='auto'\).*choose 1 to 8"):
+        Qsgd("auto").require_bits("QSGDState")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("on", "on"), ("1", "on"), ("off", "off"), ("false", "off"), (" Advise ", "advise")],
+)
+def test_the_planner_is_on_off_or_advises(monkeypatch, text, value):
+    monkeypatch.delenv("QSGD_PLANNER")
+    assert env.get("QSGD_PLANNER") == "advise"
+    monkeypatch.setenv("QSGD_PLANNER", text)
+    assert env.get("QSGD_PLANNER") == value
+
+
+def test_a_wrong_planner_is_told_what_there_is(monkeypatch):
+    monkeypatch.setenv("QSGD_PLANNER", "maybe")
+    with pytest.raises(UsageError, match="on, off or advise"):
+        env.get("QSGD_PLANNER")

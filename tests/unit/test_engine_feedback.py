@@ -52,14 +52,15 @@ def test_results_and_what_is_owed_add_up_to_the_gradients(ranks, op, coding):
     assert np.allclose(sent + rest, exact, atol=1e-4 * ranks)
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "leaders_sra"])
 @pytest.mark.parametrize(("ranks", "ranks_per_node"), [(4, 2), (3, 2), (6, 3)])
-def test_they_add_up_where_only_messages_across_nodes_are_coded(ranks, ranks_per_node):
+def test_they_add_up_where_only_messages_across_nodes_are_coded(ranks, ranks_per_node, algorithm):
     """A rank codes other elements then than where all exchange with all."""
 
     def program(me):
         return run_steps(me, range(6), coding=SIGN), me.engine.owed_share("w")
 
-    results = on_ranks(ranks, program, ranks_per_node=ranks_per_node)
+    results = on_ranks(ranks, program, ranks_per_node=ranks_per_node, algorithm=algorithm)
     sent, rest = results[0][0], owed(share for _, share in results)
     assert np.abs(rest).max() > 1e-3
     assert np.allclose(sent + rest, exact_sum(ranks, range(6)), atol=1e-4 * ranks)
@@ -333,7 +334,7 @@ def test_the_planner_declines_what_would_not_save_time_and_says_why():
         return x, me.engine.quality()["tiny"]
 
     exact = sum(gradient(r, 0, 64) for r in range(3))
-    for x, quality in on_ranks(3, program, planner=True, log=said.append):
+    for x, quality in on_ranks(3, program, planner="on", log=said.append):
         assert np.allclose(x, exact, atol=1e-5)
         assert quality["coding"] == "none"
     assert len(said) == 1

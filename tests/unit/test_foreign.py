@@ -101,9 +101,9 @@ def run(table, facts, arrays, outputs=None):
 def test_facts_come_back_as_they_were_given():
     given = {
         "kind": "allreduce", "name": "x", "op": "max", "prescale": 0.5, "postscale": 3.0,
-        "coding": _core.CodecSpec(bits=4), "error_feedback": True, "nmse_budget": 0.25,
-        "lasting": False, "check_finite": True, "process_set": 3, "group": "g", "group_size": 2,
-        "root": 1,
+        "coding": _core.CodecSpec(bits=4), "auto_bits": True, "error_feedback": True,
+        "nmse_budget": 0.25, "lasting": False, "check_finite": True, "process_set": 3,
+        "group": "g", "group_size": 2, "root": 1,
     }  # fmt: skip
     assert _core.read_operation_facts(_core.operation_facts(**given)) == given
     with pytest.raises(UsageError, match="'add_process_set'"):

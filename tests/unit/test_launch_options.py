@@ -48,7 +48,7 @@ def test_all_faults_are_reported_together_with_their_values() -> None:
     faults = check_options(RunOptions(4, ("x",), hosts, bits=9, ranks_per_node=0))
     text = "\n".join(faults)
     assert len(faults) == 4
-    assert "--bits 9: allowed are 1 to 8" in text
+    assert "--bits 9: choose 1 to 8" in text
     assert "-np 4 needs 4 slots, the hosts have 3" in text
     assert "'no-such-host.invalid' cannot be resolved" in text
 

@@ -130,8 +130,8 @@ def test_the_cache_can_be_switched_off(home, monkeypatch):
 def test_a_folder_that_cannot_be_written_costs_a_warning_only(home, capsys):
     (home / "machines").write_text("not a folder")
     job = OneRank()
-    with pytest.raises(UsageError, match="remove it"):
-        planning.recall(job, KEY)  # reading tells it first
+    assert planning.recall(job, KEY) is None
+    assert "remove it" in capsys.readouterr().err  # reading tells it first
     assert planning.machine(job, job, KEY).ranks == 8
     assert "measured again by the next job" in capsys.readouterr().err
 

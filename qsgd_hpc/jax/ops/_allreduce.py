@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qsgd_hpc import ops
-from qsgd_hpc.compression import Coding, Lossy
+from qsgd_hpc.compression import Coding, Lossy, facts_of
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jax.ops import _arrays
 from qsgd_hpc.jax.ops._allgather import Allgather
@@ -91,9 +91,7 @@ class Allreduce(Collective):
             "op": op_for(dtype, self.op).name,
             "prescale": self.prescale,
             "postscale": self.postscale,
-            "coding": coding and coding.spec,
-            "error_feedback": coding is not None and coding.error_feedback,
-            "nmse_budget": coding.nmse_budget if coding else 0.0,
+            **facts_of(coding),
             "lasting": self.lasting,
             "check_finite": self.check_finite or coding is not None,
         }

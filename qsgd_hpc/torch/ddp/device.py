@@ -35,7 +35,8 @@ def serves(flat: torch.Tensor, compression: Lossy, group: Any) -> str | None:
         return None
     if not isinstance(compression, Qsgd):
         return None
-    if min([compression.bits, *(rule.bits for rule in as_rules(compression.rules))]) < FEWEST_BITS:
+    rules = [rule.bits for rule in as_rules(compression.rules)]
+    if min([compression.coding().spec.bits, *rules]) < FEWEST_BITS:
         return None
     try:
         group._get_backend(flat.device)

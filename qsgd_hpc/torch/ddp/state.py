@@ -208,7 +208,9 @@ def _compression(
     if bits is not None:
         chosen["bits"] = bits
     try:
-        return kind(error_feedback=error_feedback, **chosen)
+        compression = kind(error_feedback=error_feedback, **chosen)
     except TypeError as error:
         known = [f for f in kind.__dataclass_fields__ if f != "nmse_budget"]
         raise UsageError(f"QSGDState: {error}; {scheme} takes {', '.join(known)}") from None
+    compression.require_bits("QSGDState")
+    return compression

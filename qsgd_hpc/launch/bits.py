@@ -1,0 +1,27 @@
+"""``--bits`` of ``run`` and ``submit``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from qsgd_hpc.launch.options import CHOICES_OF_BITS, is_choice_of_bits
+from qsgd_hpc.rules import AUTO_BITS
+
+__all__ = ["HELP", "Bits"]
+
+HELP = "Bits per gradient element: 1 to 8; 32 is off; auto: 8, 4 or off, as is fastest here."
+
+
+class Bits(click.ParamType[Any]):
+    """What QSGD_BITS may be."""
+
+    name = "bits"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | str:
+        """Return the number, or "auto"."""
+        bits = value if value == AUTO_BITS or not str(value).isdecimal() else int(value)
+        if not is_choice_of_bits(bits):
+            self.fail(f"{value}: {CHOICES_OF_BITS}", param, ctx)
+        return bits  # type: ignore[no-any-return]
