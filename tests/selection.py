@@ -48,6 +48,7 @@ GATE = (
     "tests/mpi/test_init.py::test_sub_communicators",
     "tests/mpi/test_init.py::test_sets_come_and_go",
     "tests/mpi/test_side_by_side.py::test_mpi4py_communicates_while_the_engine_does",
+    "tests/mpi/test_planner.py::test_open_bits",
     "tests/mpi/test_timeline.py::test_calls_start_and_stop_it",
     "tests/mpi/test_engine_record.py::test_a_plain_training_loop",
     "tests/mpi/test_elastic.py",
