@@ -17,7 +17,8 @@
 
 #include "common/error.h"
 #include "common/workers.h"
-#include "quant/elias.h"
+#include "quant/code.h"
+#include "quant/elias_message.h"
 #include "quant/message.h"
 #include "quant/wire.h"
 
@@ -66,9 +67,9 @@ class Fuzzer {
   // Any settings at all, mostly allowed ones.
   CodecSpec spec() {
     CodecSpec s;
-    s.scheme = static_cast<Scheme>(below(kSchemes));
-    const int fixed = fixed_bits(s.scheme);
-    s.bits = fixed != 0 && !one_in(8) ? fixed : static_cast<int>(below(10));
+    s.scheme = static_cast<Scheme>(below(code_names().size()));
+    const CodeTraits& traits = traits_of(s.scheme);
+    s.bits = !traits.has_choice() && !one_in(8) ? traits.most_bits : static_cast<int>(below(10));
     s.norm = one_in(2) ? Norm::kMax : Norm::kL2;
     s.rounding = one_in(4) ? Rounding::kNearest : Rounding::kStochastic;
     s.bucket = one_in(200) ? kMaxBucket : static_cast<uint32_t>(64 * (1 + below(9)));
