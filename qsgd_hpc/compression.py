@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Coding",
+    "Elias",
     "Lossy",
     "MinMax",
     "Nuqsgd",
@@ -33,7 +34,6 @@ __all__ = [
 BUCKET_MULTIPLE = 64
 MAX_BUCKET = 1 << 16
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
-# At so few bits one code loses more than half of what it carries.
 FEEDBACK_BITS = 2
 # What the planner begins with where bits are open; the core knows what else it may take.
 MOST_AUTO_BITS = 8
@@ -95,6 +95,10 @@ class Lossy(ABC):
 
     scheme: ClassVar[str]
     biased: ClassVar[bool] = False
+    feedback_bits: ClassVar[int] = FEEDBACK_BITS
+    """At so few bits one code loses more than half of what it carries."""
+    varies: ClassVar[bool] = False
+    """Whether the length of a code depends on the gradient."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", as_rules(self.rules))
@@ -138,7 +142,7 @@ class Lossy(ABC):
     def feeds_back(self) -> bool:
         """Whether error feedback is on."""
         if self.error_feedback is None:
-            return self.biased or self._bits() <= FEEDBACK_BITS
+            return self.biased or self._bits() <= self.feedback_bits
         return self.error_feedback
 
     def with_bits(self, bits: int) -> Lossy:
@@ -147,12 +151,17 @@ class Lossy(ABC):
             return replace(self, bits=bits)
         return Qsgd(bits, **{f.name: getattr(self, f.name) for f in fields(Lossy)})
 
-    def require_bits(self, caller: str) -> None:
-        """Raise where the planner is to choose the bits: it knows MPI, not torch.distributed.
+    def require_fixed_length(self, caller: str) -> None:
+        """Raise for codes that torch.distributed cannot carry.
 
         Raises:
-            UsageError: they are left to it; the message names ``caller``.
+            UsageError: bits are left to the planner, or lengths vary; the message names ``caller``.
         """
+        if self.varies:
+            raise UsageError(
+                f"{caller}: the length of {self.scheme} codes varies, and torch.distributed's "
+                "messages do not; choose another, or let hvd.DistributedOptimizer reduce them"
+            )
         if self.auto_bits:
             raise UsageError(
                 f"{caller}(bits='auto'): the planner does not know how fast torch.distributed is; "
@@ -280,6 +289,24 @@ class Nuqsgd(_WithBits):
 
 
 @dataclass(frozen=True)
+class Elias(_WithBits):
+    """QSGD's levels of an L2 norm in the paper's sparse code; see :class:`Lossy`, too.
+
+    As many bits as the levels need: the fewer of a bucket's levels are not zero, the fewer bytes
+    travel. Coding is serial, and so it is slow.
+
+    Args:
+        bits: give 2^(bits-1) - 1 levels on each side of zero; 5, which is about sqrt(n) levels for
+            buckets of 512 elements, takes at most 2.8 bits per element in the mean.
+    """
+
+    bits: int | Literal["auto"] = 5
+    scheme = "elias"
+    feedback_bits = 4
+    varies = True
+
+
+@dataclass(frozen=True)
 class TernGrad(Lossy):
     """-1, 0 or 1 times a scale, in 2 bits (Wen et al., NeurIPS 2017); see :class:`Lossy`."""
 
@@ -325,7 +352,7 @@ class TopK(Lossy):
 
 
 KINDS: dict[str, type[Lossy]] = {
-    kind.scheme: kind for kind in (Qsgd, MinMax, Nuqsgd, TernGrad, Sign, TopK)
+    kind.scheme: kind for kind in (Qsgd, MinMax, Nuqsgd, TernGrad, Sign, TopK, Elias)
 }
 
 

@@ -158,7 +158,7 @@ TABLE: dict[str, Variable] = {
         "bits per gradient element for a DistributedOptimizer that names no compression",
     ),
     "QSGD_SCHEME": Variable(
-        _one_of("qsgd", "minmax", "nuqsgd", "terngrad", "sign", "topk"),
+        _one_of("qsgd", "minmax", "nuqsgd", "terngrad", "sign", "topk", "elias"),
         None,
         "code for a DistributedOptimizer that names no compression; unset: qsgd",
     ),

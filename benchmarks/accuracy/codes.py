@@ -75,6 +75,7 @@ CODES = (
     Code("minmax 4 bit", "minmax", {"bits": 4}),
     Code("minmax 2 bit", "minmax", {"bits": 2}),
     Code("nuqsgd 4 bit", "nuqsgd", {"bits": 4}),
+    *(Code(f"elias {bits} bit", "elias", {"bits": bits}) for bits in (5, 2)),
     Code("terngrad", "terngrad"),
     Code("topk 1%", "topk", {"ratio": 0.01}),
 )

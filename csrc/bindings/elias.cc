@@ -1,11 +1,10 @@
 // The paper's Elias coding over numpy arrays.
-#include "quant/elias.h"
-
 #include <pybind11/numpy.h>
 
 #include <string_view>
 
 #include "bindings/bindings.h"
+#include "quant/elias_message.h"
 
 namespace py = pybind11;
 

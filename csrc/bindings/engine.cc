@@ -143,9 +143,7 @@ py::dict quality(const Engine& engine) {
   for (const auto& [name, q] : engine.quality()) {
     py::dict d;
     d["coding"] = q.coding ? describe(*q.coding) : "none";
-    const double elements = q.coding ? q.coding->bucket : static_cast<double>(q.count);
-    const size_t bytes = q.coding ? q.coding->code_bytes(q.coding->bucket) : q.wire_bytes;
-    d["bits"] = elements > 0 ? 8 * static_cast<double>(bytes) / elements : 0;
+    d["bits"] = q.code_bits;
     d["nmse"] = q.nmse;
     d["mean_nmse"] = q.nmse_sum / static_cast<double>(q.reductions);
     d["wire_bytes"] = q.wire_bytes;

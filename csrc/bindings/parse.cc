@@ -88,7 +88,9 @@ void bind_spec(pybind11::module_& m) {
       .def_readonly("bucket_size", &CodecSpec::bucket)
       .def_property_readonly("biased", &qsgd::biased)
       .def("bytes", &CodecSpec::bytes, py::arg("count"),
-           "Bytes of the scales and codes of `count` elements.")
+           "Bytes of the scales and codes of `count` elements; the most, where lengths vary.")
+      .def("mean_bytes", &CodecSpec::mean_bytes, py::arg("count"),
+           "Bytes of them on the wire in the mean; the same but where lengths vary.")
       .def(py::self == py::self)
       .def("__repr__", [](const CodecSpec& spec) { return describe(spec); });
 }

@@ -16,9 +16,9 @@ class CodesOfAll {
         segments_(segments),
         rank_(transport.rank()),
         out_(transport, ranks_behind(transport.rank(), transport.size()), Tag::kData,
-             largest_message(segments), std::min(kWindow, segments.size()), pool) {
+             messages_of(segments), kWindow, pool) {
     for (const int peer : ranks_behind(transport.rank(), transport.size())) {
-      in_.emplace_back(transport, peer, Tag::kData, message_sizes(segments), kWindow, pool);
+      in_.emplace_back(transport, peer, Tag::kData, messages_of(segments), kWindow, pool);
     }
   }
 
@@ -32,7 +32,7 @@ class CodesOfAll {
     uint8_t* const message = out_.slot();
     if (message == nullptr) return false;
     coder_.contribute(segments_[coded_], {kOwn}, message);
-    out_.send(segments_[coded_++].bytes);
+    out_.send(segments_[coded_++]);
     return true;
   }
 

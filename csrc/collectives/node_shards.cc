@@ -148,6 +148,8 @@ void NodeShards::share() {
       tensors_[t].result_finite &= shard[t].result_finite;
       tensors_[t].coding_error += shard[t].coding_error;
       tensors_[t].coded_energy += shard[t].coded_energy;
+      tensors_[t].coded_count += shard[t].coded_count;
+      tensors_[t].coded_bytes += shard[t].coded_bytes;
       tensors_[t].coding_s += shard[t].coding_s;
     }
   }

@@ -35,6 +35,9 @@ struct ReduceTensor {
   bool judged = true;  // whether they are wanted
   double coding_error = 0;
   double coded_energy = 0;
+  // Filled in where the length of codes varies: elements that this rank coded, and bytes they took.
+  size_t coded_count = 0;
+  size_t coded_bytes = 0;
   // Filled in: time that this rank's thread spent coding, adding and decoding it.
   double coding_s = 0;
 };

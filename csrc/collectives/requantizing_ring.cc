@@ -37,18 +37,20 @@ std::vector<Move> moves_of(const std::vector<Chunk>& chunks, int first) {
   return moves;
 }
 
-std::vector<size_t> arriving_sizes(const std::vector<Move>& moves) {
-  std::vector<size_t> sizes;
+Messages arriving(const std::vector<Move>& moves) {
+  Messages messages;
   for (const Move& move : moves) {
-    if (move.distance > 0) sizes.push_back(move.segment->bytes);
+    if (move.distance > 0) messages.push_back(move.segment);
   }
-  return sizes;
+  return messages;
 }
 
-size_t largest_of(const std::vector<Chunk>& chunks) {
-  size_t largest = 0;
-  for (const Chunk& chunk : chunks) largest = std::max(largest, largest_message(chunk));
-  return largest;
+Messages messages_of(const std::vector<Chunk>& chunks) {
+  Messages messages;
+  for (const Chunk& chunk : chunks) {
+    for (const Segment& segment : chunk) messages.push_back(&segment);
+  }
+  return messages;
 }
 
 class Ring {
@@ -60,10 +62,10 @@ class Ring {
         left_((transport.rank() + size_ - 1) % size_),
         sums_(moves_of(chunks, left_)),
         results_(moves_of(chunks, transport.rank())),
-        sums_in_(transport, left_, Tag::kData, arriving_sizes(sums_), waiting(), pool),
-        results_in_(transport, left_, Tag::kGather, arriving_sizes(results_), waiting(), pool),
-        sums_out_(transport, {right(transport)}, Tag::kData, largest_of(chunks), kWindow, pool),
-        results_out_(transport, {right(transport)}, Tag::kGather, largest_of(chunks), kWindow,
+        sums_in_(transport, left_, Tag::kData, arriving(sums_), waiting(), pool),
+        results_in_(transport, left_, Tag::kGather, arriving(results_), waiting(), pool),
+        sums_out_(transport, {right(transport)}, Tag::kData, messages_of(chunks), kWindow, pool),
+        results_out_(transport, {right(transport)}, Tag::kGather, messages_of(chunks), kWindow,
                      pool) {}
 
   bool advance() { return move_result() || move_sum(); }
@@ -98,7 +100,7 @@ class Ring {
     } else {
       coder_.contribute(*move.segment, terms, to);
     }
-    out.send(move.segment->bytes);
+    out.send(*move.segment);
     if (move.distance > 0) sums_in_.release();
     ++summed_;
     return true;
@@ -119,7 +121,7 @@ class Ring {
     coder_.verify(*move.segment, message, left_);
     if (!last) {
       std::memcpy(to, message, move.segment->bytes);
-      results_out_.send(move.segment->bytes);
+      results_out_.send(*move.segment);
     }
     coder_.accept(*move.segment, message);
     results_in_.release();

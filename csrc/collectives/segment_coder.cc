@@ -6,6 +6,7 @@
 #include <string>
 
 #include "collectives/schedule.h"
+#include "quant/code.h"
 
 namespace qsgd {
 namespace {
@@ -85,6 +86,8 @@ void SegmentCoder::for_each_block(const Segment& segment, const Work& work) {
     tensor.result_finite &= outcomes[i].result_finite;
     tensor.coding_error += outcomes[i].quality.error;
     tensor.coded_energy += outcomes[i].quality.energy;
+    tensor.coded_count += outcomes[i].coded_count;
+    tensor.coded_bytes += outcomes[i].coded_bytes;
   }
   note_time(segment, start);
 }
@@ -168,12 +171,19 @@ float* SegmentCoder::sum(const Block& block, const Terms& terms, Scratch& scratc
 }
 
 bool SegmentCoder::code(const Block& block, const void* x, DType dtype, Phase phase,
-                        uint8_t* message) {
+                        uint8_t* message, Outcome& outcome) {
   const Piece& piece = *block.piece;
   const ReduceTensor& tensor = tensors_[piece.tensor];
-  return encode(x, dtype, block.count, tensor.first + piece.begin + block.at, tensor.spec,
-                key(tensor, phase), reinterpret_cast<float*>(message + scales_at(block)),
-                message + codes_at(block));
+  uint8_t* const codes = message + codes_at(block);
+  const bool finite =
+      encode(x, dtype, block.count, tensor.first + piece.begin + block.at, tensor.spec,
+             key(tensor, phase), reinterpret_cast<float*>(message + scales_at(block)), codes);
+  if (piece.slot_bytes == 0) return finite;
+  outcome.coded_count = block.count;
+  for (size_t at = 0; at < spec_of(block).code_bytes(block.count); at += piece.slot_bytes) {
+    outcome.coded_bytes += sizeof(SlotLength) + used_bytes(codes + at);
+  }
+  return finite;
 }
 
 bool SegmentCoder::decode_block(const Block& block, const uint8_t* message, DType dtype,
@@ -209,12 +219,12 @@ void SegmentCoder::contribute(const Segment& segment, const Terms& terms, uint8_
     float* const left = residual(block);
     if (only_own && left == nullptr) {  // from the user's memory, in its type
       const char* const x = input(block);
-      outcome.input_finite = code(block, x, dtype_, Phase::kScatter, message);
+      outcome.input_finite = code(block, x, dtype_, Phase::kScatter, message, outcome);
       outcome.quality = sample(block, x, dtype_, message, scratch.other);
       return;
     }
     const float* const x = sum(block, terms, scratch, outcome);
-    code(block, x, DType::kFloat32, Phase::kScatter, message);
+    code(block, x, DType::kFloat32, Phase::kScatter, message, outcome);
     outcome.quality = sample(block, x, DType::kFloat32, message, scratch.other);
     if (left == nullptr) return;
     decode_block(block, message, DType::kFloat32, scratch.other.data());
@@ -231,7 +241,7 @@ void SegmentCoder::conclude(const Segment& segment, const Terms& terms, uint8_t*
     scale_floats(scale_, block.count, total);
     float* const owed = owner_residual(block);
     if (owed != nullptr) add_floats(owed, block.count, total);
-    code(block, total, DType::kFloat32, Phase::kGather, message);
+    code(block, total, DType::kFloat32, Phase::kGather, message, outcome);
     outcome.result_finite = decode_block(block, message, dtype_, output(block));
     if (owed == nullptr) return;
     decode_block(block, message, DType::kFloat32, scratch.other.data());

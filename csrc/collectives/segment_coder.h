@@ -47,6 +47,7 @@ class SegmentCoder {
     bool input_finite = true;
     bool result_finite = true;
     Quality quality;
+    size_t coded_count = 0, coded_bytes = 0;
   };
   // Two buffers of a block.
   struct Scratch {
@@ -70,7 +71,8 @@ class SegmentCoder {
 
   const float* own_input(const Block& block, std::vector<float>& buffer, Outcome& outcome);
   float* sum(const Block& block, const Terms& terms, Scratch& scratch, Outcome& outcome);
-  bool code(const Block& block, const void* x, DType dtype, Phase phase, uint8_t* message);
+  bool code(const Block& block, const void* x, DType dtype, Phase phase, uint8_t* message,
+            Outcome& outcome);
   bool decode_block(const Block& block, const uint8_t* message, DType dtype, void* to) const;
   Quality sample(const Block& block, const void* x, DType dtype, const uint8_t* message,
                  std::vector<float>& buffer) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "collectives/schedule.h"
+#include "quant/code.h"
 
 namespace qsgd {
 namespace {
@@ -46,8 +47,10 @@ void lay_out(Segment& segment, const std::vector<ReduceTensor>& tensors) {
     const CodecSpec& spec = tensors[piece.tensor].spec;
     piece.scales_at = scales;
     piece.codes_at = codes;
+    piece.codes_bytes = spec.code_bytes(piece.count);
+    if (traits_of(spec.scheme).has(kVaries)) piece.slot_bytes = spec.code_bytes(spec.bucket);
     scales += spec.scales(piece.count) * sizeof(float);
-    codes += spec.code_bytes(piece.count);
+    codes += piece.codes_bytes;
   }
   for (Piece& piece : segment.pieces) piece.codes_at += scales;
   segment.bytes = scales + codes;
@@ -67,7 +70,7 @@ Chunk chunk_of(const std::vector<ReduceTensor>& tensors, int size, int owner, si
       Segment& segment = chunk.back();
       const size_t room = (std::max(limit, bucket) - segment.count) / bucket * bucket;
       const size_t count = std::min(range.end - at, room);
-      segment.pieces.push_back({t, at, count, at - range.begin, 0, 0});
+      segment.pieces.push_back({t, at, count, at - range.begin, 0, 0, 0, 0});
       segment.count += count;
       at += count;
     }
@@ -84,15 +87,15 @@ std::vector<Chunk> chunks_of(const std::vector<ReduceTensor>& tensors, int size,
   return chunks;
 }
 
-std::vector<size_t> message_sizes(const Chunk& chunk) {
-  std::vector<size_t> sizes;
-  for (const Segment& segment : chunk) sizes.push_back(segment.bytes);
-  return sizes;
+Messages messages_of(const Chunk& chunk) {
+  Messages messages;
+  for (const Segment& segment : chunk) messages.push_back(&segment);
+  return messages;
 }
 
-size_t largest_message(const Chunk& chunk) {
+size_t largest_message(const Messages& messages) {
   size_t largest = 0;
-  for (const Segment& segment : chunk) largest = std::max(largest, segment.bytes);
+  for (const Segment* segment : messages) largest = std::max(largest, segment->bytes);
   return largest;
 }
 

@@ -21,12 +21,14 @@ struct Piece {
   size_t place;  // of `begin` in all that the owner owns of this tensor
   size_t scales_at;
   size_t codes_at;
+  size_t codes_bytes;
+  size_t slot_bytes;  // of a bucket's codes where their length varies; else 0
 };
 
 struct Segment {
   std::vector<Piece> pieces;
   size_t count = 0;  // elements
-  size_t bytes = 0;  // of the message
+  size_t bytes = 0;  // of the message in memory; see packing.h
   // What the header says: how the pieces are coded, or for pieces of several kinds a digest of it.
   CodecSpec kind = {};
 };
@@ -42,11 +44,12 @@ Chunk chunk_of(const std::vector<ReduceTensor>& tensors, int size, int owner, si
 // The chunks of all owners.
 std::vector<Chunk> chunks_of(const std::vector<ReduceTensor>& tensors, int size, size_t limit);
 
-// Sizes of a chunk's messages in order.
-std::vector<size_t> message_sizes(const Chunk& chunk);
+// A stream of messages, in order.
+using Messages = std::vector<const Segment*>;
+Messages messages_of(const Chunk& chunk);
 
-// Of a chunk's messages; 0 when there is none.
-size_t largest_message(const Chunk& chunk);
+// In memory; 0 when there is none.
+size_t largest_message(const Messages& messages);
 
 // How a compressed collective cuts its messages. The result does not depend on it.
 struct Pipelining {

@@ -29,25 +29,22 @@ class Sra2d {
         row_peers_(peers_in_row()),
         column_peers_(peers_in_column()),
         sums_(items_of(column_)),
-        results_out_(transport, column_peers_, Tag::kGather, largest_message(mine()),
-                     std::min(kWindow, mine().size()), pool),
-        along_row_(transport, row_peers_, Tag::kGather, largest_in(sums_),
-                   std::min(kWindow, sums_.size()), pool) {
+        results_out_(transport, column_peers_, Tag::kGather, messages_of(mine()), kWindow, pool),
+        along_row_(transport, row_peers_, Tag::kGather, messages_in(sums_), kWindow, pool) {
     for (const int peer : row_peers_) {
       const std::vector<Item> theirs = items_of(peer % grid.columns);
-      row_out_.emplace_back(transport, std::vector<int>{peer}, Tag::kData, largest_in(theirs),
-                            std::min(kWindow, theirs.size()), pool);
-      row_in_.emplace_back(transport, peer, Tag::kData, sizes_of(sums_), kWindow, pool);
-      row_results_.emplace_back(transport, peer, Tag::kGather, sizes_of(theirs), kWindow, pool);
+      row_out_.emplace_back(transport, std::vector<int>{peer}, Tag::kData, messages_in(theirs),
+                            kWindow, pool);
+      row_in_.emplace_back(transport, peer, Tag::kData, messages_in(sums_), kWindow, pool);
+      row_results_.emplace_back(transport, peer, Tag::kGather, messages_in(theirs), kWindow, pool);
       for_row_peers_.push_back(theirs);
     }
     for (const int peer : column_peers_) {
-      const Chunk& theirs = chunk_at(peer / grid.columns, column_);
-      column_out_.emplace_back(transport, std::vector<int>{peer}, Tag::kData,
-                               largest_message(theirs), std::min(kWindow, theirs.size()), pool);
-      column_in_.emplace_back(transport, peer, Tag::kData, message_sizes(mine()), kWindow, pool);
-      column_results_.emplace_back(transport, peer, Tag::kGather, message_sizes(theirs), kWindow,
-                                   pool);
+      const Messages theirs = messages_of(chunk_at(peer / grid.columns, column_));
+      column_out_.emplace_back(transport, std::vector<int>{peer}, Tag::kData, theirs, kWindow,
+                               pool);
+      column_in_.emplace_back(transport, peer, Tag::kData, messages_of(mine()), kWindow, pool);
+      column_results_.emplace_back(transport, peer, Tag::kGather, theirs, kWindow, pool);
     }
     sent_.resize(row_peers_.size());
     taken_.resize(row_peers_.size());
@@ -103,15 +100,10 @@ class Sra2d {
     }
     return items;
   }
-  static std::vector<size_t> sizes_of(const std::vector<Item>& items) {
-    std::vector<size_t> sizes;
-    for (const Item& item : items) sizes.push_back(item.segment->bytes);
-    return sizes;
-  }
-  static size_t largest_in(const std::vector<Item>& items) {
-    size_t largest = 0;
-    for (const Item& item : items) largest = std::max(largest, item.segment->bytes);
-    return largest;
+  static Messages messages_in(const std::vector<Item>& items) {
+    Messages messages;
+    for (const Item& item : items) messages.push_back(item.segment);
+    return messages;
   }
   // Of a peer in this column, in column_peers_.
   size_t place_of(int row) const {
@@ -129,7 +121,7 @@ class Sra2d {
     if (least == row_peers_.size()) return false;
     const Segment& segment = *for_row_peers_[least][sent_[least]++].segment;
     coder_.contribute(segment, {kOwn}, row_out_[least].slot());
-    row_out_[least].send(segment.bytes);
+    row_out_[least].send(segment);
     return true;
   }
 
@@ -169,7 +161,7 @@ class Sra2d {
     if (message == nullptr) return false;
     verify_row(item, terms);
     coder_.contribute(*item.segment, terms, message);
-    out.send(item.segment->bytes);
+    out.send(*item.segment);
     return true;
   }
 
@@ -192,7 +184,7 @@ class Sra2d {
       coder_.verify(*item.segment, from.ready(), from.peer());
     }
     coder_.conclude(*item.segment, terms, result);
-    results_out_.send(item.segment->bytes);
+    results_out_.send(*item.segment);
     for (ReceiveWindow& from : column_in_) from.release();
     ++concluded_;
     return true;
@@ -218,7 +210,7 @@ class Sra2d {
       coder_.accept(*item.segment, message);
     }
     std::memcpy(to, message, item.segment->bytes);
-    along_row_.send(item.segment->bytes);
+    along_row_.send(*item.segment);
     if (!own) column_results_[place_of(item.row)].release();
     ++passed_;
     return true;

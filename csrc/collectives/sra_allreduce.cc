@@ -18,14 +18,13 @@ class Sra {
         mine_(chunks[static_cast<size_t>(transport.rank())]),
         // The next rank first, so that not all ranks send to rank 0 at once.
         others_(ranks_behind(transport.rank(), transport.size())),
-        results_out_(transport, others_, Tag::kGather, largest_message(mine_),
-                     std::min(kWindow, mine_.size()), pool) {
+        results_out_(transport, others_, Tag::kGather, messages_of(mine_), kWindow, pool) {
     for (const int peer : others_) {
-      const Chunk& theirs = chunk_of_rank(peer);
-      inputs_in_.emplace_back(transport, peer, Tag::kData, message_sizes(mine_), kWindow, pool);
-      results_in_.emplace_back(transport, peer, Tag::kGather, message_sizes(theirs), kWindow, pool);
-      inputs_out_.emplace_back(transport, std::vector<int>{peer}, Tag::kData,
-                               largest_message(theirs), std::min(kWindow, theirs.size()), pool);
+      const Messages theirs = messages_of(chunk_of_rank(peer));
+      inputs_in_.emplace_back(transport, peer, Tag::kData, messages_of(mine_), kWindow, pool);
+      results_in_.emplace_back(transport, peer, Tag::kGather, theirs, kWindow, pool);
+      inputs_out_.emplace_back(transport, std::vector<int>{peer}, Tag::kData, theirs, kWindow,
+                               pool);
     }
     sent_.resize(others_.size());
     taken_.resize(others_.size());
@@ -57,7 +56,7 @@ class Sra {
     if (least == others_.size()) return false;
     const Segment& segment = chunk_of_rank(others_[least])[sent_[least]++];
     coder_.contribute(segment, {kOwn}, inputs_out_[least].slot());
-    inputs_out_[least].send(segment.bytes);
+    inputs_out_[least].send(segment);
     return true;
   }
 
@@ -77,7 +76,7 @@ class Sra {
       coder_.verify(segment, terms[static_cast<size_t>(from.peer())], from.peer());
     }
     coder_.conclude(segment, terms, result);
-    results_out_.send(segment.bytes);
+    results_out_.send(segment);
     for (ReceiveWindow& from : inputs_in_) from.release();
     ++summed_;
     return true;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "collectives/packing.h"
+
 namespace qsgd {
 
 uint8_t* BufferPool::take(size_t size_bytes) {
@@ -10,12 +12,11 @@ uint8_t* BufferPool::take(size_t size_bytes) {
   return buffers_.back().data();
 }
 
-ReceiveWindow::ReceiveWindow(Transport& transport, int peer, Tag tag, std::vector<size_t> sizes,
+ReceiveWindow::ReceiveWindow(Transport& transport, int peer, Tag tag, Messages messages,
                              size_t depth, BufferPool& pool)
-    : transport_(transport), peer_(peer), tag_(tag), sizes_(std::move(sizes)) {
-  if (sizes_.empty()) return;
-  const size_t largest = *std::max_element(sizes_.begin(), sizes_.end());
-  for (size_t i = 0; i < std::min(depth, sizes_.size()); ++i) {
+    : transport_(transport), peer_(peer), tag_(tag), messages_(std::move(messages)) {
+  const size_t largest = largest_message(messages_);
+  for (size_t i = 0; i < std::min(depth, messages_.size()); ++i) {
     slots_.push_back({pool.take(largest), nullptr});
     post(i);
   }
@@ -23,7 +24,7 @@ ReceiveWindow::ReceiveWindow(Transport& transport, int peer, Tag tag, std::vecto
 
 void ReceiveWindow::post(size_t message) {
   Slot& slot = slots_[message % slots_.size()];
-  slot.request = transport_.irecv(peer_, tag_, slot.data, sizes_[message]);
+  slot.request = transport_.irecv(peer_, tag_, slot.data, messages_[message]->bytes);
 }
 
 const uint8_t* ReceiveWindow::ready() {
@@ -32,20 +33,27 @@ const uint8_t* ReceiveWindow::ready() {
   if (slot.request != nullptr) {
     if (!slot.request->test()) return nullptr;
     slot.request = nullptr;
+    const Segment& segment = *messages_[next_];
+    if (packs(segment)) unpack(segment, slot.data, peer_);
   }
   return slot.data;
 }
 
 void ReceiveWindow::release() {
   const size_t later = next_ + slots_.size();
-  if (later < sizes_.size()) post(later);
+  if (later < messages_.size()) post(later);
   ++next_;
 }
 
-SendWindow::SendWindow(Transport& transport, std::vector<int> peers, Tag tag, size_t largest_bytes,
-                       size_t depth, BufferPool& pool)
+SendWindow::SendWindow(Transport& transport, std::vector<int> peers, Tag tag,
+                       const Messages& messages, size_t depth, BufferPool& pool)
     : transport_(transport), peers_(std::move(peers)), tag_(tag) {
-  for (size_t i = 0; i < depth; ++i) slots_.push_back({pool.take(largest_bytes), {}});
+  const size_t largest = largest_message(messages);
+  const bool any_packs = std::any_of(messages.begin(), messages.end(),
+                                     [](const Segment* segment) { return packs(*segment); });
+  for (size_t i = 0; i < std::min(depth, messages.size()); ++i) {
+    slots_.push_back({pool.take(largest), any_packs ? pool.take(largest) : nullptr, {}});
+  }
 }
 
 bool SendWindow::Slot::free() {
@@ -60,12 +68,15 @@ uint8_t* SendWindow::slot() {
   return slot.free() ? slot.data : nullptr;
 }
 
-void SendWindow::send(size_t size_bytes) {
+void SendWindow::send(const Segment& segment) {
   const size_t place = next_++ % slots_.size();
   const Completion completion = place + 1 == slots_.size() ? Completion::kAsked : Completion::kSent;
   Slot& slot = slots_[place];
+  const bool is_packed = packs(segment);
+  const size_t size_bytes = is_packed ? pack(segment, slot.data, slot.packed) : segment.bytes;
   for (const int peer : peers_) {
-    slot.requests.push_back(transport_.isend(peer, tag_, slot.data, size_bytes, completion));
+    slot.requests.push_back(
+        transport_.isend(peer, tag_, is_packed ? slot.packed : slot.data, size_bytes, completion));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "collectives/segments.h"
 #include "transport/transport.h"
 
 namespace qsgd {
@@ -22,15 +23,15 @@ class BufferPool {
   size_t size_bytes_ = 0;
 };
 
-// Messages of known sizes from one peer, in order; the receives of the next `depth` are posted.
+// Messages from one peer, in order; the receives of the next `depth` are posted.
 class ReceiveWindow {
  public:
-  ReceiveWindow(Transport& transport, int peer, Tag tag, std::vector<size_t> sizes, size_t depth,
+  ReceiveWindow(Transport& transport, int peer, Tag tag, Messages messages, size_t depth,
                 BufferPool& pool);
   ReceiveWindow(ReceiveWindow&&) = default;
   ReceiveWindow(const ReceiveWindow&) = delete;
 
-  bool finished() const { return next_ == sizes_.size(); }
+  bool finished() const { return next_ == messages_.size(); }
   // The oldest message that was not released, or null while it is not there yet.
   const uint8_t* ready();
   // Gives the oldest message's buffer to a later one.
@@ -47,17 +48,17 @@ class ReceiveWindow {
   Transport& transport_;
   const int peer_;
   const Tag tag_;
-  std::vector<size_t> sizes_;
+  const Messages messages_;
   std::vector<Slot> slots_;
   size_t next_ = 0;
 };
 
-// Messages that each go to all of `peers`; `depth` of them may be under way. One in `depth` must be
-// asked for by the peer before another takes its place, so that fewer than 2 `depth` ever wait
-// there.
+// Messages that each go to all of `peers`; at most `depth` of them may be under way. One in `depth`
+// must be asked for by the peer before another takes its place, so that fewer than 2 `depth` ever
+// wait there.
 class SendWindow {
  public:
-  SendWindow(Transport& transport, std::vector<int> peers, Tag tag, size_t largest_bytes,
+  SendWindow(Transport& transport, std::vector<int> peers, Tag tag, const Messages& messages,
              size_t depth, BufferPool& pool);
   SendWindow(SendWindow&&) = default;
   SendWindow(const SendWindow&) = delete;
@@ -65,7 +66,7 @@ class SendWindow {
   // Where to put the next message, or null while all buffers are being sent.
   uint8_t* slot();
   // Sends what is in the slot.
-  void send(size_t size_bytes);
+  void send(const Segment& segment);
   // The message that was sent as number `index`, until its buffer is taken again.
   const uint8_t* sent(size_t index) const { return slots_[index % slots_.size()].data; }
   size_t depth() const { return slots_.size(); }
@@ -75,6 +76,7 @@ class SendWindow {
  private:
   struct Slot {
     uint8_t* data;
+    uint8_t* packed;  // null where no message is shorter on the wire
     std::vector<RequestPtr> requests;
     bool free();
   };

@@ -215,8 +215,9 @@ void Coordinator::decide(Agreed& agreed, const Pending& p) {
   }
 }
 
-void Coordinator::know_machine(const Machine& machine, const PlanRequest& request) {
-  economy_.set(machine, request);
+void Coordinator::know_machine(const Machine& machine, const PlanRequest& request,
+                               Workers* workers) {
+  economy_.set(machine, request, workers);
   waits_for_machine_ = false;
 }
 

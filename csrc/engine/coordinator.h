@@ -35,7 +35,7 @@ class Coordinator {
   // passed since the first of it did, nor while it waits for the economy to know the machine.
   std::vector<Response> take_ready();
   bool waits_for_machine() const { return waits_for_machine_; }
-  void know_machine(const Machine& machine, const PlanRequest& request);
+  void know_machine(const Machine& machine, const PlanRequest& request, Workers* workers);
   // One sentence per tensor that has waited longer than `patience_s` for some ranks; each once.
   std::vector<std::string> stalled(double patience_s);
   // A sentence on a tensor that has waited so long that the job is to end, or nothing.

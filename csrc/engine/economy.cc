@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planner/codec_timing.h"
 #include "planner/words.h"
 
 namespace qsgd {
@@ -22,9 +23,10 @@ Value& remembered(std::map<size_t, Value>& by_count, size_t count, const Make& m
 
 }  // namespace
 
-void Economy::set(Machine machine, PlanRequest request) {
+void Economy::set(Machine machine, PlanRequest request, Workers* workers) {
   machine_ = std::move(machine);
   request_ = std::move(request);
+  workers_ = workers;
 }
 
 bool Economy::wants_machine(const Submission& s) const {
@@ -87,6 +89,11 @@ Economy::Known& Economy::known(const std::optional<CodecSpec>& spec) {
   }
   known_.push_back(std::make_unique<Known>());
   known_.back()->spec = spec;
+  const std::vector<CodecCost>& timed = machine_->codecs;
+  const bool is_timed = std::any_of(timed.begin(), timed.end(), [&](const CodecCost& cost) {
+    return !spec || cost.spec.scheme == spec->scheme;
+  });
+  if (spec && !is_timed) machine_->codecs.push_back(time_codec(*spec, workers_));
   return *known_.back();
 }
 
@@ -113,6 +120,7 @@ void Economy::tell_of(const CodecSpec& spec) {
 
 void Economy::weigh(const CodecSpec& spec, size_t count) {
   if (!machine_ || planning_ != Planning::kAdvise || weighed_.reductions == kWeighed) return;
+  known(spec);
   weighed_.elements += static_cast<double>(count);
   weighed_.coded_s += fastest(*machine_, count, spec, request_).seconds;
   weighed_.exact_s += fastest(*machine_, count, std::nullopt, request_).seconds;

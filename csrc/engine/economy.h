@@ -23,8 +23,9 @@ class Economy {
  public:
   Economy(int size, Planning planning) : size_(size), planning_(planning) {}
 
-  // What decisions go by from now on; before, tensors travel as they were asked to.
-  void set(Machine machine, PlanRequest request);
+  // What decisions go by from now on; before, tensors travel as they were asked to. Codes that the
+  // machine was not measured with are timed when they are asked for, with these threads.
+  void set(Machine machine, PlanRequest request, Workers* workers);
   // Whether `s`, which all ranks of the job submit, is a reason to measure the machine.
   bool wants_machine(const Submission& s) const;
   // How `count` elements travel for which `coding` was asked. `auto_bits`: or another of kAutoBits.
@@ -59,6 +60,7 @@ class Economy {
   const Planning planning_;
   std::optional<Machine> machine_;
   PlanRequest request_;
+  Workers* workers_ = nullptr;
   std::vector<std::unique_ptr<Known>> known_;
   // Of the first coded reductions.
   struct Weighed {

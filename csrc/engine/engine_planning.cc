@@ -26,7 +26,7 @@ void Engine::learn_machine() {
   }
   PlanRequest request;
   (is_compressed(config_.algorithm) ? request.coded : request.exact) = config_.algorithm;
-  coordinator_.know_machine(machine, request);
+  coordinator_.know_machine(machine, request, workers_.get());
   {
     const std::lock_guard<std::mutex> lock(trials_mutex_);
     machine_ = std::move(machine);

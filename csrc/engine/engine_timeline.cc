@@ -11,7 +11,7 @@ namespace {
 double bits_per_element(const Response& response, size_t i, DType dtype) {
   if (response.codings.empty()) return 8.0 * static_cast<double>(facts(dtype).size);
   const CodecSpec& coding = response.codings[i];
-  return 8.0 * static_cast<double>(coding.bytes(coding.bucket)) / coding.bucket;
+  return 8.0 * coding.mean_bytes(coding.bucket) / coding.bucket;
 }
 
 // Process sets have names of their own.

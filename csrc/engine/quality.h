@@ -14,6 +14,7 @@ namespace qsgd {
 struct TensorQuality {
   std::optional<CodecSpec> coding;  // that it now travels in
   size_t count = 0;
+  double code_bits = 0;   // of an element, scales apart
   size_t wire_bytes = 0;  // of one coded copy, headers apart
   double nmse = 0;        // of this rank's codes: last, and summed over `reductions`
   double nmse_sum = 0;

@@ -56,7 +56,8 @@ Bucket::Bucket(const std::vector<BucketTensor>& tensors, uint64_t seed, int rank
   }
   const auto all = std::numeric_limits<size_t>::max();
   const std::vector<Chunk> chunks = chunks_of(listed, size, all);
-  for (const Chunk& chunk : chunks) stride_ = std::max(stride_, largest_message(chunk));
+  for (const Chunk& chunk : chunks)
+    stride_ = std::max(stride_, largest_message(messages_of(chunk)));
   for (int owner = 0; owner < size; ++owner) {
     const uint64_t at = stride_ * static_cast<uint64_t>(owner);
     for (const Segment& segment : chunks[static_cast<size_t>(owner)]) {

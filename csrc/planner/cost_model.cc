@@ -23,7 +23,7 @@ double overlapped(double wire_s, double work_s, double bytes) {
 // Bytes of an element on the wire.
 double width_of(size_t count, const std::optional<CodecSpec>& spec) {
   if (!spec) return sizeof(float);
-  return count == 0 ? 0 : static_cast<double>(spec->bytes(count)) / static_cast<double>(count);
+  return count == 0 ? 0 : spec->mean_bytes(count) / static_cast<double>(count);
 }
 
 Load load_of(const Machine& m, const AlgorithmTraits& traits, size_t count,
@@ -208,7 +208,7 @@ double wire_bytes(const Machine& m, Algorithm algorithm, size_t count,
 namespace {
 
 double bytes_per_element(const CodecSpec& spec) {
-  return static_cast<double>(spec.bytes(spec.bucket)) / spec.bucket;
+  return spec.mean_bytes(spec.bucket) / spec.bucket;
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ bool pays(double coded_s, double other_s, double worth) { return coded_s < other
 
 // Most accurate first; ties are broken by all that distinguishes codes, so that order never counts.
 bool finer(const CodecSpec& a, const CodecSpec& b) {
-  const size_t a_bytes = a.bytes(kMaxBucket), b_bytes = b.bytes(kMaxBucket);
+  const double a_bytes = a.mean_bytes(kMaxBucket), b_bytes = b.mean_bytes(kMaxBucket);
   if (a_bytes != b_bytes) return a_bytes > b_bytes;
   if (a.scheme != b.scheme) return a.scheme < b.scheme;
   return describe(a) < describe(b);

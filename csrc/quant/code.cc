@@ -54,6 +54,10 @@ size_t Code::code_bytes(const CodecSpec& spec, size_t count) const {
   return (count + kTile - 1) / kTile * static_cast<size_t>(kTile / 8 * spec.bits);
 }
 
+double Code::mean_code_bytes(const CodecSpec& spec, size_t count) const {
+  return static_cast<double>(code_bytes(spec, count));
+}
+
 bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,
             const NoiseKey& key, float* scales, uint8_t* codes) {
   return code_of(spec.scheme).encode(x, dtype, count, first, spec, key, scales, codes);

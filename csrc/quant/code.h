@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,18 @@ enum CodeFlags : unsigned {
   kRounds = 2,  // rounding and contract count
   kKeeps = 4,   // k says how many elements of a bucket
   kBiased = 8,  // whatever the rounding
+  // A code's length depends on the elements: each bucket has a slot of as many bytes as it may
+  // take, which begins with a SlotLength and is filled up with zeros.
+  kVaries = 16,
 };
+
+// Bytes of a slot that are used behind it.
+using SlotLength = uint32_t;
+inline size_t used_bytes(const uint8_t* slot) {
+  SlotLength length;
+  std::memcpy(&length, slot, sizeof length);
+  return length;
+}
 
 struct CodeTraits {
   const char* name;
@@ -40,6 +52,9 @@ class Code {
 
   // By default elements are packed in tiles of spec.bits.
   virtual size_t code_bytes(const CodecSpec& spec, size_t count) const;
+  // On the wire, in the mean of normally distributed elements: code_bytes where the length does not
+  // vary.
+  virtual double mean_code_bytes(const CodecSpec& spec, size_t count) const;
   virtual bool encode(const void* x, DType dtype, size_t count, uint64_t first,
                       const CodecSpec& spec, const NoiseKey& key, float* scales,
                       uint8_t* codes) const = 0;
@@ -69,6 +84,7 @@ class BucketCode : public Code {
   struct Scratch {
     std::vector<uint8_t> integers;
     std::vector<uint16_t> noise;
+    std::vector<uint8_t> bytes;
   };
   // Returns false when the bucket holds NaN or Inf; it then decodes to what is not finite. Element
   // `first` of the key's tensor is x[0].

@@ -11,4 +11,5 @@
   X(kSign, sign)         \
   X(kTopK, topk)         \
   X(kFloat16, float16)   \
-  X(kBFloat16, bfloat16)
+  X(kBFloat16, bfloat16) \
+  X(kElias, elias)

@@ -51,6 +51,9 @@ struct CodecSpec {
   size_t scales(size_t count) const;      // float32 scales of `count` elements
   size_t code_bytes(size_t count) const;  // the last tile is padded with the code of zero
   size_t bytes(size_t count) const { return scales(count) * sizeof(float) + code_bytes(count); }
+  // What travels of them in the mean, where the length of the code varies; else the same.
+  double mean_bytes(size_t count) const;
+  double mean_code_bytes(size_t count) const;
   bool operator==(const CodecSpec& o) const;
   bool operator!=(const CodecSpec& o) const { return !(*this == o); }
 };

@@ -1,221 +1,172 @@
-#include "quant/elias.h"
-
+// QSGD's levels of a bucket's L2 norm in the paper's sparse code: as many bits as the levels need,
+// at most 2.8 n + 32 in the mean where there are sqrt(n) of them. Alistarh et al., QSGD, NeurIPS
+// 2017, Theorem 3.2.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <string>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
 
+#include "quant/code.h"
 #include "quant/grid.h"
-#include "quant/omega.h"
+#include "quant/sparse_levels.h"
 
 namespace qsgd {
 namespace {
 
-constexpr uint32_t kMagic = 0x4C455351u;  // "QSEL"
-constexpr uint32_t kVersion = 1;
+constexpr double kPi = 3.14159265358979323846;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-struct Header {
-  uint32_t magic;
-  uint32_t version;
-  uint32_t checksum;  // of everything behind it
-  uint32_t levels;
-  uint64_t count;
-  uint32_t bucket;
-  uint32_t sparse;
+struct LinearGrid {
+  using Real = float;
+  float norm;
+  int levels;
+
+  QSGD_INLINE Place<float> place(float x) const {
+    const float most = static_cast<float>(levels);
+    const float ratio = std::fabs(x) / norm * most;
+    const float r = ratio < most ? ratio : most;  // rounding may put an element above the norm
+    const int level = static_cast<int>(r);
+    return {level, r - static_cast<float>(level), norm / most};
+  }
+  QSGD_INLINE uint8_t code(float x, int level) const {
+    return static_cast<uint8_t>(levels + (bit_cast<uint32_t>(x) >> 31 ? -level : level));
+  }
 };
-static_assert(sizeof(Header) == 32);
-constexpr size_t kHashed = offsetof(Header, levels);
 
-// CRC-32 of zlib and Ethernet: what tools outside this project can check too.
-uint32_t crc32(const uint8_t* bytes, size_t size) {
-  static const std::array<uint32_t, 256> kTable = [] {
-    std::array<uint32_t, 256> table{};
-    for (uint32_t i = 0; i < 256; ++i) {
-      table[i] = i;
-      for (int bit = 0; bit < 8; ++bit) {
-        table[i] = table[i] >> 1 ^ (table[i] & 1u ? 0xEDB88320u : 0u);
-      }
-    }
-    return table;
-  }();
-  uint32_t hash = ~0u;
-  for (size_t i = 0; i < size; ++i) hash = hash >> 8 ^ kTable[(hash ^ bytes[i]) & 255u];
-  return ~hash;
-}
-
+// Finite elements can have a norm beyond float32; it must not read as "not finite".
 QSGD_CLONES
 float l2_norm(const float* x, size_t count) {
+  constexpr double kMost = std::numeric_limits<float>::max();
   const double norm = std::sqrt(lane_sum(count, Squares{x}));
-  if (!std::isfinite(norm)) return kNan;
-  // Finite elements can have a norm beyond float32; it must not read as "not finite".
-  return static_cast<float>(std::min(norm, double{std::numeric_limits<float>::max()}));
+  return std::isfinite(norm) ? static_cast<float>(std::min(norm, kMost)) : kNan;
 }
 
-// The signed levels of a bucket whose norm is finite and not 0.
+// Returns the scale; the levels are those of a norm above 0.
 QSGD_CLONES
-void quantize(const float* x, size_t count, uint64_t first, float norm, uint32_t levels,
-              const NoiseKey& key, int32_t* to) {
-  const double scale = levels / double{norm}, most = levels;
-  for (size_t begin = 0; begin < count; begin += kTile) {
-    uint16_t noise[kTile];
-    qsgd::noise(key, (first + begin) / kTile, 1, noise);
-    const size_t size = std::min<size_t>(kTile, count - begin);
-    for (size_t i = 0; i < size; ++i) {
-      const double u = (double{1} * noise[i] + 0.5) * 0x1p-16;
-      const double ratio = std::fabs(double{x[begin + i]}) * scale;
-      const double a = ratio < most ? ratio : most;
-      const int floor = static_cast<int>(a);
-      const int level = floor + (a - floor >= u ? 1 : 0);
-      to[begin + i] = std::signbit(x[begin + i]) ? -level : level;
-    }
-  }
+float round_levels(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
+                   float norm, uint8_t* code) {
+  const LinearGrid grid{norm, spec.levels()};
+  round_to(grid, x, count, spec, noise, code);
+  return static_cast<float>(double{norm} * contraction(grid, x, count, spec));
 }
 
-uint32_t magnitude(int32_t level) { return static_cast<uint32_t>(std::abs(level)); }
-
-void put_sparse(BitWriter& out, const std::vector<int32_t>& levels) {
-  size_t next = 0;  // the first element that is not coded
-  for (size_t i = 0; i < levels.size(); ++i) {
-    if (levels[i] == 0) continue;
-    out.put_omega(static_cast<uint32_t>(i + 1 - next));
-    out.put(levels[i] < 0, 1);
-    out.put_omega(magnitude(levels[i]));
-    next = i + 1;
-  }
-  if (next < levels.size()) out.put_omega(static_cast<uint32_t>(levels.size() + 1 - next));
+// No bucket takes more: where all its levels are the highest. Zeros between them are shorter.
+size_t most_bytes(const CodecSpec& spec, size_t count) {
+  const auto each = static_cast<size_t>(2 + omega(static_cast<uint32_t>(spec.levels())).length);
+  return (count * each + 7) / 8;
 }
 
-void put_dense(BitWriter& out, const std::vector<int32_t>& levels) {
-  for (const int32_t level : levels) {
-    out.put_omega(magnitude(level) + 1);
-    if (level != 0) out.put(level < 0, 1);
-  }
+size_t slot_bytes(const CodecSpec& spec, size_t count) {
+  return count == 0 ? 0 : sizeof(SlotLength) + most_bytes(spec, count);
 }
 
-class Decoder {
+// What normally distributed elements have beyond t, in the mean, where levels are 1 apart.
+double beyond(double t, double sigma) {
+  const double z = t / sigma;
+  const double density = std::exp(-z * z / 2) / std::sqrt(2 * kPi);
+  return 2 * sigma * density - t * std::erfc(z / std::sqrt(2.0));
+}
+
+// Of a bucket of such elements, in the mean, the norm apart. The probability of level k is the
+// second difference of what lies beyond; distances are geometrically distributed.
+double mean_bits(const CodecSpec& spec, size_t count) {
+  const double n = static_cast<double>(count), sigma = spec.levels() / std::sqrt(n);
+  double nonzero = 0, bits = 3.5;  // of its last byte
+  for (int k = 1; k <= spec.levels(); ++k) {
+    const double p = beyond(k - 1, sigma) - 2 * beyond(k, sigma) + beyond(k + 1, sigma);
+    nonzero += p;
+    bits += n * p * (1 + omega(static_cast<uint32_t>(k)).length);
+  }
+  double reached = nonzero;  // probability of this distance
+  for (size_t gap = 1; gap <= count; ++gap) {
+    bits += (n * nonzero + 1) * reached * omega(static_cast<uint32_t>(gap)).length;  // the end, too
+    reached *= 1 - nonzero;
+  }
+  return bits;
+}
+
+// The planner asks for the same over and over.
+double remembered_mean_bits(const CodecSpec& spec, size_t count) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, size_t>, double> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [it, fresh] = known.try_emplace({spec.bits, count}, 0);
+  if (fresh) it->second = mean_bits(spec, count);
+  return it->second;
+}
+
+class Elias final : public BucketCode {
  public:
-  Decoder(BitReader& in, const Header& header) : in_(in), header_(header) {}
+  // Its bits are those that a level and its sign would take uncoded.
+  constexpr Elias() : BucketCode({"elias", 2, 8, 1, kRounds | kVaries}) {}
 
-  void bucket(size_t count, float* out) {
-    norm_ = bit_cast<float>(static_cast<uint32_t>(in_.get(32)));
-    std::fill(out, out + count, std::isfinite(norm_) ? 0.0f : kNan);
-    if (header_.sparse != 0) {
-      sparse(count, out);
-    } else {
-      dense(count, out);
-    }
+  size_t code_bytes(const CodecSpec& spec, size_t count) const override {
+    return count / spec.bucket * slot_bytes(spec, spec.bucket) +
+           slot_bytes(spec, count % spec.bucket);
+  }
+
+  double mean_code_bytes(const CodecSpec& spec, size_t count) const override {
+    if (count == 0) return 0;
+    const size_t size = std::min<size_t>(count, spec.bucket);
+    const double buckets = static_cast<double>(count) / static_cast<double>(size);
+    return buckets * (sizeof(SlotLength) + remembered_mean_bits(spec, size) / 8);
   }
 
  private:
-  void sparse(size_t count, float* out) {
-    for (size_t next = 0; next < count;) {
-      const size_t gap = in_.get_omega();
-      if (gap > count - next + 1) throw internal_error("an element lies outside its bucket");
-      if (gap == count - next + 1) return;
-      next += gap;
-      const bool negative = in_.get(1) != 0;
-      out[next - 1] = value(in_.get_omega(), negative);
-    }
+  bool encode_bucket(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
+                     const NoiseKey& key, float* scales, uint8_t* codes,
+                     Scratch& scratch) const override {
+    std::memset(codes, 0, slot_bytes(spec, count));
+    const float norm = l2_norm(x, count);
+    scales[0] = norm;
+    if (!(norm > 0)) return norm == 0;  // no codes: all elements are the norm, 0 or NaN
+    const size_t tiles = (count + kTile - 1) / kTile;
+    scratch.integers.resize(tiles * kTile);
+    scratch.noise.resize(tiles * kTile);
+    if (spec.rounding == Rounding::kStochastic)
+      noise(key, first / kTile, tiles, scratch.noise.data());
+    uint8_t* const levels = scratch.integers.data();
+    scales[0] = round_levels(x, count, spec, scratch.noise.data(), norm, levels);
+    BitWriter out(scratch.bytes);
+    put_sparse(out, count, [&](size_t i) { return int32_t{levels[i]} - spec.levels(); });
+    out.finish();
+    const auto length = static_cast<SlotLength>(scratch.bytes.size());
+    std::memcpy(codes, &length, sizeof length);
+    std::memcpy(codes + sizeof length, scratch.bytes.data(), length);
+    scratch.bytes.clear();
+    return true;
   }
 
-  void dense(size_t count, float* out) {
-    for (size_t i = 0; i < count; ++i) {
-      const uint32_t level = in_.get_omega() - 1;
-      if (level != 0) out[i] = value(level, in_.get(1) != 0);
+  bool decode_bucket(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+                     float* out, Scratch& /*scratch*/) const override {
+    const float norm = scales[0];
+    const size_t length = used_bytes(codes);
+    std::fill(out, out + count, std::isfinite(norm) ? 0.0f : kNan);
+    if (!(norm > 0) || !std::isfinite(norm)) return std::isfinite(norm);
+    try {
+      BitReader in(codes + sizeof(SlotLength), std::min(length, most_bytes(spec, count)));
+      const float gap = norm / static_cast<float>(spec.levels());
+      get_sparse(in, count, [&](size_t i, uint32_t level, bool negative) {
+        const float size = gap * static_cast<float>(level);
+        out[i] = negative ? -size : size;
+      });
+    } catch (const Error&) {  // nothing that an encoder writes
+      std::fill(out, out + count, kNan);
+      return false;
     }
+    return std::all_of(out, out + count, [](float v) { return std::isfinite(v); });
   }
-
-  float value(uint32_t level, bool negative) const {
-    if (level > header_.levels) {
-      throw internal_error("level " + std::to_string(level) + " of " +
-                           std::to_string(header_.levels));
-    }
-    const double size = double{norm_} * level / header_.levels;
-    return static_cast<float>(negative ? -size : size);
-  }
-
-  BitReader& in_;
-  const Header& header_;
-  float norm_ = 0;
 };
-
-Header read_header(const uint8_t* message, size_t size, size_t count) {
-  if (size < sizeof(Header)) throw internal_error("only " + std::to_string(size) + " bytes");
-  Header h;
-  std::memcpy(&h, message, sizeof h);
-  if (h.magic != kMagic) throw internal_error("the magic number is wrong");
-  if (h.version != kVersion) {
-    throw internal_error("format version " + std::to_string(h.version) + ", expected " +
-                         std::to_string(kVersion));
-  }
-  if (h.checksum != crc32(message + kHashed, size - kHashed)) {
-    throw internal_error("the checksum is wrong");
-  }
-  if (h.levels == 0 || h.bucket == 0 || h.sparse > 1) {
-    throw internal_error("the header is damaged");
-  }
-  if (h.count != count) {
-    throw internal_error("it holds " + std::to_string(h.count) + " elements, expected " +
-                         std::to_string(count));
-  }
-  return h;
-}
 
 }  // namespace
 
-void check(const EliasSpec& spec) {
-  if (spec.levels == 0 || spec.levels > kMaxEliasLevels) {
-    throw usage_error("levels=" + std::to_string(spec.levels) + ": choose 1 to " +
-                      std::to_string(kMaxEliasLevels));
-  }
-  if (spec.bucket == 0 || spec.bucket % kTile != 0 || spec.bucket > kMaxEliasBucket) {
-    throw usage_error("bucket_size=" + std::to_string(spec.bucket) + ": choose a multiple of " +
-                      std::to_string(kTile) + " up to " + std::to_string(kMaxEliasBucket));
-  }
-}
-
-std::vector<uint8_t> elias_encode(const float* x, size_t count, const EliasSpec& spec,
-                                  const NoiseKey& key) {
-  check(spec);
-  std::vector<uint8_t> message(sizeof(Header));
-  BitWriter out(message);
-  std::vector<int32_t> levels;
-  for (size_t begin = 0; begin < count; begin += spec.bucket) {
-    const size_t size = std::min<size_t>(spec.bucket, count - begin);
-    const float norm = l2_norm(x + begin, size);
-    levels.assign(size, 0);
-    if (norm > 0) quantize(x + begin, size, begin, norm, spec.levels, key, levels.data());
-    out.put(bit_cast<uint32_t>(norm), 32);
-    if (spec.sparse) {
-      put_sparse(out, levels);
-    } else {
-      put_dense(out, levels);
-    }
-  }
-  out.finish();
-  Header h{kMagic, kVersion, 0, spec.levels, count, spec.bucket, spec.sparse};
-  std::memcpy(message.data(), &h, sizeof h);
-  h.checksum = crc32(message.data() + kHashed, message.size() - kHashed);
-  std::memcpy(message.data(), &h, sizeof h);
-  return message;
-}
-
-void elias_decode(const uint8_t* message, size_t size, size_t count, float* out) {
-  try {
-    const Header header = read_header(message, size, count);
-    BitReader in(message + sizeof header, size - sizeof header);
-    Decoder decoder(in, header);
-    for (size_t begin = 0; begin < count; begin += header.bucket) {
-      decoder.bucket(std::min<size_t>(header.bucket, count - begin), out + begin);
-    }
-    if (!in.done()) throw internal_error("bytes are left over");
-  } catch (const Error& error) {
-    throw internal_error(std::string("Elias message refused: ") + error.what() +
-                         ". It must come whole from elias_encode of this version of qsgd-hpc.");
-  }
+const Code& elias_code() {
+  static constexpr Elias code;
+  return code;
 }
 
 }  // namespace qsgd

@@ -33,9 +33,7 @@ inline Codeword omega(uint32_t n) {
 
 class BitWriter {
  public:
-  explicit BitWriter(std::vector<uint8_t>& out) : out_(out) {
-    for (uint32_t n = 1; n < kShort; ++n) short_[n] = omega(n);
-  }
+  explicit BitWriter(std::vector<uint8_t>& out) : out_(out) {}
 
   void put(uint64_t bits, int length) {  // length <= 56
     pending_ = pending_ << length | bits;
@@ -45,7 +43,7 @@ class BitWriter {
     }
   }
   void put_omega(uint32_t n) {
-    const Codeword word = n < kShort ? short_[n] : omega(n);
+    const Codeword word = n < kShort ? short_words()[n] : omega(n);
     put(word.bits, word.length);
   }
   // Fills the last byte with zeros.
@@ -53,9 +51,17 @@ class BitWriter {
 
  private:
   static constexpr uint32_t kShort = 64;
+  using Words = std::array<Codeword, kShort>;
+  static const Words& short_words() {
+    static const Words words = [] {
+      Words made{};
+      for (uint32_t n = 1; n < kShort; ++n) made[n] = omega(n);
+      return made;
+    }();
+    return words;
+  }
 
   std::vector<uint8_t>& out_;
-  std::array<Codeword, kShort> short_{};
   uint64_t pending_ = 0;
   int waiting_ = 0;  // bits of pending_ that are not written yet, below 8 between calls
 };

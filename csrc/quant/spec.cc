@@ -40,6 +40,14 @@ size_t CodecSpec::code_bytes(size_t count) const {
   return code_of(scheme).code_bytes(*this, count);
 }
 
+double CodecSpec::mean_code_bytes(size_t count) const {
+  return code_of(scheme).mean_code_bytes(*this, count);
+}
+
+double CodecSpec::mean_bytes(size_t count) const {
+  return static_cast<double>(scales(count) * sizeof(float)) + mean_code_bytes(count);
+}
+
 bool CodecSpec::operator==(const CodecSpec& o) const {
   return scheme == o.scheme && bits == o.bits && norm == o.norm && rounding == o.rounding &&
          bucket == o.bucket && k == o.k && contract == o.contract;

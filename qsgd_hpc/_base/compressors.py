@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
-from qsgd_hpc.compression import MinMax, Nuqsgd, Qsgd, Sign, TernGrad, TopK
+from qsgd_hpc.compression import Elias, MinMax, Nuqsgd, Qsgd, Sign, TernGrad, TopK
 
 __all__ = ["CastCompressor", "Choices", "Compressor", "NoneCompressor"]
 
@@ -75,6 +75,7 @@ class Choices:
     """``Compression.qsgd(bits=4, bucket_size=512, norm="max")``; see :class:`Qsgd`."""
     minmax = MinMax
     nuqsgd = Nuqsgd
+    elias = Elias
     terngrad = TernGrad
     sign = Sign
     topk = TopK

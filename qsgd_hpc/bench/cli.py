@@ -65,7 +65,7 @@ def bench(
 
 @bench.command(context_settings={"show_default": True})
 @click.option("--size", default="256M", help="Of the elements that are coded.")
-@click.option("--bits", default="8,4,2", help="1 to 8 each, for scheme qsgd, minmax and nuqsgd.")
+@click.option("--bits", default="8,4,2", help="1 to 8 each, for qsgd, minmax, nuqsgd and elias.")
 @click.option("--scheme", default="qsgd", help="Names with commas: qsgd, minmax, nuqsgd, ...")
 @click.option("--norm", default="max", help="max, l2, or both with a comma; of qsgd.")
 @click.option("--dtype", default="float32", help="Names with commas: float32, float16, bfloat16.")

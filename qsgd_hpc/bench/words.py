@@ -14,7 +14,7 @@ STEP = 4  # between the sizes of a range
 MOST_BYTES = 1 << 34
 PLAIN_BITS = 32
 AUTO = "auto"
-CHOOSE_BITS = frozenset({"qsgd", "minmax", "nuqsgd"})
+CHOOSE_BITS = frozenset({"qsgd", "minmax", "nuqsgd", "elias"})
 TOP_K = 8  # of each bucket of 512: 1.6 %
 
 

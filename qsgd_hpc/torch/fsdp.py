@@ -52,7 +52,7 @@ class QSGDReduceScatter(ReduceScatter):
             raise UsageError("QSGDReduceScatter(bits=1) needs error feedback; choose 2 to 8")
         given: dict[str, Any] = {**settings, "bits": bits}
         self.compression = Qsgd(error_feedback=False, nmse_budget=None, **given)
-        self.compression.require_bits("QSGDReduceScatter")
+        self.compression.require_fixed_length("QSGDReduceScatter")
         self.seed = env.get("QSGD_SEED") if seed is None else seed
         self.steps = 0
         self._id = zlib.crc32(name.encode())

@@ -7,7 +7,17 @@ import warnings
 import pytest
 
 from qsgd_hpc import compression, env
-from qsgd_hpc.compression import Lossy, MinMax, Nuqsgd, Qsgd, Sign, TernGrad, TopK, from_environment
+from qsgd_hpc.compression import (
+    Elias,
+    Lossy,
+    MinMax,
+    Nuqsgd,
+    Qsgd,
+    Sign,
+    TernGrad,
+    TopK,
+    from_environment,
+)
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import Rule, as_rules, first_match, parse_rules
 
@@ -70,7 +80,8 @@ def test_only_floating_gradients_are_compressed():
     ("settings", "on"),
     [(Qsgd(1), True), (Qsgd(2), True), (Qsgd(4), False), (Qsgd(4, error_feedback=True), True),
      (Qsgd(2, error_feedback=False), False), (Sign(), True), (TernGrad(), True), (TopK(), True),
-     (MinMax(2), True), (Nuqsgd(8), False)],
+     (MinMax(2), True), (Nuqsgd(8), False),
+     (Elias(), False), (Elias(4), True)],
 )  # fmt: skip
 def test_error_feedback_is_on_where_it_is_needed(settings, on):
     assert settings.feeds_back is on
@@ -158,7 +169,7 @@ def test_wrong_variables_are_named_with_the_remedy(monkeypatch, variables, remed
         from_variables(monkeypatch, **variables)
 
 
-@pytest.mark.parametrize("kind", [Qsgd, MinMax, Nuqsgd])
+@pytest.mark.parametrize("kind", [Qsgd, MinMax, Nuqsgd, Elias])
 def test_open_bits_begin_with_the_most_and_are_fed_back_only_if_asked(kind):
     coding = kind("auto", rules="head=4").coding_for_gradient("w", MATRIX, "float32")
     assert (coding.auto_bits, coding.spec.bits, coding.error_feedback) == (True, 8, False)
@@ -176,9 +187,11 @@ def test_what_the_core_is_told_is_complete_without_a_code():
 
 
 def test_where_the_planner_knows_nothing_bits_must_be_given():
-    Qsgd(4).require_bits("QSGDState")
+    Qsgd(4).require_fixed_length("QSGDState")
     with pytest.raises(UsageError, match=r"QSGDState\(bits='auto'\).*choose 1 to 8"):
-        Qsgd("auto").require_bits("QSGDState")
+        Qsgd("auto").require_fixed_length("QSGDState")
+    with pytest.raises(UsageError, match="QSGDState: the length of elias codes varies"):
+        Elias().require_fixed_length("QSGDState")
 
 
 @pytest.mark.parametrize(

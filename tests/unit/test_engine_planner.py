@@ -233,6 +233,23 @@ def test_there_is_no_remark_where_there_is_no_reason(machine, reductions, planne
     assert remarks(machine, reductions, planner)[0] == []
 
 
+@pytest.mark.parametrize(
+    ("s_per_byte", "kept"),
+    [(1e-6, True), (5e-11, False)],  # 1 MB/s; 20 GB/s, at which only the quickest code would pay
+)
+def test_a_code_of_another_kind_is_timed_before_it_is_judged(s_per_byte, kept):
+    """Elias's is serial: as fast as QSGD's codes, it would pay at either rate."""
+    coding = _core.CodecSpec(scheme="elias", bits=5)
+    machine = a_machine(s_per_byte=s_per_byte, coding_s=1e-13)
+
+    def program(me):
+        reduce(me, coding=coding)
+        return coding_of(me)
+
+    codings = on_ranks(3, program, machine=machine, planner="on", log=lambda text: None)
+    assert [found.startswith("elias(") for found in codings] == [kept] * 3
+
+
 def algorithms(tmp_path, **config):
     """Return what tensors travelled by: one of the size observed, and one of another."""
     count = 1 << 16

@@ -99,6 +99,24 @@ def test_every_algorithm_ends_in_one_sum_on_all_ranks(algorithm, ranks):
     assert error < (1e-3 if coding else 1e-12)
 
 
+@pytest.mark.parametrize("scheme", _core.SCHEMES)
+@pytest.mark.parametrize("algorithm", CODED)
+def test_every_code_travels_by_every_algorithm(algorithm, scheme):
+    ranks, world = 5, _core.ThreadWorld(5)
+
+    def one(rank):
+        communicator = _core.Communicator.over_threads(world, rank, 2)
+        x = gaussian(70_000, seed=rank)
+        report = communicator.allreduce([x], algorithm=algorithm, coding=spec_of(scheme))
+        return x, report["result_finite"]
+
+    with ThreadPoolExecutor(ranks) as pool:
+        sums = list(pool.map(one, range(ranks)))
+    assert len({x.tobytes() for x, _ in sums}) == 1
+    assert all(finite for _, finite in sums)
+    assert sums[0][0].any()
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8])
 @pytest.mark.parametrize("algorithm", [*EXACT, *CODED])
 def test_every_algorithm_has_a_load_that_grows_with_size(algorithm, ranks):

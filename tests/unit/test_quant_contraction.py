@@ -21,6 +21,7 @@ COARSE = [
     {"scheme": "minmax", "bits": 1},
     {"scheme": "nuqsgd", "bits": 2},
     {"scheme": "nuqsgd", "bits": 2, "norm": "l2"},
+    {"scheme": "elias", "bits": 2},
 ]
 
 

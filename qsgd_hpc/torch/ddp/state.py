@@ -212,5 +212,5 @@ def _compression(
     except TypeError as error:
         known = [f for f in kind.__dataclass_fields__ if f != "nmse_budget"]
         raise UsageError(f"QSGDState: {error}; {scheme} takes {', '.join(known)}") from None
-    compression.require_bits("QSGDState")
+    compression.require_fixed_length("QSGDState")
     return compression
