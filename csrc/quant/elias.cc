@@ -37,13 +37,8 @@ struct LinearGrid {
   }
 };
 
-// Finite elements can have a norm beyond float32; it must not read as "not finite".
 QSGD_CLONES
-float l2_norm(const float* x, size_t count) {
-  constexpr double kMost = std::numeric_limits<float>::max();
-  const double norm = std::sqrt(lane_sum(count, Squares{x}));
-  return std::isfinite(norm) ? static_cast<float>(std::min(norm, kMost)) : kNan;
-}
+float norm_of(const float* x, size_t count) { return l2_norm(x, count); }
 
 // Returns the scale; the levels are those of a norm above 0.
 QSGD_CLONES
@@ -121,7 +116,7 @@ class Elias final : public BucketCode {
                      const NoiseKey& key, float* scales, uint8_t* codes,
                      Scratch& scratch) const override {
     std::memset(codes, 0, slot_bytes(spec, count));
-    const float norm = l2_norm(x, count);
+    const float norm = norm_of(x, count);
     scales[0] = norm;
     if (!(norm > 0)) return norm == 0;  // no codes: all elements are the norm, 0 or NaN
     const size_t tiles = (count + kTile - 1) / kTile;

@@ -47,12 +47,7 @@ uint32_t crc32(const uint8_t* bytes, size_t size) {
 }
 
 QSGD_CLONES
-float l2_norm(const float* x, size_t count) {
-  const double norm = std::sqrt(lane_sum(count, Squares{x}));
-  if (!std::isfinite(norm)) return kNan;
-  // Finite elements can have a norm beyond float32; it must not read as "not finite".
-  return static_cast<float>(std::min(norm, double{std::numeric_limits<float>::max()}));
-}
+float norm_of(const float* x, size_t count) { return l2_norm(x, count); }
 
 // The signed levels of a bucket whose norm is finite and not 0.
 QSGD_CLONES
@@ -163,7 +158,7 @@ std::vector<uint8_t> elias_encode(const float* x, size_t count, const EliasSpec&
   std::vector<int32_t> levels;
   for (size_t begin = 0; begin < count; begin += spec.bucket) {
     const size_t size = std::min<size_t>(spec.bucket, count - begin);
-    const float norm = l2_norm(x + begin, size);
+    const float norm = norm_of(x + begin, size);
     levels.assign(size, 0);
     if (norm > 0) quantize(x + begin, size, begin, norm, spec.levels, key, levels.data());
     out.put(bit_cast<uint32_t>(norm), 32);

@@ -2,8 +2,10 @@
 // element, and sums whose order no instruction set changes.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "common/dtype.h"
 #include "quant/codec.h"
@@ -29,6 +31,15 @@ struct Squares {
   const float* x;
   QSGD_INLINE double operator()(size_t i) const { return double{x[i]} * double{x[i]}; }
 };
+
+// NaN when an element is Inf or NaN. Finite elements can have a norm beyond float32; it must not
+// read as "not finite".
+QSGD_INLINE float l2_norm(const float* x, size_t count) {
+  constexpr double kMost = std::numeric_limits<float>::max();
+  const double norm = std::sqrt(lane_sum(count, Squares{x}));
+  if (!std::isfinite(norm)) return std::numeric_limits<float>::quiet_NaN();
+  return static_cast<float>(norm < kMost ? norm : kMost);
+}
 
 struct Magnitudes {
   const float* x;

@@ -37,14 +37,6 @@ struct ExponentialGrid {
   }
 };
 
-QSGD_INLINE float norm_of(const float* x, size_t count, float largest, Norm norm) {
-  if (norm == Norm::kMax) return largest;
-  const double l2 = std::sqrt(lane_sum(count, Squares{x}));
-  // Finite elements can have a norm beyond float32; it must not read as "not finite".
-  constexpr double kMost = std::numeric_limits<float>::max();
-  return static_cast<float>(l2 < kMost ? l2 : kMost);
-}
-
 QSGD_CLONES
 bool encode_levels(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
                    float* scales, uint8_t* code) {
@@ -55,7 +47,7 @@ bool encode_levels(const float* x, size_t count, const CodecSpec& spec, const ui
     scales[0] = largest == 0 ? 0 : std::numeric_limits<float>::quiet_NaN();
     return largest == 0;
   }
-  const float norm = norm_of(x, count, largest, spec.norm);
+  const float norm = spec.norm == Norm::kMax ? largest : l2_norm(x, count);
   const ExponentialGrid grid{norm, levels, 1 - levels, power_of_two(levels - 1)};
   round_to(grid, x, count, spec, noise, code);
   scales[0] = static_cast<float>(double{norm} * contraction(grid, x, count, spec));
