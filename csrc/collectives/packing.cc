@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "common/error.h"
 #include "quant/code.h"
+#include "quant/wire.h"
 
 namespace qsgd {
 namespace {
@@ -56,10 +56,9 @@ void unpack(const Segment& segment, uint8_t* message, int sender) {
       // Slots in memory never lie before their packed form, so this reads within the message.
       used = sizeof(SlotLength) + used_bytes(message + packed_at);
       if (used > size_bytes) {
-        throw internal_error("codes from rank " + std::to_string(sender) +
-                             " refused: a bucket of " + std::to_string(used) + " bytes, at most " +
-                             std::to_string(size_bytes) + " can be; suspect the network or " +
-                             "memory of that host");
+        refuse("a bucket has " + std::to_string(used) + " bytes, at most " +
+                   std::to_string(size_bytes) + " can be",
+               sender);
       }
     }
     parts.push_back({packed_at, at, used, size_bytes});

@@ -105,13 +105,13 @@ void write_header(uint8_t* message, const CodecSpec& spec, size_t count, uint64_
   std::memcpy(message, &h, sizeof h);
 }
 
-namespace {
-
-[[noreturn]] void refuse(const std::string& why, int sender) {
+void refuse(const std::string& why, int sender) {
   throw internal_error("codes from rank " + std::to_string(sender) + " refused: " + why +
                        ". Every rank must run the same version of qsgd-hpc with the same "
                        "settings; if it does, suspect the network or memory of that host.");
 }
+
+namespace {
 
 void expect(const char* what, uint64_t got, uint64_t wanted, int sender) {
   if (got == wanted) return;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "quant/codec.h"
 #include "quant/kernels.h"
@@ -53,6 +54,9 @@ void seal(uint8_t* message, size_t size, const CodecSpec& spec, size_t count);
 
 // The same where the checksum is known already.
 void write_header(uint8_t* message, const CodecSpec& spec, size_t count, uint64_t checksum);
+
+// Throws the error of a message that cannot be decoded, with the remedy. `sender` is its rank.
+[[noreturn]] void refuse(const std::string& why, int sender);
 
 // Throws an error that says what differs when `message` is not what this rank expects to decode.
 // `sender` names the rank in it.
