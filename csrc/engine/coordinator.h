@@ -22,7 +22,7 @@ class Coordinator {
   using Ranks = std::shared_ptr<const std::vector<int>>;
   using Clock = CoarseClock;
 
-  Coordinator(int size, const Tuning& tuning, Planning planning = Planning::kOff);
+  Coordinator(int size, const Tuning& tuning, Planning planning);
 
   void submit(int rank, Submission submission);
   // `rank` submits nothing any more; what it has not submitted can never be reduced.
