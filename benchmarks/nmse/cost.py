@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -31,9 +30,6 @@ import tasks  # noqa: E402
 import qsgd_hpc.torch as hvd  # noqa: E402
 from qsgd_hpc import _core, _direct  # noqa: E402
 
-LEAST_ELEMENTS = 1024
-"""Smaller gradients, and those of one dimension, are not compressed by default."""
-
 
 def seconds_of(call: Callable[[], object]) -> float:
     """Return the time that one call takes."""
@@ -44,11 +40,13 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 def reductions_s(model: torch.nn.Module, spec: _core.CodecSpec, repeats: int) -> dict[bool, float]:
     """Return the slowest rank's median time of a reduction with, and without, the measurement."""
+    from mpi4py import MPI  # once init() has set it up
+
     rng = np.random.default_rng(hvd.rank())
     arrays = [
         rng.standard_normal(p.numel()).astype(np.float32)
         for p in model.parameters()
-        if p.dim() > 1 and p.numel() >= LEAST_ELEMENTS
+        if hvd.Compression.qsgd().coding_for_gradient("", p.shape, "float32") is not None
     ]
     samples: dict[bool, list[float]] = {True: [], False: []}
     with _direct.communicator() as communicator:
@@ -61,15 +59,8 @@ def reductions_s(model: torch.nn.Module, spec: _core.CodecSpec, repeats: int) ->
                 communicator.barrier()
                 s = seconds_of(call)
                 if turn > 1:  # the first warm up
-                    samples[judged].append(communicator.comm.allreduce(s, max_of()))
+                    samples[judged].append(communicator.comm.allreduce(s, MPI.MAX))
     return {judged: statistics.median(found) for judged, found in samples.items()}
-
-
-def max_of() -> Any:
-    """Return MPI's maximum."""
-    from mpi4py import MPI
-
-    return MPI.MAX
 
 
 def step_s(task: tasks.Task, model: torch.nn.Module, bits: int, repeats: int) -> float:
