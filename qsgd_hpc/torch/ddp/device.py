@@ -16,6 +16,7 @@ import torch.distributed as dist
 from qsgd_hpc import _core, gpu
 from qsgd_hpc.compression import Lossy, Qsgd
 from qsgd_hpc.rules import as_rules
+from qsgd_hpc.torch._renamed import all_gather_single
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
 from qsgd_hpc.torch.ddp.plan import Place, bucket_tensor
 from qsgd_hpc.torch.ops._tensors import name_of
@@ -93,7 +94,7 @@ class _Coded:
             flat.data_ptr(), table=to_sum, messages=self.received.data_ptr(),
             result=self.result.data_ptr(), later=later, stream=stream,
         )  # fmt: skip
-        dist.all_gather_into_tensor(self.results, self.result, group=group)
+        all_gather_single(self.results, self.result, group=group)
         self.coder.decode(
             self.results.data_ptr(), table=to_take, out=flat.data_ptr(), stream=stream
         )
