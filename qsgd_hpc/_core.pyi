@@ -531,7 +531,9 @@ class BucketTensor:
         owner_residual: int = 0,
     ) -> None: ...
 
-def owned_elements(count: int, *, spec: CodecSpec, id: int, size: int, rank: int) -> int: ...
+def owned_elements(
+    count: int, *, spec: CodecSpec, id: int, size: int, rank: int
+) -> tuple[int, int]: ...
 
 class BucketCoder:
     def __init__(

@@ -44,9 +44,11 @@ void bind_tensor(py::module_& m) {
       .def(py::init(&tensor_of), py::kw_only(), py::arg("at"), py::arg("count"), py::arg("id"),
            py::arg("spec") = py::none(), py::arg("residual") = 0, py::arg("owner_residual") = 0,
            "A tensor of a bucket; residuals are addresses of float32, or 0.");
-  m.def("owned_elements", &owned_elements, py::arg("count"), py::kw_only(), py::arg("spec"),
-        py::arg("id"), py::arg("size"), py::arg("rank"),
-        "Elements of a tensor whose sums the rank codes: the size of its owner_residual.");
+  m.def(
+      "owned_elements", &owned_elements, py::arg("count"), py::kw_only(), py::arg("spec"),
+      py::arg("id"), py::arg("size"), py::arg("rank"),
+      "The first element of a tensor whose sums the rank codes, and that after the last: what its "
+      "owner_residual is of.");
 }
 
 }  // namespace

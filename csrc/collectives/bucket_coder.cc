@@ -40,8 +40,10 @@ std::vector<Alike> sort_by_code(const std::vector<BucketTensor>& tensors) {
 
 }  // namespace
 
-size_t owned_elements(size_t count, const CodecSpec& spec, uint32_t id, int size, int rank) {
-  return owned(count, spec.bucket, id, size, rank).size();
+std::pair<size_t, size_t> owned_elements(size_t count, const CodecSpec& spec, uint32_t id, int size,
+                                         int rank) {
+  const Range range = owned(count, spec.bucket, id, size, rank);
+  return {range.begin, range.end};
 }
 
 BucketCoder::BucketCoder(const std::vector<BucketTensor>& tensors, DType dtype, uint64_t seed,

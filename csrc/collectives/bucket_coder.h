@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "collectives/bucket_part.h"
@@ -21,8 +22,10 @@ struct BucketTensor {
   float* owner_residual = nullptr;
 };
 
-// Elements that this rank owns of a tensor, whose sums it codes.
-size_t owned_elements(size_t count, const CodecSpec& spec, uint32_t id, int size, int rank);
+// The elements that this rank owns of a tensor, whose sums it codes: the first, and that after the
+// last.
+std::pair<size_t, size_t> owned_elements(size_t count, const CodecSpec& spec, uint32_t id, int size,
+                                         int rank);
 
 // A reduction goes begin(); then for each wave encode(), reduce() and decode(), in this order. One
 // reduction at a time, on one thread.

@@ -12,8 +12,9 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.torch.ddp import compress
-from tests.ddp.models import batch, bytes_of, train, wrapped
+from tests.ddp.models import batch, bytes_of, mlp, train, wrapped
 from tests.ddp.ranks import Ranks
 
 
@@ -117,6 +118,74 @@ def resumed(group: dist.ProcessGroup) -> tuple[bytes, bytes]:
 def test_a_checkpoint_resumes_bit_for_bit(ranks: Ranks) -> None:
     for whole, again in ranks.run(resumed, size=3):
         assert whole == again
+
+
+def owes(group: dist.ProcessGroup, saved: dict[str, Any] | None) -> tuple[Any, Any]:
+    """Return a global state after three steps, or what is owed after a saved one is taken up."""
+    model, state = wrapped(group, 2)
+    if saved is not None:
+        state.load_state_dict(saved)
+        taken = state.global_state_dict()
+    train(model, group.rank(), range(3))
+    return (state.global_state_dict(), None) if saved is None else (taken, state.state_dict())
+
+
+def test_a_global_state_is_the_same_everywhere_and_fits_any_number_of_ranks(ranks: Ranks) -> None:
+    states = [state for state, _ in ranks.run(owes, None, size=3)]
+    for state in states[1:]:
+        assert state["parameters"].keys() == states[0]["parameters"].keys()
+        for name, saved in state["parameters"].items():
+            assert saved["steps"] == 3
+            if name in ("0.weight", "2.weight"):
+                assert torch.equal(saved["owed"], states[0]["parameters"][name]["owed"])
+                assert saved["owed"].abs().max() > 0
+            else:
+                assert "owed" not in saved
+    for taken, own in ranks.run(owes, states[0], size=2):
+        for name, saved in taken["parameters"].items():
+            assert saved["steps"] == 3
+            if "owed" in saved:
+                assert torch.equal(saved["owed"], states[0]["parameters"][name]["owed"])
+        assert own["parameters"]["0.weight"]["steps"] == 6
+
+
+def applied(group: dist.ProcessGroup, saved: Any, steps: int) -> tuple[Any, Any]:
+    """Return the sum of the gradients of some steps, and the state that they end with."""
+    model, state = wrapped(group, 2)
+    if saved is not None:
+        state.load_state_dict(saved)
+    total = 0
+    for _ in range(steps):
+        model.zero_grad()
+        model(batch(0, 0)).square().mean().backward()  # the same on all ranks
+        total = total + model.module[0].weight.grad.double()
+    return total, state.global_state_dict()
+
+
+def test_what_a_run_owes_is_paid_on_another_number_of_ranks(ranks: Ranks) -> None:
+    exact = mlp()
+    exact(batch(0, 0)).square().mean().backward()
+    first, saved = ranks.run(applied, None, 7, size=3)[0]
+    second, left = ranks.run(applied, saved, 5, size=4)[0]
+    owed = left["parameters"]["0.weight"]["owed"].double().view_as(first)
+    wanted = exact[0].weight.grad.double() * 12
+    assert saved["parameters"]["0.weight"]["owed"].abs().max() > 1e-4
+    assert torch.allclose(first + second + owed, wanted, rtol=1e-4, atol=1e-6)
+
+
+def loaded_and_saved(group: dist.ProcessGroup) -> str:
+    model, state = wrapped(group, 2)
+    train(model, group.rank(), range(2))
+    _, again = wrapped(group, 2)
+    again.load_state_dict(state.state_dict())
+    with pytest.raises(UsageError) as refused:
+        again.global_state_dict()
+    return str(refused.value)
+
+
+def test_a_ranks_own_state_becomes_global_only_after_a_step(ranks: Ranks) -> None:
+    for text in ranks.run(loaded_and_saved, size=2):
+        assert "take a step first" in text
 
 
 def feedback_error(group: dist.ProcessGroup, feedback: bool) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from qsgd_hpc.errors import UsageError
 
 __all__ = ["Memory", "Slot"]
 
+Saved = dict[str, dict[str, Any]]
 _HOST = torch.device("cpu")
 
 
@@ -28,6 +29,10 @@ class Slot:
     """What this rank's own codes have left over, shape (elements,)."""
     owner_residual: torch.Tensor | None = None
     """The same of the means that this rank codes for all, shape (owned elements,)."""
+    owned: tuple[int, int] = (0, 0)
+    """The first of them, and that after the last."""
+    owed: torch.Tensor | None = None
+    """What a run on other ranks has left unsent of the means, shape (elements,); owners pay it."""
 
     @property
     def id(self) -> int:
@@ -50,7 +55,7 @@ class Memory:
     def __init__(self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None) -> None:
         self._names = {p: name for name, p in named_parameters or ()}
         self._slots: dict[torch.Tensor, Slot] = {}
-        self._saved: dict[str, dict[str, Any]] = {}
+        self._saved: Saved = {}
 
     def slot(self, parameter: torch.Tensor) -> Slot:
         """Return the parameter's slot, with what a checkpoint holds for its name."""
@@ -77,9 +82,13 @@ class Memory:
         """
         if coding is None or not coding.error_feedback:
             return
-        owned = _core.owned_elements(count, spec=coding.spec, id=slot.id, size=size, rank=rank)
+        begin, end = _core.owned_elements(count, spec=coding.spec, id=slot.id, size=size, rank=rank)
+        slot.owned = begin, end
         slot.residual = _kept(slot, slot.residual, count, device)
-        slot.owner_residual = _kept(slot, slot.owner_residual, owned, device)
+        slot.owner_residual = _kept(slot, slot.owner_residual, end - begin, device)
+        if slot.owed is not None:
+            slot.owner_residual += _kept(slot, slot.owed, count, device)[begin:end]
+            slot.owed = None
 
     def rescale(self, factor: float) -> None:
         """Multiply all residuals, when the units of the gradients have changed."""
@@ -87,15 +96,42 @@ class Memory:
             for residual in slot.residuals():
                 residual.mul_(factor)
 
-    def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return copies by name, on the host."""
+    def state_dict(self) -> Saved:
+        """Return this rank's copies by name, on the host."""
         state = dict(self._saved)
         for slot in self._slots.values():
             state[slot.name] = {"steps": slot.steps} | {
                 field: value.to("cpu", copy=True)
-                for field in ("residual", "owner_residual")
+                for field in ("residual", "owner_residual", "owed")
                 if (value := getattr(slot, field)) is not None
             }
+        return state
+
+    def global_state_dict(self, size: int, sum_up: Callable[[torch.Tensor], None]) -> Saved:
+        """Return copies by name that are the same on every rank.
+
+        Args:
+            size: ranks that reduce together.
+            sum_up: replaces a tensor by its sum over them.
+        Raises:
+            UsageError: a rank's own state was loaded and has not been used yet.
+        """
+        for name, saved in self._saved.items():
+            if "residual" in saved:
+                raise UsageError(
+                    f"parameter {name!r} has not been reduced since load_state_dict(), and what "
+                    "was loaded is this rank's alone; take a step first"
+                )
+        state = dict(self._saved)
+        for slot in sorted(self._slots.values(), key=lambda slot: slot.name):
+            state[slot.name] = {"steps": slot.steps}
+            owed = slot.owed
+            if slot.residual is not None and slot.owner_residual is not None:
+                owed = slot.residual / size
+                owed[slice(*slot.owned)] += slot.owner_residual
+                sum_up(owed)
+            if owed is not None:
+                state[slot.name]["owed"] = owed.to("cpu", copy=True)
         return state
 
     def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
@@ -123,5 +159,6 @@ def _kept(
     raise UsageError(
         f"parameter {slot.name!r}: the state that was loaded has a residual of {residual.numel()} "
         f"elements, {count} are needed. Load on each rank what state_dict() gave on the same rank, "
-        "in a run with as many ranks and the same model and compression"
+        "in a run with as many ranks and the same model and compression; what global_state_dict() "
+        "gave fits any number of ranks"
     )

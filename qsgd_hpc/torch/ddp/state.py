@@ -161,6 +161,8 @@ class QSGDState:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs for this rank to go on bit for bit, between two steps.
 
+        It is this rank's own, for a run with as many ranks; :meth:`global_state_dict` is for any.
+
         Returns:
             ``parameters`` by name: ``steps``, and with error feedback ``residual`` and
             ``owner_residual`` (float32); and ``scale``, that of the gradients.
@@ -168,8 +170,24 @@ class QSGDState:
         self._count_steps()
         return {"scale": self._scale, "parameters": self._memory.state_dict()}
 
+    def global_state_dict(self) -> dict[str, Any]:
+        """Return what a run on any number of ranks needs to go on; all ranks call it together.
+
+        Nothing of the gradients is lost, but the noise of rounding is another from there on.
+
+        Returns:
+            the same on every rank: ``parameters`` by name: ``steps``, and with error feedback
+            ``owed`` (float32, shape (elements,)), what all means so far lack in sum; and ``scale``.
+        """
+        self._count_steps()
+        group, place = self._group(), self._join_group()
+        parameters = self._memory.global_state_dict(
+            place.size, lambda tensor: dist.all_reduce(tensor, group=group)
+        )
+        return {"scale": self._scale, "parameters": parameters}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state: this rank's own, of a run with as many ranks."""
+        """Take up a saved state: this rank's own, or the global one, between two steps."""
         self._scale = state["scale"]
         self._memory.load_state_dict(state["parameters"])
         self._plans.clear()
