@@ -1,0 +1,12 @@
+"""Compressed gradients and weights for FSDP2: one line more in a script that shards its model.
+
+::
+
+    quantize_fsdp(model, gradient_bits=4, weight_bits=8)
+
+Needs torch.distributed and the compiled core, and neither MPI nor ``hvd.init()``. See docs/ddp.md.
+"""
+
+from qsgd_hpc.torch.fsdp.quantize import QuantizedShards, quantize_fsdp
+
+__all__ = ["QuantizedShards", "quantize_fsdp"]

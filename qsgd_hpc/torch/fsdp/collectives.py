@@ -1,0 +1,259 @@
+"""The two collectives of FSDP2 with codes in place of numbers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# torch has no public name for the base classes of what its public methods take.
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+from qsgd_hpc.compression import FLOATING, Lossy
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.torch._renamed import all_gather_single, reduce_scatter_single
+from qsgd_hpc.torch.fsdp.codec import Key, ShardCodec
+from qsgd_hpc.torch.fsdp.layout import Part
+from qsgd_hpc.torch.ops._tensors import name_of
+
+__all__ = ["QSGDAllGather", "QSGDReduceScatter", "ShardedModule", "Traffic"]
+
+WEIGHTS = 1 << 31
+"""The stream of noise of weights; those of gradients are the ranks that they go to."""
+
+
+@dataclass
+class Traffic:
+    """Bytes that this rank has handed to others."""
+
+    sent: int = 0
+    uncoded: int = 0
+    """That the same calls would have sent without codes."""
+
+    def count(self, messages: int, coded: int, uncoded: int) -> None:
+        """Count messages of so many bytes each."""
+        self.sent += messages * coded
+        self.uncoded += messages * uncoded
+
+
+@dataclass
+class ShardedModule:
+    """What the two collectives of one FSDPModule share.
+
+    Args:
+        name: of the module.
+        parts: its parameters (:func:`qsgd_hpc.torch.fsdp.layout.parts_of`).
+        seed: of the rounding noise, equal on every rank.
+        threads: that code a shard.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    seed: int
+    threads: int
+    steps: int = 0
+    """Gradients reduced. Weights do not change in between, and neither do their codes: a backward
+    pass sees the weights that its forward pass has seen."""
+    _codecs: dict[tuple[Any, ...], ShardCodec] = field(default_factory=dict)
+
+    def codec(self, shard: torch.Tensor, ranks: int, compression: Lossy) -> ShardCodec:
+        """Return the codec of shards like this one."""
+        key = (shard.numel(), shard.dtype, ranks, compression)
+        if key not in self._codecs:
+            self._codecs[key] = ShardCodec(
+                self.parts,
+                self.name,
+                compression,
+                shard.numel(),
+                ranks,
+                shard.dtype,
+                self.threads,
+            )
+        return self._codecs[key]
+
+    def key(self, rank: int, stream: int) -> Key:
+        """Return the key of the noise in a message that ``rank`` makes in this step."""
+        return Key(self.seed, self.steps, rank, stream)
+
+
+class _Allocating:
+    """Memory as torch's own collectives give it."""
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return memory for what goes in and comes out."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class QSGDReduceScatter(_Allocating, ReduceScatter):
+    """Sums or averages gradients; every rank sends each owner its codes of the owner's shard.
+
+    Args:
+        compression: None leaves gradients as they are.
+    """
+
+    def __init__(self, module: ShardedModule, compression: Lossy | None) -> None:
+        self._module = module
+        self._compression = compression
+        self.traffic = Traffic()
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Reduce, and wait for it.
+
+        Args:
+            output_tensor: shape (elements of a shard,), floating, on any device.
+            input_tensor: shape (ranks * elements of a shard,), of the same type.
+        Raises:
+            UsageError: an operation other than sum and average.
+        """
+        if self._compression is None or name_of(input_tensor.dtype) not in FLOATING:
+            reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
+            self._count(output_tensor, _bytes(output_tensor), group)
+        else:
+            self._reduce(output_tensor, input_tensor, group, op)
+        self._module.steps += 1
+
+    def _count(self, shard: torch.Tensor, coded_bytes: int, group: dist.ProcessGroup) -> None:
+        self.traffic.count(group.size() - 1, coded_bytes, _bytes(shard))
+
+    def _reduce(
+        self, output: torch.Tensor, gradients: torch.Tensor, group: dist.ProcessGroup, op: Any
+    ) -> None:
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise UsageError(
+                f"module {self._module.name!r}: FSDP2 asked for {op}, and codes of gradients are "
+                "summed or averaged; leave out set_gradient_divide_factor, or gradient_bits"
+            )
+        ranks, me = group.size(), group.rank()
+        assert self._compression is not None
+        codec = self._module.codec(output, ranks, self._compression)
+        shards = gradients.detach().cpu().chunk(ranks)
+        sizes = [0 if rank == me else codec.bytes for rank in range(ranks)]
+        sent = torch.empty(sum(sizes), dtype=torch.uint8)
+        for rank, message in enumerate(torch.split(sent, sizes)):
+            if rank != me:
+                codec.encode(shards[rank], message, self._module.key(me, stream=rank))
+        received = _exchange(sent, sizes, gradients.device, group)
+        messages = [m if m.numel() else None for m in torch.split(received, sizes)]
+        total = torch.empty(output.shape, dtype=output.dtype)
+        codec.sum(messages, shards[me], total)
+        if op == dist.ReduceOp.AVG:
+            total /= ranks
+        output.copy_(total)
+        self._count(output, codec.bytes, group)
+
+
+class QSGDAllGather(_Allocating, AllGather):
+    """Gathers weights as codes; every rank takes its own from its codes, too, so all agree.
+
+    The shards that the optimizer works on stay exact.
+
+    Args:
+        compression: None leaves weights as they are.
+    """
+
+    def __init__(self, module: ShardedModule, compression: Lossy | None) -> None:
+        self._module = module
+        self._compression = compression
+        self.traffic = Traffic()
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Gather.
+
+        Args:
+            output_tensor: shape (ranks * elements of a shard,), on any device.
+            input_tensor: shape (elements of a shard,), of the same type.
+        Returns:
+            with ``async_op`` what to wait for, else None: it is done.
+        """
+        others = group.size() - 1
+        # Those that do not float are bytes, of float8 weights.
+        if self._compression is None or name_of(input_tensor.dtype) not in FLOATING:
+            self.traffic.count(others, _bytes(input_tensor), _bytes(input_tensor))
+            work: dist.Work | None = all_gather_single(
+                output_tensor, input_tensor, group=group, async_op=async_op
+            )
+            return work
+        codec = self._module.codec(input_tensor, group.size(), self._compression)
+        mine = torch.empty(codec.bytes, dtype=torch.uint8)
+        codec.encode(input_tensor.cpu(), mine, self._module.key(group.rank(), WEIGHTS))
+        carried = mine.to(_carrier(input_tensor.device, group))
+        messages = carried.new_empty(group.size() * codec.bytes)
+        self.traffic.count(others, codec.bytes, _bytes(input_tensor))
+        work = all_gather_single(messages, carried, group=group, async_op=async_op)
+        finish = functools.partial(_decode, codec, messages, output_tensor)
+        if work is None:
+            finish()
+            return None
+        return _Gathering(work, finish)
+
+
+def _decode(codec: ShardCodec, messages: torch.Tensor, output: torch.Tensor) -> None:
+    """Read all ranks' messages into the memory that FSDP2 wants them in."""
+    whole = output if output.device.type == "cpu" else torch.empty_like(output, device="cpu")
+    ranks = messages.numel() // codec.bytes
+    for message, shard in zip(messages.cpu().chunk(ranks), whole.chunk(ranks), strict=True):
+        codec.decode(message, shard)
+    if whole is not output:
+        output.copy_(whole)
+
+
+class _Gathering(dist.Work):
+    """A gathering under way: who waits for it decodes."""
+
+    def __init__(self, work: dist.Work, finish: Callable[[], None]) -> None:
+        super().__init__()
+        self._work = work
+        self._finish: Callable[[], None] | None = finish
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the messages and decode them."""
+        done = self._work.wait(timeout)
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish()
+        return bool(done)
+
+
+def _exchange(
+    sent: torch.Tensor, sizes: list[int], device: torch.device, group: dist.ProcessGroup
+) -> torch.Tensor:
+    """Send each rank its part of ``sent``; return what came, in memory of the host."""
+    carrier = _carrier(device, group)
+    there = sent.to(carrier)
+    received = torch.empty_like(there)
+    dist.all_to_all_single(received, there, sizes, sizes, group=group)
+    return received.cpu()
+
+
+def _carrier(device: torch.device, group: dist.ProcessGroup) -> torch.device:
+    """Return whose memory the group carries: the host's, where messages are made, or a device's."""
+    host = torch.device("cpu")
+    try:
+        group._get_backend(host)
+    except RuntimeError:
+        return device
+    return host
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

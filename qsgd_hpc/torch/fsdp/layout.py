@@ -1,0 +1,75 @@
+"""What lies where in the flat tensors that FSDP2 hands to its collectives.
+
+A module's tensor holds the shards of its parameters one behind the other, each as long as the
+longest rank's. Their order is that in which FSDP2 comes to the parameters: children first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+
+__all__ = ["Part", "parts_of", "sharded_modules"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One parameter, unsharded."""
+
+    name: str
+    shape: tuple[int, ...]
+    dim: int
+    """Along which it is sharded."""
+
+    def elements(self, ranks: int) -> int:
+        """Return how many elements each rank's shard takes, padding included."""
+        if self.dim > 0:  # FSDP2 accepts this only where nothing has to be padded
+            return math.prod(self.shape) // ranks
+        return -(-self.shape[0] // ranks) * math.prod(self.shape[1:])
+
+
+def sharded_modules(model: nn.Module) -> dict[str, Any]:
+    """Return the modules that ``fully_shard`` was called on, by name.
+
+    Each is an ``FSDPModule`` and an ``nn.Module``, for which there is no type.
+    """
+    return {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
+
+
+def parts_of(module: nn.Module, name: str = "") -> tuple[Part, ...]:
+    """Return the parameters of an FSDPModule, without those of such modules within it, in order.
+
+    Args:
+        module: with its parameters sharded, as between two steps.
+        name: of the module; the parts' names begin with it.
+    """
+    found: dict[nn.Parameter, Part] = {}
+    for prefix, owner in _children_first(module, name, set()):
+        for key, parameter in owner.named_parameters(recurse=False):
+            dim = _sharded_dim(parameter)
+            if dim is not None and parameter not in found:
+                part = Part(f"{prefix}.{key}".lstrip("."), tuple(parameter.shape), dim)
+                found[parameter] = part
+    return tuple(found.values())
+
+
+def _children_first(
+    module: nn.Module, prefix: str, seen: set[nn.Module]
+) -> Iterator[tuple[str, nn.Module]]:
+    seen.add(module)
+    for name, child in module.named_children():
+        if child not in seen and not isinstance(child, FSDPModule):
+            yield from _children_first(child, f"{prefix}.{name}".lstrip("."), seen)
+    yield prefix, module
+
+
+def _sharded_dim(parameter: nn.Parameter) -> int | None:
+    if not isinstance(parameter, DTensor):  # one that fully_shard was told to ignore
+        return None
+    return next((p.dim for p in parameter.placements if isinstance(p, Shard)), None)

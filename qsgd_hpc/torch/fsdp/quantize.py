@@ -1,0 +1,165 @@
+"""One call that gives every FSDPModule of a model its coded collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from qsgd_hpc import env
+from qsgd_hpc.compression import Qsgd
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.rules import Rule, as_rules
+from qsgd_hpc.torch.fsdp.collectives import QSGDAllGather, QSGDReduceScatter, ShardedModule, Traffic
+from qsgd_hpc.torch.fsdp.layout import parts_of, sharded_modules
+
+__all__ = ["QuantizedShards", "quantize_fsdp"]
+
+Rules = str | Iterable[Rule | tuple[str, int | str]]
+
+
+class QuantizedShards:
+    """What :func:`quantize_fsdp` has set up: what it has sent, and its place in the noise."""
+
+    def __init__(
+        self,
+        modules: Mapping[str, ShardedModule],
+        gradients: Iterable[Traffic],
+        weights: Iterable[Traffic],
+    ) -> None:
+        self._modules = modules
+        self._gradients = list(gradients)
+        self._weights = list(weights)
+
+    def traffic(self) -> dict[str, int]:
+        """Return the bytes that this rank has handed to others.
+
+        Returns:
+            ``gradients`` and ``weights``, and what they would have been without codes:
+            ``gradients_uncoded`` and ``weights_uncoded``.
+        """
+        kinds = {"gradients": self._gradients, "weights": self._weights}
+        counted = {kind: sum(t.sent for t in them) for kind, them in kinds.items()}
+        plain = {f"{kind}_uncoded": sum(t.uncoded for t in them) for kind, them in kinds.items()}
+        return counted | plain
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the steps of each module: the noise of a training that resumes goes on there.
+
+        Equal on all ranks, and good for any number of them.
+        """
+        return {name: module.steps for name, module in self._modules.items()}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on at saved steps.
+
+        Raises:
+            UsageError: they are those of a model with other modules.
+        """
+        if state.keys() != self._modules.keys():
+            odd = sorted(state.keys() ^ self._modules.keys())
+            raise UsageError(
+                f"quantize_fsdp: the saved state is of other modules: {', '.join(map(repr, odd))} "
+                "are in one and not in the other; call fully_shard on the same modules"
+            )
+        for name, steps in state.items():
+            self._modules[name].steps = steps
+
+
+def quantize_fsdp(
+    model: nn.Module,
+    gradient_bits: int | None = 4,
+    weight_bits: int | None = 8,
+    *,
+    rules: Rules = (),
+    weight_rules: Rules = (),
+    seed: int | None = None,
+    threads: int | None = None,
+    **settings: Any,
+) -> QuantizedShards:
+    """Reduce the gradients and gather the weights of a model under FSDP2 as QSGD codes.
+
+    Call it on every rank, after ``fully_shard`` and before the first step::
+
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        quantize_fsdp(model, gradient_bits=4, weight_bits=8)
+
+    The optimizer goes on with exact shards; what it steps by is the gradient at the coded weights
+    (QSDP: Markov et al., ICML 2023). Vectors and small parameters travel as they are.
+
+    Args:
+        model: or a part of it; every module within that ``fully_shard`` was called on.
+        gradient_bits: per element, sign included, 2 to 8; None leaves gradients as they are. One
+            bit needs error feedback, which would take a float32 copy of the unsharded gradients on
+            each rank: there is none here.
+        weight_bits: the same of the weights.
+        rules: bits of single gradients by name or number of elements, as in "head*=8, *.embed=32".
+        weight_rules: the same of the weights.
+        seed: of the rounding noise, equal on every rank; None takes QSGD_SEED.
+        threads: that code a shard; None takes QSGD_THREADS.
+        **settings: ``bucket_size``, ``norm``, ``rounding``, ``min_elements``, of both; unset,
+            QSGD_* decide.
+    Returns:
+        what counts the bytes, for checkpoints, too.
+    Raises:
+        UsageError: a setting that is out of range, or no module that FSDP2 has sharded.
+    """
+    modules = sharded_modules(model)
+    if not modules:
+        raise UsageError(_no_module(model))
+    gradients = _compression("gradient_bits", gradient_bits, rules, settings)
+    weights = _compression("weight_bits", weight_bits, weight_rules, settings)
+    seed = env.get("QSGD_SEED") if seed is None else seed
+    threads = env.get("QSGD_THREADS") if threads is None else threads
+    shared, reductions, gatherings = {}, [], []
+    for name, module in modules.items():
+        module.reshard()  # parameters that a forward pass has left whole do not say how they lie
+        shared[name] = ShardedModule(name, parts_of(module, name), seed, threads)
+        reduction = QSGDReduceScatter(shared[name], gradients)
+        module.set_custom_reduce_scatter(reduction)
+        reductions.append(reduction)
+        gathering = QSGDAllGather(shared[name], weights)
+        module.set_custom_all_gather(gathering)
+        gatherings.append(gathering)
+    return QuantizedShards(
+        shared, [each.traffic for each in reductions], [each.traffic for each in gatherings]
+    )
+
+
+def _compression(
+    what: str, bits: int | None, rules: Rules, settings: Mapping[str, Any]
+) -> Qsgd | None:
+    if bits is None:
+        return None
+    given: dict[str, Any] = {**settings, "bits": bits}
+    if rules:
+        given["rules"] = rules
+    try:
+        compression = Qsgd(error_feedback=False, nmse_budget=None, **given)
+    except TypeError as error:
+        raise UsageError(
+            f"quantize_fsdp: {error}; it takes bucket_size, norm, rounding and min_elements"
+        ) from None
+    compression.require_fixed_length("quantize_fsdp")
+    if 1 in (bits, *(rule.bits for rule in as_rules(compression.rules))):
+        raise UsageError(
+            f"quantize_fsdp({what}=1): one bit needs error feedback, which FSDP2 leaves no room "
+            "for; choose 2 to 8"
+        )
+    return compression
+
+
+def _no_module(model: nn.Module) -> str:
+    if isinstance(model, FullyShardedDataParallel):
+        return (
+            "quantize_fsdp: FullyShardedDataParallel has no place for codes of one's own; shard "
+            "the model by torch.distributed.fsdp.fully_shard, which is its successor"
+        )
+    return (
+        f"quantize_fsdp: no module of this {type(model).__name__} is sharded; call "
+        "torch.distributed.fsdp.fully_shard on it first"
+    )
