@@ -12,11 +12,27 @@ from typing import Any
 
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["Summary", "TensorTimes", "load", "merge", "summarise"]
+__all__ = [
+    "Event",
+    "Rows",
+    "Span",
+    "Summary",
+    "TensorTimes",
+    "intersection",
+    "load",
+    "merge",
+    "overlap",
+    "rows_of",
+    "spans_of",
+    "summarise",
+    "union",
+]
 
 Event = dict[str, Any]
 Span = tuple[float, float]
 """Begin and end in microseconds."""
+Rows = dict[str, list[Event]]
+"""A rank's events by the name of their row, in order of time."""
 
 
 def load(path: Path) -> list[Event]:
@@ -106,47 +122,52 @@ class Summary:
 
 def summarise(events: Iterable[Event]) -> Summary:
     """Return what each tensor took, and how much of it the program had to wait for."""
-    events = [event for event in events if "pid" in event and "tid" in event]
-    rows: dict[tuple[int, int], str] = {}
-    by_row: dict[tuple[int, int], list[Event]] = defaultdict(list)
-    for event in events:
-        key = event["pid"], event["tid"]
-        if event["ph"] == "M":
-            if event.get("name") == "thread_name":
-                rows[key] = event["args"]["name"]
-        elif "ts" in event:
-            by_row[key].append(event)
-    timed = [event for row in by_row.values() for event in row]
-    summary = Summary(ranks=len({event["pid"] for event in timed}))
+    rows = rows_of(events)
+    timed = [event for rank in rows.values() for row in rank.values() for event in row]
+    summary = Summary(ranks=len(rows))
     if timed:
         first = min(event["ts"] for event in timed)
         summary.span_us = max(event["ts"] + event.get("dur", 0) for event in timed) - first
-    waits = {pid: _union(_spans(by_row.get((pid, _waits(rows, pid)), []))) for pid, _ in by_row}
-    busy: dict[int, list[Span]] = defaultdict(list)
-    for (pid, tid), row in by_row.items():
-        name = rows.get((pid, tid), str(tid))
-        if name in NOT_TENSORS:
-            continue
-        times = summary.tensors.setdefault(name, TensorTimes())
-        busy[pid] += _add_row(times, sorted(row, key=_by_time), waits[pid])
-    summary.waiting_us = sum(end - begin for spans in waits.values() for begin, end in spans)
-    summary.busy_us = sum(end - begin for spans in busy.values() for begin, end in _union(spans))
+    for rank in rows.values():
+        waits = union(spans_of(rank.get("program", ())))
+        busy: list[Span] = []
+        for name, row in rank.items():
+            if name not in NOT_TENSORS:
+                times = summary.tensors.setdefault(name, TensorTimes())
+                busy += _add_row(times, row, waits)
+        summary.waiting_us += sum(end - begin for begin, end in waits)
+        summary.busy_us += sum(end - begin for begin, end in union(busy))
     return summary
 
 
-NOT_TENSORS = ("cycles", "program")
+NOT_TENSORS = ("cycles", "program", "steps")
+
+
+def rows_of(events: Iterable[Event]) -> dict[int, Rows]:
+    """Return the timed events of a file by rank and row."""
+    names: dict[tuple[int, int], str] = {}
+    by_row: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in events:
+        if "pid" not in event or "tid" not in event:
+            continue
+        key = event["pid"], event["tid"]
+        if event["ph"] == "M":
+            if event.get("name") == "thread_name":
+                names[key] = event["args"]["name"]
+        elif "ts" in event:
+            by_row[key].append(event)
+    rows: dict[int, Rows] = defaultdict(dict)
+    for key, row in by_row.items():
+        rows[key[0]][names.get(key, str(key[1]))] = sorted(row, key=_by_time)
+    return rows
 
 
 def _by_time(event: Event) -> float:
     return float(event["ts"])
 
 
-def _waits(rows: dict[tuple[int, int], str], pid: int) -> int:
-    """Return the row in which a rank's program waits, or -1."""
-    return next((tid for (p, tid), name in rows.items() if p == pid and name == "program"), -1)
-
-
-def _spans(events: Iterable[Event]) -> list[Span]:
+def spans_of(events: Iterable[Event]) -> list[Span]:
+    """Return when those events that last began and ended."""
     return [(e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
 
 
@@ -171,11 +192,11 @@ def _add_row(times: TensorTimes, row: Sequence[Event], waits: Sequence[Span]) ->
             times.bits = args["bits"]
             times.wire_bytes += args["wire_bytes"]
             times.working_us += event["dur"]
-            times.exposed_us += _overlap(span, waits)
+            times.exposed_us += overlap(span, waits)
     return spans
 
 
-def _union(spans: Iterable[Span]) -> list[Span]:
+def union(spans: Iterable[Span]) -> list[Span]:
     """Return disjoint spans, in order, that cover the same times."""
     merged: list[Span] = []
     for begin, end in sorted(spans):
@@ -186,7 +207,7 @@ def _union(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
-def _overlap(span: Span, disjoint: Sequence[Span]) -> float:
+def overlap(span: Span, disjoint: Sequence[Span]) -> float:
     """Return how much of a span lies in spans that are in order."""
     covered = 0.0
     for begin, end in disjoint[bisect_left(disjoint, span[0], key=lambda s: s[1]) :]:
@@ -194,3 +215,16 @@ def _overlap(span: Span, disjoint: Sequence[Span]) -> float:
             break
         covered += min(span[1], end) - max(span[0], begin)
     return covered
+
+
+def intersection(a: Sequence[Span], b: Sequence[Span]) -> list[Span]:
+    """Return the times that both cover; each is disjoint and in order."""
+    common = []
+    for begin, end in a:
+        for other in b[bisect_left(b, begin, key=lambda s: s[1]) :]:
+            if other[0] >= end:
+                break
+            low, high = max(begin, other[0]), min(end, other[1])
+            if low < high:
+                common.append((low, high))
+    return common

@@ -1,7 +1,9 @@
-"""``qsgd-hpc timeline``: merge the timelines of several ranks, and sum one up in a table."""
+"""``qsgd-hpc timeline``: where the time went, by step and by tensor; and one file of several."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -9,17 +11,31 @@ from rich.console import Console
 from rich.table import Table
 
 from qsgd_hpc import _trace
+from qsgd_hpc._trace_steps import OTHERS, RankSteps, of_steps
 
 __all__ = ["timeline"]
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.group()
+class _ShowsFiles(click.Group):
+    """Takes what is no verb for a file to show."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands:
+            args = ["show", *args]
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_ShowsFiles)
 def timeline() -> None:
-    """Merge and read timelines, which QSGD_TIMELINE or start_timeline() wrote.
+    """Read and merge timelines, which QSGD_TIMELINE or start_timeline() wrote.
 
     \b
+        qsgd-hpc timeline t.json        where the steps' time went, and which tensors took it
+
     Open a file at https://ui.perfetto.dev to look at it.
     """
 
@@ -40,11 +56,64 @@ def merge(files: tuple[Path, ...], output: Path) -> None:
 @click.argument("file", type=_FILE)
 @click.option("--top", default=20, show_default=True, help="Tensors to list, the busiest first.")
 def show(file: Path, top: int) -> None:
-    """Print which tensors of FILE took how long, and what training waited for."""
-    summary = _trace.summarise(_trace.load(file))
+    """Print where the time of FILE's steps went, and which tensors took how long.
+
+    \b
+    computing    the program waited for no result
+    waiting for  it waited for a tensor that this other rank did not have yet
+    exposed      it waited while its engine was in collectives
+    agreeing     it waited for neither: ranks agreed on what was next
+    These four are the step. Beside them ran
+    hidden       collectives while the program went on
+    coding       of collectives, hidden or not
+    """
+    events = _trace.load(file)
+    summary = _trace.summarise(events)
     console = Console(width=None if Console().is_terminal else 120)
+    if steps := of_steps(events):
+        console.print(_steps_title(steps), highlight=False)
+        console.print(_steps_table(steps))
+        console.print()
     console.print(_table(summary, top))
     console.print(_totals(summary), highlight=False)
+
+
+def _steps_title(ranks: Sequence[RankSteps]) -> str:
+    durations = [duration for rank in ranks for duration in rank.durations_us]
+    count, median_ms = len(ranks[0].durations_us), statistics.median(durations) / 1e3
+    which = (
+        f"one step of {median_ms:.3g} ms"
+        if count == 1
+        else (f"{count} steps of {median_ms:.3g} ms (median)")
+    )
+    return f"{which}; ms of a step, mean:"
+
+
+def _steps_table(ranks: Sequence[RankSteps]) -> Table:
+    table = Table("rank", box=None, pad_edge=False)
+    for heading in ("step", "computing", "exposed", "agreeing", "waiting for", "hidden", "coding"):
+        table.add_column(heading, justify="right")
+    for rank in ranks:
+        count = len(rank.durations_us)
+
+        def cell(time_us: float, count: int = count, step_us: float = rank.steps_us) -> str:
+            return f"{time_us / count / 1e3:.3g} ({_percent(time_us, step_us)})"
+
+        table.add_row(
+            str(rank.rank), f"{rank.steps_us / count / 1e3:.3g}", cell(rank.computing_us),
+            cell(rank.exposed_us), cell(rank.agreeing_us),
+            "\n".join(f"{_who(last)}: {cell(us)}" for last, us in _longest_first(rank)) or "-",
+            cell(rank.hidden_us), cell(rank.coding_us),
+        )  # fmt: skip
+    return table
+
+
+def _longest_first(rank: RankSteps) -> list[tuple[int, float]]:
+    return sorted(rank.absent_us.items(), key=lambda item: -item[1])
+
+
+def _who(rank: int) -> str:
+    return "others" if rank == OTHERS else f"rank {rank}"
 
 
 def _table(summary: _trace.Summary, top: int) -> Table:

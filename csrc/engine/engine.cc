@@ -28,7 +28,11 @@ Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> 
       everyone_(sets_.operations(0)),
       executor_(communicator_, entries_, sets_, abort_,
                 [this](const Work& work) { note_work(work); }),
-      steps_(config_.kept_steps, [this] { return work_so_far(); }),
+      steps_(
+          config_.kept_steps, [this] { return work_so_far(); },
+          [this](uint64_t step, auto begin, auto end) {
+            if (timeline_->on()) timeline_->stepped(step, begin, end);
+          }),
       sent_(std::min(config_.cache_capacity, kMaxBook)),
       heard_(static_cast<size_t>(rank() == 0 ? size() : 0),
              HeardBook(std::min(config_.cache_capacity, kMaxBook))),

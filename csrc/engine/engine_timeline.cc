@@ -62,7 +62,10 @@ void Engine::note_work(const Work& done) {
     work.bits = bits_per_element(response, i, s.args.dtype);
     work.fused = entries.size();
     work.error = outcomes[i].message;
-    if (!response.codings.empty()) work.nmse = reducer.quality().last_nmse(s.name);
+    if (!response.codings.empty()) {
+      work.nmse = reducer.quality().last_nmse(s.name);
+      work.coding_s = share * exchange.coding_s;
+    }
     if (s.kind == OpKind::kAllreduce) {
       work.algorithm = exchange.algorithm;
       work.exchange = exchange.begin;

@@ -20,8 +20,8 @@ StepWork between(const StepWork& from, const StepWork& to) {
 
 }  // namespace
 
-StepClock::StepClock(size_t kept, std::function<StepWork()> read_work)
-    : most_edges_(kept + 1), read_work_(std::move(read_work)) {}
+StepClock::StepClock(size_t kept, std::function<StepWork()> read_work, Observer over)
+    : most_edges_(kept + 1), read_work_(std::move(read_work)), over_(std::move(over)) {}
 
 void StepClock::submitted(const Submission& submission) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -48,6 +48,7 @@ std::pair<const std::string, StepClock::Known>* StepClock::know(const Submission
 
 void StepClock::begin_step(Clock::time_point now) {
   const Edge edge{now, read_work_()};
+  if (over_ && steps_ > 0) over_(steps_, edges_[(steps_ - 1) % most_edges_].at, now);
   const size_t place = steps_++ % most_edges_;
   if (place < edges_.size()) {
     edges_[place] = edge;

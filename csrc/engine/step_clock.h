@@ -47,8 +47,13 @@ struct StepProfile {
 
 class StepClock {
  public:
-  // Keeps the figures of `kept` steps. `read_work` is asked as each begins.
-  StepClock(size_t kept, std::function<StepWork()> read_work);
+  using Clock = std::chrono::steady_clock;
+  // Told of each step that is over: its number, the first being 1, and when it began and ended.
+  using Observer = std::function<void(uint64_t, Clock::time_point, Clock::time_point)>;
+
+  // Keeps the figures of `kept` steps. `read_work` is asked as each begins. Both functions are
+  // called by the thread that submits.
+  StepClock(size_t kept, std::function<StepWork()> read_work, Observer over = {});
 
   // Any thread, as it submits an allreduce whose name comes again.
   void submitted(const Submission& submission);
@@ -56,8 +61,6 @@ class StepClock {
   StepProfile profile() const;
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   struct Edge {
     Clock::time_point at;
     StepWork work;  // until then
@@ -78,6 +81,7 @@ class StepClock {
 
   const size_t most_edges_;
   const std::function<StepWork()> read_work_;
+  const Observer over_;
   mutable std::mutex mutex_;  // guards what follows
   uint64_t steps_ = 0;
   std::vector<Edge> edges_;  // a ring: that at which step s began is at (s - 1) % most_edges_

@@ -10,7 +10,8 @@ namespace {
 
 constexpr uint32_t kProgramRow = 1;  // 0 is no thread to some viewers
 constexpr uint32_t kCyclesRow = 2;
-constexpr uint32_t kFirstTensorRow = 3;
+constexpr uint32_t kStepsRow = 3;
+constexpr uint32_t kFirstTensorRow = 4;
 
 std::string upper(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
@@ -22,6 +23,7 @@ TraceArgs facts_of(const Timeline::Work& work) {
   TraceArgs args;
   args.add("wire_bytes", work.wire_bytes).add("elements", work.elements).add("bits", work.bits);
   args.add("nmse", work.nmse).add("fused", work.fused).add("process_set", work.process_set);
+  if (work.coding_s > 0) args.add("coding_us", 1e6 * work.coding_s);
   if (!work.algorithm.empty()) args.add("algorithm", work.algorithm);
   if (!work.error.empty()) args.add("error", work.error);
   return args;
@@ -37,8 +39,10 @@ void Timeline::start(const std::string& path, bool mark_cycles, Clock::time_poin
   }
   writer_ = std::make_unique<TraceWriter>(path, rank_, zero);
   mark_cycles_ = mark_cycles;
+  zero_ = zero;
   rows_.clear();
   writer_->add({'M', "thread_name", kProgramRow, zero, {}, TraceArgs().add("name", "program")});
+  writer_->add({'M', "thread_name", kStepsRow, zero, {}, TraceArgs().add("name", "steps")});
   if (mark_cycles) {
     writer_->add({'M', "thread_name", kCyclesRow, zero, {}, TraceArgs().add("name", "cycles")});
   }
@@ -109,6 +113,12 @@ void Timeline::done(const Work& work) {
 void Timeline::waited(Clock::time_point since) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (writer_) writer_->add({'X', "WAIT", kProgramRow, since, Clock::now() - since});
+}
+
+void Timeline::stepped(uint64_t step, Clock::time_point begin, Clock::time_point end) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!writer_ || begin < zero_) return;  // of a part of a step nothing can be told
+  writer_->add({'X', "STEP", kStepsRow, begin, end - begin, TraceArgs().add("step", step)});
 }
 
 void Timeline::cycle() {

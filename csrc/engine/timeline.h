@@ -28,6 +28,7 @@ class Timeline {
     uint64_t elements = 0;
     double bits = 0;  // per element on the wire
     double nmse = 0;
+    double coding_s = 0;  // its share of what the reduction spent coding and decoding
     uint64_t fused = 1;
     uint64_t process_set = 0;
     std::string error = {};
@@ -51,6 +52,8 @@ class Timeline {
   void done(const Work& work);
   // The program waited for a result until now.
   void waited(Clock::time_point since);
+  // A training step is over, as StepClock sees them.
+  void stepped(uint64_t step, Clock::time_point begin, Clock::time_point end);
   // The ranks have agreed on what to do next.
   void cycle();
 
@@ -67,6 +70,7 @@ class Timeline {
   std::mutex mutex_;  // guards what follows
   std::unique_ptr<TraceWriter> writer_;
   bool mark_cycles_ = false;
+  Clock::time_point zero_;
   std::unordered_map<std::string, Row> rows_;
 };
 
