@@ -65,6 +65,7 @@ class EngineConfig:
         algorithm: str = "auto",
         threads: int = 1,
         planner: str = "off",
+        segment_elements: int = 0,
         machine: Machine | None = None,
         measure_at_start: bool = False,
         cache_capacity: int = 1024,
@@ -331,6 +332,7 @@ class Engine:
         cycle_time_s: float | None = None,
         algorithm: str | None = None,
         bits: int | None = None,
+        segment_elements: int | None = None,
     ) -> None:
         """Change on rank 0 how later operations are carried out, on all ranks alike.
 
@@ -339,6 +341,7 @@ class Engine:
             cycle_time_s: seconds that rank 0 waits for more tensors to fuse.
             algorithm: of exact or of compressed reductions; the others are by "auto".
             bits: 2, 4 or 8 per element of codes that have a choice, or 32 for none.
+            segment_elements: of a message of compressed reductions, a power of two; 0: by size.
 
         Raises:
             UsageError: another rank, or a value that cannot be carried out here.

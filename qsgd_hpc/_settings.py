@@ -35,6 +35,7 @@ _AGREED = (
     "QSGD_LIFELINE",
     "QSGD_FUSION_BYTES",
     "QSGD_CYCLE_TIME_MS",
+    "QSGD_SEGMENT_ELEMENTS",
     "QSGD_CACHE_CAPACITY",
     "QSGD_STALL_WARNING_S",
     "QSGD_STALL_SHUTDOWN_S",
@@ -99,6 +100,7 @@ def engine_config(
         algorithm=algorithm,
         threads=env.get("QSGD_THREADS"),  # each rank may have its own number
         planner=_planner(settings),
+        segment_elements=settings["QSGD_SEGMENT_ELEMENTS"],
         machine=machine,
         measure_at_start=_measures_at_start(settings),
         measured=measured,

@@ -21,6 +21,7 @@ class Settings:
     cycle_time_ms: float | None = None
     algorithm: str | None = None
     bits: int | None = None
+    segment_elements: int | None = None
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,14 @@ class Space:
         cycle_time_ms: waits for more tensors to fuse.
         algorithms: as QSGD_ALGORITHM names them.
         bits: of compressed gradients.
+        segment_elements: of their messages; 0 is by size.
     """
 
     fusion_mib: tuple[int, int] | tuple[()] = (1, 256)
     cycle_time_ms: tuple[float, ...] = (0.0, 0.5, 1.0, 2.5, 5.0)
     algorithms: tuple[str, ...] = ("auto",)
     bits: tuple[int, ...] = ()
+    segment_elements: tuple[int, ...] = ()
 
 
 def require_optuna() -> None:
@@ -96,6 +99,7 @@ class Search:
             "cycle_time_ms": space.cycle_time_ms,
             "algorithm": space.algorithms,
             "bits": space.bits,
+            "segment_elements": space.segment_elements,
         }
         return {k: v for k, v in found.items() if k == "fusion_mib" or v in allowed.get(k, ())}
 
@@ -120,6 +124,7 @@ class Search:
             choose("cycle_time_ms", space.cycle_time_ms),
             choose("algorithm", space.algorithms),
             choose("bits", space.bits),
+            choose("segment_elements", space.segment_elements),
         )
 
     def tell(self, settings: Settings, speed: float, *, allowed: bool = True) -> None:

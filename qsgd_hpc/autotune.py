@@ -35,10 +35,11 @@ _MEASURED = 3
 _BURSTS = 5  # of gradients that a window holds, at least
 _COLUMNS = (
     "trial", "elapsed_s", "fusion_bytes", "cycle_time_ms", "algorithm", "bits",
-    "gradient_mb_per_s", "nmse", "kept",
+    "segment_elements", "gradient_mb_per_s", "nmse", "kept",
 )  # fmt: skip
 
 TRIED_BITS = (2, 4, 8)
+TRIED_SEGMENTS = (0, 1 << 14, 1 << 16, 1 << 18, 1 << 20)
 
 _tuner: Tuner | None = None
 
@@ -184,6 +185,9 @@ def space_as_set(size: int) -> Space:
         cycle_time_ms=() if env.is_set("QSGD_CYCLE_TIME_MS") else Space.cycle_time_ms,
         algorithms=algorithms,
         bits=TRIED_BITS if budgeted else (),
+        segment_elements=(
+            TRIED_SEGMENTS if coded and not env.is_set("QSGD_SEGMENT_ELEMENTS") else ()
+        ),
     )
 
 
@@ -223,6 +227,7 @@ def _tuner_of(context: Context) -> Tuner:
         env.get("QSGD_CYCLE_TIME_MS"),
         env.get("QSGD_ALGORITHM"),
         bits if bits in (*TRIED_BITS, PLAIN_BITS) else None,
+        env.get("QSGD_SEGMENT_ELEMENTS"),
     )
     kept = load(key)
     search = Search(

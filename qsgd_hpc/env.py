@@ -55,6 +55,13 @@ def _at_least(kind: type[int] | type[float], least: float) -> Callable[[str], An
     return parse
 
 
+def _segment(text: str) -> int:
+    """0, or a power of two from 2 to 2^30."""
+    if not text.strip().isdecimal() or int(text) not in (0, *(1 << n for n in range(1, 31))):
+        raise ValueError("expected a power of two up to 2^30, such as 65536, or 0 (by size)")
+    return int(text)
+
+
 def _bits(text: str) -> int | str:
     """1 to 8, 32, or auto."""
     word = text.strip().lower()
@@ -206,6 +213,11 @@ TABLE: dict[str, Variable] = {
         64 << 20,
         "gradient bytes that one fused reduction may hold",
         (Twin("HOROVOD_FUSION_THRESHOLD"),),
+    ),
+    "QSGD_SEGMENT_ELEMENTS": Variable(
+        _segment,
+        0,
+        "elements that a message of a compressed reduction holds, a power of two; 0: by size",
     ),
     "QSGD_CYCLE_TIME_MS": Variable(
         _at_least(float, 0),

@@ -45,16 +45,17 @@ std::function<void(Argument)> with_gil(py::object callback) {
 
 EngineConfig make_config(uint64_t seed, size_t fusion_bytes, const std::string& nonfinite,
                          const std::string& algorithm, int threads, const std::string& planner,
-                         std::optional<Machine> machine, bool measure_at_start,
-                         size_t cache_capacity, double cycle_time_s, double stall_warning_s,
-                         double stall_shutdown_s, double deadlock_s, size_t kept_steps,
-                         py::object log, py::object measured) {
+                         size_t segment_elements, std::optional<Machine> machine,
+                         bool measure_at_start, size_t cache_capacity, double cycle_time_s,
+                         double stall_warning_s, double stall_shutdown_s, double deadlock_s,
+                         size_t kept_steps, py::object log, py::object measured) {
   EngineConfig config;
   config.seed = seed;
   config.fusion_bytes = fusion_bytes;
   config.nonfinite = parse_nonfinite(nonfinite);
   config.algorithm = parse_algorithm(algorithm);
   config.threads = threads;
+  config.segment = SegmentSize(segment_elements);
   config.planning = parse_planning(planner);
   config.machine = std::move(machine);
   config.measure_at_start = measure_at_start;
@@ -89,8 +90,10 @@ EnginePtr over_threads(const std::shared_ptr<ThreadWorld>& world, int rank, Engi
 }
 
 void tune(Engine& engine, std::optional<size_t> fusion_bytes, std::optional<double> cycle_time_s,
-          const std::optional<std::string>& algorithm, std::optional<int> bits) {
-  Tuning tuning{fusion_bytes, cycle_time_s, std::nullopt, bits};
+          const std::optional<std::string>& algorithm, std::optional<int> bits,
+          std::optional<size_t> segment_elements) {
+  Tuning tuning{fusion_bytes, cycle_time_s, std::nullopt, bits, std::nullopt};
+  if (segment_elements) tuning.segment = SegmentSize(*segment_elements);
   if (algorithm) tuning.algorithm = parse_algorithm(*algorithm);
   engine.tune(tuning);
 }
@@ -194,11 +197,12 @@ void bind_engine(py::module_& m) {
       .def(py::init(&make_config), py::kw_only(), py::arg("seed") = 0,
            py::arg("fusion_bytes") = size_t{64} << 20, py::arg("nonfinite") = "error",
            py::arg("algorithm") = "auto", py::arg("threads") = 1, py::arg("planner") = "off",
-           py::arg("machine") = py::none(), py::arg("measure_at_start") = false,
-           py::arg("cache_capacity") = 1024, py::arg("cycle_time_s") = 0.0,
-           py::arg("stall_warning_s") = 60.0, py::arg("stall_shutdown_s") = 0.0,
-           py::arg("deadlock_s") = 10.0, py::arg("kept_steps") = size_t{65536},
-           py::arg("log") = py::none(), py::arg("measured") = py::none());
+           py::arg("segment_elements") = 0, py::arg("machine") = py::none(),
+           py::arg("measure_at_start") = false, py::arg("cache_capacity") = 1024,
+           py::arg("cycle_time_s") = 0.0, py::arg("stall_warning_s") = 60.0,
+           py::arg("stall_shutdown_s") = 0.0, py::arg("deadlock_s") = 10.0,
+           py::arg("kept_steps") = size_t{65536}, py::arg("log") = py::none(),
+           py::arg("measured") = py::none());
 
   py::class_<ThreadWorld, std::shared_ptr<ThreadWorld>>(m, "ThreadWorld")
       .def(py::init<int>(), py::arg("size"))
@@ -241,7 +245,7 @@ void bind_engine(py::module_& m) {
       .def("aborted", &Engine::aborted)
       .def("tune", &tune, py::kw_only(), py::arg("fusion_bytes") = py::none(),
            py::arg("cycle_time_s") = py::none(), py::arg("algorithm") = py::none(),
-           py::arg("bits") = py::none(),
+           py::arg("bits") = py::none(), py::arg("segment_elements") = py::none(),
            "On rank 0: change how later operations are carried out, on all ranks alike.")
       .def("machine", &Engine::machine, NoGil(),
            "What the planner goes by, or None; waits where it is measured at the start.")

@@ -272,7 +272,8 @@ std::vector<Response> Coordinator::take_ready() {
   if (waits && Seconds(now - ready_since_).count() < *tuning_.cycle_time_s) return {};
   decide_how_they_travel();
   std::vector<Response> responses = ready_.take(*tuning_.fusion_bytes);
-  for (const Response& r : responses) {
+  for (Response& r : responses) {
+    r.segment = *tuning_.segment;
     if (r.set == 0 && !r.codings.empty()) economy_.weigh(r.codings.front(), r.count);
   }
   return responses;

@@ -30,6 +30,7 @@ struct EngineConfig {
   size_t fusion_bytes = size_t{64} << 20;
   NonFinite nonfinite = NonFinite::kError;
   Algorithm algorithm = Algorithm::kAuto;
+  SegmentSize segment;
   int threads = 1;  // that code and reduce, the engine's own among them
   Planning planning = Planning::kOff;
   std::optional<Machine> machine;  // what the planner goes by; measured where nothing is given,

@@ -52,7 +52,8 @@ std::vector<Outcome> Operations::reduce(const Response& response,
   std::vector<Reducer::Item> items;
   for (const Entry* entry : entries) items.push_back({&entry->submission, entry->in, entry->out});
   std::vector<Outcome> outcomes;
-  for (std::string& fault : reducer_.reduce(items, response.codings, algorithm_of(response))) {
+  for (std::string& fault : reducer_.reduce(items, response.codings, algorithm_of(response),
+                                            response.segment.elements())) {
     const ErrorKind kind = fault.empty() ? ErrorKind::kNone : ErrorKind::kNonFinite;
     outcomes.push_back({kind, std::move(fault), {}});
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "collectives/hierarchical.h"
+#include "collectives/segments.h"
 #include "common/kept.h"
 
 namespace qsgd {
@@ -48,8 +49,8 @@ Range Reducer::coded_here(size_t count, uint32_t bucket, uint32_t id, int owners
 }
 
 std::vector<std::string> Reducer::reduce(const std::vector<Item>& items,
-                                         const std::vector<CodecSpec>& codings,
-                                         Algorithm algorithm) {
+                                         const std::vector<CodecSpec>& codings, Algorithm algorithm,
+                                         size_t segment) {
   const bool coded = !codings.empty();
   const Algorithm wanted = is_compressed(algorithm) == coded ? algorithm : Algorithm::kAuto;
   const Algorithm chosen = resolve(communicator_, coded, wanted);
@@ -60,7 +61,11 @@ std::vector<std::string> Reducer::reduce(const std::vector<Item>& items,
   const ReduceArgs& args = items.front().submission->args;
   exchange_.algorithm = args.op == ReduceOp::kAdasum ? "adasum" : name_of(chosen);
   exchange_.begin = std::chrono::steady_clock::now();
-  allreduce(communicator_, tensors, args, coded, chosen, config_.seed);
+  Pipelining pipelining;
+  pipelining.segment = segment;
+  Communicator communicator = communicator_;
+  communicator.pipelining = &pipelining;
+  allreduce(communicator, tensors, args, coded, chosen, config_.seed);
   exchange_.end = std::chrono::steady_clock::now();
   exchange_.coding_s = 0;
   for (const ReduceTensor& tensor : tensors) exchange_.coding_s += tensor.coding_s;

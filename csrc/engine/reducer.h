@@ -44,9 +44,11 @@ class Reducer {
 
   // Reduces fusable items together, in `codings`, one for each or none at all, which may have more
   // bits than they ask for. `algorithm` is for exact or for compressed reductions; others are by
-  // auto. Returns by item the message that it must fail with, or nothing.
+  // auto. Compressed ones send `segment` elements in a message; 0: chosen by size. Returns by item
+  // the message that it must fail with, or nothing.
   std::vector<std::string> reduce(const std::vector<Item>& items,
-                                  const std::vector<CodecSpec>& codings, Algorithm algorithm);
+                                  const std::vector<CodecSpec>& codings, Algorithm algorithm,
+                                  size_t segment);
 
   const Exchange& last_exchange() const { return exchange_; }
   const QualityLog& quality() const { return quality_; }

@@ -61,6 +61,7 @@ void Response::write(Writer& to, NameBook& book) const {
   to.put(set);
   book.write(set, names, lasting, to);
   to.put(algorithm);
+  to.put(segment.log2());
   if (has & kError) {
     to.put(static_cast<uint8_t>(error));
     to.put(message);
@@ -79,6 +80,7 @@ Response Response::read(Reader& from, NameBook& book) {
   r.set = from.get<int32_t>();
   r.names = book.read(r.set, from);
   r.algorithm = from.get<Algorithm>();
+  r.segment = SegmentSize::of_log2(from.get<uint8_t>());
   if (has & kError) {
     r.error = static_cast<ErrorKind>(from.get<uint8_t>());
     r.message = from.text();

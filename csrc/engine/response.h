@@ -9,6 +9,7 @@
 #include "common/bytes.h"
 #include "common/error.h"
 #include "engine/books.h"
+#include "engine/segment_size.h"
 #include "engine/submission.h"
 #include "quant/codec.h"
 
@@ -24,6 +25,7 @@ struct Response {
   // Of each name, or empty where all travel as they are; may have more bits than was asked for.
   std::vector<CodecSpec> codings;
   Algorithm algorithm = Algorithm::kAuto;  // of reductions
+  SegmentSize segment;                     // of their messages, where they are compressed
   std::vector<int64_t> rows;               // of an allgather: what each rank brings
   int64_t value = 0;                       // the answer to what has one
   bool grouped = false;                    // they end together, if need be in failure

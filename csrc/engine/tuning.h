@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "collectives/allreduce.h"
+#include "engine/segment_size.h"
 
 namespace qsgd {
 
@@ -14,12 +15,14 @@ struct Tuning {
   std::optional<double> cycle_time_s;
   std::optional<Algorithm> algorithm;  // of exact or of compressed reductions; others: auto
   std::optional<int> bits;             // of codes that have a choice; 32: none
+  std::optional<SegmentSize> segment;  // of messages of compressed reductions
 
   void update(const Tuning& by) {
     if (by.fusion_bytes) fusion_bytes = by.fusion_bytes;
     if (by.cycle_time_s) cycle_time_s = by.cycle_time_s;
     if (by.algorithm) algorithm = by.algorithm;
     if (by.bits) bits = by.bits;
+    if (by.segment) segment = by.segment;
   }
 };
 

@@ -72,6 +72,14 @@ Submission make_mean(const std::string& name, size_t count, int round) {
 
 // One rank, which submits in an order of its own.
 class Player {
+  static Tuning tuning_of(int round) {
+    Tuning tuning;
+    tuning.fusion_bytes = round % 2 ? size_t{1} << 10 : size_t{64} << 20;
+    tuning.cycle_time_s = 0.0;
+    tuning.segment = SegmentSize(round % 2 ? 1024 : 0);
+    return tuning;
+  }
+
  public:
   Player(Engine& engine) : engine_(engine), order_(static_cast<unsigned>(engine.rank())) {}
 
@@ -87,7 +95,7 @@ class Player {
     await(for_all(OpKind::kBarrier));
     if (size() > 1) use_set(round);
     join_one_by_one();
-    if (rank() == 0) engine_.tune({round % 2 ? size_t{1} << 10 : size_t{64} << 20, 0.0, {}, {}});
+    if (rank() == 0) engine_.tune(tuning_of(round));
   }
 
   // One of several fused tensors holds NaN; it fails, the others do not.

@@ -107,6 +107,23 @@ def test_bits_are_tried_under_a_budget_alone(monkeypatch):
         assert autotune.space_as_set(4).bits == ()
 
 
+def test_segments_are_tried_where_gradients_are_compressed(monkeypatch):
+    assert autotune.space_as_set(4).segment_elements == ()
+    monkeypatch.setenv("QSGD_BITS", "4")
+    space = autotune.space_as_set(4)
+    assert 0 in space.segment_elements
+    search = Search(space, trials=40)
+    tried = set()
+    while not search.finished:
+        settings = search.ask()
+        tried.add(settings.segment_elements)
+        search.tell(settings, 2.0 if settings.segment_elements == 1 << 16 else 1.0)
+    assert tried == set(space.segment_elements)
+    assert search.best.segment_elements == 1 << 16
+    monkeypatch.setenv("QSGD_SEGMENT_ELEMENTS", "65536")
+    assert autotune.space_as_set(4).segment_elements == ()
+
+
 def test_a_missing_optimiser_is_named_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

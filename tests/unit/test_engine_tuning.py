@@ -134,9 +134,34 @@ def test_algorithm_and_bits_change_on_all_ranks_and_owe_nothing_less(op):
     assert np.allclose(results[0][0] + rest, exact, atol=2e-3)
 
 
+@pytest.mark.parametrize("algorithm", ["sra", "sra2d", "allgather", "requantizing_ring"])
+def test_the_segments_of_messages_change_no_bit_of_a_result(algorithm):
+    count, nearest = 200_000, _core.CodecSpec(bits=4, rounding="nearest")
+
+    def program(me):
+        found, bytes_sent = [], []
+        for segment in (0, 1 << 12, 1 << 15, 1 << 30):
+            if me.rank == 0:
+                me.engine.tune(algorithm=algorithm, segment_elements=segment)
+            me.engine.barrier(name=f"tuned.{segment}").wait()
+            before = me.engine.stats()["wire_bytes"]
+            x = np.random.default_rng(me.rank).standard_normal(count).astype(np.float32)
+            me.allreduce("w", x, coding=nearest).wait()
+            found.append(x.tobytes())
+            bytes_sent.append(me.engine.stats()["wire_bytes"] - before)
+        return found, bytes_sent
+
+    results = on_ranks(4, program)
+    assert len({values for found, _ in results for values in found}) == 1
+    for _, bytes_sent in results:  # each message has a header
+        assert bytes_sent[1] > bytes_sent[2] > bytes_sent[3]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        ({"segment_elements": 3000}, "power of two"),
+        ({"segment_elements": 1 << 31}, "power of two"),
         ({"bits": 5}, "2, 4, 8 or 32"),
         ({"algorithm": "shared"}, "shared"),
         ({"algorithm": "x"}, "x"),

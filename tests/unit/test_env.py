@@ -33,6 +33,14 @@ def test_horovods_variable_sets_the_same_thing(variable, twin, text, value):
     assert env.is_set(variable, {twin: text})
 
 
+@pytest.mark.parametrize("text", ["3000", "1", "-2", "2147483648", "64k"])
+def test_segments_are_powers_of_two(text):
+    assert env.get("QSGD_SEGMENT_ELEMENTS", {"QSGD_SEGMENT_ELEMENTS": "65536"}) == 65536
+    assert env.get("QSGD_SEGMENT_ELEMENTS", {}) == 0
+    with pytest.raises(UsageError, match="power of two"):
+        env.get("QSGD_SEGMENT_ELEMENTS", {"QSGD_SEGMENT_ELEMENTS": text})
+
+
 def test_own_variable_wins_over_its_twin():
     both = {"QSGD_CYCLE_TIME_MS": "2", "HOROVOD_CYCLE_TIME": "1"}
     assert env.get("QSGD_CYCLE_TIME_MS", both) == 2.0
