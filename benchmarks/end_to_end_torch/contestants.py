@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import qsgd_hpc.torch as hvd
 from qsgd_hpc.torch.ddp import compress
 
-POWERSGD_RANK = 2
+POWERSGD_RANKS = (1, 2)
 POWERSGD_START = 2  # the first step that may be approximated, with error feedback
 # Its hook starts collectives from callbacks; with two buckets gloo's ranks start them in different
 # orders, and abort on the sizes.
@@ -116,11 +116,14 @@ def _fp16(model: DistributedDataParallel) -> None:
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
 
-def _powersgd(model: DistributedDataParallel) -> None:
-    state = powerSGD_hook.PowerSGDState(
-        None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=POWERSGD_START
-    )
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+def _powersgd(rank: int) -> Callable[[DistributedDataParallel], None]:
+    def register(model: DistributedDataParallel) -> None:
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+    return register
 
 
 def _qsgd(bits: int) -> Callable[[DistributedDataParallel], None]:
@@ -134,7 +137,10 @@ PEERS: dict[str, Make] = {
     ALONE: Contestant,
     "gloo DDP fp32": _ddp(),
     "gloo DDP fp16": _ddp(_fp16),
-    f"gloo DDP PowerSGD {POWERSGD_RANK}": _ddp(_powersgd, POWERSGD_BUCKET_MB),
+    **{
+        f"gloo DDP PowerSGD {rank}": _ddp(_powersgd(rank), POWERSGD_BUCKET_MB)
+        for rank in POWERSGD_RANKS
+    },
 }
 OURS: dict[str, Make] = {
     "engine fp32": _engine(32),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run train.py on 2 and 4 hosts at 1 Gb/s and on 2 ranks in shared memory; write the results.
+"""Run train.py on 2 and 4 hosts at several rates and on 2 ranks in shared memory; keep the results.
 
     benchmarks/end_to_end_torch/run.py --data data
 
@@ -17,7 +17,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
-FOLDERS = {"resnet": "cifar10", "lstm": "ptb"}
+FOLDERS = {"resnet": "cifar10", "lstm": "ptb", "mnist": "mnist"}
+RATES = {"100mbit": "100 Mb/s", "1gbit": "1 Gb/s", "10gbit": "10 Gb/s"}
 
 
 @dataclass(frozen=True)
@@ -27,26 +28,31 @@ class Piece:
     task: str
     ranks: int
     batch: int
-    hosts: bool
+    network: str | None = None
+    """That joins the ranks, each on a host of its own; None: they share one host's memory."""
 
     @property
     def name(self) -> str:
         """Return the stem of its files."""
-        place = "1gbit" if self.hosts else "shared-memory"
+        place = self.network or "shared-memory"
         return f"end-to-end-{self.task}-{self.ranks}-{place}-batch{self.batch}"
 
 
 # Small batches make communication most of a step, large ones little of it.
 PIECES = [
-    Piece("resnet", 2, 2, True), Piece("resnet", 2, 32, True), Piece("resnet", 4, 2, True),
-    Piece("lstm", 2, 4, True), Piece("lstm", 4, 4, True),
-    Piece("resnet", 2, 4, False), Piece("resnet", 2, 32, False), Piece("lstm", 2, 8, False),
+    *(
+        Piece(task, ranks, batch, network)
+        for task, batch in (("mnist", 64), ("resnet", 2), ("resnet", 32), ("lstm", 4))
+        for ranks in (2, 4)
+        for network in RATES
+    ),
+    Piece("mnist", 2, 64), Piece("resnet", 2, 4), Piece("resnet", 2, 32), Piece("lstm", 2, 8),
 ]  # fmt: skip
 
 
 def command(piece: Piece, options: argparse.Namespace) -> list[str]:
     """Return what runs one piece."""
-    place = "hosts at 1 Gb/s" if piece.hosts else "ranks in shared memory"
+    place = f"hosts at {RATES[piece.network]}" if piece.network else "ranks in shared memory"
     train = [
         *(sys.executable, str(HERE / "train.py"), "--task", piece.task),
         *("--batch", str(piece.batch), "--seconds", str(options.seconds)),
@@ -55,7 +61,7 @@ def command(piece: Piece, options: argparse.Namespace) -> list[str]:
     ]
     if options.data:
         train += ["--data", str((options.data / FOLDERS[piece.task]).resolve())]
-    network = ["--network", "1gbit"] if piece.hosts else []
+    network = ["--network", piece.network] if piece.network else []
     run = [sys.executable, "-m", "qsgd_hpc", "run", "-np", str(piece.ranks), *network]
     return [*run, *train]
 
@@ -65,7 +71,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, help="has cifar10 and ptb; default: random data")
+    parser.add_argument(
+        "--data", type=Path, help="has mnist, cifar10 and ptb; default: random data"
+    )
     parser.add_argument("--seconds", type=float, default=90, help="of a piece (default 90)")
     parser.add_argument("--only", metavar="TEXT", default="", help="in the names of pieces to run")
     options = parser.parse_args()

@@ -12,10 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tutorials" / "resnet34_torch"))
+for lesson in ("resnet34_torch", "mnist_torch"):
+    sys.path.insert(0, str(ROOT / "tutorials" / lesson))
 
 import cifar_data  # noqa: E402
+import mnist_data  # noqa: E402
 from resnet import resnet34  # noqa: E402
+from train_mnist import build_model as mnist_network  # noqa: E402
 
 IMAGES = 2000
 WORDS_A_SEQUENCE = 35
@@ -104,6 +107,45 @@ def resnet(folder: Path | None, *, rank: int, ranks: int, batch: int, width: int
         data = cifar_data.load(cifar_data.find(folder), IMAGES)
         images = torch.from_numpy(data.train_images).float() / 127.5 - 1
         labels = torch.from_numpy(data.train_labels)
+    return Task(
+        title=f"ResNet-34 of width {width}, {'CIFAR-10' if folder else 'noise'}",
+        unit="images",
+        units_a_step=batch,
+        build=lambda: resnet34(width),
+        batch=_shuffled(images, labels, rank=rank, ranks=ranks, batch=batch),
+        loss=_cross_entropy,
+        rate=0.02,
+        momentum=0.9,
+        clip=None,
+    )
+
+
+def mnist(folder: Path | None, *, rank: int, ranks: int, batch: int) -> Task:
+    """Return the small convolutional network of the MNIST lesson, on noise without a folder."""
+    if folder is None:
+        generator = torch.Generator().manual_seed(1)
+        images = torch.randn(IMAGES, 1, 28, 28, generator=generator)
+        labels = torch.randint(0, 10, (IMAGES,), generator=generator)
+    else:
+        data = mnist_data.load(folder)
+        images, labels = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)
+    return Task(
+        title=f"CNN, {'MNIST' if folder else 'noise'}",
+        unit="images",
+        units_a_step=batch,
+        build=mnist_network,
+        batch=_shuffled(images, labels, rank=rank, ranks=ranks, batch=batch),
+        loss=_cross_entropy,
+        rate=0.05,
+        momentum=0.9,
+        clip=None,
+    )
+
+
+def _shuffled(
+    images: Tensor, labels: Tensor, *, rank: int, ranks: int, batch: int
+) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Return what gives a rank its share of each step's images, all of them in random order."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(2))
 
     def take(step: int) -> tuple[Tensor, Tensor]:
@@ -111,17 +153,7 @@ def resnet(folder: Path | None, *, rank: int, ranks: int, batch: int, width: int
         chosen = order[torch.arange(at, at + batch) % len(order)]
         return images[chosen], labels[chosen]
 
-    return Task(
-        title=f"ResNet-34 of width {width}, {'CIFAR-10' if folder else 'noise'}",
-        unit="images",
-        units_a_step=batch,
-        build=lambda: resnet34(width),
-        batch=take,
-        loss=_cross_entropy,
-        rate=0.02,
-        momentum=0.9,
-        clip=None,
-    )
+    return take
 
 
 class OneMatrix(nn.Module):

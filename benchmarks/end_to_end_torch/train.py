@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 from contestants import Contestant, assemble
 from report import describe, summarise
-from tasks import Task, bucket, ptb, resnet
+from tasks import Task, bucket, mnist, ptb, resnet
 
 import qsgd_hpc.torch as hvd
 from qsgd_hpc.bench.contestants import start_gloo
 
-BATCH = {"resnet": 4, "lstm": 8, "bucket": 1}
+BATCH = {"resnet": 4, "lstm": 8, "mnist": 64, "bucket": 1}
 
 
 def take_turn(contestant: Contestant, task: Task, steps: int) -> None:
@@ -64,8 +64,8 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", choices=tuple(BATCH), default="resnet")
-    parser.add_argument("--data", type=Path, help="CIFAR-10 or PTB; default: random data")
-    parser.add_argument("--batch", type=int, help="images or sequences a rank (4 or 8)")
+    parser.add_argument("--data", type=Path, help="of the task; default: random data")
+    parser.add_argument("--batch", type=int, help="images or sequences a rank (4, 8 or 64)")
     parser.add_argument("--width", type=int, default=32, help="of ResNet-34; the paper has 64")
     parser.add_argument("--hidden", type=int, default=650, help="size of the LSTM")
     parser.add_argument("--steps", type=int, default=2, help="in a turn (default 2)")
@@ -92,6 +92,8 @@ def main() -> None:
     place = {"rank": hvd.rank(), "ranks": hvd.size(), "batch": args.batch}
     if args.task == "resnet":
         task = resnet(args.data, **place, width=args.width)
+    elif args.task == "mnist":
+        task = mnist(args.data, **place)
     elif args.task == "bucket":
         task = bucket(rank=hvd.rank())
     else:
