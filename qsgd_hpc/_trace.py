@@ -19,6 +19,7 @@ __all__ = [
     "Summary",
     "TensorTimes",
     "intersection",
+    "length",
     "load",
     "merge",
     "overlap",
@@ -135,8 +136,8 @@ def summarise(events: Iterable[Event]) -> Summary:
             if name not in NOT_TENSORS:
                 times = summary.tensors.setdefault(name, TensorTimes())
                 busy += _add_row(times, row, waits)
-        summary.waiting_us += sum(end - begin for begin, end in waits)
-        summary.busy_us += sum(end - begin for begin, end in union(busy))
+        summary.waiting_us += length(waits)
+        summary.busy_us += length(union(busy))
     return summary
 
 
@@ -207,14 +208,14 @@ def union(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
+def length(disjoint: Iterable[Span]) -> float:
+    """Return how much time spans cover that do not overlap."""
+    return sum(end - begin for begin, end in disjoint)
+
+
 def overlap(span: Span, disjoint: Sequence[Span]) -> float:
     """Return how much of a span lies in spans that are in order."""
-    covered = 0.0
-    for begin, end in disjoint[bisect_left(disjoint, span[0], key=lambda s: s[1]) :]:
-        if begin >= span[1]:
-            break
-        covered += min(span[1], end) - max(span[0], begin)
-    return covered
+    return length(intersection([span], disjoint))
 
 
 def intersection(a: Sequence[Span], b: Sequence[Span]) -> list[Span]:

@@ -7,7 +7,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from qsgd_hpc._trace import Event, Rows, Span, intersection, overlap, rows_of, spans_of, union
+from qsgd_hpc._trace import (
+    Event,
+    Rows,
+    Span,
+    intersection,
+    length,
+    overlap,
+    rows_of,
+    spans_of,
+    union,
+)
 
 __all__ = ["RankSteps", "of_steps"]
 
@@ -88,15 +98,15 @@ def _of_rank(
     waited = intersection(waits, whole)
     exposed = intersection(waited, work.collectives)
     told = RankSteps(rank, [end - begin for begin, end in steps])
-    told.computing_us = _length(whole) - _length(waited)
-    told.exposed_us = _length(exposed)
-    told.hidden_us = _length(intersection(work.collectives, whole)) - told.exposed_us
+    told.computing_us = length(whole) - length(waited)
+    told.exposed_us = length(exposed)
+    told.hidden_us = length(intersection(work.collectives, whole)) - told.exposed_us
     idle = _without(waited, exposed)
     for last, spans in _absences(rank, work, judge).items():
         mine = intersection(idle, union(spans))
-        told.absent_us[last] += _length(mine)
+        told.absent_us[last] += length(mine)
         idle = _without(idle, mine)
-    told.agreeing_us = _length(idle)
+    told.agreeing_us = length(idle)
     told.coding_us = sum(
         coding * overlap(span, whole) / (span[1] - span[0]) for span, coding in work.coding
     )
@@ -156,10 +166,6 @@ def _negotiations(row: Sequence[Event]) -> list[_Negotiation]:
             found.append(_Negotiation((begun, event["ts"]), last))
             begun = None
     return found
-
-
-def _length(disjoint: Iterable[Span]) -> float:
-    return sum(end - begin for begin, end in disjoint)
 
 
 def _without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
