@@ -16,7 +16,7 @@ import torch.distributed as dist
 from qsgd_hpc import _core, gpu
 from qsgd_hpc.compression import Lossy, Qsgd
 from qsgd_hpc.rules import as_rules
-from qsgd_hpc.torch._renamed import all_gather_single
+from qsgd_hpc.torch._groups import all_gather_single, why_not_carried
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
 from qsgd_hpc.torch.ddp.plan import Place, bucket_tensor
 from qsgd_hpc.torch.ops._tensors import name_of
@@ -39,11 +39,7 @@ def serves(flat: torch.Tensor, compression: Lossy, group: Any) -> str | None:
     rules = [rule.bits for rule in as_rules(compression.rules)]
     if min([compression.coding().spec.bits, *rules]) < FEWEST_BITS:
         return None
-    try:
-        group._get_backend(flat.device)
-    except RuntimeError:
-        return None
-    return library
+    return library if why_not_carried(group, flat.device) is None else None
 
 
 class Queue:

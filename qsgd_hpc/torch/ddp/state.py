@@ -12,6 +12,7 @@ from qsgd_hpc import _core, env
 from qsgd_hpc.compression import KINDS, Lossy
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import Rule
+from qsgd_hpc.torch._groups import why_not_carried
 from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan, serves
 from qsgd_hpc.torch.ddp.memory import Memory
 from qsgd_hpc.torch.ddp.pipeline import Job, Pipeline
@@ -206,14 +207,12 @@ class QSGDState:
 
 
 def _check_carrier(group: Any) -> None:
-    try:
-        group._get_backend(torch.device("cpu"))
-    except RuntimeError as error:
+    if (reason := why_not_carried(group, torch.device("cpu"))) is not None:
         raise UsageError(
             "QSGDState: codes travel between hosts' memories, which this process group does not "
-            f"carry ({error}). Call init_process_group() without a backend, or with "
+            f"carry ({reason}). Call init_process_group() without a backend, or with "
             "'cpu:gloo,cuda:nccl'; or give QSGDState a group of backend='gloo' over the same ranks"
-        ) from None
+        )
 
 
 def _compression(

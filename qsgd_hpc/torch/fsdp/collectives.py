@@ -16,7 +16,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 
 from qsgd_hpc.compression import FLOATING, Lossy
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.torch._renamed import all_gather_single, reduce_scatter_single
+from qsgd_hpc.torch._groups import all_gather_single, reduce_scatter_single, why_not_carried
 from qsgd_hpc.torch.fsdp.codec import Key, ShardCodec
 from qsgd_hpc.torch.fsdp.layout import Part
 from qsgd_hpc.torch.ops._tensors import name_of
@@ -81,8 +81,17 @@ class ShardedModule:
         return Key(self.seed, self.steps, rank, stream)
 
 
-class _Allocating:
-    """Memory as torch's own collectives give it."""
+class _Coded:
+    """What both collectives of a module have; memory is as torch's own collectives give it.
+
+    Args:
+        compression: None leaves as it is what travels.
+    """
+
+    def __init__(self, module: ShardedModule, compression: Lossy | None) -> None:
+        self._module = module
+        self._compression = compression
+        self.traffic = Traffic()
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
@@ -91,17 +100,8 @@ class _Allocating:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class QSGDReduceScatter(_Allocating, ReduceScatter):
-    """Sums or averages gradients; every rank sends each owner its codes of the owner's shard.
-
-    Args:
-        compression: None leaves gradients as they are.
-    """
-
-    def __init__(self, module: ShardedModule, compression: Lossy | None) -> None:
-        self._module = module
-        self._compression = compression
-        self.traffic = Traffic()
+class QSGDReduceScatter(_Coded, ReduceScatter):
+    """Sums or averages gradients; every rank sends each owner its codes of the owner's shard."""
 
     def __call__(
         self,
@@ -156,19 +156,11 @@ class QSGDReduceScatter(_Allocating, ReduceScatter):
         self._count(output, codec.bytes, group)
 
 
-class QSGDAllGather(_Allocating, AllGather):
+class QSGDAllGather(_Coded, AllGather):
     """Gathers weights as codes; every rank takes its own from its codes, too, so all agree.
 
     The shards that the optimizer works on stay exact.
-
-    Args:
-        compression: None leaves weights as they are.
     """
-
-    def __init__(self, module: ShardedModule, compression: Lossy | None) -> None:
-        self._module = module
-        self._compression = compression
-        self.traffic = Traffic()
 
     def __call__(
         self,
@@ -248,11 +240,7 @@ def _exchange(
 def _carrier(device: torch.device, group: dist.ProcessGroup) -> torch.device:
     """Return whose memory the group carries: the host's, where messages are made, or a device's."""
     host = torch.device("cpu")
-    try:
-        group._get_backend(host)
-    except RuntimeError:
-        return device
-    return host
+    return host if why_not_carried(group, host) is None else device
 
 
 def _bytes(tensor: torch.Tensor) -> int:
