@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tests.gpu.memory import has_device
+
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
@@ -59,6 +61,17 @@ class Torch:
 
     def dtype(self, tensor: Any) -> str:
         return str(tensor.dtype).removeprefix("torch.")
+
+
+class TorchOnDevice(Torch):
+    """PyTorch, with tensors on a GPU."""
+
+    def tensor(self, values: Any, dtype: str) -> Any:
+        return super().tensor(values, dtype).to("cuda")
+
+    def array(self, tensor: Any) -> np.ndarray:
+        assert tensor.is_cuda, "a result has left the GPU"
+        return super().array(tensor.cpu())
 
 
 class Numpy:
@@ -239,5 +252,7 @@ ADAPTERS = {
     "jax": Jax,
     "jax.jit": JaxJit,
 }
+if has_device():
+    ADAPTERS["torch.cuda"] = TorchOnDevice
 if find_spec("mxnet"):  # in an environment of its own, without the others
     ADAPTERS["mxnet"] = MXNet

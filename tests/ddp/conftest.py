@@ -7,13 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from tests.ddp.ranks import Ranks
+from tests.gpu.memory import has_device
 
 pytest.importorskip("torch")
+PLACES = ["host", *(["device"] if has_device() else [])]
 
 
-@pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+@pytest.fixture(scope="session", params=PLACES)
+def ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ranks]:
     """Yield processes that run functions together; they must end cleanly."""
-    together = Ranks(tmp_path_factory.mktemp("ranks"))
+    together = Ranks(tmp_path_factory.mktemp("ranks"), request.param)
     yield together
     assert together.close() == [0, 0, 0, 0]

@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from qsgd_hpc.torch.ddp import QSGDState, compress
+from tests.ddp.ranks import here
 
 
 def mlp(seed: int = 0) -> nn.Module:
     """Return a model with matrices above min_elements, and vectors."""
     torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Linear(40, 100), nn.Tanh(), nn.Linear(100, 60), nn.Tanh(), nn.Linear(60, 9)
-    )
+    layers = (nn.Linear(40, 100), nn.Tanh(), nn.Linear(100, 60), nn.Tanh(), nn.Linear(60, 9))
+    return nn.Sequential(*layers).to(here())
 
 
 def wrapped(
@@ -35,7 +35,8 @@ def wrapped(
 
 def batch(rank: int, step: int, count: int = 8) -> torch.Tensor:
     """Return inputs that differ by rank and step."""
-    return torch.randn(count, 40, generator=torch.Generator().manual_seed(1000 * step + rank))
+    numbers = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(count, 40, generator=numbers).to(here())
 
 
 def train(model: nn.Module, rank: int, steps: range, lr: float = 0.05) -> None:
@@ -49,7 +50,7 @@ def train(model: nn.Module, rank: int, steps: range, lr: float = 0.05) -> None:
 
 def bytes_of(model: nn.Module) -> bytes:
     """Return all parameters, bit by bit."""
-    return b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    return b"".join(p.detach().cpu().numpy().tobytes() for p in model.parameters())
 
 
 def gradient(model: nn.Module) -> torch.Tensor:

@@ -1,30 +1,40 @@
-"""Ranks of torch.distributed over gloo that stay for all tests: starting them takes seconds."""
+"""Ranks of torch.distributed that stay for all tests: starting them takes seconds."""
 
 from __future__ import annotations
 
 import datetime
 import functools
 import multiprocessing as mp
+import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 SIZE = 4
+BACKENDS = {"host": "gloo", "device": "cpu:gloo,cuda:nccl"}
 PRELOAD = ["torch.distributed", "torch._dynamo", "qsgd_hpc.torch.ddp", "tests.ddp.ranks"]
 
 
 class Ranks:
-    """SIZE processes that run functions together."""
+    """SIZE processes that run functions together.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        place: "host", or "device" for ranks that compute on GPUs and share them where there are
+            fewer.
+    """
+
+    def __init__(self, folder: Path, place: str = "host") -> None:
+        self.place = place
         # Modules are loaded once, in the server that the ranks are forked from.
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         self._pipes, self._processes = [], []
         for rank in range(SIZE):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, str(folder / "store"), there))
+            process = context.Process(
+                target=_serve, args=(rank, place, str(folder / "store"), there)
+            )
             process.start()
             self._pipes.append(here)
             self._processes.append(process)
@@ -53,13 +63,33 @@ class Ranks:
         return [process.exitcode for process in self._processes]
 
 
-def _serve(rank: int, store: str, pipe: Any) -> None:
+def here() -> Any:
+    """Return the device that this process keeps its tensors on."""
+    import torch
+
+    return torch.device(os.environ.get("RANKS_DEVICE", "cpu"))
+
+
+def _take_device(rank: int) -> None:
+    import torch
+
+    number = rank % torch.cuda.device_count()
+    torch.cuda.set_device(number)
+    os.environ["RANKS_DEVICE"] = f"cuda:{number}"
+    if torch.cuda.device_count() < SIZE:
+        # NCCL takes no GPU twice on one host. On a host each, ranks meet over sockets.
+        os.environ.update(NCCL_HOSTID=f"host-{rank}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
+
+
+def _serve(rank: int, place: str, store: str, pipe: Any) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if place == "device":
+        _take_device(rank)
     dist.init_process_group(
-        "gloo",
+        BACKENDS[place],
         init_method=f"file://{store}",
         rank=rank,
         world_size=SIZE,

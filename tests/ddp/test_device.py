@@ -1,4 +1,4 @@
-"""The hook's path on GPUs, over the kernels' twin: the same code, with gloo in NCCL's place."""
+"""The hook's path on GPUs, over NCCL; and over the kernels' twin, with gloo in NCCL's place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qsgd_hpc.torch.ddp import QSGDState, compress
 from qsgd_hpc.torch.ddp.device import serves
 from tests import reference
 from tests.ddp.models import batch, bytes_of, exact_mean, gradient, mlp, train, wrapped
-from tests.ddp.ranks import Ranks
+from tests.ddp.ranks import Ranks, here
 from tests.ddp.test_hook import BOUNDS
 from tests.gpu.twin import compile_twin
 
@@ -30,6 +30,12 @@ from tests.gpu.twin import compile_twin
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(compile_twin(tmp_path_factory.mktemp("twin")))
+
+
+@pytest.fixture
+def library(request: pytest.FixtureRequest, ranks: Ranks) -> str:
+    """The kernels that read the memory of the ranks."""
+    return str(request.getfixturevalue("twin") if ranks.place == "host" else gpu.library())
 
 
 @contextmanager
@@ -54,15 +60,15 @@ def reduced(group: dist.ProcessGroup, bits: int, settings: dict[str, Any]) -> An
         float((g.flatten() - w).square().sum() / w.square().sum())
         for g, w in zip(grads, wanted, strict=True)
     ]
-    return gradient(model).numpy().tobytes(), errors
+    return gradient(model).cpu().numpy().tobytes(), errors
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_matrices_are_as_close_as_two_codes_allow_and_vectors_exact(
-    ranks: Ranks, twin: str, size: int, bits: int
+    ranks: Ranks, library: str, size: int, bits: int
 ) -> None:
-    answers = ranks.run(on_device, twin, reduced, bits, {"error_feedback": False}, size=size)
+    answers = ranks.run(on_device, library, reduced, bits, {"error_feedback": False}, size=size)
     assert len({grads for grads, _ in answers}) == 1, "replicas differ"
     for errors in (errors for _, errors in answers):
         for matrix in errors[:4:2]:  # the last matrix is below min_elements
@@ -71,12 +77,16 @@ def test_matrices_are_as_close_as_two_codes_allow_and_vectors_exact(
         assert max(errors[1::2] + errors[4:]) < 1e-10
 
 
-def test_rules_by_name_choose_bits(ranks: Ranks, twin: str) -> None:
+def test_rules_by_name_choose_bits(ranks: Ranks, library: str) -> None:
     rules = {"rules": "2.weight=3, 0.weight=8", "error_feedback": False}
-    for _, errors in ranks.run(on_device, twin, reduced, 2, rules, size=3):
+    for _, errors in ranks.run(on_device, library, reduced, 2, rules, size=3):
         assert 1e-7 < errors[0] <= BOUNDS[8]
         assert errors[2] > 100 * errors[0]
         assert max(errors[1:2] + errors[3:]) < 1e-10
+
+
+def one_tensors_input(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(3000, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
 def one_tensor(group: dist.ProcessGroup, steps: int) -> list[bytes]:
@@ -85,22 +95,18 @@ def one_tensor(group: dist.ProcessGroup, steps: int) -> list[bytes]:
     parameter = torch.nn.Parameter(torch.zeros(50, 60))
     results = []
     for step in range(steps):
-        generator = torch.Generator().manual_seed(100 * step + group.rank())
-        flat = torch.randn(3000, generator=generator)
+        flat = one_tensors_input(step, group.rank()).to(here())
         bucket = mock.Mock()
         bucket.buffer.return_value = flat
         bucket.parameters.return_value = [parameter]
-        results.append(state.reduce(bucket).wait().numpy().tobytes())
+        results.append(state.reduce(bucket).wait().cpu().numpy().tobytes())
     return results
 
 
 def by_definition(size: int, step: int) -> NDArray[np.float32]:
     """Return the same by numpy: a scatter-reduce of codes, and an allgather of the owners'."""
     count, bucket, name = 3000, 128, zlib.crc32(b"0")  # "0": the first parameter
-    xs = [
-        torch.randn(count, generator=torch.Generator().manual_seed(100 * step + rank)).numpy()
-        for rank in range(size)
-    ]
+    xs = [one_tensors_input(step, rank).numpy() for rank in range(size)]
 
     def sent(x: NDArray[np.float32], rank: int, phase: int) -> NDArray[np.float32]:
         scales, codes = reference.quantise(
@@ -122,8 +128,8 @@ def by_definition(size: int, step: int) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_every_bit_is_that_of_the_definition(ranks: Ranks, twin: str, size: int) -> None:
-    for results in ranks.run(on_device, twin, one_tensor, 3, size=size):
+def test_every_bit_is_that_of_the_definition(ranks: Ranks, library: str, size: int) -> None:
+    for results in ranks.run(on_device, library, one_tensor, 3, size=size):
         for step, result in enumerate(results):
             np.testing.assert_array_equal(
                 np.frombuffer(result, dtype=np.float32), by_definition(size, step)
@@ -139,9 +145,9 @@ def trained(group: dist.ProcessGroup, bits: int, steps: int, settings: dict[str,
 
 @pytest.mark.parametrize("bits", [8, 2])
 def test_training_with_error_feedback_stays_equal_and_learns(
-    ranks: Ranks, twin: str, bits: int
+    ranks: Ranks, library: str, bits: int
 ) -> None:
-    answers = ranks.run(on_device, twin, trained, bits, 30, {}, size=2)
+    answers = ranks.run(on_device, library, trained, bits, 30, {}, size=2)
     exact = ranks.run(trained, 8, 30, {"start_step": 1000}, size=2)
     assert answers[0][0] == answers[1][0], "replicas differ"
     assert answers[0][1] == pytest.approx(exact[0][1], rel=0.1)
@@ -158,9 +164,9 @@ def resumed(group: dist.ProcessGroup, stop: int) -> bytes:
     return bytes_of(again.module)
 
 
-def test_a_saved_state_goes_on_bit_for_bit(ranks: Ranks, twin: str) -> None:
-    wanted = ranks.run(on_device, twin, trained, 2, 8, {}, size=2)
-    assert ranks.run(on_device, twin, resumed, 4, size=2) == [bits for bits, _ in wanted]
+def test_a_saved_state_goes_on_bit_for_bit(ranks: Ranks, library: str) -> None:
+    wanted = ranks.run(on_device, library, trained, 2, 8, {}, size=2)
+    assert ranks.run(on_device, library, resumed, 4, size=2) == [bits for bits, _ in wanted]
 
 
 def spoilt(group: dist.ProcessGroup) -> list[list[bool]]:
@@ -175,8 +181,8 @@ def spoilt(group: dist.ProcessGroup) -> list[list[bool]]:
     return finite
 
 
-def test_nan_of_one_rank_reaches_all_and_is_not_fed_back(ranks: Ranks, twin: str) -> None:
-    assert ranks.run(on_device, twin, spoilt, size=2) == [[[False] * 6, [True] * 6]] * 2
+def test_nan_of_one_rank_reaches_all_and_is_not_fed_back(ranks: Ranks, library: str) -> None:
+    assert ranks.run(on_device, library, spoilt, size=2) == [[[False] * 6, [True] * 6]] * 2
 
 
 def of_type(group: dist.ProcessGroup, dtype: torch.dtype) -> tuple[bytes, float]:
@@ -185,12 +191,12 @@ def of_type(group: dist.ProcessGroup, dtype: torch.dtype) -> tuple[bytes, float]
     model(batch(group.rank(), 0).to(dtype)).float().square().mean().backward()
     mean = exact_mean(group, 0)
     error = (gradient(model.module).double() - mean).square().sum() / mean.square().sum()
-    return gradient(model.module).float().numpy().tobytes(), float(error)
+    return gradient(model.module).float().cpu().numpy().tobytes(), float(error)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_types(ranks: Ranks, twin: str, dtype: torch.dtype) -> None:
-    answers = ranks.run(on_device, twin, of_type, dtype, size=2)
+def test_other_types(ranks: Ranks, library: str, dtype: torch.dtype) -> None:
+    answers = ranks.run(on_device, library, of_type, dtype, size=2)
     assert answers[0][0] == answers[1][0]
     assert answers[0][1] < 2e-3
 

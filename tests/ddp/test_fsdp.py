@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.torch.fsdp import quantize_fsdp
 from tests.ddp.models import batch, mlp
-from tests.ddp.ranks import Ranks
+from tests.ddp.ranks import Ranks, here
 
 # The largest variance of one code, relative to what is coded: QSGD.md, "Error of the mean".
 BOUNDS = {8: 4.9e-4, 4: 0.154}
@@ -43,12 +43,12 @@ def net() -> Net:
     model = Net()
     nn.init.normal_(model.body[1].weight)  # else ones and zeros, which any code keeps
     nn.init.normal_(model.body[1].bias)
-    return model
+    return model.to(here())
 
 
 def sharded(group: dist.ProcessGroup, **options: Any) -> Net:
     model = net()
-    mesh = DeviceMesh.from_group(group, "cpu")
+    mesh = DeviceMesh.from_group(group, here().type)
     fully_shard(model.body, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options)
     return model
@@ -138,7 +138,7 @@ def seen_weights(group: dist.ProcessGroup, bits: int) -> Any:
         {n: w.double() for n, w in first.items()},
         {n: p.detach().double() for n, p in net().named_parameters()},
     )
-    return errors, at_codes, b"".join(w.numpy().tobytes() for w in first.values())
+    return errors, at_codes, b"".join(w.cpu().numpy().tobytes() for w in first.values())
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.torch.ddp import QSGDState, compress, qsgd_hook
 from tests.ddp.models import batch, bytes_of, exact_mean, gradient, mlp, train, wrapped
-from tests.ddp.ranks import Ranks
+from tests.ddp.ranks import Ranks, here
 
 
 def reduced(group: dist.ProcessGroup, bits: int, settings: dict[str, Any]) -> Any:
@@ -27,7 +27,7 @@ def reduced(group: dist.ProcessGroup, bits: int, settings: dict[str, Any]) -> An
         float((g.flatten() - w).square().sum() / w.square().sum())
         for g, w in zip(grads, wanted, strict=True)
     ]
-    return gradient(model).numpy().tobytes(), errors
+    return gradient(model).cpu().numpy().tobytes(), errors
 
 
 # Twice the variance of one code, of the worst of these distributions: QSGD.md, "Error of the mean".
@@ -86,7 +86,7 @@ def half_gradients(group: dist.ProcessGroup, dtype: torch.dtype) -> tuple[bytes,
     got = gradient(model)
     assert got.dtype == dtype
     error = (got.double() - exact).square().sum() / exact.square().sum()
-    return got.view(torch.uint8).numpy().tobytes(), float(error)
+    return got.view(torch.uint8).cpu().numpy().tobytes(), float(error)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -100,12 +100,12 @@ def test_gradients_of_other_types_are_averaged(ranks: Ranks, dtype: torch.dtype)
 def infinite_gradient(group: dist.ProcessGroup) -> tuple[list[bool], bool, bytes]:
     model, state = wrapped(group, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler(here().type, init_scale=1024.0)
     state.scaler = scaler
     applied = []
     for step in range(4):
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(here().type, dtype=torch.bfloat16):
             loss = model(batch(group.rank(), step)).float().square().mean()
         if step == 1 and group.rank() == 1:
             loss = loss * float("inf")
@@ -131,10 +131,10 @@ def test_infinity_on_one_rank_skips_the_step_on_all_and_leaves_residuals_finite(
 
 def sparse_embedding(group: dist.ProcessGroup) -> torch.Tensor:
     torch.manual_seed(0)
-    table = nn.Embedding(50, 40, sparse=True)
+    table = nn.Embedding(50, 40, sparse=True).to(here())
     model = DistributedDataParallel(table, process_group=group)
     model.register_comm_hook(QSGDState(group), qsgd_hook)
-    model(torch.tensor([group.rank(), 7])).sum().backward()
+    model(torch.tensor([group.rank(), 7], device=here())).sum().backward()
     return table.weight.grad.to_dense()[:, 0].tolist()
 
 

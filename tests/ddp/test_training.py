@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.torch.ddp import compress
 from tests.ddp.models import batch, bytes_of, mlp, train, wrapped
-from tests.ddp.ranks import Ranks
+from tests.ddp.ranks import Ranks, here
 
 
 def ten_steps(group: dist.ProcessGroup, options: dict[str, Any]) -> bytes:
@@ -52,7 +52,8 @@ class Branches(nn.Module):
 
 
 def unused(group: dist.ProcessGroup) -> tuple[bytes, bool]:
-    model = DistributedDataParallel(Branches(), process_group=group, find_unused_parameters=True)
+    branches = Branches().to(here())
+    model = DistributedDataParallel(branches, process_group=group, find_unused_parameters=True)
     compress(model, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for step in range(4):
@@ -62,7 +63,7 @@ def unused(group: dist.ProcessGroup) -> tuple[bytes, bool]:
         ).square().mean().backward()
         optimizer.step()
         if step == 1:
-            untouched = torch.equal(Branches().ways[1].weight, model.module.ways[1].weight)
+            untouched = torch.equal(Branches().ways[1].weight, branches.ways[1].weight.cpu())
     return bytes_of(model), untouched
 
 
@@ -78,7 +79,7 @@ def accumulated(group: dist.ProcessGroup) -> tuple[bytes, int]:
         with model.no_sync():
             model(batch(group.rank(), 2 * step)).square().mean().backward()
         model(batch(group.rank(), 2 * step + 1)).square().mean().backward()
-    grads = b"".join(p.grad.numpy().tobytes() for p in model.parameters())
+    grads = b"".join(p.grad.cpu().numpy().tobytes() for p in model.parameters())
     return grads, state.state_dict()["parameters"]["0.weight"]["steps"]
 
 
@@ -159,7 +160,7 @@ def applied(group: dist.ProcessGroup, saved: Any, steps: int) -> tuple[Any, Any]
         model.zero_grad()
         model(batch(0, 0)).square().mean().backward()  # the same on all ranks
         total = total + model.module[0].weight.grad.double()
-    return total, state.global_state_dict()
+    return total.cpu(), state.global_state_dict()
 
 
 def test_what_a_run_owes_is_paid_on_another_number_of_ranks(ranks: Ranks) -> None:
@@ -225,8 +226,8 @@ def test_compiled_models_train(ranks: Ranks) -> None:
 
 def learned(group: dist.ProcessGroup, bits: int | None, seed: int) -> float:
     torch.manual_seed(seed)
-    way = torch.randn(40, 9, generator=torch.Generator().manual_seed(7))
-    module = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 9))
+    way = torch.randn(40, 9, generator=torch.Generator().manual_seed(7)).to(here())
+    module = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 9)).to(here())
     model = DistributedDataParallel(module, process_group=group)
     if bits is not None:
         compress(model, bits, seed=seed)

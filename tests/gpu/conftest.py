@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from qsgd_hpc import gpu
+from tests.gpu.memory import DeviceMemory, HostMemory, has_device
 from tests.gpu.twin import Kernels, compile_twin
 
 
@@ -12,6 +14,9 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_twin(tmp_path_factory.mktemp("twin"))
 
 
-@pytest.fixture(scope="session")
-def kernels(twin: Path) -> Kernels:
-    return Kernels(twin)
+@pytest.fixture(scope="session", params=["twin", *(["device"] if has_device() else [])])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    """The kernels on the CPU, and where there is a GPU, on it."""
+    if request.param == "twin":
+        return Kernels(request.getfixturevalue("twin"), HostMemory())
+    return Kernels(Path(gpu.library()), DeviceMemory())

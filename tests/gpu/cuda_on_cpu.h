@@ -19,6 +19,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
 #define __shared__ static  // blocks run one after the other
 #define __launch_bounds__(threads)
 
@@ -141,6 +142,15 @@ inline float __uint_as_float(uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);
   return x;
+}
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+  const uint64_t both = uint64_t{y} << 32 | x;
+  uint32_t result = 0;
+  for (int byte = 0; byte < 4; ++byte) {
+    const uint32_t from = selector >> (4 * byte) & 7u;
+    result |= static_cast<uint32_t>(both >> (8 * from) & 0xffu) << (8 * byte);
+  }
+  return result;
 }
 inline void atomicOr(uint32_t* to, uint32_t bits) { *to |= bits; }
 

@@ -1,4 +1,7 @@
-"""The GPU kernels, compiled for the CPU: the same source, run thread by thread on host memory."""
+"""The GPU kernels' entry points over numpy arrays: of a device's library, or of the twin.
+
+The twin is the same source compiled for the CPU, run thread by thread on host memory.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests import reference
+from tests.gpu.memory import Memory
 
 ROOT = Path(__file__).parents[2]
 KEY = {"seed": (7 << 32) + 5, "tensor": 9, "step": 11, "rank": 3}
@@ -120,20 +124,20 @@ class Part:
     residual: NDArray[np.float32] | None = None
     owner_residual: NDArray[np.float32] | None = None
 
-    def addresses(self) -> list[int]:
+    def addresses(self, memory: Memory) -> list[int]:
         both = (self.residual, self.owner_residual)
-        return [0 if r is None else r.ctypes.data for r in both]
+        return [0 if r is None else memory.address(r) for r in both]
 
 
 class Kernels:
-    """The library's entry points over numpy arrays."""
+    """The library's entry points over numpy arrays, which ``memory`` shows to it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, memory: Memory) -> None:
         library = c.CDLL(str(path))
         library.qsgd_gpu_library.restype = c.POINTER(_Table)
         self.table = library.qsgd_gpu_library().contents
         self.nonfinite = np.zeros(1, dtype=np.uint32)
-        self._kept: Any = None
+        self._memory = memory
 
     def encode(
         self,
@@ -149,7 +153,8 @@ class Kernels:
         """Return the message of these parts of x; by default of all of it."""
         message, run = self._message(x, code, parts, dtype)
         draw = self._draw(rank, phase, later)
-        self._check(self.table.encode(x.ctypes.data, run, draw, message.ctypes.data, None))
+        place = self._memory.address
+        self._check(self.table.encode(place(x), run, draw, place(message), None))
         return message
 
     def decode(
@@ -162,11 +167,13 @@ class Kernels:
         dtype: str = "",
     ) -> None:
         run = self._run(out, code, parts, dtype)
-        self._check(self.table.decode(message.ctypes.data, run, out.ctypes.data, None))
+        place = self._memory.address
+        self._check(self.table.decode(place(message), run, place(out), None))
 
     def decode_add(self, message: Bytes, total: NDArray[np.float32], code: Code) -> None:
         run = self._run(total, code, (), "")
-        self._check(self.table.decode_add(message.ctypes.data, run, total.ctypes.data, None))
+        place = self._memory.address
+        self._check(self.table.decode_add(place(message), run, place(total), None))
 
     def sum_encode(
         self,
@@ -181,13 +188,12 @@ class Kernels:
     ) -> Bytes:
         """Code the sum as rank `own` would; row r of `messages` is rank r's."""
         message, run = self._message(x, code, parts, "")
+        place = self._memory.address
         addends = Addends(
-            messages.ctypes.data, messages.strides[0], len(messages), own, c.c_float(factor)
+            place(messages), messages.strides[0], len(messages), own, c.c_float(factor)
         )
         draw = self._draw(rank, 2, None)
-        self._check(
-            self.table.sum_encode(addends, x.ctypes.data, run, draw, message.ctypes.data, None)
-        )
+        self._check(self.table.sum_encode(addends, place(x), run, draw, place(message), None))
         return message
 
     def _message(
@@ -212,27 +218,25 @@ class Kernels:
                     part.message_at,
                     codes_at,
                     buckets,
-                    *part.addresses(),
+                    *part.addresses(self._memory),
                 )
             )
             buckets += -(-part.count // code.bucket)
         if parts:
-            self._kept = (Piece * len(pieces))(*pieces)
-            listed = Pieces(c.addressof(self._kept), len(pieces), buckets, Piece())
+            table = np.frombuffer((Piece * len(pieces))(*pieces), dtype=np.uint8)
+            listed = Pieces(self._memory.address(table), len(pieces), buckets, Piece())
         else:
             listed = Pieces(None, 1, buckets, pieces[0])
         number = DTYPES.index(dtype or x.dtype.name)
-        return Run(listed, number, code.spec(), self.nonfinite.ctypes.data)
+        return Run(listed, number, code.spec(), self._memory.address(self.nonfinite))
 
-    @staticmethod
-    def _draw(rank: int, phase: int, later: int | None) -> Draw:
-        step, kept = KEY["step"], np.array([later or 0], dtype=np.uint32)
-        draw = Draw(step, rank << 4 | phase, kept.ctypes.data if later is not None else None)
-        draw.kept = kept
-        return draw
+    def _draw(self, rank: int, phase: int, later: int | None) -> Draw:
+        counted = None if later is None else np.array([later], dtype=np.uint32)
+        at = None if counted is None else self._memory.address(counted)
+        return Draw(KEY["step"], rank << 4 | phase, at)
 
-    @staticmethod
-    def _check(why: bytes | None) -> None:
+    def _check(self, why: bytes | None) -> None:
+        self._memory.fetch()
         if why is not None:
             raise RuntimeError(why.decode())
 
