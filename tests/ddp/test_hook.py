@@ -139,6 +139,8 @@ def sparse_embedding(group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def test_sparse_gradients_travel_as_they_are(ranks: Ranks) -> None:
+    if ranks.place == "device":
+        pytest.skip("NCCL reduces no sparse tensors; torch says so itself")
     wanted = [0.5, 0.5, *[0.0] * 5, 1.0, *[0.0] * 42]
     assert ranks.run(sparse_embedding, size=2) == [wanted, wanted]
 

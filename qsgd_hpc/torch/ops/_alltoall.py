@@ -77,7 +77,8 @@ def alltoall(
         name: pairs the calls of the ranks; by default their order does.
         process_set: the ranks that take part; by default all.
     Returns:
-        The rows, and, if ``splits`` were given, how many came from each rank, as int32.
+        The rows, and, if ``splits`` were given, how many came from each rank: int32, on the CPU,
+        or where a tensor of splits is.
     Raises:
         UsageError: splits that do not add up to the rows (a ValueError, on this rank).
         HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
@@ -91,4 +92,5 @@ def _with_splits(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     if splits is None:
         return made
-    return made, torch.tensor(call.received, dtype=torch.int32)
+    place = splits.device if isinstance(splits, torch.Tensor) else None
+    return made, torch.tensor(call.received, dtype=torch.int32, device=place)
