@@ -37,15 +37,16 @@ struct Code {
   bool contract;
 };
 
-// A bucket of a piece; `begin` and `end` are elements of the piece.
+// A bucket of a piece: the `index`-th, of the piece's elements from `begin` to `end`.
 struct Bucket {
   Piece piece;
+  size_t index;
   size_t begin, end;
 };
 
 // The bucket with this number among those of all pieces; an empty one behind the last.
 __device__ __forceinline__ Bucket find(const Pieces& pieces, size_t number, uint32_t size) {
-  Bucket found{pieces.only, 0, 0};
+  Bucket found{pieces.only, 0, 0, 0};
   if (number >= pieces.buckets) return found;
   if (pieces.list != nullptr) {
     uint32_t low = 0, high = pieces.size;  // it is in one of [low, high)
@@ -55,23 +56,36 @@ __device__ __forceinline__ Bucket find(const Pieces& pieces, size_t number, uint
     }
     found.piece = pieces.list[low];
   }
-  found.begin = (number - found.piece.first_bucket) * size;
+  found.index = number - found.piece.first_bucket;
+  found.begin = found.index * size;
   found.end = found.begin + size < found.piece.count ? found.begin + size : found.piece.count;
   return found;
 }
 
 // How a bucket's elements become fixed-point numbers of 16 bits behind the point.
-struct Grid {
-  __device__ __forceinline__ Grid(float norm, int levels) : lift(1) {
+class Grid {
+ public:
+  __device__ __forceinline__ Grid(float norm, int levels) {
     const float whole = static_cast<float>(levels) * 0x1p16f;
-    scale = whole / norm;
-    if (!(scale <= kMost)) {
-      lift = kLift;
-      scale = whole / (norm * kLift);
+    scale_ = whole / norm;
+    lifted_ = !(scale_ <= kMost);
+    if (lifted_) scale_ = whole / (norm * kLift);
+  }
+
+  // Calls use(number_of), which gives an element's number: one branch for all of a lane's.
+  template <class Use>
+  __device__ __forceinline__ void choose(const Use& use) const {
+    const float scale = scale_;
+    if (lifted_) {
+      use([scale](float x) { return __float2int_rn(x * kLift * scale); });
+    } else {
+      use([scale](float x) { return __float2int_rn(x * scale); });
     }
   }
-  __device__ __forceinline__ int number(float x) const { return __float2int_rn(x * lift * scale); }
-  float lift, scale;
+
+ private:
+  float scale_;
+  bool lifted_;
 };
 
 __device__ __forceinline__ uint32_t largest_magnitude(const float* value) {
@@ -143,31 +157,42 @@ class Energy {
   double sum_ = 0;
 };
 
+// A word of the third byte of each: what stands before the point of four fixed-point numbers.
+__device__ __forceinline__ uint32_t third_bytes(const uint32_t* of) {
+  return __byte_perm(__byte_perm(of[0], of[1], 0x62), __byte_perm(of[2], of[3], 0x62), 0x5410);
+}
+
 // Codes a lane's elements of the piece's tile `tile`, four to a word, and packs them to `codes`,
 // the piece's, unless that is null. Returns the sum of f (1 - f) over them, f being how far each
-// lies above its lower level, in units of 2^-32.
+// lies above its lower level, in units of 2^-32; 0 with kPlain, which is for codes that round at
+// random and do not contract.
+template <bool kPlain>
 __device__ __forceinline__ uint64_t quantize(const float* value, float norm, const Code& code,
                                              const Philox& philox, uint64_t first_tile, size_t tile,
                                              int j, uint32_t* codes, uint32_t* word) {
   uint64_t variance = 0;
   if (norm > 0) {
-    const Grid grid(norm, code.levels);
     int noise[kMine];
-    if (!code.nearest) draw(philox, first_tile + tile, j, noise);
+    if (kPlain || !code.nearest) draw(philox, first_tile + tile, j, noise);
+    Grid(norm, code.levels).choose([&](const auto& number_of) {
 #pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      word[p] = 0;
+      for (int p = 0; p < 4; ++p) {
+        uint32_t level[4];
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const int number = grid.number(value[4 * p + c]);
-        // One less below zero: ties move away from zero on both sides.
-        const int up = code.nearest ? (1 << 15) + (number >> 31) : noise[4 * p + c];
-        const int level = ((number + up) >> 16) + code.levels;
-        word[p] |= (static_cast<uint32_t>(level) & 0xffu) << (8 * c);
-        const uint64_t fraction = static_cast<uint32_t>(number) & 0xffffu;
-        variance += fraction * (0x10000u - fraction);
+        for (int c = 0; c < 4; ++c) {
+          const int number = number_of(value[4 * p + c]);
+          int up = noise[4 * p + c];
+          if constexpr (!kPlain) {
+            // One less below zero: ties move away from zero on both sides.
+            if (code.nearest) up = (1 << 15) + (number >> 31);
+            const uint64_t fraction = static_cast<uint32_t>(number) & 0xffffu;
+            variance += fraction * (0x10000u - fraction);
+          }
+          level[c] = static_cast<uint32_t>(number + up + (code.levels << 16));
+        }
+        word[p] = third_bytes(level);
       }
-    }
+    });
   } else {  // zeros, or what is not finite
 #pragma unroll
     for (int p = 0; p < 4; ++p) word[p] = static_cast<uint32_t>(code.levels) * 0x01010101u;
@@ -184,6 +209,12 @@ __device__ __forceinline__ float contracted(float norm, int levels, uint64_t var
   return norm * (w >= 1 ? static_cast<float>(1 / (1 + w)) : 1.0f);
 }
 
+// What a level is worth where float32 is coarse or ends. Seldom needed, so that it must not take
+// registers from what is.
+__device__ __noinline__ float extreme_value(float level, float norm, int levels) {
+  return static_cast<float>(static_cast<double>(level) * static_cast<double>(norm) / levels);
+}
+
 // What codes are worth: unit times level, but in float64 where float32 is coarse or ends.
 class Values {
  public:
@@ -192,36 +223,45 @@ class Values {
         unit_(norm / static_cast<float>(levels)),
         levels_(levels),
         extreme_((norm < kSmall && norm != 0) || norm > kMost / 2) {}
-  __device__ __forceinline__ float operator()(uint32_t code) const {
-    const int level = static_cast<int>(code) - levels_;
-    if (!extreme_) return static_cast<float>(level) * unit_;
-    return static_cast<float>(static_cast<double>(level) * static_cast<double>(norm_) / levels_);
+
+  // Calls use(i, value) for each of a lane's 16 codes.
+  template <class Use>
+  __device__ __forceinline__ void each(const uint32_t* word, const Use& use) const {
+    if (extreme_) {
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) use(i, extreme_value(level(word, i), norm_, levels_));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) use(i, level(word, i) * unit_);
+    }
   }
 
  private:
+  // The code's byte becomes the last one of 2^23 + code, from which the rest is taken: exact, and
+  // less work than a shift, a mask and a conversion.
+  __device__ __forceinline__ float level(const uint32_t* word, int i) const {
+    constexpr uint32_t kOfFloat = 0x4b000000u;  // 2^23
+    const uint32_t bits = __byte_perm(word[i / 4], kOfFloat, 0x7650u + i % 4);
+    return __uint_as_float(bits) - (0x1p23f + static_cast<float>(levels_));
+  }
+
   float norm_, unit_;
   int levels_;
   bool extreme_;
 };
 
-// Calls use(i, code) for a lane's 16 codes.
-template <class Use>
-__device__ __forceinline__ void for_each_code(const uint32_t* word, const Use& use) {
-#pragma unroll
-  for (int i = 0; i < kMine; ++i) use(i, (word[i / 4] >> (8 * (i % 4))) & 0xffu);
+__device__ __forceinline__ float scale_of(const uint8_t* message, const Bucket& bucket) {
+  return reinterpret_cast<const float*>(message + bucket.piece.scales_at)[bucket.index];
 }
 
-// Calls use(i, value) for the lane's 16 elements of a tile of a piece.
+// Calls use(i, value) for the lane's 16 elements of a tile of a bucket.
 template <class Use>
-__device__ __forceinline__ void each_value(const uint8_t* message, const Piece& piece,
+__device__ __forceinline__ void each_value(const uint8_t* message, const Bucket& bucket,
                                            const Code& code, size_t tile, int j, const Use& use) {
-  const float norm =
-      reinterpret_cast<const float*>(message + piece.scales_at)[tile * kTile / code.bucket];
-  const auto* const codes = reinterpret_cast<const uint32_t*>(message + piece.codes_at);
+  const auto* const codes = reinterpret_cast<const uint32_t*>(message + bucket.piece.codes_at);
   uint32_t word[4];
   unpack(codes + tile * (2 * code.bits), code.bits, j, word);
-  const Values values(norm, code.levels);
-  for_each_code(word, [&](int i, uint32_t c) { use(i, values(c)); });
+  Values(scale_of(message, bucket), code.levels).each(word, use);
 }
 
 // What an encoder reads and writes beside its source.
@@ -241,48 +281,51 @@ struct Encoding {
   }
   __device__ __forceinline__ void report(const Bucket& bucket, float scale) const {
     float* const scales = reinterpret_cast<float*>(message + bucket.piece.scales_at);
-    scales[bucket.begin / code.bucket] = scale;
+    scales[bucket.index] = scale;
     if (nonfinite != nullptr && scale != scale) atomicOr(nonfinite, 1u);
   }
 };
 
-// Buckets of up to 512 elements: `lanes` lanes for each, all of a warp unless the bucket is a power
-// of two and has less work for them.
-template <class Source>
-__global__ void __launch_bounds__(kWarps* kLanes)
-    encode_small(const Source source, const Encoding to, int lanes) {
-  __shared__ float staged[kWarps][kSpan];
+// Buckets of up to 512 elements: 2^shift lanes for each, all of a warp unless the bucket is a power
+// of two and has less work for them. kPlain: with the largest norm, as quantize() has it.
+template <class Source, bool kPlain>
+__global__ void __launch_bounds__(kWarps* kLanes, kPlain ? Source::kBlocks : 1)
+    encode_small(const Source source, const Encoding to, int shift) {
   const Code& code = to.code;
+  const int lanes = 1 << shift;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const int part = lane % lanes, j = part % kTileLanes;
-  const size_t number = (size_t{blockIdx.x} * kWarps + warp) * (kLanes / lanes) + lane / lanes;
+  const int part = lane & (lanes - 1), j = part % kTileLanes;
+  const size_t number =
+      (size_t{blockIdx.x} * kWarps + warp) << (kLanesShift - shift) | lane >> shift;
   const Bucket bucket = find(to.pieces, number, code.bucket);
   const size_t at = bucket.begin + part / kTileLanes * kTile;
   const bool mine = at < bucket.end;
 
   float value[kMine] = {};
-  if (mine) source.load(bucket.piece, at, j, value);
-  const uint32_t most = max_of_lanes(largest_magnitude(value), lanes);
+  if (mine) source.load(bucket, at, j, value);
+  float norm = norm_of_magnitude(max_of_lanes(largest_magnitude(value), lanes));
   double energy = 0;
-  if (code.l2 || code.contract) {  // then the bucket has the warp for itself
-    Energy sum(staged[warp]);
-    sum.add(value, lane, bucket.end - bucket.begin);
-    energy = sum.total();
+  if constexpr (!kPlain) {
+    __shared__ float staged[kWarps][kSpan];
+    if (code.l2 || code.contract) {  // then the bucket has the warp for itself
+      Energy sum(staged[warp]);
+      sum.add(value, lane, bucket.end - bucket.begin);
+      energy = sum.total();
+    }
+    if (code.l2) norm = norm_of_energy(energy);
   }
-  const float norm = code.l2 ? norm_of_energy(energy) : norm_of_magnitude(most);
   uint32_t word[4];
   const uint64_t variance =
-      quantize(value, norm, code, to.philox(bucket.piece), bucket.piece.first / kTile, at / kTile,
-               j, mine ? to.codes(bucket.piece) : nullptr, word);
+      quantize<kPlain>(value, norm, code, to.philox(bucket.piece), bucket.piece.first / kTile,
+                       at / kTile, j, mine ? to.codes(bucket.piece) : nullptr, word);
   float scale = norm;
-  if (code.contract && norm > 0) {
+  if (!kPlain && code.contract && norm > 0) {
     scale = contracted(norm, code.levels, sum_of_lanes(variance), energy);
   }
   if (mine && part == 0) to.report(bucket, scale);
   if (mine && source.keeps(bucket.piece)) {
-    const Values values(scale, code.levels);
-    for_each_code(word, [&](int i, uint32_t c) { value[i] -= values(c); });
+    Values(scale, code.levels).each(word, [&](int i, float x) { value[i] -= x; });
     source.keep(bucket.piece, at, j, value);
   }
 }
@@ -305,7 +348,7 @@ __global__ void __launch_bounds__(kMostWarps* kLanes)
   const auto load = [&](size_t span, float* value) {
     const size_t at = span + lane_at;
     for (int i = 0; i < kMine; ++i) value[i] = 0;
-    if (at < bucket.end) source.load(bucket.piece, at, j, value);
+    if (at < bucket.end) source.load(bucket, at, j, value);
     return at < bucket.end;
   };
 
@@ -341,8 +384,8 @@ __global__ void __launch_bounds__(kMostWarps* kLanes)
     uint32_t word[4];
     const bool mine = load(span, value);
     variance +=
-        quantize(value, norm, code, philox, bucket.piece.first / kTile, (span + lane_at) / kTile, j,
-                 mine ? to.codes(bucket.piece) : nullptr, word);
+        quantize<false>(value, norm, code, philox, bucket.piece.first / kTile,
+                        (span + lane_at) / kTile, j, mine ? to.codes(bucket.piece) : nullptr, word);
   }
   if (code.contract) {
     variance = sum_of_lanes(variance);
@@ -364,8 +407,7 @@ __global__ void __launch_bounds__(kMostWarps* kLanes)
     float value[kMine];
     if (!load(span, value)) continue;
     const size_t at = span + lane_at;
-    each_value(to.message, bucket.piece, code, at / kTile, j,
-               [&](int i, float x) { value[i] -= x; });
+    each_value(to.message, bucket, code, at / kTile, j, [&](int i, float x) { value[i] -= x; });
     source.keep(bucket.piece, at, j, value);
   }
 }
@@ -377,26 +419,26 @@ struct Decoding {
   uint32_t* nonfinite;
 };
 
-// `lanes` lanes for a bucket: a part of a warp, or whole warps that lie together.
+// 2^shift lanes for a bucket: a part of a warp, or whole warps that lie together.
 template <class Real, bool Add>
-__global__ void __launch_bounds__(256) decode_kernel(Real* out, const Decoding from, int lanes) {
+__global__ void __launch_bounds__(256, 4) decode_kernel(Real* out, const Decoding from, int shift) {
   const size_t thread = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const int part = static_cast<int>(thread % lanes), j = part % kTileLanes;
-  const Bucket bucket = find(from.pieces, thread / lanes, from.code.bucket);
+  const int lanes = 1 << shift;
+  const int part = static_cast<int>(thread) & (lanes - 1), j = part % kTileLanes;
+  const Bucket bucket = find(from.pieces, thread >> shift, from.code.bucket);
   const Piece& piece = bucket.piece;
   const auto to = Array<Real>::of(out + piece.at, piece.count);
   for (size_t at = bucket.begin + part / kTileLanes * kTile; at < bucket.end;
        at += lanes / kTileLanes * kTile) {
     float value[kMine] = {};
     if constexpr (Add) to.load(at, j, value);
-    each_value(from.message, piece, from.code, at / kTile, j,
+    each_value(from.message, bucket, from.code, at / kTile, j,
                [&](int i, float x) { value[i] = Add ? value[i] + x : x; });
     to.store(at, j, value);
   }
   if (from.nonfinite == nullptr || part != 0 || bucket.begin == bucket.end) return;
-  const auto* const scales = reinterpret_cast<const float*>(from.message + piece.scales_at);
-  const float scale = scales[bucket.begin / from.code.bucket];
-  if ((__float_as_uint(scale) & 0x7fffffffu) >= kInfinity) atomicOr(from.nonfinite, 1u);
+  const uint32_t scale = __float_as_uint(scale_of(from.message, bucket));
+  if ((scale & 0x7fffffffu) >= kInfinity) atomicOr(from.nonfinite, 1u);
 }
 
 __device__ __forceinline__ float* floats(uint64_t address) {
@@ -425,12 +467,15 @@ __device__ __forceinline__ void set_residual(uint64_t residual, const Piece& pie
   Array<float>::of(floats(residual), piece.count).store(at, j, kept);
 }
 
-// Where an encoder has its elements from: an array,
+// Where an encoder has its elements from, and how many blocks of it a multiprocessor should hold so
+// that some compute while others wait: an array,
 template <class Real>
 struct FromArray {
+  static constexpr int kBlocks = 8;
   Real* data;
 
-  __device__ __forceinline__ void load(const Piece& piece, size_t at, int j, float* value) const {
+  __device__ __forceinline__ void load(const Bucket& bucket, size_t at, int j, float* value) const {
+    const Piece& piece = bucket.piece;
     Array<Real>::of(data + piece.at, piece.count).load(at, j, value);
     add_residual(piece.residual, piece, at, j, value);
   }
@@ -444,29 +489,35 @@ struct FromArray {
 // or the sum over ranks of what they have coded, and of an array.
 template <class Real>
 struct FromSum {
+  static constexpr int kBlocks = 6;
   FromArray<Real> input;
   Addends addends;
   Code code;
 
-  __device__ __forceinline__ void load(const Piece& piece, size_t at, int j, float* value) const {
+  __device__ __forceinline__ void load(const Bucket& bucket, size_t at, int j, float* value) const {
+    const Piece& piece = bucket.piece;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) value[i] = 0;
+#pragma unroll 1
     for (int rank = 0; rank < addends.ranks; ++rank) {
-      const auto take = [&](int i, float x) { value[i] = rank == 0 ? x : value[i] + x; };
       if (rank == addends.own) {
         float mine[kMine];
-        input.load(piece, at, j, mine);
+        input.load(bucket, at, j, mine);
 #pragma unroll
-        for (int i = 0; i < kMine; ++i) take(i, mine[i]);
+        for (int i = 0; i < kMine; ++i) value[i] += mine[i];
       } else {
-        const uint8_t* const message =
-            addends.messages + addends.stride * static_cast<size_t>(rank);
-        each_value(message, piece, code, at / kTile, j, take);
+        each_value(addends.messages + addends.stride * static_cast<size_t>(rank), bucket, code,
+                   at / kTile, j, [&](int i, float x) { value[i] += x; });
       }
     }
 #pragma unroll
-    for (int i = 0; i < kMine; ++i) {
+    for (int i = 0; i < kMine; ++i) value[i] *= addends.factor;
+    if (at + kTile > piece.count) {
       // What a message has behind the piece's end is padding, and need not be the code of zero.
-      const bool inside = at + 16 * (i / 4) + 4 * j + i % 4 < piece.count;
-      value[i] = inside ? value[i] * addends.factor : 0.0f;
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) {
+        if (at + 16 * (i / 4) + 4 * j + i % 4 >= piece.count) value[i] = 0;
+      }
     }
     add_residual(piece.owner_residual, piece, at, j, value);
   }
@@ -488,9 +539,16 @@ const char* refuse(const Run& run) {
   return nullptr;
 }
 
-// Lanes that share a bucket of up to a span: as few as it has work for, where they divide a warp.
-int lanes_of(uint32_t bucket) {
-  return (bucket & (bucket - 1)) == 0 ? static_cast<int>(bucket / kMine) : kLanes;
+constexpr int log2_of(unsigned power_of_two) {
+  int log2 = 0;
+  while (power_of_two >> log2 > 1) ++log2;
+  return log2;
+}
+
+// How many lanes share a bucket of up to a span, as the power of two that it is: as few as it has
+// work for, where they divide a warp.
+int lanes_shift(uint32_t bucket) {
+  return (bucket & (bucket - 1)) == 0 ? log2_of(bucket / kMine) : kLanesShift;
 }
 
 template <class Source>
@@ -498,15 +556,17 @@ const char* encode_from(const Source& source, const Run& run, const Draw& draw, 
                         Stream stream) {
   const Encoding to{run.pieces, Code(run.spec), draw, message, run.nonfinite};
   const size_t buckets = run.pieces.buckets;
+  const bool shared = to.code.l2 || to.code.contract;
   if (to.code.bucket > kSpan) {
     const size_t spans = (size_t{to.code.bucket} + kSpan - 1) / kSpan;
     const auto warps = static_cast<unsigned>(spans < kMostWarps ? spans : kMostWarps);
     launch(encode_large<Source>, buckets, warps * kLanes, stream, source, to);
   } else {
-    const int lanes = to.code.l2 || to.code.contract ? kLanes : lanes_of(to.code.bucket);
-    const size_t of_block = static_cast<size_t>(kWarps * kLanes / lanes);
-    launch(encode_small<Source>, (buckets + of_block - 1) / of_block, kWarps * kLanes, stream,
-           source, to, lanes);
+    const int shift = shared ? kLanesShift : lanes_shift(to.code.bucket);
+    const auto kernel =
+        shared || to.code.nearest ? encode_small<Source, false> : encode_small<Source, true>;
+    const size_t of_block = size_t{kWarps} << (kLanesShift - shift);
+    launch(kernel, (buckets + of_block - 1) / of_block, kWarps * kLanes, stream, source, to, shift);
   }
   return last_error();
 }
@@ -548,11 +608,10 @@ template <class Real, bool Add>
 const char* decode_to(const uint8_t* message, const Run& run, Real* out, Stream stream) {
   constexpr unsigned kThreads = 256;
   const Decoding from{run.pieces, Code(run.spec), message, run.nonfinite};
-  const int lanes =
-      from.code.bucket > kSpan ? static_cast<int>(kThreads) : lanes_of(from.code.bucket);
-  const size_t threads = run.pieces.buckets * static_cast<size_t>(lanes);
+  const int shift = from.code.bucket > kSpan ? log2_of(kThreads) : lanes_shift(from.code.bucket);
+  const size_t threads = run.pieces.buckets << shift;
   launch(decode_kernel<Real, Add>, (threads + kThreads - 1) / kThreads, kThreads, stream, out, from,
-         lanes);
+         shift);
   return last_error();
 }
 

@@ -12,7 +12,8 @@
 namespace qsgd::gpu {
 
 // Lanes that work together. Half a wavefront where those have 64.
-constexpr int kLanes = 32;
+constexpr int kLanesShift = 5;
+constexpr int kLanes = 1 << kLanesShift;
 
 #if defined(QSGD_GPU_TWIN)
 inline const char* platform() { return "twin"; }

@@ -35,36 +35,39 @@ struct Array {
   }
 
   __device__ __forceinline__ void load(size_t tile, int j, float* value) const {
+    const size_t first = tile + 4 * j;
+    if (aligned && tile + kTile <= count) {
+      Four<Real> four[4];  // all on their way before one is used
 #pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      const size_t at = tile + 16 * p + 4 * j;
-      if (aligned && at + 4 <= count) {
-        const Four<Real> four = *reinterpret_cast<const Four<Real>*>(data + at);
+      for (int p = 0; p < 4; ++p) {
+        four[p] = *reinterpret_cast<const Four<Real>*>(data + first + 16 * p);
+      }
 #pragma unroll
-        for (int c = 0; c < 4; ++c) value[4 * p + c] = static_cast<float>(four.value[c]);
-      } else {
+      for (int i = 0; i < kMine; ++i) value[i] = static_cast<float>(four[i / 4].value[i % 4]);
+    } else {
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          value[4 * p + c] = at + c < count ? static_cast<float>(data[at + c]) : 0.0f;
-        }
+      for (int i = 0; i < kMine; ++i) {
+        const size_t at = first + 16 * (i / 4) + i % 4;
+        value[i] = at < count ? static_cast<float>(data[at]) : 0.0f;
       }
     }
   }
 
   __device__ __forceinline__ void store(size_t tile, int j, const float* value) const {
+    const size_t first = tile + 4 * j;
+    if (aligned && tile + kTile <= count) {
 #pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      const size_t at = tile + 16 * p + 4 * j;
-      if (aligned && at + 4 <= count) {
+      for (int p = 0; p < 4; ++p) {
         Four<Real> four;
 #pragma unroll
         for (int c = 0; c < 4; ++c) four.value[c] = static_cast<Real>(value[4 * p + c]);
-        *reinterpret_cast<Four<Real>*>(data + at) = four;
-      } else {
+        *reinterpret_cast<Four<Real>*>(data + first + 16 * p) = four;
+      }
+    } else {
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          if (at + c < count) data[at + c] = static_cast<Real>(value[4 * p + c]);
-        }
+      for (int i = 0; i < kMine; ++i) {
+        const size_t at = first + 16 * (i / 4) + i % 4;
+        if (at < count) data[at] = static_cast<Real>(value[i]);
       }
     }
   }

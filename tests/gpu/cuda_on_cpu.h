@@ -21,7 +21,7 @@
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __shared__ static  // blocks run one after the other
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct Dim3 {
   unsigned x;
