@@ -1,0 +1,42 @@
+"""The figures of docs/gpu.md are those of the raw measurement."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMES = {
+    "encode": "code",
+    "fused": "decode, add, code the mean (fused)",
+    "decode": "decode (two messages)",
+    "torch.compile": "torch's operations, compiled",
+    "torch, eager": "torch's operations, eager",
+}
+
+
+def measured() -> dict[tuple[str, int | None], dict[str, float]]:
+    text = (ROOT / "benchmarks" / "results" / "gpu-kernels.json").read_text(encoding="utf-8")
+    return {(row["name"], row["bits"]): row for row in json.loads(text)["rows"]}
+
+
+def page() -> str:
+    return (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_is_that_of_the_record(name: str) -> None:
+    rows = [measured()[name, bits] for bits in (8, 4)]
+    cells = [f"{row['median_ms']:.3f} ms | {row['of_copy']:.0%}" for row in rows]
+    assert f"| {NAMES[name]} | {' | '.join(cells)} |" in page()
+
+
+def test_how_much_faster_than_a_compiler() -> None:
+    rows = measured()
+    ratios = [
+        rows["torch.compile", bits]["median_ms"] / rows["encode", bits]["median_ms"]
+        for bits in (8, 4)
+    ]
+    assert f"{ratios[0]:.1f} and {ratios[1]:.1f} times as fast" in page()
