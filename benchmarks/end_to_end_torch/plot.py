@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Draw how much of its time each exchange leaves to computing, over the network's rate.
+
+    plot.py ../results/end-to-end-*.json --png ../../docs/end_to_end.png
+
+One chart for each network and number of hosts. 100% is a step that exchanges nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from compare import ALONE, ratio
+
+from qsgd_hpc.scaling.drawing.style import GRID, INK, QUIET, STYLE, colour
+
+# Peers are grey and differ by their dashes; what is ours has the colour of its bits.
+LINES: dict[str, tuple[str, str, str]] = {
+    "gloo DDP fp32": (QUIET, "-", "s"),
+    "gloo DDP fp16": (QUIET, "--", "v"),
+    "gloo DDP PowerSGD 1": (QUIET, ":", "^"),
+    "engine fp32": (INK, "-", "s"),
+    "engine 8 bit": (colour(8), "-", "o"),
+    "engine 4 bit": (colour(4), "-", "D"),
+    "DDP hook 4 bit": (colour(4), "--", "D"),
+}
+RATES = {"100 Mb/s": 1e8, "1 Gb/s": 1e9, "10 Gb/s": 1e10}
+Chart = tuple[str, int]
+Points = dict[str, dict[str, float]]
+
+
+def shares(record: dict[str, Any]) -> dict[str, float]:
+    """Return by contestant the step without an exchange over its own."""
+    rows = {row["what"]: row for row in record["rows"]}
+    return {what: ratio(rows[ALONE], rows[what]) for what in LINES if what in rows}
+
+
+def charts(records: Iterable[dict[str, Any]]) -> dict[Chart, Points]:
+    """Return by (network, hosts) what each contestant leaves at each rate."""
+    found: dict[Chart, Points] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        rate = record["where"].partition(" hosts at ")[2]
+        if rate in RATES:
+            chart = f"{record['task']}, batch {record['batch']}", record["ranks"]
+            for what, share in shares(record).items():
+                found[chart][what][rate] = share
+    return found
+
+
+def draw(found: dict[Chart, Points]) -> Any:
+    """Return the figure: a column for each network, a row for each number of hosts."""
+    import matplotlib.pyplot as plt
+
+    tasks = list(dict.fromkeys(task for task, _ in found))
+    hosts = sorted({ranks for _, ranks in found})
+    size = (2.9 * len(tasks), 2.35 * len(hosts) + 0.7)
+    figure, grid = plt.subplots(len(hosts), len(tasks), figsize=size, squeeze=False, sharey=True)
+    for i, ranks in enumerate(hosts):
+        for j, task in enumerate(tasks):
+            panel(grid[i][j], found[task, ranks])
+            grid[i][j].set_title(f"{task}\n{ranks} hosts", fontsize=9.5, loc="left", color=INK)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("speed, of no exchange")
+    handles, names = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="lower center", ncols=len(names), frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    return figure
+
+
+def panel(axes: Any, points: Points) -> None:
+    """Draw one chart."""
+    for what, (shade, dashes, marker) in LINES.items():
+        ordered = sorted(points[what].items(), key=lambda point: RATES[point[0]])
+        axes.plot(
+            [RATES[rate] for rate, _ in ordered],
+            [100 * share for _, share in ordered],
+            color=shade, ls=dashes, marker=marker, ms=4, lw=1.6, label=what,
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_xlim(7e7, 1.5e10)
+    axes.set_xticks(list(RATES.values()), list(RATES))
+    axes.minorticks_off()
+    axes.set_ylim(0, 105)
+    axes.set_yticks(range(0, 101, 25), [f"{percent}%" for percent in range(0, 101, 25)])
+    axes.grid(axis="y", color=GRID, lw=0.8)
+    axes.tick_params(length=0, labelsize=9)
+    axes.spines["left"].set_visible(False)
+
+
+def main() -> None:
+    """Draw."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("records", nargs="+", type=Path)
+    parser.add_argument("--png", type=Path, required=True)
+    args = parser.parse_args()
+    matplotlib.use("Agg")
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in args.records]
+    with matplotlib.rc_context(STYLE):
+        draw(charts(records)).savefig(args.png, dpi=150, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    main()
