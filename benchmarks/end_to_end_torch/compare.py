@@ -1,53 +1,110 @@
 #!/usr/bin/env python3
-"""Print, as Markdown, how many times as fast as its peers each exchange trained.
+"""Print tables of what run.py has measured, as Markdown.
 
-    benchmarks/end_to_end_torch/compare.py benchmarks/results/end-to-end-*.json
+    compare.py ../results/end-to-end-*.json               # times as fast as gloo's DDP in float32
+    compare.py --table speeds ../results/end-to-end-*.json
 
-The ratios are medians over turns, each of times that were taken one after the other.
+Ratios are medians over turns, each of times that were taken one after the other.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+Record = dict[str, Any]
 
 BASE = "gloo DDP fp32"
 PEERS = (BASE, "gloo DDP fp16", "gloo DDP PowerSGD 1", "gloo DDP PowerSGD 2")
 ALONE = "no exchange"
-OURS = ("engine fp32", "engine 4 bit", "DDP hook 4 bit")
+OURS = ("engine fp32", "engine 8 bit", "engine 4 bit", "DDP hook 4 bit")
+RATES = ("memory", "100 Mb/s", "1 Gb/s", "10 Gb/s")
+TASKS = ("MNIST", "ResNet", "LSTM")
 
 
-def ratio(slow: dict[str, Any], fast: dict[str, Any]) -> float:
+def ratio(slow: Record, fast: Record) -> float:
     """Return how many times as fast the second row was, turn by turn."""
     pairs = zip(slow["samples_s"], fast["samples_s"], strict=True)
     return statistics.median(a / b for a, b in pairs)
 
 
-def line(record: dict[str, Any]) -> str:
-    """Return the table's line for one record."""
-    rows = {row["what"]: row for row in record["rows"]}
-    best = min((rows[what] for what in PEERS if what in rows), key=lambda row: row["median_s"])
-    share = 1 - ratio(rows[BASE], rows[ALONE]) ** -1
-    cells = [
-        f"{record['task']}, batch {record['batch']}",
-        record["where"],
-        f"{share:.0%}",
+def by_name(record: Record) -> dict[str, Record]:
+    """Return a record's rows by contestant."""
+    return {row["what"]: row for row in record["rows"]}
+
+
+def share(record: Record) -> float:
+    """Return the share of a step of DDP in float32 that its exchange takes."""
+    rows = by_name(record)
+    return 1 - ratio(rows[BASE], rows[ALONE]) ** -1
+
+
+def best_peer(record: Record) -> Record:
+    """Return the row of the fastest contestant that is not ours."""
+    rows = by_name(record)
+    return min((rows[what] for what in PEERS if what in rows), key=lambda row: row["median_s"])
+
+
+def ratios(record: Record) -> list[str]:
+    """Return how many times as fast as DDP in float32 ours are, and 4 bits over the best peer."""
+    rows, best = by_name(record), best_peer(record)
+    return [
+        f"{share(record):.0%}",
         *(f"{ratio(rows[BASE], rows[what]):.2f}" for what in OURS),
         f"{ratio(best, rows['engine 4 bit']):.2f} ({best['what'].removeprefix('gloo ')})",
     ]
-    return f"| {' | '.join(cells)} |"
 
 
-def main(paths: list[str]) -> None:
+def cells(value: Callable[[Record], str]) -> Callable[[Record], list[str]]:
+    """Return what makes the cells of all contestants."""
+    return lambda record: [value(by_name(record)[what]) for what in (ALONE, *PEERS, *OURS)]
+
+
+EVERYONE = [ALONE, *(what.removeprefix("gloo ") for what in PEERS), *OURS]
+TABLES: dict[str, tuple[list[str], Callable[[Record], list[str]]]] = {
+    "ratios": (
+        [f"exchange in a step of {BASE}", *OURS, "engine 4 bit over the best peer"],
+        ratios,
+    ),
+    "speeds": (EVERYONE, cells(lambda row: f"{row['per_s']:,.0f}")),
+    "exposed": (EVERYONE[1:], lambda record: exposed(record)[1:]),
+    "losses": (EVERYONE, cells(lambda row: f"{row['loss']:.3f}")),
+}
+exposed = cells(lambda row: f"{1e3 * row['exposed_s']:.1f}")
+
+
+def order(record: Record) -> tuple[int, int, bool, int]:
+    """Sort by network, batch, place and rate."""
+    task = next(i for i, name in enumerate(TASKS) if name in record["task"])
+    rate = next(i for i, name in enumerate(RATES) if name in record["where"])
+    return task, record["batch"], record["ranks"] > 2, rate
+
+
+def table(records: list[Record], name: str) -> str:
+    """Return one table."""
+    heads, make = TABLES[name]
+    lines = ["| network | where | " + " | ".join(heads) + " |", "|---|---|" + "---|" * len(heads)]
+    for record in sorted(records, key=order):
+        first = [f"{record['task']}, batch {record['batch']}", record["where"]]
+        lines.append(f"| {' | '.join([*first, *make(record)])} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
     """Print the table."""
-    print(f"| network | where | exchange in a step of {BASE} |", " | ".join(OURS), end="")
-    print(" | engine 4 bit over the best peer |\n|---|---|---|", "---|" * (len(OURS) + 1), sep="")
-    for path in paths:
-        print(line(json.loads(Path(path).read_text())))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("records", nargs="+", type=Path)
+    parser.add_argument("--table", choices=TABLES, default="ratios")
+    args = parser.parse_args()
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in args.records]
+    print(table(records, args.table))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

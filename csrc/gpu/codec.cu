@@ -181,10 +181,10 @@ __device__ __forceinline__ uint64_t quantize(const float* value, float norm, con
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           const int number = number_of(value[4 * p + c]);
-          int up = noise[4 * p + c];
+          // One less below zero: ties move away from zero on both sides.
+          const bool nearest = !kPlain && code.nearest;
+          const int up = nearest ? (1 << 15) + (number >> 31) : noise[4 * p + c];
           if constexpr (!kPlain) {
-            // One less below zero: ties move away from zero on both sides.
-            if (code.nearest) up = (1 << 15) + (number >> 31);
             const uint64_t fraction = static_cast<uint32_t>(number) & 0xffffu;
             variance += fraction * (0x10000u - fraction);
           }
