@@ -37,6 +37,11 @@ def by_name(record: Record) -> dict[str, Record]:
     return {row["what"]: row for row in record["rows"]}
 
 
+def network(record: Record) -> str:
+    """Return what was trained, in batches of which size."""
+    return f"{record['task']}, batch {record['batch']}"
+
+
 def share(record: Record) -> float:
     """Return the share of a step of DDP in float32 that its exchange takes."""
     rows = by_name(record)
@@ -59,22 +64,25 @@ def ratios(record: Record) -> list[str]:
     ]
 
 
-def cells(value: Callable[[Record], str]) -> Callable[[Record], list[str]]:
-    """Return what makes the cells of all contestants."""
-    return lambda record: [value(by_name(record)[what]) for what in (ALONE, *PEERS, *OURS)]
+Table = tuple[list[str], Callable[[Record], list[str]]]
+EXCHANGING = (*PEERS, *OURS)
 
 
-EVERYONE = [ALONE, *(what.removeprefix("gloo ") for what in PEERS), *OURS]
-TABLES: dict[str, tuple[list[str], Callable[[Record], list[str]]]] = {
+def of_each(whom: tuple[str, ...], value: Callable[[Record], str]) -> Table:
+    """Return a table with a column for each of these contestants."""
+    heads = [what.removeprefix("gloo ") for what in whom]
+    return heads, lambda record: [value(by_name(record)[what]) for what in whom]
+
+
+TABLES: dict[str, Table] = {
     "ratios": (
         [f"exchange in a step of {BASE}", *OURS, "engine 4 bit over the best peer"],
         ratios,
     ),
-    "speeds": (EVERYONE, cells(lambda row: f"{row['per_s']:,.0f}")),
-    "exposed": (EVERYONE[1:], lambda record: exposed(record)[1:]),
-    "losses": (EVERYONE, cells(lambda row: f"{row['loss']:.3f}")),
+    "speeds": of_each((ALONE, *EXCHANGING), lambda row: f"{row['per_s']:,.0f}"),
+    "exposed": of_each(EXCHANGING, lambda row: f"{1e3 * row['exposed_s']:.1f}"),
+    "losses": of_each((ALONE, *EXCHANGING), lambda row: f"{row['loss']:.3f}"),
 }
-exposed = cells(lambda row: f"{1e3 * row['exposed_s']:.1f}")
 
 
 def order(record: Record) -> tuple[int, int, bool, int]:
@@ -89,8 +97,7 @@ def table(records: list[Record], name: str) -> str:
     heads, make = TABLES[name]
     lines = ["| network | where | " + " | ".join(heads) + " |", "|---|---|" + "---|" * len(heads)]
     for record in sorted(records, key=order):
-        first = [f"{record['task']}, batch {record['batch']}", record["where"]]
-        lines.append(f"| {' | '.join([*first, *make(record)])} |")
+        lines.append(f"| {' | '.join([network(record), record['where'], *make(record)])} |")
     return "\n".join(lines)
 
 

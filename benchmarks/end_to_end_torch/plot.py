@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from compare import ALONE, ratio
+from compare import ALONE, Record, by_name, network, ratio
 
 from qsgd_hpc.scaling.drawing.style import GRID, INK, QUIET, STYLE, colour
 
@@ -35,21 +35,20 @@ Chart = tuple[str, int]
 Points = dict[str, dict[str, float]]
 
 
-def shares(record: dict[str, Any]) -> dict[str, float]:
+def shares(record: Record) -> dict[str, float]:
     """Return by contestant the step without an exchange over its own."""
-    rows = {row["what"]: row for row in record["rows"]}
+    rows = by_name(record)
     return {what: ratio(rows[ALONE], rows[what]) for what in LINES if what in rows}
 
 
-def charts(records: Iterable[dict[str, Any]]) -> dict[Chart, Points]:
+def charts(records: Iterable[Record]) -> dict[Chart, Points]:
     """Return by (network, hosts) what each contestant leaves at each rate."""
     found: dict[Chart, Points] = defaultdict(lambda: defaultdict(dict))
     for record in records:
         rate = record["where"].partition(" hosts at ")[2]
         if rate in RATES:
-            chart = f"{record['task']}, batch {record['batch']}", record["ranks"]
             for what, share in shares(record).items():
-                found[chart][what][rate] = share
+                found[network(record), record["ranks"]][what][rate] = share
     return found
 
 

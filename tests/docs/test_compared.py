@@ -21,11 +21,10 @@ def test_ratios_are_those_of_the_records(record: Path, monkeypatch: pytest.Monke
     compare = import_module("compare")
     sys.modules.pop("compare")
     measured = json.loads(record.read_text(encoding="utf-8"))
-    rows = {row["what"]: row for row in measured["rows"]}
+    rows = compare.by_name(measured)
     network = NETWORKS[record.stem.split("-")[3]]
     place = "shared memory" if "shared" in record.stem else measured["where"]
-    share = 1 - compare.ratio(rows[compare.BASE], rows[compare.ALONE]) ** -1
-    cells = [f"{network}, batch {measured['batch']}, {place}", f"{share:.0%}"]
+    cells = [f"{network}, batch {measured['batch']}, {place}", f"{compare.share(measured):.0%}"]
     cells += [f"{compare.ratio(rows[compare.BASE], rows[what]):.2f}" for what in SHOWN]
     line = f"| {' | '.join(cells)} |"
     assert line in (ROOT / "docs" / "compared.md").read_text(encoding="utf-8"), line

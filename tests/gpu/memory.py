@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -70,6 +71,7 @@ def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
 
 
+@functools.cache
 def has_device() -> bool:
     """Tell whether there is a GPU that torch can use, and kernels for it."""
     from qsgd_hpc import gpu

@@ -231,8 +231,7 @@ class Kernels:
         return Run(listed, number, code.spec(), self._memory.address(self.nonfinite))
 
     def _draw(self, rank: int, phase: int, later: int | None) -> Draw:
-        counted = None if later is None else np.array([later], dtype=np.uint32)
-        at = None if counted is None else self._memory.address(counted)
+        at = None if later is None else self._memory.address(np.array([later], dtype=np.uint32))
         return Draw(KEY["step"], rank << 4 | phase, at)
 
     def _check(self, why: bytes | None) -> None:
