@@ -1,0 +1,162 @@
+// A bucket's norm and its codes, in the registers of lanes. Arithmetic is that of the CPU's codec,
+// step by step, so that bytes are the same: compile without fused multiply-add and with exact
+// division.
+#pragma once
+
+#include <cmath>
+
+#include "gpu/pieces.h"
+#include "gpu/tile.h"
+
+namespace qsgd::gpu {
+
+constexpr float kLift = 0x1p64f;  // brings the smallest norms where their inverse is finite
+
+// How a bucket's elements become fixed-point numbers of 16 bits behind the point.
+class Grid {
+ public:
+  __device__ __forceinline__ Grid(float norm, int levels) {
+    const float whole = static_cast<float>(levels) * 0x1p16f;
+    scale_ = whole / norm;
+    lifted_ = !(scale_ <= kMost);
+    if (lifted_) scale_ = whole / (norm * kLift);
+  }
+
+  // Calls use(number_of), which gives an element's number: one branch for all of a lane's.
+  template <class Use>
+  __device__ __forceinline__ void choose(const Use& use) const {
+    const float scale = scale_;
+    if (lifted_) {
+      use([scale](float x) { return __float2int_rn(x * kLift * scale); });
+    } else {
+      use([scale](float x) { return __float2int_rn(x * scale); });
+    }
+  }
+
+ private:
+  float scale_;
+  bool lifted_;
+};
+
+__device__ __forceinline__ uint32_t largest_magnitude(const float* value) {
+  uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    const uint32_t magnitude = __float_as_uint(value[i]) & 0x7fffffffu;
+    most = most > magnitude ? most : magnitude;
+  }
+  return most;
+}
+
+// Over `lanes` lanes that lie together, a power of two; all of them get it.
+__device__ __forceinline__ uint32_t max_of_lanes(uint32_t most, int lanes) {
+  for (int mask = lanes / 2; mask > 0; mask /= 2) {
+    const uint32_t other = lane_xor(most, mask);
+    most = most > other ? most : other;
+  }
+  return most;
+}
+
+__device__ __forceinline__ uint64_t sum_of_lanes(uint64_t sum) {
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) sum += lane_xor(sum, mask);
+  return sum;
+}
+
+__device__ __forceinline__ float norm_of_magnitude(uint32_t most) {
+  return most < kInfinity ? __uint_as_float(most) : __uint_as_float(0x7fc00000u);
+}
+
+__device__ __forceinline__ float norm_of_energy(double energy) {
+  const double l2 = sqrt(energy);
+  if (!(l2 <= 0x1.fffffffffffffp1023)) return __uint_as_float(0x7fc00000u);
+  // Finite elements can have a norm beyond float32; it must not read as "not finite".
+  return l2 > static_cast<double>(kMost) ? kMost : static_cast<float>(l2);
+}
+
+// The sum of squares of a bucket in the order of the CPU's: element i goes to partial sum i % 32.
+// Lane s keeps partial sum s; `staged` brings it the elements of all others.
+class Energy {
+ public:
+  __device__ __forceinline__ explicit Energy(float* staged) : staged_(staged) {}
+
+  // Adds the first `count` elements of a span.
+  __device__ __forceinline__ void add(const float* value, int lane, size_t count) {
+    const int tile = lane / kTileLanes * kTile, j = lane % kTileLanes;
+    sync_lanes();  // the last span has been read
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) staged_[tile + 16 * p + 4 * j + c] = value[4 * p + c];
+    }
+    sync_lanes();
+    for (size_t at = lane; at < count && at < kSpan; at += kLanes) {
+      const double x = static_cast<double>(staged_[at]);
+      sum_ += x * x;
+    }
+  }
+
+  // On every lane.
+  __device__ __forceinline__ double total() const {
+    double sum = sum_;
+    for (int half = kLanes / 2; half > 0; half /= 2) sum += lane_down(sum, half);
+    return lane_get(sum, 0);
+  }
+
+ private:
+  float* staged_;
+  double sum_ = 0;
+};
+
+// A word of the third byte of each: what stands before the point of four fixed-point numbers.
+__device__ __forceinline__ uint32_t third_bytes(const uint32_t* of) {
+  return __byte_perm(__byte_perm(of[0], of[1], 0x62), __byte_perm(of[2], of[3], 0x62), 0x5410);
+}
+
+// Codes a lane's elements of the piece's tile `tile`, four to a word, and packs them to `codes`,
+// the piece's, unless that is null. Returns the sum of f (1 - f) over them, f being how far each
+// lies above its lower level, in units of 2^-32; 0 with kPlain, which is for codes that round at
+// random and do not contract.
+template <bool kPlain>
+__device__ __forceinline__ uint64_t quantize(const float* value, float norm, const Code& code,
+                                             const Philox& philox, uint64_t first_tile, size_t tile,
+                                             int j, uint32_t* codes, uint32_t* word) {
+  uint64_t variance = 0;
+  if (norm > 0) {
+    int noise[kMine];
+    if (kPlain || !code.nearest) draw(philox, first_tile + tile, j, noise);
+    Grid(norm, code.levels).choose([&](const auto& number_of) {
+#pragma unroll
+      for (int p = 0; p < 4; ++p) {
+        uint32_t level[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          const int number = number_of(value[4 * p + c]);
+          // One less below zero: ties move away from zero on both sides.
+          const bool nearest = !kPlain && code.nearest;
+          const int up = nearest ? (1 << 15) + (number >> 31) : noise[4 * p + c];
+          if constexpr (!kPlain) {
+            const uint64_t fraction = static_cast<uint32_t>(number) & 0xffffu;
+            variance += fraction * (0x10000u - fraction);
+          }
+          level[c] = static_cast<uint32_t>(number + up + (code.levels << 16));
+        }
+        word[p] = third_bytes(level);
+      }
+    });
+  } else {  // zeros, or what is not finite
+#pragma unroll
+    for (int p = 0; p < 4; ++p) word[p] = static_cast<uint32_t>(code.levels) * 0x01010101u;
+  }
+  pack(word, code.bits, j, codes == nullptr ? nullptr : codes + tile * (2 * code.bits));
+  return variance;
+}
+
+// The scale that a bucket's decoders see: less than its norm where the code must contract.
+__device__ __forceinline__ float contracted(float norm, int levels, uint64_t variance,
+                                            double energy) {
+  const double unit = static_cast<double>(norm) / levels;
+  const double w = unit * unit * (static_cast<double>(variance) * 0x1p-32) / energy;
+  return norm * (w >= 1 ? static_cast<float>(1 / (1 + w)) : 1.0f);
+}
+
+}  // namespace qsgd::gpu
