@@ -121,6 +121,8 @@ GATE = (
     "tests/unit/test_scaling_run.py::test_a_dry_run",
     # The form of compiled functions that fits the CPU.
     "tests/core/test_clones.py",
+    # How much of the core a wait takes.
+    "tests/core/test_patience.py",
     # What users see first; and the tests' own rules.
     "tests/docs/test_jobs_page.py",
     "tests/docs/test_readme.py::test_quick_commands",

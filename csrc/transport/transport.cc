@@ -13,8 +13,11 @@
 namespace qsgd {
 namespace {
 
-constexpr unsigned kSpins = 64;  // some microseconds
-constexpr unsigned kYields = 2000;
+// By turns and by time: in shared memory a turn takes some 0.1 us, over TCP each request that is
+// looked at asks the kernel about every connection, which takes the core for 1 us.
+constexpr unsigned kSpins = 64;
+constexpr std::chrono::microseconds kSpinning{20};
+constexpr std::chrono::microseconds kYielding{200};
 
 // Each nap costs the core some 20 us. Growing by a fifth, they end at most a fifth of the wait too
 // late, and are few: 9 in 1 ms, 20 in 5 ms.
@@ -37,13 +40,13 @@ thread_local int naps_when_crowded = kFewestNaps;
 constexpr std::chrono::seconds kInterruptible{1};
 thread_local Interruptible* interruptible = nullptr;
 
-// The `turn`th of a wait.
-std::chrono::nanoseconds nap(unsigned turn) {
+// The `number`th of a wait.
+std::chrono::nanoseconds nap(unsigned number) {
   // The kernel adds up to 50 us to a sleep, unless told otherwise, to save wake-ups.
   static thread_local const int exact = prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   static_cast<void>(exact);  // where it is refused, sleeps are a little longer
   std::chrono::nanoseconds duration = kFirstNap;
-  for (unsigned i = 0; i < std::min(turn, kGrowing); ++i) duration += duration / 5;
+  for (unsigned i = 0; i < std::min(number, kGrowing); ++i) duration += duration / 5;
   return duration;
 }
 
@@ -122,10 +125,6 @@ void Interruptible::check() {
               "the program was interrupted in the midst of an operation that others take part in");
 }
 
-bool Backoff::is_long() const { return turns_ > spins(); }
-
-unsigned Backoff::spins() { return crowded > 0 ? kCrowdedSpins : kSpins; }
-
 void Backoff::pause() {
   const std::chrono::nanoseconds nap = pause_or_nap();
   if (nap.count() == 0) return;
@@ -133,20 +132,30 @@ void Backoff::pause() {
   std::this_thread::sleep_for(nap);
 }
 
+bool Backoff::spins_on() {
+  if (long_) return false;
+  ++turns_;
+  long_ = turns_ > (crowded > 0 ? kCrowdedSpins : kSpins);
+  if ((turns_ & (turns_ - 1)) != 0) return !long_;  // a look at the clock costs as much as a turn
+  const auto now = std::chrono::steady_clock::now();
+  if (turns_ == 1) since_ = now;
+  long_ |= now - since_ > kSpinning;
+  return !long_;
+}
+
 std::chrono::nanoseconds Backoff::pause_or_nap() {
   constexpr std::chrono::nanoseconds kNone{0};
-  ++turns_;
-  const unsigned spins = Backoff::spins();
-  if (turns_ <= spins) {
+  if (spins_on()) {
     relax();
     return kNone;
   }
   if (crowded > 0) {
     --crowded;
-    return nap(turns_ - spins);
+    return nap(++naps_);
   }
-  if (turns_ > kSpins + kYields) return nap(turns_ - kSpins - kYields);
   const auto before = std::chrono::steady_clock::now();
+  if (yields_until_ == std::chrono::steady_clock::time_point()) yields_until_ = before + kYielding;
+  if (before > yields_until_) return nap(++naps_);
   sched_yield();  // ranks often outnumber cores on a laptop: the peer needs this one
   if (std::chrono::steady_clock::now() - before <= kLateYield) {
     naps_when_crowded = kFewestNaps;

@@ -123,12 +123,16 @@ class Backoff {
   // woken; else 0.
   std::chrono::nanoseconds pause_or_nap();
   // Whether the brief part is over.
-  bool is_long() const;
-  void reset() { turns_ = 0; }
+  bool is_long() const { return long_; }
+  void reset() { *this = Backoff(); }
 
  private:
-  static unsigned spins();
+  bool spins_on();
+  bool long_ = false;
   unsigned turns_ = 0;
+  std::chrono::steady_clock::time_point since_;  // the first turn
+  unsigned naps_ = 0;
+  std::chrono::steady_clock::time_point yields_until_;  // set by the first yield
 };
 
 }  // namespace qsgd
