@@ -341,7 +341,7 @@ class Engine:
             cycle_time_s: seconds that rank 0 waits for more tensors to fuse.
             algorithm: of exact or of compressed reductions; the others are by "auto".
             bits: 2, 4 or 8 per element of codes that have a choice, or 32 for none.
-            segment_elements: of a message of compressed reductions, a power of two; 0: by size.
+            segment_elements: of a message of compressed reductions, a power of two; 0: 2^18.
 
         Raises:
             UsageError: another rank, or a value that cannot be carried out here.

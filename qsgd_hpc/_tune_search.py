@@ -33,7 +33,7 @@ class Space:
         cycle_time_ms: waits for more tensors to fuse.
         algorithms: as QSGD_ALGORITHM names them.
         bits: of compressed gradients.
-        segment_elements: of their messages; 0 is by size.
+        segment_elements: of their messages; 0 is 2^18.
     """
 
     fusion_mib: tuple[int, int] | tuple[()] = (1, 256)

@@ -39,7 +39,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 TRIED_BITS = (2, 4, 8)
-TRIED_SEGMENTS = (0, 1 << 14, 1 << 16, 1 << 18, 1 << 20)
+TRIED_SEGMENTS = (0, 1 << 14, 1 << 16, 1 << 20)
 
 _tuner: Tuner | None = None
 

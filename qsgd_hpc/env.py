@@ -58,7 +58,7 @@ def _at_least(kind: type[int] | type[float], least: float) -> Callable[[str], An
 def _segment(text: str) -> int:
     """0, or a power of two from 2 to 2^30."""
     if not text.strip().isdecimal() or int(text) not in (0, *(1 << n for n in range(1, 31))):
-        raise ValueError("expected a power of two up to 2^30, such as 65536, or 0 (by size)")
+        raise ValueError("expected a power of two up to 2^30, such as 65536, or 0 (2^18)")
     return int(text)
 
 
@@ -217,7 +217,7 @@ TABLE: dict[str, Variable] = {
     "QSGD_SEGMENT_ELEMENTS": Variable(
         _segment,
         0,
-        "elements that a message of a compressed reduction holds, a power of two; 0: by size",
+        "elements that a message of a compressed reduction holds, a power of two; 0: 2^18",
     ),
     "QSGD_CYCLE_TIME_MS": Variable(
         _at_least(float, 0),

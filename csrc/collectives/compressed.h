@@ -39,7 +39,7 @@ void run_compressed(Transport& transport, std::vector<ReduceTensor>& tensors,
                     const Cut& cut) {
   SegmentCoder coder(tensors, args, seed, transport.rank(), transport.size(), workers);
   if (transport.size() == 1) return reduce_alone(coder, tensors, args);
-  const auto segments = cut(segment_limit(tensors, transport.size(), pipelining));
+  const auto segments = cut(segment_limit(pipelining));
   KeptOnFailure<BufferPool> pool;
   Machine machine(transport, coder, segments, *pool);
   run_to_end(transport, machine);

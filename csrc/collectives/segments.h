@@ -53,15 +53,14 @@ size_t largest_message(const Messages& messages);
 
 // How a compressed collective cuts its messages. The result does not depend on it.
 struct Pipelining {
-  size_t segment = 0;     // elements per message; 0: chosen by size
+  size_t segment = 0;     // elements per message; 0: as many as usual
   size_t peak_bytes = 0;  // filled in: memory taken beyond the caller's
 };
 
 // Messages under way per peer and direction: one is coded while one travels and one waits.
 constexpr size_t kWindow = 3;
 
-// Elements per message, where `total` elements are spread over `owners`.
-size_t segment_limit(const std::vector<ReduceTensor>& tensors, int owners,
-                     const Pipelining* pipelining);
+// Elements per message.
+size_t segment_limit(const Pipelining* pipelining);
 
 }  // namespace qsgd

@@ -53,14 +53,12 @@ class Sra2d {
   bool advance() { return pass_along_row() || sum_item() || take_result() || send_input(); }
 
   bool done() {
-    bool all = summed_ == sums_.size() && passed_ == sums_.size() && results_out_.drained() &&
-               along_row_.drained();
+    if (summed_ < sums_.size() || passed_ < sums_.size()) return false;
     for (size_t i = 0; i < row_peers_.size(); ++i) {
-      all &= sent_[i] == for_row_peers_[i].size() && row_out_[i].drained() &&
-             row_results_[i].finished();
+      if (sent_[i] < for_row_peers_[i].size() || !row_results_[i].finished()) return false;
     }
-    for (SendWindow& out : column_out_) all &= out.drained();
-    return all;
+    return results_out_.drained() && along_row_.drained() && all_drained(row_out_) &&
+           all_drained(column_out_);
   }
 
  private:
@@ -272,7 +270,7 @@ void sra2d_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
     return sra_allreduce(transport, tensors, args, seed, workers, pipelining);
   }
   SegmentCoder coder(tensors, args, seed, transport.rank(), transport.size(), workers);
-  const size_t limit = segment_limit(tensors, transport.size(), pipelining);
+  const size_t limit = segment_limit(pipelining);
   const std::vector<Chunk> chunks = chunks_of(tensors, transport.size(), limit);
   KeptOnFailure<BufferPool> pool;
   Sra2d machine(transport, coder, chunks, grid, *pool);

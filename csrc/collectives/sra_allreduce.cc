@@ -34,12 +34,11 @@ class Sra {
   bool advance() { return sum_segment() || send_input() || take_result(); }
 
   bool done() {
-    bool all = summed_ == mine_.size() && results_out_.drained();
+    if (summed_ < mine_.size()) return false;
     for (size_t i = 0; i < others_.size(); ++i) {
-      all &= sent_[i] == chunk_of_rank(others_[i]).size() && inputs_out_[i].drained() &&
-             results_in_[i].finished();
+      if (sent_[i] < chunk_of_rank(others_[i]).size() || !results_in_[i].finished()) return false;
     }
-    return all;
+    return results_out_.drained() && all_drained(inputs_out_);
   }
 
  private:

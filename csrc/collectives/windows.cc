@@ -86,4 +86,8 @@ bool SendWindow::drained() {
   return all;
 }
 
+bool all_drained(std::vector<SendWindow>& windows) {
+  return std::all_of(windows.begin(), windows.end(), [](SendWindow& out) { return out.drained(); });
+}
+
 }  // namespace qsgd

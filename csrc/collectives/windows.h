@@ -70,7 +70,8 @@ class SendWindow {
   // The message that was sent as number `index`, until its buffer is taken again.
   const uint8_t* sent(size_t index) const { return slots_[index % slots_.size()].data; }
   size_t depth() const { return slots_.size(); }
-  // True once nothing is under way.
+  // True once nothing is under way. It asks MPI about each message, and each answer costs: to be
+  // asked last.
   bool drained();
 
  private:
@@ -86,5 +87,7 @@ class SendWindow {
   std::vector<Slot> slots_;
   size_t next_ = 0;
 };
+
+bool all_drained(std::vector<SendWindow>& windows);
 
 }  // namespace qsgd

@@ -16,9 +16,7 @@ __all__ = ["FLOAT_BYTES", "Coding", "Tensors", "chunk_bytes", "chunk_counts", "o
 FLOAT_BYTES = 4
 TILE = 64
 HEADER_BYTES = 32
-SEGMENT_LEAST = 1 << 14
-SEGMENT_MOST = 1 << 18
-SEGMENTS_PER_CHUNK = 8
+SEGMENT = 1 << 18  # elements of a message
 
 Tensors = Sequence[tuple[int, int]]
 """Gradients that travel together: (elements, id) of each; the id rotates who owns what."""
@@ -63,26 +61,18 @@ def chunk_counts(tensors: Tensors, granule: int, ranks: int) -> np.ndarray:
     return total
 
 
-def segment_limit(tensors: Tensors, bucket: int, owners: int) -> int:
-    """Return the most elements of one message."""
-    total = sum(count for count, _ in tensors)
-    even = total // (owners * SEGMENTS_PER_CHUNK)
-    return max(min(max(even, SEGMENT_LEAST), SEGMENT_MOST), bucket)
-
-
 def chunk_bytes(tensors: Tensors, coding: Coding, ranks: int, *, cut: bool = True) -> np.ndarray:
     """Return the bytes of all messages that carry what each rank owns, headers included.
 
     Args:
         tensors: what travels together.
         coding: of the codes.
-        ranks: that share the list; also how many parts segments are planned for.
+        ranks: that share the list.
         cut: False where every rank sends the whole list (a compressed allgather).
     Returns:
         int64, shape (ranks,), or (1,) for a list that is not cut.
     """
-    limit = segment_limit(tensors, coding.bucket, ranks)
-    limit = max(limit // coding.bucket, 1) * coding.bucket
+    limit = max(SEGMENT // coding.bucket, 1) * coding.bucket
     owners = ranks if cut else 1
     sizes = [tuple(owned(tensor, coding.bucket, owners).tolist()) for tensor in tensors]
     return np.array(
