@@ -110,12 +110,17 @@ bool BucketCode::decode(const float* scales, const uint8_t* codes, size_t count,
 void BucketCode::decode_add(const float* scales, const uint8_t* codes, size_t count,
                             const CodecSpec& spec, float* sum) const {
   Scratch scratch;
-  std::vector<float> values(std::min<size_t>(count, spec.bucket));
   each_bucket(count, spec, scales, codes,
               [&](size_t begin, size_t size, const float* scale, const uint8_t* code) {
-                decode_bucket(scale, code, size, spec, values.data(), scratch);
-                add(values.data(), size, sum + begin);
+                add_bucket(scale, code, size, spec, sum + begin, scratch);
               });
+}
+
+void BucketCode::add_bucket(const float* scales, const uint8_t* codes, size_t count,
+                            const CodecSpec& spec, float* sum, Scratch& scratch) const {
+  scratch.values.resize(count);
+  decode_bucket(scales, codes, count, spec, scratch.values.data(), scratch);
+  add(scratch.values.data(), count, sum);
 }
 
 bool IntegerCode::encode_bucket(const float* x, size_t count, uint64_t first, const CodecSpec& spec,

@@ -85,6 +85,9 @@ class BucketCode : public Code {
     std::vector<uint8_t> integers;
     std::vector<uint16_t> noise;
     std::vector<uint8_t> bytes;
+    std::vector<float> values;
+    std::vector<uint32_t> maxima;
+    std::vector<uint64_t> ranks;
   };
   // Returns false when the bucket holds NaN or Inf; it then decodes to what is not finite. Element
   // `first` of the key's tensor is x[0].
@@ -95,6 +98,9 @@ class BucketCode : public Code {
   // all values are finite.
   virtual bool decode_bucket(const float* scales, const uint8_t* codes, size_t count,
                              const CodecSpec& spec, float* out, Scratch& scratch) const = 0;
+  // Adds what decode_bucket gives.
+  virtual void add_bucket(const float* scales, const uint8_t* codes, size_t count,
+                          const CodecSpec& spec, float* sum, Scratch& scratch) const;
 
  private:
   bool encode_floats(const float* x, size_t count, uint64_t first, const CodecSpec& spec,

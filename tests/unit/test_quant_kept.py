@@ -49,6 +49,34 @@ def test_topk_keeps_the_first_of_equals_and_the_last_place_of_the_largest_bucket
     assert decoded[-1] == -2
 
 
+@pytest.mark.parametrize("k", [1, 5, 16, 40, 128, 700])
+@pytest.mark.parametrize("bucket", [512, 4096])
+@pytest.mark.parametrize("kind", ["few magnitudes", "a few that are not zero", "zeros", "tiny"])
+def test_topk_keeps_the_largest_and_the_first_whatever_is_equal(k, bucket, kind):
+    x = gaussian(2 * bucket + 300, seed=k)
+    if kind == "few magnitudes":
+        x = np.round(x)
+    elif kind == "a few that are not zero":
+        x[np.abs(x) < 2.5] = 0
+    elif kind == "zeros":
+        x[:] = -0.0
+    else:
+        x *= np.float32(1e-41)  # subnormal
+    k = min(k, bucket)
+    expected = [largest(x[at : at + bucket], k) for at in range(0, x.size, bucket)]
+    decoded = round_trip(x, scheme="topk", k=k, bucket_size=bucket)
+    assert np.array_equal(decoded, np.concatenate(expected))
+
+
+def test_topk_adds_what_it_keeps_and_nothing_else():
+    x, spec = gaussian(1300), _core.CodecSpec(scheme="topk", k=20)
+    message = _core.encode(x, spec=spec)
+    total = gaussian(1300, seed=2)
+    expected = total + _core.decode(message, count=x.size, spec=spec)
+    _core.decode_add_into(message, total, spec=spec)
+    assert np.array_equal(total, expected)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_topk_lets_a_bad_element_be_seen(bad):
     x = gaussian(BUCKET * 3) * np.float32(1e37)
