@@ -32,12 +32,14 @@ hvd.init()
 spaces = {kind: os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "ipc", "uts", "mnt")}
 lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
 links = [line.split(":")[0].strip() for line in lines]
+names = Path("/etc/resolv.conf")
 Path(f"/dev/shm/mine-{hvd.rank()}").touch()
 hvd.allreduce(__import__("numpy").ones(4, "f4"), name="all are here")
 found = {
     "host": socket.gethostname(), "address": socket.gethostbyname(socket.gethostname()),
     "spaces": spaces, "links": sorted(links), "uid": os.getuid(), "local": hvd.local_rank(),
     "memory": sorted(p.name for p in Path("/dev/shm").glob("mine-*")), "cwd": os.getcwd(),
+    "name_servers": names.read_text() if names.exists() else "",
 }
 Path(f"{os.environ['FOUND']}/{hvd.rank()}").write_text(json.dumps(found))
 """
@@ -54,6 +56,7 @@ def test_each_node_is_a_host_of_its_own(run_ranks, tmp_path):
     assert [r["local"] for r in ranks] == [0, 1, 0, 1]
     assert [r["address"] for r in ranks[::2]] == ["10.77.0.1", "10.77.0.2"]
     assert all(r["links"] == ["eth0", "lo"] for r in ranks)
+    assert not any(r["name_servers"] for r in ranks)  # none answers there
     # Shared memory is that of the host: its ranks see each other's, and no other's.
     assert [r["memory"] for r in ranks[::2]] == [["mine-0", "mine-1"], ["mine-2", "mine-3"]]
     assert ranks[0]["spaces"] == ranks[1]["spaces"]

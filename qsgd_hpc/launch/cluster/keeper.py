@@ -200,12 +200,21 @@ def _make_room(hosts: int) -> None:
 
 
 def _name_hosts(count: int) -> None:
-    """Let /etc/hosts, in this cluster alone, tell the hosts' addresses."""
-    etc = Path("/etc/hosts")
-    if not etc.exists():
+    """Let /etc/hosts, in this cluster alone, tell the hosts' addresses, and nobody else be asked.
+
+    A name server is beyond the cluster, and a program that asks one who has called it, as
+    torch.distributed does of a peer's address in IPv6, waits ten seconds for each answer.
+    """
+    _replace(Path("/etc/hosts"), hosts_file(count, os.uname().nodename))
+    _replace(Path("/etc/resolv.conf"), "")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Let a file of this machine, if it has one, say something else in this cluster alone."""
+    if not path.exists():
         return
-    with tempfile.NamedTemporaryFile("w", prefix="qsgd-hosts-") as file:
-        file.write(hosts_file(count, os.uname().nodename))
+    with tempfile.NamedTemporaryFile("w", prefix=f"qsgd-{path.stem}-") as file:
+        file.write(text)
         file.flush()
         Path(file.name).chmod(0o644)
-        hide_file(etc, Path(file.name))  # which stays when its name goes
+        hide_file(path, Path(file.name))  # which stays when its name goes
