@@ -100,9 +100,7 @@ def _ddp(
     return make
 
 
-def _engine(bits: int) -> Make:
-    compression = hvd.Compression.none if bits == 32 else hvd.Compression.qsgd(bits=bits)
-
+def _engine(compression: Any) -> Make:
     def make(what: str, model: nn.Module, sgd: torch.optim.Optimizer) -> Contestant:
         optimizer = hvd.DistributedOptimizer(
             sgd, named_parameters=model.named_parameters(), compression=compression
@@ -143,9 +141,11 @@ PEERS: dict[str, Make] = {
     },
 }
 OURS: dict[str, Make] = {
-    "engine fp32": _engine(32),
-    "engine 8 bit": _engine(8),
-    "engine 4 bit": _engine(4),
+    "engine fp32": _engine(hvd.Compression.none),
+    "engine 8 bit": _engine(hvd.Compression.qsgd(bits=8)),
+    "engine 4 bit": _engine(hvd.Compression.qsgd(bits=4)),
+    "engine top 1%": _engine(hvd.Compression.topk(ratio=0.01)),
+    "engine top 0.2%": _engine(hvd.Compression.topk(ratio=0.002)),
     "DDP hook 8 bit": _ddp(_qsgd(8)),
     "DDP hook 4 bit": _ddp(_qsgd(4)),
 }
