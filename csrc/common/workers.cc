@@ -1,5 +1,7 @@
 #include "common/workers.h"
 
+#include "common/thread_name.h"
+
 namespace qsgd {
 
 Workers::Workers(int threads) {
@@ -42,6 +44,7 @@ void Workers::work(std::unique_lock<std::mutex>& lock) {
 }
 
 void Workers::serve() {
+  name_thread("qsgd-worker");
   std::unique_lock<std::mutex> lock(mutex_);
   while (!closing_) {
     work(lock);

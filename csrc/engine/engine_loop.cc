@@ -3,6 +3,7 @@
 #include <iterator>
 #include <utility>
 
+#include "common/thread_name.h"
 #include "engine/engine.h"
 
 namespace qsgd {
@@ -17,6 +18,7 @@ constexpr std::chrono::milliseconds kShortNap{1};  // where others work without 
 }  // namespace
 
 void Engine::run() {
+  name_thread("qsgd-engine");
   std::unique_lock<std::mutex> helm(helm_);  // to the end: nobody works on what is failed there
   try {
     if (size() > 1 && (config_.machine || config_.measure_at_start)) learn_machine();

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "common/error.h"
+#include "common/thread_name.h"
 
 namespace qsgd {
 namespace {
@@ -107,6 +108,7 @@ bool Lifeline::read_from(const Peer& peer, std::string& loss) {
 }
 
 void Lifeline::watch() {
+  name_thread("qsgd-lifeline");
   std::vector<pollfd> fds;
   for (const Peer& peer : peers_) fds.push_back({peer.fd, POLLIN, 0});
   fds.push_back({wake_[0], POLLIN, 0});

@@ -13,6 +13,8 @@
 #include <sstream>
 #include <utility>
 
+#include "common/thread_name.h"
+
 namespace qsgd {
 namespace {
 
@@ -76,6 +78,7 @@ void RollCall::end() {
 }
 
 void RollCall::watch() {
+  name_thread("qsgd-roll-call");
   using Clock = std::chrono::steady_clock;
   const auto began = Clock::now();
   const auto after = [began](double s) {

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "common/error.h"
+#include "common/thread_name.h"
 
 namespace qsgd {
 namespace {
@@ -110,6 +111,7 @@ void TraceWriter::add(Event event) {
 }
 
 void TraceWriter::run() {
+  name_thread("qsgd-timeline");
   bool last = false;
   while (!last) {
     std::vector<Event> events;

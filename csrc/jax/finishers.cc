@@ -3,6 +3,8 @@
 #include <thread>
 #include <utility>
 
+#include "common/thread_name.h"
+
 namespace qsgd {
 
 Finishers& Finishers::of_process() {
@@ -23,6 +25,7 @@ void Finishers::run(std::function<void()> task) {
 }
 
 void Finishers::work() {
+  name_thread("qsgd-jax");
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return !tasks_.empty(); });

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import array
 import ctypes
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import qsgd_hpc.arrays as hvd
+from tests.processes import until
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -149,3 +152,16 @@ def test_compression_of_a_gradient(compression):
         assert (found != exact).any()
     with pytest.raises(ValueError, match=r"use Compression\.none"):
         hvd.allreduce(mine, op=hvd.Max, compression=hvd.Compression.qsgd(bits=4))
+
+
+def thread_names():
+    names = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended since
+            names.add((thread / "comm").read_text().strip())
+    return names
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no threads are listed here")
+def test_the_engines_thread_tells_whose_it_is():
+    until(lambda: "qsgd-engine" in thread_names())
