@@ -81,7 +81,7 @@ Floats decode_new(const Bytes& message, size_t count, const CodecSpec& spec) {
 
 float max_abs(const Floats& x) {
   const auto most = kernels().max_magnitude(x.data(), static_cast<size_t>(x.size()));
-  return most > 0x7f800000u ? std::numeric_limits<float>::quiet_NaN() : bit_cast<float>(most);
+  return most > kInfinity ? std::numeric_limits<float>::quiet_NaN() : bit_cast<float>(most);
 }
 
 void add_into(Floats y, const Floats& x) {

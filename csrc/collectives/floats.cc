@@ -33,7 +33,7 @@ QSGD_CLONES
 void set_residual(const float* value, const float* sent, size_t count, float* residual) {
   for (size_t i = 0; i < count; ++i) {
     const float left = value[i] - sent[i];
-    residual[i] = (bit_cast<uint32_t>(left) & 0x7fffffffu) < 0x7f800000u ? left : 0.0f;
+    residual[i] = magnitude_bits(left) < kInfinity ? left : 0.0f;
   }
 }
 

@@ -81,11 +81,11 @@ bool scale_floats(float* to, const float* from, size_t count, float by) {
   uint32_t most = 0;
   for (size_t i = 0; i < count; ++i) {
     const float value = from[i] * by;
-    const uint32_t magnitude = bit_cast<uint32_t>(value) & 0x7fffffffu;
+    const uint32_t magnitude = magnitude_bits(value);
     most = magnitude > most ? magnitude : most;
     to[i] = value;
   }
-  return most < 0x7f800000u;
+  return most < kInfinity;
 }
 
 // By bits: a number is finite unless its exponent is all ones.
@@ -105,7 +105,7 @@ bool finite_16(const uint16_t* x, size_t count, uint16_t infinity) {
 }
 QSGD_CLONES
 bool finite_32(const uint32_t* x, size_t count) {
-  return finite_bits<uint32_t>(x, count, 0x7fffffff, 0x7f800000);
+  return finite_bits<uint32_t>(x, count, 0x7fffffff, kInfinity);
 }
 QSGD_CLONES
 bool finite_64(const uint64_t* x, size_t count) {
@@ -141,11 +141,11 @@ bool add_scaled(float* to, const float* a, const float* b, size_t count, float b
   uint32_t most = 0;
   for (size_t i = 0; i < count; ++i) {
     const float value = (b[i] + a[i]) * by;
-    const uint32_t magnitude = bit_cast<uint32_t>(value) & 0x7fffffffu;
+    const uint32_t magnitude = magnitude_bits(value);
     most = magnitude > most ? magnitude : most;
     to[i] = value;
   }
-  return most < 0x7f800000u;
+  return most < kInfinity;
 }
 
 bool all_finite(const void* x, size_t count, DType dtype) {

@@ -50,12 +50,16 @@ QSGD_INLINE To bit_cast(const From& from) {
   return to;
 }
 
+// |x| as an integer: it has the order of the floats, and from kInfinity on x is Inf or NaN.
+QSGD_INLINE uint32_t magnitude_bits(float x) { return bit_cast<uint32_t>(x) & 0x7fffffffu; }
+constexpr uint32_t kInfinity = 0x7f800000u;
+
 struct BFloat16 {
   uint16_t bits;
   BFloat16() = default;
   QSGD_INLINE explicit BFloat16(float x) {
     const auto u = bit_cast<uint32_t>(x);
-    if ((u & 0x7fffffffu) > 0x7f800000u) {
+    if (magnitude_bits(x) > kInfinity) {
       bits = static_cast<uint16_t>((u >> 16) | 0x40u);  // rounding could turn a NaN into Inf
     } else {
       bits = static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
@@ -72,9 +76,9 @@ struct Float16 {
   QSGD_INLINE explicit Float16(float x) {
     const auto u = bit_cast<uint32_t>(x);
     const auto sign = static_cast<uint16_t>((u >> 16) & 0x8000u);
-    const uint32_t magnitude = u & 0x7fffffffu;
+    const uint32_t magnitude = magnitude_bits(x);
     if (magnitude >= 0x47800000u) {  // 65536 and beyond, Inf, NaN
-      bits = static_cast<uint16_t>(sign | (magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u));
+      bits = static_cast<uint16_t>(sign | (magnitude > kInfinity ? 0x7e00u : 0x7c00u));
     } else if (magnitude < 0x38800000u) {  // subnormal: let the FPU round to multiples of 2^-24
       const float shifted = bit_cast<float>(magnitude) + 0.5f;
       bits = static_cast<uint16_t>(sign | (bit_cast<uint32_t>(shifted) - 0x3f000000u));

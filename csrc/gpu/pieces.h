@@ -6,7 +6,6 @@
 
 namespace qsgd::gpu {
 
-constexpr uint32_t kInfinity = 0x7f800000u;
 constexpr float kMost = 0x1.fffffep127f;
 
 // What the kernels need to know of a code.

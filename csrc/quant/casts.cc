@@ -6,8 +6,6 @@
 namespace qsgd {
 namespace {
 
-constexpr uint32_t kInfinity = 0x7f800000u;
-
 // Its codes need no alignment.
 class Cast final : public BucketCode {
  public:

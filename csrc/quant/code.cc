@@ -25,8 +25,6 @@ const std::array<const Code*, kCodes>& table() {
   return codes;
 }
 
-constexpr uint32_t kInfinity = 0x7f800000u;
-
 }  // namespace
 
 const Code& code_of(Scheme scheme) {

@@ -51,7 +51,7 @@ struct Magnitudes {
 QSGD_INLINE float largest_magnitude(const float* x, size_t count) {
   uint32_t most = 0;
   for (size_t i = 0; i < count; ++i) {
-    const uint32_t m = bit_cast<uint32_t>(x[i]) & 0x7fffffffu;
+    const uint32_t m = magnitude_bits(x[i]);
     most = m > most ? m : most;
   }
   return bit_cast<float>(most);

@@ -118,7 +118,7 @@ QSGD_INLINE typename V::I larger_magnitude(typename V::I most, typename V::F x) 
 }
 
 QSGD_INLINE uint32_t larger_magnitude(uint32_t most, float x) {
-  const uint32_t magnitude = bit_cast<uint32_t>(x) & 0x7fffffffu;
+  const uint32_t magnitude = magnitude_bits(x);
   return magnitude > most ? magnitude : most;
 }
 

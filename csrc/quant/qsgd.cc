@@ -14,7 +14,6 @@
 namespace qsgd {
 namespace {
 
-constexpr uint32_t kInfinity = 0x7f800000u;
 constexpr float kMost = std::numeric_limits<float>::max();
 constexpr float kMostFloat16 = 65504;
 constexpr float kSmall = std::numeric_limits<float>::min() * 256;  // a level of it is normal

@@ -16,12 +16,9 @@ namespace {
 constexpr size_t kColumnsEach = 4;
 constexpr size_t kFewestColumns = 32;  // two vectors of 16
 
-// Magnitudes in the order of unsigned integers; NaN is above all.
-inline uint32_t magnitude(float x) { return bit_cast<uint32_t>(x) & 0x7fffffffu; }
-
 // Least for the largest magnitude, and among equals for the first place: no two are equal, so the
 // choice does not depend on how it is searched.
-uint64_t rank_of(float x, size_t place) { return uint64_t{~magnitude(x)} << 32 | place; }
+uint64_t rank_of(float x, size_t place) { return uint64_t{~magnitude_bits(x)} << 32 | place; }
 uint16_t place_of(uint64_t rank) { return static_cast<uint16_t>(rank); }
 
 size_t kept(size_t count, const CodecSpec& spec) { return std::min<size_t>(count, spec.k); }
@@ -32,9 +29,10 @@ void column_maxima(const float* x, size_t count, size_t columns, uint32_t* maxim
   std::fill_n(maxima, columns, 0u);
   size_t at = 0;
   for (; at + columns <= count; at += columns) {
-    for (size_t c = 0; c < columns; ++c) maxima[c] = std::max(maxima[c], magnitude(x[at + c]));
+    for (size_t c = 0; c < columns; ++c) maxima[c] = std::max(maxima[c], magnitude_bits(x[at + c]));
   }
-  for (size_t c = 0; at + c < count; ++c) maxima[c] = std::max(maxima[c], magnitude(x[at + c]));
+  for (size_t c = 0; at + c < count; ++c)
+    maxima[c] = std::max(maxima[c], magnitude_bits(x[at + c]));
 }
 
 class TopK final : public BucketCode {
@@ -83,7 +81,7 @@ class TopK final : public BucketCode {
     std::copy_n(maxima, columns, sorted);
     std::nth_element(sorted, sorted + keep - 1, sorted + columns, std::greater<>());
     const uint32_t least = sorted[keep - 1];
-    if (*std::max_element(maxima, maxima + columns) == 0) {  // all are: the first, then
+    if (least == 0 && *std::max_element(maxima, maxima + columns) == 0) {  // the first, then
       return add_ranks(x, 0, keep, 1, 0, ranks);
     }
     for (size_t c = 0; c < columns; ++c) {
@@ -95,7 +93,7 @@ class TopK final : public BucketCode {
   static void add_ranks(const float* x, size_t begin, size_t end, size_t step, uint32_t least,
                         std::vector<uint64_t>& ranks) {
     for (size_t i = begin; i < end; i += step) {
-      if (magnitude(x[i]) >= least) ranks.push_back(rank_of(x[i], i));
+      if (magnitude_bits(x[i]) >= least) ranks.push_back(rank_of(x[i], i));
     }
   }
 
