@@ -3,6 +3,7 @@
 
     compare.py ../results/end-to-end-*.json               # times as fast as gloo's DDP in float32
     compare.py --table speeds ../results/end-to-end-*.json
+    compare.py --page ../results/end-to-end-*.json        # all but those, as a page
 
 Ratios are medians over turns, each of times that were taken one after the other.
 """
@@ -21,7 +22,10 @@ Record = dict[str, Any]
 BASE = "gloo DDP fp32"
 PEERS = (BASE, "gloo DDP fp16", "gloo DDP PowerSGD 1", "gloo DDP PowerSGD 2")
 ALONE = "no exchange"
-OURS = ("engine fp32", "engine 8 bit", "engine 4 bit", "DDP hook 4 bit")
+OURS = ("engine fp32", "engine 8 bit", "engine 4 bit", "engine top 1%", "DDP hook 4 bit")
+EXCHANGING = (*PEERS, *OURS)
+RIVALS = EXCHANGING[1:]
+RACED = ("engine 4 bit", "engine top 1%")  # against the best peer
 RATES = ("memory", "100 Mb/s", "1 Gb/s", "10 Gb/s")
 TASKS = ("MNIST", "ResNet", "LSTM")
 
@@ -55,17 +59,21 @@ def best_peer(record: Record) -> Record:
 
 
 def ratios(record: Record) -> list[str]:
-    """Return how many times as fast as DDP in float32 ours are, and 4 bits over the best peer."""
+    """Return how many times as fast as DDP in float32 all are, and ours over the best peer."""
     rows, best = by_name(record), best_peer(record)
     return [
         f"{share(record):.0%}",
-        *(f"{ratio(rows[BASE], rows[what]):.2f}" for what in OURS),
-        f"{ratio(best, rows['engine 4 bit']):.2f} ({best['what'].removeprefix('gloo ')})",
+        *(f"{ratio(rows[BASE], rows[what]):.2f}" for what in RIVALS),
+        *(f"{ratio(best, rows[what]):.2f}" for what in RACED),
     ]
 
 
 Table = tuple[list[str], Callable[[Record], list[str]]]
-EXCHANGING = (*PEERS, *OURS)
+
+
+def per_second(row: Record) -> str:
+    """Return a row's images or words per second, in three digits or more."""
+    return f"{row['per_s']:,.{0 if row['per_s'] >= 100 else 1}f}"
 
 
 def of_each(whom: tuple[str, ...], value: Callable[[Record], str]) -> Table:
@@ -76,13 +84,31 @@ def of_each(whom: tuple[str, ...], value: Callable[[Record], str]) -> Table:
 
 TABLES: dict[str, Table] = {
     "ratios": (
-        [f"exchange in a step of {BASE}", *OURS, "engine 4 bit over the best peer"],
+        [
+            f"exchange in a step of {BASE}",
+            *(what.removeprefix("gloo ") for what in RIVALS),
+            *(f"{what} over the best peer" for what in RACED),
+        ],
         ratios,
     ),
-    "speeds": of_each((ALONE, *EXCHANGING), lambda row: f"{row['per_s']:,.0f}"),
+    "speeds": of_each((ALONE, *EXCHANGING), per_second),
     "exposed": of_each(EXCHANGING, lambda row: f"{1e3 * row['exposed_s']:.1f}"),
     "losses": of_each((ALONE, *EXCHANGING), lambda row: f"{row['loss']:.3f}"),
 }
+
+TITLES = {
+    "speeds": "Images or words per second, of all ranks",
+    "exposed": "Exposed exchange, ms of a step",
+    "losses": "Loss after the same steps",
+}
+PAGE_HEAD = """# Training, end to end: the numbers
+
+What `benchmarks/end_to_end_torch/compare.py --page` makes of the records in this folder;
+[how they were measured, and what follows](../README.md#training-end-to-end). *Exposed* is the
+time of a step beyond that of no exchange. The losses are means of the last eight batches, of few
+steps: they tell a contestant that does not train, and no more; [accuracies](../README.md#accuracy)
+are measured elsewhere.
+"""
 
 
 def order(record: Record) -> tuple[int, int, bool, int]:
@@ -101,16 +127,24 @@ def table(records: list[Record], name: str) -> str:
     return "\n".join(lines)
 
 
+def page(records: list[Record]) -> str:
+    """Return a page of the tables of numbers as they were measured."""
+    parts = [PAGE_HEAD]
+    parts += [f"## {title}\n\n{table(records, name)}\n" for name, title in TITLES.items()]
+    return "\n".join(parts)
+
+
 def main() -> None:
-    """Print the table."""
+    """Print a table, or several."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("records", nargs="+", type=Path)
     parser.add_argument("--table", choices=TABLES, default="ratios")
+    parser.add_argument("--page", action="store_true")
     args = parser.parse_args()
     records = [json.loads(path.read_text(encoding="utf-8")) for path in args.records]
-    print(table(records, args.table))
+    print(page(records) if args.page else table(records, args.table), end="" if args.page else "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from compare import ALONE, Record, by_name, network, ratio
+from compare import ALONE, Record, by_name, network, order, ratio
 
 from qsgd_hpc.scaling.drawing.style import GRID, INK, QUIET, STYLE, colour
 
@@ -25,10 +25,12 @@ LINES: dict[str, tuple[str, str, str]] = {
     "gloo DDP fp32": (QUIET, "-", "s"),
     "gloo DDP fp16": (QUIET, "--", "v"),
     "gloo DDP PowerSGD 1": (QUIET, ":", "^"),
+    "gloo DDP PowerSGD 2": (QUIET, "-.", "P"),
     "engine fp32": (INK, "-", "s"),
     "engine 8 bit": (colour(8), "-", "o"),
     "engine 4 bit": (colour(4), "-", "D"),
     "DDP hook 4 bit": (colour(4), "--", "D"),
+    "engine top 1%": (colour(2), "-", "X"),
 }
 RATES = {"100 Mb/s": 1e8, "1 Gb/s": 1e9, "10 Gb/s": 1e10}
 Chart = tuple[str, int]
@@ -44,7 +46,7 @@ def shares(record: Record) -> dict[str, float]:
 def charts(records: Iterable[Record]) -> dict[Chart, Points]:
     """Return by (network, hosts) what each contestant leaves at each rate."""
     found: dict[Chart, Points] = defaultdict(lambda: defaultdict(dict))
-    for record in records:
+    for record in sorted(records, key=order):
         rate = record["where"].partition(" hosts at ")[2]
         if rate in RATES:
             for what, share in shares(record).items():
@@ -63,12 +65,13 @@ def draw(found: dict[Chart, Points]) -> Any:
     for i, ranks in enumerate(hosts):
         for j, task in enumerate(tasks):
             panel(grid[i][j], found[task, ranks])
-            grid[i][j].set_title(f"{task}\n{ranks} hosts", fontsize=9.5, loc="left", color=INK)
+            title = f"{task}, {ranks} hosts".replace(", ", "\n", 1)
+            grid[i][j].set_title(title, fontsize=9.5, loc="left", color=INK)
     for axes in grid[:, 0]:
         axes.set_ylabel("speed, of no exchange")
     handles, names = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="lower center", ncols=len(names), frameon=False, fontsize=9)
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.legend(handles, names, loc="lower center", ncols=5, frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
     return figure
 
 
