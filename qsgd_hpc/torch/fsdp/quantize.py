@@ -97,7 +97,8 @@ def quantize_fsdp(
             bit needs error feedback, which would take a float32 copy of the unsharded gradients on
             each rank: there is none here.
         weight_bits: the same of the weights.
-        rules: bits of single gradients by name or number of elements, as in "head*=8, *.embed=32".
+        rules: bits of single gradients by name or number of elements, as in
+            ``"head*=8, *.embed=32"``.
         weight_rules: the same of the weights.
         seed: of the rounding noise, equal on every rank; None takes QSGD_SEED.
         threads: that code a shard; None takes QSGD_THREADS.
