@@ -4,6 +4,7 @@
     compare.py ../results/end-to-end-*.json               # times as fast as gloo's DDP in float32
     compare.py --table speeds ../results/end-to-end-*.json
     compare.py --page ../results/end-to-end-*.json        # all but those, as a page
+    compare.py --brief ../results/end-to-end-*.json       # those in few words, by network
 
 Ratios are medians over turns, each of times that were taken one after the other.
 """
@@ -127,6 +128,34 @@ def table(records: list[Record], name: str) -> str:
     return "\n".join(lines)
 
 
+BRIEF = {
+    "gloo DDP fp16": "fp16",
+    "gloo DDP PowerSGD 1": "PowerSGD 1",
+    "gloo DDP PowerSGD 2": "PowerSGD 2",
+    "engine 8 bit": "8 bits",
+    "engine 4 bit": "4 bits",
+    "engine top 1%": "top 1%",
+    "DDP hook 4 bit": "hook, 4 bits",
+}
+
+
+def brief(records: list[Record]) -> str:
+    """Return times as fast as DDP in float32: a short table for each network."""
+    tables = []
+    for task in TASKS:
+        mine = sorted((r for r in records if task in r["task"]), key=order)
+        lines = [f"| {mine[0]['task']} | exchange | {' | '.join(BRIEF.values())} |"]
+        lines.append("|---" * (2 + len(BRIEF)) + "|")
+        for record in mine:
+            rows = by_name(record)
+            cells = [f"batch {record['batch']}, {record['where'].removeprefix('2 ranks in ')}"]
+            cells += [f"{share(record):.0%}"]
+            cells += [f"{ratio(rows[BASE], rows[what]):.2f}" for what in BRIEF]
+            lines.append(f"| {' | '.join(cells)} |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
 def page(records: list[Record]) -> str:
     """Return a page of the tables of numbers as they were measured."""
     parts = [PAGE_HEAD]
@@ -142,9 +171,13 @@ def main() -> None:
     parser.add_argument("records", nargs="+", type=Path)
     parser.add_argument("--table", choices=TABLES, default="ratios")
     parser.add_argument("--page", action="store_true")
+    parser.add_argument("--brief", action="store_true")
     args = parser.parse_args()
     records = [json.loads(path.read_text(encoding="utf-8")) for path in args.records]
-    print(page(records) if args.page else table(records, args.table), end="" if args.page else "\n")
+    if args.page:
+        print(page(records), end="")
+    else:
+        print(brief(records) if args.brief else table(records, args.table))
 
 
 if __name__ == "__main__":

@@ -60,18 +60,20 @@ def draw(found: dict[Chart, Points]) -> Any:
 
     tasks = list(dict.fromkeys(task for task, _ in found))
     hosts = sorted({ranks for _, ranks in found})
-    size = (2.9 * len(tasks), 2.35 * len(hosts) + 0.7)
+    size = (2.15 * len(tasks), 2.2 * len(hosts) + 0.7)  # legible at the width of a page of text
     figure, grid = plt.subplots(len(hosts), len(tasks), figsize=size, squeeze=False, sharey=True)
     for i, ranks in enumerate(hosts):
         for j, task in enumerate(tasks):
             panel(grid[i][j], found[task, ranks])
             title = f"{task}, {ranks} hosts".replace(", ", "\n", 1)
-            grid[i][j].set_title(title, fontsize=9.5, loc="left", color=INK)
+            grid[i][j].set_title(title, fontsize=9, loc="left", color=INK)
+    for axes in grid[-1]:
+        axes.set_xlabel("Gb/s")
     for axes in grid[:, 0]:
         axes.set_ylabel("speed, of no exchange")
     handles, names = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="lower center", ncols=5, frameon=False, fontsize=9)
-    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    figure.legend(handles, names, loc="lower center", ncols=5, frameon=False, fontsize=8.5)
+    figure.tight_layout(rect=(0, 0.1, 1, 1), w_pad=0.4)
     return figure
 
 
@@ -86,7 +88,7 @@ def panel(axes: Any, points: Points) -> None:
         )  # fmt: skip
     axes.set_xscale("log")
     axes.set_xlim(7e7, 1.5e10)
-    axes.set_xticks(list(RATES.values()), list(RATES))
+    axes.set_xticks(list(RATES.values()), [f"{rate / 1e9:g}" for rate in RATES.values()])
     axes.minorticks_off()
     axes.set_ylim(0, 105)
     axes.set_yticks(range(0, 101, 25), [f"{percent}%" for percent in range(0, 101, 25)])
