@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +59,20 @@ def best_peer(record: Record) -> Record:
     return min((rows[what] for what in PEERS if what in rows), key=lambda row: row["median_s"])
 
 
+def times(record: Record, slow: Record, whom: Iterable[str]) -> list[str]:
+    """Return how many times as fast as a row these contestants are."""
+    rows = by_name(record)
+    return [f"{ratio(slow, rows[what]):.2f}" for what in whom]
+
+
+def over_base(record: Record, whom: Iterable[str]) -> list[str]:
+    """Return the exchange's share, and how many times as fast as DDP in float32 these are."""
+    return [f"{share(record):.0%}", *times(record, by_name(record)[BASE], whom)]
+
+
 def ratios(record: Record) -> list[str]:
     """Return how many times as fast as DDP in float32 all are, and ours over the best peer."""
-    rows, best = by_name(record), best_peer(record)
-    return [
-        f"{share(record):.0%}",
-        *(f"{ratio(rows[BASE], rows[what]):.2f}" for what in RIVALS),
-        *(f"{ratio(best, rows[what]):.2f}" for what in RACED),
-    ]
+    return over_base(record, RIVALS) + times(record, best_peer(record), RACED)
 
 
 Table = tuple[list[str], Callable[[Record], list[str]]]
@@ -122,10 +128,14 @@ def order(record: Record) -> tuple[int, int, bool, int]:
 def table(records: list[Record], name: str) -> str:
     """Return one table."""
     heads, make = TABLES[name]
-    lines = ["| network | where | " + " | ".join(heads) + " |", "|---|---|" + "---|" * len(heads)]
-    for record in sorted(records, key=order):
-        lines.append(f"| {' | '.join([network(record), record['where'], *make(record)])} |")
-    return "\n".join(lines)
+    lines = [[network(r), r["where"], *make(r)] for r in sorted(records, key=order)]
+    return markdown(["network", "where", *heads], lines)
+
+
+def markdown(heads: list[str], lines: list[list[str]]) -> str:
+    """Return a table for a page."""
+    rows = [f"| {' | '.join(line)} |" for line in (heads, *lines)]
+    return "\n".join([rows[0], "|---" * len(heads) + "|", *rows[1:]])
 
 
 BRIEF = {
@@ -144,16 +154,14 @@ def brief(records: list[Record]) -> str:
     tables = []
     for task in TASKS:
         mine = sorted((r for r in records if task in r["task"]), key=order)
-        lines = [f"| {mine[0]['task']} | exchange | {' | '.join(BRIEF.values())} |"]
-        lines.append("|---" * (2 + len(BRIEF)) + "|")
-        for record in mine:
-            rows = by_name(record)
-            cells = [f"batch {record['batch']}, {record['where'].removeprefix('2 ranks in ')}"]
-            cells += [f"{share(record):.0%}"]
-            cells += [f"{ratio(rows[BASE], rows[what]):.2f}" for what in BRIEF]
-            lines.append(f"| {' | '.join(cells)} |")
-        tables.append("\n".join(lines))
+        lines = [[place(r), *over_base(r, BRIEF)] for r in mine]
+        tables.append(markdown([mine[0]["task"], "exchange", *BRIEF.values()], lines))
     return "\n\n".join(tables)
+
+
+def place(record: Record) -> str:
+    """Return the batch and where the ranks are, without the network."""
+    return f"batch {record['batch']}, {record['where'].removeprefix('2 ranks in ')}"
 
 
 def page(records: list[Record]) -> str:
