@@ -15,6 +15,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +153,9 @@ BRIEF = {
 def brief(records: list[Record]) -> str:
     """Return times as fast as DDP in float32: a short table for each network."""
     tables = []
-    for task in TASKS:
-        mine = sorted((r for r in records if task in r["task"]), key=order)
-        lines = [[place(r), *over_base(r, BRIEF)] for r in mine]
-        tables.append(markdown([mine[0]["task"], "exchange", *BRIEF.values()], lines))
+    for task, mine in groupby(sorted(records, key=order), key=lambda record: record["task"]):
+        lines = [[place(record), *over_base(record, BRIEF)] for record in mine]
+        tables.append(markdown([task, "exchange", *BRIEF.values()], lines))
     return "\n\n".join(tables)
 
 

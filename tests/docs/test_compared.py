@@ -37,5 +37,11 @@ def test_the_tables_are_those_of_the_records(compare: ModuleType) -> None:
     assert compare.brief(records) in compared
 
 
+@pytest.mark.parametrize("network", ["mnist", "resnet", "lstm"])
+def test_one_networks_records_give_its_table_alone(compare: ModuleType, network: str) -> None:
+    table = compare.brief([read(path) for path in RECORDS if network in path.name])
+    assert table in compare.brief([read(path) for path in RECORDS]).split("\n\n")
+
+
 def test_there_are_records_of_all_pieces() -> None:
     assert len(RECORDS) == 28
