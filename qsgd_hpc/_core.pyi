@@ -463,6 +463,8 @@ def encode_into(
     dtype: str = "",
     generator: str = "ars",
     threads: int = 1,
+    by: float = 1.0,
+    left: NDArray[np.float32] | None = None,
 ) -> bool: ...
 def decode(message: NDArray[np.uint8], *, count: int, spec: CodecSpec) -> NDArray[np.float32]: ...
 def decode_into(

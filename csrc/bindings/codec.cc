@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <limits>
+#include <optional>
 
 #include "bindings/bindings.h"
 #include "quant/kernels.h"
@@ -41,23 +42,30 @@ void expect_size(const Bytes& message, size_t count, const CodecSpec& spec) {
                     std::to_string(wanted) + " for " + std::to_string(count) + " elements");
 }
 
+using Left = std::optional<Floats>;
+
 bool encode_into(const py::array& x, Bytes message, const CodecSpec& spec, uint64_t seed,
                  uint32_t tensor, uint32_t step, uint32_t rank, const std::string& dtype,
-                 const std::string& generator, int threads) {
+                 const std::string& generator, int threads, float by, Left left) {
   const Elements in(x, dtype);
   expect_size(message, in.count, spec);
+  if (left && static_cast<size_t>(left->size()) != in.count) {
+    throw usage_error("`left` has " + std::to_string(left->size()) + " elements, x has " +
+                      std::to_string(in.count));
+  }
+  float* const kept = left ? left->mutable_data() : nullptr;
   uint8_t* const out = message.mutable_data();
   const NoiseKey key{seed, tensor, step, rank, Phase::kScatter, parse_generator(generator)};
   const py::gil_scoped_release no_gil;
   Workers workers(threads);
-  return encode_message(in.data, in.type, in.count, spec, key, out, workers);
+  return encode_message(in.data, in.type, in.count, spec, key, out, workers, by, kept);
 }
 
 Bytes encode_new(const py::array& x, const CodecSpec& spec, uint64_t seed, uint32_t tensor,
                  uint32_t step, uint32_t rank, const std::string& dtype,
                  const std::string& generator) {
   Bytes message(static_cast<py::ssize_t>(message_bytes(static_cast<size_t>(x.size()), spec)));
-  encode_into(x, message, spec, seed, tensor, step, rank, dtype, generator, 1);
+  encode_into(x, message, spec, seed, tensor, step, rank, dtype, generator, 1, 1, {});
   return message;
 }
 
@@ -112,11 +120,14 @@ void bind_codec(py::module_& m) {
         "Code a contiguous floating array as one wire message; the same key gives the same bytes. "
         "dtype='bfloat16' says that a uint16 array holds the bits of such elements; "
         "generator='philox' draws the noise that GPUs do, slowly.");
-  m.def("encode_into", &encode_into, py::arg("x"), no_copy("message"), py::kw_only(),
-        py::arg("spec"), py::arg("seed") = 0, py::arg("tensor") = 0, py::arg("step") = 0,
-        py::arg("rank") = 0, py::arg("dtype") = "", py::arg("generator") = "ars",
-        py::arg("threads") = 1,
-        "The same into a uint8 array of 32 + spec.bytes(x.size). Returns whether x was finite.");
+  m.def(
+      "encode_into", &encode_into, py::arg("x"), no_copy("message"), py::kw_only(), py::arg("spec"),
+      py::arg("seed") = 0, py::arg("tensor") = 0, py::arg("step") = 0, py::arg("rank") = 0,
+      py::arg("dtype") = "", py::arg("generator") = "ars", py::arg("threads") = 1,
+      py::arg("by") = 1.0f, no_copy("left") = py::none(),
+      "The same into a uint8 array of 32 + spec.bytes(x.size). Returns whether x was finite. With "
+      "`left`, float32 of x.size: codes x * by + left, and replaces `left` by what of it the code "
+      "does not carry: error feedback.");
   m.def("decode", &decode_new, py::arg("message"), py::kw_only(), py::arg("count"), py::arg("spec"),
         "Decode a wire message; refuses one that is corrupt or of another format.");
   m.def(

@@ -30,14 +30,6 @@ void scale_floats(float by, size_t count, float* x) {
 }
 
 QSGD_CLONES
-void set_residual(const float* value, const float* sent, size_t count, float* residual) {
-  for (size_t i = 0; i < count; ++i) {
-    const float left = value[i] - sent[i];
-    residual[i] = magnitude_bits(left) < kInfinity ? left : 0.0f;
-  }
-}
-
-QSGD_CLONES
 Quality compare(const float* value, const float* sent, size_t count) {
   constexpr int kLanes = 8;  // a fixed number, so that every instruction set gives the same sums
   double error[kLanes] = {}, energy[kLanes] = {};

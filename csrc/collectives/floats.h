@@ -1,4 +1,4 @@
-// Float32 views of typed elements, and the arithmetic of error feedback, block by block.
+// Float32 views of typed elements, and arithmetic on them, block by block.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,6 @@ bool from_floats(const float* from, size_t count, DType dtype, void* x);
 
 void add_floats(const float* x, size_t count, float* sum);
 void scale_floats(float by, size_t count, float* x);
-
-// residual[i] = value[i] - sent[i]; zero where that is not finite, since a NaN carried on would
-// spoil every later step.
-void set_residual(const float* value, const float* sent, size_t count, float* residual);
 
 // Of finite values: squared error and squared magnitude.
 struct Quality {

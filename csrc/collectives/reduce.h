@@ -24,7 +24,8 @@ struct ReduceTensor {
   uint64_t first = 0;   // place of in[0] in the named tensor, a multiple of the bucket
   CodecSpec spec = {};  // how a compressed reduction codes it, each tensor in its own way
   // Error feedback: what coding has left unsent, added to what is sent next. One float32 per
-  // element for this rank's own codes, one per element of owned() for the sums that it codes.
+  // element for this rank's own codes, one per element of owned() for the sums that it codes, of
+  // which its own input is a part uncoded: there `residual` is zero, and is not looked at.
   float* residual = nullptr;
   float* owner_residual = nullptr;
   // Filled in for floating types: was this rank's input free of NaN and Inf, and the result? The

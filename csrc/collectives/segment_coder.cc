@@ -134,18 +134,16 @@ NoiseKey SegmentCoder::key(const ReduceTensor& tensor, Phase phase) const {
   return {seed_, tensor.id, tensor.step, static_cast<uint32_t>(rank_), phase};
 }
 
-// The input with its residual, as float32: where it is, or in the buffer.
+// The input as float32: where it is, or in the buffer.
 const float* SegmentCoder::own_input(const Block& block, std::vector<float>& buffer,
                                      Outcome& outcome) {
-  const float* const left = residual(block);
   const char* const in = input(block);
   const auto* plain = reinterpret_cast<const float*>(in);
-  if (dtype_ != DType::kFloat32 || left != nullptr) {
+  if (dtype_ != DType::kFloat32) {
     to_floats(in, dtype_, block.count, buffer.data());
     plain = buffer.data();
   }
   outcome.input_finite &= all_finite(plain, block.count);
-  if (left != nullptr) add_floats(left, block.count, buffer.data());
   return plain;
 }
 
@@ -170,14 +168,19 @@ float* SegmentCoder::sum(const Block& block, const Terms& terms, Scratch& scratc
   return total;
 }
 
-bool SegmentCoder::code(const Block& block, const void* x, DType dtype, Phase phase,
-                        uint8_t* message, Outcome& outcome) {
+// Codes x; with residuals, x * by and what is left of earlier ones.
+bool SegmentCoder::code(const Block& block, const void* x, DType dtype, float by, Phase phase,
+                        float* left, uint8_t* message, Outcome& outcome) {
   const Piece& piece = *block.piece;
   const ReduceTensor& tensor = tensors_[piece.tensor];
+  const uint64_t first = tensor.first + piece.begin + block.at;
+  auto* const scales = reinterpret_cast<float*>(message + scales_at(block));
   uint8_t* const codes = message + codes_at(block);
   const bool finite =
-      encode(x, dtype, block.count, tensor.first + piece.begin + block.at, tensor.spec,
-             key(tensor, phase), reinterpret_cast<float*>(message + scales_at(block)), codes);
+      left == nullptr
+          ? encode(x, dtype, block.count, first, tensor.spec, key(tensor, phase), scales, codes)
+          : encode_keeping(x, dtype, by, block.count, first, tensor.spec, key(tensor, phase),
+                           scales, codes, left);
   if (piece.slot_bytes == 0) return finite;
   outcome.coded_count = block.count;
   for (size_t at = 0; at < spec_of(block).code_bytes(block.count); at += piece.slot_bytes) {
@@ -193,8 +196,8 @@ bool SegmentCoder::decode_block(const Block& block, const uint8_t* message, DTyp
 }
 
 // Compares every sixteenth bucket, counted in what the owner owns of the tensor, with its code.
-Quality SegmentCoder::sample(const Block& block, const void* x, DType dtype, const uint8_t* message,
-                             std::vector<float>& buffer) const {
+Quality SegmentCoder::sample(const Block& block, const void* x, DType dtype, const float* left,
+                             const uint8_t* message, std::vector<float>& buffer) const {
   Quality quality;
   if (!tensors_[block.piece->tensor].judged) return quality;
   const size_t size = spec_of(block).bucket;
@@ -206,8 +209,13 @@ Quality SegmentCoder::sample(const Block& block, const void* x, DType dtype, con
     buffer.resize(std::max<size_t>(buffer.size(), 2 * one.count));
     float* const value = buffer.data();
     float* const sent = value + one.count;
-    to_floats(static_cast<const char*>(x) + at * facts(dtype).size, dtype, one.count, value);
     decode_block(one, message, DType::kFloat32, sent);
+    if (left == nullptr) {
+      to_floats(static_cast<const char*>(x) + at * facts(dtype).size, dtype, one.count, value);
+    } else {
+      std::memcpy(value, sent, one.count * sizeof(float));
+      add_floats(left + at, one.count, value);
+    }
     quality += compare(value, sent, one.count);
   }
   return quality;
@@ -216,19 +224,14 @@ Quality SegmentCoder::sample(const Block& block, const void* x, DType dtype, con
 void SegmentCoder::contribute(const Segment& segment, const Terms& terms, uint8_t* message) {
   const bool only_own = terms.size() == 1 && terms.front() == kOwn;
   for_each_block(segment, [&](const Block& block, Scratch& scratch, Outcome& outcome) {
+    // From the user's memory, in its type, where nothing is to be added.
+    const void* x = input(block);
+    if (!only_own) x = sum(block, terms, scratch, outcome);
+    const DType dtype = only_own ? dtype_ : DType::kFloat32;
     float* const left = residual(block);
-    if (only_own && left == nullptr) {  // from the user's memory, in its type
-      const char* const x = input(block);
-      outcome.input_finite = code(block, x, dtype_, Phase::kScatter, message, outcome);
-      outcome.quality = sample(block, x, dtype_, message, scratch.other);
-      return;
-    }
-    const float* const x = sum(block, terms, scratch, outcome);
-    code(block, x, DType::kFloat32, Phase::kScatter, message, outcome);
-    outcome.quality = sample(block, x, DType::kFloat32, message, scratch.other);
-    if (left == nullptr) return;
-    decode_block(block, message, DType::kFloat32, scratch.other.data());
-    set_residual(x, scratch.other.data(), block.count, left);
+    const bool finite = code(block, x, dtype, 1, Phase::kScatter, left, message, outcome);
+    if (only_own) outcome.input_finite = finite || all_finite(x, block.count, dtype_);
+    outcome.quality = sample(block, x, dtype, left, message, scratch.other);
   });
   seal(message, segment.bytes, segment.kind, segment.count);
 }
@@ -236,16 +239,10 @@ void SegmentCoder::contribute(const Segment& segment, const Terms& terms, uint8_
 void SegmentCoder::conclude(const Segment& segment, const Terms& terms, uint8_t* message) {
   for_each_block(segment, [&](const Block& block, Scratch& scratch, Outcome& outcome) {
     float* const total = sum(block, terms, scratch, outcome);
-    float* const left = residual(block);
-    if (left != nullptr) std::fill_n(left, block.count, 0.0f);  // sent as it was
-    scale_floats(scale_, block.count, total);
     float* const owed = owner_residual(block);
-    if (owed != nullptr) add_floats(owed, block.count, total);
-    code(block, total, DType::kFloat32, Phase::kGather, message, outcome);
+    if (owed == nullptr) scale_floats(scale_, block.count, total);
+    code(block, total, DType::kFloat32, scale_, Phase::kGather, owed, message, outcome);
     outcome.result_finite = decode_block(block, message, dtype_, output(block));
-    if (owed == nullptr) return;
-    decode_block(block, message, DType::kFloat32, scratch.other.data());
-    set_residual(total, scratch.other.data(), block.count, owed);
   });
   seal(message, segment.bytes, segment.kind, segment.count);
 }
@@ -254,9 +251,10 @@ void SegmentCoder::deliver(const Segment& segment, const Terms& terms) {
   const bool alone = takes_own(terms);
   for_each_block(segment, [&](const Block& block, Scratch& scratch, Outcome& outcome) {
     float* const total = sum(block, terms, scratch, outcome);
-    scale_floats(scale_, block.count, total);
     float* const left = residual(block);
     float* const owed = owner_residual(block);
+    if (alone && left != nullptr) add_floats(left, block.count, total);
+    scale_floats(scale_, block.count, total);
     if (alone && owed != nullptr) add_floats(owed, block.count, total);
     if (alone && owed != nullptr) std::fill_n(owed, block.count, 0.0f);
     if (alone && left != nullptr) std::fill_n(left, block.count, 0.0f);

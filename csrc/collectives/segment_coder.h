@@ -71,11 +71,11 @@ class SegmentCoder {
 
   const float* own_input(const Block& block, std::vector<float>& buffer, Outcome& outcome);
   float* sum(const Block& block, const Terms& terms, Scratch& scratch, Outcome& outcome);
-  bool code(const Block& block, const void* x, DType dtype, Phase phase, uint8_t* message,
-            Outcome& outcome);
+  bool code(const Block& block, const void* x, DType dtype, float by, Phase phase, float* left,
+            uint8_t* message, Outcome& outcome);
   bool decode_block(const Block& block, const uint8_t* message, DType dtype, void* to) const;
-  Quality sample(const Block& block, const void* x, DType dtype, const uint8_t* message,
-                 std::vector<float>& buffer) const;
+  Quality sample(const Block& block, const void* x, DType dtype, const float* left,
+                 const uint8_t* message, std::vector<float>& buffer) const;
 
   std::vector<ReduceTensor>& tensors_;
   const DType dtype_;

@@ -39,9 +39,21 @@ void Residuals::lend(const std::string& name, uint32_t bucket, double scale, int
   debt.bucket = bucket;
   debt.scale = scale;
   debt.owners = owners;
-  debt.owner.resize(owned_(tensor.count, bucket, tensor.id, owners).size());
+  const Range mine = owned_(tensor.count, bucket, tensor.id, owners);
+  if (debt.owner.empty()) move_to_owner(debt, mine);
   tensor.residual = debt.worker.data();
   tensor.owner_residual = debt.owner.data();
+}
+
+// This rank's own input reaches the sums that it codes as it is: what is owed there, its owner
+// pays.
+void Residuals::move_to_owner(Debt& debt, const Range& mine) {
+  debt.owner.resize(mine.size());
+  if (debt.scale == 0) return;  // nothing can be paid
+  for (size_t i = 0; i < mine.size(); ++i) {
+    debt.owner[i] = static_cast<float>(debt.worker[mine.begin + i] * debt.scale);
+    debt.worker[mine.begin + i] = 0;
+  }
 }
 
 // What is owed to a name that never comes again stays, and fills the memory.

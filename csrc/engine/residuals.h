@@ -51,7 +51,7 @@ class Residuals {
 
  private:
   struct Debt {
-    std::vector<float> worker;    // of this rank's codes, in its input's units
+    std::vector<float> worker;    // of this rank's codes, in its input's units; else zero
     std::vector<float> owner;     // of the sums that this rank codes, in the result's units
     std::vector<float> restored;  // equal on every rank, in the result's units; until first used
     uint32_t id = 0;
@@ -62,6 +62,7 @@ class Residuals {
   };
   // Moves all into `worker`, for tensor `id` that is reduced with `scale` in buckets of `bucket`.
   void gather(Debt& debt, double scale, uint32_t bucket, uint32_t id, int owners) const;
+  static void move_to_owner(Debt& debt, const Range& mine);
   bool fits(const std::string& name, const Debt& debt, size_t count) const;
   void warn_of_many(const std::string& name) const;
 

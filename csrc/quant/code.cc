@@ -1,9 +1,12 @@
 // The table of codes, and what codec.h offers of them.
 #include "quant/code.h"
 
+#include <algorithm>
 #include <array>
 
+#include "common/clones.h"
 #include "common/error.h"
+#include "quant/convert.h"
 #include "quant/kernels.h"
 
 namespace qsgd {
@@ -56,9 +59,44 @@ double Code::mean_code_bytes(const CodecSpec& spec, size_t count) const {
   return static_cast<double>(code_bytes(spec, count));
 }
 
+bool Code::encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
+                          const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes,
+                          float* left) const {
+  constexpr size_t kPiece = 2048;  // elements: value and rest stay in the first-level cache
+  const size_t piece = std::max<size_t>(spec.bucket, kPiece / spec.bucket * spec.bucket);
+  std::vector<float> value(std::min(count, piece));
+  bool finite = true;
+  for (size_t at = 0; at < count; at += piece) {
+    const size_t size = std::min(piece, count - at);
+    float* const scale = scales + spec.scales(at);
+    uint8_t* const code = codes + spec.code_bytes(at);
+    carry(static_cast<const char*>(x) + at * facts(dtype).size, dtype, size, by, left + at,
+          value.data());
+    finite &= encode(value.data(), DType::kFloat32, size, first + at, spec, key, scale, code);
+    decode(scale, code, size, spec, left + at, DType::kFloat32);
+    keep_rest(value.data(), size, left + at);
+  }
+  return finite;
+}
+
+QSGD_CLONES
+void keep_rest(const float* value, size_t count, float* left) {
+  for (size_t i = 0; i < count; ++i) {
+    const float rest = value[i] - left[i];
+    left[i] = magnitude_bits(rest) < kInfinity ? rest : 0.0f;
+  }
+}
+
 bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,
             const NoiseKey& key, float* scales, uint8_t* codes) {
   return code_of(spec.scheme).encode(x, dtype, count, first, spec, key, scales, codes);
+}
+
+bool encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
+                    const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes,
+                    float* left) {
+  const Code& code = code_of(spec.scheme);
+  return code.encode_keeping(x, dtype, by, count, first, spec, key, scales, codes, left);
 }
 
 bool decode(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,

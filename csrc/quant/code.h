@@ -58,6 +58,10 @@ class Code {
   virtual bool encode(const void* x, DType dtype, size_t count, uint64_t first,
                       const CodecSpec& spec, const NoiseKey& key, float* scales,
                       uint8_t* codes) const = 0;
+  // By default a piece of whole buckets at a time, in the caches: coded, decoded and compared.
+  virtual bool encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
+                              const CodecSpec& spec, const NoiseKey& key, float* scales,
+                              uint8_t* codes, float* left) const;
   virtual bool decode(const float* scales, const uint8_t* codes, size_t count,
                       const CodecSpec& spec, void* out, DType dtype) const = 0;
   virtual void decode_add(const float* scales, const uint8_t* codes, size_t count,
@@ -67,6 +71,9 @@ class Code {
   constexpr explicit Code(const CodeTraits& t) : traits(t) {}
   ~Code() = default;
 };
+
+// left[i] = value[i] - left[i], where that was what decoders see; zero where it is not finite.
+void keep_rest(const float* value, size_t count, float* left);
 
 // Codes that take float32, one bucket after another.
 class BucketCode : public Code {

@@ -75,6 +75,12 @@ std::string describe(const CodecSpec& spec);
 bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,
             const NoiseKey& key, float* scales, uint8_t* codes);
 
+// Error feedback: the same of x[i] * by + left[i], which sets left[i] to what the code leaves of
+// it; to zero where that is not finite, since a NaN carried on would spoil every later step.
+bool encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
+                    const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes,
+                    float* left);
+
 // out[i] = value of code i, for `count` elements from a bucket's begin on. Returns whether all are
 // finite.
 bool decode(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,

@@ -13,4 +13,8 @@ void float32_from(const void* x, DType dtype, size_t count, float* out);
 // Returns whether all that it wrote is finite; finite float32 may overflow to float16 or bfloat16.
 bool float32_to(const float* x, size_t count, DType dtype, void* out);
 
+// to[i] = x[i] * by + left[i], rounded to float32 after each step. Returns the largest magnitude
+// among them, as Kernels::max_magnitude does. `to` may be x.
+uint32_t carry(const void* x, DType dtype, size_t count, float by, const float* left, float* to);
+
 }  // namespace qsgd

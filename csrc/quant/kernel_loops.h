@@ -170,18 +170,19 @@ double sum_squares_loop(const float* x, size_t count) {
 template <class V, int Bits, bool Nearest>
 class Quantizer {
  public:
+  using I = typename V::I;
+  static constexpr int kVectors = kTile / V::kLanes;
+
   QSGD_INLINE Quantizer(const NoiseKey& key, uint64_t first_tile) : ars_(key, first_tile) {}
 
+  // Leaves the levels above the 16 bits behind the point.
   template <class Element>
-  QSGD_INLINE void next_tile(const Element* x, typename V::F scale, uint8_t* codes) {
-    using I = typename V::I;
-    fetch_pages(x);
+  QSGD_INLINE void next_tile(const Element* x, typename V::F scale, uint8_t* codes, I* numbers) {
     __builtin_prefetch(codes + kAhead, 1);
-    I numbers[kTile / V::kLanes];
     if constexpr (Nearest) {
       const I half = V::spread(1 << 15);
 #pragma GCC unroll 16
-      for (int i = 0; i < kTile / V::kLanes; ++i) {
+      for (int i = 0; i < kVectors; ++i) {
         // One less below zero: ties move away from zero on both sides.
         const I number = V::round(V::mul(V::load(x + i * V::kLanes), scale));
         numbers[i] = V::add(V::add(number, half), V::template down_signed<31>(number));
@@ -212,9 +213,75 @@ void quantize_loop(const float* x, size_t tiles, float scale, const NoiseKey& ke
                    uint64_t first_tile, uint8_t* codes) {
   Quantizer<V, Bits, Nearest> quantizer(key, first_tile);
   const typename V::F factor = V::spread(scale);
+  typename V::I numbers[kTile / V::kLanes];
   for (size_t t = 0; t < tiles; ++t) {
-    quantizer.next_tile(x + t * kTile, factor, codes + t * 8 * Bits);
+    quantizer.next_tile(x + t * kTile, factor, codes + t * 8 * Bits, numbers);
   }
+}
+
+template <class V, int Bits, bool Nearest>
+void quantize_keeping_loop(const float* x, size_t tiles, float scale, float unit,
+                           const NoiseKey& key, uint64_t first_tile, uint8_t* codes, float* left,
+                           const float* source) {
+  Quantizer<V, Bits, Nearest> quantizer(key, first_tile);
+  const typename V::F factor = V::spread(scale);
+  const typename V::F down = V::spread(-unit);
+  typename V::I numbers[kTile / V::kLanes];
+  for (size_t t = 0; t < tiles; ++t, x += kTile, left += kTile, codes += 8 * Bits) {
+    fetch_pages(source + t * kTile);
+    fetch_pages(left);
+    quantizer.next_tile(x, factor, codes, numbers);
+#pragma GCC unroll 16
+    for (int i = 0; i < kTile; i += V::kLanes) {
+      const typename V::I level = V::template down_signed<16>(numbers[i / V::kLanes]);
+      V::store(left + i, V::add(V::load(x + i), V::mul(V::to_float(level), down)));
+    }
+  }
+}
+
+template <class V, class Element>
+uint32_t carry_loop(const void* from, size_t count, float by, const float* left, float* to) {
+  const auto* const x = static_cast<const Element*>(from);
+  const typename V::F factor = V::spread(by);
+  typename V::I most = V::spread(0);
+  size_t i = 0;
+  for (; i + kTile <= count; i += kTile) {
+#pragma GCC unroll 16
+    for (int part = 0; part < kTile; part += V::kLanes) {
+      const typename V::F scaled = V::mul(V::load(x + i + part), factor);
+      const typename V::F value = V::add(scaled, V::load(left + i + part));
+      most = larger_magnitude<V>(most, value);
+      V::store(to + i + part, value);
+    }
+  }
+  uint32_t out = V::largest(most);
+  for (; i < count; ++i) {
+    Element last;
+    __builtin_memcpy(&last, x + i, sizeof last);
+    to[i] = static_cast<float>(last) * by + left[i];
+    out = larger_magnitude(out, to[i]);
+  }
+  return out;
+}
+
+template <class V>
+uint64_t variance_loop(const float* x, size_t tiles, float scale) {
+  using I = typename V::I;
+  const typename V::F factor = V::spread(scale);
+  const I half = V::spread(0xffff);
+  I low = V::spread(0), high = V::spread(0);  // of the products; no lane adds up more than 2^14
+  for (size_t i = 0; i < tiles * kTile; i += V::kLanes) {
+    const I f = V::both(V::round(V::mul(V::load(x + i), factor)), half);
+    const I product = V::add(V::times(f, V::differ(f, half)), f);
+    low = V::add(low, V::both(product, half));
+    high = V::add(high, V::template down<16>(product));
+  }
+  uint32_t lanes[2][V::kLanes];
+  V::store_ints(lanes[0], low);
+  V::store_ints(lanes[1], high);
+  uint64_t sum = 0;
+  for (int i = 0; i < V::kLanes; ++i) sum += lanes[0][i] + (uint64_t{lanes[1][i]} << 16);
+  return sum;
 }
 
 template <class V, class Element, int Bits, bool Nearest>
@@ -234,8 +301,10 @@ size_t quantize_buckets_loop(const void* from, size_t buckets, size_t bucket_til
     // The next bucket is scanned meanwhile: loads and arithmetic of both passes go side by side.
     const Element* const next = b + 1 < buckets ? x + bucket : x;
     typename V::I ahead = V::spread(0);
+    typename V::I numbers[kTile / V::kLanes];
     for (size_t at = 0; at < bucket; at += kTile, codes += 8 * Bits) {
-      quantizer.next_tile(x + at, factor, codes);
+      fetch_pages(x + at);
+      quantizer.next_tile(x + at, factor, codes, numbers);
 #pragma GCC unroll 16
       for (int i = 0; i < kTile; i += V::kLanes) {
         ahead = larger_magnitude<V>(ahead, V::load(next + at + i));
@@ -353,6 +422,8 @@ template <class V, int Bits>
 constexpr void fill_bits(Kernels& k) {
   k.quantize[0][Bits] = quantize_loop<V, Bits, false>;
   k.quantize[1][Bits] = quantize_loop<V, Bits, true>;
+  k.quantize_keeping[0][Bits] = quantize_keeping_loop<V, Bits, false>;
+  k.quantize_keeping[1][Bits] = quantize_keeping_loop<V, Bits, true>;
   fill_types<V, Bits, float>(k, 0);
   fill_types<V, Bits, Float16>(k, 1);
   fill_types<V, Bits, BFloat16>(k, 2);
@@ -369,6 +440,10 @@ constexpr Kernels make_kernels(const char* name) {
   k.max_magnitude = max_magnitude_loop<V>;
   k.sum_squares = sum_squares_loop<V>;
   k.noise = noise_loop<V>;
+  k.carry[0] = carry_loop<V, float>;
+  k.carry[1] = carry_loop<V, Float16>;
+  k.carry[2] = carry_loop<V, BFloat16>;
+  k.variance = variance_loop<V>;
   fill_bits<V, 2>(k);
   fill_bits<V, 3>(k);
   fill_bits<V, 4>(k);

@@ -55,6 +55,21 @@ struct Kernels {
                             uint64_t first_tile, uint8_t* codes);
   Quantize quantize[2][9];
 
+  // The same, and what it leaves: left[i] = x[i] - level times unit. `source` is where the next x
+  // will come from, and is fetched with what lies behind `left`.
+  using QuantizeKeeping = void (*)(const float* x, size_t tiles, float scale, float unit,
+                                   const NoiseKey& key, uint64_t first_tile, uint8_t* codes,
+                                   float* left, const float* source);
+  QuantizeKeeping quantize_keeping[2][9];
+
+  // By kernel_type(): to[i] = x[i] * by + left[i]. Returns the largest magnitude among them, as
+  // max_magnitude does.
+  uint32_t (*carry[3])(const void* x, size_t count, float by, const float* left, float* to);
+
+  // Sum of f (2^16 - f), where f are the 16 bits behind the point of x[i] * scale in whole tiles:
+  // 2^32 times the variance of what random rounding makes of them. At most 2^16 elements.
+  uint64_t (*variance)(const float* x, size_t tiles, float scale);
+
   // By kernel_type(), rounding and bits: the same of whole buckets by their largest
   // magnitude, which goes to `norms`, as long as is_plain(scale). Returns how many that were.
   using QuantizeBuckets = size_t (*)(const void* x, size_t buckets, size_t bucket_tiles,

@@ -71,7 +71,8 @@ size_t message_bytes(size_t count, const CodecSpec& spec) {
 }
 
 bool encode_message(const void* x, DType dtype, size_t count, const CodecSpec& spec,
-                    const NoiseKey& key, uint8_t* message, Workers& workers) {
+                    const NoiseKey& key, uint8_t* message, Workers& workers, float by,
+                    float* left) {
   uint8_t* const body = message + sizeof(WireHeader);
   const size_t body_bytes = spec.bytes(count);
   const size_t codes_at = spec.scales(count) * sizeof(float);
@@ -84,10 +85,13 @@ bool encode_message(const void* x, DType dtype, size_t count, const CodecSpec& s
     const Range range = share(count, spec.bucket, parts, part);
     BlockHash hash(body, codes_at + spec.code_bytes(range.begin));
     each_group(range, spec.bucket, [&](size_t at, size_t size) {
-      if (!encode(in + at * facts(dtype).size, dtype, size, at, spec, key, scales + spec.scales(at),
-                  body + codes_at + spec.code_bytes(at))) {
-        finite = false;
-      }
+      const uint8_t* const from = in + at * facts(dtype).size;
+      float* const scale = scales + spec.scales(at);
+      uint8_t* const codes = body + codes_at + spec.code_bytes(at);
+      const bool good = left == nullptr ? encode(from, dtype, size, at, spec, key, scale, codes)
+                                        : encode_keeping(from, dtype, by, size, at, spec, key,
+                                                         scale, codes, left + at);
+      if (!good) finite = false;
       hash.reach(codes_at + spec.code_bytes(at + size));
     });
     sum += hash.sum();

@@ -22,15 +22,18 @@ constexpr float kLift = 0x1p64f;  // brings the smallest norms where their inver
 size_t tiles_of(size_t count) { return (count + kTile - 1) / kTile; }
 
 // NaN where an element is NaN or Inf. Never less than an element: no level can pass s.
-float norm_of(const Kernels& k, const float* x, size_t count, Norm norm) {
+float norm_of(const Kernels& k, const float* x, size_t count, Norm norm, uint32_t most) {
   if (norm == Norm::kMax) {
-    const uint32_t most = k.max_magnitude(x, count);
     return most < kInfinity ? bit_cast<float>(most) : std::numeric_limits<float>::quiet_NaN();
   }
   const double l2 = std::sqrt(k.sum_squares(x, count));
   if (!std::isfinite(l2)) return std::numeric_limits<float>::quiet_NaN();
   // Finite elements can have a norm beyond float32; it must not read as "not finite".
   return l2 > double{kMost} ? kMost : static_cast<float>(l2);
+}
+
+float norm_of(const Kernels& k, const float* x, size_t count, Norm norm) {
+  return norm_of(k, x, count, norm, norm == Norm::kMax ? k.max_magnitude(x, count) : 0);
 }
 
 // How a bucket's elements become fixed-point numbers of 16 bits behind the point.
@@ -99,19 +102,44 @@ void write_zeros(size_t count, const CodecSpec& spec, uint8_t* codes) {
   }
 }
 
-// 1 / (1 + w) where w, the variance over |x|^2, reaches 1: then the code contracts. The variance
-// is that of the fixed-point numbers, a sum of integers and so the same in any order.
-float shrink(const Kernels& k, const float* x, size_t count, const Grid& grid, float norm,
-             int levels) {
-  uint64_t sum = 0;
-  for (size_t i = 0; i < count; ++i) {
+// Sum of f (2^16 - f), f being the bits behind the point of the fixed-point numbers: of integers,
+// and so the same in any order.
+uint64_t variance(const Kernels& k, const float* x, size_t count, const Grid& grid) {
+  const size_t direct = grid.lift == 1 ? count / kTile : 0;
+  uint64_t sum = k.variance(x, direct, grid.scale);
+  for (size_t i = direct * kTile; i < count; ++i) {
     const auto number = static_cast<int32_t>(std::lrint(x[i] * grid.lift * grid.scale));
     const uint64_t f = static_cast<uint32_t>(number) & 0xffffu;
     sum += f * (0x10000u - f);
   }
-  const double unit = double{norm} / levels;
-  const double w = unit * unit * (static_cast<double>(sum) * 0x1p-32) / k.sum_squares(x, count);
+  return sum;
+}
+
+// 1 / (1 + w) where w, the variance over |x|^2, reaches 1: then the code contracts.
+//
+// With x in units of a level, the variance of an element is f (1 - f), and exceeds |x|^2 by no more
+// than |x| - 2 |x|^2 <= 1/8. Where the largest is s, n <= 8 s^2 elements cannot make up for its
+// s^2. And the sum of |x| is at most sqrt(n) |x|: where |x|^2 > n/4, w < 1.
+float shrink(const Kernels& k, const float* x, size_t count, const Grid& grid,
+             const CodecSpec& spec, float norm) {
+  const auto s = static_cast<size_t>(spec.levels());
+  if (spec.norm == Norm::kMax && count <= 8 * s * s) return 1;
+  const double unit = double{norm} / spec.levels();
+  // A little more than 1/4: f is rounded to 16 bits. A part of the elements mostly has that much.
+  const double enough = 0.26 * unit * unit * static_cast<double>(count);
+  if (k.sum_squares(x, count / 8) > enough) return 1;
+  const double energy = k.sum_squares(x, count);
+  if (energy > enough) return 1;
+  const auto sum = static_cast<double>(variance(k, x, count, grid));
+  const double w = unit * unit * (sum * 0x1p-32) / energy;
   return w >= 1 ? static_cast<float>(1 / (1 + w)) : 1.0f;
+}
+
+// What decoders take for the norm.
+float scale_of(const Kernels& k, const float* x, size_t count, const Grid& grid,
+               const CodecSpec& spec, float norm) {
+  const bool contracts = spec.contract && spec.rounding == Rounding::kStochastic;
+  return contracts ? norm * shrink(k, x, count, grid, spec, norm) : norm;
 }
 
 // Returns the scale; NaN when the bucket holds what is not finite.
@@ -124,8 +152,7 @@ float encode_bucket(const Kernels& k, const float* x, size_t count, uint64_t fir
   }
   const Grid grid(norm, spec.levels());
   quantize(k, x, count, grid, spec, key, first / kTile, codes);
-  if (!spec.contract || spec.rounding == Rounding::kNearest) return norm;
-  return norm * shrink(k, x, count, grid, norm, spec.levels());
+  return scale_of(k, x, count, grid, spec, norm);
 }
 
 // Where float32 is coarse or ends, unit times level could overflow or be far from the norm.
@@ -177,15 +204,17 @@ class Staging {
   std::vector<float> many_;
 };
 
+// Do the kernels make the noise, if there is any?
+bool kernels_draw(const CodecSpec& spec, const NoiseKey& key) {
+  return key.generator == Generator::kArs || spec.rounding == Rounding::kNearest;
+}
+
 // Codes the longest run of buckets from x on that the kernels take as they are.
 size_t encode_plain_buckets(const Kernels& k, const uint8_t* x, DType dtype, size_t buckets,
                             uint64_t first, const CodecSpec& spec, const NoiseKey& key,
                             float* scales, uint8_t* codes) {
-  const bool kernels_draw = key.generator == Generator::kArs || spec.rounding == Rounding::kNearest;
-  if (spec.norm != Norm::kMax || spec.contract || !kernels_draw || dtype == DType::kFloat64) {
-    return 0;
-  }
-  const int type = dtype == DType::kFloat32 ? 0 : dtype == DType::kFloat16 ? 1 : 2;
+  const int type = kernel_type(dtype);
+  if (spec.norm != Norm::kMax || spec.contract || !kernels_draw(spec, key) || type < 0) return 0;
   return k.quantize_buckets[type][static_cast<size_t>(spec.rounding)][spec.bits](
       x, buckets, spec.bucket / kTile, key, first / kTile, scales, codes);
 }
@@ -215,6 +244,52 @@ bool encode_buckets(const uint8_t* x, DType dtype, size_t count, uint64_t first,
     *scales++ = scale;
     codes += spec.code_bytes(size);
     at += size;
+  }
+  return finite;
+}
+
+// Codes a bucket whose largest magnitude is known, and writes what the code leaves of it. Returns
+// the scale.
+float encode_bucket_keeping(const Kernels& k, const float* x, size_t count, uint32_t most,
+                            uint64_t first, const CodecSpec& spec, const NoiseKey& key,
+                            uint8_t* codes, float* left, const float* source) {
+  const float norm = norm_of(k, x, count, spec.norm, most);
+  if (!(norm > 0)) {
+    write_zeros(count, spec, codes);
+    std::fill_n(left, count, 0.0f);
+    return norm;
+  }
+  const Grid grid(norm, spec.levels());
+  const float scale = scale_of(k, x, count, grid, spec, norm);
+  const bool plain = grid.lift == 1 && !is_extreme(scale) && kernels_draw(spec, key);
+  const size_t tiles = plain ? count / kTile : 0;
+  const size_t done = tiles * kTile;
+  const auto rounding = static_cast<size_t>(spec.rounding);
+  k.quantize_keeping[rounding][spec.bits](x, tiles, grid.scale, unit_of(scale, spec), key,
+                                          first / kTile, codes, left, source);
+  codes += spec.code_bytes(done);
+  quantize(k, x + done, count - done, grid, spec, key, first / kTile + tiles, codes);
+  decode_bucket<false>(k, scale, codes, count - done, spec, left + done);
+  keep_rest(x + done, count - done, left + done);
+  return scale;
+}
+
+bool encode_buckets_keeping(const char* x, DType dtype, float by, size_t count, uint64_t first,
+                            const CodecSpec& spec, const NoiseKey& key, float* scales,
+                            uint8_t* codes, float* left) {
+  const Kernels& k = kernels();
+  Staging staging(std::min<size_t>(count, spec.bucket));
+  float* const value = staging.data();
+  bool finite = true;
+  for (size_t at = 0; at < count; at += spec.bucket) {
+    const size_t size = std::min<size_t>(spec.bucket, count - at);
+    const uint32_t most = carry(x + at * facts(dtype).size, dtype, size, by, left + at, value);
+    finite &= most < kInfinity;
+    const float* const source =
+        dtype == DType::kFloat32 ? reinterpret_cast<const float*>(x) + at : left + at;
+    *scales++ = encode_bucket_keeping(k, value, size, most, first + at, spec, key, codes, left + at,
+                                      source);
+    codes += spec.code_bytes(size);
   }
   return finite;
 }
@@ -264,6 +339,13 @@ class Qsgd final : public Code {
               const NoiseKey& key, float* scales, uint8_t* codes) const override {
     const auto* const in = static_cast<const uint8_t*>(x);
     return encode_buckets(in, dtype, count, first, spec, key, scales, codes);
+  }
+
+  bool encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
+                      const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes,
+                      float* left) const override {
+    return encode_buckets_keeping(static_cast<const char*>(x), dtype, by, count, first, spec, key,
+                                  scales, codes, left);
   }
 
   bool decode(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,

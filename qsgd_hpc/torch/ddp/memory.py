@@ -86,6 +86,11 @@ class Memory:
         slot.owned = begin, end
         slot.residual = _kept(slot, slot.residual, count, device)
         slot.owner_residual = _kept(slot, slot.owner_residual, end - begin, device)
+        # A rank's own input reaches the sums that it codes as it is: there nothing is left over but
+        # what another cut of the tensor had, and the owner pays it.
+        mine = slot.residual[begin:end]
+        slot.owner_residual += mine / size
+        mine.zero_()
         if slot.owed is not None:
             slot.owner_residual += _kept(slot, slot.owed, count, device)[begin:end]
             slot.owed = None
