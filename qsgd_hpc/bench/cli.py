@@ -203,6 +203,9 @@ def allreduce(
     sample is the slowest rank's time from a barrier on; small sizes are called several times per
     sample. Exact algorithms: direct, ring, recursive_doubling, rabenseifner, shared, hierarchical,
     leaders. Compressed: sra, sra2d, allgather, requantizing_ring, hierarchical_sra, leaders_sra.
+
+    "engine" and "feedback" rows go the whole way of a named tensor of a training. Feedback is in
+    the rows of the bits at which training has it: 2 and 1, all with QSGD_ERROR_FEEDBACK=on.
     """
     from qsgd_hpc.bench.allreduce import Request, check, run
     from qsgd_hpc.launch.cluster import parse as parse_network

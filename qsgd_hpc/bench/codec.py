@@ -105,8 +105,11 @@ def _of_code(
         return Operation(name if dtype == FLOAT32 else f"{name} {dtype}", run, code, threads)
 
     options = {"spec": spec, "threads": threads}
+    left = np.zeros(x.size, dtype=np.float32)
+    keeping = {**options, "left": left}
     found = [
         operation("encode", lambda: core.encode_into(x, message, dtype=dtype, **options)),
+        operation("encode, feedback", lambda: core.encode_into(x, message, dtype=dtype, **keeping)),
         operation("decode", lambda: core.decode_into(message, y, dtype=dtype, **options)),
     ]
     if dtype == FLOAT32:

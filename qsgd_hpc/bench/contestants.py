@@ -16,6 +16,7 @@ from qsgd_hpc.bench.words import PLAIN_BITS
 if TYPE_CHECKING:
     from qsgd_hpc._core import CodecSpec, Engine
     from qsgd_hpc._direct import Communicator
+    from qsgd_hpc.compression import Coding
 
 __all__ = ["Contestant", "engine", "gloo_peers", "mpi_peer", "ours", "start_gloo"]
 
@@ -53,8 +54,17 @@ def ours(communicator: Communicator, bits: int, spec: CodecSpec | None, name: st
     return Contestant(what, run, algorithm=name, is_exact=exact)
 
 
-def engine(core: Engine) -> Contestant:
-    """Return an exact allreduce as a training script starts it: named, and agreed on first."""
+def engine(core: Engine, bits: int = PLAIN_BITS, coding: Coding | None = None) -> Contestant:
+    """Return an allreduce as a training script starts it: named, and agreed on first.
+
+    Args:
+        core: of this job.
+        bits: those of the coding.
+        coding: how it is coded; with error feedback, the engine keeps it. None sends float32.
+    """
+    what = "engine fp32" if coding is None else f"{bits} bit"
+    if coding is not None and coding.error_feedback:
+        what += " feedback"
     prepared: Engine.PreparedAllreduce | None = None
     array: Floats | None = None
     pointer = 0
@@ -64,12 +74,14 @@ def engine(core: Engine) -> Contestant:
         if prepared is not None and array is x:
             prepared.run(pointer, pointer, x)
             return None
-        prepared, array, pointer = _prepare(core, x), x, x.ctypes.data
+        prepared, array, pointer = _prepare(core, what, x, coding), x, x.ctypes.data
         before = _sent(core)
         run(x)
         return _sent(core) - before
 
-    return Contestant("engine fp32", run)
+    return Contestant(
+        what, run, algorithm="" if coding is None else "engine", is_exact=coding is None
+    )
 
 
 def _sent(core: Engine) -> int:
@@ -78,15 +90,16 @@ def _sent(core: Engine) -> int:
     return int(in_messages - (stats["control_bytes"] - stats["mailed_bytes"]))
 
 
-def _prepare(core: Engine, x: Floats) -> Engine.PreparedAllreduce:
+def _prepare(core: Engine, what: str, x: Floats, coding: Coding | None) -> Engine.PreparedAllreduce:
     return core.prepare_allreduce(
-        name=f"bench.{x.size}",
+        name=f"bench.{what}.{x.size}",
         shape=[x.size],
         dtype="float32",
         op="sum",
         prescale=1.0,
         postscale=1.0,
-        coding=None,
+        coding=None if coding is None else coding.spec,
+        error_feedback=coding is not None and coding.error_feedback,
         check_finite=False,
     )
 

@@ -19,8 +19,9 @@ from qsgd_hpc.bench.words import AUTO, PLAIN_BITS, size_text
 if TYPE_CHECKING:
     from qsgd_hpc._core import CodecSpec, Machine
     from qsgd_hpc.bench.allreduce import Bench
+    from qsgd_hpc.compression import Coding
 
-__all__ = ["by_prediction", "by_trial", "plan", "spec_of"]
+__all__ = ["by_prediction", "by_trial", "coding_of", "plan", "spec_of"]
 
 FLOAT_BYTES = 4
 FAR = 3.0
@@ -32,6 +33,13 @@ def spec_of(bits: int) -> CodecSpec:
     from qsgd_hpc.compression import Qsgd
 
     return Qsgd(bits).coding(lasting=False).spec
+
+
+def coding_of(bits: int) -> Coding:
+    """Return how training codes so many bits, with error feedback where it adds that."""
+    from qsgd_hpc.compression import Qsgd
+
+    return Qsgd(bits).coding()
 
 
 def plan(machine: Machine, count: int, bits: Sequence[int | str]) -> Any:

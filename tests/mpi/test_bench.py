@@ -34,7 +34,7 @@ def bench(python, *words, **environ):
 def test_two_ranks_beside_their_peers(python, tmp_path):
     path = tmp_path / "allreduce.json"
     done = bench(
-        python, "-np", "2", "--sizes", "4K:64K", "--bits", "32,8,4,auto", "--rounds", "3",
+        python, "-np", "2", "--sizes", "4K:64K", "--bits", "32,8,4,2,auto", "--rounds", "3",
         "--peers", "--json", str(path), QSGD_HOME=str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,9 +44,9 @@ def test_two_ranks_beside_their_peers(python, tmp_path):
     rows = record["rows"]
     assert sorted({row["size_bytes"] for row in rows}) == [4096, 16384, 65536]
     whats = [row["what"] for row in rows if row["size_bytes"] == 4096]
-    assert whats[:4] == ["fp32", "engine fp32", "8 bit", "4 bit"]
-    assert whats[4].startswith("auto: ")
-    assert whats[5:] == ["MPI_Allreduce", "gloo fp32", "gloo fp16"]
+    assert whats[:5] == ["fp32", "engine fp32", "8 bit", "4 bit", "2 bit feedback"]
+    assert whats[5].startswith("auto: ")
+    assert whats[6:] == ["MPI_Allreduce", "gloo fp32", "gloo fp16"]
     assert all(0 < row["min_s"] <= row["median_s"] <= row["p99_s"] for row in rows)
     for row in rows:
         if row["what"] == "8 bit":
