@@ -7,15 +7,17 @@ which would otherwise keep a dead rank's connection open.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import secrets
+import selectors
 import socket
 import struct
 import sys
 import time
 from typing import Any
 
-__all__ = ["Peers", "connect", "forget", "own_addresses"]
+__all__ = ["Greeter", "Peers", "connect", "forget", "own_addresses"]
 
 Peers = list[tuple[int, int, str]]  # file descriptor, rank, "host nid0001, pid 4242"
 
@@ -24,6 +26,7 @@ _open: list[int] = []  # what a forked child must close
 CONNECT_TIMEOUT_S = 20.0
 PROGRESS_S = 0.01
 TOKEN_BYTES = 16
+MOST_WAITING = 128  # connections that have not greeted yet
 _LOOPBACK = "127.0.0.1"
 _GREETING = struct.Struct(f"!{TOKEN_BYTES}sI")
 
@@ -58,40 +61,110 @@ def _fault(comm: Any, peers: Peers) -> str:
     return f"rank {comm.Get_rank()} has {len(peers)} of {wanted} TCP connections"
 
 
+class Greeter:
+    """Rank 0's end of the greetings: waits for all connections at once.
+
+    Port scanners and health checks connect to every port. One that is silent, slow or says
+    something else delays no rank; what greets right and leaves is found by the lifeline itself.
+    A context manager: at its end it closes all but the connections in `found`.
+
+    Args:
+        server: a listening socket.
+        token: what a rank of this job knows.
+        ranks: how many there are, this one included.
+    """
+
+    def __init__(self, server: socket.socket, token: bytes, ranks: int) -> None:
+        self.found: dict[int, socket.socket] = {}
+        self._server, self._token, self._ranks = server, token, ranks
+        self._heard: dict[socket.socket, bytearray] = {}  # the one that came first is first
+        self._selector = selectors.DefaultSelector()
+        server.setblocking(False)
+        self._selector.register(server, selectors.EVENT_READ)
+
+    def __enter__(self) -> Greeter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sock in list(self._heard):
+            self._let_go(sock).close()
+        self._selector.close()
+
+    def complete(self) -> bool:
+        """Tell whether every other rank has greeted."""
+        return len(self.found) == self._ranks - 1
+
+    def greet(self, patience_s: float) -> bool:
+        """Take what has come, after waiting for it; tell whether a rank was among it."""
+        before = len(self.found)
+        for key, _ in self._selector.select(patience_s):
+            if key.fileobj is self._server:
+                self._accept()
+            elif key.fileobj in self._heard:  # not let go meanwhile, to make room
+                self._hear(key.fileobj)
+        return len(self.found) > before
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            sock, _ = self._server.accept()
+            sock.setblocking(False)
+            if len(self._heard) >= MOST_WAITING:
+                # A rank greets as soon as it is connected: the oldest is the likeliest stranger.
+                self._let_go(next(iter(self._heard))).close()
+            self._heard[sock] = bytearray()
+            self._selector.register(sock, selectors.EVENT_READ)
+
+    def _hear(self, sock: Any) -> None:
+        heard = self._heard[sock]
+        with contextlib.suppress(BlockingIOError):
+            try:
+                piece = sock.recv(_GREETING.size - len(heard))
+            except ConnectionError:
+                piece = b""
+            heard += piece
+            if piece and len(heard) < _GREETING.size:
+                return
+            rank = self._answer(self._let_go(sock), bytes(heard))
+            if rank is None:
+                sock.close()  # a stranger found the port
+            else:
+                self.found[rank] = sock
+
+    def _answer(self, sock: socket.socket, greeting: bytes) -> int | None:
+        """Return the rank that has greeted, once it has its answer; None for a stranger."""
+        if len(greeting) < _GREETING.size:
+            return None
+        token, rank = _GREETING.unpack(greeting)
+        if not hmac.compare_digest(token, self._token) or not 0 < rank < self._ranks:
+            return None
+        try:
+            sock.sendall(self._token)  # fits the empty buffer of a new connection
+        except OSError:
+            return None
+        return int(rank)
+
+    def _let_go(self, sock: socket.socket) -> socket.socket:
+        self._selector.unregister(sock)
+        del self._heard[sock]
+        return sock
+
+
 def _accept_all(comm: Any, labels: list[str]) -> Peers:
     token = secrets.token_bytes(TOKEN_BYTES)
-    found: dict[int, socket.socket] = {}
-    with socket.create_server(("", 0), backlog=comm.Get_size()) as server:
-        server.settimeout(PROGRESS_S)
+    size = comm.Get_size()
+    with (
+        socket.create_server(("", 0), backlog=size + MOST_WAITING) as server,
+        Greeter(server, token, size) as greeter,
+    ):
         comm.bcast((own_addresses(), server.getsockname()[1], token))
         heard_s = time.monotonic()
-        while len(found) < comm.Get_size() - 1 and time.monotonic() < heard_s + CONNECT_TIMEOUT_S:
+        while not greeter.complete() and time.monotonic() < heard_s + CONNECT_TIMEOUT_S:
             # Some networks move a message only while its sender is inside MPI, and the others wait
             # for this one.
             comm.Iprobe()
-            with contextlib.suppress(OSError):
-                sock, _ = server.accept()
+            if greeter.greet(PROGRESS_S):
                 heard_s = time.monotonic()
-                rank = _greeted(sock, token)
-                if rank is None:
-                    sock.close()  # a stranger found the port
-                else:
-                    found[rank] = sock
-    return [(_detach(found[rank]), rank, labels[rank]) for rank in sorted(found)]
-
-
-def _greeted(sock: socket.socket, token: bytes) -> int | None:
-    """Exchange greetings; return the rank at the other end, if it is one."""
-    sock.settimeout(CONNECT_TIMEOUT_S)
-    try:
-        greeting = sock.recv(_GREETING.size, socket.MSG_WAITALL)
-        if len(greeting) < _GREETING.size or greeting[:TOKEN_BYTES] != token:
-            return None
-        sock.sendall(token)
-    except OSError:
-        return None
-    rank: int = _GREETING.unpack(greeting)[1]
-    return rank
+    return [(_detach(greeter.found[rank]), rank, labels[rank]) for rank in sorted(greeter.found)]
 
 
 def _reach_root(comm: Any, labels: list[str]) -> Peers:
@@ -103,8 +176,8 @@ def _reach_root(comm: Any, labels: list[str]) -> Peers:
             sock = socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S / 4)
         except OSError:
             continue
-        # Hosts may bear one name, and others may listen at the same port: only the root answers so.
-        sock.settimeout(CONNECT_TIMEOUT_S)
+        # Hosts may bear one name, and others may listen at the same port: only the root answers so,
+        # and it waits longer than one of them may be silent.
         with contextlib.suppress(OSError):
             sock.sendall(_GREETING.pack(token, comm.Get_rank()))
             if sock.recv(TOKEN_BYTES, socket.MSG_WAITALL) == token:

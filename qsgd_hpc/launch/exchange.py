@@ -24,7 +24,7 @@ __all__ = ["VARIABLE", "Exchange", "Failure", "Returned", "answer", "fetch"]
 
 VARIABLE = "QSGD_RUN_FUNCTION"
 CONNECT_TIMEOUT_S = 20.0
-_TOKEN_BYTES = 16
+_TOKEN_BYTES = 16  # of the word by which a rank is known, and of the answer to it
 _GREETING = struct.Struct(f"!{_TOKEN_BYTES}sI")
 _LENGTH = struct.Struct("!Q")
 
@@ -56,6 +56,7 @@ class Exchange:
         # Functions of modules travel by name: ranks must find the modules where this process does.
         self.call = pickle.dumps((sys.path, pickles.dumps(call)))
         self.token = secrets.token_bytes(_TOKEN_BYTES)
+        self.proof = secrets.token_bytes(_TOKEN_BYTES)
         self.answers: dict[int, bytes] = {}
         """Pickled Returned or Failure by rank, in the order of arrival."""
         self._server = _Server(("", 0), _Handler)
@@ -64,9 +65,10 @@ class Exchange:
 
     @property
     def address(self) -> str:
-        """What a rank needs to come here: addresses, port and token."""
+        """What a rank needs to come here: addresses, port, token and proof."""
         hosts = ",".join(own_addresses())
-        return f"{hosts};{self._server.server_address[1]};{self.token.hex()}"
+        port = self._server.server_address[1]
+        return f"{hosts};{port};{self.token.hex()};{self.proof.hex()}"
 
     def __enter__(self) -> Exchange:
         self._thread.start()
@@ -88,8 +90,11 @@ class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         exchange = self.server.exchange  # type: ignore[attr-defined]
         with contextlib.suppress(OSError, EOFError):  # a rank that dies leaves no answer
+            self.request.settimeout(CONNECT_TIMEOUT_S)  # a stranger that says nothing may not stay
             token, rank = _GREETING.unpack(_exactly(self.request, _GREETING.size))
             if hmac.compare_digest(token, exchange.token):
+                self.request.settimeout(None)
+                self.request.sendall(exchange.proof)
                 send(self.request, exchange.call)
                 exchange.answers[rank] = receive(self.request)
                 send(self.request, b"")  # so that a rank does not end before its answer is here
@@ -127,12 +132,11 @@ def fetch(address: str, rank: int) -> tuple[socket.socket, tuple[Any, ...]]:
     Raises:
         ConnectionError: none of the launching host's addresses answers.
     """
-    hosts, port, token = address.split(";")
+    hosts, port, token, proof = address.split(";")
+    greeting = _GREETING.pack(bytes.fromhex(token), rank)
     for host in hosts.split(","):
-        with contextlib.suppress(OSError, EOFError):
-            sock = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S / 4)
-            sock.settimeout(None)
-            sock.sendall(_GREETING.pack(bytes.fromhex(token), rank))
+        sock = _reach((host, int(port)), greeting, bytes.fromhex(proof))
+        if sock is not None:
             path, call = pickle.loads(receive(sock))
             sys.path.extend(each for each in path if each not in sys.path)
             return sock, pickle.loads(call)
@@ -140,6 +144,23 @@ def fetch(address: str, rank: int) -> tuple[socket.socket, tuple[Any, ...]]:
         f"rank {rank} on {socket.gethostname()} cannot reach the launching host over TCP "
         f"(tried {hosts}, port {port}); let it through the firewall"
     )
+
+
+def _reach(address: tuple[str, int], greeting: bytes, proof: bytes) -> socket.socket | None:
+    """Connect to the Exchange; None where there is none.
+
+    Something else may listen there, on a host of the same name or at 127.0.0.1: it may be silent,
+    and what it says must not be unpickled.
+    """
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError, EOFError):
+        sock = stack.enter_context(socket.create_connection(address, CONNECT_TIMEOUT_S / 4))
+        sock.settimeout(CONNECT_TIMEOUT_S)
+        sock.sendall(greeting)
+        if hmac.compare_digest(_exactly(sock, len(proof)), proof):
+            sock.settimeout(None)
+            stack.pop_all()  # stays open
+            return sock
+    return None
 
 
 def answer(sock: socket.socket, what: Returned | Failure) -> None:

@@ -151,3 +151,33 @@ def test_a_rank_that_does_not_call_init_is_named_and_the_job_goes_on_when_it_doe
     assert process.wait() == 0, "".join(told)
     assert go.exists(), "".join(told)
     assert sorted(out.splitlines()) == [f"trained as {r} of 3" for r in range(3)]
+
+
+# A port scanner is quicker than the other rank: connections that say nothing, and some that do.
+SCANNED = """
+import socket
+connect, strangers = socket.create_connection, []
+def scanned(address, *args, **options):
+    for said in 20 * [b""] + [b"GET / HTTP/1.1\\r\\n\\r\\n", bytes(64), b"x"]:
+        strangers.append(connect(address))
+        strangers[-1].sendall(said)
+    return connect(address, *args, **options)
+socket.create_connection = scanned
+from qsgd_hpc import basics
+basics.init()
+print(f"trained as {basics.rank()} of {basics.size()} among {len(strangers)}", flush=True)
+"""
+
+
+def test_ranks_meet_at_once_though_strangers_come_first_and_say_nothing(
+    run_ranks, python, tmp_path
+):
+    script = tmp_path / "scanned.py"
+    script.write_text(SCANNED)
+    done = run_ranks(2, python, str(script), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "trained as 0 of 2 among 0",
+        "trained as 1 of 2 among 23",
+    ]
+    assert "will not be named" not in done.stderr
