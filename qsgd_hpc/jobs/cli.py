@@ -95,7 +95,11 @@ def follow(
 
 @click.command()
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--timeout", type=Walltime(), help="Give up after 30m, 90s, 2h; exit code 3 then.")
+@click.option(
+    "--timeout",
+    type=Walltime("s"),
+    help="Give up after 30m, 90s, 2h, a plain number of seconds; exit code 3 then.",
+)
 @as_json_option
 def wait(job_ids: tuple[str, ...], timeout: float | None, as_json: bool) -> None:
     """Wait until jobs, and the parts of their chains, have ended.

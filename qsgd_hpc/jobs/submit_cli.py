@@ -93,7 +93,9 @@ def _verified(request: JobRequest, dry_run: bool) -> bool:
 @click.command()
 @click.argument("job_id", metavar="ID")
 @click.option("--nodes", type=int, help="Another number of nodes this time.")
-@click.option("--walltime", "walltime_min", type=Walltime(), help="Another walltime this time.")
+@click.option(
+    "--walltime", "walltime_min", type=Walltime(), help="Another walltime, as submit takes it."
+)
 @click.option("--queue", help="Another queue this time.")
 @click.option("--account", help="Another project that pays.")
 @list_option("--exclude", "exclude", "NODE", "Nodes to avoid, besides those that failed.")

@@ -18,13 +18,16 @@ as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSO
 
 
 class Walltime(click.ParamType[float]):
-    """Minutes, written as 30m, 90s, 2h, 1h30m or 1:00:00."""
+    """Minutes, written as 30m, 90s, 2h, 1h30m or 1:00:00; a plain number has the unit `plain`."""
 
     name = "time"
 
+    def __init__(self, plain: str = "m") -> None:
+        self.plain = plain
+
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
         try:
-            return value if isinstance(value, float) else minutes(value)
+            return value if isinstance(value, float) else minutes(value, plain=self.plain)
         except UsageError as error:
             self.fail(str(error), param, ctx)
 
@@ -67,7 +70,11 @@ SHAPE = (
         metavar="RATE[,latency=T]",
         help="On this machine: make each node a host of its own, joined at 100mbit, 1gbit, ...",
     ),
-    click.option("--walltime", type=Walltime(), help="30m, 2h or 1:00:00. Default: the site's."),
+    click.option(
+        "--walltime",
+        type=Walltime(),
+        help="30m, 2h or 1:00:00; a plain number is minutes. Default: the site's.",
+    ),
     click.option(
         "--queue",
         help="Queue, partition or QOS; auto: the first that fits. Default: the site's, or auto.",
@@ -139,7 +146,8 @@ LIFE = (
         "stop_before",
         type=Walltime(),
         help="Time that the script needs to write a checkpoint: should_stop() turns true that long "
-        "before the walltime. Default: 5m, or a tenth of a short walltime.",
+        "before the walltime; a plain number is minutes. Default: 5m, or a tenth of a short "
+        "walltime.",
     ),
     click.option(
         "--array",

@@ -11,6 +11,8 @@ from qsgd_hpc.errors import UsageError
 __all__ = ["clock", "counted", "did_you_mean", "listing", "minutes"]
 
 _UNITS_MIN = {"s": 1 / 60, "m": 1.0, "h": 60.0, "d": 1440.0}
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_NUMBER = r"\d+(?:\.\d+)?"
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
@@ -23,25 +25,31 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     return f"Valid: {', '.join(names)}." if names else "There is none."
 
 
-def minutes(text: str) -> float:
-    """Return the minutes that a walltime such as 30m, 90s, 2h, 1h30m, 1:00:00 stands for.
+def minutes(text: str, *, plain: str = "m") -> float:
+    """Return the minutes that a time such as 30m, 90s, 2h, 1h30m, 1:00:00 stands for.
+
+    Args:
+        text: what the user has written.
+        plain: unit of a number without one: s, m, h or d.
 
     Raises:
         UsageError: the text is none of these, or is zero.
     """
-    value = _minutes(text.strip().lower())
+    value = _minutes(text.strip().lower(), plain)
     if value is None or value <= 0:
         raise UsageError(
-            f"{text!r} is not a walltime. Write 30m, 90s, 2h, 1h30m or 1:00:00 (H:MM:SS)."
+            f"{text!r} is not a time. Write 30m, 90s, 2h, 1h30m or 1:00:00 (H:MM:SS); "
+            f"a plain number is {_UNITS[plain]}."
         )
     return value
 
 
-def _minutes(text: str) -> float | None:
+def _minutes(text: str, plain: str) -> float | None:
     if match := re.fullmatch(r"(\d+):([0-5]\d):([0-5]\d)", text):
         hours, mins, seconds = (int(part) for part in match.groups())
         return hours * 60 + mins + seconds / 60
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
+    text = f"{text}{plain}" if re.fullmatch(_NUMBER, text) else text
+    parts = re.findall(rf"({_NUMBER})([smhd])", text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         return sum(float(number) * _UNITS_MIN[unit] for number, unit in parts)
     return None

@@ -72,7 +72,9 @@ OPTIONS = (
     click.option("--framework", help="Of the workloads: torch, keras.  [default: torch]"),
     click.option("--ranks-per-node", type=int, help="Default: the site's, such as one per GPU."),
     click.option(
-        "--walltime", help="Limit of each job, such as 30m or 1h30m. Default: the site's."
+        "--walltime",
+        help="Limit of each job, such as 30m or 1h30m; a plain number is minutes. "
+        "Default: the site's.",
     ),
     click.option("--queue", help="Queue of every job."),
     click.option("--account", help="Project that pays for the jobs."),

@@ -6,12 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
+from qsgd_hpc.jobs.cli import wait
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.queues import pick, queue_faults
+from qsgd_hpc.jobs.submit_cli import submit
 from qsgd_hpc.jobs.validate import Facts, fill, request_faults, site_faults, site_notes
 from qsgd_hpc.jobs.words import clock, minutes
 
@@ -35,16 +38,33 @@ def faults(site_name: str, facts: Facts = NOTHING_WRONG, **fields: Any) -> str:
         ("1h30m", 90),
         ("1d", 1440),
         ("0:00:30", 0.5),
+        ("30", 30),
+        ("1.5", 1.5),
     ],
 )
 def test_walltimes_are_read(text: str, value: float) -> None:
     assert minutes(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "30", "0m", "-5m", "1:00", "1:99:00", "soon", "3 weeks"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "0m", "-5", "-5m", "5 5", ".", "1e3", "1:00", "1:99:00", "soon", "3 weeks"]
+)
 def test_other_walltimes_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="30m, 90s, 2h"):
         minutes(text)
+
+
+def test_a_plain_number_has_the_unit_that_the_option_says() -> None:
+    for command, flag, unit, value in (
+        (wait, "--timeout", "seconds", 5 / 60),
+        (submit, "--walltime", "minutes", 5),
+        (submit, "--stop-before", "minutes", 5),
+    ):
+        (option,) = (each for each in command.params if flag in each.opts)
+        assert option.type.convert("5", option, None) == pytest.approx(value)
+        assert f"plain number {'of' if command is wait else 'is'} {unit}" in option.help
+        with pytest.raises(click.BadParameter, match=f"a plain number is {unit}"):
+            option.type.convert("soon", option, None)
 
 
 def test_clock_rounds_up_to_a_second() -> None:
