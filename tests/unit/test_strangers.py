@@ -139,7 +139,7 @@ def test_a_rank_trusts_no_other_server_and_goes_on_to_the_next_address(monkeypat
         threads.append(threading.Thread(target=_serve, args=(server, said, seen)))
         threads[-1].start()
     word = bytes(TOKEN_BYTES).hex()
-    with pytest.raises(ConnectionError, match="rank 1 .* cannot reach the launching host"):
+    with pytest.raises(ConnectionError, match=r"rank 1 .* cannot reach the launching host"):
         fetch(f"127.0.0.2,127.0.0.3;{port};{word};{word}", 1)
     for thread in threads:
         thread.join()
