@@ -143,3 +143,9 @@ def _totals(summary: _trace.Summary) -> str:
 
 def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f}%" if whole > 0 else "-"
+
+
+if __name__ == "__main__":
+    from qsgd_hpc.cli import main_of
+
+    main_of(__spec__.name)

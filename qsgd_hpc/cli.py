@@ -13,7 +13,7 @@ import click
 from qsgd_hpc import __version__
 from qsgd_hpc.errors import QsgdError
 
-__all__ = ["main"]
+__all__ = ["main", "main_of"]
 
 # verb -> (module:function, one line for --help). The order is the order of a user's day.
 VERBS: dict[str, tuple[str, str]] = {
@@ -104,3 +104,16 @@ def main(argv: list[str] | None = None) -> None:
         for line in str(error).splitlines():
             click.echo(f"qsgd-hpc: {line}", err=True)
         sys.exit(2)
+
+
+def main_of(module: str) -> None:
+    """Run what a module defines: ``python -m qsgd_hpc.doctor`` is ``qsgd-hpc doctor``.
+
+    Where that is several verbs, the first argument names one, as always.
+    """
+    verbs = [verb for verb, (place, _) in VERBS.items() if place.partition(":")[0] == module]
+    main([*(verbs if len(verbs) == 1 else ()), *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

@@ -53,3 +53,9 @@ def _summary(found: Iterable[Finding]) -> str:
         ),
         "and",
     )
+
+
+if __name__ == "__main__":
+    from qsgd_hpc.cli import main_of
+
+    main_of(__spec__.name)

@@ -260,3 +260,9 @@ def _start(ranks: int, network: Network | None, request: Request, words: list[st
     words += ["--json", str(request.json_path.absolute())] if request.json_path else []
     command = (sys.executable, "-m", "qsgd_hpc", "bench", "allreduce", *words)
     return launch(RunOptions(ranks=ranks, command=command, network=network))
+
+
+if __name__ == "__main__":
+    from qsgd_hpc.cli import main_of
+
+    main_of(__spec__.name)

@@ -32,3 +32,9 @@ def export(source: Path, target: Path, imports: tuple[str, ...]) -> None:
     """
     loaded = export_model(source, target, imports)
     click.echo(f"{target}: loads without qsgd-hpc ({loaded})")
+
+
+if __name__ == "__main__":
+    from qsgd_hpc.cli import main_of
+
+    main_of(__spec__.name)

@@ -208,3 +208,9 @@ def _newest() -> str:
 
 def _print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
+
+
+if __name__ == "__main__":
+    from qsgd_hpc.cli import main_of
+
+    main_of(__spec__.name)

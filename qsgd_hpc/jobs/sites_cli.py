@@ -128,3 +128,9 @@ def _print(found: Table) -> None:
     if not console.is_terminal:
         console.width = 200
     console.print(found)
+
+
+if __name__ == "__main__":
+    from qsgd_hpc.cli import main_of
+
+    main_of(__spec__.name)

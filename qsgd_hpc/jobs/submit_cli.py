@@ -128,3 +128,9 @@ def _show(jobs: list[Job], as_json: bool, watch: bool, *, anew: bool = True) -> 
         from qsgd_hpc.jobs.cli import follow
 
         follow(first)
+
+
+if __name__ == "__main__":
+    from qsgd_hpc.cli import main_of
+
+    main_of(__spec__.name)

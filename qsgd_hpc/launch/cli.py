@@ -234,3 +234,9 @@ def _show(options: RunOptions) -> None:
     for name, value in command.env.items():
         click.echo(f"export {name}={shlex.quote(value)}")
     click.echo(shlex.join(command.argv))
+
+
+if __name__ == "__main__":
+    from qsgd_hpc.cli import main_of
+
+    main_of(__spec__.name)

@@ -189,3 +189,9 @@ def _show_comparison(
         )
     for note in notes:
         click.echo(note)
+
+
+if __name__ == "__main__":
+    from qsgd_hpc.cli import main_of
+
+    main_of(__spec__.name)

@@ -73,3 +73,9 @@ def _names(folder: Path, other: Path) -> tuple[str, str]:
     if ours.name != theirs.name:
         return ours.name, theirs.name
     return str(folder), str(other)
+
+
+if __name__ == "__main__":
+    from qsgd_hpc.cli import main_of
+
+    main_of(__spec__.name)

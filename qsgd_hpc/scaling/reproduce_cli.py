@@ -120,3 +120,9 @@ def _found(value: float | None, part: float | None) -> str:
     if value is None or part is not None:
         return _number(value, part)
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+if __name__ == "__main__":
+    from qsgd_hpc.cli import main_of
+
+    main_of(__spec__.name)

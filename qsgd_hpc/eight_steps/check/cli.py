@@ -102,3 +102,9 @@ def serial_text(script: Script) -> str:
         f"{script.path}: not a distributed script: it imports neither horovod nor a framework's "
         f"module of qsgd_hpc. Make one of it with: qsgd-hpc convert {script.path}"
     )
+
+
+if __name__ == "__main__":
+    from qsgd_hpc.cli import main_of
+
+    main_of(__spec__.name)

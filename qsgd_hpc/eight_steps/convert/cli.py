@@ -70,3 +70,9 @@ def convert(script: Path, output: Path | None, framework: str, diff: bool, expla
         click.echo(f"{output}: written; try it with: qsgd-hpc run -np 2 {output}")
     if done.to_decide:
         click.echo(to_decide(done, str(output or script)), err=apart)
+
+
+if __name__ == "__main__":
+    from qsgd_hpc.cli import main_of
+
+    main_of(__spec__.name)
