@@ -155,8 +155,9 @@ def run(
 
     When a rank fails, the message names the first one, and its exit code (128 + signal) becomes
     that of run; the others have QSGD_RUN_GRACE_S (22) seconds to end. Ctrl-C ends every rank.
-    Ranks read /dev/null as stdin. OMP_NUM_THREADS is cores / ranks per host unless it is set.
-    The other flags of horovodrun are accepted; run says of each why it changes nothing.
+    Ranks read /dev/null as stdin; with "python - < train.py" each gets the program.
+    OMP_NUM_THREADS is cores / ranks per host unless it is set. The other flags of horovodrun are
+    accepted; run says of each why it changes nothing.
     """
     faults: list[str] = []
     checked = partial(_checked, faults)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["resolve_command"]
+__all__ = ["resolve_command", "stdin_program_at"]
+
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 
 
 def resolve_command(
@@ -33,22 +35,52 @@ def resolve_command(
     found = shutil.which(program, path=environ.get("PATH", os.defpath))
     if found is None:
         raise UsageError(_unknown_program(program, environ))
-    if Path(program).name.startswith("python"):
-        script = _script_of(rest)
-        if script is not None:
-            _check_script(Path(script))
+    name = Path(program).name
+    if name.startswith("python"):
+        kind, at = _source_of(rest)
+        if kind == "script":
+            _check_script(Path(rest[at]))
+    elif name in _SHELLS and (not rest or rest[0] in ("-", "-s")):
+        raise UsageError(
+            f"{' '.join(command)!r} reads its commands from stdin, which ranks do not get. Write "
+            "them to a file and name that"
+        )
     return tuple(command)
 
 
-def _script_of(arguments: Sequence[str]) -> str | None:
-    """Return the script among python's arguments; None for -c, -m, - and unknown shapes."""
-    takes_value = {"-W", "-X", "--check-hash-based-pycs"}
-    at = 0
-    while at < len(arguments) and arguments[at].startswith("-"):
-        if arguments[at] == "-" or arguments[at].lstrip("-")[:1] in ("c", "m"):
+def stdin_program_at(command: Sequence[str]) -> int | None:
+    """Return where Python's ``-`` stands in a command, or would stand; None where it reads a file.
+
+    Python may come after a program that starts it (``numactl -N 0 python -``); the ``-`` must then
+    be there.
+    """
+    for start, word in enumerate(command):
+        if Path(word).name.startswith("python"):
+            kind, at = _source_of(command[start + 1 :])
+            at += start + 1
+            if kind == "stdin" and (start == 0 or at < len(command)):
+                return at
             return None
-        at += 2 if arguments[at] in takes_value else 1
-    return arguments[at] if at < len(arguments) else None
+    return None
+
+
+def _source_of(arguments: Sequence[str]) -> tuple[str, int]:
+    """Return what Python runs, and where in its arguments that stands.
+
+    ``script`` or ``stdin`` ("-", or nothing at all); ``other`` for -c, -m and what prints and ends.
+    """
+    at = 0
+    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] != "-":
+        word = arguments[at]
+        # Of letters in one word, W and X take the rest, or the next word.
+        value = next((i for i, letter in enumerate(word) if letter in "WX"), len(word))
+        if word == "--check-hash-based-pycs" or value == len(word) - 1:
+            at += 1
+        elif word.startswith("--") or set(word[1:value]) & set("cmVh?"):
+            return "other", at
+        at += 1
+    stdin = at >= len(arguments) or arguments[at] == "-"
+    return "stdin" if stdin else "script", min(at, len(arguments))
 
 
 def _check_script(path: Path) -> None:

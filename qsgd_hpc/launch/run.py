@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -13,8 +14,9 @@ from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.command import Command, Machine, build_command
 from qsgd_hpc.launch.mpi import Family, Launcher, Library, find_launcher, find_library
 from qsgd_hpc.launch.options import RunOptions, check_options
-from qsgd_hpc.launch.program import resolve_command
+from qsgd_hpc.launch.program import resolve_command, stdin_program_at
 from qsgd_hpc.launch.session import Session, say
+from qsgd_hpc.launch.stdin_program import with_program
 
 __all__ = ["Plan", "plan", "run"]
 
@@ -34,7 +36,7 @@ class Plan:
 
 
 def plan(options: RunOptions) -> Plan:
-    """Check a request and find its MPI.
+    """Check a request, find its MPI, and read the program that is on stdin, if Python asks for it.
 
     Raises:
         UsageError: every fault of the request, one per line.
@@ -47,6 +49,10 @@ def plan(options: RunOptions) -> Plan:
         faults.append(str(error))
     if faults:
         raise UsageError("\n".join(faults))
+    at = stdin_program_at(options.command)
+    if at is not None:
+        stdin = getattr(sys.stdin, "buffer", None)
+        options = replace(options, command=with_program(options.command, at, stdin))
     library = find_library()
     launcher = find_launcher(library)
     if options.network is not None:
@@ -78,8 +84,8 @@ def _faulty_variables(environ: Mapping[str, str]) -> list[str]:
 def run(options: RunOptions) -> int:
     """Start the ranks, wait for them, and return the exit code for the shell.
 
-    Every rank's stdin is /dev/null. The code is the first failing rank's, 128 + signal if one
-    killed it; 130 and 143 after Ctrl-C and SIGTERM.
+    Every rank's stdin is /dev/null; of ``python -`` each gets the program. The code is the first
+    failing rank's, 128 + signal if one killed it; 130 and 143 after Ctrl-C and SIGTERM.
 
     Raises:
         UsageError: the request is wrong, or there is no MPI to run it with.

@@ -30,11 +30,14 @@ class Shell:
     def argv(self, *args: str) -> list[str]:
         return [self.python, "-m", "qsgd_hpc", "run", *args]
 
-    def run(self, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *args: str, stdin: str | None = None, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.argv(*args),
             cwd=self.folder,
             env={**self.environ, **environ},
+            input=stdin,
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -245,6 +248,18 @@ def test_what_a_rank_leaves_behind_is_ended_with_it(shell: Shell) -> None:
 def test_stdin_is_empty(shell: Shell) -> None:
     done = shell.run("-np", "2", "sh", "-c", "wc -c")
     assert done.stdout.split() == ["0", "0"]
+
+
+def test_every_rank_gets_a_program_that_comes_on_stdin(shell: Shell) -> None:
+    program = """# Längs: 'x' "y" $z `w` : ;
+import sys
+from mpi4py import MPI
+print(MPI.COMM_WORLD.Get_size(), sys.argv, repr("\\n"), "ä")
+raise SystemExit(3)
+"""
+    done = shell.run("-np", "2", shell.python, "-u", "-", "a", "b c", stdin=program)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.splitlines() == 2 * ["2 ['-', 'a', 'b c'] '\\n' ä"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -14,7 +16,8 @@ from qsgd_hpc.launch.options import (
     parse_hostfile,
     parse_hosts,
 )
-from qsgd_hpc.launch.program import resolve_command
+from qsgd_hpc.launch.program import resolve_command, stdin_program_at
+from qsgd_hpc.launch.stdin_program import with_program
 
 
 def test_hosts_without_a_number_have_one_slot() -> None:
@@ -84,10 +87,45 @@ def test_near_names_are_offered_for_a_missing_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["python3", "-c", "pass"], ["python3", "-m", "x"], ["python3", "-"], ["python3"]]
+    "command",
+    ["python3 -c pass", "python3 -Sc pass", "python3 -m x", "python3 -", "python3", "python3 -V"],
 )
-def test_python_without_a_script_is_left_alone(command: list[str]) -> None:
-    assert resolve_command(command) == tuple(command)
+def test_python_without_a_script_is_left_alone(command: str) -> None:
+    assert resolve_command(command.split()) == tuple(command.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "at"),
+    [
+        ("python3", 1),
+        ("python3 - --epochs 3", 1),
+        ("/usr/bin/python3.11 -u -W ignore -Xdev - -c", 5),
+        ("numactl -N 0 python -X dev -", 6),
+        ("numactl -N 0 python", None),
+        ("python3 -X dev train.py -", None),
+        ("python3 -uc pass -", None),
+        ("python3 -m train -", None),
+        ("python3 --version", None),
+        ("solver -", None),
+    ],
+)
+def test_a_program_on_stdin_is_seen(command: str, at: int | None) -> None:
+    assert stdin_program_at(command.split()) == at
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [(b"", "there is none"), (b" \n", "none"), (Random(1).randbytes(200_000), "200,000")],
+)
+def test_a_program_on_stdin_that_cannot_travel_is_refused(text: bytes, fault: str) -> None:
+    with pytest.raises(UsageError, match=rf"{fault}(.|\n)*Write the program to a file"):
+        with_program(["python", "-"], 1, io.BytesIO(text))
+
+
+@pytest.mark.parametrize("command", [["bash"], ["sh", "-s", "x"], ["bash", "-"]])
+def test_a_shell_that_would_read_stdin_is_refused(command: list[str]) -> None:
+    with pytest.raises(UsageError, match="from stdin, which ranks do not get"):
+        resolve_command(command)
 
 
 def test_no_command_is_answered_with_an_example() -> None:

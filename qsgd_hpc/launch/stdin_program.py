@@ -1,0 +1,51 @@
+"""A program that comes on stdin, as in ``run -np 2 python - < train.py``: every rank needs it.
+
+mpiexec gives stdin to rank 0 at most. So the launcher reads the program, once, and it travels in
+the command line, packed such that no launcher's quoting can change it.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Sequence
+from typing import BinaryIO
+
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["with_program"]
+
+MOST_BYTES = 120_000  # the kernel takes 128 KiB in one argument
+_RUN = (
+    "__import__('sys').argv[0]='-';exec(compile(__import__('zlib').decompress("
+    "__import__('base64').b64decode('{}')),'<stdin>','exec',dont_inherit=True))"
+)
+
+
+def with_program(command: Sequence[str], at: int, stdin: BinaryIO | None) -> tuple[str, ...]:
+    """Return a command of Python's that has the program which it would read from stdin.
+
+    Args:
+        command: the words of the user.
+        at: where ``-`` stands, or would stand.
+        stdin: this process's; None where it has none.
+
+    Raises:
+        UsageError: stdin holds no program, or one that is too long.
+    """
+    remedy = "Write the program to a file that every rank can read, and name that"
+    asked = " ".join(command)
+    if stdin is not None and stdin.isatty():
+        raise UsageError(
+            f"{asked!r} reads its program from stdin, and that is a terminal. {remedy}"
+        )
+    text = b"" if stdin is None else stdin.read()
+    if not text.strip():
+        raise UsageError(f"{asked!r} reads its program from stdin, and there is none. {remedy}")
+    code = _RUN.format(base64.b64encode(zlib.compress(text, 9)).decode("ascii"))
+    if len(code) > MOST_BYTES:
+        raise UsageError(
+            f"the program on stdin has {len(text):,} bytes, packed {len(code):,}; at most "
+            f"{MOST_BYTES:,} travel to the ranks. {remedy}"
+        )
+    return (*command[:at], "-c", code, *command[at + 1 :])
