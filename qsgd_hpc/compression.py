@@ -196,8 +196,9 @@ class _WithBits(Lossy):
     """A code that exists for 1 to 8 bits.
 
     Args:
-        bits: bits per element on the wire, sign included; 1 is the sign with a scale; "auto":
-            8 or 4 or none at all, whichever the planner has found to be the fastest here.
+        bits: bits per element on the wire, sign included; 1 is the sign with a scale, as in
+            :class:`Sign`; "auto": 8 or 4 or none at all, whichever the planner has found to be the
+            fastest here.
     """
 
     bits: int | Literal["auto"] = 4
@@ -235,9 +236,9 @@ class Qsgd(_WithBits):
     """QSGD stochastic quantisation (Alistarh et al., NeurIPS 2017); see :class:`Lossy`, too.
 
     Args:
-        bits: bits per element on the wire, sign included, 1 to 8; 1 is the sign with a scale;
-            "auto" leaves them to the planner, which measures the machine and takes 8 or 4 bits, or
-            float32, for each tensor.
+        bits: bits per element on the wire, sign included, 1 to 8; 1 is the sign with a scale, as
+            in :class:`Sign`, where a gradient of zero does not stay zero; "auto" leaves them to the
+            planner, which measures the machine and takes 8 or 4 bits, or float32, for each tensor.
         norm: ``"max"`` (least error) or ``"l2"`` (the paper's).
         rounding: ``"stochastic"`` (unbiased) or ``"nearest"`` (biased, and warns of it).
     """
@@ -276,7 +277,10 @@ def _warn_of_bias() -> None:
 
 @dataclass(frozen=True)
 class MinMax(_WithBits):
-    """Levels between a bucket's least and largest element (QSGD-TF's); see :class:`Lossy`."""
+    """Levels between a bucket's least and largest element (QSGD-TF's); see :class:`Lossy`.
+
+    Zero need not be a level: an element whose gradient is zero is sent as one of the two around it.
+    """
 
     scheme = "minmax"
 
@@ -318,7 +322,11 @@ class TernGrad(Lossy):
 
 @dataclass(frozen=True)
 class Sign(Lossy):
-    """The sign times the bucket's mean magnitude, in 1 bit; biased; see :class:`Lossy`."""
+    """The sign times the bucket's mean magnitude, in 1 bit; biased; see :class:`Lossy`.
+
+    There is no zero: an element whose gradient is zero is sent as plus or minus that magnitude.
+    Error feedback takes it back in the next steps; without it, such a weight drifts.
+    """
 
     scheme = "sign"
     biased = True

@@ -52,6 +52,25 @@ def test_results_and_what_is_owed_add_up_to_the_gradients(ranks, op, coding):
     assert np.allclose(sent + rest, exact, atol=1e-4 * ranks)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_feedback_keeps_weights_without_a_gradient_near_where_they_are(ranks):
+    """One bit sends such an element as plus or minus its bucket's mean magnitude."""
+    steps = 200
+
+    def program(me, feedback):
+        total = np.zeros(COUNT)
+        for step in range(steps):
+            x = gradient(me.rank, step)
+            x[::3] = 0
+            me.allreduce("w", x, "average", SIGN, error_feedback=feedback).wait()
+            total += x
+        return np.abs(total[::3]).max()
+
+    near, far = (on_ranks(ranks, lambda me, on=on: program(me, on))[0] for on in (True, False))
+    assert 0 < near < 5  # of mean magnitudes, which are below 0.54: however many the steps
+    assert far > steps / 4
+
+
 @pytest.mark.parametrize("algorithm", ["auto", "leaders_sra"])
 @pytest.mark.parametrize(("ranks", "ranks_per_node"), [(4, 2), (3, 2), (6, 3)])
 def test_they_add_up_where_only_messages_across_nodes_are_coded(ranks, ranks_per_node, algorithm):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qsgd_hpc import _core
+from qsgd_hpc.compression import Elias, MinMax, Nuqsgd, Qsgd, Sign, TernGrad, TopK
 from qsgd_hpc.errors import UsageError
 from tests import reference_schemes
 
@@ -198,6 +199,24 @@ def test_error_of_any_finite_input_stays_below_one_level(values, bits):
         assert np.abs(affine[part]).max() <= unit + 1e-6 * np.abs(v).max() + 1e-44
         least = np.abs(v).max() * 2.0 ** (2 - 2 ** (bits - 1))
         assert (np.abs(exponential[part]) <= np.maximum(np.abs(v), least) * 1.00001 + 1e-44).all()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *(kind(bits) for kind in (Qsgd, Nuqsgd, Elias, MinMax) for bits in (1, 2, 4, 8)),
+        *(Qsgd(bits, norm="l2") for bits in (1, 2, 4)),
+        *(TernGrad(), TopK(ratio=0.01), TopK(ratio=0.9), Sign()),
+    ],
+    ids=repr,
+)
+def test_a_zero_stays_zero_but_in_one_bit_and_minmax(code):
+    x = gaussian(4 * BUCKET)
+    x[::2] = 0
+    out = round_trip(x, code.coding().spec)[::2]
+    one_bit = code.coding().spec.bits == 1
+    assert (not out.any()) == (not one_bit and not isinstance(code, MinMax))
+    assert not round_trip(np.zeros(BUCKET), code.coding().spec).any()
 
 
 def test_biased_codes_say_so():
