@@ -2,7 +2,8 @@
 
 MNIST as IDX files in DIR or DIR/mnist; JPEG files in a folder per class, in train/ and test/ (or
 val/) of DIR, DIR/imagenet or DIR/cifar10; CIFAR-10 as such a tree in cifar10.tar.xz. JPEG files are
-decoded batch by batch, as in every training on ImageNet.
+decoded batch by batch, as in every training on ImageNet. Where no folder is named, scikit-learn's
+digits stand in for all of them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from options import data_folder
 
 SYNTHETIC = 2048  # images to train on
+DIGITS_TRAIN = 1500  # of 1,797; the rest, written by other people, is the test set
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,10 @@ class DataSet:
 
 
 def mnist(folder: Path | None) -> DataSet:
-    """Read MNIST: 60,000 and 10,000 images of 28 x 28 pixels."""
-    for place in (folder, folder / "mnist") if folder else ():
+    """Read MNIST: 60,000 and 10,000 images of 28 x 28 pixels; the digits without a folder."""
+    if folder is None:
+        return digits(28, 1)
+    for place in (folder, folder / "mnist"):
         if any(place.glob("train-images-idx3-ubyte*")):
             train, test = (_idx_pair(place, part) for part in ("train", "t10k"))
             return DataSet("mnist", 10, train, test)
@@ -102,11 +106,14 @@ def photos(folder: Path | None, size: int | None, most: int | None) -> DataSet:
     """Find an ImageNet-like tree of JPEG files, or CIFAR-10.
 
     Args:
-        folder: what --data names.
-        size: pixels a side to which images are brought; None is 32 for CIFAR-10, else 224.
+        folder: what --data names; None stands for the digits.
+        size: pixels a side to which images are brought; None is 32 for CIFAR-10 and the digits,
+            else 224.
         most: read no more training images than that, evenly from the classes.
     """
-    for place in (folder, folder / "imagenet", folder / "cifar10") if folder else ():
+    if folder is None:
+        return digits(size or 32, 3, most)
+    for place in (folder, folder / "imagenet", folder / "cifar10"):
         archive = place / "cifar10.tar.xz"
         test = next((place / p for p in ("test", "val") if (place / p).is_dir()), None)
         if (place / "train").is_dir() and test is not None:
@@ -194,6 +201,30 @@ def decode(file: str | bytes, size: int) -> NDArray[np.uint8]:
     except OSError as error:
         name = "an image" if isinstance(file, bytes) else file
         raise DataError(f"{name}: not a whole JPEG file ({error}). Copy it anew.") from None
+
+
+def digits(size: int, channels: int, most: int | None = None) -> DataSet:
+    """Read scikit-learn's 1,797 digits of 8 x 8 pixels, enlarged; the last 297 are the test."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError(
+            "no folder of images is named by --data or QSGD_DATA, and scikit-learn, whose digits "
+            "could stand in, is not installed: pip install scikit-learn, or train on made-up data "
+            "with --synthetic"
+        ) from None
+    found = load_digits()
+    cells = np.arange(size) * 8 // size
+    pixels = (found.images * (255 / 16)).astype(np.uint8)[:, cells][:, :, cells]
+    pixels = np.repeat(pixels[..., None], channels, axis=3)
+    labels = found.target.astype(np.int64)
+    train, test = slice(min(most or DIGITS_TRAIN, DIGITS_TRAIN)), slice(DIGITS_TRAIN, None)
+    return DataSet(
+        "digits",
+        10,
+        Images(pixels[train], labels[train], size),
+        Images(pixels[test], labels[test], size),
+    )
 
 
 def synthetic(classes: int, size: int, channels: int, count: int | None) -> DataSet:

@@ -36,7 +36,9 @@ def parser(what: str, *, epochs: int | None, batch: int) -> argparse.ArgumentPar
         "--epochs", type=positive, default=epochs, help=f"passes ({epochs or 'as published'})"
     )
     options.add_argument("--steps", type=positive, help="stop after so many altogether")
-    options.add_argument("--data", type=Path, metavar="DIR", help="default $QSGD_DATA")
+    options.add_argument(
+        "--data", type=Path, metavar="DIR", help="default $QSGD_DATA; without it images are digits"
+    )
     options.add_argument("--synthetic", action="store_true", help="made-up data, no files")
     options.add_argument("--seed", type=int, default=1, help="of weights and order (1)")
     options.add_argument("--bits", type=int, choices=(*range(1, 9), 32), help="default $QSGD_BITS")
@@ -51,7 +53,9 @@ def for_images(what: str, *, epochs: int, batch: int) -> argparse.ArgumentParser
     options = parser(what, epochs=epochs, batch=batch)
     options.add_argument("--images", type=positive, help="to train on (all)")
     options.add_argument("--classes", type=positive, help="outputs (those of the data; 1000)")
-    options.add_argument("--image-size", type=positive, help="pixels a side (cifar10 32, else 224)")
+    options.add_argument(
+        "--image-size", type=positive, help="pixels a side (cifar10, digits 32; else 224)"
+    )
     return options
 
 

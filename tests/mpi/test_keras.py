@@ -33,23 +33,24 @@ def test_what_keras_promises_holds_on_real_ranks(run_suite, backend, ranks):
     run_suite(ranks, "tests/keras", KERAS_BACKEND=backend)
 
 
-def _accuracy(run_ranks, ranks, *arguments):
+def _accuracy(run_ranks, ranks, data, *arguments):
     done = run_ranks(ranks, LESSON, *arguments, timeout_s=1500)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"{data}: "), done.stdout
     return float(re.findall(r"Test accuracy: ([\d.]+)", done.stdout)[-1])
 
 
 def test_the_lesson_learns_and_saves_what_it_has_learnt(run_ranks, tmp_path):
     file = tmp_path / "model.keras"
-    arguments = ["--images", "1000", "--epochs", "4", "--checkpoint", str(file)]
-    assert _accuracy(run_ranks, 2, *arguments) > 0.9
+    arguments = ["--digits", "--epochs", "12", "--checkpoint", str(file)]
+    assert _accuracy(run_ranks, 2, "digits", *arguments) > 0.9
     assert file.is_file()
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_lesson_reaches_98_5_percent_on_mnist(run_ranks, ranks):
-    folder = Path(os.environ.get("QSGD_DATA", "/nowhere")) / "mnist"
-    if not (folder / "train-images-idx3-ubyte.gz").is_file():
+    folder = Path(os.environ.get("QSGD_DATA", "/nowhere"))
+    if not (folder / "mnist" / "train-images-idx3-ubyte.gz").is_file():
         pytest.skip("needs the 60,000 MNIST images: point QSGD_DATA at the folder of mnist/")
-    assert _accuracy(run_ranks, ranks, "--data-dir", str(folder), "--epochs", "4") >= 0.985
+    assert _accuracy(run_ranks, ranks, "mnist", "--epochs", "4") >= 0.985

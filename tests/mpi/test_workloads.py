@@ -119,7 +119,7 @@ def test_what_is_trained_does_not_depend_on_the_number_of_ranks(
 @pytest.mark.parametrize(
     ("workload", "options", "remedy"),
     [
-        ("mnist", (), "train on made-up data with --synthetic"),
+        ("mnist", ("--data", "/nowhere"), "train on made-up data with --synthetic"),
         ("ptb-small", ("--data", "/nowhere"), "ptb.valid.txt and ptb.test.txt by --data DIR"),
         ("mnist", ("--synthetic", "--global-batch-size", "1"), "between 2 and 2048"),
     ],

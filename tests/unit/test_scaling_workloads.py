@@ -141,13 +141,26 @@ def test_classes_that_no_test_image_has_are_an_error(
         readers.images.photos(tmp_path, None, None)
 
 
-@pytest.mark.parametrize("folder", [None, Path("/nowhere")])
-def test_absent_data_is_an_error_with_both_remedies(
-    readers: SimpleNamespace, folder: Path | None
-) -> None:
-    for read in (readers.images.mnist, readers.words.ptb):
+def test_absent_data_is_an_error_with_both_remedies(readers: SimpleNamespace) -> None:
+    nowhere = Path("/nowhere")
+    images, words = readers.images, readers.words
+    for read, folder in ((images.mnist, nowhere), (words.ptb, nowhere), (words.ptb, None)):
         with pytest.raises(readers.data.DataError, match=r"--data DIR.*--synthetic"):
             read(folder)
+
+
+def test_digits_stand_in_for_images_where_no_folder_is_named(readers: SimpleNamespace) -> None:
+    pytest.importorskip("sklearn")
+    small, large = readers.images.mnist(None), readers.images.photos(None, 64, 100)
+    for found, count, size, channels in ((small, 1500, 28, 1), (large, 100, 64, 3)):
+        assert (found.name, found.classes) == ("digits", 10)
+        assert (len(found.train), len(found.test)) == (count, 297)
+        pixels, labels = found.test.take(np.arange(297))
+        assert pixels.shape == (297, size, size, channels) and pixels.dtype == np.uint8
+        assert pixels.max() == 255 and set(labels) == set(range(10))
+    # Each of the 8 x 8 cells of the picture is one grey.
+    (picture,), _ = large.train.take(np.arange(1))
+    assert (picture[::8, ::8, 0] == picture[7::8, 7::8, 2]).all()
 
 
 def test_made_up_images_are_the_same_each_time_and_few_in_memory(

@@ -5,49 +5,30 @@ Expect: at least 98.5 % of the test images after 12 epochs, whatever the ranks.
 """
 
 import argparse
-import gzip
 import math
-from pathlib import Path
 
 import keras
-import numpy as np
+import mnist_images
 from keras import layers
 
 import qsgd_hpc.keras as hvd
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--data-dir", type=Path, help="folder of MNIST's four .gz files")
+parser.add_argument("--data-dir", help="folder of MNIST's four files (default $QSGD_DATA)")
+parser.add_argument("--digits", action="store_true", help="scikit-learn's instead of MNIST's")
 parser.add_argument("--batch-size", type=int, default=128)
 parser.add_argument("--epochs", type=float, default=12.0, help="of one rank; shared by all")
-parser.add_argument("--images", type=int, default=60000, help="how many images to train on")
+parser.add_argument("--images", type=int, help="how many images to train on (default all)")
 parser.add_argument("--checkpoint", help="where rank 0 saves the model after each epoch")
-
-
-def read_idx(path):
-    raw = gzip.decompress(path.read_bytes())
-    shape = np.frombuffer(raw, ">i4", count=raw[3], offset=4)
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
-
-
-def load(folder, part, count):
-    """Return so many images and labels; without a folder, bright squares in ten places."""
-    if folder is None:
-        labels = np.arange(count) % 10
-        images = np.random.default_rng(count).random((count, 28, 28), np.float32) / 4
-        for image, label in zip(images, labels, strict=True):
-            row, column = divmod(int(label), 4)
-            image[8 * row : 8 * row + 7, 7 * column : 7 * column + 7] += 0.7
-    else:
-        images = read_idx(folder / f"{part}-images-idx3-ubyte.gz")[:count].astype("float32") / 255
-        labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz")[:count]
-    return images[..., np.newaxis], keras.utils.to_categorical(labels, 10)
 
 
 def main(args):
     hvd.init()
     epochs = math.ceil(args.epochs / hvd.size())
-    x_train, y_train = load(args.data_dir, "train", args.images)
-    x_test, y_test = load(args.data_dir, "t10k", max(10, args.images // 6))
+    name, x_train, y_train, x_test, y_test = mnist_images.load(args)
+    if hvd.rank() == 0:
+        print(f"{name}: {len(x_train)} training images, {len(x_test)} for testing")
+    y_train, y_test = (keras.utils.to_categorical(labels, 10) for labels in (y_train, y_test))
 
     model = keras.Sequential(
         [
