@@ -33,8 +33,8 @@ SERIAL = (
 # Those of them that every change must pass: names, or how names begin. Under Open MPI only those
 # that say so; all others run under MPICH, which `pip install qsgd-hpc[mpich]` brings.
 GATE = (
-    # The contract, on 1 rank among the pure functions, and what holds on real ranks alone.
-    "tests/mpi/test_contract.py::test_contract_holds_on_real_ranks[.venv-2]",
+    # The contract, on 1 rank among the pure functions, and what holds on real ranks alone. Two
+    # ranks meet under the second MPI, four under the first: the engine above them is one binary.
     "tests/mpi/test_contract.py::test_contract_holds_on_real_ranks[.venv-4]",
     "tests/mpi/test_contract.py::test_contract_holds_on_real_ranks[.venv-openmpi-2]",
     "tests/mpi/test_contract.py::test_contract_holds_for_the_other_frameworks[.venv-2]",
