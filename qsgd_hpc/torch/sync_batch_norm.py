@@ -76,6 +76,10 @@ class SyncBatchNorm(_BatchNorm):
         normalised: torch.Tensor = output
         return normalised
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy or a loaded module takes a name in its own job, on every rank alike.
+        return {**vars(self), "_number": None}
+
     @torch.no_grad()
     def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         tracked, means, variances = self.num_batches_tracked, self.running_mean, self.running_var
