@@ -85,27 +85,38 @@ class PendingGradients:
             raise UsageError(
                 "set_backward_passes_per_step() between backward() and step(); call it after step()"
             )
-        self._passes = passes
+        self.passes = passes
 
     def set_groups(self, groups: Iterable[Sequence[Any]]) -> None:
-        """Start the parameters of each of these groups together, when all of them are ready."""
+        """Start the parameters of each of these groups together, when all of them are ready.
+
+        Call it between steps: within one, ranks that have started a group and ranks that have not
+        would take different groups.
+        """
         self._groups = {key: group for group in groups for key in group}
 
-    def ready(self, key: Any) -> None:
+    def ready(self, key: Any, *, anew: bool = False) -> None:
         """Note that a backward pass has completed this parameter's gradient.
 
+        Args:
+            key: the parameter.
+            anew: the gradient does not add to those of earlier passes, which have been discarded.
         Raises:
             UsageError: more backward passes than promised since the last step.
         """
-        seen = self._seen.get(key, 0) + 1
-        if seen > self._passes:
+        seen = self._seen.get(key, 0)
+        # A gradient whose reduction may have started is not discarded so.
+        seen = 1 if anew and seen < self.passes else seen + 1
+        if seen > self.passes:
             raise UsageError(
                 f"a gradient was computed {seen} times since the last step(), but "
-                f"backward_passes_per_step is {self._passes}; call optimizer.step() (or "
-                "synchronize()) in between, or pass the number of passes to DistributedOptimizer"
+                f"backward_passes_per_step is {self.passes}; call optimizer.step() (or "
+                "synchronize()) in between, or pass the number of passes to DistributedOptimizer. "
+                "If backward() was called once, a layer is used more than once under "
+                "torch.utils.checkpoint: pass use_reentrant=False to checkpoint()"
             )
         self._seen[key] = seen
-        if seen < self._passes:
+        if seen < self.passes:
             return
         group = self._groups.get(key)
         if group is None:
@@ -113,7 +124,7 @@ class PendingGradients:
             self._batch_bytes += self._size_bytes(key)
             if self._batch_bytes >= BATCH_BYTES:
                 self._start_batch()
-        elif all(self._seen.get(member) == self._passes for member in group):
+        elif all(self._seen.get(member) == self.passes for member in group):
             self._handles.update(self._start(group))
 
     def _start_batch(self) -> None:
@@ -165,6 +176,14 @@ class PendingGradients:
         self._seen.clear()
         self._batch.clear()
         self._batch_bytes = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether a backward pass has completed a gradient since the last step.
+
+        Equal on every rank that has a gradient at all, where ``any`` is not.
+        """
+        return bool(self._seen)
 
     @property
     def any(self) -> bool:

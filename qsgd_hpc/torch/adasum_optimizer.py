@@ -19,34 +19,54 @@ from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc._base.pending import checked_passes
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.ops import Max
+from qsgd_hpc.torch.claims import Claim
 from qsgd_hpc.torch.naming import name_parameters
 from qsgd_hpc.torch.ops import allreduce
 from qsgd_hpc.torch.prepared import GradientAllreduce
+from qsgd_hpc.torch.wrapped import Wrapped
 
 __all__ = ["AdasumOptimizer"]
 
 
-class AdasumOptimizer(torch.optim.Optimizer):
+class AdasumOptimizer(Wrapped):
     """What an optimizer whose steps are combined does besides its own step."""
 
     _reduction: GradientReduction
     _names: dict[torch.Tensor, str]
     _prefix: str
-    _unwrapped: Any
+    _claim: Claim
 
     def begin(
         self,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
         reduction: GradientReduction,
+        prefix: str | None = None,
     ) -> None:
         """Take up what the optimizer was wrapped with.
 
+        Args:
+            named_parameters: names for messages; None numbers the parameters.
+            reduction: what becomes of the steps.
+            prefix: of the operations' names, equal on every rank; None makes one.
         Raises:
             UsageError: names doubled or missing.
         """
         self._reduction = reduction
         self._names = name_parameters(list(self._owned()), named_parameters)
-        self._prefix = f"step.{basics.next_number('adasum')}."
+        self._prefix = prefix or f"step.{basics.next_number('adasum')}."
+        # What is stepped here are this rank's own gradients: nobody else is to average them.
+        self._claim = Claim(self)
+        self._claim.claim(self._owned())
+
+    def begin_copy(self, original: AdasumOptimizer, suffix: str, memo: dict[int, Any]) -> None:
+        """Take up what the original was wrapped with."""
+        names = [(name, memo.get(id(p), p)) for p, name in original._names.items()]
+        self.begin(names, original._reduction, original._prefix + suffix)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, on every rank alike; see ``torch.optim.Optimizer.add_param_group``."""
+        super().add_param_group(param_group)
+        self._claim.claim(self._owned())
 
     def _owned(self) -> Iterable[torch.Tensor]:
         return (p for group in self.param_groups for p in group["params"])
@@ -115,12 +135,6 @@ class AdasumOptimizer(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Accept a number of passes; gradients add up until ``step`` is called, however many."""
         checked_passes(passes)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise UsageError(
-            "a distributed optimizer cannot be copied or pickled; save optimizer.state_dict() and "
-            "load it into a new one"
-        )
 
 
 def _entries(gradient: torch.Tensor) -> torch.Tensor:

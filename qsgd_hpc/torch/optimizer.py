@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,16 +20,16 @@ from qsgd_hpc.torch.adasum_optimizer import AdasumOptimizer
 from qsgd_hpc.torch.amp import make_loss_scalers_wait
 from qsgd_hpc.torch.gradients import GradientReducer
 from qsgd_hpc.torch.ops import allreduce
+from qsgd_hpc.torch.wrapped import Wrapped, wrap
 
 __all__ = ["DistributedOptimizer"]
 
 
-class _Distributed(torch.optim.Optimizer):
+class _Distributed(Wrapped):
     """What a wrapped optimizer does besides its own step."""
 
     _reducer: GradientReducer
     _reduction: GradientReduction
-    _unwrapped: Any
     _synchronized: bool
     _settled: bool
     _skip: bool
@@ -42,15 +41,28 @@ class _Distributed(torch.optim.Optimizer):
         reduction: GradientReduction,
         passes: int,
         groups: int | Sequence[Sequence[torch.Tensor]],
+        prefix: str | None = None,
     ) -> None:
         """Take up what the optimizer was wrapped with; see :class:`GradientReducer`."""
-        weak: Callable[[], Any] = weakref.ref(self)
         self._reduction = reduction
         self._synchronized = self._settled = self._skip = False
         self._nonfinite = None
         self._reducer = GradientReducer(
-            lambda: weak().param_groups, named_parameters, reduction, passes=passes, groups=groups
+            self, named_parameters, reduction, passes=passes, groups=groups, prefix=prefix
         )
+
+    def begin_copy(self, original: _Distributed, suffix: str, memo: dict[int, Any]) -> None:
+        """Take up what the original was wrapped with."""
+        its = original._reducer
+        names = [(name, memo.get(id(p), p)) for p, name in its.names.items()]
+        groups = [[memo.get(id(p), p) for p in group] for group in its.groups]
+        passes = its.pending.passes
+        self.begin(names, original._reduction, passes, groups, its.prefix + suffix)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, on every rank alike; see ``torch.optim.Optimizer.add_param_group``."""
+        super().add_param_group(param_group)
+        self._reducer.adopt()
 
     def synchronize(self) -> None:
         """Wait until every gradient is averaged, to clip or look at them before ``step``.
@@ -136,7 +148,7 @@ class _Distributed(torch.optim.Optimizer):
         return averaged
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients.
+        """Discard the gradients, and with them the count of backward passes towards a step.
 
         Raises:
             UsageError: between ``backward`` and ``step``, while they are being averaged.
@@ -147,15 +159,10 @@ class _Distributed(torch.optim.Optimizer):
                 "synchronize() first. If they came from the loss of another model (a GAN's "
                 "generator), keep it out with requires_grad_(False) on these parameters meanwhile."
             )
+        self._reducer.discard()
         self._synchronized = self._settled = False
         self._nonfinite = None
         super().zero_grad(set_to_none)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise UsageError(
-            "a distributed optimizer cannot be copied or pickled; save optimizer.state_dict() and "
-            "load it into a new one"
-        )
 
 
 # torch would otherwise put its step hooks around this step, too, when a state is loaded.
@@ -185,6 +192,10 @@ def DistributedOptimizer(
     all skip the step and lower the scale alike. Error feedback forgets what it kept of such a
     gradient.
 
+    Several optimizers may take turns on the same parameters: while they exist, gradients are
+    reduced in ``step``, not before. Saved or pickled, it is the optimizer that it wraps; a deep
+    copy is distributed, too.
+
     Args:
         optimizer: any torch optimizer; its parameter groups and state are taken over.
         named_parameters: ``model.named_parameters()``: names for messages, equal on every rank.
@@ -201,8 +212,8 @@ def DistributedOptimizer(
         groups: how many groups of neighbouring parameters to make, or the groups as lists of
             parameters: the gradients of a group are handed over, and reduced, together. Parameters
             in no group are reduced one by one.
-        sparse_as_dense: makes sparse gradients dense before they are reduced; else all ranks'
-            entries are gathered, uncompressed, which pays where they are few.
+        sparse_as_dense: sends sparse gradients dense, after which they are sparse again; else all
+            ranks' entries are gathered, uncompressed, which pays where they are few.
         process_set: the ranks that average; a rank that is not among them trains on its own.
     Returns:
         The optimizer, an instance of its own class too, with ``synchronize``,
@@ -210,7 +221,7 @@ def DistributedOptimizer(
     Raises:
         UsageError: names doubled or missing, or arguments out of range.
     """
-    if isinstance(optimizer, (_Distributed, AdasumOptimizer)):
+    if isinstance(optimizer, Wrapped):
         raise UsageError("this optimizer is a DistributedOptimizer already; wrap it once")
     reduction = checked_reduction(
         op, compression, gradient_predivide_factor, sparse_as_dense, process_set
@@ -218,22 +229,10 @@ def DistributedOptimizer(
     grouping = choose_groups(num_groups, groups)
     make_loss_scalers_wait()
     if op is Adasum:
-        distributed = _wrapped(optimizer, AdasumOptimizer)
+        distributed = wrap(optimizer, AdasumOptimizer)
         distributed.begin(named_parameters, reduction)
         distributed.set_backward_passes_per_step(backward_passes_per_step)
     else:
-        distributed = _wrapped(optimizer, _Distributed)
+        distributed = wrap(optimizer, _Distributed)
         distributed.begin(named_parameters, reduction, backward_passes_per_step, grouping)
-    return distributed
-
-
-def _wrapped(optimizer: torch.optim.Optimizer, ours: type[torch.optim.Optimizer]) -> Any:
-    """Return an instance of the optimizer's class and ours that has the optimizer's state."""
-    kind = type(optimizer)
-    wrapped: Any = type(kind.__name__, (ours, kind), {})
-    distributed = wrapped.__new__(wrapped)
-    # A scheduler that was built earlier has put its count around the unwrapped step into the
-    # instance; the class's own step must be found instead.
-    distributed.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
-    distributed._unwrapped = optimizer
     return distributed

@@ -31,7 +31,16 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("arguments", [{}, {"groups": 1}, {"backward_passes_per_step": 2}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"groups": 1},
+        {"backward_passes_per_step": 2},
+        {"sparse_as_dense": True},
+        {"sparse_as_dense": True, "groups": 1},
+    ],
+)
 def test_sparse_gradients_train_as_one_process_with_all_words(make, arguments):
     torch.manual_seed(1)
     model = nn.ModuleList(nn.Embedding(20, 5, sparse=True) for _ in range(2)).double()
@@ -57,12 +66,16 @@ def test_sparse_gradients_train_as_one_process_with_all_words(make, arguments):
         assert torch.allclose(mine, expected, atol=1e-9)
 
 
+@pytest.mark.parametrize("as_dense", [False, True])
 @pytest.mark.parametrize("from_step", [0, 1])
-def test_ranks_without_a_sparse_gradient_take_part(from_step):
+def test_ranks_without_a_sparse_gradient_take_part(from_step, as_dense):
     torch.manual_seed(1)
     model = nn.ModuleList([nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2, bias=False)])
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), op=hvd.Sum
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        model.named_parameters(),
+        op=hvd.Sum,
+        sparse_as_dense=as_dense,
     )
     before = model[0].weight.detach().clone()
     for step in range(3):
@@ -90,8 +103,7 @@ def test_sparse_gradients_may_travel_dense_and_compressed():
     before = model.weight.detach().clone()
     model(torch.tensor([hvd.rank()])).sum().backward()
     optimizer.step()
-    if hvd.size() > 1:
-        assert not model.weight.grad.is_sparse
+    assert model.weight.grad.is_sparse
     moved = (before - model.weight).mean(1)
     assert torch.allclose(moved[: hvd.size()], torch.tensor(1 / hvd.size()), rtol=0.1)
     assert replicas_are_identical(model)

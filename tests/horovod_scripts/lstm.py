@@ -64,14 +64,13 @@ def main(args):
     model = Model(words, args.width)
     dense = [(n, p) for n, p in model.named_parameters() if not n.startswith("embedding")]
     embedding = [(f"embedding.{n}", p) for n, p in model.embedding.named_parameters()]
-    kind = torch.optim.Adam if args.sparse_as_dense else torch.optim.SparseAdam
     lr = args.lr * hvd.size()
     optimizers = [
         hvd.DistributedOptimizer(
             torch.optim.Adam([p for _, p in dense], lr=lr), named_parameters=dense
         ),
         hvd.DistributedOptimizer(
-            kind([p for _, p in embedding], lr=lr),
+            torch.optim.SparseAdam([p for _, p in embedding], lr=lr),
             named_parameters=embedding,
             sparse_as_dense=args.sparse_as_dense,
         ),

@@ -1,0 +1,79 @@
+"""Claims of optimizers on parameters: several may take turns on the same ones."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterable
+
+import torch
+
+__all__ = ["Claim"]
+
+_NUMBERS = itertools.count()
+_CLAIMS: weakref.WeakValueDictionary[int, Claim] = weakref.WeakValueDictionary()  # oldest first
+_LEFT: list[Claim] = []
+"""Of optimizers that were dropped with reductions in flight: other ranks wait for those, too."""
+
+
+class Claim:
+    """The parameters that an optimizer steps, and who else steps them.
+
+    A gradient is to be reduced once, by the rules of the optimizer whose ``step`` comes next, which
+    no backward pass can know. So a shared parameter's gradient is not reduced before ``step``.
+
+    Args:
+        optimizer: whose claim this is, which keeps it alive.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._parameters: set[torch.Tensor] = set()
+        self._rivals: dict[torch.Tensor, list[weakref.ref[Claim]]] = {}
+        self.dropped = False
+        """Whether the optimizer is gone."""
+        _CLAIMS[next(_NUMBERS)] = self
+        weakref.finalize(optimizer, self._drop).atexit = False
+
+    def _drop(self) -> None:
+        self.dropped = True
+        if self.begun:
+            _LEFT.append(self)
+
+    def claim(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Take parameters; what other optimizers have begun with theirs is ended first.
+
+        Call it on every rank alike: to end a reduction takes all ranks.
+        """
+        new = set(parameters) - self._parameters
+        if not new:
+            return
+        for other in [each for each in _CLAIMS.values() if each is not self]:
+            common = new & other._parameters
+            if common:
+                other.settle()
+                self._share(common, other)
+        self._parameters |= new
+
+    def _share(self, parameters: set[torch.Tensor], other: Claim) -> None:
+        if other in _LEFT:
+            _LEFT.remove(other)
+        if other.dropped:
+            return
+        for parameter in parameters:
+            self._rivals.setdefault(parameter, []).append(weakref.ref(other))
+            other._rivals.setdefault(parameter, []).append(weakref.ref(self))
+
+    def is_shared(self, parameter: torch.Tensor) -> bool:
+        """Tell whether another optimizer that exists steps this parameter, too."""
+        if not self._rivals:  # as good as always, and asked for every gradient
+            return False
+        rivals = (rival() for rival in self._rivals.get(parameter, ()))
+        return any(rival is not None and not rival.dropped for rival in rivals)
+
+    @property
+    def begun(self) -> bool:
+        """Whether something is under way that ``settle`` has to end."""
+        return False
+
+    def settle(self) -> None:
+        """End what is under way with the parameters, on every rank."""

@@ -1,0 +1,61 @@
+"""What every distributed optimizer is: an instance of the wrapped one's class, with its state."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+__all__ = ["Wrapped", "wrap"]
+
+
+class Wrapped(torch.optim.Optimizer):
+    """An optimizer that has taken over another one.
+
+    Pickled or saved, it is the optimizer that it wraps: the job that loads it may have other ranks.
+    """
+
+    _unwrapped: Any
+    _copies = 0
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # pickle takes an object of another class only as the result of a call.
+        return copy.copy, (self._plain(),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return a distributed optimizer of copied parameters."""
+        distributed = wrap(copy.deepcopy(self._plain(), memo), type(self).__bases__[0])
+        # A name of its own that takes no number from the others: perhaps rank 0 alone copies.
+        self._copies += 1
+        distributed.begin_copy(self, f"copy{self._copies}.", memo)
+        return distributed
+
+    def begin_copy(self, original: Any, suffix: str, memo: dict[int, Any]) -> None:
+        """Take up what the original was wrapped with.
+
+        Args:
+            original: an optimizer of the same class.
+            suffix: of the operations' names.
+            memo: the copy of each parameter, by the parameter's ``id``.
+        """
+        raise NotImplementedError
+
+    def _plain(self) -> Any:
+        """Return the wrapped optimizer with the state that it has now."""
+        plain = object.__new__(type(self._unwrapped))
+        kept = {k: vars(self).get(k, v) for k, v in vars(self._unwrapped).items()}
+        plain.__dict__.update(kept)
+        return plain
+
+
+def wrap(optimizer: torch.optim.Optimizer, ours: type[Wrapped]) -> Any:
+    """Return an instance of the optimizer's class and ours that has the optimizer's state."""
+    kind = type(optimizer)
+    wrapped: Any = type(kind.__name__, (ours, kind), {})
+    distributed = wrapped.__new__(wrapped)
+    # A scheduler that was built earlier has put its count around the unwrapped step into the
+    # instance; the class's own step must be found instead.
+    distributed.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
+    distributed._unwrapped = optimizer
+    return distributed
