@@ -166,6 +166,69 @@ def test_imagenet_style_training_goes_on_from_its_checkpoint(
     assert "Validate epoch #2" in second
 
 
+def numbers(pattern: str, said: str) -> list[float]:
+    """Return what the pattern's only group finds."""
+    return [float(found) for found in re.findall(pattern, said)]
+
+
+@pytest.mark.one_mpi
+def test_mnist_learns_by_adasum(horovod):
+    said = horovod("mnist.py", "--images", "1024", "--lr", "0.05", "--epochs", "2", "--use-adasum")
+    assert numbers(r"Accuracy: ([\d.]+)%", said)[-1] > 30
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("bits", ["32", "4"])
+def test_contrast_with_the_samples_of_all_ranks_finds_the_pairs(horovod, bits):
+    said = horovod("contrastive.py", options=("--bits", bits))
+    found = numbers(r"found ([\d.]+)", said)
+    assert found[0] < 0.5 < 0.8 < found[-1], said
+    assert said.count("replicas equal") == 2
+
+
+@pytest.mark.one_mpi
+def test_a_loss_scaler_skips_a_step_that_one_rank_overflows(horovod):
+    said = horovod("amp.py")
+    before, after = numbers(r"step \d+: loss ([\d.]+)", said)
+    assert after < 0.8 * before
+    # Doubled after 20 good steps, halved by the overflow, doubled after 20 more.
+    assert said.count("replicas equal, scale 2048") == 2
+
+
+@pytest.mark.one_mpi
+def test_a_second_optimizer_finetunes_a_model_that_is_saved_whole(horovod, tmp_path):
+    said = horovod("finetune.py")
+    found = re.search(r"head ([\d.]+), unfrozen ([\d.]+), whole ([\d.]+)", said)
+    head, unfrozen, whole = map(float, found.groups())
+    assert head > unfrozen > whole
+    assert said.count("replicas equal") == 4
+    assert (tmp_path / "model.pt").is_file()
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_shares_of_unequal_length_are_joined(horovod, ranks):
+    said = horovod("uneven.py", ranks=ranks)
+    assert numbers(r"last (\d)", said) == [ranks - 1] * ranks
+    assert min(numbers(r"([\d.]+) of", said)) > 0.9
+    assert said.count("replicas equal") == ranks
+
+
+@pytest.mark.one_mpi
+def test_towers_of_process_sets_share_a_head(horovod):
+    said = horovod("process_sets.py", ranks=4)
+    assert said.count("head equal: True, tower equal in half, in all: (True, False)") == 4
+    assert max(numbers(r"step 80: loss ([\d.]+)", said)) < 0.55
+
+
+@pytest.mark.one_mpi
+def test_results_of_all_ranks_decide_on_the_rate_and_the_best_model(horovod):
+    said = horovod("validation.py")
+    first, last = numbers(r"epoch \d+: error ([\d.]+)", said)
+    assert last < first
+    assert said.count("replicas equal") == 2
+
+
 @pytest.mark.one_mpi
 def test_elastic_script_goes_on_from_its_commit(horovod):
     said = horovod("elastic.py", "--fail-in-epoch", "1")
