@@ -1,7 +1,8 @@
-"""Gradients of collectives: those of the sum of all ranks' losses, against serial torch.
+"""Gradients of collectives, against serial torch.
 
 Every rank knows every rank's input, so it can compute the sum of all losses by itself: the
-derivative with respect to its own input is what the collective's gradient must be.
+derivative with respect to its own input is what the collective's gradient must be, with the factor
+that ``weighted`` gives it where scripts expect one. test_gradients.py has the formulae.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ def weight(rank, shape, seed=0):
 def loss(rank, outputs):
     """A rank's loss, whose gradient depends on the results, too."""
     return sum((weight(rank, y.shape, i) * (y + 0.1 * y**2)).sum() for i, y in enumerate(outputs))
+
+
+def weighted(x, factor):
+    """Return x, whose gradient is so many times what it would be."""
+    return factor * x + ((1 - factor) * x).detach()
 
 
 def check(call, serial, *leaves):
@@ -94,10 +100,14 @@ def test_of_grouped_allreduce():
     )
 
 
+def averaged(x):
+    return weighted(x, 1 / hvd.size())
+
+
 def test_of_allgather_with_different_rows():
     check(
         lambda x, y: [hvd.allgather(x), *hvd.grouped_allgather([y, x])],
-        lambda xs, ys: [[torch.cat(xs), torch.cat(ys), torch.cat(xs)]] * hvd.size(),
+        lambda xs, ys: [[averaged(torch.cat(every)) for every in (xs, ys, xs)]] * hvd.size(),
         inputs(lambda rank: (rank + 1, 2)),
         inputs(lambda rank: (2 * (rank % 2), 3), seed=1),
     )
@@ -106,7 +116,7 @@ def test_of_allgather_with_different_rows():
 def test_of_allgather_of_scalars():
     check(
         lambda x: [hvd.allgather(x)],
-        lambda xs: [[torch.stack(xs)]] * hvd.size(),
+        lambda xs: [[averaged(torch.stack(xs))]] * hvd.size(),
         inputs(lambda rank: ()),
     )
 
@@ -115,7 +125,7 @@ def test_of_broadcast_reaches_the_root_alone():
     root = hvd.size() - 1
     check(
         lambda x: [hvd.broadcast(x, root)],
-        lambda xs: [[xs[root] * 1]] * hvd.size(),
+        lambda xs: [[averaged(xs[root])]] * hvd.size(),
         inputs(lambda rank: (3, 2)),
     )
 
@@ -139,8 +149,8 @@ def test_of_alltoall_with_and_without_splits():
     )
 
 
-@pytest.mark.parametrize("op", REDUCED)
-def test_of_reducescatter(op):
+@pytest.mark.parametrize("op", ["Min", "Max", "Product"])
+def test_of_reducescatter_by_other_operations_than_sums(op):
     n = hvd.size()
 
     def scattered(*every):
@@ -214,3 +224,45 @@ def test_nothing_is_recorded_where_no_gradient_is_asked_for():
         assert not hvd.allreduce(x).requires_grad
     assert not hvd.allreduce(x.detach()).requires_grad
     assert not hvd.synchronize(hvd.allreduce_async(x)).requires_grad
+
+
+@pytest.mark.parametrize("op", ["Min", "Max", "Product"])
+def test_members_of_a_group_may_be_differentiated_one_by_one_by_every_operation(op):
+    xs = inputs(lambda rank: (3,)), inputs(lambda rank: (2, 2), seed=1)
+    mine = [every[hvd.rank()].detach().clone().requires_grad_() for every in xs]
+    for y in hvd.grouped_allreduce(mine, op=getattr(hvd, op)):
+        y.sum().backward()
+    for x, every in zip(mine, xs, strict=True):
+        (hvd.size() * REDUCED[op](torch.stack(every)).sum()).backward()
+        torch.testing.assert_close(x.grad, every[hvd.rank()].grad)
+
+
+def test_a_member_that_needs_a_gradient_on_one_rank_alone_gets_it():
+    x = torch.ones(3, requires_grad=True)
+    y = torch.ones(2, requires_grad=hvd.rank() == 0)
+    sum(made.sum() for made in hvd.grouped_allreduce([x, y], op=hvd.Sum)).backward()
+    assert x.grad.tolist() == [float(hvd.size())] * 3
+    assert hvd.rank() != 0 or y.grad.tolist() == [float(hvd.size())] * 2
+
+
+def test_a_member_that_no_rank_differentiates_keeps_nobody_waiting():
+    x, y = (torch.ones(3, requires_grad=True) for _ in range(2))
+    hvd.grouped_allgather([x, y])[1].sum().backward()
+    assert (x.grad, y.grad.tolist()) == (None, [1.0] * 3)
+
+
+def contrastive(features, rank, count):
+    """Return the loss of a rank's rows among all, of which every two are alike."""
+    likeness = features @ features.T
+    likeness = likeness.masked_fill(torch.eye(len(features), dtype=torch.bool), -torch.inf)
+    rows = torch.arange(rank * count, (rank + 1) * count)
+    return torch.nn.functional.cross_entropy(likeness[rows], rows ^ 1)
+
+
+def test_a_contrastive_loss_learns_from_the_mean_of_the_ranks_losses():
+    everyone = inputs(lambda rank: (4, 3))
+    features = everyone[hvd.rank()].detach().clone().requires_grad_()
+    contrastive(hvd.allgather(features), hvd.rank(), 4).backward()
+    losses = [contrastive(torch.cat(everyone), rank, 4) for rank in range(hvd.size())]
+    torch.stack(losses).mean().backward()
+    torch.testing.assert_close(features.grad, everyone[hvd.rank()].grad)

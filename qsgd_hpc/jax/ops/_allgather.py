@@ -11,15 +11,30 @@ from qsgd_hpc.jax.ops import _arrays
 from qsgd_hpc.jax.ops._alltoall import Alltoall
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, place_in
 from qsgd_hpc.jax.ops._primitive import run
-from qsgd_hpc.ops import Handle
+from qsgd_hpc.ops import Average, Handle, Op
+from qsgd_hpc.process_sets import ProcessSet
 
-__all__ = ["Allgather"]
+__all__ = ["Allgather", "summed_shares"]
+
+
+def summed_shares(array: Any, rows: Shape, name: str, process_set: ProcessSet) -> Any:
+    """Return the sum over the ranks of their rows for this rank.
+
+    A reducescatter, whose gradient is the derivative: no factor is in it, as none is in alltoall's.
+    """
+    ranks, mine = len(rows), place_in(process_set)
+    call = Alltoall((name,), process_set, None, rows, (rows[mine],) * ranks)
+    (parts,) = run(call, [array])
+    return parts.reshape(ranks, rows[mine], *array.shape[1:]).sum(0)
 
 
 @dataclass(frozen=True)
 class Allgather(Collective):
     """Gathers arrays with at least one dimension, in rank order."""
 
+    op: Op = Average
+    """How the ranks' cotangents are put together: Average, as scripts of this API expect, or Sum,
+    where it is part of the derivative of another operation."""
     known_rows: tuple[Shape, ...] = ()
     """Of every rank, for each array; by default those that this rank has."""
 
@@ -62,16 +77,12 @@ class Allgather(Collective):
         return replace(super().picked(indices), known_rows=rows)
 
     def transposed(self, cotangents: Arrays) -> Arrays:
-        """Return the sum over the ranks of what they hold for this rank's rows."""
+        """Return the mean, or sum, over the ranks of what they hold for this rank's rows."""
         ranks = len(ops.ranks_of(self.process_set))
-        mine = place_in(self.process_set)
-        names = self.turned_names()
+        names = self.turned_names()["names"]
         shares = []
         for index, cotangent in enumerate(cotangents):
             rows = self.rows(index, (cotangent.shape[0] // ranks,))
-            call = Alltoall(
-                (names["names"][index],), self.process_set, None, rows, (rows[mine],) * ranks
-            )
-            (share,) = run(call, [cotangent])
-            shares.append(share.reshape(ranks, rows[mine], *cotangent.shape[1:]).sum(0))
+            share = summed_shares(cotangent, rows, names[index], self.process_set)
+            shares.append(share / ranks if self.op is Average else share)
         return shares

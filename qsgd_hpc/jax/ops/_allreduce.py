@@ -136,7 +136,7 @@ def slopes(call: Collective, op: Op, inputs: Arrays, outputs: Arrays) -> list[An
     """
     if op is Product:
         mine = place_in(call.process_set)
-        gather = Allgather(**_named(call, ".factors"))
+        gather = Allgather(**_named(call, ".factors"), op=Sum)
         everyone = run(gather, [x[None] for x in inputs])
         return [jnp.concatenate([x[:mine], x[mine + 1 :]]).prod(0) for x in everyone]
     holds = [(x == y).astype(x.dtype) for x, y in zip(inputs, outputs, strict=True)]
@@ -145,5 +145,4 @@ def slopes(call: Collective, op: Op, inputs: Arrays, outputs: Arrays) -> list[An
 
 
 def _named(call: Collective, suffix: str) -> dict[str, Any]:
-    other = call.renamed(suffix)
-    return {"names": other.names, "process_set": other.process_set, "group": other.group}
+    return {"names": call.renamed(suffix).names, "process_set": call.process_set, "group": None}

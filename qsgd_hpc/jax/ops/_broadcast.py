@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from qsgd_hpc import basics, ops
@@ -13,7 +14,7 @@ from qsgd_hpc.jax.ops import _arrays
 from qsgd_hpc.jax.ops._allreduce import Allreduce
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
 from qsgd_hpc.jax.ops._primitive import run
-from qsgd_hpc.ops import Handle, Sum
+from qsgd_hpc.ops import Average, Handle
 
 __all__ = ["Broadcast"]
 
@@ -57,9 +58,9 @@ class Broadcast(Collective):
         return {"root": self.root_rank}
 
     def transposed(self, cotangents: Arrays) -> Arrays:
-        """Return the sum of all ranks' cotangents on the root, whose values they are, else 0."""
-        totals = run(Allreduce(**self.turned_names(), op=Sum), cotangents)
-        # A choice that JAX cannot look through: it would leave out, on the other ranks alone, a sum
-        # that nobody uses there.
-        root = basics.rank() == self.root_rank
-        return [jnp.where(jnp.full(t.shape, root), t, jnp.zeros_like(t)) for t in totals]
+        """Return the mean of all ranks' cotangents on the root, whose values they are, else 0."""
+        means = run(Allreduce(**self.turned_names(), op=Average), cotangents)
+        # A choice that neither JAX nor XLA looks through: they would leave out, on the other ranks
+        # alone, a mean that nobody uses there, or come to several of them in another order.
+        root = jax.lax.optimization_barrier(jnp.asarray(basics.rank() == self.root_rank))
+        return [jnp.where(root, mean, jnp.zeros_like(mean)) for mean in means]

@@ -69,8 +69,9 @@ class Collective(ABC):
     """One call; its fields are plain values, because compiled programs are kept by them.
 
     What a rank's result depends on lies on all ranks, so the derivative of a collective is a
-    collective: that of the sum of all ranks' losses. It has a name of its own, so it does not
-    matter in which order the ranks come to it.
+    collective; docs/horovod.md has the formulae of reverse mode. It has a name of its own, so it
+    does not matter in which order the ranks come to it. It forms no group, because a script may
+    differentiate the results of one apart.
     """
 
     names: tuple[str, ...]
@@ -103,7 +104,7 @@ class Collective(ABC):
 
     @abstractmethod
     def transposed(self, cotangents: Arrays) -> Arrays:
-        """Return what the sum over the ranks' results gives to this rank's arrays (linear ones)."""
+        """Return the gradients of this rank's arrays (of linear ones)."""
 
     def derivative(self, inputs: Arrays, outputs: Arrays, tangents: Arrays) -> Arrays:
         """Return how the results change when what goes in changes by the tangents."""
@@ -129,11 +130,7 @@ class Collective(ABC):
 
     def renamed(self: Self, suffix: str) -> Self:
         """Return this call under other names."""
-        return replace(
-            self,
-            names=tuple(name + suffix for name in self.names),
-            group=self.group and self.group + suffix,
-        )
+        return replace(self, names=tuple(name + suffix for name in self.names))
 
     def turned_names(self) -> dict[str, Any]:
         """Return the names for the transposed call."""
@@ -144,12 +141,12 @@ class Collective(ABC):
         return {
             "names": tuple(map(turn, self.names)),
             "process_set": self.process_set,
-            "group": self.group and turn(self.group),
+            "group": None,
         }
 
     def picked(self: Self, indices: Sequence[int]) -> Self:
-        """Return this call for some of its arrays."""
-        return replace(self, names=tuple(self.names[i] for i in indices))
+        """Return this call for some of its arrays, each by itself."""
+        return replace(self, names=tuple(self.names[i] for i in indices), group=None)
 
     def encoded(self, avals: Sequence[Any]) -> str:
         """Return the call as the core reads it from a compiled program; see csrc/jax."""

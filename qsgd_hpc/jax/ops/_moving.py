@@ -84,7 +84,7 @@ def _allgather(
     names = call_names("allgather", name, sets, arrays, grouped=grouped)
     group = names[0].removesuffix(".0") if grouped and names else None
     known = tuple(tuple(int(n) for n in each) for each in rows or ())
-    return Allgather(names, sets, group, known), arrays
+    return Allgather(names, sets, group, known_rows=known), arrays
 
 
 def allgather(

@@ -10,12 +10,12 @@ import numpy as np
 
 from qsgd_hpc import ops
 from qsgd_hpc.jax.ops import _arrays
-from qsgd_hpc.jax.ops._allgather import Allgather
+from qsgd_hpc.jax.ops._allgather import Allgather, summed_shares
 from qsgd_hpc.jax.ops._allreduce import slopes
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, place_in
 from qsgd_hpc.jax.ops._primitive import run
 from qsgd_hpc.jax.ops._reduction import CURVED, is_widened, op_for
-from qsgd_hpc.ops import Average, Handle, Op, Sum
+from qsgd_hpc.ops import Handle, Op, Sum
 
 __all__ = ["Reducescatter"]
 
@@ -82,17 +82,22 @@ class Reducescatter(Collective):
             return super().derivative(inputs, outputs, tangents)
         results = run(self._gather(self.renamed(".results")), outputs)
         factors = slopes(self, self.op, inputs, results)
-        sums = replace(self.renamed(".tangent"), op=Sum)
-        return run(sums, [t * factor for t, factor in zip(tangents, factors, strict=True)])
+        changes = [t * factor for t, factor in zip(tangents, factors, strict=True)]
+        return [
+            summed_shares(change, self._shares(rows), name, self.process_set)
+            for change, rows, name in zip(
+                changes, self.whole, self.renamed(".tangent").names, strict=True
+            )
+        ]
 
     def _gather(self, named: Collective) -> Allgather:
         rows = tuple(map(self._shares, self.whole))
-        return Allgather(named.names, named.process_set, named.group, rows)
+        return Allgather(named.names, named.process_set, None, known_rows=rows)
 
     def transposed(self, cotangents: Arrays) -> Arrays:
         """Return all ranks' shares of the cotangent, times the factors of the reduction."""
         totals = run(self._gather(replace(self, **self.turned_names())), cotangents)
         factor = self.prescale * self.postscale
-        if self.op is Average:
-            factor /= len(ops.ranks_of(self.process_set))
+        if self.op is Sum:
+            factor *= len(ops.ranks_of(self.process_set))
         return [total * factor for total in totals]

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from qsgd_hpc._facts import operation_facts
+from qsgd_hpc.ops import Average, Op
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.ops._autograph import as_written
 from qsgd_hpc.tensorflow.ops._reduction import names_and_group
@@ -19,13 +20,23 @@ __all__ = ["allgather", "gather_all", "grouped_allgather"]
 
 @as_written
 def gather_all(
-    tensors: Sequence[Any], name: str | None, process_set: ProcessSet, *, grouped: bool
+    tensors: Sequence[Any],
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    grouped: bool,
+    op: Op = Average,
 ) -> list[tf.Tensor]:
-    """Gather tensors in one operation."""
+    """Gather tensors in one operation.
+
+    Args:
+        op: how the ranks' gradients are put together: Average, as scripts of this API expect, or
+            Sum, where it is part of a reduction.
+    """
     sources = [tf.convert_to_tensor(t) for t in tensors]
     rows = [tf.reshape(t, [1]) if t.shape.rank == 0 else t for t in sources]
     names, group = names_and_group("allgather", name, len(rows), grouped=grouped)
-    facts = [operation_facts("allgather", n, process_set, group=group) for n in names]
+    facts = [operation_facts("allgather", n, process_set, op=op, group=group) for n in names]
     made = run("qsgd_allgather", facts, tensors=rows)
     return [with_unknown_rows(g, like=t) for g, t in zip(made.gathered, rows, strict=True)]
 

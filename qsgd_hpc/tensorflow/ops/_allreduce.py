@@ -100,7 +100,8 @@ def _allreduce_sparse(tensor: Any, reduction: Reduction, name: str | None) -> An
         )
     text = name and f"sparse.{name}"
     sets = reduction.process_set
-    values, indices = gather_all([tensor.values, tensor.indices], text, sets, grouped=True)
+    parts = [tensor.values, tensor.indices]
+    values, indices = gather_all(parts, text, sets, grouped=True, op=Sum)
     factor = reduction.prescale * reduction.postscale
     if reduction.op is Average:
         factor /= len(ranks_of(sets))

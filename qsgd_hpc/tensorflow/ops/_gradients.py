@@ -1,4 +1,4 @@
-"""Gradients of the collectives, which are collectives: those of the sum of all ranks' losses.
+"""Gradients of the collectives, which are collectives; docs/horovod.md has the formulae.
 
 They are registered for the library's operations, so tapes, ``tf.gradients`` and functions that were
 saved find them. The ranks build equal programs, so they make them for the same tensors.
@@ -27,12 +27,12 @@ _CURVED = {op.name for op in CURVED}
 
 
 def _named(facts: Facts, what: str, **changes: Any) -> list[dict[str, Any]]:
-    """Return the facts of operations that belong to others."""
-    renamed = []
-    for fact in facts:
-        group = fact["group"] and f"{fact['group']}.{what}"
-        renamed.append({**fact, "name": once_more(fact["name"], what), "group": group, **changes})
-    return renamed
+    """Return the facts of operations that belong to others.
+
+    They form no group, because a script may differentiate the results of one apart.
+    """
+    alone = {"group": "", "group_size": 0, **changes}
+    return [{**fact, "name": once_more(fact["name"], what), **alone} for fact in facts]
 
 
 def _present(operation: Any, gradients: Tensors) -> list[int]:
@@ -49,19 +49,14 @@ def _pick(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
     return [values[i] for i in places]
 
 
-def _sizes(facts: Facts) -> list[int]:
+def _ranks(facts: Facts) -> list[int]:
     """Return the ranks of the process set."""
     return process_set_ids_and_ranks()[facts[0]["process_set"]]
 
 
-def _regrouped(facts: Facts) -> list[dict[str, Any]]:
-    """Return the facts of a group that may have fewer members than there were."""
-    return [{**f, "group_size": len(facts) if f["group_size"] else 0} for f in facts]
-
-
 def _of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
     places = _present(operation, gradients)
-    facts = _regrouped(_pick(facts_of(operation), places))
+    facts = _pick(facts_of(operation), places)
     given = _pick(gradients, places)
     if not places:
         return [None] * len(gradients)
@@ -84,10 +79,9 @@ def _slopes(facts: Facts, inputs: Tensors, outputs: Tensors) -> list[Any]:
     Ranks that hold the extremum together share its derivative.
     """
     if facts[0]["op"] == "product":
-        mine = _sizes(facts).index(basics.rank())
+        mine = _ranks(facts).index(basics.rank())
         rows = [tf.expand_dims(x, 0) for x in inputs]
-        gathering = _named(facts, "factors", kind="allgather", op="sum")
-        everyone = run("qsgd_allgather", gathering, tensors=rows).gathered
+        everyone = _gathered(facts, "factors", rows, op="sum")
         others = [tf.concat([x[:mine], x[mine + 1 :]], 0) for x in everyone]
         return [tf.reduce_prod(x, 0) for x in others]
     holds = [tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(inputs, outputs, strict=True)]
@@ -97,31 +91,31 @@ def _slopes(facts: Facts, inputs: Tensors, outputs: Tensors) -> list[Any]:
 
 
 def _of_broadcast(operation: Any, *gradients: Any) -> list[Any]:
-    """Return the sum of all ranks' gradients on the root, whose values they are, else 0."""
+    """Return the mean of all ranks' gradients on the root, whose values they are, else 0."""
     places = _present(operation, gradients)
-    facts = _regrouped(_pick(facts_of(operation), places))
+    facts = _pick(facts_of(operation), places)
     if not places:
         return [None] * len(gradients)
-    summing = _named(facts, "gradient", kind="allreduce", op="sum")
-    totals = run("qsgd_allreduce", summing, tensors=_pick(gradients, places))
+    averaging = _named(facts, "gradient", kind="allreduce", op="average")
+    means = run("qsgd_allreduce", averaging, tensors=_pick(gradients, places))
     # Zeros that a second derivative passes through as it does on the root.
     root = basics.rank() == facts[0]["root"]
-    made = [tf.where(tf.fill(tf.shape(t), root), t, tf.zeros_like(t)) for t in totals]
+    made = [tf.where(tf.fill(tf.shape(t), root), t, tf.zeros_like(t)) for t in means]
     return _spread(made, places, len(gradients))
 
 
 def _of_allgather(operation: Any, *gradients: Any) -> list[Any]:
-    """Return the sum over the ranks of what they hold for this rank's rows."""
+    """Return the mean, or sum, over the ranks of what they hold for this rank's rows."""
     of_tensors, rows = gradients[:-1], operation.outputs[-1]
     facts = facts_of(operation)
-    size = len(_sizes(facts))
+    size = len(_ranks(facts))
     made = []
     for i in _present(operation, of_tensors):
-        # Not as a group: each is an exchange of its own.
-        sending = _named([facts[i]], "gradient", kind="alltoall", group="", group_size=0)
+        sending = _named([facts[i]], "gradient", kind="alltoall", op="sum")
         sent = run("qsgd_alltoall", sending, tensors=[of_tensors[i]], splits=rows[i])
         parts = tf.reshape(sent.received[0], tf.concat([[size], tf.shape(operation.inputs[i])], 0))
-        made.append(tf.reduce_sum(parts, 0))
+        averaged = facts[i]["op"] == "average"
+        made.append(tf.reduce_mean(parts, 0) if averaged else tf.reduce_sum(parts, 0))
     return _spread(made, _present(operation, of_tensors), len(of_tensors))
 
 
@@ -139,23 +133,26 @@ def _of_alltoall(operation: Any, *gradients: Any) -> list[Any]:
 def _of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
     """Return all ranks' shares of the gradient, times the derivative of a curved operation."""
     places = _present(operation, gradients)
-    facts = _regrouped(_pick(facts_of(operation), places))
+    facts = _pick(facts_of(operation), places)
     if not places:
         return [None] * len(gradients)
-    totals = _gathered(facts, "gradient", _pick(gradients, places))
-    if facts[0]["op"] in _CURVED:
-        outputs = _gathered(facts, "results", _pick(operation.outputs, places))
+    op, given = facts[0]["op"], _pick(gradients, places)
+    if op in _CURVED:
+        totals = _gathered(facts, "gradient", given, op="sum")
+        outputs = _gathered(facts, "results", _pick(operation.outputs, places), op="sum")
         slopes = _slopes(facts, _pick(operation.inputs, places), outputs)
         made = [total * slope for total, slope in zip(totals, slopes, strict=True)]
     else:
-        size = len(_sizes(facts)) if facts[0]["op"] == "average" else 1
-        factor = facts[0]["prescale"] * facts[0]["postscale"] / size
+        factor = facts[0]["prescale"] * facts[0]["postscale"]
+        factor *= len(_ranks(facts)) if op == "sum" else 1
+        totals = _gathered(facts, "gradient", given, op="average")
         made = [total * tf.cast(factor, total.dtype) for total in totals]
     return _spread(made, places, len(gradients))
 
 
-def _gathered(facts: Facts, what: str, tensors: Tensors) -> list[Any]:
-    plain = {"kind": "allgather", "op": "sum", "prescale": 1.0, "postscale": 1.0}
+def _gathered(facts: Facts, what: str, tensors: Tensors, op: str) -> list[Any]:
+    """Gather tensors; ``op`` is how the ranks' gradients are put together."""
+    plain = {"kind": "allgather", "op": op, "prescale": 1.0, "postscale": 1.0}
     made: list[Any] = run("qsgd_allgather", _named(facts, what, **plain), tensors=tensors).gathered
     return made
 

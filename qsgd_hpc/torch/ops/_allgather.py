@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from qsgd_hpc import basics, ops
-from qsgd_hpc.ops import Handle
+from qsgd_hpc.ops import Average, Handle, Op
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops._alltoall import Alltoall
 from qsgd_hpc.torch.ops._gradients import Collective, run
@@ -25,22 +25,24 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Allgather(Collective):
-    """Gathers tensors, of which only the numbers of rows may differ between ranks."""
+    """Gathers tensors, of which only the numbers of rows may differ between ranks.
 
-    def __init__(self, name: str | None, process_set: ProcessSet, *, grouped: bool) -> None:
-        self._name = ops.label("allgather", name, process_set)
-        self._process_set = process_set
-        self._grouped = grouped
+    Args:
+        op: how the ranks' gradients are put together: Average, as scripts of this API expect, or
+            Sum, where it is part of the derivative of another operation.
+    """
+
+    def __init__(
+        self, name: str | None, process_set: ProcessSet, *, grouped: bool, op: Op = Average
+    ) -> None:
+        super().__init__(ops.label("allgather", name, process_set), process_set, grouped=grouped)
+        self._op = op
         self._rows: dict[int, list[int]] = {}
 
     def start(self, tensors: Tensors) -> Handle:
         """Start gathering into new tensors."""
         hosts = [on_host(t.reshape(1) if t.dim() == 0 else t) for t in tensors]
-        if not self._grouped:
-            handle = self._start(hosts[0], tensors[0], self._name, 0, None)
-            return handle.then(lambda gathered: [gathered])
-        group = ops.Group(self._name, len(hosts))
-        names = ops.member_names(self._name, len(hosts))
+        names, group = self.members(len(hosts))
         members = zip(hosts, tensors, names, strict=True)
         return Handle.together(
             [self._start(host, t, name, i, group) for i, (host, t, name) in enumerate(members)]
@@ -66,16 +68,13 @@ class Allgather(Collective):
             result=gathered,
         )
 
-    def gradients(self, gradients: Tensors, values: Tensors) -> Tensors:
-        """Return the sum over the ranks of what they hold for this rank's rows."""
+    def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        """Return the mean, or sum, over the ranks of what they hold for this rank's rows."""
+        rows = self._rows[index]
         mine = ops.ranks_of(self._process_set).index(basics.rank())
-        shares = []
-        for index, gradient in enumerate(gradients):
-            rows = self._rows[index]
-            call = Alltoall(rows, f"{self._name}.gradient.{index}", self._process_set)
-            share = run(call, [gradient])[0]
-            shares.append(share.reshape(len(rows), rows[mine], *gradient.shape[1:]).sum(0))
-        return shares
+        call = Alltoall(rows, self.gradient_name(index), self._process_set)
+        parts = run(call, [gradient])[0].reshape(len(rows), rows[mine], *gradient.shape[1:])
+        return parts.mean(0) if self._op is Average else parts.sum(0)
 
 
 def allgather_async(

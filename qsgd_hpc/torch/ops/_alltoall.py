@@ -22,9 +22,8 @@ class Alltoall(Collective):
     """Sends ``splits[i]`` rows to the i-th rank of the process set."""
 
     def __init__(self, splits: Splits, name: str | None, process_set: ProcessSet) -> None:
+        super().__init__(ops.label("alltoall", name, process_set), process_set)
         self._splits = splits.tolist() if isinstance(splits, torch.Tensor) else splits
-        self._name = ops.label("alltoall", name, process_set)
-        self._process_set = process_set
         self.received: list[int] = []
         """Rows that came from each rank, when it is done."""
 
@@ -45,10 +44,10 @@ class Alltoall(Collective):
             result=exchanged,
         )
 
-    def gradients(self, gradients: Tensors, values: Tensors) -> Tensors:
-        """Send the gradients back the way the rows came."""
-        back = Alltoall(self.received, f"{self._name}.gradient", self._process_set)
-        return run(back, gradients)
+    def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        """Send the gradient back the way the rows came."""
+        back = Alltoall(self.received, self.gradient_name(index), self._process_set)
+        return run(back, [gradient])[0]
 
 
 def alltoall_async(

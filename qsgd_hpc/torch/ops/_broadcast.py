@@ -8,7 +8,7 @@ import torch
 
 from qsgd_hpc import basics, ops
 from qsgd_hpc._base.reduction import Reduction
-from qsgd_hpc.ops import Handle, Sum
+from qsgd_hpc.ops import Average, Handle
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops._gradients import Collective, run
 from qsgd_hpc.torch.ops._reduced import Allreduce
@@ -21,22 +21,22 @@ Tensors = Sequence[torch.Tensor]
 
 class _Broadcast(Collective):
     def __init__(self, root_rank: int, name: str | None, process_set: ProcessSet) -> None:
+        super().__init__(ops.label("broadcast", name, process_set), process_set)
         self._root = root_rank
-        self._name = ops.label("broadcast", name, process_set)
-        self._process_set = process_set
 
     def start(self, tensors: Tensors) -> Handle:
         copies = [t.detach().clone() for t in tensors]
         return _start(copies[0], self._root, self._name, self._process_set).then(lambda t: [t])
 
-    def gradients(self, gradients: Tensors, values: Tensors) -> Tensors:
-        """Return the sum of all ranks' gradients on the root, whose values they are, else 0."""
-        reduction = Reduction(Sum, process_set=self._process_set)
-        totals = run(Allreduce(reduction, f"{self._name}.gradient", grouped=False), gradients)
+    def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        """Return the mean of all ranks' gradients on the root, whose values they are, else 0."""
+        reduction = Reduction(Average, process_set=self._process_set)
+        average = Allreduce(reduction, self.gradient_name(index), grouped=False)
+        (mean,) = run(average, [gradient])
         if basics.rank() == self._root:
-            return totals
+            return mean
         # Zeros that a second derivative passes through as it does on the root.
-        return [t.masked_fill(torch.ones_like(t, dtype=torch.bool), 0) for t in totals]
+        return mean.masked_fill(torch.ones_like(mean, dtype=torch.bool), 0)
 
 
 def _start(tensor: torch.Tensor, root_rank: int, name: str, process_set: ProcessSet) -> Handle:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from qsgd_hpc import ops
-from qsgd_hpc.ops import Handle
+from qsgd_hpc.ops import Group, Handle
+from qsgd_hpc.process_sets import ProcessSet
 
 __all__ = ["Collective", "run"]
 
@@ -18,44 +19,74 @@ class Collective(ABC):
     """One call of a collective on some tensors.
 
     What a rank's result depends on lies on all ranks, so the gradient of a collective is a
-    collective: that of the sum of all ranks' losses. Ranks make it under one name, so it does not
-    matter in which order their backward passes come to it.
+    collective; docs/horovod.md has the formulae. It is paired by a name of its own. Each tensor of
+    a group has a gradient of its own, because a script may differentiate the results one by one.
     """
 
     needs_values = False
     """Whether the gradient depends on what went in and what came out."""
+
+    def __init__(self, name: str, process_set: ProcessSet, *, grouped: bool = False) -> None:
+        self._name = name
+        self._process_set = process_set
+        self._grouped = grouped
 
     @abstractmethod
     def start(self, tensors: Sequence[torch.Tensor]) -> Handle:
         """Start it; the result is the list of tensors that it makes."""
 
     @abstractmethod
-    def gradients(
-        self, gradients: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
-    ) -> Sequence[torch.Tensor]:
-        """Return the gradients of what went in, by operations that have gradients themselves.
+    def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of one of the tensors, by operations that have gradients themselves.
 
         ``values`` are what went in and what came out, where ``needs_values``.
         """
 
+    def members(self, count: int) -> tuple[list[str], Group | None]:
+        """Return the names of its operations, and the group that they form."""
+        if not self._grouped:
+            return [self._name], None
+        return ops.member_names(self._name, count), Group(self._name, count)
 
-class _Differentiable(torch.autograd.Function):
+    def gradient_name(self, index: int) -> str:
+        """Return the name of the gradient of one of the tensors."""
+        member = f"{self._name}.{index}" if self._grouped else self._name
+        return f"{member}.gradient"
+
+
+class _Member(torch.autograd.Function):
+    """Connects one result of a collective with the tensor that it was made of."""
+
     @staticmethod
-    def forward(ctx: Any, call: Collective, *tensors: torch.Tensor) -> Any:
-        outputs = ops.run_now(call.start, tensors)
-        ctx.call = call
+    def forward(
+        ctx: Any,
+        call: Collective,
+        index: int,
+        made: tuple[torch.Tensor],
+        tensor: torch.Tensor,
+        anchor: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.call, ctx.index = call, index
         if call.needs_values:
-            ctx.save_for_backward(*tensors, *outputs)
-        return tuple(outputs)
+            ctx.save_for_backward(tensor, made[0])
+        return made[0]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return (None, *ctx.call.gradients(gradients, ctx.saved_tensors))
+    def backward(ctx: Any, gradient: Any) -> Any:
+        values = ctx.saved_tensors if ctx.call.needs_values else ()
+        return None, None, None, ctx.call.gradient(ctx.index, gradient, *values), None
 
 
 def run(call: Collective, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Carry out a collective and return what it makes."""
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return list(_Differentiable.apply(call, *tensors))  # type: ignore[no-untyped-call]
-    outputs: list[torch.Tensor] = ops.run_now(call.start, tensors)
-    return outputs
+    with torch.no_grad():
+        outputs: list[torch.Tensor] = ops.run_now(call.start, tensors)
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
+        return outputs
+    # Has every result take part in the backward pass: of a tensor that needs no gradient on this
+    # rank, another may need it.
+    anchor = torch.empty(0, requires_grad=True)
+    return [
+        _Member.apply(call, i, (made,), tensor, anchor)  # type: ignore[no-untyped-call]
+        for i, (made, tensor) in enumerate(zip(outputs, tensors, strict=True))
+    ]

@@ -16,7 +16,7 @@ from qsgd_hpc.torch.ops._allgather import Allgather
 from qsgd_hpc.torch.ops._gradients import Collective, run
 from qsgd_hpc.torch.ops._reduction import start_allreduces
 
-__all__ = ["Allreduce", "derivatives", "run_scaled"]
+__all__ = ["Allreduce", "derivative", "run_scaled"]
 
 Tensors = Sequence[torch.Tensor]
 
@@ -25,45 +25,43 @@ class Allreduce(Collective):
     """Reduces tensors over the ranks of a process set."""
 
     def __init__(self, reduction: Reduction, name: str | None, *, grouped: bool) -> None:
+        sets = reduction.process_set
+        super().__init__(ops.label("allreduce", name, sets), sets, grouped=grouped)
         self._reduction = reduction
-        self._name = ops.label("allreduce", name, reduction.process_set)
-        self._grouped = grouped
         self.needs_values = reduction.op in CURVED
 
     def start(self, tensors: Tensors) -> Handle:
         """Start reducing into new tensors."""
         return start_allreduces(tensors, None, self._reduction, self._name, grouped=self._grouped)
 
-    def gradients(self, gradients: Tensors, values: Tensors) -> Tensors:
-        """Reduce the gradients as the tensors were; for curved operations, by their sum."""
-        reduction, name = self._reduction, f"{self._name}.gradient"
+    def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        """Reduce the gradient as the tensor was; for curved operations, by its sum."""
+        reduction, name = self._reduction, self.gradient_name(index)
         if reduction.op is Adasum:
             raise UsageError("Adasum has no gradient; pass tensor.detach(), or reduce by a sum")
         if reduction.op not in CURVED:
-            return run(Allreduce(reduction, name, grouped=self._grouped), gradients)
-        sums = Allreduce(replace(reduction, op=Sum), name, grouped=self._grouped)
-        totals = run(sums, gradients)
-        inputs, outputs = values[: len(totals)], values[len(totals) :]
-        slopes = derivatives(reduction.op, inputs, outputs, name, reduction.process_set)
-        return [total * slope for total, slope in zip(totals, slopes, strict=True)]
+            return run(Allreduce(reduction, name, grouped=False), [gradient])[0]
+        (total,) = run(Allreduce(replace(reduction, op=Sum), name, grouped=False), [gradient])
+        before, after = values
+        return total * derivative(reduction.op, before, after, name, self._process_set)
 
 
-def derivatives(
-    op: Op, inputs: Tensors, outputs: Tensors, name: str, process_set: ProcessSet
-) -> list[torch.Tensor]:
-    """Return by how much the results of a curved operation change with this rank's tensors.
+def derivative(
+    op: Op, before: torch.Tensor, after: torch.Tensor, name: str, process_set: ProcessSet
+) -> torch.Tensor:
+    """Return by how much the result of a curved operation changes with this rank's tensor.
 
     Ranks that hold the extremum together share its derivative, as in ``torch.amax``.
     """
     if op is Product:
         mine = ops.ranks_of(process_set).index(basics.rank())
-        rows = [x.unsqueeze(0) for x in inputs]
-        everyone = run(Allgather(f"{name}.factors", process_set, grouped=True), rows)
-        return [torch.cat([x[:mine], x[mine + 1 :]]).prod(0) for x in everyone]
+        gather = Allgather(f"{name}.factors", process_set, grouped=False, op=Sum)
+        (everyone,) = run(gather, [before.unsqueeze(0)])
+        return torch.cat([everyone[:mine], everyone[mine + 1 :]]).prod(0)
     with torch.no_grad():
-        holds = [(x == y).to(x.dtype) for x, y in zip(inputs, outputs, strict=True)]
-        count = Allreduce(Reduction(Sum, process_set=process_set), f"{name}.ties", grouped=True)
-        return [h / n for h, n in zip(holds, run(count, holds), strict=True)]
+        holds = (before == after).to(before.dtype)
+        count = Allreduce(Reduction(Sum, process_set=process_set), f"{name}.ties", grouped=False)
+        return holds / run(count, [holds])[0]
 
 
 def _with_factors_apart(reduction: Reduction, tensors: Tensors) -> tuple[Reduction, Tensors, float]:

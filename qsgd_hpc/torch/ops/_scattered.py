@@ -10,10 +10,10 @@ import torch
 
 from qsgd_hpc import ops
 from qsgd_hpc._base.reduction import CURVED, Reduction, op_for, require_values
-from qsgd_hpc.ops import Average, Handle, Op
+from qsgd_hpc.ops import Handle, Op, Sum
 from qsgd_hpc.torch.ops._allgather import Allgather
 from qsgd_hpc.torch.ops._gradients import Collective, run
-from qsgd_hpc.torch.ops._reduced import derivatives
+from qsgd_hpc.torch.ops._reduced import derivative
 from qsgd_hpc.torch.ops._reduction import compressor_for
 from qsgd_hpc.torch.ops._tensors import (
     as_rows,
@@ -34,37 +34,30 @@ class Reducescatter(Collective):
 
     def __init__(self, reduction: Reduction, name: str | None, *, grouped: bool) -> None:
         require_values(reduction)
+        sets = reduction.process_set
+        super().__init__(ops.label("reducescatter", name, sets), sets, grouped=grouped)
         self._reduction = reduction
-        self._name = ops.label("reducescatter", name, reduction.process_set)
-        self._grouped = grouped
         self.needs_values = reduction.op in CURVED
 
     def start(self, tensors: Tensors) -> Handle:
         """Start reducing into new tensors."""
         prepared = [_prepare(t, self._reduction) for t in tensors]
-        if not self._grouped:
-            only = prepared[0].start(self._reduction, self._name, None)
-            return only.then(lambda share: [share])
-        group = ops.Group(self._name, len(prepared))
-        names = ops.member_names(self._name, len(prepared))
+        names, group = self.members(len(prepared))
         return Handle.together(
             [p.start(self._reduction, n, group) for p, n in zip(prepared, names, strict=True)]
         )
 
-    def gradients(self, gradients: Tensors, values: Tensors) -> Tensors:
+    def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         """Return all ranks' shares of the gradient, times the derivative of a curved operation."""
-        reduction, name = self._reduction, f"{self._name}.gradient"
-        sets = reduction.process_set
-        totals = run(Allgather(name, sets, grouped=True), gradients)
+        reduction, name, sets = self._reduction, self.gradient_name(index), self._process_set
         if reduction.op in CURVED:
-            inputs, shares = values[: len(totals)], values[len(totals) :]
-            outputs = run(Allgather(f"{name}.results", sets, grouped=True), shares)
-            slopes = derivatives(reduction.op, inputs, outputs, name, sets)
-            return [total * slope for total, slope in zip(totals, slopes, strict=True)]
-        factor = reduction.prescale * reduction.postscale
-        if reduction.op is Average:
-            factor /= len(ops.ranks_of(sets))
-        return [total * factor for total in totals]
+            before, share = values
+            (total,) = run(Allgather(name, sets, grouped=False, op=Sum), [gradient])
+            (after,) = run(Allgather(f"{name}.results", sets, grouped=False, op=Sum), [share])
+            return total * derivative(reduction.op, before, after, name, sets)
+        (total,) = run(Allgather(name, sets, grouped=False), [gradient])
+        ranks = len(ops.ranks_of(sets)) if reduction.op is Sum else 1
+        return total * (reduction.prescale * reduction.postscale * ranks)
 
 
 @dataclass(frozen=True)
