@@ -251,6 +251,15 @@ def test_a_member_that_no_rank_differentiates_keeps_nobody_waiting():
     assert (x.grad, y.grad.tolist()) == (None, [1.0] * 3)
 
 
+@pytest.mark.parametrize("kind", ["allreduce", "allgather", "alltoall", "reducescatter"])
+def test_results_may_be_changed_in_place_before_the_backward_pass(kind):
+    x = torch.ones(2 * hvd.size(), requires_grad=True)
+    result = getattr(hvd, kind)(x)
+    result.mul_(3)
+    result.sum().backward()
+    assert x.grad.tolist() == [3.0] * len(x)
+
+
 def contrastive(features, rank, count):
     """Return the loss of a rank's rows among all, of which every two are alike."""
     likeness = features @ features.T

@@ -81,7 +81,9 @@ def as_rows(tensor: torch.Tensor, operation: str) -> torch.Tensor:
 def tensor_from(received: ops.Received, like: torch.Tensor) -> torch.Tensor:
     """Return what the core has made, with the type and device of ``like``; it keeps the memory."""
     flat = torch.from_numpy(received.data).view(like.dtype)
-    return moved_to(like.device, flat.reshape(received.shape[0], *like.shape[1:]))
+    view = flat.reshape(received.shape[0], *like.shape[1:])
+    # Autograd would not let a script change a view in place.
+    return moved_to(like.device, torch.empty(0, dtype=like.dtype).set_(view))  # type: ignore[call-overload]
 
 
 def moved_to(device: torch.device, host: torch.Tensor) -> torch.Tensor:
