@@ -46,6 +46,8 @@ def broadcast(
 ) -> jax.Array:
     """Return root_rank's array; shapes must be equal.
 
+    Its gradient is the mean of the ranks' output gradients on the root, zeros on the others.
+
     Args:
         tensor: any dtype.
         root_rank: counts all ranks of the job, and is one of the process set.
@@ -94,6 +96,8 @@ def allgather(
     rows: Sequence[int] | None = None,
 ) -> jax.Array:
     """Return every rank's array, one below the other in rank order.
+
+    Its gradient is this rank's rows of the mean of the ranks' output gradients.
 
     Args:
         tensor: any dtype; the ranks' may differ in the first dimension only. Scalars count as
@@ -175,6 +179,8 @@ def alltoall(
     received_splits: Sequence[int] | None = None,
 ) -> Any:
     """Send ``splits[i]`` rows to the i-th rank of the set; return what comes, in rank order.
+
+    Its gradient is the output gradient, sent back the way the rows came.
 
     Args:
         tensor: at least one dimension, any dtype; the ranks' may differ in the first only.

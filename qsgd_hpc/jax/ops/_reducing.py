@@ -157,7 +157,8 @@ def allreduce(
 ) -> jax.Array:
     """Return the average (or ``op``) of every rank's array; shapes must be equal.
 
-    Works on concrete arrays and inside ``jit``, ``grad``, ``vmap``, ``scan`` and ``cond``.
+    Works on concrete arrays and inside ``jit``, ``grad``, ``vmap``, ``scan`` and ``cond``. Its
+    gradient is the same reduction of the ranks' output gradients, for Average and Sum.
 
     Args:
         tensor: any numeric dtype.
@@ -238,6 +239,9 @@ def reducescatter(
     average: bool | None = None,
 ) -> jax.Array:
     """Return this rank's rows of the average (or ``op``) of all ranks' arrays.
+
+    Its gradient is the ranks' output gradients, gathered, times the factors; for Sum also times
+    the number of ranks.
 
     Args:
         tensor: at least one dimension; shapes must be equal. The rows are cut as evenly as

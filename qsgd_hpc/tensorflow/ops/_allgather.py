@@ -50,6 +50,8 @@ def allgather(
 ) -> tf.Tensor:
     """Return every rank's ``tensor``, one below the other in rank order.
 
+    Its gradient is this rank's rows of the mean of the ranks' output gradients.
+
     Args:
         tensor: any dtype of fixed size; the ranks' may differ in the first dimension only.
             Scalars count as one row each.

@@ -36,6 +36,8 @@ def allreduce(
 ) -> Any:
     """Return the average (or ``op``) of every rank's ``tensor``; shapes must be equal.
 
+    Its gradient is the same reduction of the ranks' output gradients, for Average and Sum.
+
     Args:
         tensor: any numeric dtype, or what becomes a tensor; or ``tf.IndexedSlices``, of which the
             ranks' entries are gathered, to be added where they are used.

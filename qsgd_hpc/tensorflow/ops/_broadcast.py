@@ -41,6 +41,8 @@ def broadcast(
 ) -> tf.Tensor:
     """Return root_rank's ``tensor``; shapes must be equal.
 
+    Its gradient is the mean of the ranks' output gradients on the root, zeros on the others.
+
     Args:
         tensor: any dtype of fixed size; unchanged.
         root_rank: counts all ranks of the job, and is one of the process set.

@@ -92,6 +92,8 @@ def allreduce(
 ) -> torch.Tensor:
     """Return the average (or ``op``) of every rank's ``tensor``; shapes must be equal.
 
+    Its gradient is the same reduction of the ranks' output gradients, for Average and Sum.
+
     Args:
         tensor: any numeric dtype; unchanged.
         average: the older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False).

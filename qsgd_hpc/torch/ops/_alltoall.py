@@ -69,6 +69,8 @@ def alltoall(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Send some rows of ``tensor`` to each rank; return those that came, in rank order.
 
+    Its gradient is the output gradient, sent back the way the rows came.
+
     Args:
         tensor: at least one dimension; the ranks' may differ in the first one only.
         splits: rows for each rank of the process set, as integers in a list or tensor; None

@@ -53,6 +53,9 @@ def reducescatter(
 ) -> torch.Tensor:
     """Return this rank's rows of the average (or ``op``) of all ranks' tensors.
 
+    Its gradient is the ranks' output gradients, gathered, times the factors; for Sum also times
+    the number of ranks.
+
     Args:
         tensor: at least one dimension, unchanged; shapes must be equal. The rows are cut as
             evenly as possible; the first ranks get one more.
