@@ -11,12 +11,15 @@ import builtins
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
+from tokenize import detect_encoding
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
 
 from qsgd_hpc.eight_steps.frameworks import Framework, api_name, frameworks, is_distributed
+from qsgd_hpc.eight_steps.lines import without_form_feeds
 from qsgd_hpc.eight_steps.names import Binding, Import, bindings, dotted, imports
 from qsgd_hpc.eight_steps.tree import Branch, Collector, Loop, Tree
 from qsgd_hpc.errors import UsageError
@@ -233,6 +236,14 @@ def argument(call: cst.Call, name: str, index: int = -1) -> cst.BaseExpression |
     return None
 
 
+def decoded(source: str | bytes) -> tuple[str, str]:
+    """Return a script's text and its encoding, which its byte order mark or first lines say."""
+    if isinstance(source, str):
+        return source.removeprefix("\ufeff"), "utf-8"
+    encoding, _ = detect_encoding(BytesIO(source).readline)
+    return source.decode(encoding), encoding
+
+
 def parse(source: str | bytes, path: Path = Path("<script>")) -> Script:
     """Read a script from its text.
 
@@ -240,7 +251,9 @@ def parse(source: str | bytes, path: Path = Path("<script>")) -> Script:
         UsageError: the text is not Python; the message has the path and the line.
     """
     try:
-        wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
+        text, encoding = decoded(source)
+        plain, margins = without_form_feeds(text)
+        wrapper = MetadataWrapper(cst.parse_module(plain), unsafe_skip_copy=True)
     except cst.ParserSyntaxError as error:
         raise UsageError(
             f"{path}:{error.raw_line}: not valid Python: {error.message.splitlines()[0]}"
@@ -251,13 +264,15 @@ def parse(source: str | bytes, path: Path = Path("<script>")) -> Script:
     wrapper.module.visit(collector)
     return Script(
         path=path,
-        text=wrapper.module.code,
+        text=text,
+        encoding=encoding,
         module=wrapper.module,
         nodes=tuple(collector.nodes),
         calls=tuple(collector.calls),
         spans=collector.spans,
         positions=wrapper.resolve(PositionProvider),
         parents=wrapper.resolve(ParentNodeProvider),
+        margins=margins,
     )
 
 

@@ -8,7 +8,9 @@ from functools import cached_property
 from pathlib import Path
 
 import libcst as cst
-from libcst.metadata import CodeRange
+from libcst.metadata import CodePosition, CodeRange
+
+from qsgd_hpc.eight_steps.lines import lines, margin, starts
 
 __all__ = ["Branch", "Collector", "Function", "Loop", "Tree"]
 
@@ -58,30 +60,56 @@ class Tree:
     Attributes:
         path: where it was read from; only for messages.
         text: its text.
+        encoding: in which it was written.
         module: its root; every node that a method takes is of it.
         nodes: every node, those outside before those inside.
         calls: every call, in the order in which they are evaluated (arguments first).
         spans: which of the nodes are inside of each.
+        margins: how much of each line a form feed takes off, which the module does not have.
     """
 
     path: Path
     text: str
+    encoding: str
     module: cst.Module
     nodes: tuple[cst.CSTNode, ...]
     calls: tuple[cst.Call, ...]
     spans: Mapping[cst.CSTNode, tuple[int, int]]
     positions: Mapping[cst.CSTNode, CodeRange]
     parents: Mapping[cst.CSTNode, cst.CSTNode]
+    margins: tuple[int, ...]
 
     def start(self, node: cst.CSTNode) -> tuple[int, int]:
         """Return the line, from 1, and the column, from 0, at which a node begins."""
-        place = self.positions[node].start
-        return place.line, place.column
+        return self._place(self.positions[node].start)
 
     def end(self, node: cst.CSTNode) -> tuple[int, int]:
         """Return the line, from 1, and the column, from 0, behind a node's last character."""
-        place = self.positions[node].end
-        return place.line, place.column
+        return self._place(self.positions[node].end)
+
+    def _place(self, found: CodePosition) -> tuple[int, int]:
+        off = self.margins[found.line - 1] if self.margins else 0
+        return found.line, found.column + off
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        """The lines of the text, without what ends them."""
+        return tuple(lines(self.text))
+
+    @cached_property
+    def line_starts(self) -> tuple[int, ...]:
+        """Where in the text each line begins."""
+        return starts(self.text)
+
+    def offset(self, place: tuple[int, int]) -> int:
+        """Return where in the text a line and column are."""
+        return self.line_starts[place[0] - 1] + place[1]
+
+    def indentation(self, statement: cst.CSTNode) -> str:
+        """Return the white space before a statement, or what else is there on its line."""
+        line, column = self.start(statement)
+        before = self.lines[line - 1][:column]
+        return before[margin(before) :]
 
     def line(self, node: cst.CSTNode) -> int:
         """Return the line, from 1, at which a node begins."""

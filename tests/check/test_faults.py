@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ OURS = sorted(
         for path in ROOT.glob(pattern)
     ]
 )
+ODD = "\f\v\x1c\x85\u2028\u2029\U0001f600\t"
+ENDS = ("\n", "\r\n", "\r")
 
 
 def planted(fault: Fault) -> Script:
@@ -59,16 +62,34 @@ def test_a_fault_is_found_at_its_line(fault):
     assert [each for each in others if each.severity is Severity.ERROR] == []
 
 
+def odd_layout(fault: Fault) -> bytes:
+    """Return the fault among line ends of all kinds, tabs, form feeds and characters like these."""
+    draw = random.Random(fault.name)
+    tabs = draw.random() < 0.5
+    text = "\ufeff" * draw.randrange(2)
+    for line in fault.text.split("\n"):
+        if draw.random() < 0.2:
+            text += f"# {draw.choice(ODD)}{draw.choice(ODD)}{draw.choice(ENDS)}"
+        indent = len(line) - len(line.lstrip(" "))
+        text += "\f" * (line != "" and draw.random() < 0.1)
+        text += "\t" * (indent // 4) if tabs else " " * indent
+        text += line[indent:] + draw.choice(ENDS)
+    return text.encode()
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fix_makes_its_finding_go_away_and_is_idempotent(fault):
-    script = planted(fault)
+    script = parse(odd_layout(fault), CLEAN / f"{fault.script}.py")
+    said = [each.rule.id for each in check(script) if each.fixable]
     fixed = fix(script)
     left = [each.rule.id for each in fixed.left]
-    assert (fault.rule not in left) == fault.fixable
+    assert (fault.rule not in left) == fault.fixable == (fault.rule in said)
+    assert fixed.count >= len(said)
+    assert not any(each.fixable for each in fixed.left)
     again = fix(fixed.script)
     assert again.script.text == fixed.script.text
     assert again.count == 0
-    compile(fixed.script.text, "fixed", "exec")
+    compile(fixed.script.text.encode(fixed.script.encoding), "fixed", "exec")
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

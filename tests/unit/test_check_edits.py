@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
+import subprocess
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qsgd_hpc.eight_steps.check import check
 from qsgd_hpc.eight_steps.check.edits import (
     add_argument,
     apply,
@@ -15,7 +20,8 @@ from qsgd_hpc.eight_steps.check.edits import (
     replace,
 )
 from qsgd_hpc.eight_steps.check.finding import Edit
-from qsgd_hpc.eight_steps.check.fixing import fix
+from qsgd_hpc.eight_steps.check.fixing import fix, mended
+from qsgd_hpc.eight_steps.lines import diff
 from qsgd_hpc.eight_steps.reading import parse
 
 
@@ -135,3 +141,23 @@ def test_a_gpu_is_not_chosen_after_its_first_use():
         "hvd.init()\nmodel(torch.zeros(hvd.size(), 2)).sum().backward()\n"
     )
     assert "set_device" not in fix(script).script.text
+
+
+@pytest.mark.parametrize(
+    "text", ["# mends nothing\n", "(\n", "hvd.allreduce(1) if hvd.rank() else 0\n"]
+)
+def test_an_edit_that_does_not_mend_is_not_said_to(text):
+    script = parse("import horovod.torch as hvd\nhvd.init()\nprint(1)\n")
+    (found,) = check(script)
+    assert mended(script, [found], [found]) is not None
+    useless = dataclasses.replace(found, edits=(Edit((3, 0), (3, 0), text),))
+    assert mended(script, [found], [useless]) is None
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")
+def test_a_difference_is_what_patch_takes(tmp_path):
+    before, after = "a\u2028b\rc\nd", "a\u2028b\rc\ne"
+    (tmp_path / "f").write_text(before, newline="", encoding="utf-8")
+    text = diff(before, after, "f", "f").encode()
+    subprocess.run(["patch", "--binary"], input=text, cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "f").read_bytes().decode() == after

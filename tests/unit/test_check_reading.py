@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qsgd_hpc.eight_steps.reading import Framework, Script, parse, read
 from qsgd_hpc.eight_steps.steps import STEPS, step
@@ -159,7 +163,38 @@ def test_windows_line_ends_and_latin_1_are_kept(tmp_path: Path):
     path = tmp_path / "old.py"
     path.write_bytes(b"# -*- coding: latin-1 -*-\r\nx = '\xe4'\r\n")
     source = read(path)
-    assert source.text.encode(source.module.encoding) == path.read_bytes()
+    assert source.text.encode(source.encoding) == path.read_bytes()
+
+
+ODD = "\f\v\x1c\x85\u2028\u2029\U0001f600\t"
+SHAPES = (
+    "f(1)", "\ff(2)", "\f\ff(3)", "# {}", "x = '{}'; f(4)", 'x = """{}\n{}"""; f(5)', "\f",
+    "x = (1,\n\f f(6))", "if f(7):\n    \f  x = f(8)", "x = 1 + \\\n\ff(9)",
+)  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(SHAPES), st.text(ODD, max_size=3), st.sampled_from(["\n", "\r\n", "\r"])
+        ),
+        max_size=8,
+    ),
+    st.booleans(),
+)
+def test_calls_are_where_pythons_parser_has_them(lines, marked):
+    text = "".join(line.format(odd, odd).replace("\n", end) + end for line, odd, end in lines)
+    source = text.encode("utf-8-sig" if marked else "utf-8")
+    found = parse(source)
+    assert found.text.encode(found.encoding) == source
+    rows = re.split(r"\r\n?|\n", text)
+    expected = sorted(
+        (node.lineno, len(rows[node.lineno - 1].encode()[: node.col_offset].decode()))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+    )
+    assert sorted(found.start(call) for call in found.calls) == expected
+    assert all(found.text.startswith("f(", found.offset(place)) for place in expected)
 
 
 def test_the_steps_are_eight():

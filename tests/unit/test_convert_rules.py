@@ -216,11 +216,20 @@ def test_neighbouring_prints_share_one_condition():
     assert "    if hvd.rank() == 0:\n        print(1)\n        print(2)\n" in made.after
 
 
-def test_tabs_and_carriage_returns_stay():
-    text = torch_script().replace("    ", "\t").replace("\n", "\r\n")
-    made = convert(text)
-    assert made.after.count("\n") == made.after.count("\r\n")
+@pytest.mark.parametrize("newline", ["\r\n", "\r"])
+def test_tabs_and_carriage_returns_stay(newline):
+    text = torch_script(after="print(1)\nprint('''a\nb''')").replace("    ", "\t")
+    text = text.replace("loader =", "# \f\u2028\x85\v\nloader =").replace("\nfor", "\n\ffor")
+    made = convert(text.replace("\n", newline).encode())
+    assert made.after == convert(text).after.replace("\n", newline)
+    assert "\n\ffor" in convert(text).after
     compile(made.after, "out", "exec")
+
+
+def test_lines_end_as_their_neighbours_do_not():
+    text = torch_script(after="print(1)").replace("optimizer =", "# a\roptimizer =")
+    after = convert(text.encode()).after
+    assert after == done(text.replace("\r", "\n")).after.replace("# a\n", "# a\r")
 
 
 def test_an_unseeded_split_of_the_data_is_pointed_out():
@@ -326,7 +335,7 @@ def test_a_schedule_of_keras_is_left_to_the_author():
     assert any("this schedule" in note.text for note in made.to_decide)
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("given", ["", "callbacks=[]", "callbacks=[Mine()]", "callbacks=[Mine(),]"])
 def test_each_callback_has_a_line(given, newline):
     text = "import keras\n\ndef main():\n    model.compile(keras.optimizers.Adam(0.1), 'mse')\n"

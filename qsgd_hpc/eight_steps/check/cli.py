@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from qsgd_hpc.eight_steps.check import check
 from qsgd_hpc.eight_steps.check.finding import Finding, Severity
-from qsgd_hpc.eight_steps.check.fixing import Fixed, diff, fix
+from qsgd_hpc.eight_steps.check.fixing import Fixed, diff, examine, fix
 from qsgd_hpc.eight_steps.check.helpers import helpers
 from qsgd_hpc.eight_steps.check.output import as_json, lines, summary
 from qsgd_hpc.eight_steps.check.sarif import sarif
@@ -53,7 +52,7 @@ def check_command(
         for before, after in zip(known, results, strict=True):
             click.echo(diff(before, after.script), nl=False)
         if not mend:
-            results = [Fixed(each, check(each), 0) for each in known]
+            results = [examine(each) for each in known]
     report(results, json_, sarif_, bool(show and not mend))
     if serial:
         raise UsageError("\n".join(serial_text(each) for each in serial))
@@ -68,7 +67,7 @@ def is_distributed(script: Script) -> bool:
 
 def outcome(script: Script, mend: bool) -> Fixed:
     """Return a script's findings, those that are left where it is mended."""
-    return fix(script) if mend else Fixed(script, check(script), 0)
+    return fix(script) if mend else examine(script)
 
 
 def write(before: Script, after: Script) -> None:
@@ -76,7 +75,7 @@ def write(before: Script, after: Script) -> None:
     if after.text == before.text:
         return
     try:
-        before.path.write_bytes(after.text.encode(before.module.encoding))
+        before.path.write_bytes(after.text.encode(before.encoding))
     except OSError as error:
         raise UsageError(f"{before.path}: {error.strerror or error}") from None
 

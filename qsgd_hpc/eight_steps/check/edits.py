@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.check.finding import Edit
+from qsgd_hpc.eight_steps.lines import margin, starts
 from qsgd_hpc.eight_steps.reading import Script
 
 __all__ = ["add_argument", "apply", "guard", "insert_after", "insert_before", "replace"]
@@ -17,21 +18,12 @@ def replace(script: Script, node: cst.CSTNode, text: str) -> Edit:
     return Edit(script.start(node), script.end(node), text)
 
 
-def lines_of(script: Script) -> list[str]:
-    return [line.rstrip("\r") for line in script.text.split("\n")]
-
-
-def indent_of(script: Script, statement: cst.BaseStatement) -> str:
-    line, column = script.start(statement)
-    return lines_of(script)[line - 1][:column]
-
-
 def alone(script: Script, statement: cst.BaseStatement) -> bool:
     """Say whether lines may be put before and after a statement: nothing else is on its lines."""
     if isinstance(statement, (cst.FunctionDef, cst.ClassDef)) and statement.decorators:
         return False
     is_elif = isinstance(script.parents.get(statement), cst.If)
-    return not is_elif and not indent_of(script, statement).strip()
+    return not is_elif and not script.indentation(statement).strip()
 
 
 def ending(script: Script) -> str:
@@ -44,7 +36,7 @@ def insert_before(script: Script, node: cst.CSTNode, *lines: str) -> tuple[Edit,
     if not alone(script, statement):
         return ()
     line, _ = script.start(statement)
-    indent = indent_of(script, statement)
+    indent = script.indentation(statement)
     text = "".join(f"{indent}{each}{ending(script)}" for each in lines)
     return (Edit((line, 0), (line, 0), text),)
 
@@ -55,10 +47,9 @@ def insert_after(script: Script, node: cst.CSTNode, *lines: str) -> tuple[Edit, 
     if not alone(script, statement):
         return ()
     line, _ = script.end(statement)
-    all_lines = lines_of(script)
-    indent = indent_of(script, statement)
+    indent = script.indentation(statement)
     text = "".join(f"{ending(script)}{indent}{each}" for each in lines)
-    end = (line, len(all_lines[line - 1]))
+    end = (line, len(script.lines[line - 1]))
     return (Edit(end, end, text),)
 
 
@@ -83,19 +74,20 @@ def guard(script: Script, node: cst.CSTNode, condition: str) -> tuple[Edit, ...]
         return ()
     first, _ = script.start(statement)
     last, _ = script.end(statement)
-    lines = lines_of(script)
     if any(spans_lines(script, n) for n in script.inside(statement)):
         return ()
-    indent = indent_of(script, statement)
+    indent = script.indentation(statement)
     step = script.module.default_indent
     head = Edit((first, 0), (first, 0), f"{indent}if {condition}:{ending(script)}")
-    deeper = (Edit((n, 0), (n, 0), step) for n in range(first, last + 1) if lines[n - 1].strip())
-    return (head, *deeper)
+    numbered = [(n, script.lines[n - 1]) for n in range(first, last + 1)]
+    begins = [(n, margin(line)) for n, line in numbered if line.strip()]
+    return (head, *(Edit(begin, begin, step) for begin in begins))
 
 
 def spans_lines(script: Script, node: cst.CSTNode) -> bool:
     """Say whether a node is a string over several lines, whose text an indent would change."""
-    return isinstance(node, (cst.SimpleString, cst.FormattedString)) and "\n" in script.code(node)
+    is_text = isinstance(node, (cst.SimpleString, cst.FormattedString))
+    return is_text and script.end(node)[0] > script.line(node)
 
 
 def apply(text: str, groups: Iterable[Sequence[Edit]]) -> tuple[str, int]:
@@ -104,9 +96,7 @@ def apply(text: str, groups: Iterable[Sequence[Edit]]) -> tuple[str, int]:
     Returns:
         the new text, and how many groups went into it.
     """
-    offsets = [0]
-    for line in text.split("\n"):
-        offsets.append(offsets[-1] + len(line) + 1)
+    offsets = starts(text)
 
     def at(place: tuple[int, int]) -> int:
         return min(offsets[place[0] - 1] + place[1], len(text))

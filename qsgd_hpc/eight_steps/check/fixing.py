@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from qsgd_hpc.eight_steps import lines
 from qsgd_hpc.eight_steps.check import check
 from qsgd_hpc.eight_steps.check.edits import apply
-from qsgd_hpc.eight_steps.check.finding import Finding
+from qsgd_hpc.eight_steps.check.finding import Finding, Severity
 from qsgd_hpc.eight_steps.reading import Script, parse
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["Fixed", "diff", "fix"]
+__all__ = ["Fixed", "diff", "examine", "fix"]
 
-ROUNDS = 10  # edits that meet are applied one after the other, and an edit may call for another
+ROUNDS = 50  # edits that meet are applied one after the other, and an edit may call for another
 
 
 @dataclass(frozen=True)
@@ -25,39 +27,66 @@ class Fixed:
     count: int
 
 
+def examine(script: Script) -> Fixed:
+    """Check a script; only findings that --fix makes go away are fixable."""
+    left = check(script)
+    wanted = [each for each in left if each.fixable]
+    if wanted and mended(script, left, wanted) is None:
+        useless = [each for each in wanted if mended(script, left, [each]) is None]
+        left = tuple(without_edits(each) if each in useless else each for each in left)
+    return Fixed(script, left, 0)
+
+
 def fix(script: Script) -> Fixed:
     """Apply all edits that are safe; the result is the same when it is fixed again."""
-    left = check(script)
-    count = 0
+    left, count = check(script), 0
     for _ in range(ROUNDS):
-        groups = [each.edits for each in left if each.fixable]
-        text, applied = apply(script.text, groups)
-        if not applied:
+        wanted = [each for each in left if each.fixable]
+        attempts = [wanted] if len(wanted) < 2 else [wanted, *([each] for each in wanted)]
+        found = (mended(script, left, several) for several in attempts)
+        done = next((each for each in found if each is not None), None)
+        if done is None:
+            left = tuple(without_edits(each) for each in left)
             break
-        try:
-            changed = parse(text.encode(script.module.encoding), script.path)
-        except UsageError:  # an edit that this text does not bear: better none
-            break
-        now = check(changed)
-        if severity(now) > severity(left):
-            break
-        script, left, count = changed, now, count + applied
+        script, left, count = done.script, done.left, count + done.count
     return Fixed(script, left, count)
 
 
-def severity(findings: tuple[Finding, ...]) -> int:
+def mended(script: Script, left: Sequence[Finding], wanted: Sequence[Finding]) -> Fixed | None:
+    """Apply the edits of some findings.
+
+    Returns:
+        the script, its findings and how many edits were made; None where the result is no Python,
+        has more errors than before, or as many findings of a rule that was to be mended.
+    """
+    text, count = apply(script.text, [each.edits for each in wanted])
+    if not count:
+        return None
+    try:
+        changed = parse(text.encode(script.encoding), script.path)
+    except UsageError:  # an edit that this text does not bear: better none
+        return None
+    now = check(changed)
+    before, after = rules(left), rules(now)
+    if errors(now) > errors(left) or any(after[r] >= before[r] for r in rules(wanted)):
+        return None
+    return Fixed(changed, now, count)
+
+
+def without_edits(finding: Finding) -> Finding:
+    return replace(finding, edits=())
+
+
+def rules(findings: Sequence[Finding]) -> Counter[str]:
+    """Return how many findings each rule has."""
+    return Counter(each.rule.id for each in findings)
+
+
+def errors(findings: Sequence[Finding]) -> int:
     """Return how many errors there are."""
-    return sum(each.severity.value == "error" for each in findings)
+    return sum(each.severity is Severity.ERROR for each in findings)
 
 
 def diff(before: Script, after: Script) -> str:
     """Return the unified diff from one text of a script to the other."""
-    lines = difflib.unified_diff(
-        before.text.splitlines(keepends=True),
-        after.text.splitlines(keepends=True),
-        str(before.path),
-        str(after.path),
-    )
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end\n" for line in lines
-    )
+    return lines.diff(before.text, after.text, str(before.path), str(after.path))

@@ -20,8 +20,7 @@ def is_ignored(script: Script, finding: Finding) -> bool:
     if silences(script.comments.get(finding.line, ""), finding):
         return True
     above = finding.line - 1
-    lines = script.text.split("\n")
-    alone = above >= 1 and lines[above - 1].lstrip().startswith("#")
+    alone = above >= 1 and script.lines[above - 1].lstrip().startswith("#")
     return alone and silences(script.comments.get(above, ""), finding)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from qsgd_hpc.eight_steps import lines
 from qsgd_hpc.eight_steps.convert.edits import apply
 from qsgd_hpc.eight_steps.convert.jax_script import convert_jax
 from qsgd_hpc.eight_steps.convert.keras_script import convert_keras
@@ -81,8 +81,7 @@ class Conversion:
     def diff(self) -> str:
         """Return what was changed, as `diff -u` shows it."""
         name = str(self.path)
-        before, after = (text.splitlines(keepends=True) for text in (self.before, self.after))
-        return "".join(difflib.unified_diff(before, after, name, f"{name} (distributed)"))
+        return lines.diff(self.before, self.after, name, f"{name} (distributed)")
 
 
 def convert(
@@ -99,10 +98,7 @@ def convert(
     Raises:
         UsageError: not Python, or no training that is known how to distribute.
     """
-    try:
-        script = parse(source, path)
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not text: {error}") from None
+    script = parse(source, path)
     if script.distributed:
         known = sorted(script.frameworks, key=lambda f: f.value)
         return Conversion(path, script.text, script.text, (known or [Framework.TORCH])[0], ())
@@ -112,7 +108,7 @@ def convert(
     after = apply(script.text, plan.edits)
     compile(after, str(path), "exec")
     notes = tuple(sorted(set(plan.notes)))
-    return Conversion(path, script.text, after, chosen, notes, script.module.encoding)
+    return Conversion(path, script.text, after, chosen, notes, script.encoding)
 
 
 def _framework(script: Script) -> Framework:

@@ -6,6 +6,7 @@ import textwrap
 
 from qsgd_hpc.eight_steps.convert.conversion import Conversion
 from qsgd_hpc.eight_steps.convert.plan import TODO
+from qsgd_hpc.eight_steps.lines import lines as split
 from qsgd_hpc.eight_steps.steps import STEPS
 
 __all__ = ["explanation", "to_decide"]
@@ -42,7 +43,7 @@ def to_decide(done: Conversion, name: str) -> str:
         name: of the new script.
     """
     lines = ["To decide:"]
-    for number, line in enumerate(done.after.splitlines(), start=1):
+    for number, line in enumerate(split(done.after), start=1):
         _, marked, begin = line.partition(TODO)
         notes = [n for n in done.to_decide if marked and n.text.startswith(begin.strip())]
         lines += [f"  {name}:{number}: {note.text}" for note in notes[:1]]

@@ -109,7 +109,9 @@ def _insert_imports(plan: Plan, lines: Sequence[str]) -> None:
     if docstring:
         plan.after(body[0], "", *lines)
     else:
-        plan.edits.append(Edit(0, 0, "".join(f"{line}\n" for line in (*lines, "")), -(10**10)))
+        plan.edits.append(
+            Edit(0, 0, "".join(f"{line}{plan.newline}" for line in (*lines, "")), -(10**10))
+        )
 
 
 def unlike_ranks(script: Script) -> bool:

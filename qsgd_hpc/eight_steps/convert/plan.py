@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.edits import Edit
+from qsgd_hpc.eight_steps.lines import margin
 from qsgd_hpc.eight_steps.reading import Script
 from qsgd_hpc.eight_steps.steps import step
 
@@ -48,15 +49,12 @@ class Plan:
         self.needs_module_level_init = False
         self._commented: set[str] = set()
         self._newline = script.module.default_newline
-        self._starts = [0]
-        for line in script.text.split("\n"):
-            self._starts.append(self._starts[-1] + len(line) + 1)
 
     # ---- places
 
     def offset(self, place: tuple[int, int]) -> int:
         """Return where in the text a line and column are."""
-        return self._starts[place[0] - 1] + place[1]
+        return self.script.offset(place)
 
     def anchor(self, node: cst.CSTNode) -> cst.BaseStatement:
         """Return the statement before or after which lines can be put that belong to a node."""
@@ -68,13 +66,12 @@ class Plan:
 
     def indentation(self, statement: cst.BaseStatement) -> str:
         """Return the white space before a statement."""
-        line, column = self.script.start(statement)
-        return self.script.text[self._starts[line - 1] : self.offset((line, column))]
+        return self.script.indentation(statement)
 
     def line_indentation(self, line: int) -> str:
         """Return the white space at the begin of a line."""
-        text = self.script.text[self._starts[line - 1] : self._starts[line]]
-        return text[: len(text) - len(text.lstrip())]
+        text = self.script.lines[line - 1]
+        return text[margin(text) : len(text) - len(text.lstrip())]
 
     @property
     def newline(self) -> str:
@@ -97,7 +94,7 @@ class Plan:
         first: cst.CSTNode = statement
         if isinstance(statement, cst.FunctionDef | cst.ClassDef) and statement.decorators:
             first = statement.decorators[0]
-        start = self._starts[self.script.line(first) - 1]
+        start = self.offset((self.script.line(first), 0))
         indent = self.indentation(statement)
         text = "".join(
             f"{indent}{line}{self._newline}" if line else self._newline for line in lines
@@ -109,8 +106,8 @@ class Plan:
         self._touch(node)
         statement = self.anchor(node)
         indent = self.indentation(statement)
-        place = self.script.text.find(self._newline, self.offset(self.script.end(statement)))
-        place = len(self.script.text) if place < 0 else place
+        last, _ = self.script.end(statement)
+        place = self.offset((last, len(self.script.lines[last - 1])))
         text = "".join(
             f"{self._newline}{indent}{line}" if line else self._newline for line in lines
         )
@@ -158,12 +155,13 @@ class Plan:
         indent = self.indentation(first)
         top, bottom = self.script.line(first), self.script.end(last)[0]
         texts = [f"{indent}{line}{self._newline}" for line in (*lines, header)]
-        start = self._starts[top - 1]
+        start = self.offset((top, 0))
         self.edits.append(Edit(start, start, "".join(texts), HEADER))
         kept = self._inside_strings()
         for line in range(top, bottom + 1):
-            start = self._starts[line - 1]
-            if line not in kept and self.script.text[start : self._starts[line] - 1].strip():
+            text = self.script.lines[line - 1]
+            start = self.offset((line, margin(text)))
+            if line not in kept and text.strip():
                 self.edits.append(Edit(start, start, self.script.module.default_indent, INDENT))
 
     def _inside_strings(self) -> set[int]:

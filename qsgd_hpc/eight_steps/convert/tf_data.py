@@ -15,7 +15,7 @@ __all__ = ["is_dataset", "pin_lines", "shard_dataset", "takes"]
 
 SOURCE = re.compile(r"^tensorflow\.data\.Dataset\.from_tensor_slices$")
 DATASET = re.compile(r"^(tensorflow\.data\.|tensorflow_datasets\.|keras\.utils\.\w+_dataset_from)")
-CHAINED = re.compile(r"(\r?\n[ \t]*)\.")
+CHAINED = re.compile(r"((?:\r\n?|\n)[ \t]*)\.")
 TEXT = "A shard before shuffling and batching, of equal size on all ranks."
 
 
