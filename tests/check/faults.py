@@ -77,6 +77,14 @@ FAULTS = (
         "first = hvd.rank() == 0\nhvd.init()\n",
         "first = hvd.rank()",
     ),
+    Fault(
+        "torch_trainer",
+        "QH103",
+        "return hvd.rank() == 0",
+        "return hvd.rank == 0",
+        "return hvd.rank == 0",
+        True,
+    ),
     # Step 2
     Fault(
         "torch_loader",

@@ -18,6 +18,7 @@ from qsgd_hpc.eight_steps.check import (
     optimizer,
     saving,
     start,
+    uncalled,
 )
 from qsgd_hpc.eight_steps.check.facts import facts
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Rule, Severity
@@ -27,7 +28,7 @@ from qsgd_hpc.eight_steps.reading import Script
 
 __all__ = ["RULES", "Edit", "Finding", "Rule", "Severity", "check"]
 
-PARTS = (start, data, optimizer, broadcast, saving, metrics, deadlock)
+PARTS = (start, uncalled, data, optimizer, broadcast, saving, metrics, deadlock)
 
 
 def check(script: Script) -> tuple[Finding, ...]:

@@ -40,9 +40,11 @@ class Reach:
 
 
 def is_rank(script: Script, node: cst.CSTNode) -> bool:
-    """Say whether an expression is a rank's number, by itself or through a name."""
-    made = script.value(node)
-    return isinstance(made, cst.Call) and script.api(made) in RANKS
+    """Say whether an expression is a rank's number, by itself or through a name.
+
+    Also where it should be: a missing call is a finding of its own.
+    """
+    return script.api(script.value(node)) in RANKS
 
 
 def is_reference(script: Script, node: cst.CSTNode) -> bool:

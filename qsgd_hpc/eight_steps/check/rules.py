@@ -13,6 +13,7 @@ RULES = tuple(
     for row in (
         ("QH101", ERROR, "no init", "Call hvd.init() before anything else of hvd."),
         ("QH102", ERROR, "used before init", "Move hvd.init() before this line."),
+        ("QH103", ERROR, "function not called", "Call it: write the parentheses behind it."),
         (
             "QH201",
             ERROR,
