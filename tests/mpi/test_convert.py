@@ -47,3 +47,28 @@ def test_one_rank_does_what_the_script_did_and_two_learn_as_well(run_ranks, tmp_
     assert found[1] == pytest.approx(expected, rel=1e-4, abs=2e-6)
     assert len(found[2]) == len(expected), "rank 0 alone prints"
     assert found[2][-1] < max(LARGER * expected[-1], expected[-1] + 0.02)
+
+
+def test_what_other_lines_read_is_on_every_rank_and_recorded_once(run_ranks, tmp_path):
+    """Trackers, as stand-ins beside the script, a log that a function is given, a table."""
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    trackers, out = SERIAL.parent / "trackers", tmp_path / "train_hvd.py"
+    command = [
+        sys.executable,
+        "-m",
+        "qsgd_hpc",
+        "convert",
+        str(trackers / "train.py"),
+        "-o",
+        str(out),
+    ]
+    assert subprocess.run(command, capture_output=True, timeout=120).returncode == 0
+    done = run_ranks(2, str(out), cwd=tmp_path, PYTHONPATH=str(trackers))
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = (tmp_path / "records.txt").read_text().splitlines()
+    each = ["wandb ['epoch']", "neptune epoch", "comet epoch", "mlflow epoch"]
+    assert records == ["wandb ['begin']", "mlflow begin", *each, *each]
+    assert (tmp_path / "log.txt").read_text() == "epoch 0\n0,m1,m1\nepoch 1\n1,m1,m1\n"
+    total = (tmp_path / "summary.txt").read_text().removeprefix("sum ").strip()
+    assert done.stdout.count(f"sum {total[:6]}") == 1

@@ -433,3 +433,75 @@ def test_the_optimizer_of_a_train_state_is_wrapped_and_the_state_broadcast():
     assert "state = hvd.broadcast_parameters(state, root_rank=0)" in after
     assert "allreduce_gradients" not in after
     assert "max(1, (len(x) - 31) // 32)" in after
+
+
+@pytest.mark.parametrize(
+    ("setup", "expected"),
+    [
+        ("wandb.init()", 'wandb.init(mode=None if hvd.rank() == 0 else "disabled")'),
+        (
+            "run = wandb.init(mode='offline' if a else b)",
+            "run = wandb.init(mode=('offline' if a else b) if hvd.rank() == 0 else \"disabled\")",
+        ),
+        (
+            "run = neptune.init_run(project='a')",
+            "run = neptune.init_run(project='a', mode=None if hvd.rank() == 0 else \"debug\")",
+        ),
+        ("e = comet_ml.Experiment()", "e = comet_ml.Experiment(disabled=hvd.rank() != 0)"),
+        (
+            "e = comet_ml.start()",
+            "e = comet_ml.start(experiment_config=comet_ml.ExperimentConfig("
+            "disabled=hvd.rank() != 0))",
+        ),
+        (
+            "w = SummaryWriter()",
+            "w = SummaryWriter(log_dir=None if hvd.rank() == 0 else tempfile.mkdtemp())",
+        ),
+        (
+            "with SummaryWriter('logs') as w:\n    train(w)",
+            "with SummaryWriter('logs' if hvd.rank() == 0 else tempfile.mkdtemp()) as w:\n"
+            "    train(w)",
+        ),
+        ("f = open('a', 'w')", "f = open('a' if hvd.rank() == 0 else os.devnull, 'w')"),
+        (
+            "logging.basicConfig(filename='a')",
+            "logging.basicConfig(filename='a' if hvd.rank() == 0 else os.devnull)",
+        ),
+        (
+            "with open('a', 'w') as f:\n    best = 1\n    f.write('x')\nx = best",
+            "with open('a' if hvd.rank() == 0 else os.devnull, 'w') as f:\n    best = 1\n"
+            "    f.write('x')\nx = best",
+        ),
+        ("if not os.path.exists(d):\n    os.makedirs(d)", "    os.makedirs(d, exist_ok=True)"),
+        (
+            "mlflow.start_run()\nx = mlflow.active_run().info.run_id",
+            "\nmlflow.start_run()\nx = mlflow.active_run().info.run_id",
+        ),
+        (
+            "mlflow.set_tracking_uri('here')\nmlflow.start_run()",
+            "if hvd.rank() == 0:\n    mlflow.set_tracking_uri('here')\n",
+        ),
+    ],
+)
+def test_what_keeps_a_state_is_on_every_rank_and_its_effect_on_one(setup, expected):
+    imports = "import comet_ml, logging, mlflow, neptune, wandb\n"
+    imports += "from torch.utils.tensorboard import SummaryWriter\n"
+    made = convert(imports + torch_script(setup))
+    assert expected in made.after
+    assert made.to_decide == ()
+    for module, used in (("os", "os.devnull"), ("tempfile", "tempfile.mkdtemp")):
+        assert made.after.count(f"import {module}\n") == (used in made.after)
+    others = '    mlflow.set_tracking_uri(f"sqlite:///{tempfile.mkdtemp()}/mlflow.db")\n'
+    assert made.after.count(f"if hvd.rank() != 0:\n{others}") == ("mlflow" in setup)
+
+
+@pytest.mark.parametrize(
+    "setup", ["wandb.init(**options)", "wandb.agent(sweep, main)", "f = open('a', 'w+')"]
+)
+def test_a_state_that_cannot_be_kept_apart_is_left_to_the_author(setup):
+    assert convert("import wandb\n" + torch_script(setup)).to_decide
+
+
+def test_calls_of_a_tracker_that_another_module_opens_are_rank_0s():
+    after = convert("import wandb\n" + torch_script(after="wandb.log({})")).after
+    assert "if hvd.rank() == 0:\n        wandb.log({})" in after

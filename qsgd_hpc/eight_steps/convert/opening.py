@@ -84,12 +84,13 @@ def open_script(plan: Plan, module: str, more: Sequence[str], pin: Sequence[str]
         plan.needs_module_level_init or calls_at_module_level(script)
     )
     at: cst.CSTNode = first if in_entry and first is not None else script.module.body[0]
-    imports = [*more, f"import {module} as hvd"]
+    imports = [*more, *plan.imports, f"import {module} as hvd"]
     begin = [
         *plan.comment(1, "From here on every rank knows its number and how many there are.", at),
         "hvd.init()",
         *plan.comment(2, "The ranks of a node each take their own.", at),
         *pin,
+        *plan.opening,
     ]
     if in_entry and first is not None:
         plan.before(first, *begin)

@@ -47,6 +47,10 @@ class Plan:
         self.arrays: set[str] = set()
         """The names that hold a rank's shard only."""
         self.needs_module_level_init = False
+        self.imports: list[str] = []
+        """Further imports that edits need."""
+        self.opening: list[str] = []
+        """Further lines right after the initialisation."""
         self._commented: set[str] = set()
         self._newline = script.module.default_newline
 
@@ -78,7 +82,8 @@ class Plan:
         """Return what ends the script's lines."""
         return self._newline
 
-    def _touch(self, node: cst.CSTNode) -> None:
+    def touch(self, node: cst.CSTNode) -> None:
+        """Have the ranks known where a node is run."""
         around = set(self.script.ancestors(node))
         inside = any(isinstance(n, cst.FunctionDef) for n in around)
         entry = self.script.entry
@@ -89,7 +94,7 @@ class Plan:
 
     def before(self, node: cst.CSTNode, *lines: str) -> None:
         """Insert lines before the statement of a node, indented like it."""
-        self._touch(node)
+        self.touch(node)
         statement = self.anchor(node)
         first: cst.CSTNode = statement
         if isinstance(statement, cst.FunctionDef | cst.ClassDef) and statement.decorators:
@@ -103,7 +108,7 @@ class Plan:
 
     def after(self, node: cst.CSTNode, *lines: str) -> None:
         """Insert lines after the statement of a node, indented like it."""
-        self._touch(node)
+        self.touch(node)
         statement = self.anchor(node)
         indent = self.indentation(statement)
         last, _ = self.script.end(statement)
@@ -123,14 +128,14 @@ class Plan:
 
     def wrap(self, node: cst.CSTNode, prefix: str, suffix: str) -> None:
         """Insert text right before and right behind an expression."""
-        self._touch(node)
+        self.touch(node)
         start, end = self.span(node)
         # Around what an inner expression gets: outer prefixes first, outer suffixes last.
         self.edits += [Edit(start, start, prefix, start - end), Edit(end, end, suffix, end - start)]
 
     def replace(self, node: cst.CSTNode, text: str) -> None:
         """Replace an expression."""
-        self._touch(node)
+        self.touch(node)
         start, end = self.span(node)
         self.edits.append(Edit(start, end, text))
 
@@ -140,7 +145,7 @@ class Plan:
 
     def add_argument(self, call: cst.Call, text: str) -> None:
         """Give a call one more argument, the last."""
-        self._touch(call)
+        self.touch(call)
         if not call.args:
             end = self.offset(self.script.end(call)) - 1
             self.edits.append(Edit(end, end, text))
@@ -151,7 +156,7 @@ class Plan:
     def under(self, statements: Sequence[cst.BaseStatement], header: str, *lines: str) -> None:
         """Put neighbouring statements under a header, with lines before it."""
         first, last = statements[0], statements[-1]
-        self._touch(first)
+        self.touch(first)
         indent = self.indentation(first)
         top, bottom = self.script.line(first), self.script.end(last)[0]
         texts = [f"{indent}{line}{self._newline}" for line in (*lines, header)]

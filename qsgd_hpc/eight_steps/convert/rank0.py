@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import argument_node, find, walk
+from qsgd_hpc.eight_steps.convert.calls import find, walk
 from qsgd_hpc.eight_steps.convert.edits import Edit
 from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.convert.records import RUNS, looks, muted, nowhere, opens, record_once
 from qsgd_hpc.eight_steps.reading import Script, dotted
 
 __all__ = ["guard_outputs", "is_progress_bar"]
@@ -40,11 +41,15 @@ def is_print(script: Script, call: cst.Call) -> bool:
 def is_output(script: Script, call: cst.Call) -> bool:
     """Say whether a call prints, logs or writes a file."""
     name = script.called(call)
+    if name.partition(".")[0] in muted(script) or RUNS.match(name):
+        return name.endswith(".login")
     if PRINTS.match(name) or SAVES.match(name):
         return True
     if not isinstance(call.func, cst.Attribute) or script.definition(call) is not None:
         return False
     method = call.func.attr.value
+    if name == "os.makedirs":
+        return find(call, "exist_ok", 2) is None and not looks(script, call)
     if method == "mkdir":
         return find(call, "exist_ok") is None
     if method in ("rename", "replace"):  # of a path; a string's would be of no use alone
@@ -57,14 +62,22 @@ def is_progress_bar(script: Script, call: cst.Call) -> bool:
     return bool(re.match(r"^tqdm\.(\w+\.)*(tqdm|trange)$", script.called(call)))
 
 
-def writes(script: Script, item: cst.WithItem) -> bool:
-    """Say whether `with` opens a file to write into."""
-    if not isinstance(item.item, cst.Call):
-        return False
-    if script.called(item.item) not in ("open", "gzip.open", "io.open"):
-        return False
-    mode = argument_node(item.item, "mode", 1)
-    return isinstance(mode, cst.SimpleString) and any(c in mode.raw_value for c in "wax")
+def only_writes(script: Script, statement: cst.With) -> bool:
+    """Say whether a block does nothing that later lines, or other ranks, may need."""
+    works = (
+        cst.For,
+        cst.While,
+        cst.Assign,
+        cst.AnnAssign,
+        cst.AugAssign,
+        cst.NamedExpr,
+        cst.Return,
+    )
+    inner = [*walk(statement.body)]
+    return not any(
+        isinstance(n, works) or (isinstance(n, cst.Call) and script.definition(n) is not None)
+        for n in inner
+    )
 
 
 def outputs(script: Script, statement: cst.CSTNode) -> tuple[cst.Call, ...]:
@@ -107,6 +120,7 @@ def guard_outputs(plan: Plan, training: frozenset[cst.FunctionDef], first_line: 
         first_line: nothing before it is changed; the import stands there.
     """
     script = plan.script
+    record_once(plan)
     done: list[cst.CSTNode] = []
     for block in blocks(script):
         if any(outer is each for outer in script.ancestors(block) for each in done):
@@ -136,13 +150,12 @@ def _alone(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.Fun
     """Say whether a statement is for rank 0; leave to the author what cannot be decided."""
     script = plan.script
     if isinstance(statement, cst.With):
-        if not any(writes(script, item) for item in statement.items):
+        files = [item.item for item in statement.items if opens(script, item.item)]
+        if files and not only_writes(script, statement):
+            for file in files:
+                nowhere(plan, cst.ensure_type(file, cst.Call))
             return False
-        trains, _ = own_work(plan, statement, training)
-        if trains or any(f in training for f in script.functions(statement) if _held(statement, f)):
-            plan.todo(statement, "every rank opens this file to write: let rank 0 alone do so.")
-            return False
-        return True
+        return bool(files)
     calls = outputs(script, statement)
     if not calls:
         _assigned(plan, statement)
@@ -156,10 +169,6 @@ def _alone(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.Fun
     return True
 
 
-def _held(statement: cst.CSTNode, function: cst.FunctionDef) -> bool:
-    return any(node is function for node in walk(statement))
-
-
 def _assigned(plan: Plan, statement: cst.CSTNode) -> None:
     """Leave to the author what writes and gives a value: all ranks may need that."""
     if isinstance(statement, cst.SimpleStatementLine):
@@ -167,9 +176,7 @@ def _assigned(plan: Plan, statement: cst.CSTNode) -> None:
             value = getattr(part, "value", None)
             if isinstance(part, cst.Assign | cst.AnnAssign) and isinstance(value, cst.Call):
                 name = plan.script.called(value)
-                if re.search(
-                    r"(Saver|Checkpoint|CheckpointManager)\(\)\.save$|^wandb\.init$", name
-                ):
+                if re.search(r"(Saver|Checkpoint|CheckpointManager)\(\)\.save$", name):
                     plan.todo(statement, "rank 0 alone may do this; what do the others take?")
 
 

@@ -13,7 +13,7 @@ from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.torch_optimizer import OPTIMIZER, models, optimizers
 from qsgd_hpc.eight_steps.reading import Script, dotted
 
-__all__ = ["any_gpu", "average_before_clipping", "one_writer", "share_running_averages"]
+__all__ = ["any_gpu", "average_before_clipping", "share_running_averages"]
 
 CLIPS = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_(norm|value)_?$")
 NORMS = re.compile(r"BatchNorm|torchvision\.models|resnet\d|track_running_stats")
@@ -77,20 +77,6 @@ def share_running_averages(plan: Plan, loops: Sequence[TrainLoop]) -> None:
             *plan.comment(6, text, loop.loop),
             f"hvd.broadcast_parameters(dict({model}.named_buffers()), root_rank=0)",
         )
-
-
-def one_writer(plan: Plan) -> None:
-    """Let rank 0 alone have a SummaryWriter."""
-    script = plan.script
-    for call in script.calls:
-        if script.called(call).endswith(".SummaryWriter"):
-            parent = script.parents.get(call)
-            if isinstance(parent, cst.WithItem):
-                plan.todo(call, "let rank 0 alone write this log.")
-                continue
-            text = "Otherwise every line would come once per rank."
-            plan.before(call, *plan.comment(7, text, call, once=True))
-            plan.wrap(call, "", " if hvd.rank() == 0 else None")
 
 
 def any_gpu(plan: Plan) -> None:

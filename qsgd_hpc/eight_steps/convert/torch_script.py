@@ -44,7 +44,6 @@ def convert_torch(plan: Plan) -> None:
         average_metrics(plan, loop, len(calls) > 1)
     torch_loop.share_running_averages(plan, loops)
     torch_loop.average_before_clipping(plan)
-    torch_loop.one_writer(plan)
     torch_loop.any_gpu(plan)
     opening.numpy_seeds(plan)
     download_once(plan, "hvd.barrier()")

@@ -1,0 +1,164 @@
+"""Step 7 for what keeps a state: runs of experiment trackers, writers of logs, files left open.
+
+Other lines read that state (a run's configuration, a writer given to a function), so every rank has
+one, and those of the other ranks lead nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.convert.calls import argument_node, find, name_of_module
+from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.reading import Script
+
+__all__ = ["RUNS", "looks", "muted", "nowhere", "opens", "record_once"]
+
+ONCE = "Every rank has this; those of the other ranks lead nowhere."
+TEMPORARY, NOWHERE = "tempfile.mkdtemp()", "os.devnull"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An argument that rank 0 keeps, and the others have otherwise.
+
+    Attributes:
+        called: what call it is an argument of.
+        name: of the argument.
+        index: its place, -1 where it goes by its name.
+        theirs: what the other ranks give.
+        ours: what rank 0 gives where the script gives nothing; "" leaves the call alone.
+    """
+
+    called: re.Pattern[str]
+    name: str
+    index: int
+    theirs: str
+    ours: str = ""
+
+
+TRACKERS = (
+    Choice(re.compile(r"^wandb\.init$"), "mode", -1, '"disabled"', "None"),
+    Choice(
+        re.compile(r"^neptune\.(init|init_\w+|Run|Model|Project)$"), "mode", -1, '"debug"', "None"
+    ),
+    Choice(
+        re.compile(r"^comet_ml\.(\w*Experiment|ExperimentConfig)$"), "disabled", -1, "True", "False"
+    ),
+)
+WRITERS = (
+    Choice(re.compile(r"(^|\.)SummaryWriter$"), "log_dir", 0, TEMPORARY, "None"),
+    Choice(re.compile(r"^tensorflow\.(compat\.v1\.)?summary\.FileWriter$"), "logdir", 0, TEMPORARY),
+    Choice(re.compile(r"^logging\.(handlers\.)?\w*FileHandler$"), "filename", 0, NOWHERE),
+    Choice(re.compile(r"^logging\.basicConfig$"), "filename", -1, NOWHERE),
+)
+FILES = Choice(re.compile(r"^((gzip|io|bz2|lzma|codecs)\.)?open$"), "file", 0, NOWHERE)
+RUNS = re.compile(r"^mlflow\.(start_run|end_run|set_experiment|create_experiment|active_run)$")
+
+
+@lru_cache(maxsize=8)
+def muted(script: Script) -> frozenset[str]:
+    """Return the trackers whose runs the script opens itself, so that other ranks' are muted."""
+    called = (script.called(call) for call in script.calls)
+    opened = (name for name in called if any(each.called.match(name) for each in TRACKERS))
+    return frozenset(name.partition(".")[0] for name in opened)
+
+
+def opens(script: Script, call: cst.CSTNode) -> bool:
+    """Say whether a call opens a file to write into."""
+    if not isinstance(call, cst.Call) or not FILES.called.match(script.called(call)):
+        return False
+    mode = argument_node(call, "mode", 1)
+    return isinstance(mode, cst.SimpleString) and any(c in mode.raw_value for c in "wax")
+
+
+def record_once(plan: Plan) -> None:
+    """Let each rank have its run, its writer and its open file, and rank 0's alone count."""
+    script = plan.script
+    for call in script.calls:
+        name = script.called(call)
+        for choice in (*TRACKERS, *WRITERS):
+            if choice.called.search(name):
+                _choose(plan, call, choice)
+        if name == "comet_ml.start" and find(call, "experiment_config") is None:
+            comet = script.code(call.func).rpartition(".")[0] or "comet_ml"
+            config = f"{comet}.ExperimentConfig(disabled=hvd.rank() != 0)"
+            plan.before(call, *plan.comment(7, ONCE, call, once=True))
+            plan.add_argument(call, f"experiment_config={config}")
+        if opens(script, call) and not isinstance(script.parents.get(call), cst.WithItem):
+            nowhere(plan, call)
+        if name == "os.makedirs" and find(call, "exist_ok", 2) is None and looks(script, call):
+            plan.add_argument(call, "exist_ok=True")
+        if name == "wandb.agent":
+            plan.todo(call, "all ranks must train with the configuration that rank 0 is given.")
+    _mlflow(plan)
+
+
+def looks(script: Script, call: cst.Call) -> bool:
+    """Say whether a folder is made where it is not there, as two ranks may see at once."""
+    return any(
+        re.search(r"exists|is_?dir", script.code(branch.test)) for branch in script.branches(call)
+    )
+
+
+def nowhere(plan: Plan, call: cst.Call) -> None:
+    """Let the other ranks write into the file that keeps nothing."""
+    mode = argument_node(call, "mode", 1)
+    if isinstance(mode, cst.SimpleString) and set("x+") & set(mode.raw_value):
+        plan.todo(call, "every rank opens this file to write: let rank 0 alone do so.")
+    else:
+        _choose(plan, call, FILES)
+
+
+def _choose(plan: Plan, call: cst.Call, choice: Choice) -> None:
+    """Give a call its own argument on rank 0 and another on the other ranks."""
+    given = find(call, choice.name, choice.index)
+    if given is None and any(each.star for each in call.args):
+        plan.todo(call, f"let rank 0 alone record: {choice.name}={choice.theirs} on the others.")
+        return
+    if given is None and not choice.ours:
+        return
+    if "rank()" in (plan.script.code(given.value) if given is not None else ""):
+        return
+    plan.before(call, *plan.comment(7, ONCE, call, once=True))
+    _need(plan, choice.theirs)
+    if given is None:
+        text = f"{choice.ours} if hvd.rank() == 0 else {choice.theirs}"
+        if choice.name == "disabled":
+            text = "hvd.rank() != 0"
+        plan.add_argument(call, f"{choice.name}={text}")
+        return
+    code = plan.script.code(given.value)
+    if isinstance(given.value, (cst.IfExp, cst.Lambda)):
+        code = f"({code})"
+    plan.replace(given.value, f"{code} if hvd.rank() == 0 else {choice.theirs}")
+
+
+def _need(plan: Plan, expression: str) -> None:
+    """Import the module that an expression names, where the script does not."""
+    module, dot, _ = expression.partition(".")
+    if dot and not name_of_module(plan.script, module) and f"import {module}" not in plan.imports:
+        plan.imports.append(f"import {module}")
+
+
+def _mlflow(plan: Plan) -> None:
+    """Let the other ranks' runs of MLflow, which cannot be muted, go to a store of their own."""
+    script = plan.script
+    calls = [call for call in script.calls if script.called(call).startswith("mlflow.")]
+    name = name_of_module(script, "mlflow")
+    if not calls:
+        return
+    if not name:
+        plan.todo(calls[0], "let rank 0 alone record this run.")
+        return
+    plan.touch(calls[0])
+    _need(plan, TEMPORARY)
+    plan.opening += [
+        *plan.comment(7, "The other ranks' runs go where nobody reads them.", calls[0]),
+        "if hvd.rank() != 0:",
+        f'    {name}.set_tracking_uri(f"sqlite:///{{tempfile.mkdtemp()}}/mlflow.db")',
+    ]
