@@ -66,6 +66,10 @@ LOOP_TO_END = (CLEAN / "torch_loader.py").read_text(encoding="utf-8").partition(
 LOOP = LOOP_TO_END.partition("\n\n")[0]
 
 FAULTS = (
+    # Changes of Keras
+    Fault(
+        "keras_fit", "QH001", "model.fit(", "model.fit_generator(", "model.fit_generator(", False
+    ),
     # Step 1
     Fault("torch_loader", "QH101", "    hvd.init()\n", "", "seed + hvd.rank()", True),
     Fault("keras_fit", "QH101", "hvd.init()\n", "", "[hvd.local_rank()]", True),

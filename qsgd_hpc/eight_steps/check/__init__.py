@@ -14,6 +14,7 @@ from qsgd_hpc.eight_steps.check import (
     broadcast,
     data,
     deadlock,
+    keras3,
     metrics,
     optimizer,
     saving,
@@ -28,7 +29,7 @@ from qsgd_hpc.eight_steps.reading import Script
 
 __all__ = ["RULES", "Edit", "Finding", "Rule", "Severity", "check"]
 
-PARTS = (start, uncalled, data, optimizer, broadcast, saving, metrics, deadlock)
+PARTS = (start, uncalled, data, optimizer, broadcast, saving, metrics, deadlock, keras3)
 
 
 def check(script: Script) -> tuple[Finding, ...]:

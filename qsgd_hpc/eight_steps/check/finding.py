@@ -21,7 +21,8 @@ class Rule:
     """One rule of the checker.
 
     Attributes:
-        id: stable; the first digit is the number of the step, 9 is for hanging jobs.
+        id: stable; the first digit is the number of the step; 0 is for other software's
+            changes, 9 for hanging jobs.
         severity: of its findings, unless one says otherwise.
         title: what is wrong, in a few words.
         remedy: what to do, with "hvd" for the script's own alias.
@@ -36,7 +37,7 @@ class Rule:
     def step(self) -> int | None:
         """The number of the step that it belongs to, None where it is of none."""
         number = int(self.id[2])
-        return number if number <= 8 else None
+        return number if 1 <= number <= 8 else None
 
 
 @dataclass(frozen=True)

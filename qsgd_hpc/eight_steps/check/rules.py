@@ -11,6 +11,7 @@ ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 RULES = tuple(
     Rule(*row)
     for row in (
+        ("QH001", WARNING, "not in Keras 3", "Use what Keras 3 has, or tf-keras."),
         ("QH101", ERROR, "no init", "Call hvd.init() before anything else of hvd."),
         ("QH102", ERROR, "used before init", "Move hvd.init() before this line."),
         ("QH103", ERROR, "function not called", "Call it: write the parentheses behind it."),
