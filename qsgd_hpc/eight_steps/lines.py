@@ -44,6 +44,8 @@ def without_form_feeds(text: str) -> tuple[str, tuple[int, ...]]:
         return text, ()
     ends = [*END.findall(text), ""]
     whole = lines(text)
+    # A line of nothing else stays, blank: between "\r" and "\n" it keeps these from becoming one.
+    whole = [" " * len(line) if margin(line) == len(line) else line for line in whole]
     lost = tuple(margin(line) for line in whole)
     kept = (f"{line[n:]}{end}" for line, n, end in zip(whole, lost, ends, strict=True))
     return "".join(kept), lost
