@@ -28,6 +28,7 @@ AS_RECORDED = (
     "steps",
     "global_batch_size",
     "step_jitter",
+    "test_samples",
 )
 """Fields of a "final" record that become columns as they are."""
 

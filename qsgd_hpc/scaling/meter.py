@@ -23,7 +23,7 @@ class Meter:
 
     ::
 
-        meter = Meter(hvd, global_batch_size=256, unit="images", dataset="mnist")
+        meter = Meter(hvd, global_batch_size=256, unit="images", test_samples=10000)
         for epoch in range(epochs):
             for x, y in meter.steps(loader):
                 ...  # forward, backward, optimizer.step()
@@ -41,6 +41,8 @@ class Meter:
             whole one. None where it is not known: speeds are in steps per second then.
         unit: what throughput counts: "images", "words", "samples".
         dataset: the name of what is trained on.
+        test_samples: how many samples of all ranks together an accuracy is a share of; without it a
+            study cannot tell which differences of accuracies are chance.
         units_per_sample: units that one sample stands for, such as the words of a sequence.
     """
 
@@ -51,13 +53,14 @@ class Meter:
         global_batch_size: int | None = None,
         unit: str = "samples",
         dataset: str | None = None,
+        test_samples: int | None = None,
         units_per_sample: int = 1,
     ) -> None:
         self._hvd = hvd
         self._global_batch_size = global_batch_size
         self._unit = unit if global_batch_size else "steps"
         self._units_per_step = (global_batch_size or 1) * units_per_sample
-        self._dataset = dataset
+        self._data = {"dataset": dataset, "test_samples": test_samples}
         self._log = StepLog()
         self._epoch = 0
         self._first_step = 0  # of this epoch
@@ -195,7 +198,7 @@ class Meter:
             "warmup_steps": warmup_steps(len(self._log)),
             "warmup_rule": WARMUP_RULE,
             "global_batch_size": self._global_batch_size,
-            "dataset": self._dataset,
+            **self._data,
             "bits": _bits(self._hvd.compression_stats()),
             "algorithm": env.get("QSGD_ALGORITHM"),
             "compute_only_s": sum(alone) / len(alone) if alone else None,

@@ -27,7 +27,8 @@ told = {}
 
 def train(name, steps_of_epochs, loader=range, **about):
     os.environ["QSGD_RECORDS"] = f"{name}.jsonl"
-    meter = Meter(hvd, global_batch_size=8, unit="images", dataset="made up", **about)
+    about |= {"dataset": "made up", "test_samples": 40}
+    meter = Meter(hvd, global_batch_size=8, unit="images", **about)
     epochs = []
     for steps in steps_of_epochs:
         for _ in meter.steps(loader(steps)):
@@ -196,6 +197,7 @@ def test_computing_waiting_and_data_add_up_to_the_step(told: dict[str, Any], nam
 
 def test_the_final_record_names_what_was_trained_and_where(told: dict[str, Any]) -> None:
     final = told["plain"]["final"]
+    assert (final["dataset"], final["test_samples"]) == ("made up", 40)
     assert (final["ranks"], final["steps"], final["warmup_steps"]) == (1, 30, 10)
     assert (final["global_batch_size"], final["dataset"], final["parameters"]) == (8, "made up", 7)
     assert (final["bits"], final["algorithm"], final["nmse"]) == (32, "auto", None)

@@ -216,6 +216,7 @@ def train(args: argparse.Namespace) -> None:
             ranks=ranks,
             images_per_s=timed_images / timed_s,
             test_accuracy=accuracy,
+            test_samples=len(data.test_images),
             wire_bytes=int(wire_bytes),
             gradient_bytes=int(gradient_bytes),
             comm_time_s=comm_time_s,

@@ -152,7 +152,9 @@ def train_images(
         )
 
     model = build(data.classes, data.train.size)
-    meter = Meter(hvd, global_batch_size=batch, unit="images", dataset=data.name)
+    meter = Meter(
+        hvd, global_batch_size=batch, unit="images", dataset=data.name, test_samples=len(test)
+    )
     pixels, labels = next(iter(batches(0)))
     distribute(model, optimizer, args, meter, (pixels, labels, weights_of(labels, batch)))
     say(

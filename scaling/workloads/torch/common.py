@@ -154,7 +154,9 @@ def train_images(
         f"{parameters(model):,} parameters; batch {batch} on {ranks} rank(s)"
     )
 
-    meter = Meter(hvd, global_batch_size=batch, unit="images", dataset=data.name)
+    meter = Meter(
+        hvd, global_batch_size=batch, unit="images", dataset=data.name, test_samples=len(test)
+    )
     step = 0
     for epoch in range(epochs):
         model.train()
