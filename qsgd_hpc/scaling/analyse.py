@@ -19,6 +19,7 @@ from qsgd_hpc.scaling.plan import counts_for
 from qsgd_hpc.scaling.quality import NONE, Quality, cut_short, default_target, quality_of
 from qsgd_hpc.scaling.speeds import throughput
 from qsgd_hpc.scaling.table import SIZE, table_of
+from qsgd_hpc.scaling.verdicts import compressed_rows
 from qsgd_hpc.scaling.worth import break_even
 
 __all__ = ["COLUMNS", "Analysis", "analyse"]
@@ -59,7 +60,9 @@ def analyse(
         target if isinstance(target, Mapping) else dict.fromkeys((c for c, _, _ in found), target)
     )
     bare = [_case(case, kept, targets.get(case), mode) for case, kept, _ in found]
-    done = tuple(replace(each, break_even=break_even(each, site)) for each in bare)
+    compared = max(1, sum(map(len, map(compressed_rows, bare))))
+    counted = [replace(each, comparisons=compared) for each in bare]
+    done = tuple(replace(each, break_even=break_even(each, site)) for each in counted)
     left_out = [c for case, _, left in found for c in _left_out(case, left)]
     return Analysis(done, (*left_out, *_engine_only(measured), *_cut_short(measured)))
 
@@ -142,7 +145,13 @@ def _case(case: Case, measured: Sequence[Attempt], given: float | None, mode: st
         dataset=", ".join(datasets) or None,
         fits=fit_laws(runs, mode),
         link=fit_link(runs),
+        test_samples=_test_samples(runs),
     )
+
+
+def _test_samples(runs: pd.DataFrame) -> int | None:
+    told = runs["test_samples"].dropna()
+    return None if told.empty or told.min() < 1 else int(told.min())
 
 
 def _runs(

@@ -20,7 +20,11 @@ __all__ = [
     "Estimate",
     "Fit",
     "LinkFit",
+    "Row",
 ]
+
+Row = Mapping[str, Any]
+"""A row of a case's table; missing values are None."""
 
 BREAKDOWN = ("compute_s", "exposed_s", "data_s")
 """Parts of a step, in seconds; they add up to its mean. Hidden communication and coding overlap."""
@@ -164,6 +168,8 @@ class CaseAnalysis:
             train_loss, test_accuracy, perplexity.
         reference: (ranks, bits) of the row whose speed-up is 1.
         dataset: what the scripts say they trained on.
+        test_samples: the size of the test set, the least that a run tells; None where none does.
+        comparisons: rows of the whole study that are compared with fp32's.
     """
 
     case: Case
@@ -178,6 +184,14 @@ class CaseAnalysis:
     fits: tuple[Fit, ...] = ()
     link: LinkFit | None = None
     break_even: tuple[BreakEven, ...] = ()
+    test_samples: int | None = None
+    comparisons: int = 1
+
+    def runs_of(self, row: Row) -> pd.DataFrame:
+        """Return the measurements behind a row of the table."""
+        runs = self.runs
+        same = (runs["nodes"] == row["nodes"]) & (runs["ranks"] == row["ranks"])
+        return runs[same & (runs["bits"] == row["bits"])]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the table's rows as dicts, missing values as None."""

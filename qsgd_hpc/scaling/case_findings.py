@@ -11,9 +11,18 @@ from qsgd_hpc.scaling.case import Case
 from qsgd_hpc.scaling.coded import coded_sentences
 from qsgd_hpc.scaling.plan import PLAIN_BITS
 from qsgd_hpc.scaling.quality import quality_of
-from qsgd_hpc.scaling.verdicts import Row, compare_speed, largest_rows, plain_row, spokesman
+from qsgd_hpc.scaling.quality_verdict import compare_quality
+from qsgd_hpc.scaling.verdicts import (
+    Row,
+    Verdict,
+    compare_speed,
+    judge,
+    largest_rows,
+    plain_row,
+    spokesman,
+)
 
-__all__ = ["CaseFindings", "Tile", "case_findings", "reference_name"]
+__all__ = ["CaseFindings", "Tile", "case_findings", "reference_name", "speed_words"]
 
 
 @dataclass(frozen=True)
@@ -81,36 +90,56 @@ def reference_name(analysis: CaseAnalysis) -> str:
     return name if bits == PLAIN_BITS else f"{name} at {bits} bit"
 
 
+def speed_words(speed: Verdict) -> str:
+    """Return what a compressed training does, such as 'trains 1.30× as fast as fp32'."""
+    factor = words.times(speed.ratio.value)
+    return {
+        "faster": f"trains {factor} as fast as fp32",
+        "slower": f"trains at {factor} the speed of fp32",
+        "same": f"trains as fast as fp32, within {words.bound(speed.off)}",
+        "unclear": "shows no speed difference to fp32 above the noise",
+        "once": f"trained at {factor} the speed of fp32",
+    }[speed.word]
+
+
 def _headline(shown: _Shown) -> str:
     where = words.nodes_name(shown.largest[0]["nodes"])
     once = " (one run)" if any(r["repeats"] == 1 for r in shown.largest) else ""
     if shown.plain is None or shown.packed is None:
         return _scaling_headline(shown, where) + once
-    verdict = compare_speed(shown.analysis, shown.packed, shown.plain)
-    told = {
-        "faster": f"trains {words.times(verdict.ratio.value)} as fast as fp32",
-        "slower": f"trains at {words.times(verdict.ratio.value)} the speed of fp32",
-        "same": "trains as fast as fp32",
-        "unclear": "shows no speed difference to fp32 above the noise",
-    }[verdict.word]
+    judged = judge(shown.analysis, shown.packed, shown.plain)
+    told, change = speed_words(judged.speed), judged.quality.change
+    if judged.quality.word == "worse":
+        told += f", but costs quality: {change}"
+    elif judged.quality.word == "untold" and change:
+        told += f", with {change}"
     name = f"{shown.packed['bits']}-bit QSGD"
     fewer = shown.packed["compression_ratio"]
     if fewer is None:
         return f"On {where}, {name} {told}{once}"
-    joint = "and" if verdict.word in ("faster", "same") else "but"
-    return f"On {where}, {name} sends {words.times(fewer)} fewer bytes {joint} {told}{once}"
+    gained = judged.speed.word in ("faster", "same") or (
+        judged.speed.word == "once" and judged.speed.ratio.value >= 1
+    )
+    sends = "sent" if judged.speed.word == "once" else "sends"
+    joint = "and" if gained else "but"
+    return f"On {where}, {name} {sends} {words.times(fewer)} fewer bytes {joint} {told}{once}"
 
 
 def _scaling_headline(shown: _Shown, where: str) -> str:
     best = max(shown.largest, key=lambda r: r["throughput"])
+    verb = "trains" if best["nodes"] == 1 else "train"
     if best["ranks"] == shown.analysis.reference[0]:
         speed = words.rate(best["throughput"], shown.analysis.unit)
-        verb = "trains" if best["nodes"] == 1 else "train"
         return f"{where.capitalize()} {verb} at {speed}"
-    verb = "trains" if best["nodes"] == 1 else "train"
+    reference = reference_name(shown.analysis)
+    start = f"With {words.bits_name(best['bits'])}, {where}"
+    low, high = best["speedup_lo"], best["speedup_hi"]
+    if low is not None and high is not None and low <= 1 <= high:
+        show = "shows" if best["nodes"] == 1 else "show"
+        return f"{start} {show} no speed difference to {reference} above the noise"
     return (
-        f"With {words.bits_name(best['bits'])}, {where} {verb} {words.times(best['speedup'])} as "
-        f"fast as {reference_name(shown.analysis)}, {words.percent(best['efficiency'])} of ideal"
+        f"{start} {verb} {words.times(best['speedup'])} as "
+        f"fast as {reference}, {words.percent(best['efficiency'])} of ideal"
     )
 
 
@@ -166,14 +195,22 @@ def _tiles(shown: _Shown) -> Iterator[Tile]:
         fewer = f", {words.times(ratio)} fewer than fp32" if compared else ""
         yield Tile("On the wire", value, f"{unit} per step", f"{name}{fewer}")
     if analysis.quality and row[analysis.quality] is not None:
-        gap = quality_of(analysis.quality).gap(shown.packed, shown.plain)
-        beside = "" if gap is None else f", {words.quality_gap(analysis.quality, gap)} from fp32"
+        beside = _beside(shown)
         value = words.quality(analysis.quality, row[analysis.quality])
         yield Tile(words.quality_name(analysis.quality), value, "", f"{name}{beside}")
     if row["time_to_target_s"] is not None:
         target = words.quality(analysis.quality, analysis.target)
         value, unit = words.seconds(row["time_to_target_s"]), f"to {target}"
         yield Tile("Time to target", value, unit, where)
+
+
+def _beside(shown: _Shown) -> str:
+    gap = quality_of(shown.analysis.quality).gap(shown.packed, shown.plain)
+    if gap is None or shown.packed is None:
+        return ""
+    noise = compare_quality(shown.analysis, shown.packed, shown.plain).detail
+    change = words.quality_gap(shown.analysis.quality, gap)
+    return f", {change} from fp32{f', {noise}' if noise else ''}"
 
 
 def _against(shown: _Shown) -> str:

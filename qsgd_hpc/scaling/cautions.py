@@ -8,7 +8,8 @@ from enum import Enum
 from qsgd_hpc.launch.cluster.network import SHORT, bits_per_s
 from qsgd_hpc.scaling import words
 from qsgd_hpc.scaling.analysis import Analysis, CaseAnalysis
-from qsgd_hpc.scaling.stats import BOOTSTRAP_FROM
+from qsgd_hpc.scaling.quality import ACCURACY
+from qsgd_hpc.scaling.stats import BOOTSTRAP_FROM, proportion_bound
 from qsgd_hpc.scaling.verdicts import Row
 
 __all__ = ["Machine", "cautions"]
@@ -66,8 +67,8 @@ def _short_links(rows: list[_Place]) -> Iterator[str]:
         yield (
             f"Short links: In {len(short)} of {len(rows)} rows a link reached less than "
             f"{words.percent(SHORT)} of its rate beside a run, at worst "
-            f"{bits_per_s(row['link_bits_s'])} ({_place(case, row)}): the cores were too busy to "
-            "carry more. Such a row is that of the slower network; the tables mark it."
+            f"{bits_per_s(row['link_bits_s'])} ({_place(case, row)}): the cores may have been too "
+            "busy to carry more. Such a row is that of the slower network; the tables mark it."
         )
 
 
@@ -75,9 +76,8 @@ def _noise(rows: list[_Place]) -> Iterator[str]:
     fewest = min(row["repeats"] for _, row in rows)
     if fewest == 1:
         yield (
-            "Noise: At least one size was measured once, so it has no interval. Differences of "
-            "a few per cent in speed, and of a few tenths of a point in accuracy, may be "
-            "chance. Three or more repeats show the spread."
+            "Noise: At least one size was measured once, so it has no interval, and how far "
+            "another run would differ is unknown. Three or more repeats (--repeats 3) show that."
         )
         return
     case, wide = max(rows, key=lambda pair: _width(pair[1]))
@@ -90,8 +90,8 @@ def _noise(rows: list[_Place]) -> Iterator[str]:
     yield (
         f"Noise: Values are medians with 95% intervals ({method}). The widest interval of a "
         f"throughput spans {words.percent(_width(wide))} of its median ({_place(case, wide)}). "
-        "Where the interval of a ratio includes 1, no difference is claimed. With several "
-        "comparisons, one in twenty would pass by chance."
+        "Where the interval of a ratio includes 1, no difference is claimed. Of twenty comparisons "
+        "of equal speeds one would pass for different by chance."
     )
 
 
@@ -135,9 +135,11 @@ def _hidden(rows: list[_Place]) -> Iterator[str]:
 def _quality(analysis: Analysis, mode: str) -> Iterator[str]:
     if any("digits" in (case.dataset or "") for case in analysis.cases):
         yield (
-            "Data: Accuracy is that of the small built-in digits set, not of MNIST; it holds a few "
-            "hundred test images, so one image is a few tenths of a point."
+            "Data: At least one case trains on the small built-in digits set, not on MNIST. Speeds "
+            "and bytes are those of its small epochs, and accuracies are its own."
         )
+    yield from _test_set(analysis)
+    yield from _one_value(analysis)
     if any("synthetic" in (case.dataset or "") for case in analysis.cases):
         yield (
             "Data: At least one case trains on made-up data. Speeds and bytes are real; accuracy, "
@@ -147,4 +149,40 @@ def _quality(analysis: Analysis, mode: str) -> Iterator[str]:
         yield (
             "Quality: In weak scaling the global batch grows with the ranks, so sizes differ in "
             "quality by their optimisation too. Compare bits at one size, not sizes."
+        )
+
+
+def _test_set(analysis: Analysis) -> Iterator[str]:
+    """Say how far chance alone moves an accuracy, of the case with the smallest test set."""
+    told = [c for c in analysis.cases if c.quality == ACCURACY.column and c.test_samples]
+    if not told:
+        return
+    case = min(told, key=lambda c: c.test_samples or 0)
+    count, noun = case.test_samples or 0, words.sample(case.unit)
+    middle = float(case.table[case.quality].median())
+    bound = proportion_bound(middle, middle, samples=count, comparisons=case.comparisons)
+    yield (
+        f"Test set: {count:,} test {noun} ({case.case.label}), so one is worth "
+        f"{words.points(1 / count)[1:]}, and chance alone may part two equally good trainings by "
+        f"{words.points(bound)[1:]}. A smaller loss is not counted. The same {noun} test all bits, "
+        "which makes chance smaller than that bound."
+    )
+
+
+def _one_value(analysis: Analysis) -> Iterator[str]:
+    """Say where repeats do not show the noise of the quality."""
+    rows = [
+        case.runs_of(row)[case.quality].dropna()
+        for case in analysis.cases
+        if case.quality
+        for row in case.rows()
+    ]
+    repeated = [values for values in rows if len(values) > 1]
+    same = [values for values in repeated if values.nunique() == 1]
+    if same:
+        yield (
+            f"Same quality: In {len(same)} of {len(repeated)} rows all repeats reached one and the "
+            "same quality, as trainings of the same seed do. They show no spread of it, so they "
+            "count as one run, and no interval is given. Give each repeat a seed of its own to "
+            "learn what chance does."
         )

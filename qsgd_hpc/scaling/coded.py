@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from qsgd_hpc.scaling import words
 from qsgd_hpc.scaling.analysis import CaseAnalysis
 from qsgd_hpc.scaling.plan import PLAIN_BITS
+from qsgd_hpc.scaling.quality_verdict import compare_quality
+from qsgd_hpc.scaling.verdicts import Row, largest_rows, plain_row
 
 __all__ = ["coded_sentences"]
 
@@ -36,10 +38,22 @@ def _lost(case: CaseAnalysis) -> Iterator[str]:
     )
     noticed = any(row["nmse"] >= UNNOTICED for row in largest)
     more = "; near and above 1 it needs error feedback" if noticed else ""
+    more += _exceptions(case, largest)
     yield (
         f"Of the squared magnitude that it carried, coding lost {lost}. "
         f"As a rule, training does not notice an NMSE below {UNNOTICED}{more}."
     )
+
+
+def _exceptions(case: CaseAnalysis, rows: Sequence[Row]) -> str:
+    """Name the rows that the rule would have called as good as fp32, and that were not."""
+    plain = plain_row(largest_rows(case))
+    lost = [
+        words.bits_name(row["bits"])
+        for row in rows
+        if row["nmse"] < UNNOTICED and compare_quality(case, row, plain).word == "worse"
+    ]
+    return f"; here {' and '.join(lost)} did cost quality" if lost else ""
 
 
 def _uncoded(runs: pd.DataFrame) -> Iterator[str]:
@@ -48,8 +62,8 @@ def _uncoded(runs: pd.DataFrame) -> Iterator[str]:
         told = several[(several["bits"] == bits) & (several["asked_tensors"] > 0)]
         if not told["plain_tensors"].any():
             continue
-        tensors = _span(told["plain_tensors"], "{:.0f}".format)
-        share = _span(told["plain_elements"] / told["asked_elements"], words.percent)
+        tensors = words.span(told["plain_tensors"], "{:.0f}".format)
+        share = words.span(told["plain_elements"] / told["asked_elements"], words.percent)
         asked_tensors = int(told["asked_tensors"].max())
         which = f"{tensors} of {asked_tensors} tensors ({share} of the elements)"
         asked = f"with {words.bits_name(bits)} asked for"
@@ -57,9 +71,3 @@ def _uncoded(runs: pd.DataFrame) -> Iterator[str]:
             yield f"The planner sent {which} as float32 {asked}."
         else:
             yield f"{which} travelled as float32 {asked}."
-
-
-def _span(values: pd.Series, form: Callable[[float], str]) -> str:
-    """Return what all runs agree on, or from the least to the most: '37', '0 to 37'."""
-    ends = [form(float(end)) for end in (values.min(), values.max())]
-    return " to ".join(dict.fromkeys(ends))

@@ -11,7 +11,6 @@ from qsgd_hpc.scaling.analysis import Analysis, CaseAnalysis
 from qsgd_hpc.scaling.case import Case
 from qsgd_hpc.scaling.cells import place
 from qsgd_hpc.scaling.verdicts import (
-    ONE_RUN_MARGIN,
     SAME_MARGIN,
     Row,
     Verdict,
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HEADINGS", "Comparison", "Pair", "compare", "pair_cells", "section", "summary"]
 
-WORDS = ("faster", "slower", "same", "unclear")
+WORDS = ("faster", "slower", "same", "unclear", "once")
 # Facts of a study that say when it was measured, not with what.
 _PASSING = ("Measured", "Load")
 HEADINGS = (
@@ -103,10 +102,12 @@ def compare(report: Report, other: Report, names: tuple[str, str]) -> Comparison
 def summary(comparison: Comparison) -> str:
     """Return how many rows are faster, slower and neither, in one line."""
     said = [p.verdict.word for p in comparison.pairs]
-    counts = [f"{said.count(word)} {word}" for word in WORDS if word in said]
-    single = any(p.verdict.ratio.low is None for p in comparison.pairs)
-    once = " (single runs among them)" if single else ""
-    return f"{comparison.ours} beside {comparison.theirs}: {', '.join(counts)}{once}"
+    counts = [f"{said.count(word)} {_named(word)}" for word in WORDS if word in said]
+    return f"{comparison.ours} beside {comparison.theirs}: {', '.join(counts)}"
+
+
+def _named(word: str) -> str:
+    return "measured once" if word == "once" else word
 
 
 def pair_cells(pair: Pair, *, several: bool) -> dict[str, str]:
@@ -119,7 +120,7 @@ def pair_cells(pair: Pair, *, several: bool) -> dict[str, str]:
         "theirs": f"{words.speed(pair.other['throughput'])} {pair.unit}/s",
         "ratio": words.times(ratio.value),
         "interval": words.interval(ratio.low, ratio.high) or "one run",
-        "verdict": pair.verdict.word,
+        "verdict": "untold" if pair.verdict.word == "once" else pair.verdict.word,
     }
 
 
@@ -141,9 +142,9 @@ def section(comparison: Comparison) -> dict[str, Any]:
 
 def _note(comparison: Comparison) -> str:
     notes = [
-        "Faster and slower are said only where the interval of the ratio leaves out 1, of single "
-        f"runs only beyond {words.percent(ONE_RUN_MARGIN)}. Same: the interval stays within "
-        f"{words.percent(SAME_MARGIN)} of 1. Unclear: the noise would hide a difference."
+        "Faster and slower are said only where the interval of the ratio leaves out 1. Same: the "
+        f"interval stays within {words.percent(SAME_MARGIN)} of 1. Unclear: the noise would hide a "
+        "difference. Untold: of single runs nobody knows the noise."
     ]
     for count, name in zip(comparison.alone, (comparison.ours, comparison.theirs), strict=True):
         if count:

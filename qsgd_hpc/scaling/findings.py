@@ -10,7 +10,7 @@ from qsgd_hpc.scaling.analysis import Analysis, CaseAnalysis
 from qsgd_hpc.scaling.case_findings import CaseFindings, Tile, case_findings
 from qsgd_hpc.scaling.cautions import Machine, cautions
 from qsgd_hpc.scaling.study import Study
-from qsgd_hpc.scaling.verdicts import Row, compare_speed, largest_rows, plain_row, spokesman
+from qsgd_hpc.scaling.verdicts import Judgement, Row, judge, largest_rows, plain_row, spokesman
 
 __all__ = ["CaseFindings", "Findings", "Tile", "findings"]
 
@@ -58,49 +58,66 @@ def findings(study: Study, analysis: Analysis, *, machine: Machine | None) -> Fi
 
 @dataclass(frozen=True)
 class _Gain:
-    """The speed of a case's spokesman over fp32."""
+    """A case's spokesman beside fp32."""
 
     case: CaseAnalysis
     row: Row
-    word: str
-    ratio: float
+    judged: Judgement
+
+    @property
+    def ratio(self) -> float:
+        """Its speed over fp32's."""
+        return self.judged.speed.ratio.value
+
+    @property
+    def once(self) -> bool:
+        """Whether nobody knows the noise."""
+        return self.judged.speed.word == "once"
+
+    @property
+    def name(self) -> str:
+        return f"{self.case.case.label}, {words.bits_name(self.row['bits'])}"
 
 
 def _gain(case: CaseAnalysis) -> _Gain | None:
     packed, plain = spokesman(case), plain_row(largest_rows(case))
     if packed is None or plain is None:
         return None
-    verdict = compare_speed(case, packed, plain)
-    return _Gain(case, packed, verdict.word, verdict.ratio.value)
+    return _Gain(case, packed, judge(case, packed, plain))
 
 
 def _headline(analysis: Analysis, gains: list[_Gain]) -> str:
     if not gains:
-        case, row = _most_efficient(analysis)
-        if all(case.rows()[0]["ranks"] == case.rows()[-1]["ranks"] for case in analysis.cases):
-            return f"{len(analysis.cases)} cases on {words.nodes_name(row['nodes'])}{_once(row)}"
+        return _scaling_headline(analysis)
+    once = " (one run)" if any(gain.once for gain in gains) else ""
+    pays = [gain for gain in gains if gain.judged.word == "yes"]
+    if pays:
+        best = max(pays, key=lambda gain: gain.ratio)
         return (
-            f"Of {len(analysis.cases)} cases {case.case.label} scales best: "
-            f"{words.times(row['speedup'])} on {words.nodes_name(row['nodes'])}, "
-            f"{words.percent(row['efficiency'])} of ideal{_once(row)}"
+            f"In {len(pays)} of {len(gains)} cases compressing pays: QSGD trains up to "
+            f"{words.times(best.ratio)} as fast as fp32 ({best.name}){once}"
         )
-    faster = [gain for gain in gains if gain.word == "faster"]
-    if not faster:
-        return f"In none of {len(gains)} cases does QSGD train faster than fp32{_any_once(gains)}"
-    best = max(faster, key=lambda gain: gain.ratio)
-    return (
-        f"In {len(faster)} of {len(gains)} cases QSGD trains faster than fp32, at most "
-        f"{words.times(best.ratio)} ({best.case.case.label}, {words.bits_name(best.row['bits'])})"
-        f"{_any_once(gains)}"
-    )
+    if all(gain.once for gain in gains):
+        span = words.span([gain.ratio for gain in gains], words.times)
+        return f"In {len(gains)} cases QSGD trained at {span} the speed of fp32{once}"
+    if all(gain.judged.word == "no" for gain in gains):
+        return f"In none of {len(gains)} cases does compressing pay"
+    return f"In none of {len(gains)} cases is compressing shown to pay{once}"
 
 
-def _any_once(gains: list[_Gain]) -> str:
-    return " (one run)" if any(gain.row["repeats"] == 1 for gain in gains) else ""
+def _scaling_headline(analysis: Analysis) -> str:
+    rows = [row for case in analysis.cases for row in largest_rows(case)]
+    count, once = len(analysis.cases), _once(rows)
+    nodes = words.span([row["nodes"] for row in rows], words.nodes_name)
+    if all(case.rows()[0]["ranks"] == case.rows()[-1]["ranks"] for case in analysis.cases):
+        return f"{count} cases on {nodes}{once}"
+    reached = words.span([row["speedup"] for row in rows], words.times)
+    ideal = words.span([row["efficiency"] for row in rows], words.percent)
+    return f"{count} cases on {nodes} speed up {reached}, {ideal} of ideal{once}"
 
 
-def _once(row: Row) -> str:
-    return " (one run)" if row["repeats"] == 1 else ""
+def _once(rows: list[Row]) -> str:
+    return " (one run)" if any(row["repeats"] == 1 for row in rows) else ""
 
 
 def _lead(study: Study, analysis: Analysis) -> str:
@@ -128,18 +145,19 @@ def _tiles(analysis: Analysis, gains: list[_Gain]) -> Iterator[Tile]:
     yield Tile("Cases", str(len(analysis.cases)), "", _units(analysis))
     case, row = _most_efficient(analysis)
     yield Tile(
-        "Best efficiency",
+        "Highest efficiency",
         words.percent(row["efficiency"]),
         "of ideal",
         f"{case.case.label}, {words.nodes_name(row['nodes'])}, {words.bits_name(row['bits'])}",
     )
     if gains:
         for label, gain in (
-            ("Most gained", max(gains, key=lambda g: g.ratio)),
-            ("Least gained", min(gains, key=lambda g: g.ratio)),
+            ("Highest speed", max(gains, key=lambda g: g.ratio)),
+            ("Lowest speed", min(gains, key=lambda g: g.ratio)),
         ):
-            noise = ", inside the noise" if gain.word in ("same", "unclear") else ""
-            detail = f"{gain.case.case.label}, {words.bits_name(gain.row['bits'])}{noise}"
+            noise = {"once": ", one run", "same": ", inside the noise"}
+            noise["unclear"] = noise["same"]
+            detail = f"{gain.name}{noise.get(gain.judged.speed.word, '')}"
             yield Tile(label, words.times(gain.ratio), "the speed of fp32", detail)
 
 

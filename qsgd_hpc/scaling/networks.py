@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.scaling import words
 from qsgd_hpc.scaling.analysis import CaseAnalysis
+from qsgd_hpc.scaling.case_findings import speed_words
 from qsgd_hpc.scaling.cells import cells
-from qsgd_hpc.scaling.verdicts import Row, compare_speed, largest_rows, plain_row, spokesman
+from qsgd_hpc.scaling.verdicts import Judgement, Row, judge, plain_row, spokesman
 
 __all__ = ["Family", "families"]
 
@@ -45,10 +46,21 @@ class Family:
 
     @property
     def sentence(self) -> str:
-        """Say of each network whether compressing pays on it."""
-        once = any(r["repeats"] == 1 for m in self.members for r in self.rows(m))
-        said = " ".join(filter(None, map(_said, self.members)))
-        return f"{said} (Some of it measured once.)" if said and once else said
+        """Say of each network whether compressing pays on it, as the verdicts do."""
+        found = [(m, row, judged) for m in self.members for row, judged in self._judged(m)]
+        said = [_said(*each) for each in found]
+        speeds = {judged.speed.word for _, _, judged in found}
+        if "once" in speeds:
+            said.append("Three runs or more of each would tell where compressing pays.")
+        elif "unclear" in speeds:
+            said.append("More repeats (--repeats) or a quieter machine would tell.")
+        return " ".join(said)
+
+    def _judged(self, member: CaseAnalysis) -> Iterator[tuple[Row, Judgement]]:
+        rows = self.rows(member)
+        packed, plain = spokesman(member, rows), plain_row(rows)
+        if packed is not None and plain is not None:
+            yield packed, judge(member, packed, plain)
 
     def headings(self) -> list[tuple[str, str]]:
         """Return (key, name) of the table's columns that hold anything."""
@@ -119,16 +131,19 @@ def _over(row: Row | None, other: Row | None, column: str) -> str:
     return words.times(row[column] / other[column])
 
 
-def _said(case: CaseAnalysis) -> str:
-    packed, plain = spokesman(case), plain_row(largest_rows(case))
-    if packed is None or plain is None:
-        return ""
-    verdict = compare_speed(case, packed, plain)
-    name, times = words.bits_name(packed["bits"]), words.times(verdict.ratio.value)
-    place = words.capitalised(case.case.network_place)
-    return {
-        "faster": f"{place} compressing pays: {name} trains {times} as fast as fp32.",
-        "slower": f"{place} it does not: {name} trains at {times} the speed of fp32.",
-        "same": f"{place} it does not: {name} trains as fast as fp32.",
-        "unclear": f"{place} the noise hides whether it does ({name}: {times}).",
-    }[verdict.word]
+def _said(case: CaseAnalysis, row: Row, judged: Judgement) -> str:
+    """Say whether compressing pays on one network; the words follow the judgement alone."""
+    place, name = words.capitalised(case.case.network_place), words.bits_name(row["bits"])
+    told = f"{name} {speed_words(judged.speed)}"
+    if judged.quality.word == "worse":
+        return f"{place} {told}, but costs quality ({judged.quality.change})."
+    if judged.word == "yes":
+        return f"{place} compressing pays: {told}."
+    if judged.word == "no":
+        return f"{place} compressing does not pay: {told}."
+    if judged.speed.word == "unclear":
+        factor = words.times(judged.speed.ratio.value)
+        return f"{place} the noise hides whether compressing pays ({name}: {factor})."
+    if judged.quality.sound:
+        return f"{place} {told} (one run)."
+    return f"{place} {told}; whether it costs quality is undecided: {judged.quality.clause}."

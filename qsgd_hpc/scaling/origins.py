@@ -134,7 +134,7 @@ def _busy(measured: Sequence[Attempt]) -> list[str]:
     return [
         f"Busy machine: At the end of {len(crowded)} of {len(known)} runs more was running than "
         f"the machine has cores (load {load:.1f} on {cores} logical cores at worst). Others' work "
-        "slowed some points more than others; measure again on a quiet machine."
+        "may have slowed some points more than others; measure again on a quiet machine."
     ]
 
 

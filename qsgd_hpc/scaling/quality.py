@@ -29,8 +29,8 @@ class Quality:
     Attributes:
         column: "test_accuracy", "perplexity" or "" where a study records neither.
         higher_is_better: whether more of it is better.
-        margin: the loss that is still called as good as fp32: points of accuracy of 0..1, or a
-            share of the perplexity. Seeds alone move small data sets by that much.
+        margin: a loss too small to matter, whether or not chance explains it: points of accuracy of
+            0..1, or a share of the perplexity.
     """
 
     column: str
@@ -48,13 +48,6 @@ class Quality:
     def reaches(self, value: float, target: float) -> bool:
         """Tell whether a value is as good as a target; NaN never is."""
         return value >= target if self.higher_is_better else value <= target
-
-    def as_good(self, row: Mapping[str, Any], plain: Mapping[str, Any] | None) -> bool:
-        """Tell whether a row is within the margin of fp32's, or cannot be compared with it."""
-        gap = self.gap(row, plain)
-        if gap is None or plain is None:
-            return True
-        return self.reaches(row[self.column], self.floor(plain[self.column]))
 
     def gap(self, row: Mapping[str, Any] | None, plain: Mapping[str, Any] | None) -> float | None:
         """Return a row's value minus fp32's; None where one is missing."""

@@ -39,7 +39,7 @@ def law_sentence(fit: Fit) -> str:
 def link_sentence(link: LinkFit) -> str:
     """Return Hockney's latency and bandwidth in words."""
     text = (
-        f"Communication fits {_estimate(link.latency_s, words.seconds)} per message and "
+        f"Fitted to the communication: {_estimate(link.latency_s, words.seconds)} per message and "
         f"{_estimate(link.bandwidth, lambda v: words.bytes_short(v) + '/s')} per rank; residuals "
         f"{words.percent(link.error)} over {link.points} points."
     )

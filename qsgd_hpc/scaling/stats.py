@@ -15,6 +15,7 @@ benchmarking of parallel computing systems, SC'15, rules 5 to 7):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +23,25 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-__all__ = ["BOOTSTRAP_FROM", "LEVEL", "Interval", "interval", "ratio_interval"]
+__all__ = [
+    "BOOTSTRAP_FROM",
+    "LEVEL",
+    "Interval",
+    "enough",
+    "interval",
+    "proportion_bound",
+    "ratio_interval",
+    "repeats_bound",
+    "sample_variance",
+]
 
 LEVEL = 0.95
 BOOTSTRAP_FROM = 5
 _DRAWS = 4000
 _SEED = 20171204  # any number, but always the same one: a report is recomputed to the byte
+
+# Standard errors by which a difference must exceed its bound to be found in four of five studies.
+_POWER = 0.84
 
 Interval = tuple[float, float]
 
@@ -66,13 +80,69 @@ def ratio_interval(
         draw = np.random.default_rng(_SEED)
         return _bounds(_medians(above, draw) / _medians(below, draw))
     logs = np.log(above), np.log(below)
-    parts = [float(np.var(x, ddof=1)) / len(x) for x in logs]
-    difference, total = float(logs[0].mean() - logs[1].mean()), sum(parts)
-    if total == 0:
-        return float(np.exp(difference)), float(np.exp(difference))
-    freedom = total**2 / sum(p**2 / (len(x) - 1) for p, x in zip(parts, logs, strict=True))
-    half = float(special.stdtrit(freedom, (1 + LEVEL) / 2)) * total**0.5
+    difference, half = float(logs[0].mean() - logs[1].mean()), _welch(*logs, 1 - LEVEL)
     return float(np.exp(difference - half)), float(np.exp(difference + half))
+
+
+def repeats_bound(
+    top: Sequence[float] | npt.NDArray[Any],
+    base: Sequence[float] | npt.NDArray[Any],
+    *,
+    comparisons: int,
+) -> float | None:
+    """Return how far the means of equal trainings differ by chance, as their repeats vary.
+
+    Welch's t at 5 % for all comparisons together (Bonferroni). None where either has 1 repeat, or
+    only repeats of one and the same value: the same seed gives the same training, which shows
+    nothing of the noise.
+    """
+    above, below = np.asarray(top, dtype=float), np.asarray(base, dtype=float)
+    if min(len(np.unique(above)), len(np.unique(below))) < 2:
+        return None
+    return _welch(above, below, (1 - LEVEL) / comparisons)
+
+
+def proportion_bound(top: float, base: float, *, samples: int, comparisons: int) -> float:
+    """Return how far two equal accuracies differ by chance, as few samples test them.
+
+    The normal bound of a difference of two proportions at 5 % for all comparisons together. A
+    success and a failure are added to each (Agresti and Caffo, The American Statistician 2000), so
+    that 100 % on a few samples is not taken for certain. It is that of two test sets. Both
+    trainings are tested on the same samples and fail on many of the same ones, so the true
+    bound is smaller: this one errs towards no difference.
+    """
+    variance = sum(sample_variance(share, samples) for share in (top, base))
+    return _normal((1 - LEVEL) / comparisons) * math.sqrt(variance / samples)
+
+
+def sample_variance(share: float, samples: int) -> float:
+    """Return the variance of one sample's success, estimated from so many of them."""
+    nearer = (min(max(share, 0.0), 1.0) * samples + 1) / (samples + 2)
+    return nearer * (1 - nearer) * samples / (samples + 2)
+
+
+def enough(variance: float, difference: float, *, comparisons: int) -> int:
+    """Return about how many of each would show a difference of means in four of five studies.
+
+    Args:
+        variance: of one of the first kind plus that of one of the second.
+    """
+    reach = _normal((1 - LEVEL) / comparisons) + _POWER
+    return math.ceil(variance * (reach / difference) ** 2)
+
+
+def _welch(above: npt.NDArray[Any], below: npt.NDArray[Any], level: float) -> float:
+    """Return the half-width of Welch's interval of the difference of two means."""
+    parts = [(float(np.var(x, ddof=1)) / len(x), len(x) - 1) for x in (above, below)]
+    total = sum(part for part, _ in parts)
+    if total == 0:
+        return 0.0
+    freedom = total**2 / sum(part**2 / free for part, free in parts)
+    return float(special.stdtrit(freedom, 1 - level / 2)) * math.sqrt(total)
+
+
+def _normal(level: float) -> float:
+    return float(special.ndtri(1 - level / 2))
 
 
 def _student(data: npt.NDArray[Any]) -> Interval:

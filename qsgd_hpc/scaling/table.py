@@ -60,6 +60,9 @@ def _typical(group: pd.DataFrame) -> pd.Series:
 
 
 def _interval(values: pd.Series, relative: bool) -> tuple[float, float]:
+    # Repeats of one and the same value are one training again and again: they show no noise.
+    if values.nunique() < 2:
+        return math.nan, math.nan
     return interval(values.dropna().to_numpy(), relative=relative) or (math.nan, math.nan)
 
 

@@ -17,6 +17,7 @@ from qsgd_hpc.scaling.analysis import CaseAnalysis
 from qsgd_hpc.scaling.cells import cells, headings
 from qsgd_hpc.scaling.compare import HEADINGS as COMPARED
 from qsgd_hpc.scaling.compare import Comparison, pair_cells, summary
+from qsgd_hpc.scaling.networks import families
 from qsgd_hpc.scaling.report import Report
 from qsgd_hpc.scaling.sentences import verdict_words
 
@@ -49,7 +50,7 @@ def console() -> Console:
 
 
 def print_result(console: Console, report: Report, page: Path) -> None:
-    """Print each case's headline and table, what to mind, and where the report is."""
+    """Print each case's headline and table, what to mind, and what it all comes to."""
     several = len(report.findings.cases) > 1
     if several:
         console.print()
@@ -69,7 +70,17 @@ def print_result(console: Console, report: Report, page: Path) -> None:
     console.print()
     for caution in (*report.findings.cautions, *report.origins.cautions, *report.incidents):
         console.print(Text(caution, style="dim"), soft_wrap=not console.is_terminal)
+    console.print()
+    for sentence in _conclusion(report):
+        console.print(Text(sentence, style="bold"), soft_wrap=True)
     console.print(Text(f"Report: {page}", style="bold"), soft_wrap=True)
+
+
+def _conclusion(report: Report) -> list[str]:
+    """Return what the study comes to: of several networks, what each decides."""
+    found = families(report.analysis.cases)
+    told = [f"{each.label}, {words.nodes_name(each.nodes)}: {each.sentence}" for each in found]
+    return told or [f"In short: {report.findings.headline}."]
 
 
 def print_comparison(console: Console, comparison: Comparison, page: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from decimal import Decimal
+from typing import Any
 
 __all__ = [
     "accuracy",
     "bandwidth",
     "bits_name",
+    "bound",
     "bytes_short",
     "capitalised",
     "count",
@@ -25,6 +29,7 @@ __all__ = [
     "sample",
     "seconds",
     "share",
+    "span",
     "speed",
     "times",
 ]
@@ -57,6 +62,11 @@ def capitalised(text: str) -> str:
 def interval(low: float | None, high: float | None) -> str:
     """A 95 % interval of factors, such as '1.21 to 1.35'; empty where there is none."""
     return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
+
+
+def span(values: Sequence[Any], form: Callable[[Any], str]) -> str:
+    """What all values agree on, or from the least to the most: '37', '0 to 37'."""
+    return " to ".join(dict.fromkeys(form(end) for end in (min(values), max(values))))
 
 
 def count(number: int, noun: str) -> str:
@@ -95,6 +105,11 @@ def percent(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{100 * value:.1f}%" if 0 < value < 0.00995 else f"{100 * value:.0f}%"
+
+
+def bound(value: float) -> str:
+    """A share of 1 that is not exceeded, as whole per cent: rounded up, and at least 1%."""
+    return f"{max(1, math.ceil(100 * value - 1e-9))}%"
 
 
 def nmse(value: float | None) -> str:

@@ -15,12 +15,18 @@ from collections.abc import Iterator
 from qsgd_hpc.scaling import words
 from qsgd_hpc.scaling.analysis import BreakEven, CaseAnalysis
 from qsgd_hpc.scaling.plan import PLAIN_BITS
-from qsgd_hpc.scaling.quality import quality_of
-from qsgd_hpc.scaling.verdicts import Row, Verdict, compare_speed, largest_rows, plain_row
+from qsgd_hpc.scaling.verdicts import (
+    Judgement,
+    Row,
+    Verdict,
+    compressed_rows,
+    judge,
+    largest_rows,
+    plain_row,
+)
 
 __all__ = ["break_even"]
 
-_VERDICTS = {"faster": "yes", "slower": "no", "same": "no", "unclear": "undecided"}
 _LOCAL = "local"
 
 
@@ -31,35 +37,33 @@ def break_even(case: CaseAnalysis, site: str = "") -> tuple[BreakEven, ...]:
         case: what was measured.
         site: where, for sentences; empty where that is not known.
     """
-    largest = largest_rows(case)
-    plain = plain_row(largest)
-    if plain is None or plain["ranks"] == 1:
+    plain = plain_row(largest_rows(case))
+    if plain is None:
         return ()
-    packed = [row for row in largest if row["bits"] != PLAIN_BITS]
-    return tuple(_judge(case, row, plain, site) for row in packed)
+    return tuple(_judge(case, row, plain, site) for row in compressed_rows(case))
 
 
 def _judge(case: CaseAnalysis, row: Row, plain: Row, site: str) -> BreakEven:
-    speed = compare_speed(case, row, plain)
-    sound = quality_of(case.quality).as_good(row, plain)
-    verdict = _VERDICTS[speed.word] if sound else "no"
-    if sound and speed.ratio.low is None:
-        verdict = "undecided"  # of one run each nobody knows the noise
+    judged = judge(case, row, plain)
     bandwidth, measured = _break_even_bandwidth(row, plain), _seen(case, plain)
-    parts = [*_evidence(case, row, plain, speed, sound=sound), *_model(bandwidth, measured)]
-    if verdict != "yes" and plain["exposed_share"]:
-        parts.append(_room(plain))
-    head = _gains_nothing(case, row, speed, site)
+    parts = [
+        *_evidence(row, judged),
+        *_model(bandwidth, measured, judged.speed),
+        *_room(plain, judged),
+    ]
+    head = _gains_nothing(case, row, judged.speed, site)
     reason = words.capitalised(f"{head}it {'; '.join(parts)}.")
-    return BreakEven(row["bits"], bandwidth, measured, verdict, reason)
+    return BreakEven(row["bits"], bandwidth, measured, judged.word, reason)
 
 
 def _gains_nothing(case: CaseAnalysis, row: Row, speed: Verdict, site: str) -> str:
-    """Return the start of a sentence, or nothing where there is a gain or the noise hides it."""
-    if speed.ratio.low is None or speed.word not in ("same", "slower"):
+    """Return the start of a sentence, or nothing where there may be a gain."""
+    if speed.word not in ("same", "slower"):
         return ""
-    where = _where(case, row, site)
-    return f"{where} this model gains nothing from {words.bits_name(row['bits'])}: "
+    where, name = _where(case, row, site), words.bits_name(row["bits"])
+    if speed.word == "slower" or speed.ratio.high is None:
+        return f"{where} this model gains nothing from {name}: "
+    return f"{where} this model gains at most {words.bound(speed.ratio.high - 1)} from {name}: "
 
 
 def _where(case: CaseAnalysis, row: Row, site: str) -> str:
@@ -91,36 +95,42 @@ def _seen(case: CaseAnalysis, plain: Row) -> float | None:
     return float(rate) if math.isfinite(rate) and rate > 0 else None
 
 
-def _evidence(
-    case: CaseAnalysis, row: Row, plain: Row, speed: Verdict, *, sound: bool
-) -> Iterator[str]:
-    ratio = speed.ratio
-    noise = {
-        "same": ", which is the same within the noise",
-        "unclear": ", a difference that the noise could explain",
-    }.get(speed.word, "")
-    span = words.interval(ratio.low, ratio.high)
-    trust = f" (95%: {span})" if span else " (one run, three would tell)"
-    yield f"trains at {words.times(ratio.value)} the speed of fp32{trust}{noise}"
-    gap = quality_of(case.quality).gap(row, plain)
-    if not sound and gap is not None:
-        name = words.quality_name(case.quality).lower()
-        yield f"but it costs quality ({name} {words.quality_gap(case.quality, gap)})"
+def _evidence(row: Row, judged: Judgement) -> Iterator[str]:
+    ratio = judged.speed.ratio
+    factor = words.times(ratio.value)
+    if judged.speed.word == "once":
+        yield f"trained at {factor} the speed of fp32 (one run, three would tell)"
+    else:
+        noise = {
+            "same": ", which is the same within the noise",
+            "unclear": ", a difference that the noise could explain",
+        }.get(judged.speed.word, "")
+        span = words.interval(ratio.low, ratio.high)
+        yield f"trains at {factor} the speed of fp32 (95%: {span}){noise}"
+    if clause := judged.quality.clause:
+        yield f"but it costs quality: {clause}" if judged.quality.word == "worse" else clause
 
 
-def _model(bandwidth: float | None, measured: float | None) -> Iterator[str]:
+def _model(bandwidth: float | None, measured: float | None, speed: Verdict) -> Iterator[str]:
+    """Yield what coding alone would cost; nothing where the measured speed refutes the model."""
     seen = "" if measured is None else f", and here fp32 moved {words.bandwidth(measured)}"
     if bandwidth is None:
         return
+    gained = speed.ratio.value > 1
     if bandwidth == 0:
         yield "it sends no fewer bytes"
     elif math.isinf(bandwidth):
         yield f"its coding costs nothing measurable{seen}"
-    else:
-        yield f"its coding pays on links below {words.bandwidth(bandwidth)} per rank{seen}"
+    elif not (gained and measured is not None and measured > bandwidth):
+        yield f"its coding can pay only on links below {words.bandwidth(bandwidth)} per rank{seen}"
 
 
-def _room(plain: Row) -> str:
+def _room(plain: Row, judged: Judgement) -> Iterator[str]:
+    """Yield the most that any compression could gain, where no more than that was measured."""
     share = plain["exposed_share"]
-    most = f", so no more than {words.times(1 / (1 - share))} can be gained" if share < 1 else ""
-    return f"fp32 waits {words.percent(share)} of a step for communication{most}"
+    if judged.word == "yes" or not share:
+        return
+    most = math.inf if share >= 1 else 1 / (1 - share)
+    if judged.speed.ratio.value <= most:
+        end = "" if math.isinf(most) else f", so no more than {words.times(most)} can be gained"
+        yield f"fp32 waits {words.percent(share)} of a step for communication{end}"

@@ -107,7 +107,8 @@ def test_medians_are_taken_over_repeats_and_intervals_hold_them():
     assert (row["throughput"], row["repeats"]) == (100, 3)
     assert row["throughput_lo"] < 90 and row["throughput_hi"] > 110
     assert (row["speedup"], row["speedup_lo"], row["speedup_hi"]) == (1, 1, 1)
-    assert row["test_accuracy_lo"] == row["test_accuracy_hi"] == pytest.approx(0.988)
+    # All of one value: the same training again, which shows no noise.
+    assert row["test_accuracy_lo"] is None and row["test_accuracy_hi"] is None
 
 
 def test_one_repeat_has_no_interval():

@@ -146,7 +146,7 @@ def test_what_was_not_recorded_is_not_drawn():
     old = case_analysis(full=False, quality="", nodes=(2,), repeats=1)
     assert [c.panel.name for c in charts(old, "case")] == ["throughput", "wire"]
     page = page_of(report_of(old))
-    assert "Should you compress" not in page and "What fits" not in page
+    assert "Should you compress" not in page and "Scaling laws" not in page
     assert '<th scope="col">Step</th>' not in page
 
 

@@ -51,8 +51,8 @@ def speedup_panel(case: CaseAnalysis) -> Panel | None:
     return Panel(
         "speedup",
         "Speed-up and fitted laws",
-        "Points: measured. Lines: the law that fits each series best, drawn to twice the largest "
-        "size. Dashed: ideal.",
+        "Points: measured. Lines: each series’ law with the smallest residuals, drawn to twice "
+        "the largest size. Dashed: ideal.",
         3.2,
         lambda axes: speed.speedup(axes[0], case),
     )
