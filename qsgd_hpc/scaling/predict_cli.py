@@ -179,13 +179,15 @@ def _show_comparison(
         return
     click.echo(f"{LABEL}: larger sizes from the smallest one, {fabric.name}")
     click.echo(
-        f"{'nodes':>5} {'ranks':>5} {'bits':>4}  {'by':<12} {'measured ms':>12} "
+        f"{'nodes':>5} {'ranks':>5} {'bits':>4}  {'by':<12} {'measured ms':>12} {'repeats':>8} "
         f"{'predicted ms':>12} {'error':>7}"
     )
     for row in rows:
+        spread = "one run" if row.spread is None else f"±{row.spread:.1%}"
         click.echo(
             f"{row.nodes:>5} {row.ranks:>5} {row.bits:>4}  {row.by:<12} "
-            f"{row.measured_s * 1e3:>12.4g} {row.predicted_s * 1e3:>12.4g} {row.error:>+7.1%}"
+            f"{row.measured_s * 1e3:>12.4g} {spread:>8} {row.predicted_s * 1e3:>12.4g} "
+            f"{row.error:>+7.1%}"
         )
     for note in notes:
         click.echo(note)

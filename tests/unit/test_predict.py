@@ -316,6 +316,14 @@ def test_validation_sets_the_study_s_own_sizes_beside_predictions(tmp_path):
         (n, b) for n in (2, 4) for b in (32, 8, 4)
     ]
     assert all(row["error"] == row["predicted_s"] / row["measured_s"] - 1 for row in rows)
+    assert all(row["spread"] is None for row in rows)  # measured once
+
+
+def test_validation_says_how_far_repeats_are_apart(tmp_path):
+    wobble = {1: 0.9, 2: 1.0, 3: 1.05}
+    study_folder(tmp_path, lambda p: 0.12 / p.ranks * wobble[p.repeat], study={"repeats": 3})
+    shown = run("--from", tmp_path, "--link-gbps", 1, "--validate", "--no-simgrid")
+    assert "±10.0%" in shown.output, shown.output
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,12 @@ __all__ = ["Comparison", "compare"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One size: step times in seconds, and how far the prediction is off, relative."""
+    """One size: step times in seconds, and how far the prediction is off, relative.
+
+    Attributes:
+        spread: the farthest repeat from their median, relative; None of a single run. An error
+            below it may be the measurement's.
+    """
 
     nodes: int
     ranks: int
@@ -26,6 +31,7 @@ class Comparison:
     by: str
     measured_s: float
     predicted_s: float
+    spread: float | None = None
 
     @property
     def error(self) -> float:
@@ -64,10 +70,12 @@ def compare(
             if not times:
                 continue
             here = replace(setting, ranks_per_node=ranks // nodes, mode=mode)
+            middle = median(times)
+            spread = max(abs(s / middle - 1) for s in times) if len(times) > 1 else None
             for network in networks:
                 row = predict(training, fabric, here, [nodes], [bits], network)[0]
                 found.append(
-                    Comparison(nodes, ranks, bits, network.name, median(times), row.step_s)
+                    Comparison(nodes, ranks, bits, network.name, middle, row.step_s, spread)
                 )
     return found
 
