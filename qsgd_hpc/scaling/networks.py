@@ -51,7 +51,7 @@ class Family:
         said = [_said(*each) for each in found]
         speeds = {judged.speed.word for _, _, judged in found}
         if "once" in speeds:
-            said.append("Three runs or more of each would tell where compressing pays.")
+            said.append("It takes three runs or more of each to tell where compressing pays.")
         elif "unclear" in speeds:
             said.append("More repeats (--repeats) or a quieter machine would tell.")
         return " ".join(said)

@@ -160,7 +160,8 @@ class _Noise:
         beyond = ""
         if self.of_samples is not None:
             beyond = f", more than {tested} ({self._span(self.of_samples, plain)})"
-        return f" {self._runs()}{beyond}; {FEWEST} of each with different seeds would tell"
+        seen = f" {self._runs()}{beyond}"
+        return f"{seen}; it takes {FEWEST} or more of each, with different seeds, to tell"
 
     def _runs(self) -> str:
         counts = {len(self.row), len(self.plain)}

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from qsgd_hpc.scaling.analysis import CaseAnalysis, Estimate, Row
 from qsgd_hpc.scaling.plan import PLAIN_BITS
 from qsgd_hpc.scaling.quality import quality_of
 from qsgd_hpc.scaling.quality_verdict import QualityVerdict, compare_quality
-from qsgd_hpc.scaling.stats import ratio_interval
+from qsgd_hpc.scaling.stats import enough, ratio_interval
 
 __all__ = [
     "Judgement",
@@ -41,10 +43,13 @@ class Verdict:
             "unclear" (the noise would hide a difference); "once" (either was measured once, so the
             noise is unknown).
         ratio: of the medians, with its 95 % interval where both were repeated.
+        runs: about how many of each would show a difference as large as the one seen; 0 where that
+            is not asked.
     """
 
     word: str
     ratio: Estimate
+    runs: int = 0
 
     @property
     def off(self) -> float:
@@ -85,7 +90,15 @@ def compare_rows(ours: tuple[CaseAnalysis, Row], theirs: tuple[CaseAnalysis, Row
         word = "faster" if low > 1 else "slower"
     else:
         word = "same" if low > 1 - SAME_MARGIN and high < 1 + SAME_MARGIN else "unclear"
-    return Verdict(word, Estimate(ratio, low, high))
+    runs = _runs_needed(_speeds(*ours), _speeds(*theirs)) if word == "unclear" else 0
+    return Verdict(word, Estimate(ratio, low, high), runs)
+
+
+def _runs_needed(ours: Any, theirs: Any) -> int:
+    logs = np.log(ours), np.log(theirs)
+    difference = float(logs[0].mean() - logs[1].mean())
+    spread = sum(float(np.var(each, ddof=1)) for each in logs)
+    return 1 + enough(spread, difference, comparisons=1) if difference else 0
 
 
 def judge(case: CaseAnalysis, row: Row, plain: Row) -> Judgement:

@@ -28,6 +28,8 @@ from qsgd_hpc.scaling.verdicts import (
 __all__ = ["break_even"]
 
 _LOCAL = "local"
+# Nobody repeats a training more often than this for a verdict.
+FEW_ENOUGH = 100
 
 
 def break_even(case: CaseAnalysis, site: str = "") -> tuple[BreakEven, ...]:
@@ -99,16 +101,21 @@ def _evidence(row: Row, judged: Judgement) -> Iterator[str]:
     ratio = judged.speed.ratio
     factor = words.times(ratio.value)
     if judged.speed.word == "once":
-        yield f"trained at {factor} the speed of fp32 (one run, three would tell)"
+        yield f"trained at {factor} the speed of fp32 (one run; it takes three or more to tell)"
     else:
         noise = {
             "same": ", which is the same within the noise",
-            "unclear": ", a difference that the noise could explain",
+            "unclear": f", a difference that the noise could explain{_remedy(judged.speed)}",
         }.get(judged.speed.word, "")
         span = words.interval(ratio.low, ratio.high)
         yield f"trains at {factor} the speed of fp32 (95%: {span}){noise}"
     if clause := judged.quality.clause:
         yield f"but it costs quality: {clause}" if judged.quality.word == "worse" else clause
+
+
+def _remedy(speed: Verdict) -> str:
+    few = 0 < speed.runs <= FEW_ENOUGH
+    return f" (about {speed.runs} runs of each would tell)" if few else ""
 
 
 def _model(bandwidth: float | None, measured: float | None, speed: Verdict) -> Iterator[str]:

@@ -129,7 +129,7 @@ def test_as_many_runs_or_samples_as_are_said_to_tell_do_tell_in_most_studies():
         # One run of a few hundred images: one image is no loss, and no run tells of forty.
         ([0.8653], [0.8687], {"samples": 297}, "noise", "no more than 297 test images explain"),
         ([0.73], [0.8687], {"samples": 297}, "untold", "more than 297 test images explain"),
-        ([0.73], [0.8687], {}, "untold", "−13.87 points of one run each; 3 of each with"),
+        ([0.73], [0.8687], {}, "untold", "−13.87 points of one run each; it takes 3 or more"),
         # Repeats of one seed are one run.
         ([0.92] * 3, [0.97] * 3, {}, "untold", "of runs that gave the same value each time"),
         ([0.92] * 3, [0.97] * 3, {"samples": 10_000}, "untold", "more than 10,000 test images"),
@@ -206,7 +206,9 @@ def check(report: Report, *, repeats: int, chosen: object) -> None:
     cases = report.analysis.cases
     (family,) = families(cases)
     sentences = dict(
-        re.findall(r"At (100 Mb/s|10 Gb/s) (.*?\.)(?= |$)(?=(?: At| Three|$))", family.sentence)
+        re.findall(
+            r"At (100 Mb/s|10 Gb/s) (.*?\.)(?= |$)(?=(?: At| It takes| More|$))", family.sentence
+        )
     )
     verdicts = {c.case.network_label: [b.verdict for b in c.break_even] for c in cases}
     pays = [network for network, given in verdicts.items() if "yes" in given]

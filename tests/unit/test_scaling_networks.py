@@ -109,8 +109,8 @@ def test_where_compressing_pays_is_said_network_by_network_the_slowest_first():
     (family,) = families(analyse(measured(once), cases=once.cases).cases)
     assert family.sentence == (
         "At 100 Mb/s 4 bit trained at 6.00× the speed of fp32 (one run). In shared memory 4 bit "
-        "trained at 1.00× the speed of fp32 (one run). Three runs or more of each would tell where "
-        "compressing pays."
+        "trained at 1.00× the speed of fp32 (one run). It takes three runs or more of each to "
+        "tell where compressing pays."
     )
     rows = list(family.table())
     assert [(r["network"], r["bits"], r["ratio"]) for r in rows[:2]] == [
