@@ -189,9 +189,8 @@ class CaseAnalysis:
 
     def runs_of(self, row: Row) -> pd.DataFrame:
         """Return the measurements behind a row of the table."""
-        runs = self.runs
-        same = (runs["nodes"] == row["nodes"]) & (runs["ranks"] == row["ranks"])
-        return runs[same & (runs["bits"] == row["bits"])]
+        same = [self.runs[key].to_numpy() == row[key] for key in ("nodes", "ranks", "bits")]
+        return self.runs[same[0] & same[1] & same[2]]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the table's rows as dicts, missing values as None."""

@@ -120,7 +120,7 @@ def pair_cells(pair: Pair, *, several: bool) -> dict[str, str]:
         "theirs": f"{words.speed(pair.other['throughput'])} {pair.unit}/s",
         "ratio": words.times(ratio.value),
         "interval": words.interval(ratio.low, ratio.high) or "one run",
-        "verdict": "untold" if pair.verdict.word == "once" else pair.verdict.word,
+        "verdict": "undecided" if pair.verdict.word == "once" else pair.verdict.word,
     }
 
 
@@ -144,7 +144,7 @@ def _note(comparison: Comparison) -> str:
     notes = [
         "Faster and slower are said only where the interval of the ratio leaves out 1. Same: the "
         f"interval stays within {words.percent(SAME_MARGIN)} of 1. Unclear: the noise would hide a "
-        "difference. Untold: of single runs nobody knows the noise."
+        "difference. Undecided: measured once, so that the noise is unknown."
     ]
     for count, name in zip(comparison.alone, (comparison.ours, comparison.theirs), strict=True):
         if count:

@@ -51,7 +51,7 @@ class Family:
         said = [_said(*each) for each in found]
         speeds = {judged.speed.word for _, _, judged in found}
         if "once" in speeds:
-            said.append("It takes three runs or more of each to tell where compressing pays.")
+            said.append("It takes three runs of each (--repeats 3) to tell where compressing pays.")
         elif "unclear" in speeds:
             said.append("More repeats (--repeats) or a quieter machine would tell.")
         return " ".join(said)
@@ -145,5 +145,10 @@ def _said(case: CaseAnalysis, row: Row, judged: Judgement) -> str:
         factor = words.times(judged.speed.ratio.value)
         return f"{place} the noise hides whether compressing pays ({name}: {factor})."
     if judged.quality.sound:
-        return f"{place} {told} (one run)."
+        return f"{place} {_sent(row, name)}{speed_words(judged.speed)} (one run)."
     return f"{place} {told}; whether it costs quality is undecided: {judged.quality.clause}."
+
+
+def _sent(row: Row, name: str) -> str:
+    fewer = row["compression_ratio"]
+    return f"{name} " if fewer is None else f"{name} sent {words.times(fewer)} fewer bytes and "

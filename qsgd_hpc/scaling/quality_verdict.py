@@ -15,10 +15,13 @@ from qsgd_hpc.scaling.analysis import CaseAnalysis, Row
 from qsgd_hpc.scaling.quality import Quality, quality_of
 from qsgd_hpc.scaling.stats import enough, proportion_bound, repeats_bound, sample_variance
 
-__all__ = ["QualityVerdict", "compare_quality"]
+__all__ = ["FEW_ENOUGH", "QualityVerdict", "compare_quality"]
 
 # What is asked for where nothing is known of the noise.
 FEWEST = 3
+# Nobody repeats a training more often than this for a verdict, or has so many times the test set.
+FEW_ENOUGH = 100
+LARGER = 10
 
 Values = npt.NDArray[Any]
 
@@ -153,13 +156,14 @@ class _Noise:
         """Return what follows the difference in a sentence."""
         if word == "worse":
             return f", where chance explains {self._span(self.bound, plain)}"
-        tested = f"{self.case.test_samples or 0:,} test {words.sample(self.case.unit)} explain"
+        tested = f"{self.case.test_samples or 0:,} test {words.sample(self.case.unit)}"
         if word == "noise":
-            source = tested if self.of_repeats is None else "chance explains"
-            return f", no more than {source} ({self._span(self.bound, plain)}); {self._remedy()}"
+            source = f" on {tested}" if self.of_repeats is None else ""
+            span = self._span(self.bound, plain)
+            return f", within the {span} that chance explains{source} ({self._remedy()})"
         beyond = ""
         if self.of_samples is not None:
-            beyond = f", more than {tested} ({self._span(self.of_samples, plain)})"
+            beyond = f", more than {tested} explain ({self._span(self.of_samples, plain)})"
         seen = f" {self._runs()}{beyond}"
         return f"{seen}; it takes {FEWEST} or more of each, with different seeds, to tell"
 
@@ -180,11 +184,14 @@ class _Noise:
             shares = (float(values.mean()) for values in self.values)
             each = sum(sample_variance(share, self.case.test_samples or 1) for share in shares)
             count = enough(each, self.loss, comparisons=several)
-            noun = words.sample(self.case.unit)
-            return f"about {_rounded(count)} test {noun} would tell"
+            if count > LARGER * (self.case.test_samples or 1):
+                return "the test set is too small to tell"
+            return f"about {_rounded(count)} test {words.sample(self.case.unit)} would tell"
         spread = sum(float(np.var(values, ddof=1)) for values in self.values)
         left = math.sqrt(self.loss**2 - hidden**2)
         count = max(FEWEST, 1 + enough(spread, left, comparisons=several))
+        if count > FEW_ENOUGH:
+            return f"{FEW_ENOUGH} runs of each would not tell"
         return f"about {_rounded(count)} runs of each would tell"
 
     def _span(self, bound: float | None, plain: Row) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from qsgd_hpc.scaling import words
 from qsgd_hpc.scaling.analysis import BreakEven, CaseAnalysis
 from qsgd_hpc.scaling.plan import PLAIN_BITS
+from qsgd_hpc.scaling.quality_verdict import FEW_ENOUGH
 from qsgd_hpc.scaling.verdicts import (
     Judgement,
     Row,
@@ -28,8 +29,6 @@ from qsgd_hpc.scaling.verdicts import (
 __all__ = ["break_even"]
 
 _LOCAL = "local"
-# Nobody repeats a training more often than this for a verdict.
-FEW_ENOUGH = 100
 
 
 def break_even(case: CaseAnalysis, site: str = "") -> tuple[BreakEven, ...]:

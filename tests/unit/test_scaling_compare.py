@@ -53,7 +53,7 @@ def test_single_runs_have_no_verdict(factor):
     assert (pair.verdict.word, pair.verdict.ratio.low) == ("once", None)
     shown = section(compare(report_of(faster(base, factor)), report_of(base), NAMES))
     assert shown["rows"][0]["interval"] == "one run"
-    assert shown["rows"][0]["verdict"] == "untold"
+    assert shown["rows"][0]["verdict"] == "undecided"
     assert shown["summary"] == "now beside before: 1 measured once"
 
 

@@ -119,7 +119,7 @@ def test_a_study_runs_every_point_and_ends_with_its_table_and_report(place):
         assert attempt.provenance["job"]["scheduler"] == "local"
         assert len(attempt.provenance["script_sha256"]) == 64
         assert attempt.final["mpi"] and attempt.final["cpu"]
-    assert "On 2 nodes, 4-bit QSGD sends 8.00× fewer bytes" in out
+    assert "On 2 nodes, 4-bit QSGD sent 8.00× fewer bytes" in out
     assert out.rstrip().endswith("study/report.html")
     assert (place.folder / "study" / "report.html").exists()
     raw = place.study.collection.read_bytes()

@@ -76,7 +76,7 @@ def test_a_gain_has_its_interval_and_a_difference_inside_the_noise_is_none():
     assert "1.30× the speed of fp32 (95%: 1.2" in found.reason
     loud, _ = judged({32: 100.0, 4: 110.0}, wobble=0.2)
     assert loud.verdict == "undecided"
-    assert "a difference that the noise could explain (about 57 runs" in loud.reason
+    assert "a difference that the noise could explain (about 73 runs" in loud.reason
 
 
 @pytest.mark.parametrize(
