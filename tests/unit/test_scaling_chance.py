@@ -200,11 +200,11 @@ def reported(slow, fast, noise, repeats, loss, seeds, samples):
 
 
 @pytest.mark.parametrize(
-    "number", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2, 3))]
+    "number", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(1, 6))]
 )
 def test_no_two_sentences_of_a_report_disagree(number):
-    # 32 of the grid's studies, 8 of them in the gate.
-    for chosen in random.Random(number).sample(GRID, 8):
+    # 30 of the grid's studies, 5 of them in the gate.
+    for chosen in random.Random(number).sample(GRID, 5):
         report = reported(*chosen)
         check(report, repeats=chosen[3], chosen=chosen)
 
