@@ -9,6 +9,7 @@ __all__ = [
     "NonFiniteGradientError",
     "QsgdError",
     "RankFailedError",
+    "UnsupportedError",
     "UsageError",
 ]
 
@@ -27,6 +28,10 @@ class UsageError(QsgdError, ValueError):
 
     Several faults may be reported at once, one per line.
     """
+
+
+class UnsupportedError(UsageError, NotImplementedError):
+    """An operation that is not there for such values, as a maximum is not for sparse ones."""
 
 
 class LaunchError(QsgdError, RuntimeError):

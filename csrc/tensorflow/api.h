@@ -41,7 +41,7 @@ enum TF_Code : int {
   TF_OK = 0,
   TF_UNKNOWN = 2,
   TF_INVALID_ARGUMENT = 3,
-  TF_INTERNAL = 13,
+  TF_FAILED_PRECONDITION = 9,
   TF_DATA_LOSS = 15,
 };
 

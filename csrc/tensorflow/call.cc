@@ -19,7 +19,7 @@ TF_Code code_of(int error) {
     case ErrorKind::kNonFinite:
       return TF_DATA_LOSS;
     default:
-      return TF_INTERNAL;
+      return TF_FAILED_PRECONDITION;  // the ranks disagree
   }
 }
 

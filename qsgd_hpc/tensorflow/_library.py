@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from qsgd_hpc import _core
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.tensorflow.errors import make_own_errors
 
 __all__ = ["library"]
 
@@ -36,6 +37,7 @@ def library() -> Any:
     table = ctypes.c_void_p(_core.foreign_table_address())
     if not loaded.qsgd_tensorflow_attach(table):
         raise UsageError(f"{path} is of another build than qsgd_hpc._core; reinstall qsgd-hpc")
+    make_own_errors()
     return operations
 
 

@@ -19,18 +19,14 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc import elastic
 from qsgd_hpc._base.parts import Part
-from qsgd_hpc.elastic import HostsUpdatedInterrupt, State
+from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
 from qsgd_hpc.tensorflow.naming import unwrapped
-from qsgd_hpc.tensorflow.ops._run import as_own_error
 from qsgd_hpc.tensorflow.variables import broadcast_variables
 
 __all__ = ["HostsUpdatedInterrupt", "TensorFlowKerasState", "TensorFlowState", "run"]
@@ -140,26 +136,3 @@ class TensorFlowKerasState(State):
 
     def _part(self, value: Any) -> Part:
         return value if isinstance(value, Part) else super()._part(value)
-
-
-def run(
-    func: Callable[..., Any] | None = None, *, checkpoint: str | os.PathLike[str] | None = None
-) -> Any:
-    """Decorate a function so that it survives failures; see :func:`qsgd_hpc.elastic.run`.
-
-    What a collective raises inside ``tf.function`` or a session counts as such a failure, too.
-    """
-    if func is None:
-        return functools.partial(run, checkpoint=checkpoint)
-
-    @functools.wraps(func)
-    def translated(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return func(*args, **kwargs)
-        except tf.errors.OpError as error:
-            # TensorFlow's message names the node, which is called after the operation.
-            if "Qsgd" not in error.message:
-                raise
-            raise as_own_error(error) from error
-
-    return elastic.run(translated, checkpoint=checkpoint)

@@ -14,7 +14,7 @@ from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc._base.grouping import batches, partition
 from qsgd_hpc._base.pending import BATCH_BYTES
 from qsgd_hpc._facts import operation_facts
-from qsgd_hpc.errors import UsageError
+from qsgd_hpc.errors import UnsupportedError
 from qsgd_hpc.ops import Adasum
 from qsgd_hpc.tensorflow.local_sources import LocalSources
 from qsgd_hpc.tensorflow.naming import name_of, operation_names, unwrapped
@@ -53,7 +53,7 @@ def reduce_gradients(
         as many, of the same dtypes and shapes.
     Raises:
         UsageError: groups with unknown variables, or sparse gradients for Adasum.
-        HorovodInternalError: a reduction failed (eagerly; in a graph it is an ``OpError``).
+        HorovodInternalError: a reduction failed.
     """
     results = list(gradients)
     if reduction.alone:
@@ -166,7 +166,7 @@ def _reduce(
 def _reduce_slices(slices: Any, name: str, reduction: GradientReduction) -> Any:
     """Return all ranks' entries, one below the other, as they are."""
     if reduction.op is Adasum:
-        raise UsageError(
+        raise UnsupportedError(
             f"'{name}' is sparse, which op=hvd.Adasum cannot add: pass sparse_as_dense=True, or "
             "op=hvd.Average"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
@@ -13,6 +14,15 @@ from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.ops import allreduce
 
 __all__ = ["SyncBatchNormalization"]
+
+# Of the layers of TensorFlow 2 that this one replaces, and what they did by default.
+_FORMER = {
+    "renorm": False,
+    "renorm_clipping": None,
+    "renorm_momentum": 0.99,
+    "virtual_batch_size": None,
+    "adjustment": None,
+}
 
 
 @keras.saving.register_keras_serializable(package="qsgd_hpc")  # type: ignore[untyped-decorator]
@@ -26,9 +36,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         fused: accepted for compatibility; there is one way of computing here.
         process_set: the ranks whose batches count; by default all. Their sizes may differ. It is
             not saved with a model.
-        kwargs: those of ``BatchNormalization``.
+        kwargs: those of ``BatchNormalization``, of TensorFlow 2's as of Keras 3's.
     Raises:
-        UsageError: Keras computes with another backend than TensorFlow.
+        UsageError: Keras computes with another backend than TensorFlow, or its
+            ``BatchNormalization`` cannot do what an argument of TensorFlow 2 asks for.
     """
 
     def __init__(
@@ -39,7 +50,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
                 f"SyncBatchNormalization with Keras on {keras.config.backend()}: set "
                 "KERAS_BACKEND=tensorflow, or on torch use qsgd_hpc.torch.SyncBatchNorm"
             )
-        super().__init__(**kwargs)
+        super().__init__(**_without_former(kwargs))
         self.process_set = process_set
         self.supports_jit = False  # Keras then leaves XLA off where it may choose
 
@@ -68,3 +79,16 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     def _sum(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
         summed = allreduce(tf.stack(values), op=Sum, process_set=self.process_set)
         return [summed[i] for i in range(len(values))]
+
+
+def _without_former(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options without those that this Keras no longer has."""
+    known = inspect.signature(keras.layers.BatchNormalization).parameters
+    gone = {name: options[name] for name in options if name in _FORMER and name not in known}
+    for name, value in gone.items():
+        if value != _FORMER[name]:
+            raise UsageError(
+                f"SyncBatchNormalization({name}={value!r}): Keras {keras.__version__} has no such "
+                f"option; leave {name} out"
+            )
+    return {name: value for name, value in options.items() if name not in gone}

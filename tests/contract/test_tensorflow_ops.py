@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -45,6 +47,20 @@ def every_collective(x):
         "facts": [hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op()],
         "included": hvd.process_set_included_op(0),
     }
+
+
+def in_a_session(function, *arguments):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        return session.run(function(*map(tf.constant, arguments)))
+
+
+@pytest.fixture(params=["eager", "function", "session"])
+def call(request):
+    """Return call(f, *arrays): what f makes of them in one of TensorFlow's ways to compute."""
+    if request.param == "session":
+        return in_a_session
+    traced = tf.function if request.param == "function" else lambda f: f
+    return lambda f, *arrays: traced(f)(*map(tf.constant, arrays))
 
 
 def assert_equal(found, right):
@@ -176,8 +192,39 @@ def test_sparse_entries_are_gathered_and_averaged():
     both = hvd.grouped_allreduce([slices, tf.ones([2])], op=hvd.Sum)
     assert both[0].values.shape == (2 * hvd.size(), 3)
     assert both[1].numpy().tolist() == [hvd.size()] * 2
-    with pytest.raises(ValueError, match="IndexedSlices"):
-        hvd.allreduce(slices, op=hvd.Max)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "int64"])
+@pytest.mark.parametrize(
+    "options", [{}, {"postscale_factor": 3.0}, {"op": hvd.Sum, "postscale_factor": 2.0}]
+)
+def test_sparse_integers_are_averaged_as_dense_ones_are(call, dtype, options):
+    rank = hvd.rank()
+
+    def both(values, indices):
+        dense = tf.constant([3, 2], tf.int64)
+        slices = tf.IndexedSlices(values, indices, dense)
+        tensor = tf.convert_to_tensor(tf.IndexedSlices(tf.cast(values, tf.int64), indices, dense))
+        sparse = hvd.allreduce(slices, **options)
+        sums = tf.convert_to_tensor(
+            tf.IndexedSlices(tf.cast(sparse.values, tf.int64), sparse.indices, dense)
+        )
+        return sums, hvd.allreduce(tensor, **options)
+
+    found, right = call(
+        both, np.array([[7, rank], [5, 2]], dtype), np.array([rank % 3, 1 - rank % 2], "int64")
+    )
+    np.testing.assert_array_equal(found, right)
+
+
+@pytest.mark.parametrize("op", [hvd.Max, hvd.Product, hvd.Adasum], ids=str)
+def test_what_sparse_tensors_cannot_do_is_not_implemented(call, op):
+    def sparse(x):
+        return hvd.allreduce(tf.IndexedSlices(x, tf.range(2)), op=op).values
+
+    for kind in (NotImplementedError, hvd.UsageError):
+        with pytest.raises(kind, match="IndexedSlices"):
+            call(sparse, np.ones((2, 3), np.float32))
 
 
 def test_variables_are_replaced_in_place():
@@ -211,19 +258,32 @@ def test_xla_is_refused_with_a_remedy():
         compiled(tf.ones([2]))
 
 
-def test_errors_of_a_graph_carry_the_text():
-    @tf.function
-    def mistaken(x):
-        return hvd.broadcast(x, hvd.size())
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match=f"root_rank={hvd.size()}"):
-        mistaken(tf.ones([2]))
+def test_errors_are_those_of_this_package_and_those_of_tensorflow(call):
+    x = np.ones(hvd.size() + 1, np.float32)
+    wrong = {
+        f"root_rank={hvd.size()}": lambda x: hvd.broadcast(x, hvd.size()),
+        "splits=": lambda x: hvd.alltoall(x, [1] * hvd.size()),
+    }
+    for text, mistake in wrong.items():
+        for kind in (hvd.UsageError, tf.errors.InvalidArgumentError):
+            with pytest.raises(kind, match=text) as caught:
+                call(mistake, x)
+    if caught.value.op is None:  # TensorFlow does not pickle what names an operation
+        copy = pickle.loads(pickle.dumps(caught.value))
+        assert (type(copy), str(copy)) == (type(caught.value), str(caught.value))
     if hvd.size() == 1:
         return
-    sum_of = tf.function(lambda x: hvd.allreduce(x, name="unequal in a graph"))
-    with pytest.raises(tf.errors.InternalError, match=r"\[3\].*\[4\]|\[4\].*\[3\]"):
-        sum_of(tf.ones([4 if hvd.rank() == hvd.size() - 1 else 3]))
+    unequal = np.ones(4 if hvd.rank() == hvd.size() - 1 else 3, np.float32)
+    for kind in (hvd.HorovodInternalError, tf.errors.FailedPreconditionError):
+        with pytest.raises(kind, match=r"\[3\].*\[4\]|\[4\].*\[3\]"):
+            call(lambda x: hvd.allreduce(x, name="unequal"), unequal)
     assert hvd.allreduce(tf.constant(1), op=hvd.Sum) == hvd.size()
+
+
+def test_other_errors_of_tensorflow_stay_as_they_are():
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        tf.debugging.assert_equal(hvd.allreduce(tf.constant(1)), 2)
+    assert type(caught.value) is tf.errors.InvalidArgumentError
 
 
 def test_a_finished_job_is_named_in_the_error_of_a_graph():
@@ -234,6 +294,15 @@ def test_a_finished_job_is_named_in_the_error_of_a_graph():
         function(tf.ones([2]))
     hvd.init(process_sets="dynamic")
     assert function(tf.ones([2])).numpy().tolist() == [hvd.size()] * 2
+
+
+def test_batch_normalisation_takes_the_arguments_of_the_layer_that_it_replaces():
+    former = {"renorm": False, "virtual_batch_size": None, "adjustment": None}
+    layer = hvd.SyncBatchNormalization(fused=False, axis=-1, name="bn", **former)
+    again = hvd.SyncBatchNormalization.from_config(layer.get_config())
+    assert again.name == "bn"
+    with pytest.raises(hvd.UsageError, match=r"virtual_batch_size=8.*leave virtual_batch_size out"):
+        hvd.SyncBatchNormalization(virtual_batch_size=8)
 
 
 def test_batches_are_normalised_together():

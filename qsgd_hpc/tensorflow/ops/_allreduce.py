@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from qsgd_hpc._base.reduction import Reduction, choose_op
-from qsgd_hpc.errors import HorovodInternalError, UsageError
+from qsgd_hpc.errors import UnsupportedError
 from qsgd_hpc.ops import Average, Op, Sum, ranks_of
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.compression import Compression
@@ -51,8 +51,8 @@ def allreduce(
             place in it.
         process_set: the ranks that take part; by default all.
     Raises:
-        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died (from a
-            graph, it is a ``tf.errors.OpError`` with this text).
+        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+        UnsupportedError: sparse tensors with another op than Average or Sum.
     """
     chosen = choose_op(op, average)
     reduction = Reduction(chosen, prescale_factor, postscale_factor, process_set, compression)
@@ -96,7 +96,7 @@ def grouped_allreduce(
 def _allreduce_sparse(tensor: Any, reduction: Reduction, name: str | None) -> Any:
     """Gather all ranks' entries; entries of one index count as their sum."""
     if reduction.op not in (Average, Sum):
-        raise UsageError(
+        raise UnsupportedError(
             f"allreduce of tf.IndexedSlices with op={reduction.op!r}: choose hvd.Average or "
             "hvd.Sum, or pass tf.convert_to_tensor(tensor)"
         )
@@ -105,13 +105,22 @@ def _allreduce_sparse(tensor: Any, reduction: Reduction, name: str | None) -> An
     parts = [tensor.values, tensor.indices]
     values, indices = gather_all(parts, text, sets, grouped=True, op=Sum)
     factor = reduction.prescale * reduction.postscale
-    if reduction.op is Average:
-        factor /= len(ranks_of(sets))
-    if factor != 1:
-        if not (values.dtype.is_floating or values.dtype.is_complex):
-            raise HorovodInternalError(
-                f"the average of tf.IndexedSlices of {values.dtype.name}: entries of one index "
-                "would have to be added first; use op=hvd.Sum, or floating values"
-            )
-        values = values * tf.cast(factor, values.dtype)
+    ranks = len(ranks_of(sets)) if reduction.op is Average else 1
+    if values.dtype.is_floating or values.dtype.is_complex:
+        if factor / ranks != 1:
+            values = values * tf.cast(factor / ranks, values.dtype)
+    elif factor != 1 or ranks != 1:
+        values, indices = _divided(values, indices, factor, ranks)
     return Slices(values, indices, dense_shape=tensor.dense_shape)
+
+
+def _divided(values: Any, indices: Any, factor: float, ranks: int) -> tuple[Any, Any]:
+    """Add up the entries of each index, then divide towards zero, as the core does a tensor."""
+    if values.dtype == tf.bool:
+        raise UnsupportedError("bool tf.IndexedSlices have no average; choose integers")
+    once, places = tf.unique(indices)
+    sums = tf.math.unsorted_segment_sum(tf.cast(values, tf.int64), places, tf.size(once))
+    means = tf.truncatediv(sums, ranks)
+    if factor != 1:
+        means = tf.cast(tf.cast(means, tf.float64) * factor, tf.int64)
+    return tf.cast(means, values.dtype), once

@@ -2,63 +2,36 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from qsgd_hpc import _core
-from qsgd_hpc.errors import (
-    HorovodInternalError,
-    NonFiniteGradientError,
-    QsgdError,
-    RankFailedError,
-    UsageError,
-)
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.tensorflow._library import library
 
-__all__ = ["as_own_error", "facts_of", "run"]
+__all__ = ["facts_of", "run"]
 
 Facts = Mapping[str, Any]
-
-# The library gives each kind of error a code of its own; see csrc/tensorflow/call.cc.
-_KINDS: dict[type[tf.errors.OpError], type[QsgdError]] = {
-    tf.errors.InvalidArgumentError: UsageError,
-    tf.errors.UnknownError: RankFailedError,
-    tf.errors.DataLossError: NonFiniteGradientError,
-}
-_PREFIX = re.compile(r"^\{\{function_node [^}]*\}\}\s*")
-_SUFFIX = re.compile(r"\s*\[Op:\w+\].*$", re.DOTALL)
 
 
 def run(operation: str, facts: Sequence[Facts], **inputs: Any) -> Any:
     """Run an operation, with the facts of each tensor (see :mod:`qsgd_hpc._facts`).
 
     Raises:
-        HorovodInternalError: the ranks disagree, or a rank died (from a graph it is a
-            ``tf.errors.OpError`` with the same text).
+        HorovodInternalError: the ranks disagree, or a rank died; see
+            :mod:`qsgd_hpc.tensorflow.errors`.
         UsageError: in a function that XLA is to compile.
     """
     eager = tf.executing_eagerly()
     if not eager:
         _refuse_xla(facts[0]["kind"])
     packed = b" ".join(_core.operation_facts(**f) for f in facts)
-    try:
-        made = getattr(library(), operation)(facts=packed, **inputs)
-    except tf.errors.OpError as error:
-        if not eager:
-            raise
-        raise as_own_error(error) from None
+    made = getattr(library(), operation)(facts=packed, **inputs)
     if not eager:
         _let_run_in_any_order(made)
     return made
-
-
-def as_own_error(error: tf.errors.OpError) -> QsgdError:
-    """Return the error of this package that TensorFlow has made its own of."""
-    text = _SUFFIX.sub("", _PREFIX.sub("", error.message))
-    return _KINDS.get(type(error), HorovodInternalError)(text)
 
 
 def facts_of(operation: Any) -> list[dict[str, Any]]:
