@@ -1,4 +1,4 @@
-"""Where Keras decides something from one rank alone, let all ranks decide it."""
+"""What distributed optimizers change in Keras's own classes, once for a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import keras
 from qsgd_hpc.keras._backend import BACKEND
 from qsgd_hpc.keras._synchronized import Synchronized
 
-__all__ = ["leave_steps_out_of_xla", "make_loss_scalers_agree"]
+__all__ = ["keep_copies_distributed", "leave_steps_out_of_xla", "make_loss_scalers_agree"]
 
 _MARK = "_qsgd_hpc"
 
@@ -58,3 +58,34 @@ def leave_steps_out_of_xla() -> None:
 
     setattr(model_supports_jit, _MARK, True)
     trainer.model_supports_jit = model_supports_jit  # type: ignore[attr-defined]
+
+
+def keep_copies_distributed(copied: Callable[[Any], tuple[Any, Any] | None]) -> None:
+    """Have pickles and deep copies of models and optimizers hold the synchronisation.
+
+    Keras makes them from what it saves in a file, which is the optimizer alone: a model from
+    ``broadcast_object`` would then train by itself on some ranks while the root's waits for them.
+
+    Args:
+        copied: returns, for an object, a function and its second argument: what the function makes
+            of Keras's copy takes its place. None leaves it at that.
+    """
+    kind = next(each for each in keras.Model.__mro__ if "__reduce__" in vars(each))
+    if hasattr(kind.__reduce__, _MARK):
+        return
+    own: Callable[..., Any] = kind.__reduce__
+
+    @functools.wraps(own)
+    def __reduce__(saveable: Any) -> Any:
+        found = copied(saveable)
+        _, arguments = own(saveable)
+        # Not of the object's class, which a distributed optimizer has for itself.
+        plain = (kind._unpickle_model, arguments)
+        return plain if found is None else (_remade, (*plain, *found))
+
+    setattr(__reduce__, _MARK, True)
+    kind.__reduce__ = __reduce__  # type: ignore[method-assign]
+
+
+def _remade(load: Any, arguments: Any, function: Any, options: Any) -> Any:
+    return function(load(*arguments), options)

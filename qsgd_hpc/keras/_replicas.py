@@ -19,8 +19,8 @@ __all__ = ["broadcast_values", "is_shared", "name_of", "require_equal", "value_o
 
 REMEDY = (
     "Either gradients bypass the DistributedOptimizer (a train_step that changes variables by "
-    "itself), or the ranks began with unequal values: pass "
-    "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit"
+    "itself), or a callback has changed weights or the learning rate on some ranks only, or the "
+    "ranks began with unequal values: pass hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit"
 )
 
 

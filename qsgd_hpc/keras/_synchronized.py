@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qsgd_hpc import arrays
 from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.keras._backend import BACKEND, Reducer
+from qsgd_hpc.keras._backend import BACKEND
 from qsgd_hpc.keras._replicas import broadcast_values, name_of, require_equal
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class Synchronization:
 
     Args:
         reduction: what becomes of the gradients.
-        reducer: what does it.
-        local: variables whose gradients stay on this rank.
+        groups: how many groups of gradients are reduced together, or the groups.
+        local: names of the variables whose gradients stay on this rank.
         local_factor: multiplies those gradients.
         factor: multiplies reduced gradients.
     """
@@ -35,8 +35,8 @@ class Synchronization:
     def __init__(
         self,
         reduction: GradientReduction,
-        reducer: Reducer,
-        local: Iterable[Any] = (),
+        groups: Any = 0,
+        local: Iterable[str] = (),
         local_factor: float = 1.0,
         factor: float = 1.0,
     ) -> None:
@@ -47,10 +47,33 @@ class Synchronization:
         """Whether the ranks have been given equal values."""
         self.steps = 0
         """How often gradients were reduced; in a compiled step: how often that was compiled."""
-        self._reducer = reducer
-        self._local = {name_of(v) for v in local}
+        self._groups = groups
+        self._reducer = BACKEND.reducer(reduction, groups)
+        self._local = set(local)
         self._local_factor = local_factor
         self._factor = factor
+
+    def again(self) -> tuple[Any, ...]:
+        """Return what :meth:`restored` makes another one of, in this process or another.
+
+        Raises:
+            UsageError: it names variables, of which a copy has others.
+        """
+        if not isinstance(self._groups, int):
+            raise UsageError(
+                "an optimizer with groups of variables cannot be copied: pass the number of groups "
+                "(DistributedOptimizer(groups=4)), or copy the optimizer that it wraps"
+            )
+        local = sorted(self._local)
+        options = (self.reduction, self._groups, local, self._local_factor, self._factor)
+        return (self.begun, *options)
+
+    @classmethod
+    def restored(cls, begun: bool, *options: Any) -> Synchronization:
+        """Return the copy of one; ranks that share it are as far as each other."""
+        made = cls(*options)
+        made.begun = begun
+        return made
 
     def add_local(self, variable: Any) -> None:
         """Leave the gradients of a variable on this rank."""

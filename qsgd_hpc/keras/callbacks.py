@@ -10,6 +10,7 @@ import numpy as np
 
 from qsgd_hpc import arrays, basics
 from qsgd_hpc._base.learning_rate import Schedule, warmup_multiplier
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.keras._replicas import broadcast_values, is_shared, name_of
 from qsgd_hpc.keras.optimizer import synchronization_of
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
@@ -70,6 +71,25 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if not self._done and self._process_set.included():
             self._broadcast()
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Check that every rank goes on with the same learning rate.
+
+        Raises:
+            UsageError: on every rank alike.
+        """
+        if not self._process_set.included() or getattr(self.model, "optimizer", None) is None:
+            return
+        ranks = self._process_set.ranks or []
+        rates = arrays.allgather_object(_rate(self.model.optimizer), process_set=self._process_set)
+        for rank, rate in zip(ranks, rates, strict=True):
+            if self._done and rate != rates[0]:
+                raise UsageError(
+                    f"before epoch {epoch + 1} the learning rate of rank {rank} is {rate:g} and "
+                    f"that of rank {ranks[0]} is {rates[0]:g}. Callbacks that change it "
+                    "(ReduceLROnPlateau, LearningRateScheduler) belong on every rank, behind "
+                    "hvd.callbacks.MetricAverageCallback()"
+                )
+
     def _broadcast(self) -> None:
         self._done = True
         model = self.model
@@ -99,13 +119,32 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self._process_set = process_set
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Replace every number in the logs by its average."""
+        """Replace every number in the logs by its average.
+
+        Raises:
+            UsageError: the ranks have unequal metrics; on every rank alike.
+        """
+        if not self._process_set.included():
+            return
         names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
-        if logs is None or not names or not self._process_set.included():
+        self._require_equal(arrays.allgather_object(names, process_set=self._process_set))
+        if logs is None or not names:
             return
         mine = np.array([float(logs[name]) for name in names], np.float64)
         averages = arrays.allreduce(mine, name="metrics", process_set=self._process_set)
         logs.update(zip(names, averages.tolist(), strict=True))
+
+    def _require_equal(self, everyone: list[list[str]]) -> None:
+        ranks = self._process_set.ranks or []
+        for rank, names in zip(ranks, everyone, strict=True):
+            if names != everyone[0]:
+                only = sorted(set(names) ^ set(everyone[0]))
+                raise UsageError(
+                    f"MetricAverageCallback: rank {rank} has the metrics {names}, rank {ranks[0]} "
+                    f"has {everyone[0]}; {only} are not on both. Compile the model alike on every "
+                    "rank, give every rank validation_data or none, and put callbacks that log "
+                    "on one rank only behind this one"
+                )
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):

@@ -11,8 +11,12 @@ from qsgd_hpc._base.gradient_reduction import checked_reduction
 from qsgd_hpc._base.grouping import choose_groups
 from qsgd_hpc._base.pending import checked_passes
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.keras._backend import BACKEND
-from qsgd_hpc.keras._compiled import leave_steps_out_of_xla, make_loss_scalers_agree
+from qsgd_hpc.keras._compiled import (
+    keep_copies_distributed,
+    leave_steps_out_of_xla,
+    make_loss_scalers_agree,
+)
+from qsgd_hpc.keras._replicas import name_of
 from qsgd_hpc.keras._synchronized import (
     Synchronization,
     Synchronized,
@@ -47,6 +51,8 @@ def DistributedOptimizer(
     that optimizer: a saved model loads where this package is not. Before the first step every rank
     takes the first rank's variables where the model is built by then; and at the end of ``fit``
     the ranks compare their variables, so that a training that was not synchronised cannot pass.
+    Copies by ``pickle``, ``copy.deepcopy`` and ``hvd.broadcast_object``, of it or of its model, are
+    distributed too; ``clone_model`` goes by what is saved, so compile the clone with another one.
 
     Args:
         optimizer: any optimizer of Keras, or of your own; or its name.
@@ -160,27 +166,67 @@ def _distributed(
     optimizer = keras.optimizers.get(optimizer)
     if synchronization_of(optimizer) is not None:
         raise UsageError("this optimizer is a DistributedOptimizer already; wrap it once")
-    leave_steps_out_of_xla()
-    make_loss_scalers_agree()
-    # A loss scaler looks at gradients before it gives them to the optimizer within.
-    scaler = optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
-    inner = optimizer if scaler is None else scaler.inner_optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
     ranks = 1 if reduction.alone else reduction.process_set.size()
     _accumulate(inner, checked_passes(passes))
     # Keras divides what it has added up by the number of passes.
     factor = 1.0 if average_passes else float(passes)
-    wrapped = _wrapped(inner)
-    wrapped.__dict__["_synchronization"] = Synchronization(
+    synchronization = Synchronization(
         reduction,
-        BACKEND.reducer(reduction, groups),
-        local=local,
+        groups,
+        local=map(name_of, local),
         local_factor=factor / ranks if scale_local else factor,
         factor=factor,
     )
+    return _synchronized(optimizer, synchronization)
+
+
+def _synchronized(optimizer: Any, synchronization: Synchronization) -> Any:
+    """Return an optimizer of this one's class, with its state, whose steps are synchronised."""
+    leave_steps_out_of_xla()
+    make_loss_scalers_agree()
+    keep_copies_distributed(_copied)
+    # A loss scaler looks at gradients before it gives them to the optimizer within.
+    scaler = optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
+    wrapped = _wrapped(optimizer if scaler is None else scaler.inner_optimizer)
+    wrapped.__dict__["_synchronization"] = synchronization
     if scaler is None:
         return wrapped
     scaler.inner_optimizer = wrapped
     return scaler
+
+
+def _copied(saveable: Any) -> tuple[Any, Any] | None:
+    """Return what makes Keras's copy of a model or an optimizer distributed, if it is."""
+    optimizer = getattr(saveable, "optimizer", saveable)
+    synchronization = synchronization_of(optimizer)
+    if synchronization is None:
+        return None
+    if isinstance(saveable, keras.Model):
+        # Operations are named while a step is traced, which is done twice where it creates
+        # variables. Copies have theirs, so this one is traced anew and creates none either.
+        if saveable.built and not optimizer.built:
+            optimizer.build(saveable.trainable_variables)
+        saveable.train_function = None
+    paths = [v.path for v in _all_variables(saveable)]
+    return _redistributed, (paths, synchronization.again())
+
+
+def _redistributed(copy: Any, options: tuple[Any, ...]) -> Any:
+    paths, rest = options
+    # Keras may name a copy's variables otherwise, and ranks find each other by these names.
+    for variable, path in zip(_all_variables(copy), paths, strict=False):
+        variable._path = path
+    synchronization = Synchronization.restored(*rest)
+    if isinstance(copy, keras.optimizers.Optimizer):
+        return _synchronized(copy, synchronization)
+    copy.optimizer = _synchronized(copy.optimizer, synchronization)
+    return copy
+
+
+def _all_variables(saveable: Any) -> list[Any]:
+    optimizer = getattr(saveable, "optimizer", None)
+    return [*saveable.variables, *([] if optimizer is None else optimizer.variables)]
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:

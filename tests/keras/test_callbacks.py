@@ -131,6 +131,36 @@ def test_metrics_are_averaged_before_later_callbacks_see_them():
     assert len({tuple(sorted(each.items())) for each in hvd.allgather_object(seen[-1])}) == 1
 
 
+class Logs(keras.callbacks.Callback):
+    """Logs a metric of its own."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["mine"] = 1.0
+
+
+@several_ranks
+def test_metrics_that_some_ranks_lack_are_named():
+    average = hvd.callbacks.MetricAverageCallback()
+    callbacks = [Logs(), average] if hvd.rank() == 1 else [average]
+    with pytest.raises(hvd.UsageError, match=r"rank 1 has .*'loss', 'mine'.*\['mine'\] are not on"):
+        fit(compiled(hvd.DistributedOptimizer("sgd")), callbacks=callbacks)
+
+
+@several_ranks
+def test_a_learning_rate_that_one_rank_changes_is_noticed_before_the_next_epoch():
+    epochs = []
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda e, _: epochs.append(e)))
+    if hvd.rank() == hvd.size() - 1:
+        plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=1e6)
+        callbacks.append(plateau)
+    with pytest.raises(
+        hvd.UsageError, match=r"before epoch 3 .*\(ReduceLROnPlateau, .* every rank"
+    ):
+        fit(compiled(hvd.DistributedOptimizer("sgd")), epochs=5, callbacks=callbacks)
+    assert epochs == [0, 1]
+
+
 @several_ranks
 def test_a_checkpoint_of_one_rank_becomes_every_ranks():
     root = hvd.size() - 1

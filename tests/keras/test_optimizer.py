@@ -6,11 +6,15 @@ Runs as plain ``pytest`` on one rank, and under ``qsgd-hpc run -np N python -m p
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import keras
 import numpy as np
 import pytest
 
 import qsgd_hpc.keras as hvd
+from qsgd_hpc.keras.optimizer import synchronization_of
 from tests.keras.training import (
     BATCH,
     SHIPPED,
@@ -254,3 +258,38 @@ def test_arguments_that_cannot_be_are_answered_with_the_remedy(arguments, messag
 def test_an_optimizer_is_wrapped_once():
     with pytest.raises(ValueError, match="wrap it once"):
         of(of(keras.optimizers.SGD(0.1)))
+
+
+@pytest.mark.parametrize("way", ["pickle", "deepcopy", "broadcast_object", "save"])
+def test_a_copy_of_a_model_trains_as_the_model_does(way, tmp_path):
+    model = compiled(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)))
+    fit(model)
+    file = tmp_path / "model.keras"
+    make = {
+        "pickle": lambda: pickle.loads(pickle.dumps(model)),
+        "deepcopy": lambda: copy.deepcopy(model),
+        # The root keeps its own, and trains it with the others' copies.
+        "broadcast_object": lambda: hvd.broadcast_object(model, hvd.size() - 1),
+        "save": lambda: model.save(file) or hvd.load_model(file),
+    }
+    twin = make[way]()
+    fit(twin)
+    assert replicas_are_identical(twin)
+    if twin is not model:
+        fit(model)
+    if hvd.size() > 1 and way == "broadcast_object":
+        return
+    np.testing.assert_allclose(flat(twin.get_weights()), flat(model.get_weights()), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [keras.optimizers.SGD, keras.optimizers.LossScaleOptimizer])
+def test_an_optimizer_is_pickled_and_copied_as_what_it_is(kind):
+    optimizer = hvd.DistributedOptimizer(make(kind), gradient_predivide_factor=2.0)
+    for twin in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
+        assert synchronization_of(twin).reduction == synchronization_of(optimizer).reduction
+        model = compiled(twin)
+        fit(model)
+        assert replicas_are_identical(model)
+    grouped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), groups=[[]])
+    with pytest.raises(hvd.UsageError, match="pass the number of groups"):
+        pickle.dumps(grouped)
