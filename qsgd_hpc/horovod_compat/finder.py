@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+from qsgd_hpc.horovod_compat.keras2 import allow_keras2_calls
 from qsgd_hpc.launch.supervise import launched_rank
 
 __all__ = ["FOLDER", "HorovodFinder", "other_horovod"]
@@ -63,6 +64,8 @@ class _Alias(Loader):
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
         name, target = module.__spec__.name, importlib.import_module(self.target)
+        if self.target.startswith(("qsgd_hpc.keras", "qsgd_hpc.tensorflow")):
+            allow_keras2_calls()
         if not hasattr(target, "__path__") and any(a.startswith(f"{name}.") for a in _ALIASES):
             target.__path__ = []  # what has modules in Horovod must look as if it had some here
         # The import system takes from sys.modules what a loader has left there.

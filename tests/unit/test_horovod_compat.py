@@ -170,3 +170,22 @@ def test_it_holds_for_modules_tests_and_processes_that_a_program_starts(tmp_path
 def test_naming_torch_costs_no_import_of_torch():
     code = "import sys, horovod\nprint('torch' in sys.modules, 'mpi4py' in sys.modules)"
     assert said(code) == "False False"
+
+
+def test_calls_of_keras_2_are_there_for_such_scripts_alone():
+    pytest.importorskip("keras")
+    code = (
+        "import keras\n"
+        "assert not hasattr(keras.Model, 'fit_generator')\n"
+        "import horovod.keras as hvd\n"
+        "from keras import backend as K\n"
+        "opt = keras.optimizers.SGD(lr=0.5, decay=1.0)\n"
+        "opt.iterations.assign(3)\n"
+        "assert float(opt.learning_rate) == 0.125 and float(K.get_value(opt.lr)) == 0.5\n"
+        "K.set_value(opt.lr, 0.25)\n"
+        "assert float(opt.lr) == 0.25 and len(opt.variables()) == len(opt.variables) == 2\n"
+        "assert isinstance(keras.optimizers.legacy.Adam(), keras.optimizers.Adam)\n"
+        "try: keras.callbacks.ModelCheckpoint('x.keras', period=2)\n"
+        "except ValueError as e: print(e)"
+    )
+    assert "period=2" in said(code, KERAS_BACKEND="tensorflow")
