@@ -93,7 +93,7 @@ def _extract(archive: Path, folder: Path) -> None:
 def test_no_script_knows_of_this_package():
     for script in SCRIPTS.glob("*.py"):
         code = re.sub(r'""".*?"""', "", script.read_text(), count=1, flags=re.S)
-        assert re.search("^import horovod.(torch|tensorflow|mxnet) as hvd", code, flags=re.M)
+        assert re.search(r"^import horovod\.[a-z.]+ as hvd", code, flags=re.M)
         assert "qsgd" not in code
 
 
@@ -276,3 +276,29 @@ def test_tensorflow_graph_trains_in_a_monitored_session(horovod, tmp_path):
     assert sorted(rank for rank, _ in ends) == ["0", "1"]
     assert len({accuracy for _, accuracy in ends}) == 1
     assert (tmp_path / "checkpoints" / "checkpoint").is_file()
+
+
+# Each trains on data that differ from rank to rank, and prints whether the ranks' weights do.
+SMALL = sorted(
+    path.name
+    for path in SCRIPTS.glob("*.py")
+    if path.name.startswith(("keras_", "tensorflow_")) and "replicas equal" in path.read_text()
+)
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("script", SMALL)
+def test_replicas_are_equal_and_the_loss_falls(horovod, script):
+    pytest.importorskip("tensorflow")
+    found = re.findall(r"loss ([\d.]+) -> ([\d.]+), replicas equal", horovod(script))
+    assert len(found) == 2
+    assert all(float(last) < float(first) for first, last in found)
+
+
+@pytest.mark.one_mpi
+def test_keras_resumes_from_the_checkpoint_of_rank_0(horovod):
+    pytest.importorskip("tensorflow")
+    horovod("keras_imagenet.py", "--epochs", "2")
+    said = horovod("keras_imagenet.py", "--epochs", "4")
+    assert said.count("resumed after 2, rate 0.001") == 2
+    assert "replicas equal" in said
