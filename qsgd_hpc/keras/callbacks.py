@@ -80,12 +80,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if not self._process_set.included() or getattr(self.model, "optimizer", None) is None:
             return
         ranks = self._process_set.ranks or []
-        rates = arrays.allgather_object(_rate(self.model.optimizer), process_set=self._process_set)
+        rates = arrays.allgather_object(_rates(self.model.optimizer), process_set=self._process_set)
         for rank, rate in zip(ranks, rates, strict=True):
             if self._done and rate != rates[0]:
                 raise UsageError(
-                    f"before epoch {epoch + 1} the learning rate of rank {rank} is {rate:g} and "
-                    f"that of rank {ranks[0]} is {rates[0]:g}. Callbacks that change it "
+                    f"before epoch {epoch + 1} the learning rate of rank {rank} is {rate} and "
+                    f"that of rank {ranks[0]} is {rates[0]}. Callbacks that change it "
                     "(ReduceLROnPlateau, LearningRateScheduler) belong on every rank, behind "
                     "hvd.callbacks.MetricAverageCallback()"
                 )
@@ -273,6 +273,12 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 def _rate(optimizer: Any) -> float:
     return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+
+
+def _rates(optimizer: Any) -> str:
+    """Return the learning rate as text; of several optimizers in one, those of all."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return ", ".join(f"{_rate(each):g}" for each in getattr(inner, "optimizers", [optimizer]))
 
 
 def _set_rate(optimizer: Any, rate: float, momentum_correction: bool) -> None:
