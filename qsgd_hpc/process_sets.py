@@ -95,6 +95,10 @@ class _GlobalProcessSet(ProcessSet):
     def _members(self) -> Sequence[int]:
         return range(basics.size())
 
+    def __reduce__(self) -> str:
+        # A copy would not follow the job when its ranks change.
+        return "global_process_set"
+
 
 global_process_set = _GlobalProcessSet()
 """All ranks of the job; the default of every ``process_set=``."""
