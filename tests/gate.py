@@ -32,6 +32,7 @@ import psutil
 
 from qsgd_hpc.launch.shared_memory import sweep
 from tests.processes import MARK, OUTCOMES, default_interrupts, end_marked, until
+from tests.selection import SERIAL
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "tested.md"
@@ -80,9 +81,10 @@ def phases(everything: bool) -> list[Phase]:
     side_by_side = ("-n", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder")
     pure = (*side_by_side, "--timeout", str(LONGEST_PURE_S), "-m", f"not serial{also}")
     most_failed = 1000 if everything else MOST_FAILED
+    places = sorted({entry.partition("::")[0] for entry in SERIAL})  # to collect no others
     return [
         Phase("pure functions, on all cores", pure, most_failed, LONGEST_PURE_S),
-        Phase("ranks and jobs, one at a time", ("-m", f"serial{also}"), most_failed // 2),
+        Phase("ranks and jobs, one at a time", ("-m", f"serial{also}", *places), most_failed // 2),
     ]
 
 
