@@ -105,17 +105,18 @@ def _of_code(
         return Operation(name if dtype == FLOAT32 else f"{name} {dtype}", run, code, threads)
 
     options = {"spec": spec, "threads": threads}
-    left = np.zeros(x.size, dtype=np.float32)
-    keeping = {**options, "left": left}
     found = [
         operation("encode", lambda: core.encode_into(x, message, dtype=dtype, **options)),
-        operation("encode, feedback", lambda: core.encode_into(x, message, dtype=dtype, **keeping)),
         operation("decode", lambda: core.decode_into(message, y, dtype=dtype, **options)),
     ]
     if dtype == FLOAT32:
-        found.append(
-            operation("decode and add", lambda: core.decode_add_into(message, y, **options))
-        )
+        left = np.zeros(x.size, dtype=np.float32)
+        found += [
+            operation(
+                "encode, feedback", lambda: core.encode_into(x, message, left=left, **options)
+            ),
+            operation("decode and add", lambda: core.decode_add_into(message, y, **options)),
+        ]
     return found
 
 
