@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import libcst as cst
 
@@ -11,7 +11,7 @@ from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
 from qsgd_hpc.eight_steps.check.optimizer import OTHER_WAYS, TAPES, WRAPPERS, constructors
 from qsgd_hpc.eight_steps.check.ranks import guarded
-from qsgd_hpc.eight_steps.reading import Framework, argument, dotted
+from qsgd_hpc.eight_steps.reading import Framework, Script, argument, dotted
 
 __all__ = ["check"]
 
@@ -168,12 +168,25 @@ def check_late(facts: Facts) -> Iterator[Finding]:
     first = facts.training[0]
     # In TensorFlow 2 it comes after the first step: the optimizer has no variables before.
     loops = {loop for i in facts.training for loop in facts.events[i].loops(facts.script)}
-    early = [i for i in places if i < first or loops & {*facts.events[i].loops(facts.script)}]
+    steps = {facts.script.function(facts.events[i].call) for i in facts.training}
+    early = [
+        i
+        for i in places
+        if i < first
+        or loops & {*facts.events[i].loops(facts.script)}
+        or _in_a_step(facts.script, facts.events[i].call, steps)
+    ]
     if early or Framework.TF1 in facts.script.frameworks or facts.uses(*OTHERS[:4], *OTHERS[7:]):
         return
     call = facts.events[places[0]].call
     line = facts.script.line(facts.events[first].call)
     yield facts.finding("QH603", call, f"training (line {line}) runs before it")
+
+
+def _in_a_step(script: Script, call: cst.Call, steps: Collection[cst.FunctionDef | None]) -> bool:
+    """Say whether a function that takes a step makes this call at some of them: at the first."""
+    function = script.function(call)
+    return function is not None and function in steps and bool(script.branches(call))
 
 
 def check_early(facts: Facts) -> Iterator[Finding]:
