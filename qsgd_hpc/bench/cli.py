@@ -89,7 +89,8 @@ def codec(
     """Time encode, decode and decode-and-add of one process.
 
     Each is printed beside a plain loop over the same memory in the same run: a scan for the
-    largest magnitude for encoders, y += x for decoders; on more threads, beside the same on one.
+    largest magnitude for encoders, y += x for decoders and for encoders with error feedback, which
+    read and write what is left over; on more threads, beside the same on one.
     All operations take turns. A checksum is made, or checked, on the way.
 
     \b

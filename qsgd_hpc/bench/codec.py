@@ -29,6 +29,7 @@ FLOAT32 = "float32"
 DTYPES = (FLOAT32, "float16", "bfloat16")
 HEADER_BYTES = 32  # of a wire message
 SCAN, ADD = "max-abs scan", "y += x"
+FEEDBACK = "encode, feedback"
 FORM = "{:16}  {:40}  {:>7}  {:>9}  {:>9}  {:>9}  {:>6}  {}"
 
 
@@ -141,8 +142,8 @@ def ratio(operation: Operation, found: Sequence[Operation]) -> tuple[float, str]
     """Return how fast an operation is, and beside what; None for the plain passes.
 
     On one thread that is a loop over the same memory as a compiler makes it: an encoder reads
-    every element once, an adding decoder reads and writes the sum once. On more it is the same
-    code on one thread.
+    every element once, and with feedback reads and writes what is left, too, as an adding decoder
+    does the sum. On more it is the same code on one thread.
     """
     if not operation.code:
         return None
@@ -156,7 +157,8 @@ def ratio(operation: Operation, found: Sequence[Operation]) -> tuple[float, str]
             None,
         )
         return None if base is None else (base.median_s / operation.median_s, "1 thread")
-    name = SCAN if operation.name.startswith("encode") else ADD
+    scans = operation.name.startswith("encode") and operation.name != FEEDBACK
+    name = SCAN if scans else ADD
     base = next(o for o in found if o.name == name)
     return base.median_s / operation.median_s, name
 
