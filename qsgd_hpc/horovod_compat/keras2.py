@@ -171,8 +171,8 @@ def _extend_models(keras: Any) -> None:
     for name in ("fit", "evaluate", "predict"):
         _drop(model, name, *_LOADERS)
     _add(model, "fit_generator", _fit_generator)
-    _add(model, "evaluate_generator", _evaluate_generator)
-    _add(model, "predict_generator", _predict_generator)
+    for name in ("evaluate", "predict"):
+        _add(model, f"{name}_generator", _over_generator(name))
     _add(model, "reset_states", _reset_states)
     _replace(model, "save_weights", _also_hdf5)
 
@@ -209,30 +209,22 @@ def _fit_generator(
     )
 
 
-def _evaluate_generator(
-    model: Any,
-    generator: Any,
-    steps: Any = None,
-    callbacks: Any = None,
-    max_queue_size: int = 10,
-    workers: int = 1,
-    use_multiprocessing: bool = False,
-    verbose: Any = 0,
-) -> Any:
-    return model.evaluate(generator, steps=steps, callbacks=callbacks, verbose=verbose)
+def _over_generator(name: str) -> Callable[..., Any]:
+    """Return what ``evaluate_generator`` and ``predict_generator`` were; they took the same."""
 
+    def method(
+        model: Any,
+        generator: Any,
+        steps: Any = None,
+        callbacks: Any = None,
+        max_queue_size: int = 10,
+        workers: int = 1,
+        use_multiprocessing: bool = False,
+        verbose: Any = 0,
+    ) -> Any:
+        return getattr(model, name)(generator, steps=steps, callbacks=callbacks, verbose=verbose)
 
-def _predict_generator(
-    model: Any,
-    generator: Any,
-    steps: Any = None,
-    callbacks: Any = None,
-    max_queue_size: int = 10,
-    workers: int = 1,
-    use_multiprocessing: bool = False,
-    verbose: Any = 0,
-) -> Any:
-    return model.predict(generator, steps=steps, callbacks=callbacks, verbose=verbose)
+    return method
 
 
 def _reset_states(model: Any) -> None:
