@@ -70,8 +70,8 @@ def in_call(facts: Facts, call: cst.Call) -> Iterator[Finding]:
                     )
         if trains and method in GENERATORS:
             yield generator(facts, call, func)
-        if method == "save_weights" and is_h5(argument(call, "filepath", 0), ".weights.h5"):
-            yield found(facts, call, "weights in a file of this name", "End it in .weights.h5.")
+        if method == "save_weights":
+            yield from in_file_of_weights(facts, call)
     if OPTIMIZER.match(name):
         yield from in_optimizer(facts, call)
     if LAYERS.match(name):
@@ -80,14 +80,15 @@ def in_call(facts: Facts, call: cst.Call) -> Iterator[Finding]:
     if CHECKPOINT.match(name):
         only = argument(call, "save_weights_only")
         whole = only is None or script.code(only) == "False"
-        if not whole and is_h5(argument(call, "filepath", 0), ".weights.h5"):
-            yield found(facts, call, "weights in a file of this name", "End it in .weights.h5.")
+        if not whole:
+            yield from in_file_of_weights(facts, call)
 
 
-def is_h5(node: cst.CSTNode | None, needed: str) -> bool:
-    """Say whether a text names a file of HDF5 that does not end as it must."""
-    text = node.raw_value if isinstance(node, cst.SimpleString) else ""
-    return text.endswith((".h5", ".hdf5")) and not text.endswith(needed)
+def in_file_of_weights(facts: Facts, call: cst.Call) -> Iterator[Finding]:
+    path = argument(call, "filepath", 0)
+    text = path.raw_value if isinstance(path, cst.SimpleString) else ""
+    if text.endswith((".h5", ".hdf5")) and not text.endswith(".weights.h5"):
+        yield found(facts, call, "weights in a file of this name", "End it in .weights.h5.")
 
 
 def is_optimizer(script: Script, node: cst.CSTNode) -> bool:
