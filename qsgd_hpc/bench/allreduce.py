@@ -105,10 +105,10 @@ class Bench:
                 continue
             coded = bits != PLAIN_BITS
             spec = explain.spec_of(int(bits)) if coded else None
-            feedback = explain.coding_of(int(bits)) if coded else None
+            training = explain.coding_of(int(bits)) if coded else None
             for name in fitting(self.request.algorithms, coded):
-                if name == AUTO and feedback and feedback.error_feedback:
-                    found.append(engine(basics.context().engine, int(bits), feedback))
+                if name == AUTO and training and training.error_feedback:
+                    found.append(engine(basics.context().engine, int(bits), training))
                     continue
                 found.append(ours(self.communicator, int(bits), spec, self.named(name, coded)))
             if not coded and AUTO in self.request.algorithms:

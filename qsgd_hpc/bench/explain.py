@@ -28,18 +28,21 @@ FAR = 3.0
 """So many times the fastest prediction: not tried."""
 
 
+def coding_of(bits: int, *, lasting: bool = True) -> Coding:
+    """Return how so many bits are coded, with the bucket and norm that the environment sets.
+
+    Args:
+        bits: 1 to 8.
+        lasting: as in training, with error feedback where that adds it; else each call by itself.
+    """
+    from qsgd_hpc.compression import Qsgd
+
+    return Qsgd(bits).coding(lasting=lasting)
+
+
 def spec_of(bits: int) -> CodecSpec:
-    """Return the code of so many bits, with the bucket and norm that the environment sets."""
-    from qsgd_hpc.compression import Qsgd
-
-    return Qsgd(bits).coding(lasting=False).spec
-
-
-def coding_of(bits: int) -> Coding:
-    """Return how training codes so many bits, with error feedback where it adds that."""
-    from qsgd_hpc.compression import Qsgd
-
-    return Qsgd(bits).coding()
+    """Return the code of a call by itself."""
+    return coding_of(bits, lasting=False).spec
 
 
 def plan(machine: Machine, count: int, bits: Sequence[int | str]) -> Any:
