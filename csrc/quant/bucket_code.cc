@@ -9,8 +9,6 @@
 namespace qsgd {
 namespace {
 
-constexpr size_t kPiece = 2048;  // elements
-
 size_t tiles(size_t count) { return (count + kTile - 1) / kTile; }
 
 QSGD_CLONES
@@ -33,17 +31,6 @@ void each_bucket(size_t count, const CodecSpec& spec, Scales* scales, Codes* cod
     f(begin, size, scales, codes);
     scales += spec.scales(size);
     codes += spec.code_bytes(size);
-  }
-}
-
-// Calls use(at, size, floats) for pieces of whole buckets that stay in the first-level cache:
-// small, so that memory is read all the time.
-template <class Use>
-void by_pieces(size_t count, uint32_t bucket, const Use& use) {
-  const size_t piece = std::max<size_t>(bucket, kPiece / bucket * bucket);
-  std::vector<float> floats(std::min(count, piece));
-  for (size_t at = 0; at < count; at += piece) {
-    use(at, std::min(piece, count - at), floats.data());
   }
 }
 

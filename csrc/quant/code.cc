@@ -1,7 +1,6 @@
 // The table of codes, and what codec.h offers of them.
 #include "quant/code.h"
 
-#include <algorithm>
 #include <array>
 
 #include "common/clones.h"
@@ -62,20 +61,15 @@ double Code::mean_code_bytes(const CodecSpec& spec, size_t count) const {
 bool Code::encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
                           const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes,
                           float* left) const {
-  constexpr size_t kPiece = 2048;  // elements: value and rest stay in the first-level cache
-  const size_t piece = std::max<size_t>(spec.bucket, kPiece / spec.bucket * spec.bucket);
-  std::vector<float> value(std::min(count, piece));
   bool finite = true;
-  for (size_t at = 0; at < count; at += piece) {
-    const size_t size = std::min(piece, count - at);
+  by_pieces(count, spec.bucket, [&](size_t at, size_t size, float* value) {
     float* const scale = scales + spec.scales(at);
     uint8_t* const code = codes + spec.code_bytes(at);
-    carry(static_cast<const char*>(x) + at * facts(dtype).size, dtype, size, by, left + at,
-          value.data());
-    finite &= encode(value.data(), DType::kFloat32, size, first + at, spec, key, scale, code);
+    carry(static_cast<const char*>(x) + at * facts(dtype).size, dtype, size, by, left + at, value);
+    finite &= encode(value, DType::kFloat32, size, first + at, spec, key, scale, code);
     decode(scale, code, size, spec, left + at, DType::kFloat32);
-    keep_rest(value.data(), size, left + at);
-  }
+    keep_rest(value, size, left + at);
+  });
   return finite;
 }
 

@@ -2,6 +2,7 @@
 // line in code_list.h.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -71,6 +72,18 @@ class Code {
   constexpr explicit Code(const CodeTraits& t) : traits(t) {}
   ~Code() = default;
 };
+
+// Calls use(at, size, floats) for pieces of whole buckets that stay in the first-level cache:
+// small, so that memory is read all the time.
+template <class Use>
+void by_pieces(size_t count, uint32_t bucket, const Use& use) {
+  constexpr size_t kPiece = 2048;  // elements
+  const size_t piece = std::max<size_t>(bucket, kPiece / bucket * bucket);
+  std::vector<float> floats(std::min(count, piece));
+  for (size_t at = 0; at < count; at += piece) {
+    use(at, std::min(piece, count - at), floats.data());
+  }
+}
 
 // left[i] = value[i] - left[i], where that was what decoders see; zero where it is not finite.
 void keep_rest(const float* value, size_t count, float* left);
