@@ -11,7 +11,7 @@ import mnist_data
 
 
 def load(images=None, folder=None):
-    """Return training images, their labels, test images and theirs.
+    """Return the data's name, training images, their labels, test images and theirs.
 
     `images` limits the training images, and the test images to a sixth of that. Without `folder`
     and QSGD_DATA, files downloaded before are taken; without these, scikit-learn's digits, and
@@ -21,6 +21,7 @@ def load(images=None, folder=None):
     data = mnist_data.load(where if mnist_data.prepare(where) else None)
     train, test = slice(images), slice(max(10, images // 6) if images else None)
     return (
+        data.name,
         data.train_images.reshape(-1, 28, 28, 1)[train],
         data.train_labels[train],
         data.test_images.reshape(-1, 28, 28, 1)[test],

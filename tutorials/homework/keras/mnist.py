@@ -23,7 +23,9 @@ parser.add_argument("--checkpoint", help="where to save the model, *.keras")
 args = parser.parse_args()
 
 keras.utils.set_random_seed(1)
-x_train, y_train, x_test, y_test = homework_data.load(args.images)
+name, *arrays = homework_data.load(args.images)
+print(f"{name}: {len(arrays[0])} training images, {len(arrays[2])} for testing")
+x_train, y_train, x_test, y_test = arrays
 
 model = keras.Sequential(
     [

@@ -35,7 +35,10 @@ if gpus:
     tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
 
 keras.utils.set_random_seed(1)
-x_train, y_train, x_test, y_test = homework_data.load(args.images)
+name, *arrays = homework_data.load(args.images)
+if hvd.rank() == 0:
+    print(f"{name}: {len(arrays[0])} training images, {len(arrays[2])} for testing")
+x_train, y_train, x_test, y_test = arrays
 # Equally many for each rank: one with a batch more would wait for the others' gradients.
 equal = len(x_train) // hvd.size() * hvd.size()
 x_train = x_train[:equal][hvd.rank() :: hvd.size()]

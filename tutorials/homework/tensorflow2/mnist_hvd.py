@@ -34,7 +34,10 @@ if gpus:
     tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
 
 tf.keras.utils.set_random_seed(1)
-x_train, y_train, x_test, y_test = homework_data.load(args.images)
+name, *arrays = homework_data.load(args.images)
+if hvd.rank() == 0:
+    print(f"{name}: {len(arrays[0])} training images, {len(arrays[2])} for testing")
+x_train, y_train, x_test, y_test = arrays
 train_ds = (
     tf.data.Dataset.from_tensor_slices((x_train, y_train))
     # Before shuffle and batch, or the ranks would share images. Of equal size, because a rank with

@@ -34,9 +34,10 @@ if torch.cuda.is_available():
 
 torch.manual_seed(1)
 device = "cuda" if torch.cuda.is_available() else "cpu"
-x_train, y_train, x_test, y_test = (
-    torch.tensor(array, device=device) for array in homework_data.load(args.images)
-)
+name, *arrays = homework_data.load(args.images)
+if hvd.rank() == 0:
+    print(f"{name}: {len(arrays[0])} training images, {len(arrays[2])} for testing")
+x_train, y_train, x_test, y_test = (torch.tensor(array, device=device) for array in arrays)
 # PyTorch's convolutions want the channel first.
 x_train, x_test = x_train.permute(0, 3, 1, 2), x_test.permute(0, 3, 1, 2)
 
