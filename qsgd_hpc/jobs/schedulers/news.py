@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import replace
 
 from qsgd_hpc.jobs.model import Job, JobState, Progress
+from qsgd_hpc.jobs.registry import write_file
 from qsgd_hpc.jobs.schedulers.command import Answer
 
-__all__ = ["is_settled", "merged", "open_jobs", "silent", "unconfirmed", "unknown"]
+__all__ = [
+    "is_settled",
+    "left_out",
+    "merged",
+    "open_jobs",
+    "silent",
+    "unclear",
+    "unconfirmed",
+    "unknown",
+]
+
+UNREAD_FILE = "unread_answer.txt"
 
 # A scheduler needs a moment before it knows a job that it has just accepted.
 SETTLE_S = 60.0
@@ -48,7 +61,27 @@ def is_settled(job: Job) -> bool:
 
 def silent(job: Job, who: str, answer: Answer) -> Progress:
     """Return what is recorded, with why there is nothing newer."""
-    return replace(job.progress, silence=f"{who} does not answer: {answer.said}")
+    if answer.code == 0 and answer.out.strip():
+        return unclear(job, f"the answer of {who} cannot be read", answer)
+    if answer.code == 0 and not answer.err:
+        return left_out(job, who)
+    return unclear(job, f"{who} does not answer: {answer.said}")
+
+
+def unclear(job: Job, why: str, answer: Answer | None = None) -> Progress:
+    """Return what is recorded, with why nothing newer can be told; an answer is kept."""
+    if answer is not None:
+        kept = job.directory / UNREAD_FILE
+        with contextlib.suppress(OSError):
+            write_file(kept, f"{answer.out}\n{answer.err}")
+            why += f"; it is kept in {kept}"
+    return replace(job.progress, silence=why)
+
+
+def left_out(job: Job, who: str) -> Progress:
+    """Return what is recorded of a job that an answer says nothing about."""
+    what = f"job {job.progress.scheduler_id}" if job.progress.scheduler_id else "this job"
+    return unclear(job, f"{who} answers, but says nothing of {what}")
 
 
 def unknown(job: Job, hint: str) -> Progress:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import getpass
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, Progress
 from qsgd_hpc.jobs.schedulers.command import (
     Answer,
@@ -19,7 +20,15 @@ from qsgd_hpc.jobs.schedulers.command import (
     refusal,
     submitted,
 )
-from qsgd_hpc.jobs.schedulers.news import merged, open_jobs, silent, unconfirmed, unknown
+from qsgd_hpc.jobs.schedulers.news import (
+    left_out,
+    merged,
+    open_jobs,
+    silent,
+    unclear,
+    unconfirmed,
+    unknown,
+)
 from qsgd_hpc.jobs.schedulers.pbs_answers import Qstat, array_progress, parse_qstat
 
 __all__ = ["cancel", "find", "parse_qsub", "refresh", "submit"]
@@ -67,27 +76,57 @@ def find(job: Job) -> str | None:
     """Return the id of a job whose submission nobody confirmed; None when PBS knows none.
 
     Raises:
-        LaunchError: PBS does not answer.
+        LaunchError: PBS does not answer, or not about all jobs of the user.
     """
-    own = _own_ids()
-    answers = _qstat(own, [job]) if own != [] else []
-    if silence := next((answer for answer, shown in answers if not shown.answered), None):
-        raise no_answer("qstat", silence)
-    return next((key for _, shown in answers if (key := shown.outputs.get(_log(job)))), None)
+    own, answer = _own_ids()
+    shown = Qstat()
+    for part in _asked(own, [job]):
+        shown.add(part)
+        if key := shown.outputs.get(_log(job)):
+            return key
+    if silence := shown.silence or (answer if own is None else None):
+        raise no_answer("qstat" if shown.silence else "qselect", silence)
+    hidden = [key for key in own or () if _is_hidden(key, shown)]
+    if hidden:
+        raise LaunchError(
+            f"qstat says nothing that can be read of job {hidden[0]}, which may be {job.id}. "
+            "Try it again later."
+        )
+    return None
 
 
-def _own_ids() -> list[str] | None:
+def _own_ids() -> tuple[list[str] | None, Answer]:
     """Return the ids of the user's jobs, those that have ended as well; None: no answer."""
     answer = ask(["qselect", "-x", "-u", getpass.getuser()])
-    return answer.out.split() if answer.code == 0 else None
+    return (answer.out.split() if answer.code == 0 else None), answer
 
 
-def _qstat(ids: Iterable[str] | None, jobs: Iterable[Job]) -> list[tuple[Answer, Qstat]]:
-    """Ask about ids, once if they fit on a command line; None: about all jobs that live."""
+def _asked(ids: Iterable[str] | None, jobs: Iterable[Job]) -> Iterator[Qstat]:
+    """Ask about ids, together; then alone about each that the answer left out, the newest first.
+
+    The newest qstat, asked for several jobs as JSON, shows the first one only. None: ask about all
+    jobs that live. Ends at the first question without an answer.
+    """
     tasks = ["-t"] if any(job.request.array for job in jobs) else []
     query = ["qstat", *tasks, "-f", "-F", "json"]
-    asked = [[*query, "-x", *part] for part in batches(ids)] if ids is not None else [query]
-    return [(answer, parse_qstat(answer)) for answer in map(ask, asked)]
+    if ids is None:
+        yield parse_qstat(ask(query))
+        return
+    ids, told = list(ids), Qstat()
+    for part in batches(ids):
+        yield (shown := parse_qstat(ask([*query, "-x", *part])))
+        told.add(shown)
+        if shown.silence:
+            return
+    for key in reversed(ids):
+        if not told.silence and not told.tells(key):
+            yield (shown := parse_qstat(ask([*query, "-x", key])))
+            told.add(shown)
+
+
+def _is_hidden(key: str, shown: Qstat) -> bool:
+    """Tell whether a job of the user may be one of ours for all that PBS has said."""
+    return bool(shown.doubt(key)) or not shown.tells(key)
 
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
@@ -95,23 +134,29 @@ def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
     jobs = open_jobs(jobs)
     known = [job.progress.scheduler_id for job in jobs if job.progress.scheduler_id]
     strays = [job for job in jobs if not job.progress.scheduler_id]
-    own = _own_ids() if strays else []
-    answers = _qstat(dict.fromkeys([*known, *(own or [])]), jobs)
-    answers += _qstat(None, jobs) if own is None else []
+    own, answer = _own_ids() if strays else ([], Answer(""))
     shown = Qstat()
-    for _, part in answers:
-        shown.update(part)
-        shown.outputs.update(part.outputs)
-        shown.unknown |= part.unknown
-    silence = next((answer for answer, part in answers if not part.answered), None)
-    return {job.id: _news(job, shown, silence) for job in jobs}
+    for part in _asked(dict.fromkeys([*known, *(own or [])]), jobs):
+        shown.add(part)
+        if all(map(shown.tells, known)) and all(_log(job) in shown.outputs for job in strays):
+            break  # of the user's other jobs nobody wants to know
+    if own is None:
+        for part in _asked(None, jobs):
+            shown.add(part)
+        shown.silence = shown.silence or answer
+    hidden = any(_is_hidden(key, shown) for key in own or ())
+    return {job.id: _news(job, shown, hidden) for job in jobs}
 
 
-def _news(job: Job, shown: Qstat, silence: Answer | None) -> Progress:
-    """Return the progress of one job after all answers; ``silence`` is one that was none."""
+def _news(job: Job, shown: Qstat, hidden: bool) -> Progress:
+    """Return the progress of one job after all answers; ``hidden``: they left out one of ours."""
     key = job.progress.scheduler_id or shown.outputs.get(_log(job))
+    if key is None and shown.silence:
+        return silent(job, "PBS", shown.silence)
     if key is None:
-        return silent(job, "PBS", silence) if silence else unconfirmed(job, "PBS")
+        return left_out(job, "PBS") if hidden else unconfirmed(job, "PBS")
+    if why := shown.doubt(key):
+        return unclear(job, why, shown.unread)
     new = array_progress(shown, key) if job.request.array else shown.get(key)
     if new is not None:
         return merged(job, new, key)
@@ -121,7 +166,7 @@ def _news(job: Job, shown: Qstat, silence: Answer | None) -> Progress:
             f"PBS knows no job {key}: a routing queue found no queue for it, or the server "
             "forgot it. Check nodes and walltime and submit it again",
         )
-    return silent(job, "PBS", silence) if silence else job.progress
+    return silent(job, "PBS", shown.silence) if shown.silence else left_out(job, "PBS")
 
 
 def cancel(job: Job) -> None:

@@ -5,7 +5,6 @@ Exit codes below zero are those of PBS itself: OpenPBS, src/include/job.h, JOB_E
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping
@@ -16,8 +15,13 @@ from qsgd_hpc.jobs.model import JobState, Progress
 from qsgd_hpc.jobs.schedulers.arrays import aggregate
 from qsgd_hpc.jobs.schedulers.command import Answer
 from qsgd_hpc.jobs.schedulers.endings import NO_MEMORY, WALLTIME, exit_words, node_words
+from qsgd_hpc.jobs.schedulers.pbs_json import read
 
-__all__ = ["Qstat", "array_progress", "parse_qstat"]
+__all__ = ["UNREAD", "Qstat", "array_progress", "parse_qstat"]
+
+# All is well; one of the jobs has ended; one of the jobs is not known.
+SPEAKING = (0, 35, 153)
+UNREAD = "the answer of PBS about it cannot be read"
 
 WALLTIME_EXIT = -29
 # The MoM of the first node restarted or is out of reach; -14: that of another one.
@@ -26,8 +30,6 @@ NODE_EXITS = (*FIRST_NODE_EXITS, -14)
 MEMORY_EXITS = (-26, -27, -31)
 SUBSTATE_CANCELLED = 91
 
-# Values of Variable_List come as the user has set them, with backslashes that escape nothing.
-_BACKSLASH = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _LIVE = {"R": JobState.RUNNING, "E": JobState.RUNNING, "B": JobState.RUNNING}
 _WAITING = {
     "W": "waits for its start time",
@@ -40,45 +42,87 @@ _HELD_BY = {"u": "its user; `qrls` lets it go", "o": "an operator", "s": "PBS or
 
 
 class Qstat(dict[str, Progress]):
-    """Progress by job id.
+    """What PBS said: progress by job id.
 
-    ``answered``: PBS said something; ``unknown`` are the ids that it says it does not know;
-    ``outputs`` maps the path of each job's output to its id.
+    Attributes:
+        unknown: ids that PBS says it does not know.
+        unclear: ids that it shows, and why their state cannot be told.
+        outputs: from the path of each job's output to its id.
+        unread: the last answer of which some of that could not be read.
+        silence: the first answer that was none.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.answered = False
         self.unknown: frozenset[str] = frozenset()
+        self.unclear: dict[str, str] = {}
         self.outputs: dict[str, str] = {}
+        self.unread: Answer | None = None
+        self.silence: Answer | None = None
+
+    def add(self, other: Qstat) -> None:
+        """Take in what PBS said to a later question."""
+        self.update(other)
+        self.unknown |= other.unknown
+        self.unclear |= other.unclear
+        self.outputs |= other.outputs
+        self.unread = other.unread or self.unread
+        self.silence = self.silence or other.silence
+
+    def tells(self, key: str) -> bool:
+        """Tell whether PBS has said anything of a job, or of a task of an array."""
+        return key in self or key in self.unknown or bool(self.doubt(key)) or any(self.tasks(key))
+
+    def tasks(self, key: str) -> dict[int, Progress]:
+        """Return the tasks that are shown of the array with the id ``15[].server``."""
+        found = ((_task_of(key, one), progress) for one, progress in self.items())
+        return {task: progress for task, progress in found if task is not None}
+
+    def doubt(self, key: str) -> str:
+        """Return why the state of a job, or of a task of it, cannot be told; mostly empty."""
+        hidden = (why for one, why in self.unclear.items() if one == key or _is_task(key, one))
+        return next(hidden, "")
+
+
+def _task_of(key: str, one: str) -> int | None:
+    """Return which task of the array ``key`` the id is; None when it is none."""
+    head, brackets, server = key.partition("[]")
+    match = re.fullmatch(rf"{re.escape(head)}\[([0-9]+)\]{re.escape(server)}", one)
+    return int(match[1]) if brackets and match else None
+
+
+def _is_task(key: str, one: str) -> bool:
+    return _task_of(key, one) is not None
 
 
 def parse_qstat(answer: Answer) -> Qstat:
     """Return what ``qstat -x -t -f -F json`` says.
 
-    Valid answers come with exit codes 35 and 153 too, so the code is not looked at.
+    Valid answers come with exit codes 35 and 153 too. A server that is down gives the head of an
+    answer, without jobs, and another exit code.
     """
     result = Qstat()
-    shown = _json(answer.out)
+    shown = read(answer.out)
     result.unknown = frozenset(re.findall(r"Unknown Job Id (\S+)", answer.err))
-    result.answered = bool(shown or result.unknown)
-    jobs = shown.get("Jobs", {})
-    for job_id, fields in jobs.items() if isinstance(jobs, dict) else ():
-        if isinstance(fields, dict) and (progress := _progress(fields)) is not None:
+    jobs = shown.jobs if shown else {}
+    for job_id, fields in jobs.items():
+        progress = _progress(fields)
+        if shown and not shown.whole and "[" in job_id:
+            continue  # other tasks of the array may be missing
+        if progress is None:
+            state = fields.get("job_state")
+            result.unclear[job_id] = f"PBS shows it in a state that is not known here ({state!r})"
+        else:
             result[job_id] = progress
-            host, _, path = _text(fields, "Output_Path").partition(":")
-            result.outputs[path or host] = job_id
+        host, _, path = _text(fields, "Output_Path").partition(":")
+        result.outputs[path or host] = job_id
+    if shown and shown.unread:
+        result.unread = answer
+        result.unclear |= dict.fromkeys(shown.unread, UNREAD)
+    spoke = shown is not None and (answer.code in SPEAKING or jobs or shown.unread)
+    if not spoke and not result.unknown:
+        result.silence = answer
     return result
-
-
-def _json(text: str) -> dict[str, Any]:
-    for candidate in (text, _BACKSLASH.sub(lambda m: m[0] if m[1] else r"\\", text)):
-        try:
-            content = json.loads(candidate, strict=False)
-        except (ValueError, RecursionError):
-            continue
-        return content if isinstance(content, dict) else {}
-    return {}
 
 
 def _progress(fields: Mapping[str, Any]) -> Progress | None:
@@ -142,13 +186,10 @@ def _failed_nodes(status: int, exec_host: str, comment: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(blamed))
 
 
-def array_progress(shown: Mapping[str, Progress], key: str) -> Progress | None:
+def array_progress(shown: Qstat, key: str) -> Progress | None:
     """Return the progress of the array with the id ``15[].server`` from that of its tasks."""
-    head, _, server = key.partition("[]")
-    pattern = re.compile(rf"{re.escape(head)}\[(\d+)\]{re.escape(server)}")
-    found = ((pattern.fullmatch(one), progress) for one, progress in shown.items())
     whole = shown.get(key)
-    tasks = {int(match[1]): _task(progress, whole) for match, progress in found if match}
+    tasks = {index: _task(progress, whole) for index, progress in shown.tasks(key).items()}
     return aggregate(tasks) if tasks else whole
 
 
@@ -167,7 +208,7 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 
 def _number(fields: Mapping[str, Any], name: str) -> int | None:
     value = fields.get(name)
-    return value if isinstance(value, int) else None
+    return value if type(value) is int else None
 
 
 def _time(text: str) -> float | None:

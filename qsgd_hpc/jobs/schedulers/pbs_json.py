@@ -1,0 +1,150 @@
+"""Read what qstat prints as JSON, and what is none. Pure.
+
+A value that reads as a number stands there without quotes, exactly as the user wrote it: the
+variable ``RUN=005``, a job of the name ``nan``, an empty one. Backslashes may escape nothing. What
+still cannot be read costs the one job that it stands in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Shown", "read"]
+
+# An id as the key of an object. Quotes inside of a value have a backslash before them.
+_JOB = re.compile(r'(?<!\\)"([0-9]+(?:\[[0-9]*\])?\.[^"\\\s]+)"\s*:\s*(?=\{)')
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_BARE_END = re.compile(r'["{}\[\],\r\n]')
+_END = re.compile(r"\}\s*\}\s*\}\s*\Z")  # of a job, of all jobs and of the answer
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_DEEPEST = 20
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The attributes of each job, by its id.
+
+    ``unread`` are jobs whose attributes cannot be read; ``whole``: the answer has its end. One that
+    was cut off leaves out the job that it ends in.
+    """
+
+    jobs: Mapping[str, Mapping[str, Any]]
+    unread: frozenset[str] = frozenset()
+    whole: bool = True
+
+
+def read(text: str) -> Shown | None:
+    """Return the jobs in an answer of ``qstat -f -F json``; None when it cannot be read at all.
+
+    An answer that was cut off is read as far as its jobs are whole.
+    """
+    try:
+        content = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return _pieces(text)
+    if not isinstance(content, dict):
+        return None
+    listed = content.get("Jobs", {})
+    listed = listed if isinstance(listed, dict) else {}
+    jobs = {key: fields for key, fields in listed.items() if isinstance(fields, dict)}
+    return Shown(jobs, frozenset(listed) - frozenset(jobs))
+
+
+def _pieces(text: str) -> Shown | None:
+    """Read each job by itself, from its id to the next one's."""
+    heads = list(_JOB.finditer(text))
+    if not heads:
+        return None
+    whole = _END.search(text) is not None
+    jobs: dict[str, Mapping[str, Any]] = {}
+    unread = set()
+    for head, end in zip(heads, [*(head.start() for head in heads[1:]), len(text)], strict=True):
+        try:
+            jobs[head[1]], _ = _value(text[head.end() : end], 0, 0)
+        except ValueError:
+            if whole or end < len(text):
+                unread.add(head[1])
+    return Shown(jobs, frozenset(unread), whole)
+
+
+def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
+    """Return the value that begins at a position, and where it ends.
+
+    Raises:
+        ValueError: it does not end, or something else stands there.
+    """
+    at = _after_space(text, at)
+    if depth > _DEEPEST:
+        raise ValueError("too deep")
+    if text.startswith("{", at):
+        return _object(text, at + 1, depth)
+    if text.startswith("[", at):
+        return _list(text, at + 1, depth)
+    if text.startswith('"', at):
+        return _string(text, at)
+    end = _BARE_END.search(text, at)
+    if end is None:
+        raise ValueError("cut off")
+    word = text[at : end.start()].strip()
+    return (int(word) if _WHOLE.fullmatch(word) else word), end.start()
+
+
+def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
+    found: dict[str, Any] = {}
+    at = _after_space(text, at)
+    while not text.startswith("}", at):
+        name, at = _string(text, at)
+        found[name], at = _value(text, _past(text, at, ":"), depth + 1)
+        at = _separated(text, at, "}")
+    return found, at + 1
+
+
+def _list(text: str, at: int, depth: int) -> tuple[list[Any], int]:
+    found = []
+    at = _after_space(text, at)
+    while not text.startswith("]", at):
+        value, at = _value(text, at, depth + 1)
+        found.append(value)
+        at = _separated(text, at, "]")
+    return found, at + 1
+
+
+def _string(text: str, at: int) -> tuple[str, int]:
+    match = _STRING.match(text, _after_space(text, at))
+    if match is None:
+        raise ValueError("no string")
+    return _ESCAPE.sub(_unescaped, match[1]), match.end()
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    word = match[1]
+    if word[0] == "u" and len(word) == 5:
+        return chr(int(word[1:], 16))
+    if word in '"\\/':
+        return word
+    return _ESCAPED.get(word, match[0])
+
+
+def _separated(text: str, at: int, end: str) -> int:
+    """Return where the next entry begins, or the end of them all."""
+    at = _after_space(text, at)
+    return at if text.startswith(end, at) else _after_space(text, _past(text, at, ","))
+
+
+def _past(text: str, at: int, mark: str) -> int:
+    at = _after_space(text, at)
+    if not text.startswith(mark, at):
+        raise ValueError(f"no {mark}")
+    return at + 1
+
+
+def _after_space(text: str, at: int) -> int:
+    while text[at : at + 1].isspace():
+        at += 1
+    return at
