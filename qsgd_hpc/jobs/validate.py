@@ -15,12 +15,21 @@ from qsgd_hpc.jobs.words import did_you_mean, listing
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.hosts import MOST_HOSTS
 
-__all__ = ["Facts", "fill", "network_faults", "request_faults", "site_faults", "site_notes"]
+__all__ = [
+    "Facts",
+    "fill",
+    "network_faults",
+    "request_faults",
+    "site_faults",
+    "site_notes",
+]
 
 # Directive lines have no quoting that every scheduler agrees on, so values stay within this set.
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+# Slurm takes every name; but a directive line has no quotes for what a shell would expand.
+_NAME, _SLURM_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*"), re.compile(r"[!%&(-\[\]^_a-~]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-NAME_LENGTH = 15  # what PBS shows of a job's name
+PBS_NAME_LENGTH = 15  # what PBS shows of a job's name
 NODES_CEILING = 1_000_000
 
 
@@ -74,13 +83,15 @@ def fill(
         account=account,
         network=request.network or site.emulated_network,
         filesystems=request.filesystems or site.default_filesystems,
-        name=request.name or _name_from(request.script.stem),
+        name=request.name or _name_from(request.script.stem, site.scheduler),
     )
 
 
-def _name_from(stem: str) -> str:
-    plain = re.sub(r"[^A-Za-z0-9_.+-]+", "_", stem)[:NAME_LENGTH].strip("_.+-")
-    return plain if plain[:1].isalpha() else f"job_{plain}"[:NAME_LENGTH].rstrip("_")
+def _name_from(words: str, scheduler: str) -> str:
+    """Return a name made of these words that every scheduler takes, and PBS shows whole."""
+    longest = PBS_NAME_LENGTH if scheduler == "pbs" else None
+    plain = re.sub(r"[^A-Za-z0-9_.+-]+", "_", words)[:longest].strip("_.+-")
+    return plain if plain[:1].isalpha() else f"job_{plain}"[:longest].rstrip("_")
 
 
 def request_faults(request: JobRequest, facts: Facts) -> list[str]:
@@ -99,11 +110,6 @@ def _request_faults(request: JobRequest, facts: Facts) -> Iterator[str]:
         yield f"--ranks-per-node {per_node}: a node needs at least 1 rank. Leave it out or use 1."
     if request.walltime_min is not None and request.walltime_min <= 0:
         yield f"--walltime of {request.walltime_min:g} minutes: use a positive time, such as 30m."
-    if request.name and not (_PLAIN_WORD.fullmatch(request.name) and request.name[0].isalpha()):
-        yield (
-            f"--name {request.name!r}: a job's name is letters, digits and _ . + - after a letter. "
-            f"Try --name {_name_from(request.name)}."
-        )
     for key, value in request.env.items():
         if not _VARIABLE.fullmatch(key):
             yield f"--env {key!r}: a name is letters, digits and _. Write --env NAME=VALUE."
@@ -123,7 +129,19 @@ def site_faults(request: JobRequest, site: Site, facts: Facts) -> list[str]:
     return list(_site_faults(request, site, facts))
 
 
+def _name_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
+    slurm = scheduler == "slurm"
+    if request.name and not (_SLURM_NAME if slurm else _NAME).fullmatch(request.name):
+        plain = "letters, digits and _ . + - after a letter"
+        rule = "printable ASCII without spaces, quotes, $, # and backslashes" if slurm else plain
+        yield (
+            f"--name {request.name!r}: a job's name is {rule} here. "
+            f"Try --name {_name_from(request.name, scheduler)}."
+        )
+
+
 def _site_faults(request: JobRequest, site: Site, facts: Facts) -> Iterator[str]:
+    yield from _name_faults(request, site.scheduler)
     yield from queue_faults(site, request.queue, request.nodes, request.walltime_min)
     yield from _missing(request, site)
     yield from _array_and_chain(request, site)
@@ -134,8 +152,12 @@ def _site_faults(request: JobRequest, site: Site, facts: Facts) -> Iterator[str]
             yield f"{site.name} has no filesystem '{name}'. {did_you_mean(name, site.filesystems)}"
         elif not _PLAIN_WORD.fullmatch(name):
             yield f"--filesystems {name!r}: names are letters, digits and _ . + -"
-    for flag, value in (("account", request.account), ("queue", request.queue)):
-        if value and not _PLAIN_WORD.fullmatch(value):
+    account = _SLURM_NAME if site.scheduler == "slurm" else _PLAIN_WORD
+    for flag, value, rule in (
+        ("account", request.account, account),
+        ("queue", request.queue, _PLAIN_WORD),
+    ):
+        if value and not rule.fullmatch(value):
             yield f"--{flag} {value!r}: a name is letters, digits and _ . + - here."
     if facts.missing_command:
         yield (

@@ -161,10 +161,22 @@ def test_one_rank_per_gpu_and_one_without_gpus() -> None:
     "script", ["train.py", "1.py", "x y.py", "é.py", "---.py", "a" * 40 + ".py"]
 )
 def test_default_name_is_valid_everywhere(script: str) -> None:
-    site = sites.load("local")
-    filled = fill(JobRequest(Path(script)), site)
-    assert request_faults(filled, Facts()) == []
-    assert 1 <= len(filled.name or "") <= 15
+    for site in map(sites.load, ("local", "polaris", "perlmutter")):
+        name = fill(JobRequest(Path(script)), site).name or ""
+        assert not [
+            fault for fault in faults(site.name, name=name).splitlines() if "--name" in fault
+        ]
+        assert 1 <= len(name) <= (15 if site.scheduler == "pbs" else 40)
+
+
+def test_slurm_takes_names_that_pbs_does_not() -> None:
+    name = "project-subproject:test1"
+    assert "--name" not in faults("perlmutter", name=name, account=name)
+    assert "letters, digits and _ . + - after a letter here. Try --name project-subproj" in faults(
+        "polaris", name=name
+    )
+    for bad in ("two words", "a'b", "$HOME", "é", "a#b"):
+        assert f"--name {bad!r}" in faults("perlmutter", name=bad)
 
 
 @pytest.mark.parametrize(
