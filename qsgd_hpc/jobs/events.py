@@ -18,6 +18,7 @@ __all__ = [
     "noted_at",
     "read_events",
     "task_counts",
+    "task_progress",
     "why_not_run",
     "with_own_record",
 ]
@@ -122,15 +123,15 @@ def end_of(exit_code: int) -> tuple[JobState, str]:
 
 def task_counts(job: Job) -> dict[str, int]:
     """Return how many tasks of an array are in each state, by the tasks' own records."""
-    states = (_task_state(job.directory / f"task-{n}") for n in range(len(job.request.tasks)))
+    states = (task_progress(job, n).state for n in range(len(job.request.tasks)))
     return dict(Counter(state.value for state in states))
 
 
-def _task_state(directory: Path) -> JobState:
-    runs = _runs(directory)
+def task_progress(job: Job, task: int) -> Progress:
+    """Return how far a task of an array is by its own record."""
+    runs = _runs(job.directory / f"task-{task}")
     if not runs:
-        return JobState.QUEUED
-    last = runs[-1][-1]
-    if last["event"] != "end":
-        return JobState.RUNNING
-    return end_of(last.get("exit_code", 1))[0]
+        return Progress()
+    first, last = runs[-1][0], runs[-1][-1]
+    running = Progress(JobState.RUNNING, started_at=first.get("at"))
+    return _ended_by(running, last) if last["event"] == "end" else running

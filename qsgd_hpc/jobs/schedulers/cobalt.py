@@ -25,7 +25,14 @@ from qsgd_hpc.jobs.schedulers.command import (
     submitted,
 )
 from qsgd_hpc.jobs.schedulers.endings import WALLTIME, exit_words
-from qsgd_hpc.jobs.schedulers.news import merged, open_jobs, silent, unconfirmed, unknown
+from qsgd_hpc.jobs.schedulers.news import (
+    merged,
+    open_jobs,
+    silent,
+    unclear,
+    unconfirmed,
+    unknown,
+)
 
 __all__ = ["cancel", "find", "parse_log", "parse_qstat", "parse_qsub", "refresh", "submit"]
 
@@ -83,7 +90,7 @@ def parse_qsub(answer: Answer) -> str | None:
 def parse_qstat(answer: Answer) -> dict[str, dict[str, str]] | None:
     """Return the fields of each job that ``qstat -f -l`` lists, by job id and lower-case name.
 
-    None: Cobalt did not answer. Without any job, it prints nothing.
+    None: Cobalt did not answer, or not to the end. Without any job, it prints nothing.
     """
     jobs: dict[str, dict[str, str]] = {}
     fields: dict[str, str] = {}
@@ -93,9 +100,8 @@ def parse_qstat(answer: Answer) -> dict[str, dict[str, str]] | None:
             fields = jobs.setdefault(value.strip(), {})
         elif colon:
             fields[name.strip().lower()] = value.strip()
-    if not jobs and (answer.err.strip() or answer.out.strip() or answer.code not in (0, 1)):
-        return None
-    return jobs
+    strange = not jobs and (answer.err.strip() or answer.out.strip())
+    return None if strange or answer.code not in (0, 1) else jobs
 
 
 def _listed() -> tuple[dict[str, dict[str, str]] | None, Answer]:
@@ -135,16 +141,25 @@ def _news(job: Job, listed: Mapping[str, Mapping[str, str]]) -> Progress:
     key = job.progress.scheduler_id or _found(job, listed)
     if key is None:
         return unconfirmed(job, "Cobalt")
-    if key in listed:
-        state, why = _STATES.get(listed[key].get("state", ""), (None, ""))
-        return job.progress if state is None else merged(job, Progress(state, why=why), key)
-    try:
-        end = parse_log(_debug_log(job).read_text("utf-8", "replace"))
-    except OSError:
-        end = None
-    if end is None:
+    if key not in listed:
+        try:
+            end = parse_log(_debug_log(job).read_text("utf-8", "replace"))
+        except OSError:
+            end = None
+        if end is not None:
+            return merged(job, end, key)
+        answer = ask(["qstat", "-f", "-l", key])
+        alone = parse_qstat(answer)
+        if alone is None:
+            return silent(job, "Cobalt", answer)
+        listed = alone
+    if key not in listed:
         return unknown(job, f"Cobalt knows no job {key} and its log does not tell how it ended")
-    return merged(job, end, key)
+    word = listed[key].get("state", "none")
+    if word not in _STATES:
+        return unclear(job, f"Cobalt shows it in a state that is not known here ({word})")
+    state, why = _STATES[word]
+    return merged(job, Progress(state, why=why), key)
 
 
 def parse_log(text: str) -> Progress | None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from qsgd_hpc.jobs.events import task_progress
 from qsgd_hpc.jobs.model import Job, Progress
 from qsgd_hpc.jobs.schedulers.arrays import aggregate
 from qsgd_hpc.jobs.schedulers.command import (
@@ -22,7 +24,14 @@ from qsgd_hpc.jobs.schedulers.command import (
     submitted,
 )
 from qsgd_hpc.jobs.schedulers.lsf_answers import COLUMNS, Bjobs, parse_bjobs
-from qsgd_hpc.jobs.schedulers.news import merged, open_jobs, silent, unconfirmed, unknown
+from qsgd_hpc.jobs.schedulers.news import (
+    merged,
+    open_jobs,
+    silent,
+    unclear,
+    unconfirmed,
+    unknown,
+)
 
 __all__ = ["cancel", "find", "parse_bsub", "refresh", "submit"]
 
@@ -57,8 +66,8 @@ def parse_bsub(answer: Answer) -> str | None:
     return ids[-1] if answer.code == 0 and ids else None
 
 
-def _bjobs() -> tuple[Bjobs | None, Answer]:
-    answer = ask(["bjobs", "-a", "-json", "-o", COLUMNS])
+def _bjobs(*ids: str) -> tuple[Bjobs | None, Answer]:
+    answer = ask(["bjobs", "-a", "-json", "-o", COLUMNS, *ids])
     return parse_bjobs(answer), answer
 
 
@@ -89,12 +98,27 @@ def _news(job: Job, shown: Bjobs) -> Progress:
     key = job.progress.scheduler_id or shown.outputs.get(_log(job))
     if key is None:
         return unconfirmed(job, "LSF")
+    if _lacks(job, key, shown):
+        alone, answer = _bjobs(key)
+        if alone is None:
+            return replace(silent(job, "LSF", answer), scheduler_id=key)
+        shown.add(alone)
+    if key in shown.unclear:
+        word = shown.unclear[key]
+        return unclear(job, f"LSF shows it in a state that is not known here ({word})")
     tasks: Mapping[int, Progress] = shown.get(key, {})
     if not tasks:
         return unknown(job, f"LSF knows no job {key} any more; `bhist -l {key}` may")
     if job.request.array:
-        return merged(job, aggregate({index - 1: tasks[index] for index in tasks}), key)
+        # LSF forgets a task an hour after its end, while others still run.
+        noted = {n: task_progress(job, n) for n in range(len(job.request.tasks))}
+        return merged(job, aggregate({n: tasks.get(n + 1, noted[n]) for n in noted}), key)
     return merged(job, next(iter(tasks.values())), key)
+
+
+def _lacks(job: Job, key: str, shown: Bjobs) -> bool:
+    """Tell whether LSF has left out the job, or a task of it."""
+    return key not in shown.unclear and len(shown.get(key, {})) < max(1, len(job.request.tasks))
 
 
 def cancel(job: Job) -> None:

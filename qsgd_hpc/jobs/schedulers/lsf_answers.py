@@ -40,15 +40,25 @@ _REASONS = (
     (("TERM_MEMLIMIT", "TERM_SWAP"), JobState.FAILED, NO_MEMORY),
     (("TERM_PREEMPT", "TERM_BUCKET"), JobState.FAILED, PREEMPTED),
 )
-_NO_JOBS = ("No job found", "No unfinished job found")
+_NO_JOBS = ("No job found", "No unfinished job found", "is not found")
 
 
 class Bjobs(dict[str, dict[int, Progress]]):
-    """Progress by job id and index, which is 0 for a job that is no array; ids by output file."""
+    """Progress by job id and index, which is 0 for a job that is no array.
+
+    ``outputs`` are ids by output file; ``unclear`` are jobs with a task in a state of an unknown
+    name, with that name.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.outputs: dict[str, str] = {}
+        self.unclear: dict[str, str] = {}
+
+    def add(self, other: Bjobs) -> None:
+        """Take in the answer to a later question."""
+        self.update(other)
+        self.unclear |= other.unclear
 
 
 def parse_bjobs(answer: Answer) -> Bjobs | None:
@@ -63,13 +73,15 @@ def parse_bjobs(answer: Answer) -> Bjobs | None:
     if not isinstance(records, list):
         return None
     for record in records:
-        if not isinstance(record, dict):
-            continue
+        if not isinstance(record, dict) or "ERROR" in record:
+            continue  # a job that is not known
         fields = {str(name): str(value) for name, value in record.items()}
-        if (progress := _progress(fields)) is not None:
-            key, index = fields.get("JOBID", ""), fields.get("JOBINDEX", "")
+        key, index = fields.get("JOBID", ""), fields.get("JOBINDEX", "")
+        if (progress := _progress(fields)) is None:
+            found.unclear[key] = fields.get("STAT", "none")
+        else:
             found.setdefault(key, {})[int(index) if _is_number(index) else 0] = progress
-            found.outputs[fields.get("OUTPUT_FILE", "")] = key
+        found.outputs[fields.get("OUTPUT_FILE", "")] = key
     return found
 
 
