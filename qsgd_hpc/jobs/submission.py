@@ -21,6 +21,7 @@ from qsgd_hpc.jobs.request_check import choice_faults, complete
 from qsgd_hpc.jobs.schedulers import scheduler
 from qsgd_hpc.jobs.schedulers.command import UnconfirmedError, mark
 from qsgd_hpc.jobs.schedulers.news import SETTLE_S
+from qsgd_hpc.jobs.schedulers.slurm_clusters import with_choice
 from qsgd_hpc.jobs.validate import Facts, fill, request_faults, site_faults, site_notes
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.keeper import trial
@@ -178,6 +179,8 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
     filled = request
     if site is not None:
         filled = complete(fill(request, site, {"account": env.get("QSGD_ACCOUNT")}))
+        if site.scheduler == "slurm":
+            filled = with_choice(filled, os.environ)
         faults += site_faults(filled, site, facts)
         faults += choice_faults(filled, site.scheduler)
         faults += after_faults(filled.after, site)

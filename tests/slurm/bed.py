@@ -40,9 +40,14 @@ def missing() -> str | None:
 
 @dataclass
 class Bed:
-    """One private cluster in a folder; ``variables`` make Slurm's commands talk to it."""
+    """One private cluster in a folder; ``variables`` make Slurm's commands talk to it.
+
+    ``beside``: another one whose accounting and MUNGE it uses, so that each knows the other.
+    """
 
     folder: Path
+    cluster: str = "bed"
+    beside: Bed | None = None
     nodes: int = 4
     cpus: int = 8
     gpus: int = 4
@@ -54,7 +59,16 @@ class Bed:
 
     @property
     def names(self) -> list[str]:
-        return [f"nid{n:04d}" for n in range(1, self.nodes + 1)]
+        return [f"{self._prefix}{n:04d}" for n in range(1, self.nodes + 1)]
+
+    @property
+    def _prefix(self) -> str:
+        return self.cluster if self.beside else "nid"
+
+    @property
+    def _services(self) -> Bed:
+        """The cluster that runs accounting and MUNGE."""
+        return self.beside or self
 
     @property
     def variables(self) -> dict[str, str]:
@@ -70,8 +84,10 @@ class Bed:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self.ports = _free_ports(3 + self.nodes)  # another bed may be up
         self._write_files()
-        self._start_munge()
-        self._start_accounting()
+        if not self.beside:
+            self._start_munge()
+            self._start_accounting()
+        self._register()
         self.start_controller()
         for name in self.names:
             self.start_node(name)
@@ -81,7 +97,7 @@ class Bed:
         """End everything, nodes first; jobs that are left are killed with their nodes."""
         for name in reversed(list(self.running)):
             self.stop(name)
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # nothing where another cluster has it
             os.kill(int((self.folder / "run/munged.pid").read_text()), signal.SIGTERM)
 
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
@@ -186,15 +202,20 @@ class Bed:
         client = ["mariadb", "--no-defaults", "-S", f"{run}/database.sock", "-e", sql]
         self._until(lambda: self._asked(*client) is not None, "the database")
         self._start("accounting", ["slurmdbd", "-D"])
+
+    def _register(self) -> None:
+        """Make the cluster, an account and limits known to accounting."""
         manager = ["sacctmgr", "-i"]
-        self._until(
-            lambda: self._asked(*manager, "add", "cluster", "bed") is not None, "accounting"
-        )
-        for words in (
-            "add account myproject_g Cluster=bed",
+        add = ["add", "cluster", self.cluster]
+        self._until(lambda: self._asked(*manager, *add) is not None, "accounting")
+        limits = (
             "add qos regular set MaxWall=2-00:00:00 Flags=DenyOnLimit",
             "add qos debug set MaxWall=00:30:00 MaxTRESPerJob=node=2 Flags=DenyOnLimit",
-            "add user root Account=myproject_g",
+        )
+        for words in (
+            f"add account myproject_g Cluster={self.cluster}",
+            *(() if self.beside else limits),
+            f"add user root Account=myproject_g Cluster={self.cluster}",
             "modify user root set qos=normal,regular,debug",
         ):
             subprocess.run(
@@ -209,7 +230,7 @@ class Bed:
                 os.mknod(devices / f"gpu{gpu}", 0o20666, os.makedev(1, 3))
         own = "".join(f"127.0.0.1 {name}\n" for name in self.names)
         (self.folder / "hosts").write_text(Path("/etc/hosts").read_text() + own)
-        names = f"nid[0001-{self.nodes:04d}]"
+        names = f"{self._prefix}[0001-{self.nodes:04d}]"
         (self.folder / "gres.conf").write_text(
             f"NodeName={names} Name=gpu File={devices}/gpu[0-{self.gpus - 1}]\n"
         )
@@ -244,13 +265,13 @@ StorageLoc=slurm_acct_db
             for n, name in enumerate(self.names, 1)
         )
         return f"""\
-ClusterName=bed
+ClusterName={self.cluster}
 SlurmctldHost={socket.gethostname().split(".")[0]}(127.0.0.1)
 SlurmctldPort={self.ports[0]}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={self.folder}/run/munge.sock
+AuthInfo=socket={self._services.folder}/run/munge.sock
 CredType=cred/munge
 StateSaveLocation={self.folder}/state
 SlurmdSpoolDir={self.folder}/spool/%n
@@ -276,8 +297,8 @@ MailProg=/bin/true
 GresTypes=gpu
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
-AccountingStoragePort={self.ports[1]}
-AccountingStoragePass={self.folder}/run/munge.sock
+AccountingStoragePort={self._services.ports[1]}
+AccountingStoragePass={self._services.folder}/run/munge.sock
 AccountingStorageEnforce=associations,limits,qos
 {nodes}PartitionName=regular Nodes={names} Default=YES MaxTime=2-0 OverSubscribe=EXCLUSIVE
 PartitionName=debug Nodes={names} MaxTime=00:05:00 MaxNodes=2 OverSubscribe=EXCLUSIVE

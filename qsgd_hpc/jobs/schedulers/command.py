@@ -44,8 +44,11 @@ _UNCONFIRMED = (
     "End of File",
     "Connection reset",
 )
-# The user's own filters and formats must not change what a query prints.
-_STRIPPED = ("SQUEUE_", "SACCT_", "SLURM_TIME_FORMAT", "LSB_BJOBS_")
+# The user's own filters and formats must not change what a query prints, nor of which cluster.
+_STRIPPED = (
+    *("SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SLURM_TIME_FORMAT", "LSB_BJOBS_"),
+    *("SLURM_CLUSTERS", "SBATCH_CLUSTERS"),
+)
 
 
 class UnconfirmedError(LaunchError):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs.events import task_progress
 from qsgd_hpc.jobs.model import Job, JobState, Progress
 from qsgd_hpc.jobs.schedulers.arrays import aggregate
 from qsgd_hpc.jobs.schedulers.command import (
@@ -26,6 +29,7 @@ from qsgd_hpc.jobs.schedulers.news import (
     merged,
     open_jobs,
     silent,
+    unclear,
     unconfirmed,
     unknown,
 )
@@ -36,7 +40,15 @@ from qsgd_hpc.jobs.schedulers.slurm_answers import (
     parse_sacct,
     parse_squeue,
 )
+from qsgd_hpc.jobs.schedulers.slurm_clusters import (
+    candidates,
+    cluster_of,
+    number_of,
+    option,
+    within,
+)
 from qsgd_hpc.jobs.schedulers.slurm_nodes import blamed, lines_of
+from qsgd_hpc.jobs.words import listing
 
 __all__ = ["cancel", "find", "parse_sbatch", "refresh", "submit"]
 
@@ -54,6 +66,7 @@ REMEDIES = (
     ("accounting/QOS policy", "Another --queue, fewer --nodes or a shorter --walltime may fit."),
     ("Job dependency problem", "A job of --after is not known to Slurm any more; leave it out."),
     ("Invalid job array", "Use fewer values of --array; `scontrol show config` has MaxArraySize."),
+    ("for --cluster", "It is down, or there is none of that name; nothing was submitted."),
     ("Unable to contact slurm controller", "Slurm is down; nothing was submitted. Try it later."),
 )
 
@@ -63,25 +76,42 @@ def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
     # A percent sign starts a pattern in file names of sbatch.
     folder = str(job.directory).replace("%", "%%")
     log = f"{folder}/{log_path(job, '%a').name}"
-    argv = ["sbatch", "--parsable", f"--output={log}", *_depends(after), str(job.script_path)]
-    answer = ask(argv, cwd=job.request.workdir)
+    argv = ["sbatch", "--parsable", f"--output={log}", *option(_goal(job, after))]
+    answer = ask([*argv, *_depends(after), str(job.script_path)], cwd=job.request.workdir)
     return submitted(job, parse_sbatch(answer), refusal("sbatch", answer, REMEDIES), find)
+
+
+def _goal(job: Job, after: Sequence[Dependency]) -> str:
+    """Return the clusters that the job may go to: that of the jobs it waits for, if any."""
+    allowed = candidates(job)
+    others = {cluster_of(dependency.scheduler_id) for dependency in after}
+    if len(others) > 1 or (others and allowed != "all" and not others <= {*allowed.split(",")}):
+        named = listing(sorted(map(_called, others)), "and")
+        raise LaunchError(
+            f"sbatch refused the job: it would run in {_called(allowed)} and wait for jobs in "
+            f"{named}, which Slurm cannot do. Use one cluster for all, or leave out --after."
+        )
+    return next(iter(others), allowed)
+
+
+def _called(cluster: str) -> str:
+    return f"cluster {cluster}" if cluster else "the usual cluster"
 
 
 def _depends(after: Sequence[Dependency]) -> list[str]:
     kinds = (("afterok", of_kind(after, "ok")), ("afterany", of_kind(after, "any")))
-    terms = [":".join((word, *ids)) for word, ids in kinds if ids]
+    terms = [":".join((word, *map(number_of, ids))) for word, ids in kinds if ids]
     # Without the second option, a job whose condition cannot come true any more waits for ever.
     return [f"--dependency={','.join(terms)}", "--kill-on-invalid-dep=yes"] if terms else []
 
 
 def parse_sbatch(answer: Answer) -> str | None:
-    """Return the job id that ``sbatch --parsable`` printed, without the cluster's name."""
+    """Return the id that ``sbatch --parsable`` printed: ``42``, or ``42;gpu`` with the cluster."""
     lines = answer.out.strip().splitlines()
     if answer.code != 0 or not lines:
         return None
-    job_id = lines[-1].split(";")[0].strip()
-    return job_id if job_id.isascii() and job_id.isdigit() else None
+    match = re.fullmatch(r"\s*([0-9]+)(;[^\s;]+)?;?\s*", lines[-1])
+    return f"{match[1]}{match[2] or ''}" if match else None
 
 
 def find(job: Job) -> str | None:
@@ -90,28 +120,33 @@ def find(job: Job) -> str | None:
     Raises:
         LaunchError: Slurm does not answer.
     """
-    answer = _squeue()
-    live = parse_squeue(answer)
-    if live is None:
+    clusters = candidates(job)
+    answer = _squeue(clusters)
+    live = parse_squeue(answer, clusters)
+    if live is None or not live.covers(clusters):
         raise no_answer("squeue", answer)
-    return _found_live(job, live) or _found_past([job]).get(job.id)
+    return _found_live(job, live) or _found_past([job], clusters).get(job.id)
 
 
 def _found_live(job: Job, live: Squeue) -> str | None:
     return next((key for origin, key in live.origins.items() if _is_of(job, *origin)), None)
 
 
-def _found_past(jobs: Sequence[Job]) -> dict[str, str]:
+def _found_past(jobs: Sequence[Job], clusters: str) -> dict[str, str]:
     """Look among the jobs that squeue has forgotten; sacct keeps how each was submitted."""
     if not jobs:
         return {}
     earliest = min(job.submitted_at for job in jobs)
     since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(earliest - 60))
     found: dict[str, str] = {}
-    query = ["sacct", "-X", "-n", "-P", "-S", since, "-o", "JobID,Comment,SubmitLine"]
+    columns = "JobID,Cluster,Comment,SubmitLine" if clusters else "JobID,Comment,SubmitLine"
+    query = ["sacct", "-X", "-n", "-P", *option(clusters), "-S", since, "-o", columns]
     for line in lines_of(query):
-        key, comment, command = (*line.split("|", 2), "", "")[:3]
-        found |= {job.id: key.partition("_")[0] for job in jobs if _is_of(job, comment, command)}
+        number, _, rest = line.partition("|")
+        cluster, _, rest = rest.partition("|") if clusters else ("", "", rest)
+        comment, _, command = rest.partition("|")
+        key = within(number.partition("_")[0], cluster)
+        found |= {job.id: key for job in jobs if _is_of(job, comment, command)}
     return found
 
 
@@ -122,33 +157,50 @@ def _is_of(job: Job, comment: str, command: str) -> bool:
 
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
-    """Ask squeue once for all jobs of the user, and sacct once for those that it has forgotten."""
-    jobs = open_jobs(jobs)
-    if not jobs:
-        return {}
-    answer = _squeue()
-    live = parse_squeue(answer)
+    """Ask squeue once for all jobs of a cluster, and sacct once for those that it has forgotten."""
+    groups: dict[str, list[Job]] = {}
+    for job in open_jobs(jobs):
+        groups.setdefault(candidates(job), []).append(job)
+    news: dict[str, Progress] = {}
+    for clusters, members in groups.items():
+        news |= _refreshed(members, clusters)
+    return blamed(news)
+
+
+def _refreshed(jobs: Sequence[Job], clusters: str) -> dict[str, Progress]:
+    answer = _squeue(clusters)
+    live = parse_squeue(answer, clusters)
     if live is None:
         return {job.id: silent(job, "Slurm", answer) for job in jobs}
-    ids = {job.id: job.progress.scheduler_id or _found_live(job, live) for job in jobs}
-    ids |= _found_past([job for job in jobs if ids[job.id] is None and is_settled(job)])
+    ids = {job.id: _key(job, clusters) or _found_live(job, live) for job in jobs}
+    strays = [job for job in jobs if ids[job.id] is None and is_settled(job)]
+    ids |= _found_past(strays, clusters)
     past, silence = _accounting(
         [key for job in jobs if (key := ids[job.id]) and _is_over(job, key, live)]
     )
-    return blamed({job.id: _news(job, ids[job.id], live, past, silence) for job in jobs})
+    return {job.id: _news(job, ids[job.id], live, past, silence) for job in jobs}
+
+
+def _key(job: Job, clusters: str) -> str | None:
+    """Return the id that is recorded, with the cluster that an older record may lack."""
+    key = job.progress.scheduler_id
+    one = "," not in clusters and clusters != "all"
+    return within(key, clusters) if key and one and not cluster_of(key) else key
 
 
 def _accounting(keys: Sequence[str]) -> tuple[dict[str, Progress] | None, Answer]:
     """Return what sacct says, asked once if the ids fit; None, and why, when it does not answer."""
     past: dict[str, Progress] = {}
     answer = Answer("")
-    for part in batches(keys):
-        listed = ",".join(part)
-        answer = ask(["sacct", "-X", "-n", "-P", "-D", "-o", SACCT_COLUMNS, "-j", listed])
-        found = parse_sacct(answer)
-        if found is None:
-            return None, answer
-        past |= found
+    for cluster in sorted({cluster_of(key) for key in keys}):
+        numbers = [number_of(key) for key in keys if cluster_of(key) == cluster]
+        for part in batches(numbers):
+            query = ["sacct", "-X", "-n", "-P", "-D", *option(cluster), "-o", SACCT_COLUMNS]
+            answer = ask([*query, "-j", ",".join(part)])
+            found = parse_sacct(answer, cluster)
+            if found is None:
+                return None, answer
+            past |= found
     return past, answer
 
 
@@ -160,35 +212,83 @@ def _news(
     silence: Answer,
 ) -> Progress:
     """Return the progress of one job after all answers."""
+    cluster = cluster_of(key) if key else candidates(job)
+    if not live.covers(cluster):
+        told = listing(sorted(map(_called, live.clusters)), "and")
+        return unclear(job, f"Slurm answers for {told} alone, not for {_called(cluster)}")
     if key is None:
         return unconfirmed(job, "Slurm")
+    if past is not None and is_settled(job) and _lacks(job, key, live, past):
+        again, silence = _asked_alone(job, key, live)
+        if again is None:
+            return replace(silent(job, "Slurm", silence), scheduler_id=key)
+        past = {**past, **again}
+    if word := next((live.unclear[one] for one in _keys(job, key) if one in live.unclear), ""):
+        kept = unclear(job, f"Slurm shows it in a state that is not known here ({word})")
+        return replace(kept, scheduler_id=key)
     new = _array(job, key, live, past) if job.request.array else _one(key, live, past)
     if new is not None:
         return merged(job, new, key)
-    kept = job.progress
     if past is None:
-        kept = silent(job, "Slurm's accounting", silence)
-    elif key not in live.unclear:
-        kept = unknown(job, f"Slurm knows no job {key} any more")
-    return replace(kept, scheduler_id=key)
+        return replace(silent(job, "Slurm's accounting", silence), scheduler_id=key)
+    return replace(unknown(job, f"Slurm knows no job {key} any more"), scheduler_id=key)
 
 
-def _squeue() -> Answer:
-    # All jobs of the user, not a list of ids: no such list can be too long, and squeue asked for a
-    # single id that it has forgotten fails.
-    return ask(["squeue", "-h", "-r", "--me", "-t", "all", "-o", SQUEUE_COLUMNS])
+def _asked_alone(job: Job, key: str, live: Squeue) -> tuple[dict[str, Progress] | None, Answer]:
+    """Ask once more about a job that two answers have left out: one of them may be incomplete.
+
+    Return what sacct says and add to ``live`` what squeue does; None, and why: no answer.
+    """
+    past, answer = _accounting([key])
+    if past is not None and _lacks(job, key, live, past):
+        answer = _squeue(cluster_of(key), number_of(key))
+        alone = parse_squeue(answer, cluster_of(key))
+        if alone is None:
+            return None, answer
+        told = {*alone, *alone.unclear}
+        known = _waits(key, told) or not told.isdisjoint(_keys(job, key))
+        if not known and "Invalid job id" not in answer.err:
+            return None, Answer("")  # it says nothing of this job
+        live.add(alone)
+    return past, answer
+
+
+def _squeue(clusters: str, number: str = "") -> Answer:
+    """Ask for all jobs of the user, or for one alone.
+
+    All, because no list of ids can then be too long, and squeue asked for a single id that it has
+    forgotten fails. Of clusters with the titles, among which it says which cluster is which.
+    """
+    titles = [] if clusters else ["-h"]
+    which = ["-j", number] if number else ["--me"]
+    query = ["squeue", *titles, "-r", *which, "-t", "all", *option(clusters)]
+    return ask([*query, "-o", SQUEUE_COLUMNS])
 
 
 def _keys(job: Job, key: str) -> list[str]:
     """Return the ids under which Slurm lists a job: its own, or those of its tasks."""
-    tasks = range(len(job.request.tasks))
-    return [f"{key}_{index}" for index in tasks] if job.request.array else [key]
+    if not job.request.array:
+        return [key]
+    number, cluster = number_of(key), cluster_of(key)
+    return [within(f"{number}_{index}", cluster) for index in range(len(job.request.tasks))]
 
 
 def _is_over(job: Job, key: str, live: Squeue) -> bool:
     """Tell whether accounting has to say how the job, or a task of it, has ended."""
     keys = [one for one in _keys(job, key) if one not in live.unclear]
     return any(one not in live or live[one].state.ended for one in keys)
+
+
+def _lacks(job: Job, key: str, live: Squeue, past: Mapping[str, Progress]) -> bool:
+    """Tell whether neither knows the job, or a task of it."""
+    known = {*live, *live.unclear, *past}
+    return not _waits(key, known) and any(one not in known for one in _keys(job, key))
+
+
+def _waits(key: str, known: Iterable[str]) -> bool:
+    """Tell whether tasks of an array are listed together, because they have not started."""
+    head, cluster = f"{number_of(key)}_[", cluster_of(key)
+    return any(one.startswith(head) and cluster_of(one) == cluster for one in known)
 
 
 def _one(
@@ -213,15 +313,17 @@ def _array(
     job: Job, key: str, live: Squeue, past: Mapping[str, Progress] | None
 ) -> Progress | None:
     """Return the progress of an array from that of its tasks; None when not all can be told."""
-    pending = any(one.startswith(f"{key}_[") for one in {*live, *(past or {})})
+    pending = _waits(key, {*live, *(past or {})})
     tasks: dict[int, Progress] = {}
     for index, one in enumerate(_keys(job, key)):
         known = _one(one, live, past)
         if known is None and past is None:
             return None
-        if known is None and (pending or one in live.unclear):
-            known = Progress()
-        tasks[index] = known or Progress(JobState.LOST, why="Slurm knows no such task any more")
+        if known is None and not pending:
+            noted = task_progress(job, index)  # a Slurm without accounting forgets it soon
+            lost = Progress(JobState.LOST, why="Slurm knows no such task any more")
+            known = noted if noted.state.ended else lost
+        tasks[index] = known or Progress()
     if all(progress.state is JobState.LOST for progress in tasks.values()):
         return None
     return aggregate(tasks)
@@ -229,10 +331,10 @@ def _array(
 
 def cancel(job: Job) -> None:
     """Ask scancel to end the job with all its tasks; an ended or unknown one is no error."""
-    key = job.progress.scheduler_id or find(job)
+    key = _key(job, candidates(job)) or find(job)
     if key is None:
         return
-    answer = ask(["scancel", key])
+    answer = ask(["scancel", *option(cluster_of(key)), number_of(key)])
     if answer.code != 0 and not any(words in answer.err for words in _NOTHING_TO_CANCEL):
         raise not_cancelled("scancel", answer)
 

@@ -15,6 +15,7 @@ from qsgd_hpc.jobs.schedulers.endings import (
     exit_words,
     node_words,
 )
+from qsgd_hpc.jobs.schedulers.slurm_clusters import within
 
 __all__ = ["SACCT_COLUMNS", "SQUEUE_COLUMNS", "Squeue", "hosts", "parse_sacct", "parse_squeue"]
 
@@ -54,46 +55,73 @@ _REASONS = {
 }
 # A job, a part of a heterogeneous job, a task of an array, or its tasks that have not started.
 _ID = re.compile(r"\d+(\+\d+|_\d+|_\[[^\]|]*\])?")
+_CLUSTER = re.compile(r"CLUSTER: (\S+)\s*")
+_TITLES = "JOBID|STATE|"
 
 
 class Squeue(dict[str, Progress]):
-    """Progress by job id (``11_2`` for a task of an array).
+    """Progress by job id (``11_2`` for a task of an array, ``11;gpu`` in another cluster).
 
-    ``unclear`` are jobs in a state of an unknown name; ``origins`` maps (comment, command) to the
-    id of the job that was submitted so.
+    ``unclear`` are jobs in a state of an unknown name, with that name; ``origins`` maps (comment,
+    command) to the id of the job that was submitted so; ``clusters`` are those that the answer says
+    it is of, none where it does not say.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.unclear: set[str] = set()
+        self.unclear: dict[str, str] = {}
         self.origins: dict[tuple[str, str], str] = {}
+        self.clusters: set[str] = set()
+
+    def covers(self, clusters: str) -> bool:
+        """Tell whether the answer is about these clusters, as far as it says what it is about."""
+        told = self.clusters
+        return not told or clusters == "all" or told.issuperset(clusters.split(","))
+
+    def add(self, other: Squeue) -> None:
+        """Take in the answer to a later question."""
+        self.update(other)
+        self.unclear |= other.unclear
+        self.clusters |= other.clusters
 
 
-def parse_squeue(answer: Answer) -> Squeue | None:
-    """Return the jobs that ``squeue -h -o SQUEUE_COLUMNS`` shows; None when Slurm did not answer.
+def parse_squeue(answer: Answer, cluster: str = "") -> Squeue | None:
+    """Return the jobs that ``squeue -o SQUEUE_COLUMNS`` shows; None when Slurm did not answer.
 
     A job that squeue has forgotten is simply absent; asked for it alone, squeue fails with
     "Invalid job id", which is an answer too.
+
+    Args:
+        answer: of squeue, with a line for each cluster where it says which it is of.
+        cluster: that was asked for; where the answer does not say, its jobs are of that one.
     """
     found = Squeue()
     if answer.code != 0:
         return found if "Invalid job id" in answer.err else None
-    lines = [line.split("|", 6) for line in answer.out.splitlines() if line.strip()]
-    for job_id, state, *rest in (cells for cells in lines if _is_row(cells)):
-        key = job_id.strip()
-        reason, _, start, comment, command = (*rest, "", "", "", "", "")[:5]
+    strange = False
+    for line in answer.out.splitlines(keepends=True):
+        if section := _CLUSTER.fullmatch(line):
+            cluster = section[1]
+            found.clusters.add(cluster)
+            continue
+        cells = line.rstrip("\r\n").split("|", 6)
+        if not _is_row(cells) or (len(cells) < 7 and not line.endswith("\n")):
+            strange |= bool(line.strip()) and not line.startswith(_TITLES)
+            continue
+        number, state, reason, _, start, comment, command = (*cells, "", "", "", "", "")[:7]
+        key = within(number.strip(), cluster)
         if (known := _state(state)) is None:
-            found.unclear.add(key)
+            found.unclear[key] = state.strip()
         else:
             started = None if known is JobState.QUEUED else _time(start)
             found[key] = Progress(known, why=_explained(reason), started_at=started)
-        found.origins[comment, command] = key.partition("_")[0]
-    nothing = not found and not found.unclear
-    return None if nothing and (lines or "error" in answer.err) else found
+        found.origins[comment, command] = within(number.strip().partition("_")[0], cluster)
+    nothing = not found and not found.unclear and not found.clusters
+    return None if nothing and (strange or "error" in answer.err) else found
 
 
-def parse_sacct(answer: Answer) -> dict[str, Progress] | None:
-    """Return progress by job id from ``sacct -X -n -P -D -o SACCT_COLUMNS``.
+def parse_sacct(answer: Answer, cluster: str = "") -> dict[str, Progress] | None:
+    """Return progress by job id from ``sacct -X -n -P -D -o SACCT_COLUMNS`` of one cluster.
 
     Each run of a job that was requeued has a line; the last one counts. None: Slurm's accounting
     did not answer; a Slurm without accounting knows nothing about the past, which is an answer.
@@ -102,14 +130,16 @@ def parse_sacct(answer: Answer) -> dict[str, Progress] | None:
         return {} if "accounting storage is disabled" in answer.err else None
     found: dict[str, Progress] = {}
     runs: dict[str, int] = {}
-    for line in answer.out.splitlines():
-        cells = line.split("|")
+    for line in answer.out.splitlines(keepends=True):
+        cells = line.rstrip("\r\n").split("|")
         if not _is_row(cells) or len(cells) < 3 or not re.fullmatch(r"\d{1,9}:\d{1,9}", cells[2]):
             continue
+        if len(cells) < 9 and not line.endswith("\n"):
+            continue  # cut off, perhaps in the middle of the exit code
         runs[cells[0]] = runs.get(cells[0], -1) + 1
         if (progress := _row(cells, runs[cells[0]])) is not None:
-            found[cells[0]] = progress
-    return found
+            found[within(cells[0], cluster)] = progress
+    return None if not found and answer.out.strip() else found
 
 
 def _row(cells: list[str], restarts: int) -> Progress | None:

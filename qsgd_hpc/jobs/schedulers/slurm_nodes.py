@@ -9,6 +9,7 @@ from qsgd_hpc.jobs.model import JobState, Progress
 from qsgd_hpc.jobs.schedulers.command import ask
 from qsgd_hpc.jobs.schedulers.endings import node_words
 from qsgd_hpc.jobs.schedulers.slurm_answers import hosts
+from qsgd_hpc.jobs.schedulers.slurm_clusters import cluster_of, number_of, option
 
 __all__ = ["blamed", "lines_of"]
 
@@ -27,12 +28,13 @@ def _with_nodes(progress: Progress) -> Progress:
 
 def _failed_nodes(key: str) -> tuple[str, ...]:
     """Return the node that Slurm blames, else those of the job that are down now."""
-    query = ["sacct", "-X", "-n", "-P", "-j", key, "-o"]
+    where = option(cluster_of(key))
+    query = ["sacct", "-X", "-n", "-P", *where, "-j", number_of(key), "-o"]
     named = {node for line in lines_of([*query, "FailedNode"]) for node in hosts(line)}
     if named:  # a column that older versions do not have
         return tuple(sorted(named))
     mine = sorted({node for line in lines_of([*query, "NodeList"]) for node in hosts(line)})
-    down = ["sinfo", "-h", "-N", "-o", "%N", "-t", "down,drain,fail", "-n", ",".join(mine)]
+    down = ["sinfo", "-h", "-N", *where, "-o", "%N", "-t", "down,drain,fail", "-n", ",".join(mine)]
     return tuple(sorted({*lines_of(down)} & {*mine})) if mine else ()
 
 
