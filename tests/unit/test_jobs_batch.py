@@ -99,7 +99,7 @@ def test_pbs_job_that_vanished_is_lost_with_the_likely_reason(
 @pytest.mark.usefixtures("settled")
 def test_a_lost_job_that_its_scheduler_knows_again_is_not_lost_any_more(fakes: Fakes) -> None:
     job = submitted(fakes, "perlmutter", "4")
-    fakes.replays("squeue", "slurm/squeue_array")
+    fakes.replays("squeue", "slurm/squeue_unknown")
     fakes.replays("sacct", "slurm/sacct_unknown")
     assert jobs.get(job.id).state is S.LOST
     fakes.replays("squeue", "slurm/squeue_running")
@@ -109,6 +109,7 @@ def test_a_lost_job_that_its_scheduler_knows_again_is_not_lost_any_more(fakes: F
 SILENCES = {
     "down": {"err": "slurm_load_jobs error: Unable to contact slurm controller", "rc": 1},
     "no server": {"err": "qstat: cannot connect to server (errno=15010)", "rc": 255},
+    "head without jobs": {"out": '{"timestamp": 1, "pbs_server": "polaris"}', "rc": 255},
     "refused": {"err": "Connection refused", "rc": 111},
     "empty with an error": {"err": "error: no answer"},
     "garbage": {"out": "<html>502 Bad Gateway</html>"},
@@ -135,7 +136,8 @@ def test_a_silent_scheduler_changes_nothing(
     fakes.says(query, **SILENCES[silence])  # type: ignore[arg-type]
     recorded = (job.directory / "state.json").stat()
     first = jobs.get(job.id)
-    assert "does not answer: " in first.progress.silence
+    said = "cannot be read; it is kept in" if silence == "garbage" else "does not answer: "
+    assert said in first.progress.silence
     assert dataclasses.replace(first.progress, silence="") == running
     assert first.known_at == recorded.st_mtime
     assert jobs.get(job.id) == first
@@ -245,7 +247,8 @@ def test_a_hanging_query_is_a_silence(fakes: Fakes) -> None:
 def test_a_truncated_answer_of_qstat_is_a_silence(fakes: Fakes) -> None:
     job = submitted(fakes, "polaris", f"8.{SERVER}")
     fakes.says("qstat", recorded("pbs/running").out[:-200])
-    assert "does not answer" in jobs.get(job.id).progress.silence
+    assert jobs.get(job.id).progress.silence == f"PBS answers, but says nothing of job 8.{SERVER}"
+    assert len(fakes.calls("qstat")) == 2
 
 
 @pytest.mark.usefixtures("settled")
@@ -516,3 +519,86 @@ def test_the_users_own_formats_do_not_change_what_queries_print(
     words = '"${SQUEUE_STATES-}${SLURM_TIME_FORMAT-}"'
     fakes.says("squeue", "4|RUNNING|None\n", before=f"[ -z {words} ] || exit 1")
     assert jobs.get(job.id).state is S.RUNNING
+
+
+IN_GPU = "CLUSTER: gpu\nJOBID|STATE|REASON|NODELIST|START_TIME|COMMENT|COMMAND\n"
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_job_of_another_cluster_is_followed_and_cancelled_there(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CLUSTERS", "gpu")
+    job = submitted(fakes, "perlmutter", "8653762;gpu")
+    assert "--clusters=gpu" in fakes.args("sbatch")
+    assert "#SBATCH --clusters=gpu\n" in job.script_path.read_text()
+    monkeypatch.delenv("SLURM_CLUSTERS")  # in another shell
+    fakes.says("squeue", IN_GPU + "8653762|RUNNING|None|nid1|2026-11-21T13:30:12||/x\n")
+    found = jobs.get(job.id)
+    assert (found.state, found.progress.scheduler_id) == (S.RUNNING, "8653762;gpu")
+    assert "--clusters=gpu" in fakes.args("squeue")
+    fakes.says("squeue", "8653762|COMPLETED|None|nid1|2026-11-21T13:30:12||/x\n".join(
+        ["CLUSTER: cpu\n", "CLUSTER: gpu\n"]))  # fmt: skip
+    fakes.says("sacct")
+    fakes.says("scancel")
+    assert jobs.cancel(job.id).state is S.RUNNING  # that was job 8653762 of another cluster
+    assert fakes.args("scancel") == ("--clusters=gpu", "8653762")
+    fakes.says("squeue", "CLUSTER: cpu\n8653762|COMPLETED|None|nid1|x||/x\n")
+    silence = jobs.get(job.id).progress.silence
+    assert silence == "Slurm answers for cluster cpu alone, not for cluster gpu"
+    fakes.says("squeue", err="slurm_load_jobs error: Invalid job id specified", rc=1)
+    assert jobs.get(job.id).state is S.LOST
+    assert "--clusters=gpu" in fakes.args("sacct")
+
+
+def test_jobs_wait_for_jobs_of_their_own_cluster_only(fakes: Fakes) -> None:
+    first = submitted(fakes, "perlmutter", "7;gpu")
+    fakes.says("squeue", IN_GPU + "7|RUNNING|None|nid1|2026-11-21T13:30:12||/x\n")
+    wish = dataclasses.replace(request("perlmutter"), after=(first.id,))
+    with pytest.raises(LaunchError, match="would run in the usual cluster and wait for jobs in cl"):
+        jobs.submit(wish)
+    jobs.submit(dataclasses.replace(wish, extra=("#SBATCH -M gpu,cpu",)))
+    assert {"--clusters=gpu", "--dependency=afterok:7"} <= set(fakes.args("sbatch"))
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_job_that_one_answer_leaves_out_is_asked_for_alone(fakes: Fakes) -> None:
+    """The newest qstat, asked for several jobs as JSON, shows the first one only."""
+    first, second = (submitted(fakes, "polaris", f"{n}.{SERVER}") for n in (8, 9))
+    one = '{{"Jobs": {{"{0}.{1}": {{"job_state": "{2}", "Exit_status": 0}}}}}}'
+    fakes.says(
+        "qstat",
+        before=f"""case "$*" in
+            *" 8.{SERVER}"*) echo '{one.format(8, SERVER, "R")}' ;;
+            *" 9.{SERVER}"*) echo '{one.format(9, SERVER, "F")}' ;;
+        esac; exit 0""",
+    )
+    assert [job.state for job in jobs.list_jobs()] == [S.RUNNING, S.COMPLETED]
+    assert len(fakes.calls("qstat")) == 2
+    fakes.says("qstat", one.format(8, SERVER, "R"))
+    third = submitted(fakes, "polaris", f"10.{SERVER}")
+    silence = jobs.get(third.id).progress.silence
+    assert silence == f"PBS answers, but says nothing of job 10.{SERVER}"
+    assert {first.id, second.id} < {job.id for job in jobs.list_jobs()}
+
+
+@pytest.mark.parametrize("value", ["005", ".01", "1.", "+5", "nan", "inf", ""])
+def test_a_number_that_is_none_of_jsons_hides_no_job(fakes: Fakes, value: str) -> None:
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    plain = recorded("pbs/running").out
+    assert '"Job_Name":\t"sl.sh"' in plain
+    fakes.says("qstat", plain.replace('"sl.sh"', value))
+    assert jobs.get(job.id).state is S.RUNNING
+
+
+def test_an_answer_that_cannot_be_read_costs_one_job_and_is_kept(fakes: Fakes) -> None:
+    first, second = (submitted(fakes, "polaris", f"{n}.{SERVER}") for n in (8, 9))
+    fakes.says("qstat", f"""{{"Jobs": {{
+        "8.{SERVER}": {{"comment": "he said "no"", "job_state": "F"}},
+        "9.{SERVER}": {{"job_state": "R"}}}}}}""")  # fmt: skip
+    bad, good = jobs.list_jobs()
+    assert (good.id, good.state, good.progress.silence) == (second.id, S.RUNNING, "")
+    kept = bad.directory / "unread_answer.txt"
+    why = f"the answer of PBS about it cannot be read; it is kept in {kept}"
+    assert (bad.id, bad.state, bad.progress.silence) == (first.id, S.QUEUED, why)
+    assert 'he said "no"' in kept.read_text()

@@ -47,9 +47,12 @@ QSTAT = {
     "pbsnodes": NOTHING,
     "qstat_B": NOTHING,
     "qstat_Q": NOTHING,
+    "qstat_number": (Says("53.testpbs", DONE, exit_code=0),),
+    "qstat_one_of_two": (Says("53.testpbs", DONE, exit_code=0),),
     "queued": (Says(f"14.{SERVER}", QUEUED, "Not enough total nodes"),),
     "rerun": (Says(f"8.{SERVER}", RUNNING, restarts=1),),
     "running": (Says(f"8.{SERVER}", RUNNING),),
+    "server_down": NOTHING,
     "vanished": NOTHING,
     "walltime": (Says(f"11.{SERVER}", S.TIMEOUT, WALLTIME),),
 }
@@ -59,6 +62,10 @@ UNKNOWN = {
 }
 SQUEUE: dict[str, tuple[Says, ...] | None] = {
     "squeue_array": NOTHING,
+    "squeue_cluster": (Says("1;gpu", RUNNING),),
+    "squeue_cluster_down": None,
+    "squeue_cluster_unknown": NOTHING,
+    "squeue_clusters": (Says("1;bed", RUNNING), Says("1;gpu", RUNNING)),
     "squeue_dep": (Says("8", QUEUED, "waits for other jobs to end (Dependency)"),),
     "squeue_depnever": (Says("8", QUEUED, "it will never start; cancel it"),),
     "squeue_failed": NOTHING,
@@ -114,6 +121,7 @@ SBATCH = {
     "sbatch_badfeature": "`sinfo -o %f`",
     "sbatch_badgpu": "fewer --nodes or --ranks-per-node",
     "sbatch_badtime": "--walltime such as",
+    "sbatch_cluster_down": "down, or there is none of that name; nothing was submitted",
     "sbatch_noaccount": "--account with a project of yours",
     "sbatch_nopart": "partition that `sinfo` lists",
     "sbatch_noqos": "QOS that the account may use",
@@ -123,8 +131,15 @@ SBATCH = {
     "sbatch_toomany": "fewer --nodes",
 }
 # Those that are tested beside what they are answers to, in test_jobs_batch.py.
-SUBMITTED = {"qsub_ok": f"0.{SERVER}", "sbatch_ok": "1"}
-CANCELLED = ("qdel_finished", "qdel_ok", "qdel_unknown", "scancel_done", "scancel_unknown")
+SUBMITTED = {"qsub_ok": f"0.{SERVER}", "sbatch_ok": "1", "sbatch_cluster": "1;gpu"}
+CANCELLED = (
+    "scancel_cluster_down",
+    "qdel_finished",
+    "qdel_ok",
+    "qdel_unknown",
+    "scancel_done",
+    "scancel_unknown",
+)
 
 
 def as_said(shown: dict[str, Progress], expected: tuple[Says, ...]) -> list[Says]:
@@ -146,7 +161,7 @@ def as_said(shown: dict[str, Progress], expected: tuple[Says, ...]) -> list[Says
 def test_qstat_answers_are_understood(name: str) -> None:
     shown = parse_qstat(recorded(f"pbs/{name}"))
     assert as_said(shown, QSTAT[name]) == list(QSTAT[name])
-    assert shown.answered
+    assert (shown.silence is not None) == (name == "server_down")
     assert shown.unknown == UNKNOWN.get(name, set())
 
 
@@ -193,14 +208,15 @@ def assert_quoted(
 ) -> None:
     error = refusal(command, answer, remedies)
     assert not isinstance(error, UnconfirmedError)
-    assert answer.err.strip().splitlines()[-1] in str(error)
+    assert " ".join(answer.err.strip().splitlines()[-1].split()) in str(error)
     assert remedy in str(error)
     assert len(str(error).splitlines()) == (2 if remedy else 1)
 
 
 def test_ids_of_accepted_jobs_are_read() -> None:
     assert pbs.parse_qsub(recorded("pbs/qsub_ok")) == SUBMITTED["qsub_ok"]
-    assert slurm.parse_sbatch(recorded("slurm/sbatch_ok")) == SUBMITTED["sbatch_ok"]
+    for name in ("sbatch_ok", "sbatch_cluster"):
+        assert slurm.parse_sbatch(recorded(f"slurm/{name}")) == SUBMITTED[name]
 
 
 def test_every_recorded_answer_has_an_expectation() -> None:

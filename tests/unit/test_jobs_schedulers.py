@@ -182,7 +182,7 @@ def test_a_scheduler_that_is_down_gives_no_answer() -> None:
     down = Answer("", "slurm_load_jobs error: Unable to contact slurm controller", 1)
     assert parse_squeue(down) is None
     assert parse_sacct(down) is None
-    assert not parse_qstat(Answer("", "qstat: cannot connect to server", 1)).answered
+    assert parse_qstat(Answer("", "qstat: cannot connect to server", 1)).silence is not None
 
 
 def test_slurm_without_accounting_has_forgotten_instead_of_being_down() -> None:
@@ -192,7 +192,7 @@ def test_slurm_without_accounting_has_forgotten_instead_of_being_down() -> None:
 def test_a_state_that_nobody_knows_yet_is_no_news() -> None:
     shown = parse_squeue(Answer("6|LEVITATING|None\n"))
     assert shown is not None
-    assert (dict(shown), shown.unclear) == ({}, {"6"})
+    assert (dict(shown), shown.unclear) == ({}, {"6": "LEVITATING"})
 
 
 def test_jobs_of_other_kinds_are_an_answer_as_well() -> None:
@@ -210,7 +210,8 @@ def test_a_reason_and_a_path_may_hold_what_separates_columns() -> None:
 def test_ids_are_found_below_banners() -> None:
     assert pbs.parse_qsub(Answer("Project balance: 12.5 hours\n77.server\n")) == "77.server"
     assert pbs.parse_qsub(Answer("15[].server\n")) == "15[].server"
-    assert slurm.parse_sbatch(Answer("42;cluster\n")) == "42"
+    assert slurm.parse_sbatch(Answer("Welcome\n42\n")) == "42"
+    assert slurm.parse_sbatch(Answer("8653762;gpu\n")) == "8653762;gpu"
 
 
 def test_a_command_that_is_missing_is_an_answer() -> None:
