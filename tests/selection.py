@@ -80,6 +80,8 @@ GATE = (
     "[.venv-openmpi-2]",
     "tests/mpi/test_run_ranks.py::test_memory_of_killed_ranks_is_given_back_and_that_of_other_runs_"
     "stays[.venv-openmpi]",
+    "tests/mpi/test_torchrun.py::test_a_script_trains_as_under_torchrun[.venv-ddp]",
+    "tests/mpi/test_torchrun.py::test_each_rank",
     "tests/mpi/test_run_function.py::test_results",
     "tests/mpi/test_run_function.py::test_the_rank_that_failed_first",
     "tests/mpi/test_pinning.py",

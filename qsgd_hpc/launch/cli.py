@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -89,6 +90,14 @@ def _check_build(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     group="Training",
     help='Let "import horovod" in the script mean qsgd-hpc.',
 )
+@click.option(
+    "--torchrun/--no-torchrun",
+    default=None,
+    cls=GroupedOption,
+    group="Training",
+    help="Tell each rank what torchrun would: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ... "
+    "Default: yes, but not with --horovod.",
+)
 @output("--prefix-output", is_flag=True, help="Put [rank] before every line.")
 @output(
     "--prefix-output-with-timestamp",
@@ -119,6 +128,7 @@ def run(
     hostfile: Path | None,
     bits: int | str | None,
     horovod: bool,
+    torchrun: bool | None,
     ranks_per_node: int | None,
     network: str | None,
     network_interfaces: str,
@@ -146,6 +156,8 @@ def run(
       qsgd-hpc run -np 2 --bits 4 train.py --epochs 3
     A script made for Horovod, unchanged:
       qsgd-hpc run -np 2 --horovod --bits 4 train.py
+    A script made for torchrun (DDP, FSDP2, Lightning, Accelerate, Trainer), unchanged:
+      qsgd-hpc run -np 2 train_ddp.py
     Four ranks on two hosts, every line marked with its rank:
       qsgd-hpc run -np 4 -H node1:2,node2:2 --prefix-output train.py
     Four hosts on this machine, joined at 1 Gb/s, to see what a cluster's network would do:
@@ -180,6 +192,7 @@ def run(
         + checked(lambda: _words("--binding-args", binding_args), ()),
         network_interfaces=tuple(filter(None, network_interfaces.split(","))),
         horovod=horovod,
+        torchrun=torchrun,
         output_folder=output_filename,
         timestamps=timestamps,
         start_timeout_s=start_timeout,
@@ -227,10 +240,12 @@ def _words(option: str, text: str) -> tuple[str, ...]:
 
 
 def _show(options: RunOptions) -> None:
+    from qsgd_hpc.launch.meeting import meeting
     from qsgd_hpc.launch.run import plan
 
     checked = plan(options)
-    command = checked.command()
+    with meeting(checked.options, os.environ) as place:
+        command = checked.command(place=place)
     click.echo(f"# {checked.library.name}; {checked.launcher.version}")
     for name, value in command.env.items():
         click.echo(f"export {name}={shlex.quote(value)}")

@@ -11,23 +11,22 @@ from pathlib import Path
 
 from qsgd_hpc.launch.cluster import keeper
 from qsgd_hpc.launch.cluster.hosts import LAUNCHER, SUBNET
+from qsgd_hpc.launch.meeting import BATCH_JOBS, Meeting
 from qsgd_hpc.launch.mpi import Family, Launcher
-from qsgd_hpc.launch.options import RunOptions
+from qsgd_hpc.launch.options import RunOptions, local_ranks, placement
 from qsgd_hpc.launch.supervise import COLON
 
-__all__ = ["Command", "Machine", "build_command", "local_ranks", "placement"]
+__all__ = ["Command", "Machine", "build_command"]
 
 ENTER = Path(keeper.__file__).with_name("enter.sh")
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 HOROVOD = Path(__file__).parents[1] / "horovod_compat" / "on_path"
 PASSED_NAMES = re.compile(
-    r"QSGD_|HOROVOD_|OMP_|PYTHON|MKL_|OPENBLAS_|NCCL_|CUDA_|HIP_|ROCR_|FI_|UCX_|MPI4PY_|HF_|TORCH_"
+    r"QSGD_|HOROVOD_|MASTER_|OMP_|PYTHON|MKL_|OPENBLAS_|NCCL_|CUDA_|HIP_|ROCR_|FI_|UCX_|MPI4PY_|HF_|TORCH_"
     r"|(PATH|LD_LIBRARY_PATH|LD_PRELOAD|VIRTUAL_ENV|CONDA_PREFIX|HOME|TMPDIR|LANG|http_proxy"
     r"|https_proxy|no_proxy)$"
 )
 
-# Within one the launcher starts ranks on all of its nodes.
-_BATCH_JOBS = frozenset({"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "FLUX_JOB_ID"})
 # On the hosts of an emulated network: all that can must talk through the one shaped link.
 _ON_HOSTS = {
     "FI_PROVIDER": "tcp",
@@ -57,22 +56,6 @@ class Command:
     env: Mapping[str, str]
 
 
-def placement(options: RunOptions) -> list[tuple[str, int]]:
-    """Return hosts with the ranks that each gets when they fill up in order; unused ones absent."""
-    left, placed = options.ranks, []
-    for host in options.nodes:
-        count = min(left, host.slots)
-        left -= count
-        if count:
-            placed.append((host.name, count))
-    return placed
-
-
-def local_ranks(options: RunOptions) -> int:
-    """Return the most ranks that any one host gets."""
-    return max((count for _, count in placement(options)), default=options.ranks)
-
-
 def build_command(
     options: RunOptions,
     launcher: Launcher,
@@ -80,6 +63,7 @@ def build_command(
     environ: Mapping[str, str],
     *,
     token: str = "-",
+    meeting: Meeting | None = None,
 ) -> Command:
     """Return mpiexec's command line and environment.
 
@@ -89,11 +73,16 @@ def build_command(
         machine: this machine.
         environ: the environment that is inherited.
         token: marks this run's frames; "-" starts the ranks without output frames.
+        meeting: what ranks of torch.distributed share; None leaves that out.
     """
     env = _environment(options, launcher, machine, environ)
+    if meeting is not None:
+        shared = {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
+        env |= {name: value for name, value in shared.items() if name not in {**environ, **env}}
     # Slurm moves at most 1024 bytes of output in one piece, the others 4096 or more.
     frame_bytes = "1000" if launcher.family is Family.SRUN else "4096"
-    supervisor = (sys.executable, "-I", "-S", str(SUPERVISOR), token, frame_bytes)
+    told = meeting.word if meeting else "-"
+    supervisor = (sys.executable, "-I", "-S", str(SUPERVISOR), token, frame_bytes, told)
     arguments = [COLON if argument == ":" else argument for argument in options.command]
     program = [*supervisor, *arguments]
     inherited = {**environ, **env}
@@ -122,7 +111,7 @@ def _environment(
     env["OMP_NUM_THREADS"] = str(max(1, machine.cores // _sharing(options)))
     if launcher.family is Family.HYDRA:
         env["MPIR_CVAR_CH4_NETMOD"] = "ofi"  # faster than ucx over TCP, as measured
-        if not options.hosts and not _BATCH_JOBS & environ.keys():
+        if not options.hosts and not BATCH_JOBS & environ.keys():
             # Ranks of one machine share memory; an interface that goes away must not end them.
             env["FI_TCP_IFACE"] = "lo"
         if options.network_interfaces:

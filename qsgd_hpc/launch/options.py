@@ -19,8 +19,10 @@ __all__ = [
     "RunOptions",
     "check_options",
     "is_choice_of_bits",
+    "local_ranks",
     "parse_hostfile",
     "parse_hosts",
+    "placement",
 ]
 
 BITS = (*range(1, 9), PLAIN_BITS)
@@ -57,6 +59,8 @@ class RunOptions:
         mpi_args: passed to mpiexec as they are.
         network_interfaces: the interfaces that messages may take; empty leaves it to the MPI.
         horovod: let ``import horovod`` mean this package in the ranks.
+        torchrun: tell each rank what torchrun would (RANK, MASTER_ADDR, ...); None: unless the
+            script is one of Horovod's, which may take these for a sign to use torch.distributed.
         output_folder: where to put what each rank prints as well: rank.N/stdout, rank.N/stderr.
         timestamps: put date and time before every line.
         start_timeout_s: seconds that the ranks have to start; None waits.
@@ -74,10 +78,16 @@ class RunOptions:
     mpi_args: tuple[str, ...] = ()
     network_interfaces: tuple[str, ...] = ()
     horovod: bool = False
+    torchrun: bool | None = None
     output_folder: Path | None = None
     timestamps: bool = False
     start_timeout_s: float | None = None
     verbose: bool = False
+
+    @property
+    def sets_torchrun(self) -> bool:
+        """Whether ranks are told what torchrun would tell them."""
+        return not self.horovod if self.torchrun is None else self.torchrun
 
     @property
     def nodes(self) -> tuple[Host, ...]:
@@ -195,3 +205,19 @@ def _network_faults(options: RunOptions) -> list[str]:
             f"are addresses for {MOST_HOSTS}; say --ranks-per-node {least} or more"
         )
     return faults
+
+
+def placement(options: RunOptions) -> list[tuple[str, int]]:
+    """Return hosts with the ranks that each gets when they fill up in order; unused ones absent."""
+    left, placed = options.ranks, []
+    for host in options.nodes:
+        count = min(left, host.slots)
+        left -= count
+        if count:
+            placed.append((host.name, count))
+    return placed
+
+
+def local_ranks(options: RunOptions) -> int:
+    """Return the most ranks that any one host gets."""
+    return max((count for _, count in placement(options)), default=options.ranks)

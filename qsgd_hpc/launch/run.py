@@ -12,6 +12,7 @@ from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.command import Command, Machine, build_command
+from qsgd_hpc.launch.meeting import Meeting, meeting, remarks
 from qsgd_hpc.launch.mpi import Family, Launcher, Library, find_launcher, find_library
 from qsgd_hpc.launch.options import RunOptions, check_options
 from qsgd_hpc.launch.program import resolve_command, stdin_program_at
@@ -29,10 +30,12 @@ class Plan:
     library: Library
     launcher: Launcher
 
-    def command(self, token: str = "-") -> Command:
+    def command(self, token: str = "-", place: Meeting | None = None) -> Command:
         """Return the command line; a token other than "-" asks for output in frames."""
         machine = Machine(len(os.sched_getaffinity(0)), os.geteuid() == 0)
-        return build_command(self.options, self.launcher, machine, os.environ, token=token)
+        return build_command(
+            self.options, self.launcher, machine, os.environ, token=token, meeting=place
+        )
 
 
 def plan(options: RunOptions) -> Plan:
@@ -95,5 +98,8 @@ def run(options: RunOptions) -> int:
         say(f"MPI: {checked.library.name}, {checked.library.path}")
         say(f"mpiexec: {checked.launcher.path} ({checked.launcher.version})")
     token = secrets.token_hex(4)
+    for remark in remarks(checked.options, os.environ):
+        say(remark)
     session = Session(checked.options, checked.launcher, token, env.get("QSGD_RUN_GRACE_S"))
-    return session.run(checked.command(token))
+    with meeting(checked.options, os.environ) as place:
+        return session.run(checked.command(token, place))

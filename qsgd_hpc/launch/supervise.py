@@ -9,8 +9,9 @@ does to lines and buffers. ``qsgd_hpc.launch.frames`` reads them.
 A frame is written only when the pipe is empty and is never longer than the smallest buffer on the
 way, so that no reader can cut it in two and put another rank's bytes in between.
 
-Usage: supervise.py TOKEN FRAME_BYTES COMMAND...
-A TOKEN of ``-`` means that nobody reads frames: the command then replaces this process.
+Usage: supervise.py TOKEN FRAME_BYTES MEETING COMMAND...
+A TOKEN of ``-`` means that nobody reads frames: the command then replaces this process. MEETING is
+a ``meeting.Meeting.word``, from which the rank is told what torchrun would tell it, or ``-``.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ __all__ = [
     "encode",
     "launched_rank",
     "main",
+    "torchrun_variables",
 ]
 
 MARK = b"\x1e"  # ASCII record separator: no program prints it by chance next to the run's token
@@ -50,6 +52,13 @@ START, OUT, ERR, END = b"s", b"o", b"e", b"x"
 NETWORK = b"n"  # told by the keeper of a cluster's hosts, not by a rank
 
 _RANK_VARIABLES = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "PMI_RANK", "SLURM_PROCID")
+_LOCAL_VARIABLES = (
+    ("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_LOCALID", ""),  # last: ranks of other launchers inherit it from a batch script
+)
+_NODE_VARIABLES = ("PALS_NODEID", "SLURM_NODEID")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG)
 _PARENT_DIED = signal.SIGRTMIN + 5
@@ -280,16 +289,97 @@ def launched_rank() -> int:
     return 0
 
 
+def torchrun_variables(word: str, environ: dict[str, str]) -> dict[str, str]:
+    """Return what torchrun would set in this rank, but for where ranks meet.
+
+    Args:
+        word: ``RUN_ID,PORT,2+2``: the ranks of each node, in the order of ranks; without them the
+            launcher's own variables tell.
+        environ: of the rank.
+    """
+    run_id, _, counts = word.split(",")
+    rank, world = launched_rank(), int(environ["QSGD_RANKS"])
+    starts, node = [0], 0
+    for count in map(int, filter(None, counts.split("+"))):
+        starts.append(starts[-1] + count)
+    if starts[-1] > rank:
+        node = sum(start <= rank for start in starts) - 1
+        local, size, nodes = rank - starts[node], starts[node + 1] - starts[node], len(starts) - 1
+    else:
+        local, size = _local(environ, rank, world)
+        told = [environ[name] for name in _NODE_VARIABLES if environ.get(name, "").isdigit()]
+        node, nodes = int(told[0]) if told else rank // size, -(-world // size)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(size),
+        "GROUP_RANK": str(node),
+        "NODE_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world),
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+
+
+def _local(environ: dict[str, str], rank: int, world: int) -> tuple[int, int]:
+    """Return local rank and local size, as the launcher tells them."""
+    for name, size_name in _LOCAL_VARIABLES:
+        text, size = environ.get(name, ""), environ.get(size_name, "")
+        if text.isdigit():
+            return int(text), int(size) if size.isdigit() else _tasks_here(environ, world)
+    return rank, world
+
+
+def _tasks_here(environ: dict[str, str], world: int) -> int:
+    """Return how many tasks a Slurm step has on this node: the third of ``2(x2),1`` is 1."""
+    counts: list[int] = []
+    for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        count, _, times = part.rstrip(")").partition("(x")
+        if count.isdigit():
+            counts += [int(count)] * (int(times) if times.isdigit() else 1)
+    node = environ.get("SLURM_NODEID", "")
+    return counts[int(node)] if node.isdigit() and int(node) < len(counts) else world
+
+
+def _hold(port: int) -> socket.socket | None:
+    """Keep a port of this host from others; None, and a word to the user, when one has it."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        holder.bind(("", port))
+    except OSError as error:
+        text = (
+            f"qsgd-hpc run: port {port} of {socket.gethostname()}, where ranks of "
+            f"torch.distributed would meet: {error.strerror}. MASTER_PORT chooses another\n"
+        )
+        os.write(2, text.encode())
+        return None
+    return holder
+
+
 def main(argv: list[str]) -> int:
     """Run one rank. Always 0: a code of our own would set off mpiexec's clean-up and its banner."""
-    token, frame_bytes = argv[0], int(argv[1])
-    command = [":" if argument == COLON else argument for argument in argv[2:]]
+    token, frame_bytes, meeting = argv[0], int(argv[1]), argv[2]
+    command = [":" if argument == COLON else argument for argument in argv[3:]]
+    if meeting != "-":
+        os.environ.update(torchrun_variables(meeting, dict(os.environ)))
     if token == "-":
         os.execvp(command[0], command)
     supervisor = Supervisor(token.encode(), frame_bytes, launched_rank())
     pipes = supervisor.start(command)
+    port = int(meeting.split(",")[1]) if meeting != "-" and supervisor.rank == 0 else 0
+    holder = _hold(port) if port and os.environ["MASTER_PORT"] == str(port) else None
     supervisor.send(START, f"{supervisor.pid} {socket.gethostname()}".encode())
     supervisor.relay(pipes)
+    if holder is not None:
+        holder.close()
     _clear_shared_memory(supervisor.began_s)
     supervisor.send(END, b"%d" % (supervisor.status or 0))
     return 0

@@ -198,7 +198,7 @@ def asked(module: object, server: Server, call: Callable[[], object]) -> object:
         return call()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(TRUTHS), min_size=1, max_size=5), st.lists(moods(), min_size=1))
 def test_jobs_of_pbs_are_as_they_are_or_as_they_were(
     folder: Path, truths: list[str | None], said: list[Mood]
@@ -212,7 +212,7 @@ def test_jobs_of_pbs_are_as_they_are_or_as_they_were(
         assert_true_or_silent(job, news[job.id], truth, said)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(TRUTHS), min_size=1, max_size=5), st.lists(moods(), min_size=1))
 def test_a_submission_that_pbs_has_is_found_or_nothing_is_said(
     folder: Path, truths: list[str | None], said: list[Mood]
@@ -232,7 +232,7 @@ def test_a_submission_that_pbs_has_is_found_or_nothing_is_said(
     assert new.silence or new.state is (SEEN[truths[-1]][0])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.dictionaries(
         st.tuples(st.sampled_from(["here", "gpu", "elsewhere"]), st.sampled_from(["6", "65", "7"])),

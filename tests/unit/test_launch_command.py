@@ -10,15 +10,9 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.launch.command import (
-    SUPERVISOR,
-    Machine,
-    build_command,
-    local_ranks,
-    placement,
-)
+from qsgd_hpc.launch.command import SUPERVISOR, Machine, build_command
 from qsgd_hpc.launch.mpi import Family, Launcher, Library, family_of, find_launcher
-from qsgd_hpc.launch.options import Host, RunOptions
+from qsgd_hpc.launch.options import Host, RunOptions, local_ranks, placement
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
 HOSTS = (Host("n1", 2), Host("n2", 2))

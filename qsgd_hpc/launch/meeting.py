@@ -1,0 +1,131 @@
+"""Where ranks of torch.distributed meet: what torchrun would tell each of them, for every launcher.
+
+What all ranks share is decided here, before they start; what is each rank's own is set by the
+process that watches over it (supervise.py). The port is held, not guessed: bound on the first
+rank's host and never listened on, it is given to nobody else who asks for a free one, while
+torch's store, which sets SO_REUSEADDR as we do, can still listen there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from qsgd_hpc.launch.options import RunOptions, local_ranks, placement
+
+__all__ = ["BATCH_JOBS", "OWN", "Meeting", "meeting", "remarks"]
+
+# Within one the launcher starts ranks on all of its nodes.
+BATCH_JOBS = frozenset({"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "FLUX_JOB_ID"})
+OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
+"""Variables that are each rank's own."""
+_NODE_FILES = ("PBS_NODEFILE", "COBALT_NODEFILE", "LSB_DJOB_HOSTFILE")
+# Below the ports that the kernel hands out by itself.
+_FIRST_PORT, _PORTS = 20_000, 12_000
+_ON_A_HOST_OF_ITS_OWN = 29_500  # torch's own choice; nobody else is there
+_STARTERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate",
+             "deepspeed")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What all ranks of one launch share.
+
+    Attributes:
+        run_id: a word of this launch alone.
+        address, port: where the first rank's host is reached.
+        held: whether the launcher holds the port; else the first rank's supervisor does.
+        counts: how many ranks each node has, in the order of ranks; () where only the launcher
+            that places them knows.
+    """
+
+    run_id: str
+    address: str
+    port: int
+    held: bool
+    counts: tuple[int, ...]
+
+    @property
+    def word(self) -> str:
+        """What the supervisors are told, on their command line."""
+        return f"{self.run_id},{0 if self.held else self.port},{'+'.join(map(str, self.counts))}"
+
+
+@contextlib.contextmanager
+def meeting(options: RunOptions, environ: Mapping[str, str]) -> Iterator[Meeting | None]:
+    """Find where the ranks meet, and hold the port meanwhile if it is one of this host's.
+
+    None: the ranks shall not be told.
+    """
+    if not options.sets_torchrun:
+        yield None
+        return
+    address, here = _address(options, environ)
+    run_id = secrets.token_hex(4)
+    if options.network is not None:
+        port, here = _ON_A_HOST_OF_ITS_OWN, False
+    else:
+        port = _FIRST_PORT + int(run_id, 16) % _PORTS
+    counts = _counts(options, environ)
+    if not here:
+        yield Meeting(run_id, address, port, False, counts)
+        return
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", 0))
+        yield Meeting(run_id, address, holder.getsockname()[1], True, counts)
+
+
+def _address(options: RunOptions, environ: Mapping[str, str]) -> tuple[str, bool]:
+    """Return where the first rank's host is reached, and whether that is this host."""
+    if options.nodes:
+        name = placement(options)[0][0]
+    elif BATCH_JOBS & environ.keys():
+        name = _first_node(environ)
+    else:
+        return "127.0.0.1", True
+    own = {"localhost", "127.0.0.1", "::1", socket.gethostname()}
+    return name, name in own or name.partition(".")[0] == socket.gethostname().partition(".")[0]
+
+
+def _first_node(environ: Mapping[str, str]) -> str:
+    """Return the first node of the batch job that we are in."""
+    for name in _NODE_FILES:
+        with contextlib.suppress(OSError, IndexError):
+            return Path(environ.get(name, "")).read_text().split()[0]
+    listed = re.match(r"([^\[,]+)(?:\[(\d+))?", environ.get("SLURM_JOB_NODELIST", ""))
+    return f"{listed[1]}{listed[2] or ''}" if listed else socket.gethostname()
+
+
+def _counts(options: RunOptions, environ: Mapping[str, str]) -> tuple[int, ...]:
+    if options.nodes:
+        return tuple(count for _, count in placement(options))
+    each = options.ranks_per_node or options.ranks
+    if options.ranks_per_node is None and BATCH_JOBS & environ.keys():
+        return ()
+    whole, rest = divmod(options.ranks, each)
+    return (each,) * whole + ((rest,) if rest else ())
+
+
+def remarks(options: RunOptions, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield what a user of torch.distributed should know of this run, one line each."""
+    if not options.sets_torchrun:
+        return
+    given = environ.get("WORLD_SIZE", str(options.ranks))
+    if given != str(options.ranks):
+        yield f"WORLD_SIZE={given} was set before; the ranks get {options.ranks}, as -np says"
+    if (starter := _starter(options.command)) and local_ranks(options) > 1:
+        yield (
+            f"{starter} starts processes itself, on each of these ranks. Leave it out: "
+            f"`qsgd-hpc run -np {options.ranks} SCRIPT` sets what torchrun sets"
+        )
+
+
+def _starter(command: Sequence[str]) -> str | None:
+    words = [PurePath(word).name for word in command[:3]]
+    return next((word for word in words if word in _STARTERS), None)

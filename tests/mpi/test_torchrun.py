@@ -1,0 +1,140 @@
+"""Scripts made for torchrun, unchanged: the ranks find each other, and train as under torchrun."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import without_settings
+
+# Trains, and prints of each rank how it was told where it is and the sum of its weights.
+DDP = """
+import json, os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(10, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    own = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    optimizer.zero_grad()
+    model(torch.randn(8, 10, generator=own)).square().mean().backward()
+    optimizer.step()
+weights = [float(p.detach().sum()) for p in model.parameters()]
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+print(json.dumps([*(int(os.environ[n]) for n in names), weights]), flush=True)
+del model, optimizer
+dist.destroy_process_group()
+"""
+FSDP = """
+import json, os, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.Linear(8, 1))
+mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    own = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    optimizer.zero_grad()
+    model(torch.randn(8, 10, generator=own)).square().mean().backward()
+    optimizer.step()
+weights = [float(p.full_tensor().detach().sum()) for p in model.parameters()]
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+print(json.dumps([*(int(os.environ[n]) for n in names), weights]), flush=True)
+del model, optimizer
+dist.destroy_process_group()
+"""
+SUM = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([{number}])
+dist.all_reduce(total)
+print("sum", int(total), flush=True)
+dist.destroy_process_group()
+"""
+PLACE = """
+import json, os
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+print(json.dumps([*(int(os.environ[n]) for n in names), os.environ["MASTER_ADDR"]]), flush=True)
+"""
+
+
+def places(text: str) -> list[list[object]]:
+    # torchrun's processes may print on one line.
+    return sorted(map(json.loads, re.findall(r"\[[^\[\]]*(?:\[[^\]]*\])?\]", text)))
+
+
+@pytest.mark.parametrize("script", ["ddp", "fsdp"])
+def test_a_script_trains_as_under_torchrun(run_ranks, tmp_path: Path, script: str) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text({"ddp": DDP, "fsdp": FSDP}[script])
+    done = run_ranks(2, str(path))
+    assert done.returncode == 0, done.stderr
+    ours = places(done.stdout)
+    assert [place[:5] for place in ours] == [[0, 2, 0, 2, 0], [1, 2, 1, 2, 0]]
+    assert ours[0][5] == ours[1][5]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    theirs = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(path)],
+        env={**without_settings(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert theirs.returncode == 0, theirs.stderr
+    assert places(theirs.stdout) == ours
+
+
+def test_each_rank_is_told_its_place(run_ranks, tmp_path: Path) -> None:
+    path = tmp_path / "place.py"
+    path.write_text(PLACE)
+    done = run_ranks(3, "--ranks-per-node", "2", str(path), WORLD_SIZE="9", RANK="5")
+    assert done.returncode == 0, done.stderr
+    here = "127.0.0.1"
+    expected = [[0, 3, 0, 2, 0, here], [1, 3, 1, 2, 0, here], [2, 3, 0, 1, 1, here]]
+    assert places(done.stdout) == expected
+    assert "WORLD_SIZE=9 was set before; the ranks get 3" in done.stderr
+
+
+def test_ranks_on_hosts_of_their_own_meet_on_the_first(
+    hosts_of_their_own: None, run_ranks, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text(DDP)
+    done = run_ranks(4, "--network", "1gbit", "--ranks-per-node", "2", str(path))
+    assert done.returncode == 0, done.stderr
+    assert [place[2:5] for place in places(done.stdout)] == [
+        [0, 2, 0], [1, 2, 0], [0, 2, 1], [1, 2, 1]
+    ]  # fmt: skip
+
+
+def test_runs_at_once_never_meet(python: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    for number in range(4):
+        (tmp_path / f"sum{number}.py").write_text(SUM.format(number=10**number))
+    runs = [
+        subprocess.Popen(
+            [python, "-m", "qsgd_hpc", "run", "-np", "2", str(tmp_path / f"sum{number}.py")],
+            env=without_settings(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(4)
+    ]
+    for number, run in enumerate(runs):
+        out, err = run.communicate(timeout=240)
+        assert run.returncode == 0, err
+        assert out == f"sum {2 * 10**number}\n" * 2
