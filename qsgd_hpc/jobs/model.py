@@ -60,6 +60,8 @@ class JobRequest:
         walltime_min: limit in minutes; None: the profile's default, or none.
         env: variables for every rank.
         horovod: let ``import horovod`` in the script mean this package.
+        torchrun: tell each rank what torchrun would (RANK, MASTER_ADDR, ...); None: unless
+            ``horovod`` is asked for.
         python: interpreter on the nodes; None: the profile's, or this one.
         workdir: where the job runs; None: the current directory.
         modules: environment modules that the job loads, after the profile's own setup.
@@ -95,6 +97,7 @@ class JobRequest:
     name: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     horovod: bool = False
+    torchrun: bool | None = None
     python: str | None = None
     workdir: Path | None = None
     modules: tuple[str, ...] = ()
@@ -118,6 +121,11 @@ class JobRequest:
         """The script options of each task of the array, in the order of their indices."""
         choices = [[(f"--{k}", value) for value in values] for k, values in self.array.items()]
         return tuple(sum(pick, ()) for pick in itertools.product(*choices)) if choices else ()
+
+    @property
+    def sets_torchrun(self) -> bool:
+        """Whether ranks are told what torchrun would tell them."""
+        return not self.horovod if self.torchrun is None else self.torchrun
 
     @property
     def is_python(self) -> bool:

@@ -188,6 +188,8 @@ def _launcher(
             words += ("--network", request.network) if request.network not in (None, NONE) else ()
         else:
             words += _formatted(raw, fields, tools)
+    if site.launcher_argv[:2] == ("{qsgd_hpc}", "run") and not request.sets_torchrun:
+        words.insert(len(tools.qsgd_hpc) + 1, "--no-torchrun")
     return [words]
 
 

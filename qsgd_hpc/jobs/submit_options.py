@@ -118,6 +118,12 @@ ENVIRONMENT = (
     click.option(
         "--horovod", is_flag=True, help='Let "import horovod" in the script mean qsgd-hpc.'
     ),
+    click.option(
+        "--torchrun/--no-torchrun",
+        default=None,
+        help="Tell each rank what torchrun would: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ... "
+        "Default: yes, but not with --horovod.",
+    ),
     click.option("--python", help="Interpreter of the script on the nodes."),
     click.option(
         "--gpu-view",

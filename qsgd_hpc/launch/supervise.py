@@ -53,12 +53,12 @@ NETWORK = b"n"  # told by the keeper of a cluster's hosts, not by a rank
 
 _RANK_VARIABLES = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_VARIABLES = (
-    ("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
-    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ("SLURM_LOCALID", ""),  # last: ranks of other launchers inherit it from a batch script
+    ("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", ""),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),
+    # Last: ranks of other launchers inherit these from a batch script.
+    ("SLURM_LOCALID", "", "SLURM_NODEID"),
 )
-_NODE_VARIABLES = ("PALS_NODEID", "SLURM_NODEID")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG)
 _PARENT_DIED = signal.SIGRTMIN + 5
@@ -306,9 +306,8 @@ def torchrun_variables(word: str, environ: dict[str, str]) -> dict[str, str]:
         node = sum(start <= rank for start in starts) - 1
         local, size, nodes = rank - starts[node], starts[node + 1] - starts[node], len(starts) - 1
     else:
-        local, size = _local(environ, rank, world)
-        told = [environ[name] for name in _NODE_VARIABLES if environ.get(name, "").isdigit()]
-        node, nodes = int(told[0]) if told else rank // size, -(-world // size)
+        local, size, node = _local(environ, rank, world)
+        nodes = -(-world // size)
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
@@ -328,13 +327,14 @@ def torchrun_variables(word: str, environ: dict[str, str]) -> dict[str, str]:
     }
 
 
-def _local(environ: dict[str, str], rank: int, world: int) -> tuple[int, int]:
-    """Return local rank and local size, as the launcher tells them."""
-    for name, size_name in _LOCAL_VARIABLES:
-        text, size = environ.get(name, ""), environ.get(size_name, "")
-        if text.isdigit():
-            return int(text), int(size) if size.isdigit() else _tasks_here(environ, world)
-    return rank, world
+def _local(environ: dict[str, str], rank: int, world: int) -> tuple[int, int, int]:
+    """Return local rank, local size and node, as the launcher tells them."""
+    for name, size_name, node_name in _LOCAL_VARIABLES:
+        local, size, node = (environ.get(each, "") for each in (name, size_name, node_name))
+        if local.isdigit():
+            ranks = int(size) if size.isdigit() else _tasks_here(environ, world)
+            return int(local), ranks, int(node) if node.isdigit() else rank // ranks
+    return rank, world, 0
 
 
 def _tasks_here(environ: dict[str, str], world: int) -> int:

@@ -1,0 +1,29 @@
+"""Hold a port of this host for a job script: print it, and leave when nobody listens any more.
+
+A job script starts this file by its path, and reads the port: only the standard library is here.
+Bound and never listened on, the port is given to nobody else who asks for a free one; torch's
+store, which sets SO_REUSEADDR as this does, can still listen there.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Print a port and hold it until standard output is closed at its other end."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", 0))
+        os.write(1, b"%d\n" % holder.getsockname()[1])
+        closed = select.poll()
+        closed.register(1, 0)  # errors alone, one of which is a reader that has left
+        closed.poll()
+
+
+if __name__ == "__main__":
+    main()
