@@ -15,12 +15,14 @@ from qsgd_hpc.launch.meeting import BATCH_JOBS, Meeting
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.options import RunOptions, local_ranks, placement
 from qsgd_hpc.launch.supervise import COLON
+from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS
 
 __all__ = ["Command", "Machine", "build_command"]
 
 ENTER = Path(keeper.__file__).with_name("enter.sh")
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 HOROVOD = Path(__file__).parents[1] / "horovod_compat" / "on_path"
+START_UP = Path(__file__).with_name("start_up")
 PASSED_NAMES = re.compile(
     r"QSGD_|HOROVOD_|MASTER_|OMP_|PYTHON|MKL_|OPENBLAS_|NCCL_|CUDA_|HIP_|ROCR_|FI_|UCX_|MPI4PY_|HF_|TORCH_"
     r"|(PATH|LD_LIBRARY_PATH|LD_PRELOAD|VIRTUAL_ENV|CONDA_PREFIX|HOME|TMPDIR|LANG|http_proxy"
@@ -125,10 +127,18 @@ def _environment(
         env["QSGD_RANKS_PER_NODE"] = str(options.ranks_per_node)
     env |= options.env
     env["QSGD_RANKS"] = str(options.ranks)  # what init holds against what MPI sees
-    if options.horovod:
+    folders = [str(HOROVOD)] if options.horovod else []
+    folders += [str(START_UP)] if _compresses_unasked(options, {**environ, **env}) else []
+    if folders:
         path = env.get("PYTHONPATH") or environ.get("PYTHONPATH")
-        env["PYTHONPATH"] = os.pathsep.join([str(HOROVOD), *([path] if path else [])])
+        env["PYTHONPATH"] = os.pathsep.join([*folders, *([path] if path else [])])
     return env
+
+
+def _compresses_unasked(options: RunOptions, environ: Mapping[str, str]) -> bool:
+    """Tell whether scripts of torch.distributed shall compress though they do not say so."""
+    plain = ("", str(PLAIN_BITS), AUTO_BITS)
+    return options.sets_torchrun and environ.get("QSGD_BITS", "") not in plain
 
 
 def _sharing(options: RunOptions) -> int:

@@ -138,3 +138,69 @@ def test_runs_at_once_never_meet(python: str, tmp_path: Path) -> None:
         out, err = run.communicate(timeout=240)
         assert run.returncode == 0, err
         assert out == f"sum {2 * 10**number}\n" * 2
+
+
+# Trains three times: as DDP does by itself, with a hook of torch's own, and as a static graph.
+THRICE = """
+import json, torch, torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+for kind in ("plain", "hook", "static"):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    model = DistributedDataParallel(net, static_graph=kind == "static")
+    if kind == "hook":
+        model.register_comm_hook(None, allreduce_hook)
+    with torch.no_grad():
+        model(torch.zeros(1, 64))  # no step has begun with this
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(20):
+        own = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        x = torch.randn(16, 64, generator=own)
+        optimizer.zero_grad()
+        loss = (model(x)[:, 0] - x[:, 0]).square().mean()
+        loss.backward()
+        optimizer.step()
+    weights = [float(p.detach().sum()) for p in model.parameters()]
+    if dist.get_rank() == 0:
+        print(json.dumps([kind, float(loss), weights]), flush=True)
+    del model, optimizer, loss
+dist.destroy_process_group()
+"""
+
+
+def test_bits_compress_a_script_that_says_nothing(run_ranks, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text(THRICE)
+    told, runs = [], []
+    for options in ((), ("--bits", "4")):
+        done = run_ranks(2, *options, str(path))
+        assert done.returncode == 0, done.stderr
+        told.append([line for line in done.stderr.splitlines() if line.startswith("qsgd-hpc:")])
+        runs.append({kind: rest for kind, *rest in map(json.loads, done.stdout.splitlines())})
+    plain, compressed = runs
+    assert told[0] == []
+    assert told[1] == [
+        "qsgd-hpc: DDP sends gradients in 4 bits, with error feedback; the script has no hook",
+        "qsgd-hpc: DDP sends gradients as they are, not in 4 bits: the script has registered a "
+        "hook of its own",
+        "qsgd-hpc: DDP sends gradients as they are, not in 4 bits: static_graph=True",
+    ]
+    assert plain["hook"] == plain["plain"]
+    assert compressed["hook"] == plain["hook"]
+    assert compressed["static"] == plain["static"]
+    assert compressed["plain"] != plain["plain"]
+    assert compressed["plain"][0] == pytest.approx(plain["plain"][0], rel=0.1)
+
+
+def test_bits_import_nothing_into_other_scripts(run_ranks, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("import sys; sys.own = True")
+    path = tmp_path / "other.py"
+    path.write_text("import sys; print(sys.own, {'torch', 'qsgd_hpc', 'typing'} & {*sys.modules})")
+    done = run_ranks(1, "--bits", "4", str(path), PYTHONPATH=str(tmp_path / "own"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True set()\n"

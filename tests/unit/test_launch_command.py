@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.launch.command import SUPERVISOR, Machine, build_command
+from qsgd_hpc.launch.command import START_UP, SUPERVISOR, Machine, build_command
 from qsgd_hpc.launch.mpi import Family, Launcher, Library, family_of, find_launcher
 from qsgd_hpc.launch.options import Host, RunOptions, local_ranks, placement
 
@@ -44,7 +44,7 @@ def test_command_line_is_as_recorded(family: Family, case: str) -> None:
     command = build_command(options, launcher, machine, ENVIRON, token="T0K3N")
     text = "".join(f"{name}={value}\n" for name, value in command.env.items())
     text += shlex.join(command.argv).replace(str(SUPERVISOR), "supervise.py") + "\n"
-    text = text.replace(sys.executable, "PYTHON")
+    text = text.replace(sys.executable, "PYTHON").replace(str(START_UP), "START_UP")
     file = GOLDEN / f"{family.name.lower()}_{case}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         file.write_text(text)
