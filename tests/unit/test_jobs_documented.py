@@ -159,7 +159,7 @@ def test_an_lsf_job_is_read_from_standard_input(fakes: Fakes, tmp_path: Path) ->
     fakes.says("bsub", "Job <42> is submitted to queue <batch>.\n")
     after = (Dependency("ok", "1"), Dependency("any", "2"))
     assert lsf.submit(job, after).scheduler_id == "42"
-    assert fakes.args("bsub") == ("-o", str(job.log_path), "-w", "done(1) && ended(2)")
+    assert fakes.args("bsub") == ("-o", str(job.log_path), "-w", "done(1) && ended(2)", "-ti")
     assert fakes.stdin("bsub") == job.script_path.read_text()
     lsf.submit(job_in(tmp_path / "j", "lsf", array=True))
     assert fakes.args("bsub") == ("-o", f"{job.directory}/output-%I.log")
@@ -181,6 +181,8 @@ def test_an_lsf_job_is_read_from_standard_input(fakes: Fakes, tmp_path: Path) ->
          S.TIMEOUT, None, "walltime"),
         ({"STAT": "EXIT", "EXIT_REASON": "TERM_OWNER: job killed by owner"}, S.CANCELLED, None,
          "cancelled"),
+        ({"STAT": "EXIT", "EXIT_REASON": "TERM_ORPHAN_SYSTEM: orphan job"}, S.CANCELLED, None,
+         "waited for did not complete"),
         ({"STAT": "EXIT", "EXIT_CODE": "137", "EXIT_REASON": "TERM_MEMLIMIT: job killed"},
          S.FAILED, None, "ran out of memory"),
         ({"STAT": "ZOMBI", "EXEC_HOST": "42*n7"}, S.NODE_FAIL, None, "node n7 failed"),

@@ -38,7 +38,7 @@ QSTAT = {
     "array": tuple(Says(f"15[{i}].{SERVER}", DONE, exit_code=0) for i in ("", "0", "1", "2")),
     "cancelled_queued": (Says(f"14.{SERVER}", S.CANCELLED, "Can Never Run"),),
     "cancelled_running": (Says(f"9.{SERVER}", S.CANCELLED, "terminated by me"),),
-    "dep_failed": (Says(f"12.{SERVER}", S.FAILED, "never ran: what it depends on failed"),),
+    "dep_failed": (Says(f"12.{SERVER}", S.CANCELLED, "a job that it waited for did not complete"),),
     "depheld": (Says(f"12.{SERVER}", QUEUED, "waits for other jobs to end (afterok:11."),),
     "failed": (Says(f"10.{SERVER}", S.FAILED, "exit code 3", 3),),
     "finished_no_x": NOTHING,

@@ -6,8 +6,9 @@ import signal
 
 from qsgd_hpc._exit_codes import EXIT_RESUBMIT
 
-__all__ = ["NO_MEMORY", "PREEMPTED", "WALLTIME", "exit_words", "node_words"]
+__all__ = ["NOT_MET", "NO_MEMORY", "PREEMPTED", "WALLTIME", "exit_words", "node_words"]
 
+NOT_MET = "a job that it waited for did not complete"
 NO_MEMORY = (
     "a node ran out of memory: use fewer --ranks-per-node, more --nodes or a smaller batch, or ask "
     "for more memory"

@@ -50,7 +50,8 @@ def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
     """Hand the script to bsub, which reads it; output goes to the job's directory."""
     words = {"ok": "done", "any": "ended"}
     terms = [f"{words[each.kind]}({each.scheduler_id})" for each in after]
-    depends = ["-w", " && ".join(terms)] if terms else []
+    # -ti: a job whose condition cannot come true any more is ended, whatever the site's default is.
+    depends = ["-w", " && ".join(terms), "-ti"] if terms else []
     argv = ["bsub", "-o", _log(job), *depends]
     answer = ask(argv, cwd=job.request.workdir, stdin=job.script_path)
     return submitted(job, parse_bsub(answer), refusal("bsub", answer, REMEDIES), find)

@@ -11,6 +11,7 @@ from qsgd_hpc.jobs.model import JobState, Progress
 from qsgd_hpc.jobs.schedulers.command import Answer
 from qsgd_hpc.jobs.schedulers.endings import (
     NO_MEMORY,
+    NOT_MET,
     PREEMPTED,
     WALLTIME,
     exit_words,
@@ -36,7 +37,7 @@ _LIVE = {
 _REASONS = (
     (("TERM_RUNLIMIT", "TERM_DEADLINE"), JobState.TIMEOUT, WALLTIME),
     (("TERM_OWNER", "TERM_ADMIN", "TERM_FORCE"), JobState.CANCELLED, "cancelled"),
-    (("TERM_ORPHAN",), JobState.CANCELLED, "a job that it waited for did not complete"),
+    (("TERM_ORPHAN",), JobState.CANCELLED, NOT_MET),
     (("TERM_MEMLIMIT", "TERM_SWAP"), JobState.FAILED, NO_MEMORY),
     (("TERM_PREEMPT", "TERM_BUCKET"), JobState.FAILED, PREEMPTED),
 )

@@ -14,7 +14,7 @@ from typing import Any
 from qsgd_hpc.jobs.model import JobState, Progress
 from qsgd_hpc.jobs.schedulers.arrays import aggregate
 from qsgd_hpc.jobs.schedulers.command import Answer
-from qsgd_hpc.jobs.schedulers.endings import NO_MEMORY, WALLTIME, exit_words, node_words
+from qsgd_hpc.jobs.schedulers.endings import NO_MEMORY, NOT_MET, WALLTIME, exit_words, node_words
 from qsgd_hpc.jobs.schedulers.pbs_json import read
 
 __all__ = ["UNREAD", "Qstat", "array_progress", "parse_qstat"]
@@ -38,6 +38,8 @@ _WAITING = {
     "T": "on its way to another server",
     "M": "moved to another server",
 }
+# What a job waits for; PBS deletes the job when that can no longer come true.
+_NEEDED = re.compile(r"\b(after\w*|on):")
 _HELD_BY = {"u": "its user; `qrls` lets it go", "o": "an operator", "s": "PBS or an administrator"}
 
 
@@ -153,14 +155,18 @@ def _waiting(letter: str, fields: Mapping[str, Any]) -> str:
 def _ending(fields: Mapping[str, Any]) -> Progress:
     """Return state, exit code and reason of a finished job.
 
-    A job cancelled while it ran carries Exit_status 0, so the substate is read first.
+    A job cancelled while it ran carries Exit_status 0, so the substate is read first. One that PBS
+    deletes because of a dependency has neither a start nor an Exit_status; nor has a task of an
+    array (X) whose end it did not keep.
     """
     status, comment = _number(fields, "Exit_status"), _text(fields, "comment")
     if _number(fields, "substate") == SUBSTATE_CANCELLED:
         return Progress(JobState.CANCELLED, why=comment or "cancelled")
+    if status is None and _text(fields, "job_state") == "F" and not _text(fields, "stime"):
+        waited = _NEEDED.search(_text(fields, "depend"))
+        return Progress(JobState.CANCELLED, why=NOT_MET if waited else comment or "it never ran")
     if status is None:
-        never = comment or "it never ran: what it depends on failed"
-        return Progress(JobState.FAILED, why=never)
+        return Progress(JobState.FAILED, why=comment or "PBS ended it and gives no exit code")
     if status == 0:
         return Progress(JobState.COMPLETED, 0)
     if status == WALLTIME_EXIT:
