@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 from collections import Counter
 from collections.abc import Container
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 
 from qsgd_hpc._exit_codes import EXIT_RESUBMIT
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.schedulers.endings import exit_words
+from qsgd_hpc.jobs.schedulers.endings import NO_MEMORY, PREEMPTED, exit_words, node_words
+from qsgd_hpc.jobs.schedulers.pbs_nodes import dead_node
 
 __all__ = [
     "end_of",
@@ -23,6 +25,9 @@ __all__ = [
     "with_own_record",
 ]
 
+CLOCKS_APART_S = 60.0
+_ENDED_BY_PBS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+_REMEDIES = (NO_MEMORY, PREEMPTED)  # say more than an exit code
 SKIPPED_WHY = "nothing was left to do: the part before it had finished the training"
 
 
@@ -54,17 +59,20 @@ def noted_at(directory: Path) -> float:
 def with_own_record(job: Job, progress: Progress) -> Progress:
     """Return the progress, completed by what the job itself recorded.
 
-    The scheduler has the last word on what it says; the job's record fills in what it does not
-    know: times, that a part of a chain had nothing to do, and the end of a job that vanished.
+    The scheduler has the last word on why a job was ended from outside; the job's record fills in
+    what it does not know: times, that a part of a chain had nothing to do, the end of a job that
+    vanished, and a failure that it calls a success.
     """
     if progress.state is JobState.FAILED and progress.exit_code == EXIT_RESUBMIT:
         # What every scheduler calls a failure is what the script wanted.
         progress = dataclasses.replace(progress, state=JobState.STOPPED)
-    if job.scheduler == "local" or job.request.array:
+    if job.scheduler == "local":
         return progress
+    if job.request.array:
+        return _array_against(job, progress)
     runs = _runs(job.directory)
     if not runs:
-        return progress
+        return _with_lost_node(job, progress, ())
     at = {event["event"]: event for event in runs[-1]}
     started_at = at.get("start", {}).get("at")
     if progress.state.ended and started_at and (progress.ended_at or started_at) < started_at:
@@ -76,12 +84,77 @@ def with_own_record(job: Job, progress: Progress) -> Progress:
     )
     if why := why_not_run(job, progress.state, at):
         return dataclasses.replace(progress, why=why)
-    if "end" not in at:
+    progress = _against(progress, at["end"]) if "end" in at else progress
+    return _with_lost_node(job, progress, at)
+
+
+def _with_lost_node(job: Job, progress: Progress, names: Container[str]) -> Progress:
+    """Return the end of a job that lost a node of PBS, which its output names.
+
+    Only that of a job that was ended from outside is read: what a script prints is no node failure.
+    """
+    ended = progress.exit_code in (None, *_ENDED_BY_PBS) or "terminate" in names
+    if job.scheduler != "pbs" or progress.state is not JobState.FAILED or not ended:
         return progress
+    if (node := dead_node(job.log_path)) is None:
+        return progress
+    return dataclasses.replace(
+        progress,
+        state=JobState.NODE_FAIL,
+        exit_code=None,
+        why=node_words((node,)),
+        bad_nodes=(node,),
+    )
+
+
+def _against(progress: Progress, end: dict[str, Any]) -> Progress:
+    """Return the progress after what the job's script noted of its own end.
+
+    The script's own exit code is exact; a scheduler may report that of a shell around the script.
+    What the scheduler has seen besides, such as a walltime or too little memory, stays.
+    """
+    code, at = end.get("exit_code"), end.get("at")
+    if not isinstance(code, int):
+        return progress
+    if progress.started_at and at and at < progress.started_at - CLOCKS_APART_S:
+        return progress  # the end of an earlier run; this one has noted nothing
+    own = f"the job's own record says exit code {code}"
+    if progress.state is JobState.LOST:
+        return _ended_by(progress, code, at)
+    if progress.state is JobState.COMPLETED and code != 0:
+        new = _ended_by(progress, code, at)
+        return dataclasses.replace(new, why=f"{new.why}, though its scheduler says exit code 0")
+    if progress.state is not JobState.FAILED or code == progress.exit_code:
+        return progress
+    if code == EXIT_RESUBMIT:
+        return _ended_by(progress, code, at)
+    if code == 0 or progress.exit_code is not None:
+        return dataclasses.replace(progress, why=f"{progress.why or 'it failed'}; {own}")
     # A Slurm without accounting tells of a failure, but not of its exit code.
-    untold = progress.state is JobState.FAILED and progress.exit_code is None
-    lost = progress.state is JobState.LOST
-    return _ended_by(progress, at["end"]) if untold or lost else progress
+    new = _ended_by(progress, code, at)
+    return dataclasses.replace(new, why=progress.why) if progress.why in _REMEDIES else new
+
+
+def _array_against(job: Job, progress: Progress) -> Progress:
+    """Return the end of an array whose scheduler calls all tasks complete, by their own records."""
+    if progress.state is not JobState.COMPLETED:
+        return progress
+    codes = {n: _exit_code(job.directory / f"task-{n}") for n in range(len(job.request.tasks))}
+    if not (bad := {n: code for n, code in codes.items() if code}):
+        return progress
+    first = next(iter(bad))
+    why = f"task {first} noted exit code {bad[first]}, though its scheduler says 0"
+    counts = Counter(end_of(code or 0)[0].value for code in codes.values())
+    return dataclasses.replace(
+        progress, state=JobState.FAILED, exit_code=bad[first], why=why, tasks=dict(counts)
+    )
+
+
+def _exit_code(directory: Path) -> int | None:
+    """Return the exit code that the last run in a directory has noted; None: it has noted none."""
+    runs = _runs(directory)
+    code = runs[-1][-1].get("exit_code") if runs else None
+    return code if isinstance(code, int) else None
 
 
 def _runs(directory: Path) -> list[list[dict[str, Any]]]:
@@ -103,13 +176,10 @@ def why_not_run(job: Job, state: JobState, names: Container[str]) -> str | None:
     return None
 
 
-def _ended_by(progress: Progress, end: dict[str, Any]) -> Progress:
-    code = end.get("exit_code")
-    if not isinstance(code, int):
-        return progress
+def _ended_by(progress: Progress, code: int, at: float | None) -> Progress:
     state, why = end_of(code)
     return dataclasses.replace(
-        progress, state=state, exit_code=code, why=why, ended_at=end.get("at")
+        progress, state=state, exit_code=code, why=why, ended_at=progress.ended_at or at
     )
 
 

@@ -81,7 +81,7 @@ def test_the_only_node_of_a_slurm_job_is_the_one_that_failed() -> None:
         ({"Exit_status": -3, "comment": "no home"}, S.FAILED, None, "(Exit_status -3): no home"),
         ({"Exit_status": -20}, S.NODE_FAIL, None, "node x1 failed"),
         ({"Exit_status": -14}, S.NODE_FAIL, None, "a node of the job failed"),
-        ({"substate": 92, "depend": "afterok:5.s"}, S.CANCELLED, None, "waited for did not complete"),
+        ({"substate": 92, "depend": "afterok:5.s"}, S.CANCELLED, None, "that it waited for did"),
         ({"substate": 92, "depend": "beforeok:7.s"}, S.CANCELLED, None, "it never ran"),
         ({"substate": 92, "comment": "no queue"}, S.CANCELLED, None, "no queue"),
         ({"stime": "Sat Nov 21 13:26:04 2026"}, S.FAILED, None, "gives no exit code"),
