@@ -8,10 +8,13 @@ from dataclasses import replace
 from qsgd_hpc.jobs.profile import LIMITS, Queue, Site
 from qsgd_hpc.jobs.words import clock, counted, did_you_mean, listing
 
-__all__ = ["AUTO", "limit_words", "pick", "queue_faults", "remark"]
+__all__ = ["AUTO", "chain_fault", "limit_words", "pick", "queue_faults", "remark"]
 
 # The value of --queue that lets the size of the job decide, whatever the profile's default is.
 AUTO = "auto"
+
+# Limits that every part of a chain counts against, waiting or not.
+_COUNT_WAITING = ("per_user", "queued_per_user", "per_project", "queued_per_project")
 
 
 def limit_words(limits: Mapping[str, int]) -> str:
@@ -76,6 +79,48 @@ def queue_faults(
     return misfits
 
 
+def chain_fault(
+    site: Site, queue: Queue, parts: int, nodes: int, walltime_min: float | None
+) -> str | None:
+    """Return why the queue can never hold all parts of a chain, which are submitted at once."""
+    limit = _waiting_limit(site, queue, nodes, walltime_min)
+    if limit is None or parts <= (most := min(limit.values())):
+        return None
+    roomy = [
+        q
+        for q in site.queues.values()
+        if q.via is None and q.unit == "node" and q.chain
+        if not list(_misfits(site, q, nodes, walltime_min))
+        if parts <= min((_waiting_limit(site, q, nodes, walltime_min) or {"": parts}).values())
+    ]
+    changes = [f"--chain {most}"] if most > 1 else []
+    changes += map(_offer, roomy)
+    remedy = f"Use {listing(changes)}" if changes else "Leave --chain out"
+    return (
+        f"{site.queue_kind} '{queue.name}' of {site.name} takes at most {limit_words(limit)}, and "
+        f"the {parts} parts of a chain are submitted at once. {remedy}; or go on after each end "
+        "with `qsgd-hpc resubmit ID`."
+    )
+
+
+def _waiting_limit(
+    site: Site, queue: Queue, nodes: int, walltime_min: float | None
+) -> dict[str, int] | None:
+    """Return the smallest limit on jobs that wait or run, by its key; None: there is none."""
+    behind = [site.queues[name] for name in queue.routes]
+    ends = [q.limits for q in behind if q.takes(nodes, walltime_min)]
+    limits = [
+        (count, key)
+        for held in (site.limits, queue.limits, *ends[:1])
+        for key, count in held.items()
+        if key in _COUNT_WAITING
+    ]
+    if not limits:
+        return None
+    count, key = min(limits)
+    return {key: count}
+
+
 def _misfits(site: Site, queue: Queue, nodes: int, walltime_min: float | None) -> Iterator[str]:
     """Yield one sentence for each way in which the queue refuses, or silently drops, the job."""
     what = f"{site.queue_kind} '{queue.name}' of {site.name}"
@@ -109,8 +154,7 @@ def _remedy(site: Site, asked: Queue | None, nodes: int, walltime_min: float | N
     usable = [q for q in site.queues.values() if q.via is None and q.unit == "node"]
     fits = [q for q in usable if not list(_misfits(site, q, nodes, walltime_min))]
     if fits:
-        parts = [f"--queue {q.name}" + (f" ({said})" if (said := remark(q)) else "") for q in fits]
-        return f"It fits {listing(parts)}."
+        return f"It fits {listing(map(_offer, fits))}."
     if asked is not None:
         ends = [part for name in asked.routes or [asked.name] for part in _parts(site.queues[name])]
     else:
@@ -124,6 +168,10 @@ def _remedy(site: Site, asked: Queue | None, nodes: int, walltime_min: float | N
     single = [c for c in changes if c[0] == 1]
     chosen = list({flag: text for _, flag, _, text in reversed(single)}.values()) or [changes[0][3]]
     return f"Use {listing(reversed(chosen))}."
+
+
+def _offer(queue: Queue) -> str:
+    return f"--queue {queue.name}" + (f" ({said})" if (said := remark(queue)) else "")
 
 
 def _parts(queue: Queue) -> list[Queue]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from qsgd_hpc import env
 from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs import keys, mpi_fit, registry, sites
+from qsgd_hpc.jobs.chains import forget, taken_back
 from qsgd_hpc.jobs.dependencies import after_faults, dependencies
 from qsgd_hpc.jobs.interrupts import interrupts_deferred
 from qsgd_hpc.jobs.model import Job, JobRequest
@@ -38,21 +39,24 @@ def submit(request: JobRequest, tell: Callable[[str], object] = lambda _note: No
 
     Raises:
         UsageError: everything that is wrong with the request, one fault a line.
-        LaunchError: the scheduler refused a job; what it had taken before is cancelled again.
+        LaunchError: the scheduler refused a job; what it had taken before is cancelled again, and
+            where that fails the message says so.
         KeyboardInterrupt: Ctrl-C meanwhile; the jobs are submitted and registered all the same.
     """
     filled, site = prepare(request, dry_run=False)
     for note in site_notes(filled, site):
         tell(note)
+    start_s = time.time()
     with interrupts_deferred():
         jobs: list[Job] = []
         for part in range(filled.chain):
             try:
                 jobs.append(_submit_part(filled, site, part, jobs[-1] if jobs else None))
-            except LaunchError:
-                for job in jobs:
-                    scheduler(job.scheduler).cancel(job)
-                raise
+            except (LaunchError, UsageError) as error:
+                said = taken_back([job for job in jobs if job.submitted_at >= start_s])
+                if not said:
+                    raise
+                raise type(error)("\n".join([str(error), *said])) from None
         return jobs
 
 
@@ -104,9 +108,7 @@ def _handed_over(job: Job) -> Job:
         progress = scheduler(job.scheduler).submit(job, dependencies(job))
     except LaunchError as error:
         if not isinstance(error, UnconfirmedError):
-            registry.remove(job)
-            if job.request.key:
-                keys.release(job.request.key)
+            forget(job)
         raise
     # A local job's state belongs to its runner from here on.
     if progress.scheduler_id is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.profile import Site
-from qsgd_hpc.jobs.queues import AUTO, limit_words, pick, queue_faults, remark
+from qsgd_hpc.jobs.queues import AUTO, chain_fault, limit_words, pick, queue_faults, remark
 from qsgd_hpc.jobs.words import did_you_mean, listing
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.hosts import MOST_HOSTS
@@ -180,6 +180,8 @@ def _array_and_chain(request: JobRequest, site: Site) -> Iterator[str]:
         others = [q.name for q in site.queues.values() if q.chain and not q.via]
         remedy = f", or --queue {listing(others)}" if others else ""
         yield f"{what} forbids jobs that follow one another. Leave {flag} out{remedy}."
+    elif fault := chain_fault(site, queue, request.chain, request.nodes, request.walltime_min):
+        yield fault
 
 
 def _gpus(request: JobRequest, site: Site) -> Iterator[str]:

@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -330,6 +331,50 @@ def test_two_hundred_jobs_of_slurm_are_one_question(fakes: Fakes) -> None:
     before = len(fakes.calls())
     assert {job.state for job in jobs.list_jobs()} == {S.RUNNING}
     assert [call.name for call in fakes.calls()[before:]] == ["squeue"]
+
+
+def refused_chain(fakes: Fakes, taken: int, ends: dict[str, object], **fields: Any) -> list[str]:
+    """Submit a chain of which PBS takes some parts, and return the lines of the error."""
+    for n in range(1, taken + 1):
+        (fakes.folder / f"id-{n}").write_text(f"{n}.{SERVER}\n")
+    full = "qsub: would exceed queue generic's per-user limit"
+    first = 'for id in "$here"/id-*; do cat "$id" && rm "$id" && exit 0; done 2> /dev/null'
+    fakes.says("qsub", err=full, rc=38, before=first)
+    shown = {f"{n}.{SERVER}": {"job_state": "F", "substate": 91, **ends} for n in (1, 2, 3)}
+    fakes.says("qstat", json.dumps({"Jobs": shown}))
+    with pytest.raises(LaunchError) as refused:
+        jobs.submit(dataclasses.replace(request("pbs"), chain=4, **fields))
+    said = str(refused.value).splitlines()
+    assert said[0] == f"qsub refused the job: {full}"
+    return said[2:]
+
+
+def test_a_chain_that_is_refused_half_way_leaves_nothing(fakes: Fakes) -> None:
+    fakes.says("qdel")
+    said = refused_chain(fakes, 3, {}, key="nightly")
+    assert said == ["Cancelled again: pbs-1, pbs-2, pbs-3."]
+    # The last first: the end of the first would let the second start.
+    assert [call.args for call in fakes.calls("qdel")] == [(f"{n}.{SERVER}",) for n in (3, 2, 1)]
+    assert registry.ids() == []
+    fakes.says("qsub", f"9.{SERVER}\n")
+    assert jobs.submit(dataclasses.replace(request("pbs"), key="nightly")).id == "pbs-1"
+
+
+def test_a_part_of_a_refused_chain_that_had_started_keeps_its_record(fakes: Fakes) -> None:
+    fakes.says("qdel")
+    said = refused_chain(fakes, 1, {"stime": "Sat Nov 21 13:26:04 2026"})
+    assert said == ["pbs-1 had started before and is CANCELLED now."]
+    assert registry.load("pbs-1").state is S.CANCELLED
+
+
+def test_a_part_of_a_refused_chain_that_lives_on_is_named(fakes: Fakes) -> None:
+    fakes.says("qdel", err="qdel: cannot connect to server", rc=255)
+    said = refused_chain(fakes, 2, {})
+    assert [line.split(" is not cancelled: qdel did not end the job")[0] for line in said] == [
+        "pbs-1", "pbs-2",
+    ]  # fmt: skip
+    assert all(line.endswith(f"Try `qsgd-hpc cancel pbs-{n}`.") for n, line in enumerate(said, 1))
+    assert registry.ids() == ["pbs-1", "pbs-2"]
 
 
 def test_ids_beyond_one_command_line_are_asked_in_parts(

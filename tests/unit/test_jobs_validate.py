@@ -268,6 +268,24 @@ def test_queue_that_forbids_chains_refuses_them(flag: str, value: Any) -> None:
     assert faults("frontier", account="p", queue="batch", **{flag: value}) == ""
 
 
+def test_a_chain_that_its_queue_can_never_hold_is_refused() -> None:
+    two: dict[str, Any] = {"account": "p", "queue": "debug-scaling", "nodes": 2}
+    assert faults("polaris", **two, chain=2) == (
+        "queue 'debug-scaling' of polaris takes at most one job per user, and the 2 parts of a "
+        "chain are submitted at once. Use --queue debug, --queue capacity (two jobs per user, one "
+        "job running per user), --queue preemptable (its jobs are killed without warning; 20 jobs "
+        "per project) or --queue demand (only by arrangement with the site); or go on after each "
+        "end with `qsgd-hpc resubmit ID`."
+    )
+    assert faults("polaris", **two) == ""
+    roomier: dict[str, Any] = {**two, "queue": "capacity"}
+    assert "Use --chain 2, --queue debug, --queue pre" in faults("polaris", **roomier, chain=3)
+    assert faults("polaris", **roomier, chain=2) == ""
+    routed: dict[str, Any] = {"account": "p", "queue": "prod", "nodes": 16}
+    assert faults("polaris", **routed, chain=100) == ""
+    assert "100 jobs queued per project" in faults("polaris", **routed, chain=101)
+
+
 @pytest.mark.parametrize(
     ("site", "view", "said"),
     [
