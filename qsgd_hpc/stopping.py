@@ -30,6 +30,8 @@ from qsgd_hpc._exit_codes import EXIT_RESUBMIT
 
 __all__ = ["EXIT_RESUBMIT", "exit_for_resubmit", "should_stop"]
 
+# A scheduler that signals every process of a job signals the launcher too, which passes it on.
+SAME_SIGNAL_S = 1.0
 LOOK_EVERY_S = 2.0  # a parallel file system should not be asked at every step
 
 
@@ -38,6 +40,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self.wanted = False
+        self._told_s: float | None = None
         self._look_at_s = 0.0
         self._listens = False
 
@@ -58,10 +61,13 @@ class _Watch:
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_signal)
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.wanted = True
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the second one ends the process
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, _STOPPING)
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._told_s is None:
+            self.wanted, self._told_s = True, time.monotonic()
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, _STOPPING)
+        elif time.monotonic() > self._told_s + SAME_SIGNAL_S:
+            signal.signal(number, signal.SIG_DFL)  # a second one ends the process
+            os.kill(os.getpid(), number)
 
 
 _STOPPING = b"qsgd-hpc: SIGTERM; stopping at the next checkpoint\n"

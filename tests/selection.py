@@ -26,6 +26,7 @@ SERIAL = (
     "tests/unit/test_horovod_compat.py",
     "tests/unit/test_jobs_life.py",
     "tests/unit/test_jobs_local.py",
+    "tests/unit/test_jobs_signals.py",
     "tests/unit/test_gate.py",
     "tests/unit/test_scaling_run.py",
 )
@@ -113,6 +114,9 @@ GATE = (
     "tests/unit/test_jobs_life.py::test_a_job_runs_after_the_one",
     "tests/unit/test_jobs_life.py::test_a_running_job_stops_at_its_checkpoint",
     "tests/unit/test_jobs_life.py::test_racing_submissions_lose",
+    "tests/unit/test_jobs_signals.py::test_sigusr1_lets_a_job_stop_at_its_checkpoint"
+    "[running-session-shell",
+    "tests/unit/test_jobs_signals.py::test_sigterm_lets_a_job_stop_at_its_checkpoint[session-shell",
     "tests/unit/test_jobs_life.py::test_a_full_disk",
     "tests/unit/test_jobs_local.py",
     "tests/unit/test_scaling_run.py::test_a_study_runs_every_point",

@@ -58,6 +58,9 @@ def main(argv: list[str]) -> None:
     for number in (signal.SIGHUP, signal.SIGINT):
         # A handler, not SIG_IGN: the job's own processes would inherit that.
         signal.signal(number, _carry_on)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # A job script ignores them for what it starts; bash cannot trap what it was born ignoring.
+        signal.signal(number, signal.SIG_DFL)
     adopt_orphans()
     _redirect(directory / "runner.log")
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "identity": identity(os.getpid())}

@@ -43,13 +43,34 @@ def test_pbs_job_from_submission_to_cancel(fakes: Fakes, tmp_path: Path) -> None
     job = submitted(fakes, "polaris", f"8.{SERVER}")
     (call,) = fakes.calls("qsub")
     assert call.cwd == str(tmp_path)
-    assert call.args == ("-o", str(job.log_path), str(job.script_path))
+    shell = job.directory / "shell"
+    assert call.args == ("-o", str(job.log_path), "-S", str(shell), str(job.script_path))
+    assert f"exec /bin/bash -l {job.script_path}'" in shell.read_text()
+    assert shell.stat().st_mode & 0o777 == 0o755
     fakes.replays("qstat", "pbs/running")
     assert jobs.get(job.id).state is S.RUNNING
     assert fakes.args("qstat") == ("-f", "-F", "json", "-x", f"8.{SERVER}")
     fakes.replays("qdel", "pbs/qdel_ok")
     jobs.cancel(job.id)
     assert fakes.args("qdel") == (f"8.{SERVER}",)
+
+
+@pytest.mark.parametrize("reason", ["own shell", "comma", "no interpreter"])
+def test_a_pbs_job_without_a_shell_of_ours_has_the_login_shell(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    fakes.says("qsub", f"8.{SERVER}\n")
+    asked = request("polaris")
+    if reason == "own shell":
+        asked = dataclasses.replace(asked, extra=("#PBS -S /bin/tcsh",))
+    elif reason == "comma":
+        monkeypatch.setenv("QSGD_HOME", str(tmp_path / "a,b"))
+    else:
+        (tmp_path / "mine.j2").write_text("#PBS -N mine\ntrue\n")
+        asked = dataclasses.replace(asked, template=tmp_path / "mine.j2")
+    job = jobs.submit(asked)
+    assert "-S" not in fakes.args("qsub")
+    assert not (job.directory / "shell").exists()
 
 
 def test_slurm_job_from_submission_to_its_end(fakes: Fakes) -> None:

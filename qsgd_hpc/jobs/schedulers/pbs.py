@@ -30,6 +30,7 @@ from qsgd_hpc.jobs.schedulers.news import (
     unknown,
 )
 from qsgd_hpc.jobs.schedulers.pbs_answers import Qstat, array_progress, parse_qstat
+from qsgd_hpc.jobs.schedulers.pbs_shell import shell_option
 
 __all__ = ["cancel", "find", "parse_qsub", "refresh", "submit"]
 
@@ -51,7 +52,7 @@ REMEDIES = (
 
 def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
     """Hand the script to qsub; output goes to the job's directory."""
-    argv = ["qsub", "-o", _log(job), *_depends(after), str(job.script_path)]
+    argv = ["qsub", "-o", _log(job), *_depends(after), *shell_option(job), str(job.script_path)]
     answer = ask(argv, cwd=job.request.workdir)
     return submitted(job, parse_qsub(answer), refusal("qsub", answer, REMEDIES), find)
 

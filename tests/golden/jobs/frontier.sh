@@ -9,14 +9,24 @@
 
 job_dir=/home/me/.qsgd-hpc/jobs/machine-7
 mkdir -p -- "$job_dir" || exit 1
+launcher='' terminated=''
 event() { printf '{"at": %s, "event": "%s"%s}\n' "$(date +%s)" "$1" "${2-}" >> "$job_dir/events.jsonl"; }
 finish() {
-    [ -n "${terminated-}" ] || printf '%s\n' "$1" > "$job_dir/outcome"
+    [ -n "$terminated" ] || printf '%s\n' "$1" > "$job_dir/outcome"
     event end ", \"exit_code\": $1"
+}
+stop() { : > "$job_dir/stop"; event stop; again=yes; }
+end() {
+    terminated=yes again=yes
+    event terminate
+    [ -n "$launcher" ] || exit 143
+    kill -TERM "$launcher" 2> /dev/null
 }
 rm -f -- "$job_dir/stop" "$job_dir/resubmit" "$job_dir/outcome"
 event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"${SLURM_JOB_ID-}\""
 trap 'finish $?' EXIT
+trap stop USR1 USR2
+trap end TERM
 echo "$(($(date +%s) + 1620))" > "$job_dir/stop_at"
 cd -- /eagle/myproject/me/run || exit 1
 
@@ -35,6 +45,9 @@ if (($# == 0)); then
     exit 2
 fi
 
+# Schedulers and launchers may send these to every rank; the job script has understood them.
+trap '' USR1 USR2
+
 # Not every launcher carries variables to other nodes.
 export QSGD_JOB_DIR="${0%/*}"
 export MASTER_PORT=3442
@@ -47,14 +60,13 @@ export OMP_NUM_THREADS=7
 exec "$@"
 END_OF_PIN_SH
 
-stop() { : > "$job_dir/stop"; event stop; again=yes; }
-end() { terminated=yes; event terminate; kill -TERM "$launcher" 2> /dev/null; again=yes; }
-trap stop USR1 USR2
-trap end TERM
+trap '' USR1 USR2
 srun -N 8 -n 64 --ntasks-per-node=8 -c 7 --gpus-per-task=1 --gpu-bind=closest --kill-on-bad-exit=1 --label \
     bash "$job_dir/pin.sh" \
     /opt/venv/bin/python /eagle/myproject/me/run/train_resnet34.py --epochs 3 &
-launcher=$! again=yes code=127
+launcher=$!
+trap stop USR1 USR2
+again=yes code=127
 while [ -n "$again" ]; do # a signal ends `wait`, not what it waits for
     again=
     wait "$launcher"

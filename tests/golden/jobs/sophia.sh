@@ -11,14 +11,24 @@
 
 job_dir=/home/me/.qsgd-hpc/jobs/machine-7
 mkdir -p -- "$job_dir" || exit 1
+launcher='' terminated=''
 event() { printf '{"at": %s, "event": "%s"%s}\n' "$(date +%s)" "$1" "${2-}" >> "$job_dir/events.jsonl"; }
 finish() {
-    [ -n "${terminated-}" ] || printf '%s\n' "$1" > "$job_dir/outcome"
+    [ -n "$terminated" ] || printf '%s\n' "$1" > "$job_dir/outcome"
     event end ", \"exit_code\": $1"
+}
+stop() { : > "$job_dir/stop"; event stop; again=yes; }
+end() {
+    terminated=yes again=yes
+    event terminate
+    [ -n "$launcher" ] || exit 143
+    kill -TERM "$launcher" 2> /dev/null
 }
 rm -f -- "$job_dir/stop" "$job_dir/resubmit" "$job_dir/outcome"
 event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"${PBS_JOBID-}\""
 trap 'finish $?' EXIT
+trap stop USR1 USR2
+trap end TERM
 echo "$(($(date +%s) + 1620))" > "$job_dir/stop_at"
 cd -- /eagle/myproject/me/run || exit 1
 
@@ -39,6 +49,9 @@ if (($# == 0)); then
     exit 2
 fi
 
+# Schedulers and launchers may send these to every rank; the job script has understood them.
+trap '' USR1 USR2
+
 # Not every launcher carries variables to other nodes.
 export QSGD_JOB_DIR="${0%/*}"
 export QSGD_RANKS=64
@@ -52,14 +65,13 @@ export OMP_NUM_THREADS=16
 exec "$@"
 END_OF_PIN_SH
 
-stop() { : > "$job_dir/stop"; event stop; again=yes; }
-end() { terminated=yes; event terminate; kill -TERM "$launcher" 2> /dev/null; again=yes; }
-trap stop USR1 USR2
-trap end TERM
+trap '' USR1 USR2
 mpiexec -np 64 \
     bash "$job_dir/pin.sh" \
     python /eagle/myproject/me/run/train_resnet34.py --epochs 3 &
-launcher=$! again=yes code=127
+launcher=$!
+trap stop USR1 USR2
+again=yes code=127
 while [ -n "$again" ]; do # a signal ends `wait`, not what it waits for
     again=
     wait "$launcher"

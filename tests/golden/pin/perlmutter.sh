@@ -7,6 +7,9 @@ if (($# == 0)); then
     exit 2
 fi
 
+# Schedulers and launchers may send these to every rank; the job script has understood them.
+trap '' USR1 USR2
+
 # Not every launcher carries variables to other nodes.
 export QSGD_JOB_DIR="${0%/*}"
 
