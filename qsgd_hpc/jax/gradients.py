@@ -12,13 +12,15 @@ import jax.numpy as jnp
 from qsgd_hpc._base.gradient_reduction import GradientReduction, checked_reduction
 from qsgd_hpc._base.grouping import partition
 from qsgd_hpc._base.pending import BATCH_BYTES
+from qsgd_hpc._base.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jax.ops import allreduce
 from qsgd_hpc.jax.ops._allreduce import Allreduce
 from qsgd_hpc.jax.ops._collective import is_traced
 from qsgd_hpc.jax.ops._primitive import run
 from qsgd_hpc.jax.ops._reduction import compressor_for
-from qsgd_hpc.ops import Adasum, Average, Op
+from qsgd_hpc.ops import Adasum, Average, Op, Sum
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 
 __all__ = ["Groups", "allreduce_gradients", "path_names", "reduce_tree"]
@@ -94,10 +96,14 @@ def reduce_tree(tree: Any, prefix: str, reduction: GradientReduction, groups: Gr
         groups: how many groups of neighbours to reduce together, or the groups, by names.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    if reduction.alone or not leaves:
+    if not leaves or (reduction.alone and not _marks(leaves)):
         return tree
     leaves = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in leaves]
     names = path_names(tree)
+    if reduction.alone:
+        at = smallest([leaf.size for leaf in leaves])
+        leaves[at] = allreduce(leaves[at], op=Sum, name=mark_name(prefix + names[at]))
+        return jax.tree_util.tree_unflatten(structure, leaves)
     ends = []
     for batch in _batches(leaves, names, groups):
         chosen = [leaves[i] for i in batch.members]
@@ -108,6 +114,12 @@ def reduce_tree(tree: Any, prefix: str, reduction: GradientReduction, groups: Gr
         for i, reduced in zip(batch.members, end(), strict=True):
             leaves[i] = reduced
     return jax.tree_util.tree_unflatten(structure, leaves)
+
+
+def _marks(leaves: Sequence[Any]) -> bool:
+    """Tell whether a step is to be marked, and can be: a compiled one on a single CPU device."""
+    compiled_elsewhere = jax.default_backend() != "cpu" or jax.local_device_count() > 1
+    return marks_steps() and not (compiled_elsewhere and is_traced(leaves))
 
 
 def _start(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsgd_hpc import arrays
 from qsgd_hpc._base.gradient_reduction import GradientReduction
+from qsgd_hpc._base.step_mark import marks_steps
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.keras._backend import BACKEND
 from qsgd_hpc.keras._replicas import broadcast_values, name_of, require_equal
@@ -110,6 +111,8 @@ class Synchronization:
         """Return the gradients over all ranks."""
         self.steps += 1
         if self.reduction.alone:
+            if marks_steps():
+                gradients = self._reducer(gradients, variables)
             return [_times(gradient, self._factor) for gradient in gradients]
         reduced = list(gradients)
         places = [i for i, v in enumerate(variables) if name_of(v) not in self._local]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qsgd_hpc import env
+from qsgd_hpc._base.step_mark import is_mark
 from qsgd_hpc.scaling._record import record
 
 __all__ = [
@@ -72,9 +73,11 @@ def summary(
     Returns:
         step_s is the median and step_mean_s the mean of the timed steps; exposed_s, comm_s,
         hidden_s and coding_s are means over them. None where no step is timed, or where the
-        framework waits by itself and so nobody knows how long. Layers on rank 0 alone.
+        framework waits by itself and so nobody knows how long. Layers on rank 0 alone; neither
+        they nor bytes and reductions of a single rank whose gradients do not pass the engine.
     """
     warmup = warmup_steps(profile["steps"])
+    marked = any(is_mark(name) for name, *_ in profile["layers"])
     fields: dict[str, Any] = {
         "rank": rank,
         "ranks": ranks,
@@ -82,12 +85,12 @@ def summary(
         "warmup_steps": warmup,
         **_of_timed_steps(profile, warmup, ranks),
         "wire_bytes": stats["wire_bytes"],
-        "gradient_bytes": stats["gradient_bytes"],
+        "gradient_bytes": None if marked else stats["gradient_bytes"],
         "comm_time_s": stats["comm_time_s"],
-        "fused_reductions": stats["fused_reductions"],
+        "fused_reductions": None if marked else stats["fused_reductions"],
         "nmse": mean_nmse(quality),
     }
-    if rank == 0:
+    if rank == 0 and not marked:
         layers = [(elements, round(ready_s, 6)) for _, elements, ready_s in profile["layers"]]
         fields["layers"] = merge_neighbours(layers)
         fields["backward_s"] = layers[-1][1] if layers else None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from qsgd_hpc import env
+from qsgd_hpc._base.step_mark import leave_to_meter
 from qsgd_hpc.rules import PLAIN_BITS
 from qsgd_hpc.scaling import host
 from qsgd_hpc.scaling._record import record
@@ -56,6 +57,7 @@ class Meter:
         test_samples: int | None = None,
         units_per_sample: int = 1,
     ) -> None:
+        leave_to_meter()
         self._hvd = hvd
         self._global_batch_size = global_batch_size
         self._unit = unit if global_batch_size else "steps"

@@ -13,9 +13,10 @@ from qsgd_hpc import env, ops
 from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc._base.grouping import batches, partition
 from qsgd_hpc._base.pending import BATCH_BYTES
+from qsgd_hpc._base.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc._facts import operation_facts
 from qsgd_hpc.errors import UnsupportedError
-from qsgd_hpc.ops import Adasum
+from qsgd_hpc.ops import Adasum, Sum
 from qsgd_hpc.tensorflow.local_sources import LocalSources
 from qsgd_hpc.tensorflow.naming import name_of, operation_names, unwrapped
 from qsgd_hpc.tensorflow.ops._allreduce import allreduce
@@ -57,14 +58,14 @@ def reduce_gradients(
     """
     results = list(gradients)
     if reduction.alone:
-        return results
+        return _marked(results, variables, reduction) if marks_steps() else results
     own = local or LocalSources()
     names = operation_names(_prefix(reduction), variables)
     dense = []
     for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
         if variable in own:
             results[i] = own.settled(gradient, len(ops.ranks_of(reduction.process_set)))
-        elif isinstance(gradient, tf.IndexedSlices) and not reduction.sparse_as_dense:
+        elif _is_sparse(gradient) and not reduction.sparse_as_dense:
             results[i] = _reduce_slices(gradient, names[i], reduction)
         elif gradient is not None:
             dense.append(_Dense.of(i, names[i], gradient, variable, reduction))
@@ -72,6 +73,27 @@ def reduce_gradients(
         for member, result in zip(members, _reduce(members, group, reduction), strict=True):
             results[member.position] = result
     return results
+
+
+def _marked(
+    gradients: list[Any], variables: Sequence[Any], reduction: GradientReduction
+) -> list[Any]:
+    """Return the gradients of a rank that is alone; one has passed the engine, unchanged."""
+    places = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    if not places:
+        return gradients
+    values = [gradients[i].values if _is_sparse(gradients[i]) else gradients[i] for i in places]
+    at = smallest([value.shape.num_elements() for value in values])
+    name = operation_names(_prefix(reduction), variables)[places[at]]
+    passed, whole = allreduce(values[at], op=Sum, name=mark_name(name)), gradients[places[at]]
+    if _is_sparse(whole):
+        passed = tf.IndexedSlices(passed, whole.indices, whole.dense_shape)
+    gradients[places[at]] = passed
+    return gradients
+
+
+def _is_sparse(gradient: Any) -> bool:
+    return isinstance(gradient, tf.IndexedSlices)
 
 
 def _prefix(reduction: GradientReduction) -> str:

@@ -58,7 +58,7 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         averaged in the last pass only; with Adasum they are this rank's own.
         """
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
-        if self._reduction.op is Adasum and self._accumulation is None:
+        if self._combines_steps and self._accumulation is None:
             return list(pairs)
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
         if self._accumulation is None:
@@ -67,8 +67,13 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             gradients = self._accumulation.add(gradients, variables, self._reduced)
         return list(zip(gradients, variables, strict=True))
 
+    @property
+    def _combines_steps(self) -> bool:
+        """Whether it is the ranks' steps that are reduced, not their gradients."""
+        return self._reduction.op is Adasum and not self._reduction.alone
+
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        if self._reduction.op is Adasum:
+        if self._combines_steps:
             return list(gradients)
         return reduce_gradients(
             gradients, variables, self._reduction, groups=self._groups, local=self._local
@@ -81,7 +86,7 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         pairs = list(grads_and_vars)
 
         def step() -> Any:
-            if self._reduction.op is Adasum and not self._reduction.alone:
+            if self._combines_steps:
                 return self._combined_step(pairs, global_step, name)
             return self._optimizer.apply_gradients(pairs, global_step, name)
 

@@ -23,6 +23,7 @@ from qsgd_hpc.torch.claims import Claim
 from qsgd_hpc.torch.naming import name_parameters
 from qsgd_hpc.torch.ops import allreduce
 from qsgd_hpc.torch.prepared import GradientAllreduce
+from qsgd_hpc.torch.step_mark import mark_step
 from qsgd_hpc.torch.wrapped import Wrapped
 
 __all__ = ["AdasumOptimizer"]
@@ -80,7 +81,9 @@ class AdasumOptimizer(Wrapped):
         """
         self._unwrapped._opt_called = True
         if self._reduction.alone:
-            return super().step(closure)
+            result = super().step(closure)
+            mark_step((p.grad for p in self._owned()), self._prefix)
+            return result
         starts = {p: p.detach().clone() for p in self._owned() if p.requires_grad}
         result = super().step(closure)
         self._combine(starts)

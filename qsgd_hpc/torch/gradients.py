@@ -19,6 +19,7 @@ from qsgd_hpc.torch.claims import Claim
 from qsgd_hpc.torch.naming import name_parameters
 from qsgd_hpc.torch.prepared import GradientAllreduce
 from qsgd_hpc.torch.sparse import Layouts, refuse_nonfinite, start_sparse
+from qsgd_hpc.torch.step_mark import mark_step
 
 __all__ = ["GradientReducer"]
 
@@ -78,6 +79,10 @@ class GradientReducer(Claim):
     def alone(self) -> bool:
         """Whether there is nobody to reduce with."""
         return self._reduction.alone
+
+    def mark_step(self) -> None:
+        """Let the engine see a step of a rank that is alone."""
+        mark_step((p.grad for p in self._owned()), self.prefix)
 
     def adopt(self) -> None:
         """Claim every parameter, and hook those that take a gradient and are not hooked yet."""

@@ -123,7 +123,10 @@ class _Distributed(Wrapped):
         self._refuse_nonfinite()
         # A scheduler that was built on the unwrapped optimizer looks there for this mark.
         self._unwrapped._opt_called = True
-        return super().step(closure)
+        result = super().step(closure)
+        if self._reducer.alone:
+            self._reducer.mark_step()
+        return result
 
     def _refuse_nonfinite(self) -> None:
         error, self._nonfinite = self._nonfinite, None

@@ -17,6 +17,7 @@ import qsgd_hpc.keras as hvd
 from qsgd_hpc.keras.optimizer import synchronization_of
 from tests.keras.training import (
     BATCH,
+    ROWS,
     SHIPPED,
     compiled,
     fit,
@@ -69,6 +70,18 @@ def test_fit_equals_one_process_with_the_whole_batch(kind, options):
     fit(serial, rows(range(hvd.size())), batch_size=BATCH * hvd.size())
     assert replicas_are_identical(model)
     assert np.allclose(flat(model.get_weights()), flat(serial.get_weights()), atol=1e-4)
+
+
+@pytest.mark.skipif(hvd.size() > 1, reason="needs one rank")
+def test_a_study_sees_the_steps_of_a_single_rank(monkeypatch, tmp_path):
+    monkeypatch.setenv("QSGD_RECORDS", str(tmp_path / "records.jsonl"))
+    hvd.shutdown()
+    hvd.init()
+    fit(compiled(of(keras.optimizers.SGD(0.1))))
+    assert hvd.step_profile()["steps"] == 2 * ROWS // BATCH
+    monkeypatch.delenv("QSGD_RECORDS")
+    hvd.shutdown()  # leaves no record where none is asked for
+    hvd.init()
 
 
 @several_ranks

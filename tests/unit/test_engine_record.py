@@ -121,6 +121,14 @@ def test_rank_0_alone_lists_the_layers():
     assert not {"layers", "backward_s"} & set(summary(profile_of([0.1] * 30), rank=1))
 
 
+def test_a_single_rank_whose_gradients_pass_no_engine_tells_no_layers_and_no_bytes():
+    marked = {**profile_of([0.1] * 30), "layers": [("allreduce.qsgd_hpc.step.gradient.b", 10, 0.0)]}
+    fields = summary(marked, ranks=1)
+    assert fields["step_s"] == pytest.approx(0.1)
+    assert (fields["gradient_bytes"], fields["fused_reductions"]) == (None, None)
+    assert not {"layers", "backward_s"} & set(fields)
+
+
 @pytest.mark.parametrize("count", [1, 2000, 2001, 4000, 9001])
 def test_many_layers_are_merged_with_their_neighbours(count):
     layers = [(i + 1, i / 10) for i in range(count)]

@@ -16,6 +16,7 @@ from qsgd_hpc.keras._backend import Reducer
 from qsgd_hpc.torch.compression import Compression
 from qsgd_hpc.torch.ops import allreduce
 from qsgd_hpc.torch.prepared import GradientAllreduce
+from qsgd_hpc.torch.step_mark import mark_step
 
 __all__ = [
     "EAGER_VALUES",
@@ -37,6 +38,9 @@ def reducer(reduction: GradientReduction, groups: Any) -> Reducer:
 
     def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         given = list(gradients)
+        if reduction.alone:
+            mark_step(given, f"gradient.{variables[0].path}" if variables else "gradient.")
+            return given
         places = {id(v): i for i, v in enumerate(variables)}
         handles = []
         for group, members in _calls(variables, groups):

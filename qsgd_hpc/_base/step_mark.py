@@ -1,0 +1,41 @@
+"""What lets a study time the steps of a single rank, whose gradients do not pass the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qsgd_hpc import basics, env
+
+__all__ = ["is_mark", "leave_to_meter", "mark_name", "marks_steps", "smallest"]
+
+_MARK = "qsgd_hpc.step."
+_metered = False
+
+
+def leave_to_meter() -> None:
+    """Mark no step that is not compiled yet: the script has a Meter, which times them itself."""
+    global _metered
+    _metered = True
+
+
+def marks_steps() -> bool:
+    """Tell whether one gradient of each step shall pass the engine, which takes that for the step.
+
+    It is a sum over one rank, uncompressed, so that training stays the same to the bit.
+    """
+    return not _metered and env.get("QSGD_RECORDS") is not None and basics.size() == 1
+
+
+def mark_name(name: str) -> str:
+    """Return the name of the operation, by the one that it would have among several ranks."""
+    return _MARK + name
+
+
+def is_mark(name: str) -> bool:
+    """Tell whether an operation has such a name."""
+    return _MARK in name
+
+
+def smallest(sizes: Sequence[int | None]) -> int:
+    """Return where the smallest gradient is; None is one whose size is not known yet."""
+    return min(range(len(sizes)), key=lambda i: (sizes[i] is None, sizes[i] or 0))

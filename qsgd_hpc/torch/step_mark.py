@@ -1,0 +1,29 @@
+"""Steps of a single rank, as a study times them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from qsgd_hpc._base.step_mark import mark_name, marks_steps, smallest
+from qsgd_hpc.ops import Sum
+from qsgd_hpc.torch.ops import allreduce_
+
+__all__ = ["mark_step"]
+
+
+@torch.no_grad()
+def mark_step(gradients: Iterable[torch.Tensor | None], name: str) -> None:
+    """Let the engine see a step of a rank that is alone; see :mod:`qsgd_hpc._base.step_mark`.
+
+    Args:
+        gradients: of the step.
+        name: of the operation, one for each optimizer.
+    """
+    if not marks_steps():
+        return
+    given = [g._values() if g.is_sparse else g for g in gradients if g is not None]
+    if given:
+        mark = given[smallest([g.numel() for g in given])]
+        allreduce_(mark.detach(), op=Sum, name=mark_name(name))
