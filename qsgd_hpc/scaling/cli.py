@@ -99,7 +99,7 @@ def _consent(site: Site, yes: bool) -> None:
 def _measure(
     folder: StudyFolder, study: Study, screen: Any, in_flight: int, limit_min: float | None
 ) -> None:
-    from qsgd_hpc.scaling.attempts import finished
+    from qsgd_hpc.scaling.attempts import RECORD_HINT, finished
     from qsgd_hpc.scaling.plan import plan
     from qsgd_hpc.scaling.progress import Progress
     from qsgd_hpc.scaling.run import run
@@ -117,16 +117,17 @@ def _measure(
             err=True,
         )
         sys.exit(130)
+    hint = f"\n{RECORD_HINT}" if any(a.silent for a in failed) else ""
     if progress.done == 0:
         raise UsageError(
             f"all {len(failed)} points failed, so there is nothing to report. The end of each log "
-            f"is above; the logs are in {folder.path / 'points'}."
+            f"is above; the logs are in {folder.path / 'points'}.{hint}"
         )
     show(folder, screen, None)
     if failed:
         click.echo(
             f"{len(failed)} of {progress.total} points failed and are not in the table. Run the "
-            "same command to try them again.",
+            f"same command to try them again.{hint}",
             err=True,
         )
         sys.exit(1)

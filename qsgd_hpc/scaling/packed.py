@@ -140,6 +140,7 @@ def request(study: Study, points: Sequence[Point], plan: Path) -> jobs.JobReques
         queue=study.queue,
         account=study.account,
         filesystems=study.filesystems,
+        python=study.python,
         site=study.site,
         name=f"scale-{len(points)}-points",
         workdir=study.workdir,

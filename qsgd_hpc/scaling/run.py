@@ -20,6 +20,7 @@ from qsgd_hpc.scaling.folder import StudyFolder
 from qsgd_hpc.scaling.pack import JOB_ENDS
 from qsgd_hpc.scaling.packed import Packed
 from qsgd_hpc.scaling.plan import Point, plan
+from qsgd_hpc.scaling.program import Program
 from qsgd_hpc.scaling.single import Single
 from qsgd_hpc.scaling.study import Study
 from qsgd_hpc.scaling.submitted import never_taken
@@ -152,18 +153,25 @@ class _Run:
     def _note(self, ended: Ended, source: Active) -> None:
         self.watcher.ended(*ended)
         attempt = ended.attempt
-        if attempt.silent:
-            name = self.study.program(ended.point.case).script.name
-            raise UsageError(
-                f"{name} ended without an error but recorded no result, so there is nothing to "
-                f"measure.\n{RECORD_HINT}"
-            )
+        if attempt.silent and isinstance(source, Single):
+            self._leave_out(self.study.program(ended.point.case))
         if attempt.fault is None:
             return
         if attempt.state in JOB_ENDS and self._goes_on(source):
             self.waiting.append(ended.point)  # cut off by the end of a job that others had used up
         else:
             self.failed.append(attempt)
+
+    def _leave_out(self, program: Program) -> None:
+        """Start no more jobs of a script that records nothing, unless it did at another point."""
+        attempts = self.folder.attempts()[0]
+        if any(a.fault is None and self.study.program(a.point.case) == program for a in attempts):
+            return
+        self.waiting = deque(p for p in self.waiting if self.study.program(p.case) != program)
+        self.refusal = self.refusal or UsageError(
+            f"{program.script.name} ended without an error but recorded no result, so there is "
+            f"nothing to measure.\n{RECORD_HINT}"
+        )
 
     def _goes_on(self, ended: Active) -> bool:
         """Tell whether another packed job may go on after this one: it must have got somewhere."""

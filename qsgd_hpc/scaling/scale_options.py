@@ -79,6 +79,7 @@ OPTIONS = (
     click.option("--queue", help="Queue of every job."),
     click.option("--account", help="Project that pays for the jobs."),
     click.option("--filesystems", help="File systems that the jobs need, such as home,eagle."),
+    click.option("--python", help="Interpreter of the scripts on the nodes; it needs qsgd_hpc."),
     click.option(
         "--max-node-hours", type=float, help="Submit nothing that could cost more than this in all."
     ),
@@ -131,7 +132,7 @@ _WORDS = {
     "filesystems": "filesystems",
 }
 _SAME = ("mode", "repeats", "epochs", "steps", "ranks_per_node", "walltime", "queue", "account")
-_ALSO_SAME = ("max_node_hours", "pack", "batch_args", "target")
+_ALSO_SAME = ("max_node_hours", "pack", "batch_args", "target", "python")
 
 
 def scale_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -89,6 +89,7 @@ def request(study: Study, point: Point, records: Path) -> jobs.JobRequest:
         queue=study.queue,
         account=study.account,
         filesystems=study.filesystems,
+        python=study.python,
         site=study.site,
         network=point.case.network or None,
         name=f"scale-n{point.nodes}-b{point.bits}",

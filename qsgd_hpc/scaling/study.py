@@ -19,7 +19,7 @@ FORMAT = 2
 
 # How the jobs are run, not what they measure: these may change when a study goes on, and so may
 # the target of a program, which is for the report alone.
-_HOW = ("walltime_min", "account", "filesystems", "pack", "max_node_hours")
+_HOW = ("walltime_min", "account", "filesystems", "python", "pack", "max_node_hours")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Study:
             the site has.
         repeats: measurements of each point.
         walltime_min: limit of each job; None takes the site's default.
+        python: interpreter of the scripts on the nodes; None: the site's, or this one.
         max_node_hours: what all jobs together may take; None: no limit.
         pack: many points inside one job of the largest size, instead of a job for each.
         threads: OMP_NUM_THREADS of every rank where all nodes are one machine; None: the site's.
@@ -58,6 +59,7 @@ class Study:
     queue: str | None = None
     account: str | None = None
     filesystems: tuple[str, ...] = ()
+    python: str | None = None
     max_node_hours: float | None = None
     pack: bool = False
     threads: int | None = None

@@ -47,6 +47,7 @@ DEFAULTS: Wishes = {
     "queue": None,
     "account": None,
     "filesystems": [],
+    "python": None,
     "max_node_hours": None,
     "pack": False,
 }
@@ -89,6 +90,7 @@ def define(
         queue=asked["queue"],
         account=asked["account"],
         filesystems=tuple(asked["filesystems"]),
+        python=asked["python"],
         max_node_hours=asked["max_node_hours"],
         pack=asked["pack"],
     )

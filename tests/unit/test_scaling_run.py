@@ -29,6 +29,7 @@ parser.add_argument("--global-batch-size", type=int)
 parser.add_argument("--batch-size", type=int)
 parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--fail-at", type=int)
+parser.add_argument("--mute-at", type=int)
 parser.add_argument("--hold", type=Path)
 parser.add_argument("--note", default="")
 args = parser.parse_args()
@@ -41,7 +42,7 @@ if MPI.COMM_WORLD.rank == 0:
 # All ranks wait here: in a barrier they would spin.
 while args.hold and bits == 8 and not args.hold.exists():
     time.sleep(0.05)
-if MPI.COMM_WORLD.rank == 0:
+if MPI.COMM_WORLD.rank == 0 and bits != args.mute_at:
     record("final", ranks=ranks, images_per_s=100.0 * ranks * (1 + 1 / bits), test_accuracy=0.98,
            wire_bytes=1000 * bits * (ranks - 1), comm_time_s=0.5, steps=10, note=args.note,
            batch=[args.global_batch_size, args.batch_size])
@@ -189,6 +190,21 @@ def test_a_script_that_records_nothing_is_told_the_one_line(place):
     assert "silent.py ended without an error but recorded no result" in err
     assert 'record("final", ranks=hvd.size(), throughput=' in err
     assert len(place.study.attempts()[0]) == 1
+
+
+@pytest.mark.parametrize(("how", "mute"), [("--separate", 32), ("--pack", 4)])
+def test_a_point_without_a_result_takes_no_other_with_it(place, how, mute):
+    """The second and the first of three; and each is run by what --python names."""
+    python, told = place.folder / "python of the nodes", place.folder / "told"
+    python.write_text(f"#!/bin/sh\necho \"$*\" >> '{told}'\nexec '{sys.executable}' \"$@\"\n")
+    python.chmod(0o755)
+    words = ("--nodes", "2", "--bits", "32,8,4", how, "--python", str(python))
+    _, err = place.scale(*words, "@--mute-at", f"@{mute}", code=1)
+    ended = {a.point.bits: a.silent for a in place.study.attempts()[0]}
+    assert ended == {bits: bits == mute for bits in (32, 8, 4)}
+    assert "1 of 3 points failed" in err
+    assert 'record("final", ranks=hvd.size(), throughput=' in err
+    assert told.read_text().count("work load.py --mute-at") == 6  # one a rank
 
 
 def test_when_all_points_fail_the_end_of_the_log_is_shown(place):
