@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from qsgd_hpc._exit_codes import EXIT_RESUBMIT
 from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs import api, registry, view
+from qsgd_hpc.jobs.columns import screen
 from qsgd_hpc.jobs.labels import Output
 from qsgd_hpc.jobs.model import Job, JobState
 from qsgd_hpc.jobs.submit_options import Walltime, as_json_option
@@ -189,10 +189,8 @@ def list_jobs(as_json: bool) -> None:
     if as_json:
         _print_json([view.as_json(job) for job in jobs])
     elif jobs:
-        console = Console()
-        if not console.is_terminal:
-            console.width = 200
-        console.print(view.table(jobs))
+        console = screen()
+        console.print(view.table(jobs, console.width))
     else:
         click.echo("no jobs yet; submit one with `qsgd-hpc submit train.py`", err=True)
     if any(job.progress.silence for job in jobs):

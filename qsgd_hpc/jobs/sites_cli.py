@@ -6,12 +6,11 @@ import json
 import sys
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import live, sites_view
 from qsgd_hpc.jobs import sites as profiles
+from qsgd_hpc.jobs.columns import screen
 from qsgd_hpc.jobs.facts import unconfirmed
 from qsgd_hpc.jobs.merge import merged
 from qsgd_hpc.jobs.sites_check import examine
@@ -41,7 +40,8 @@ def list_sites(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([row.as_json() for row in rows], indent=2))
     else:
-        _print(sites_view.table(rows))
+        console = screen()
+        console.print(sites_view.table(rows, console.width))
     for fault in package_faults():
         click.echo(f"qsgd-hpc: {fault}", err=True)
 
@@ -82,7 +82,7 @@ def check_site(name: str | None, no_machine: bool, as_json: bool) -> None:
         for report in reports:
             click.echo("\n".join(sites_view.report_lines(report)))
             if report.differs:
-                _print(sites_view.differences_table(report))
+                screen().print(sites_view.differences_table(report))
                 own = profiles.home() / "sites" / f"{report.name}.yaml"
                 click.echo(f"  What is not yours to edit is overridden, key by key, in {own}")
     for fault in package_faults():
@@ -121,13 +121,6 @@ def _here() -> str | None:
         return profiles.choose(None).name
     except UsageError:
         return None
-
-
-def _print(found: Table) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200
-    console.print(found)
 
 
 if __name__ == "__main__":

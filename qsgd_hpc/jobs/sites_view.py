@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.build import build
+from qsgd_hpc.jobs.columns import Column, fitting_table
 from qsgd_hpc.jobs.facts import dotted, unconfirmed
 from qsgd_hpc.jobs.merge import Merged, merged
 from qsgd_hpc.jobs.profile import Network, Queue, Site
@@ -73,28 +74,36 @@ def row(name: str, here: str | None) -> Row:
     )
 
 
-def table(rows: Iterable[Row]) -> Table:
-    """Return the table that `sites list` prints."""
-    result = Table(box=None, pad_edge=False, header_style="bold")
-    result.add_column("")
-    for column in ("site", "scheduler"):
-        result.add_column(column, no_wrap=True)
-    for column in ("queues", "GPUs", "to verify"):
-        result.add_column(column, justify="right", no_wrap=True)
-    for column in ("from", "what it is"):
-        result.add_column(column)
-    for each in rows:
-        what = "not usable, see `qsgd-hpc sites check`" if each.fault else each.description
-        retired = " (retired)" if each.retired else ""
-        result.add_row(
-            "*" if each.here else "",
-            Text(each.name),
-            each.scheduler,
-            *(str(n) if n else "" for n in (each.queues, each.gpus, each.unconfirmed)),
-            Text(", ".join(each.layers)),
-            Text(what + retired, style="red" if each.fault else "dim" if retired else ""),
+def table(rows: Sequence[Row], width: int) -> Table:
+    """Return the table that `sites list` prints, for a terminal of so many columns."""
+    texts = [_texts(row) for row in rows]
+    titles = ("", "site", "scheduler", "queues", "GPUs", "to verify", "from", "what it is")
+    value = {"queues": 3, "GPUs": 4, "to verify": 2, "from": 1}
+    columns = [
+        Column(
+            title,
+            [row[i] for row in texts],
+            least=24 if title == "what it is" else None,
+            value=value.get(title),
+            wraps=title == "what it is",
+            right=title in ("queues", "GPUs", "to verify"),
         )
-    return result
+        for i, title in enumerate(titles)
+    ]
+    return fitting_table(columns, width)
+
+
+def _texts(row: Row) -> tuple[Text, ...]:
+    what = "not usable, see `qsgd-hpc sites check`" if row.fault else row.description
+    retired = " (retired)" if row.retired else ""
+    return (
+        Text("*" if row.here else ""),
+        Text(row.name),
+        Text(row.scheduler),
+        *(Text(str(n) if n else "") for n in (row.queues, row.gpus, row.unconfirmed)),
+        Text(", ".join(row.layers)),
+        Text(what + retired, style="red" if row.fault else "dim" if retired else ""),
+    )
 
 
 def report_lines(report: Report) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from qsgd_hpc.jobs.columns import Column, fitting_table
 from qsgd_hpc.jobs.model import Job, JobState
 from qsgd_hpc.jobs.words import clock
 
@@ -159,28 +160,36 @@ def _ran(job: Job) -> str:
     return clock(round(max(0.0, ended_at - started_at)) / 60)
 
 
-def table(jobs: Iterable[Job]) -> Table:
-    """Return the table that ``list`` prints."""
-    result = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("job", "name", "state"):
-        result.add_column(column, no_wrap=True)
-    for column in ("exit", "nodes", "ranks"):
-        result.add_column(column, justify="right")
-    for column in ("submitted", "ran"):
-        result.add_column(column, no_wrap=True)
-    # One line for each job: `status` and --json have the whole of it.
-    result.add_column("why", no_wrap=True, overflow="ellipsis")
-    for job in jobs:
-        progress = job.progress
-        result.add_row(
-            job.id,
-            Text(job.name),
-            Text(job.state.value, style=_COLOURS.get(job.state, "red")),
-            "" if job.exit_code is None else str(job.exit_code),
-            str(job.request.nodes),
-            str(job.request.ranks),
-            time.strftime("%m-%d %H:%M:%S", time.localtime(job.submitted_at)),
-            _ran(job),
-            Text(silence_words(job) or progress.why),
-        )
-    return result
+def table(jobs: Iterable[Job], width: int) -> Table:
+    """Return the table that ``list`` prints, for a terminal of so many columns.
+
+    One line for each job: ``status`` and --json have the whole of it. The reason is shortened
+    first; job, name, state and exit code are always there.
+    """
+    rows = [_row(job) for job in jobs]
+    cells = [[Text(row[i]) for row in rows] for i in range(9)]
+    for cell in cells[2]:
+        cell.stylize(_COLOURS.get(JobState(cell.plain), "red"))
+    names = ("job", "name", "state", "exit", "nodes", "ranks", "submitted", "ran", "why")
+    least = {"name": 10, "why": 16}
+    value = {"nodes": 3, "ranks": 1, "submitted": 4, "ran": 2, "why": 5}
+    columns = (
+        Column(n, c, least.get(n), value.get(n), right=n in ("exit", "nodes", "ranks"))
+        for n, c in zip(names, cells, strict=True)
+    )
+    return fitting_table(list(columns), width)
+
+
+def _row(job: Job) -> tuple[str, ...]:
+    request, progress = job.request, job.progress
+    return (
+        job.id,
+        job.name,
+        job.state.value,
+        "" if job.exit_code is None else str(job.exit_code),
+        str(request.nodes),
+        str(request.ranks),
+        time.strftime("%m-%d %H:%M:%S", time.localtime(job.submitted_at)),
+        _ran(job),
+        " ".join((silence_words(job) or progress.why).split()),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import os
 import shutil
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Table
 
 from qsgd_hpc import cli as main
 from qsgd_hpc import jobs
@@ -245,15 +248,35 @@ def test_the_table_breaks_no_line_in_a_terminal_of_100_columns(fakes: Fakes) -> 
     why = "job killed: walltime 300 exceeded limit 60, node x3002c0s13b0n0 said it was over " * 3
     ended = Progress(S.TIMEOUT, why=why, started_at=1.7e9, ended_at=1.7e9 + 90000.0)
     long_name = dataclasses.replace(job.request, name="a_name_of_15chr", nodes=512)
-    table = view.table([dataclasses.replace(job, progress=ended, request=long_name)] * 2)
+    jobs_shown = [dataclasses.replace(job, progress=ended, request=long_name)] * 2
     for width, cut in ((100, True), (400, False)):
-        console = Console(width=width, record=True, file=io.StringIO())
-        console.print(table)
-        lines = console.export_text().splitlines()
+        lines = printed(view.table(jobs_shown, width), width)
         assert len(lines) == 3
         assert all(len(line) <= width for line in lines)
         assert all(line.rstrip().endswith("…") is cut for line in lines[1:])
     assert why in "\n".join(view.status_lines(dataclasses.replace(job, progress=ended)))
+
+
+def printed(table: Table, width: int) -> list[str]:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize("name", ["train", "project-subproject:test1-" * 3, "訓練のジョブ名" * 5])
+def test_no_terminal_is_too_narrow_for_job_name_state_and_exit(fakes: Fakes, name: str) -> None:
+    job = submitted(fakes, "perlmutter", "4")
+    named = dataclasses.replace(job.request, name=name)
+    reasons = ("", "cancelled", "Job deleted: 依存するジョブが失敗しました。 " * 20)
+    for why, width in itertools.product(reasons, (60, 80, 100, 120, 160, 200)):
+        ended = Progress(S.CANCELLED, why=why, exit_code=271, ended_at=1.7e9)
+        shown = dataclasses.replace(job, progress=ended, request=named)
+        head, line = printed(view.table([shown], width), width)
+        assert head.split()[:4] == ["job", "name", "state", "exit"]
+        assert line.split()[0] == job.id
+        assert line.split()[1][:4] == name[:4]
+        assert " CANCELLED " in line and " 271" in line
+        assert cell_len(line) <= width
 
 
 @pytest.mark.usefixtures("settled", "impatient")

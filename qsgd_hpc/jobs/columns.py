@@ -1,0 +1,84 @@
+"""Tables for terminals of any width: what gives way first is chosen, not left to chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Column", "fitting_table", "screen"]
+
+GAP = 2
+FILE_WIDTH = 200
+
+
+def screen() -> Console:
+    """Return the console to print on: as wide as the terminal; wide where there is none."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    return console
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column and its cells.
+
+    Attributes:
+        least: to how many terminal columns it may be shortened; None: not at all.
+        value: those of the least are left out first where not all fit; None: it always stays.
+        wraps: shortened into several lines, not by an ellipsis.
+        right: numbers.
+    """
+
+    title: str
+    cells: Sequence[Text]
+    least: int | None = None
+    value: int | None = None
+    wraps: bool = False
+    right: bool = False
+
+    @property
+    def natural(self) -> int:
+        """Terminal columns that it takes in full."""
+        return max(Text(self.title).cell_len, *(c.cell_len for c in self.cells), 0)
+
+    @property
+    def shortest(self) -> int:
+        """Terminal columns that it takes at least."""
+        return self.natural if self.least is None else min(self.least, self.natural)
+
+
+def fitting_table(columns: Sequence[Column], width: int) -> Table:
+    """Return a table that takes so many terminal columns at most.
+
+    The last of the columns that may be shortened gives way first, then the others; where that is
+    not enough, columns are left out. Those that always stay are folded as a last resort.
+    """
+    shown = list(columns)
+    while sum(c.shortest + GAP for c in shown) - GAP > width:
+        losable = [c for c in shown if c.value is not None]
+        if not losable:
+            break
+        shown.remove(min(losable, key=lambda c: c.value or 0))
+    over = sum(c.natural + GAP for c in shown) - GAP - width
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
+    widths: list[int] = []
+    for column in reversed(shown):
+        given = min(max(0, over), column.natural - column.shortest)
+        over -= given
+        widths.append(column.natural - given)
+    for column, own in zip(shown, reversed(widths), strict=True):
+        table.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            width=None if over > 0 else own,
+            no_wrap=over <= 0 and not column.wraps,
+            overflow="ellipsis" if over <= 0 else "fold",
+        )
+    for cells in zip(*(c.cells for c in shown), strict=True):
+        table.add_row(*cells)
+    return table
