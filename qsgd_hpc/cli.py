@@ -11,6 +11,7 @@ import sys
 import click
 
 from qsgd_hpc import __version__
+from qsgd_hpc._notices import listening
 from qsgd_hpc.errors import QsgdError
 
 __all__ = ["main", "main_of"]
@@ -84,7 +85,8 @@ class LazyVerbs(click.Group):
 
 @click.group(cls=LazyVerbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="qsgd-hpc")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Train on many nodes with 4 to 16 times fewer gradient bytes.
 
     \b
@@ -94,6 +96,7 @@ def cli() -> None:
     See the batch script first:     qsgd-hpc submit --site polaris --nodes 8 --dry-run train.py
     Measure how it scales:          qsgd-hpc scale --nodes 1,2 --bits 32,8,4 train.py
     """
+    ctx.with_resource(listening(lambda text: click.echo(f"qsgd-hpc: {text}", err=True)))
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from qsgd_hpc._exit_codes import EXIT_RESUBMIT
+from qsgd_hpc._notices import muted
 from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs import api, registry, view
 from qsgd_hpc.jobs.columns import screen
@@ -74,12 +75,14 @@ def follow(
 ) -> None:
     """Print a job's output until it has ended; with ``once``, what there is now."""
     output = Output(path or job.log_path, rank, job.request.ranks)
-    patience = api.Patience([job])
+    patience = api.Patience()
+    patience.begin([job])
     while not once and not job.state.ended:
         time.sleep(FOLLOW_S)
         if patience.over():
-            job = api.get(job.id)
-            patience = api.Patience([job])
+            patience.begin([job])
+            with muted(bool(job.progress.silence)):
+                job = api.get(job.id)
         output.print_new()
     # What was written between the last look and the end.
     output.print_new()

@@ -6,6 +6,9 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+from qsgd_hpc._notices import tell
 
 __all__ = ["interrupts_deferred"]
 
@@ -21,10 +24,16 @@ def interrupts_deferred() -> Iterator[None]:
         yield
         return
     arrived: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: arrived.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+
+    def defer(number: int, _frame: FrameType | None) -> None:
+        if not arrived:
+            tell(
+                "this ends when the submission under way is complete; half of one would be a job "
+                "that nobody knows of"
+            )
+        arrived.append(number)
+
+    before = {number: signal.signal(number, defer) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

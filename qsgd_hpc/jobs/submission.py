@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qsgd_hpc import env
+from qsgd_hpc._notices import tell
 from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs import keys, mpi_fit, registry, sites
 from qsgd_hpc.jobs.chains import forget, taken_back
@@ -122,6 +123,7 @@ def _confirmed(job_id: str) -> Job | None:
     That submission may be under way still, or it was cut off before the scheduler had the job,
     which is then handed over here. None: it was refused and has left no record.
     """
+    told = False
     while True:
         try:
             job = registry.load(job_id)
@@ -133,6 +135,9 @@ def _confirmed(job_id: str) -> Job | None:
             return registry.save(job, dataclasses.replace(job.progress, scheduler_id=found))
         if time.time() > job.submitted_at + SETTLE_S:
             return _handed_over(job)
+        if not told:
+            tell(f"waiting for {job_id}, which has this key, at most {SETTLE_S:g} s")
+        told = True
         time.sleep(ASK_AGAIN_S)
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
+from qsgd_hpc._notices import muted
 from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.current import refreshed
-from qsgd_hpc.jobs.events import noted_at
+from qsgd_hpc.jobs.events import noted_at, read_events
 from qsgd_hpc.jobs.model import Job, JobState
 
 __all__ = ["Patience", "wait"]
 
 LOCAL_POLL_S, BATCH_POLL_S, LOOK_S = 0.3, 15.0, 0.3
+SOON_S = 1.0
+TASKS_LOOKED_AT = 32
+_LAST = ("end", "skip", "refuse")  # events after which nothing comes but another start
 
 
 def wait(
@@ -34,11 +38,12 @@ def wait(
     wanted = list(ids)
     seen: Mapping[str, tuple[JobState, bool]] = {}
     deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    patience = Patience()
     while True:
         recorded = [registry.load(job_id) for job_id in wanted]
-        # Begun before the question: what a job notes meanwhile is a reason to ask again.
-        patience = Patience(recorded)
-        jobs = refreshed(recorded)
+        patience.begin(recorded)
+        with muted(any(silent for _, silent in seen.values())):
+            jobs = refreshed(recorded)
         for job in jobs:
             if on_change and seen.get(job.id) != _told(job):
                 on_change(job)
@@ -54,20 +59,49 @@ def _told(job: Job) -> tuple[JobState, bool]:
 
 
 class Patience:
-    """When it is worth asking for jobs again.
+    """When it is worth asking for jobs again, over all rounds of questions.
 
-    A scheduler is asked four times a minute at most, unless a job has noted something meanwhile.
+    A scheduler is asked four times a minute at most, unless a job has noted something meanwhile. It
+    has the last word on how a job ended and needs a moment for it: of a job that has noted its end
+    it is asked again after 1, 2, 4 and 8 seconds.
     """
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        local = any(job.scheduler == "local" for job in jobs)
-        self._end_s = time.monotonic() + (LOCAL_POLL_S if local else BATCH_POLL_S)
-        self._folders = [job.directory for job in jobs]
+    def __init__(self) -> None:
+        self._asked: dict[str, int] = {}  # how often since a job has noted its end
+        self._open: list[Job] = []
+        self._noted: list[float] = []
+        self._soon_s = self._late_s = 0.0
+
+    def begin(self, jobs: Iterable[Job]) -> None:
+        """Begin to wait, before the schedulers are asked: a note that comes then is not missed."""
+        self._open = [job for job in jobs if not job.state.ended]
         self._noted = self._look()
+        over = [job.id for job in self._open if _noted_end(job)]
+        self._asked = {job_id: self._asked.get(job_id, 0) + 1 for job_id in over}
+        local = any(job.scheduler == "local" for job in self._open)
+        patience_s = [LOCAL_POLL_S if local else BATCH_POLL_S]
+        patience_s += [SOON_S * 2.0 ** (count - 1) for count in self._asked.values()]
+        now_s = time.monotonic()
+        self._soon_s, self._late_s = now_s + SOON_S, now_s + min(patience_s)
 
     def _look(self) -> list[float]:
-        return [noted_at(folder) for folder in self._folders]
+        return [
+            float(_noted_end(job)) if job.request.array else noted_at(job.directory)
+            for job in self._open
+        ]
 
     def over(self) -> bool:
         """Tell whether to ask now."""
-        return time.monotonic() >= self._end_s or self._look() != self._noted
+        now_s = time.monotonic()
+        return now_s >= self._late_s or (now_s >= self._soon_s and self._look() != self._noted)
+
+
+def _noted_end(job: Job) -> bool:
+    """Tell whether a job has noted that it is over; of an array with few tasks, each task."""
+    tasks = len(job.request.tasks)
+    if tasks > TASKS_LOOKED_AT:
+        return False
+    folders = [job.directory / f"task-{n}" for n in range(tasks)] or [job.directory]
+    return all(
+        (events := read_events(folder)) and events[-1]["event"] in _LAST for folder in folders
+    )

@@ -89,10 +89,10 @@ class _Run:
 
     def follow(self, in_flight: int) -> list[Attempt]:
         self._adopt()
+        patience = Patience()
         while self.waiting or self.active:
             self._start(in_flight)
-            # Begun before the jobs are looked at: what comes meanwhile is a reason to look again.
-            patience = Patience([each.job for each in self.active])
+            patience.begin([each.job for each in self.active])
             for each in list(self.active):
                 each.job = jobs.get(each.job.id)
                 self._look(each)

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from rich.table import Table
 from qsgd_hpc import cli as main
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs import registry, view
+from qsgd_hpc.jobs import registry, view, waiting
 from qsgd_hpc.jobs.model import Job, Progress
 from qsgd_hpc.jobs.schedulers import Dependency, command, news, pbs, slurm
+from tests.processes import until
 from tests.unit.fake_schedulers import (
     SERVER,
     Fakes,
@@ -234,6 +236,42 @@ def test_of_a_cancel_that_hangs_nothing_is_claimed(fakes: Fakes) -> None:
 
 
 @pytest.mark.usefixtures("settled")
+def test_what_hangs_is_named_while_it_is_waited_for(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "QUIET_S", 0.05)
+    monkeypatch.setattr(command, "TIMEOUT_S", 0.2)
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    for name in ("qsub", "qstat", "qselect", "qdel"):
+        fakes.hangs(name)
+
+    def told(*words: str) -> list[str]:
+        lines = cli(*words).stderr.splitlines()
+        return [line.split(",")[0] for line in lines if "qsgd-hpc: waiting for" in line]
+
+    def waits(*names: str) -> list[str]:
+        return [f"qsgd-hpc: waiting for {name}" for name in names]
+
+    assert told("status", job.id) == told("list") == waits("qstat")
+    assert list(dict.fromkeys(told("cancel", job.id))) == waits("qstat", "qdel")
+    # Once, however often it is asked again.
+    monkeypatch.setattr(waiting, "BATCH_POLL_S", 0.05)
+    assert told("wait", "--timeout", "1s", job.id) == waits("qstat")
+    words = ("submit", "--site", "polaris", "--filesystems", "home", "--nodes", "2", "train.py")
+    assert told(*words)[:1] == waits("qsub")
+    assert json.loads(cli("status", "--json", job.id).stdout)["id"] == job.id
+
+
+def test_ctrl_c_in_a_submission_is_answered_and_takes_effect_after_it(fakes: Fakes) -> None:
+    fakes.says("qsub", out=f"8.{SERVER}\n", before='kill -INT "$PPID"; sleep 0.2')
+    words = ("submit", "--site", "polaris", "--filesystems", "home", "--nodes", "2", "train.py")
+    done = cli(*words)
+    assert done.exit_code == 1
+    assert "this ends when the submission under way is complete" in done.stderr
+    assert [registry.load(j).progress.scheduler_id for j in registry.ids()] == [f"8.{SERVER}"]
+
+
+@pytest.mark.usefixtures("settled")
 def test_a_job_of_pbs_runs_before_its_start_time_is_there(fakes: Fakes) -> None:
     job = submitted(fakes, "polaris", f"8.{SERVER}")
     fields = {"job_state": "R", "substate": 41, "run_count": 1}
@@ -286,6 +324,35 @@ def test_a_hanging_query_is_a_silence(fakes: Fakes) -> None:
     asked = jobs.get(job.id)
     assert asked.state is S.QUEUED
     assert "squeue: no answer within 0.5 s" in asked.progress.silence
+
+
+@pytest.mark.parametrize("more", [0, 2])
+def test_a_job_that_has_noted_its_end_is_asked_for_again_soon_but_not_often(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    """Its scheduler says for some more questions that it runs, and has the last word."""
+    monkeypatch.setattr(waiting, "SOON_S", 0.05)
+    monkeypatch.setattr(waiting, "BATCH_POLL_S", 600.0)
+    job = submitted(fakes, "polaris", f"10.{SERVER}")
+    running = json.dumps({"Jobs": {f"10.{SERVER}": {"job_state": "R"}}})
+    (fakes.folder / "ended").write_text(recorded("pbs/failed").out)
+    # Each question adds a character; the job notes its end after the first.
+    count = 'printf x >> "$here/asked"; [ "$(wc -c < "$here/asked")" -le {} ] || {}; true'
+    fakes.says(
+        "qstat", running, before=count.format(more + 2, 'cat "$here/ended" > "$here/qstat.out"')
+    )
+
+    def note_end() -> None:
+        until((fakes.folder / "asked").exists)
+        log.write_text('{"at": 1, "event": "start"}\n{"at": 2, "event": "end", "exit_code": 3}\n')
+
+    log = job.directory / "events.jsonl"
+    noting = threading.Thread(target=note_end)
+    noting.start()
+    (after,) = jobs.wait([job.id], timeout_s=60)
+    noting.join()
+    assert (after.state, after.exit_code) == (S.FAILED, 3)
+    assert len(fakes.calls("qstat")) <= more + 4
 
 
 @pytest.mark.usefixtures("settled")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from qsgd_hpc._notices import tell
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, Progress
 
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 TIMEOUT_S = 60.0
+QUIET_S = 5.0  # after which the user is told what is waited for
 HUNG = 124
 # Far below what the kernel takes as one argument (128 KiB), and a small answer for a scheduler.
 IDS_AT_ONCE = 1000
@@ -95,7 +97,7 @@ def ask(argv: Sequence[str], *, cwd: Path | None = None, stdin: Path | None = No
         return Answer("", f"{argv[0]}: {error.strerror}", 127)
     with process:
         try:
-            out, err = process.communicate(timeout=TIMEOUT_S)
+            out, err = _output(process, argv[0])
         except subprocess.TimeoutExpired:
             return Answer("", f"{argv[0]}: no answer within {TIMEOUT_S:g} s", HUNG)
         finally:
@@ -104,6 +106,15 @@ def ask(argv: Sequence[str], *, cwd: Path | None = None, stdin: Path | None = No
     return Answer(
         out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), process.returncode
     )
+
+
+def _output(process: subprocess.Popen[bytes], name: str) -> tuple[bytes, bytes]:
+    """Wait for what a command prints; after some seconds, tell that it is waited for."""
+    try:
+        return process.communicate(timeout=min(QUIET_S, TIMEOUT_S))
+    except subprocess.TimeoutExpired:
+        tell(f"waiting for {name}, at most {TIMEOUT_S:g} s (no answer for {QUIET_S:g} s)")
+    return process.communicate(timeout=max(0.0, TIMEOUT_S - QUIET_S))
 
 
 def batches(ids: Iterable[str]) -> list[list[str]]:
