@@ -19,6 +19,7 @@ from pathlib import Path, PurePath
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.profile import Site
+from qsgd_hpc.jobs.rank_use import may_use_ranks
 from qsgd_hpc.jobs.schedulers.command import ask
 from qsgd_hpc.launch.loaded import SHORT_ADDRESSES
 from qsgd_hpc.launch.mpi import Library, find_library
@@ -32,11 +33,14 @@ WARNING = "warning: "  # what remarks begin with that are more than notes
 def look(request: JobRequest, site: Site) -> Site:
     """Return the site as it is for this request: see :func:`fitted`.
 
-    A request that starts one rank, or a program that is no Python that can be looked at from here,
-    is left alone.
+    A request that starts one rank, a script that can be seen to use none, or a program that is no
+    Python that can be looked at from here, is left alone.
     """
     python = _python_of(request, site)
     if request.ranks < 2 or not request.is_python or python is None:
+        return site
+    script = (request.workdir or Path.cwd()) / request.script
+    if not (request.horovod or request.alone or may_use_ranks(script)):
         return site
     library = library_of(python, {**site.env, **request.env})
     if library is None or library.package is None:

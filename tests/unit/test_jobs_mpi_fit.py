@@ -136,10 +136,53 @@ def test_the_mpi_of_a_python_is_asked_of_that_python() -> None:
     assert mpi_fit.library_of(sys.executable, {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}) is None
 
 
+@pytest.mark.parametrize(
+    ("files", "ranks"),
+    [
+        ({"train.py": "import numpy, os.path\nfrom torch import nn\nprint(os.getcwd())"}, False),
+        ({"train.py": "import model", "model.py": "import torch"}, False),
+        ({"train.py": "from nets import cnn", "nets/__init__.py": "", "nets/cnn.py": ""}, False),
+        ({"train.py": "def main():\n    from mpi4py import MPI"}, True),
+        ({"train.py": "import horovod.torch as hvd"}, True),
+        ({"train.py": "import model", "model.py": "import qsgd_hpc.jax"}, True),
+        ({"train.py": "from nets import cnn", "nets/cnn.py": "import mpi4py"}, True),
+        (
+            {
+                "train.py": "import nets.cnn",
+                "nets/cnn.py": "from . import comm",
+                "nets/comm.py": "import mpi4py",
+            },
+            True,
+        ),
+        # What cannot be told.
+        ({}, True),
+        ({"train.py": "print 'of Python 2'"}, True),
+        ({"train.py": "\0"}, True),
+        ({"train.py": "import importlib"}, True),
+        ({"train.py": "__import__(name)"}, True),
+        ({"train.py": "import sys\nsys.path.insert(0, 'lib')\nimport lib"}, True),
+        ({"train.py": "import os\nos.execvp('mpiexec', [])"}, True),
+    ],
+)
+def test_whether_a_script_may_use_ranks(
+    files: dict[str, str], ranks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    asked(monkeypatch, MPICH)
+    polaris = sites.load("polaris")
+    request = dataclasses.replace(REQUEST, workdir=tmp_path, python=sys.executable)
+    assert bool(mpi_fit.look(request, polaris).remarks) == ranks
+    by_horovod = dataclasses.replace(request, horovod=True)
+    assert mpi_fit.look(by_horovod, polaris).remarks
+
+
 def test_submit_writes_the_option_into_the_script_and_tells(
     fakes: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked(monkeypatch, MPICH)
+    Path("train.py").write_text("import qsgd_hpc.torch as hvd\n")
     monkeypatch.setenv("SLURM_CONF", "/a/cluster/of/its/own")
     fakes.says("srun", LISTED)
     fakes.says("sbatch", "4\n")
@@ -165,6 +208,7 @@ def test_submit_to_pals_warns_before_the_job_is_queued(
     fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked(monkeypatch, MPICH)
+    Path("train.py").write_text("import qsgd_hpc.torch as hvd\n")
     fakes.says("qsub", "8.polaris-login-bed\n")
     before: list[int] = []
 
