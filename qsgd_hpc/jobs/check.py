@@ -17,7 +17,7 @@ from qsgd_hpc.jobs.words import did_you_mean, listing, minutes
 from qsgd_hpc.jobs.yaml_lines import Path
 from qsgd_hpc.launch.cluster import parse as parse_network
 
-__all__ = ["LAUNCH_FIELDS", "profile_faults"]
+__all__ = ["LAUNCH_FIELDS", "overlaid", "profile_faults"]
 
 # What {name} may stand for in launcher.argv and directives; render.py fills them in.
 LAUNCH_FIELDS = (
@@ -45,15 +45,31 @@ def profile_faults(data: Any, *, partial: bool = False) -> list[tuple[Path, str]
 
     Args:
         data: what the file holds, as plain data.
-        partial: it overrides or extends another profile; keys may be missing.
+        partial: it overrides or extends another profile; keys may be missing, or null to unset
+            what the other one says.
     """
-    faults: list[tuple[Path, str]] = []
-    for error in Draft202012Validator(_schema()).iter_errors(data):
-        if not (partial and error.validator == "required"):
-            faults.extend(_sentences(error))
+    check = Draft202012Validator(_schema()).iter_errors
+    errors = list(check(data))
+    if partial and isinstance(data, dict):
+        unknown = [e for e in errors if e.validator == "additionalProperties"]
+        data = overlaid({}, data)
+        errors = [*unknown, *(e for e in check(data) if e.validator != "required")]
+    faults = list(dict.fromkeys(fault for error in errors for fault in _sentences(error)))
     if not faults and isinstance(data, dict):
         faults.extend(_meaning(data, partial))
     return faults
+
+
+def overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return data with other data laid over it: mappings key by key; null takes a key away."""
+    result = dict(below)
+    for key, value in above.items():
+        old = result.pop(key, None)
+        if isinstance(value, dict):
+            value = overlaid(old if isinstance(old, dict) else {}, value)
+        if value is not None:
+            result[key] = value
+    return result
 
 
 def _sentences(error: ValidationError) -> Iterator[tuple[Path, str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs.check import profile_faults
+from qsgd_hpc.jobs.check import overlaid, profile_faults
 from qsgd_hpc.jobs.sources import Source, names, sources
 from qsgd_hpc.jobs.words import did_you_mean, listing
 from qsgd_hpc.jobs.yaml_lines import Document, Path, parse
@@ -49,7 +49,7 @@ class Merged:
 def merged(name: str) -> Merged:
     """Read a profile: what it extends, then its files from the shipped one to the project's.
 
-    Mappings merge key by key, everything else is replaced as a whole.
+    Mappings merge key by key, everything else is replaced as a whole; null unsets a key.
 
     Raises:
         UsageError: unknown name, a circle of ``extends``, or all faults with file, line and key.
@@ -63,8 +63,9 @@ def _merged(name: str, children: tuple[str, ...]) -> Merged:
     if not files:
         raise UsageError(f"unknown site '{name}'. {did_you_mean(name, names())}")
     parts = [(file, _parsed(name, file)) for file in files]
-    bases = [d.data.get("extends") for _, d in parts if isinstance(d.data, dict)]
-    base = next((b for b in reversed(bases) if b is not None), None)
+    data = [d.data for _, d in parts if isinstance(d.data, dict)]
+    bases = [each["extends"] for each in data if "extends" in each]
+    base = bases[-1] if bases else None
     for i, (file, document) in enumerate(parts):
         faults = profile_faults(document.data, partial=i > 0 or base is not None)
         _refuse(name, ((file.where, document.line(path), text) for path, text in faults))
@@ -129,18 +130,8 @@ def _refuse(name: str, faults: Iterable[tuple[str, int, str]]) -> None:
 
 def _over(below: Merged, file: Source, document: Document) -> Merged:
     """Return ``below`` with the keys of a file laid over it."""
-    data = _overlay(below.data, document.data)
+    data = overlaid(below.data, document.data)
     added = {
         path: Origin(file.where, line, file.layer) for path, line in document.lines.items() if path
     }
     return Merged(below.name, data, {**below.origins, **added})
-
-
-def _overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(below)
-    for key, value in above.items():
-        old = result.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            value = _overlay(old, value)
-        result[key] = value
-    return result

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from yaml.constructor import SafeConstructor
 
 from qsgd_hpc.errors import UsageError
 
@@ -65,4 +66,4 @@ def _build(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
         return mapping
     if isinstance(node, yaml.SequenceNode):
         return [_build(item, (*path, i), lines) for i, item in enumerate(node.value)]
-    return yaml.safe_load(yaml.serialize(node))
+    return SafeConstructor().construct_object(node)

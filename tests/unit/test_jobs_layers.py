@@ -85,6 +85,41 @@ def test_extending_profile_inherits_facts_but_is_another_machine(user: Write) ->
     assert site.name == "mine"
 
 
+def test_null_takes_away_what_the_profile_below_says(user: Write, project: Write) -> None:
+    user(
+        "mine",
+        "extends: polaris\nlauncher: {mpi: null}\nproxy: ~\n"
+        "queues: {preemptable: , debug: {note: a}}\n"
+        "env: {MINE: null}\nlimits: {queued_per_project: null}\n",
+    )
+    project("mine", "queues: {debug: {note: null}}\ngpu: null\nnetwork: {within: null}\n")
+    mine, base = sites.load("mine"), sites.load("polaris")
+    assert (base.launcher_mpi, mine.launcher_mpi) == ("Cray MPICH", "")
+    assert mine.launcher_argv == base.launcher_argv
+    assert (mine.proxy, mine.gpu) == (None, None)
+    assert base.proxy and base.gpu
+    assert set(base.queues) - set(mine.queues) == {"preemptable"}
+    assert mine.queues["debug"].note == ""
+    project("mine", "extends: null\n")
+    with pytest.raises(UsageError, match="key 'description' is missing"):
+        sites.load("mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("extends: polaris\nlauncher: {mpj: null}\n", "unknown key 'mpj' in 'launcher'"),
+        ("extends: polaris\nlauncher: null\n", "key 'launcher' is missing"),
+        ("extends: polaris\nsetup: [null]\n", "it is null"),
+        (TINY + "python: null\n", "'python' must be the Python that runs scripts"),
+    ],
+)
+def test_null_is_for_known_keys_of_a_profile_below(user: Write, text: str, fault: str) -> None:
+    user("mine", text)
+    with pytest.raises(UsageError, match=fault):
+        sites.load("mine")
+
+
 def test_profile_that_extends_a_generic_one_is_not_generic(user: Write) -> None:
     user("mine", "extends: slurm\n")
     assert not sites.load("mine").generic
@@ -168,7 +203,7 @@ def test_profiles_of_the_readme_are_sound(name: str, text: str, user: Write) -> 
 
 
 def test_readme_names_every_shipped_profile() -> None:
-    assert len(README_YAML) == 2
+    assert len(README_YAML) == 3
     text = (JOBS / "README.md").read_text()
     assert [p.name for p in JOBS.glob("*.yaml") if f"`{p.name}`" not in text] == []
 
