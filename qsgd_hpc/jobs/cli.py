@@ -54,7 +54,7 @@ def logs(job_id: str | None, following: bool, rank: int | None, task: int | None
     job = api.get(job_id or _newest())
     path = _log_of(job, task)
     if not path.exists() and not following:
-        click.echo(f"{job.id} is {job.state.value}: no output yet", err=True)
+        click.echo(view.no_output_words(job, path), err=True)
         return
     follow(job, path, rank, once=not following)
 
@@ -86,7 +86,7 @@ def follow(
         output.print_new()
     # What was written between the last look and the end.
     output.print_new()
-    if rank is not None and job.state.ended and not output.labelled:
+    if rank is not None and job.state.ended and not output.labelled and view.has_output(job):
         raise UsageError(
             f"no line of {job.id}'s output says which rank wrote it: the launcher of site "
             f"'{job.site}' has no option for that in its profile (launcher: label). See it whole "
@@ -137,7 +137,8 @@ def _verdict(jobs: list[Job]) -> int:
 def _say(job: Job) -> None:
     why = view.silence_words(job) or job.progress.why
     why = f" ({why})" if why else ""
-    log = f"  {job.log_path}" if job.state.ended and job.state not in _GOOD else ""
+    shown = job.state.ended and job.state not in _GOOD and view.has_output(job)
+    log = f"  {view.log_words(job)}" if shown else ""
     click.echo(f"{job.id} {job.state.value}{why}{log}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -15,7 +16,10 @@ from qsgd_hpc.jobs.words import clock
 
 __all__ = [
     "as_json",
+    "has_output",
+    "log_words",
     "next_step",
+    "no_output_words",
     "silence_words",
     "status_lines",
     "submitted_lines",
@@ -59,7 +63,7 @@ def as_json(job: Job) -> dict[str, Any]:
         "ended_at": progress.ended_at,
         "directory": str(job.directory),
         "script": str(job.script_path),
-        "log": str(job.log_path),
+        "log": log_words(job),
     }
 
 
@@ -81,7 +85,7 @@ def submitted_lines(jobs: Sequence[Job], *, anew: bool = True) -> list[str]:
 
 def next_step(job: Job, continued_by: Job | None = None) -> str:
     """Return the command that a user is most likely to want now."""
-    if continued_by is not None:
+    if continued_by is not None and _goes_on(job, continued_by):
         return f"qsgd-hpc status {continued_by.id} (it goes on from here)"
     if job.state in (JobState.STOPPED, JobState.NODE_FAIL):
         return f"qsgd-hpc resubmit {job.id}"
@@ -92,6 +96,33 @@ def next_step(job: Job, continued_by: Job | None = None) -> str:
     if job.state is JobState.RUNNING:
         return f"qsgd-hpc logs -f {job.id}"
     return f"qsgd-hpc logs {job.id}"
+
+
+def _goes_on(job: Job, after: Job) -> bool:
+    """Tell whether a later job trains on: the next part of a chain does not after these ends."""
+    return after.resumes == job.id or job.state not in (JobState.COMPLETED, JobState.FAILED)
+
+
+def no_output_words(job: Job, path: Path) -> str:
+    """Return why there is no output in a file, and whether there will be some."""
+    if not job.state.final:
+        return f"{job.id} is {job.state.value}: no output yet"
+    why = f" ({job.progress.why})" if job.progress.why else ""
+    if job.progress.started_at is None and job.exit_code is None:
+        end = "it never started, so there is no output and will be none"
+    else:
+        end = f"there is no output: {path} does not exist"
+    return f"{job.id} is {job.state.value}{why}: {end}"
+
+
+def log_words(job: Job) -> str:
+    """Return where the output is; TASK stands for the number of an array's task."""
+    return str(job.directory / "output-TASK.log" if job.request.array else job.log_path)
+
+
+def has_output(job: Job) -> bool:
+    """Tell whether a job, or a task of an array, has written any."""
+    return any(job.directory.glob("output-*.log")) if job.request.array else job.log_path.exists()
 
 
 def status_lines(job: Job, continued_by: Job | None = None) -> list[str]:
@@ -124,7 +155,7 @@ def status_lines(job: Job, continued_by: Job | None = None) -> list[str]:
         rows.append(("started", _stamp(progress.started_at) + (f", ran {ran}" if ran else "")))
     rows += [
         ("script", str(job.script_path)),
-        ("log", str(job.directory / "output-TASK.log" if job.request.array else job.log_path)),
+        ("log", log_words(job)),
         ("next", next_step(job, continued_by)),
     ]
     return [f"{job.id}  {job.name}", *(f"  {label:<13}{value}" for label, value in rows)]

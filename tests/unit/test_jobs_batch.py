@@ -271,6 +271,51 @@ def test_ctrl_c_in_a_submission_is_answered_and_takes_effect_after_it(fakes: Fak
     assert [registry.load(j).progress.scheduler_id for j in registry.ids()] == [f"8.{SERVER}"]
 
 
+def ended_as(job: Job, state: S, **known: object) -> Job:
+    return registry.save(job, Progress(state, scheduler_id="8", **known))  # type: ignore[arg-type]
+
+
+def test_output_that_will_never_be_is_not_promised(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "8")
+    assert "no output yet" in view.no_output_words(job, job.log_path)
+    ended_as(job, S.CANCELLED, why="cancelled before it started")
+    assert cli("logs", job.id).stderr == (
+        f"{job.id} is CANCELLED (cancelled before it started): it never started, so there is no "
+        "output and will be none\n"
+    )
+    assert cli("logs", "-f", "--rank", "1", job.id).exit_code == 0
+    assert str(job.log_path) not in cli("wait", job.id).stdout
+    ended_as(job, S.FAILED, exit_code=3, started_at=1.0)
+    assert f"there is no output: {job.log_path} does not exist" in cli("logs", job.id).stderr
+    job.log_path.touch()
+    assert cli("wait", job.id).stdout.endswith(f"FAILED  {job.log_path}\n")
+
+
+def test_wait_names_the_logs_of_an_array_that_are_there(fakes: Fakes) -> None:
+    fakes.says("sbatch", out="8\n")
+    tasks = dataclasses.replace(request("perlmutter"), array={"lr": ("1", "2")})
+    job = ended_as(jobs.submit(tasks), S.FAILED, exit_code=3)
+    assert cli("wait", job.id).stdout.endswith("FAILED\n")
+    job.task_log_path(1).touch()
+    assert cli("wait", job.id).stdout.endswith(f"FAILED  {job.directory}/output-TASK.log\n")
+    assert json.loads(cli("status", "--json", job.id).stdout)["log"].endswith("output-TASK.log")
+
+
+@pytest.mark.parametrize(
+    ("state", "goes_on"),
+    [(S.STOPPED, True), (S.TIMEOUT, True), (S.COMPLETED, False), (S.FAILED, False)],
+)
+def test_a_part_goes_on_in_the_next_one_unless_it_has_come_to_an_end(
+    fakes: Fakes, state: S, goes_on: bool
+) -> None:
+    job = submitted(fakes, "perlmutter", "8")
+    after = dataclasses.replace(job, id="perlmutter-2", previous=job.id)
+    ended = dataclasses.replace(job, progress=Progress(state))
+    assert ("it goes on from here" in view.next_step(ended, after)) == goes_on
+    again = dataclasses.replace(after, previous=None, resumes=job.id)  # by `resubmit --force`
+    assert "it goes on from here" in view.next_step(ended, again)
+
+
 @pytest.mark.usefixtures("settled")
 def test_a_job_of_pbs_runs_before_its_start_time_is_there(fakes: Fakes) -> None:
     job = submitted(fakes, "polaris", f"8.{SERVER}")
