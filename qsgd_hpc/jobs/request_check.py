@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.render import DIRECTIVES
 from qsgd_hpc.jobs.words import clock, listing
 
-__all__ = ["EXCLUDES", "choice_faults", "complete"]
+__all__ = ["EXCLUDES", "choice_faults", "complete", "home_faults"]
 
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -40,6 +41,24 @@ def choice_faults(request: JobRequest, scheduler: str) -> list[str]:
         *_array_faults(request),
         *_chain_faults(request, scheduler),
         *_text_faults(request, scheduler),
+    ]
+
+
+def home_faults(folder: Path, scheduler: str) -> list[str]:
+    """Return why a scheduler cannot write output into the folder of jobs, with the remedy."""
+    text = str(folder)
+    wrong, command = "", ""
+    if scheduler == "pbs" and not (text.isascii() and text.isprintable()):
+        wrong, command = "characters other than printable ASCII", "qsub"
+    elif scheduler == "slurm" and "\\" in text:
+        wrong, command = "a backslash", "sbatch"
+    elif scheduler == "lsf" and ("%I" in text or "%J" in text):
+        wrong, command = "%I or %J, which it replaces", "bsub"
+    if not wrong:
+        return []
+    return [
+        f"the output would go to {text!r}, and {command} takes no path with {wrong}. Set QSGD_HOME "
+        "to a folder without them."
     ]
 
 

@@ -19,7 +19,7 @@ from qsgd_hpc.jobs.interrupts import interrupts_deferred
 from qsgd_hpc.jobs.model import Job, JobRequest
 from qsgd_hpc.jobs.profile import Site
 from qsgd_hpc.jobs.render import Place, Tools, render_script
-from qsgd_hpc.jobs.request_check import choice_faults, complete
+from qsgd_hpc.jobs.request_check import choice_faults, complete, home_faults
 from qsgd_hpc.jobs.schedulers import scheduler
 from qsgd_hpc.jobs.schedulers.command import UnconfirmedError, mark
 from qsgd_hpc.jobs.schedulers.news import SETTLE_S
@@ -191,6 +191,7 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
         faults += site_faults(filled, site, facts)
         faults += choice_faults(filled, site.scheduler)
         faults += after_faults(filled.after, site)
+        faults += [] if dry_run else home_faults(registry.jobs_dir(), site.scheduler)
     faults = request_faults(filled, facts) + list(facts.folder_faults) + faults
     if faults or site is None:
         raise UsageError("\n".join(faults))

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from qsgd_hpc import cli as main
 from qsgd_hpc import jobs
-from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs import registry, view, waiting
 from qsgd_hpc.jobs.model import Job, Progress
 from qsgd_hpc.jobs.schedulers import Dependency, command, news, pbs, slurm
@@ -269,6 +269,29 @@ def test_ctrl_c_in_a_submission_is_answered_and_takes_effect_after_it(fakes: Fak
     assert done.exit_code == 1
     assert "this ends when the submission under way is complete" in done.stderr
     assert [registry.load(j).progress.scheduler_id for j in registry.ids()] == [f"8.{SERVER}"]
+
+
+@pytest.mark.parametrize(
+    ("site", "home", "fault"),
+    [
+        ("polaris", "höme", "qsub takes no path with characters other than printable ASCII"),
+        ("polaris", "a\tb", "qsub takes no path with characters other than printable ASCII"),
+        ("polaris", "a b,c:d%e\\f", None),
+        ("perlmutter", "höme a,b:c %j", None),
+        ("perlmutter", "a\\b", "sbatch takes no path with a backslash"),
+    ],
+)
+def test_a_home_that_the_scheduler_cannot_write_to_is_refused_with_the_remedy(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, site: str, home: str, fault: str | None
+) -> None:
+    monkeypatch.setenv("QSGD_HOME", str(Path(home).absolute()))
+    if fault is None:
+        assert submitted(fakes, site, "8.s" if site == "polaris" else "8").log_path.parent.is_dir()
+        return
+    with pytest.raises(UsageError, match=f"{fault}. Set QSGD_HOME to a folder without them"):
+        jobs.submit(request(site))
+    assert fakes.calls() == []
+    assert registry.ids() == []
 
 
 def ended_as(job: Job, state: S, **known: object) -> Job:
