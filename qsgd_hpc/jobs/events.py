@@ -204,4 +204,5 @@ def task_progress(job: Job, task: int) -> Progress:
         return Progress()
     first, last = runs[-1][0], runs[-1][-1]
     running = Progress(JobState.RUNNING, started_at=first.get("at"))
-    return _ended_by(running, last) if last["event"] == "end" else running
+    code = last.get("exit_code")
+    return _ended_by(running, code, last.get("at")) if isinstance(code, int) else running

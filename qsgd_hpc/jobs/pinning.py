@@ -76,6 +76,11 @@ def render_wrapper(
             view=gpu_view(request, site),
             nic=nic if nic and nic.order else None,
             cpus=site.cpu.lists if site.cpu.bound_by == "wrapper" else (),
+            torchrun=request.sets_torchrun,
+            nodes=request.nodes,
+            ranks=request.ranks,
+            # Ranks of other launchers inherit Slurm's number of the batch script's node.
+            node_name="SLURM_NODEID" if known_launcher(site) == "slurm" else "PALS_NODEID",
             omp_threads=None if "OMP_NUM_THREADS" in request.env else omp_threads,
             local_rank_names=_lines((*site.local_rank_variables, *local_ranks)),
             rank_names=_lines(ranks),

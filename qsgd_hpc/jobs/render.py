@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jinja2
 
+from qsgd_hpc import launch
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.pinning import render_wrapper
@@ -31,13 +32,22 @@ DIRECTIVES = {
     "local": "#",
 }
 
+# What prints the first node of a job, in its script.
+FIRST_NODES = {
+    "pbs": 'head -n 1 -- "$PBS_NODEFILE" 2> /dev/null',
+    "slurm": 'scontrol show hostnames "$SLURM_JOB_NODELIST" 2> /dev/null | head -n 1',
+    "cobalt": 'head -n 1 -- "$COBALT_NODEFILE" 2> /dev/null',
+    "lsf": 'grep -v -m 1 -- batch "$LSB_DJOB_HOSTFILE" 2> /dev/null',
+}
+
 
 @dataclass(frozen=True)
 class Tools:
-    """The programs of this installation that a profile may name by {python} and {qsgd_hpc}."""
+    """The programs of this installation: {python} and {qsgd_hpc} of profiles, what holds a port."""
 
     python: str
     qsgd_hpc: tuple[str, ...]
+    holder: str = "hold_port.py"
 
     @classmethod
     def here(cls) -> Tools:
@@ -49,7 +59,8 @@ class Tools:
         safe = ("-P",) if sys.version_info >= (3, 11) else ()
         command = (sys.executable, *safe, "-m", "qsgd_hpc")
         script = Path(sysconfig.get_path("scripts")) / "qsgd-hpc"
-        return cls(sys.executable, (str(script),) if not safe and script.is_file() else command)
+        own = (str(script),) if not safe and script.is_file() else command
+        return cls(sys.executable, own, str(Path(launch.__file__).with_name("hold_port.py")))
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,9 @@ def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -
         "launcher": [] if request.alone else _launcher(request, site, fields, tools),
         "command": _command(request, site, tools),
         "wrapper": wrapper,
+        "first_node": FIRST_NODES.get(site.scheduler),
+        "holder": [request.python or site.python or tools.python, "-I", "-S", tools.holder],
+        "attempt": place.attempt,
         "wrapper_end": _absent_line(wrapper or ""),
         "tasks": request.tasks,
         "job_dir": str(place.directory),

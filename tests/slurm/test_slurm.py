@@ -72,6 +72,26 @@ weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
 print("weights", hashlib.sha256(weights).hexdigest(), hvd.size(), hvd.cross_size(), flush=True)
 """
 
+DDP = """
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = DistributedDataParallel(torch.nn.Linear(10, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(3):
+    own = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    optimizer.zero_grad()
+    model(torch.randn(8, 10, generator=own)).square().mean().backward()
+    optimizer.step()
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+print("ddp", *(os.environ[n] for n in names), float(model.module.weight.sum()), flush=True)
+del model, optimizer
+dist.destroy_process_group()
+"""
+
 
 def said(*argv: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
@@ -137,6 +157,20 @@ def test_a_training_over_three_jobs_ends_with_the_weights_of_an_uninterrupted_on
     assert len(weights(done[0])) == 1
     assert weights(done[3]) == weights(done[0])
     assert "nothing was left to do" in done[4].progress.why
+
+
+@pytest.mark.parametrize("site", ["bed", "mpiexec"])
+def test_a_script_for_torchrun_trains_on_two_nodes(bed: Bed, site: str) -> None:
+    script = write("train.py", DDP)
+    jobs_at_once = [jobs.submit(JobRequest(script, nodes=2, site=site)) for _ in range(2)]
+    for done in ended(*(job.id for job in jobs_at_once)):
+        text = done.log_path.read_text()
+        assert done.state is JobState.COMPLETED, text
+        ranks = sorted(line.split("ddp ")[1] for line in text.splitlines() if "ddp " in line)
+        assert [line.split()[:5] for line in ranks] == [
+            [str(rank), "8", str(rank % 4), "4", str(rank // 4)] for rank in range(8)
+        ]
+        assert len({line.split()[5] for line in ranks}) == 1
 
 
 def test_arguments_reach_the_script_as_given_and_execute_nothing(bed: Bed) -> None:

@@ -242,5 +242,5 @@ def test_any_argument_reaches_the_script_and_executes_nothing(
     text = render_script(fill(request, site), site, Tools(sys.executable, ()), Place(job_dir))
     assert run_body(text, folder) == [[str(script), *args], value]
     assert sorted(path.name for path in base.rglob("*")) == sorted([folder_name, script.name])
-    own = {"events.jsonl", "outcome", "pin.sh", "stop_at"}
+    own = {"events.jsonl", "meeting", "outcome", "pin.sh", "stop_at"}
     assert {path.name for path in job_dir.iterdir()} <= own

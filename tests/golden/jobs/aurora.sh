@@ -24,7 +24,7 @@ end() {
     [ -n "$launcher" ] || exit 143
     kill -TERM "$launcher" 2> /dev/null
 }
-rm -f -- "$job_dir/stop" "$job_dir/resubmit" "$job_dir/outcome"
+rm -f -- "$job_dir"/{stop,resubmit,outcome,meeting}
 event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"${PBS_JOBID-}\""
 trap 'finish $?' EXIT
 trap stop USR1 USR2
@@ -37,6 +37,12 @@ export http_proxy=http://proxy.alcf.anl.gov:3128
 export https_proxy=http://proxy.alcf.anl.gov:3128
 export OMP_NUM_THREADS=4
 export QSGD_JOB_DIR=$job_dir
+
+# Where ranks of torch.distributed meet: on the first node, at a port that is held until this ends.
+exec {meeting}< <(exec python -I -S hold_port.py 2> /dev/null)
+read -r -t 60 -u "$meeting" port || port=$((20000 + $$ % 12000))
+address=$(head -n 1 -- "$PBS_NODEFILE" 2> /dev/null)
+printf '%s %s %s\n' qsgd-0 "${address:-$HOSTNAME}" "$port" > "$job_dir/meeting"
 
 cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1
 #!/bin/bash
@@ -84,6 +90,22 @@ fi
 # Every rank sees its own GPU alone. Ranks beyond the list begin again at its start.
 pin_gpus=(0.0 0.1 1.0 1.1 2.0 2.1 3.0 3.1 4.0 4.1 5.0 5.1)
 export ZE_AFFINITY_MASK="${pin_gpus[pin_local_rank % 12]}"
+
+# What torchrun would tell this rank. The job has noted where ranks meet.
+if [[ -n $pin_rank && -n $pin_local_rank ]]; then
+    export RANK=$pin_rank WORLD_SIZE=96 LOCAL_RANK=$pin_local_rank LOCAL_WORLD_SIZE=12
+    pin_node=$(pin_first PALS_NODEID)
+    pin_node=${pin_node:-$((pin_rank / 12))}
+    export GROUP_RANK=$pin_node NODE_RANK=$pin_node GROUP_WORLD_SIZE=8
+    export ROLE_NAME=default ROLE_RANK=$pin_rank ROLE_WORLD_SIZE=96
+    if [[ -r $QSGD_JOB_DIR/meeting ]]; then
+        read -r pin_run pin_address pin_port < "$QSGD_JOB_DIR/meeting"
+        export TORCHELASTIC_RUN_ID=$pin_run
+        export MASTER_ADDR=${MASTER_ADDR:-$pin_address} MASTER_PORT=${MASTER_PORT:-$pin_port}
+    fi
+    export TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_USE_AGENT_STORE=False
+    export TORCH_NCCL_ASYNC_ERROR_HANDLING=${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}
+fi
 
 exec "$@"
 END_OF_PIN_SH

@@ -14,7 +14,7 @@ end() {
     [ -n "$launcher" ] || exit 143
     kill -TERM "$launcher" 2> /dev/null
 }
-rm -f -- "$job_dir/stop" "$job_dir/resubmit" "$job_dir/outcome"
+rm -f -- "$job_dir"/{stop,resubmit,outcome,meeting}
 event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"\""
 trap 'finish $?' EXIT
 trap stop USR1 USR2

@@ -21,7 +21,7 @@ end() {
     [ -n "$launcher" ] || exit 143
     kill -TERM "$launcher" 2> /dev/null
 }
-rm -f -- "$job_dir/stop" "$job_dir/resubmit" "$job_dir/outcome"
+rm -f -- "$job_dir"/{stop,resubmit,outcome,meeting}
 event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"${COBALT_JOBID-}\""
 trap 'finish $?' EXIT
 trap stop USR1 USR2
@@ -31,6 +31,12 @@ cd -- /eagle/myproject/me/run || exit 1
 
 export OMPI_MCA_orte_default_hostfile="$COBALT_NODEFILE"
 export QSGD_JOB_DIR=$job_dir
+
+# Where ranks of torch.distributed meet: on the first node, at a port that is held until this ends.
+exec {meeting}< <(exec python -I -S hold_port.py 2> /dev/null)
+read -r -t 60 -u "$meeting" port || port=$((20000 + $$ % 12000))
+address=$(head -n 1 -- "$COBALT_NODEFILE" 2> /dev/null)
+printf '%s %s %s\n' qsgd-0 "${address:-$HOSTNAME}" "$port" > "$job_dir/meeting"
 
 cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1
 #!/bin/bash
@@ -49,8 +55,42 @@ trap '' USR1 USR2
 export QSGD_JOB_DIR="${0%/*}"
 export QSGD_RANKS=64
 
+# Prints the value of the first of these variables that holds a number.
+pin_first() {
+    local pin_name
+    for pin_name; do
+        if [[ ${!pin_name:-} =~ ^[0-9]+$ ]]; then
+            echo $((10#${!pin_name}))
+            return
+        fi
+    done
+}
+
+# The rank's number on its node and among all ranks, as the launchers tell them.
+pin_local_rank=$(pin_first OMPI_COMM_WORLD_LOCAL_RANK PALS_LOCAL_RANKID JSM_NAMESPACE_LOCAL_RANK \
+    MV2_COMM_WORLD_LOCAL_RANK MVP_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID \
+    PMI_LOCAL_RANK PMIX_LOCAL_RANK FLUX_TASK_LOCAL_ID SLURM_LOCALID)
+pin_rank=$(pin_first PALS_RANKID OMPI_COMM_WORLD_RANK JSM_NAMESPACE_RANK MV2_COMM_WORLD_RANK \
+    MVP_COMM_WORLD_RANK PMI_RANK PMIX_RANK FLUX_TASK_RANK SLURM_PROCID)
+
 # Every rank sees all GPUs of its node, in this order: the first belongs to local rank 0.
 export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7
+
+# What torchrun would tell this rank. The job has noted where ranks meet.
+if [[ -n $pin_rank && -n $pin_local_rank ]]; then
+    export RANK=$pin_rank WORLD_SIZE=64 LOCAL_RANK=$pin_local_rank LOCAL_WORLD_SIZE=8
+    pin_node=$(pin_first PALS_NODEID)
+    pin_node=${pin_node:-$((pin_rank / 8))}
+    export GROUP_RANK=$pin_node NODE_RANK=$pin_node GROUP_WORLD_SIZE=8
+    export ROLE_NAME=default ROLE_RANK=$pin_rank ROLE_WORLD_SIZE=64
+    if [[ -r $QSGD_JOB_DIR/meeting ]]; then
+        read -r pin_run pin_address pin_port < "$QSGD_JOB_DIR/meeting"
+        export TORCHELASTIC_RUN_ID=$pin_run
+        export MASTER_ADDR=${MASTER_ADDR:-$pin_address} MASTER_PORT=${MASTER_PORT:-$pin_port}
+    fi
+    export TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_USE_AGENT_STORE=False
+    export TORCH_NCCL_ASYNC_ERROR_HANDLING=${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}
+fi
 
 exec "$@"
 END_OF_PIN_SH

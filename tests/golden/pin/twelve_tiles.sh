@@ -47,6 +47,22 @@ export ZE_AFFINITY_MASK="${pin_gpus[pin_local_rank % 12]}"
 pin_nics=(cxi0 cxi0 cxi1 cxi1 cxi2 cxi2 cxi4 cxi4 cxi5 cxi5 cxi6 cxi6)
 export FI_CXI_DEVICE_NAME="${pin_nics[pin_local_rank % 12]}"
 
+# What torchrun would tell this rank. The job has noted where ranks meet.
+if [[ -n $pin_rank && -n $pin_local_rank ]]; then
+    export RANK=$pin_rank WORLD_SIZE=24 LOCAL_RANK=$pin_local_rank LOCAL_WORLD_SIZE=12
+    pin_node=$(pin_first PALS_NODEID)
+    pin_node=${pin_node:-$((pin_rank / 12))}
+    export GROUP_RANK=$pin_node NODE_RANK=$pin_node GROUP_WORLD_SIZE=2
+    export ROLE_NAME=default ROLE_RANK=$pin_rank ROLE_WORLD_SIZE=24
+    if [[ -r $QSGD_JOB_DIR/meeting ]]; then
+        read -r pin_run pin_address pin_port < "$QSGD_JOB_DIR/meeting"
+        export TORCHELASTIC_RUN_ID=$pin_run
+        export MASTER_ADDR=${MASTER_ADDR:-$pin_address} MASTER_PORT=${MASTER_PORT:-$pin_port}
+    fi
+    export TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_USE_AGENT_STORE=False
+    export TORCH_NCCL_ASYNC_ERROR_HANDLING=${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}
+fi
+
 # Threads of one rank.
 export OMP_NUM_THREADS=8
 
