@@ -139,7 +139,8 @@ class _Run:
         except UsageError as error:
             self.refusal = error
             self.waiting.clear()
-        return self.refusal is None
+            return False
+        return True
 
     def _look(self, each: Active) -> None:
         over = each.over()

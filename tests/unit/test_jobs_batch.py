@@ -423,6 +423,24 @@ def test_a_job_that_has_noted_its_end_is_asked_for_again_soon_but_not_often(
     assert len(fakes.calls("qstat")) <= more + 4
 
 
+def test_an_array_is_asked_for_soon_when_its_last_task_has_noted_its_end(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "SOON_S", 0.0)
+    fakes.says("sbatch", out="8\n")
+    tasks = dataclasses.replace(request("perlmutter"), array={"lr": ("1", "2")})
+    job = jobs.submit(tasks)
+    patience = waiting.Patience()
+    patience.begin([job])
+    for task, soon in ((1, False), (0, True)):
+        folder = job.directory / f"task-{task}"
+        folder.mkdir()
+        (folder / "events.jsonl").write_text('{"at": 1, "event": "start"}\n')
+        assert not patience.over()
+        (folder / "events.jsonl").write_text('{"at": 1, "event": "end", "exit_code": 0}\n')
+        assert patience.over() == soon
+
+
 @pytest.mark.usefixtures("settled")
 def test_a_truncated_answer_of_qstat_is_a_silence(fakes: Fakes) -> None:
     job = submitted(fakes, "polaris", f"8.{SERVER}")

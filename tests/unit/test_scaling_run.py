@@ -192,6 +192,17 @@ def test_a_script_that_records_nothing_is_told_the_one_line(place):
     assert len(place.study.attempts()[0]) == 1
 
 
+def test_a_script_that_records_nothing_leaves_the_other_scripts_of_a_study_alone(place):
+    (place.folder / "mute.py").write_text("print('trained')")
+    place.script.rename(place.folder / "one.py")
+    file = place.folder / "study.yaml"
+    file.write_text("scripts: [mute.py, one.py]\nnodes: [1, 2]\nbits: [32]\n")
+    _, err = place.run("scale", "study.yaml", "-o", "study", code=2)
+    assert "mute.py ended without an error but recorded no result" in err
+    ended = [(a.point.case.workload, a.silent) for a in place.study.attempts()[0]]
+    assert sorted(ended) == [("mute", True), ("one", False), ("one", False)]
+
+
 @pytest.mark.parametrize(("how", "mute"), [("--separate", 32), ("--pack", 4)])
 def test_a_point_without_a_result_takes_no_other_with_it(place, how, mute):
     """The second and the first of three; and each is run by what --python names."""
