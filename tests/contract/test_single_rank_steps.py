@@ -8,10 +8,14 @@ import torch
 import qsgd_hpc.torch as hvd
 from qsgd_hpc._base import step_mark
 
-hvd.init()
-pytestmark = pytest.mark.skipif(hvd.size() > 1, reason="needs one rank")
-
 STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def one_rank():
+    hvd.init()
+    if hvd.size() > 1:
+        pytest.skip("needs one rank")
 
 
 def torch_steps(**options):
