@@ -35,8 +35,8 @@ SERIAL = (
 # that say so; all others run under MPICH, which `pip install qsgd-hpc[mpich]` brings.
 GATE = (
     # The contract, on 1 rank among the pure functions, and what holds on real ranks alone. Two
-    # ranks meet under the second MPI, four under the first: the engine above them is one binary.
-    "tests/mpi/test_contract.py::test_contract_holds_on_real_ranks[.venv-4]",
+    # ranks meet under the second MPI, three under the first: the engine above them is one binary.
+    "tests/mpi/test_contract.py::test_contract_holds_on_real_ranks[.venv-3]",
     "tests/mpi/test_contract.py::test_contract_holds_on_real_ranks[.venv-openmpi-2]",
     "tests/mpi/test_contract.py::test_contract_holds_for_the_other_frameworks[.venv-2]",
     "tests/mpi/test_contract.py::test_nodes_may_be_simulated",
@@ -120,7 +120,7 @@ GATE = (
     "tests/unit/test_jobs_life.py::test_a_full_disk",
     "tests/unit/test_jobs_local.py",
     "tests/unit/test_scaling_run.py::test_a_study_runs_every_point",
-    "tests/unit/test_scaling_run.py::test_ctrl_c",
+    "tests/unit/test_scaling_run.py::test_ctrl_c_cancels_the_job_and_the_same_command_goes_on[runs]",
     "tests/unit/test_scaling_run.py::test_after_sigkill",
     "tests/unit/test_scaling_run.py::test_a_packed_study_is_one_job",
     "tests/unit/test_scaling_run.py::test_faults_are_named",

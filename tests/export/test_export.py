@@ -81,6 +81,7 @@ def trained():
     hvd.shutdown()
 
 
+@pytest.mark.full  # 12 s
 def test_a_keras_file_keeps_its_outputs_and_loses_its_optimizer(trained, tmp_path):
     model, x = trained
     model.save(tmp_path / "model.keras")

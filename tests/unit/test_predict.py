@@ -190,6 +190,7 @@ print(json.dumps({"ranks": rows[-1].ranks, "peak_bytes": 1024 * (own_kb + simula
 """
 
 
+@pytest.mark.full  # 7 s
 @pytest.mark.usefixtures("needs_simgrid")
 def test_512_gpus_are_predicted_in_little_memory():
     # In a process of its own: this one may hold every framework.
