@@ -42,6 +42,7 @@ def render_wrapper(
     *,
     omp_threads: int | None,
     exports: Mapping[str, str] = MappingProxyType({}),
+    start_up: str | None = None,
 ) -> str:
     """Return the bash script that each rank runs in front of its program.
 
@@ -54,6 +55,7 @@ def render_wrapper(
         site: the profile.
         omp_threads: OMP_NUM_THREADS of a rank; None: left as it is.
         exports: variables that every rank gets.
+        start_up: a folder that comes first on PYTHONPATH; None: it is left as it is.
     Raises:
         UsageError: the profile's local_rank_variables hold what cannot be a variable's name.
     """
@@ -71,6 +73,7 @@ def render_wrapper(
         .render(
             site=site,
             exports=exports,
+            start_up=start_up,
             ranks_per_node=request.ranks_per_node or 1,
             gpu=site.gpu,
             view=gpu_view(request, site),

@@ -21,6 +21,7 @@ from qsgd_hpc.jobs.shares import cores_per_rank
 from qsgd_hpc.jobs.templating import shell_templates
 from qsgd_hpc.jobs.words import clock, listing
 from qsgd_hpc.launch.cluster.network import NONE
+from qsgd_hpc.launch.options import is_code
 
 __all__ = ["DIRECTIVES", "Place", "Tools", "render_script"]
 
@@ -43,11 +44,18 @@ FIRST_NODES = {
 
 @dataclass(frozen=True)
 class Tools:
-    """The programs of this installation: {python} and {qsgd_hpc} of profiles, what holds a port."""
+    """The programs of this installation.
+
+    Attributes:
+        python, qsgd_hpc: what profiles name by {python} and {qsgd_hpc}.
+        holder: holds a port, see launch/hold_port.py.
+        start_up: a folder for PYTHONPATH, see launch/start_up.
+    """
 
     python: str
     qsgd_hpc: tuple[str, ...]
     holder: str = "hold_port.py"
+    start_up: str = "start_up"
 
     @classmethod
     def here(cls) -> Tools:
@@ -60,7 +68,9 @@ class Tools:
         command = (sys.executable, *safe, "-m", "qsgd_hpc")
         script = Path(sysconfig.get_path("scripts")) / "qsgd-hpc"
         own = (str(script),) if not safe and script.is_file() else command
-        return cls(sys.executable, own, str(Path(launch.__file__).with_name("hold_port.py")))
+        beside = Path(launch.__file__)
+        holder, start_up = (str(beside.with_name(n)) for n in ("hold_port.py", "start_up"))
+        return cls(sys.executable, own, holder, start_up)
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,7 @@ def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -
     """
     fields = _fields(request, site)
     variables = _variables(request, site, place)
-    wrapper = _wrapper(request, site, variables)
+    wrapper = _wrapper(request, site, tools, variables)
     prefix = DIRECTIVES[site.scheduler]
     values = {
         "site": site,
@@ -139,7 +149,9 @@ def _stop_after_s(request: JobRequest) -> int | None:
     return max(1, round((request.walltime_min - (request.stop_before_min or 0)) * 60))
 
 
-def _wrapper(request: JobRequest, site: Site, variables: dict[str, str]) -> str | None:
+def _wrapper(
+    request: JobRequest, site: Site, tools: Tools, variables: dict[str, str]
+) -> str | None:
     """Return what each rank runs in front of the program.
 
     None on a site that starts them itself, and for a program that does.
@@ -152,7 +164,9 @@ def _wrapper(request: JobRequest, site: Site, variables: dict[str, str]) -> str 
     if "OMP_NUM_THREADS" in variables:
         threads = None
     exports = {**variables, "QSGD_RANKS": str(request.ranks)}
-    return render_wrapper(request, site, omp_threads=threads, exports=exports)
+    unasked = request.sets_torchrun and is_code(variables.get("QSGD_BITS", ""))
+    start_up = tools.start_up if unasked else None
+    return render_wrapper(request, site, omp_threads=threads, exports=exports, start_up=start_up)
 
 
 def _absent_line(text: str) -> str:

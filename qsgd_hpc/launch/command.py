@@ -13,9 +13,8 @@ from qsgd_hpc.launch.cluster import keeper
 from qsgd_hpc.launch.cluster.hosts import LAUNCHER, SUBNET
 from qsgd_hpc.launch.meeting import BATCH_JOBS, Meeting
 from qsgd_hpc.launch.mpi import Family, Launcher
-from qsgd_hpc.launch.options import RunOptions, local_ranks, placement
+from qsgd_hpc.launch.options import RunOptions, is_code, local_ranks, placement
 from qsgd_hpc.launch.supervise import COLON
-from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS
 
 __all__ = ["Command", "Machine", "build_command"]
 
@@ -128,17 +127,12 @@ def _environment(
     env |= options.env
     env["QSGD_RANKS"] = str(options.ranks)  # what init holds against what MPI sees
     folders = [str(HOROVOD)] if options.horovod else []
-    folders += [str(START_UP)] if _compresses_unasked(options, {**environ, **env}) else []
+    bits = {**environ, **env}.get("QSGD_BITS", "")
+    folders += [str(START_UP)] if options.sets_torchrun and is_code(bits) else []
     if folders:
         path = env.get("PYTHONPATH") or environ.get("PYTHONPATH")
         env["PYTHONPATH"] = os.pathsep.join([*folders, *([path] if path else [])])
     return env
-
-
-def _compresses_unasked(options: RunOptions, environ: Mapping[str, str]) -> bool:
-    """Tell whether scripts of torch.distributed shall compress though they do not say so."""
-    plain = ("", str(PLAIN_BITS), AUTO_BITS)
-    return options.sets_torchrun and environ.get("QSGD_BITS", "") not in plain
 
 
 def _sharing(options: RunOptions) -> int:

@@ -162,10 +162,15 @@ def test_a_training_over_three_jobs_ends_with_the_weights_of_an_uninterrupted_on
 @pytest.mark.parametrize("site", ["bed", "mpiexec"])
 def test_a_script_for_torchrun_trains_on_two_nodes(bed: Bed, site: str) -> None:
     script = write("train.py", DDP)
-    jobs_at_once = [jobs.submit(JobRequest(script, nodes=2, site=site)) for _ in range(2)]
-    for done in ended(*(job.id for job in jobs_at_once)):
+    at_once = [
+        jobs.submit(JobRequest(script, nodes=2, site=site, env=env))
+        for env in ({}, {"QSGD_BITS": "4"})
+    ]
+    for done in ended(*(job.id for job in at_once)):
         text = done.log_path.read_text()
         assert done.state is JobState.COMPLETED, text
+        compressed = "DDP sends gradients in 4 bits, with error feedback" in text
+        assert compressed == ("QSGD_BITS" in done.request.env)
         ranks = sorted(line.split("ddp ")[1] for line in text.splitlines() if "ddp " in line)
         assert [line.split()[:5] for line in ranks] == [
             [str(rank), "8", str(rank % 4), "4", str(rank // 4)] for rank in range(8)

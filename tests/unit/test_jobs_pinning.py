@@ -266,3 +266,25 @@ def test_every_argument_passes_through_untouched(arguments: list[str], name: str
     site, given_ = VARIANTS[name] if name in VARIANTS else (site_of(name), {})
     argv, _ = seen(wrapper(site, **given_), *arguments, PALS_LOCAL_RANKID="1")
     assert argv == arguments
+
+
+def test_ranks_that_shall_compress_start_with_a_folder_of_ours() -> None:
+    text = render_wrapper(
+        fill(REQUEST, FOUR_GPUS), FOUR_GPUS, omp_threads=8, start_up="/opt/a b/start_up"
+    )
+    for before, expected in (("/own", "/opt/a b/start_up:/own"), ("", "/opt/a b/start_up")):
+        assert seen(text, PYTHONPATH=before)[1]["PYTHONPATH"] == expected
+
+
+def test_each_rank_is_told_what_torchrun_would(tmp_path: Path) -> None:
+    place = {"PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1", "PALS_NODEID": "1"}
+    (tmp_path / "meeting").write_text("word x3001.hsn 4711\n")
+    environ = seen(wrapper(FOUR_GPUS), **place)[1]
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+    assert [environ[name] for name in names] == ["5", "8", "1", "4", "1", "x3001.hsn"]
+    assert (environ["MASTER_PORT"], environ["TORCHELASTIC_RUN_ID"]) == ("4711", "word")
+    own = seen(wrapper(FOUR_GPUS), **place, MASTER_ADDR="mine", MASTER_PORT="1")[1]
+    assert (own["MASTER_ADDR"], own["MASTER_PORT"]) == ("mine", "1")
+    assert "RANK" not in seen(wrapper(FOUR_GPUS, torchrun=False), **place)[1]
+    assert "RANK" not in seen(wrapper(FOUR_GPUS, horovod=True), **place)[1]
+    assert "RANK" not in seen(wrapper(FOUR_GPUS))[1]  # where no variable tells
