@@ -25,6 +25,7 @@ BATCH_JOBS = frozenset({"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID"
 OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 """Variables that are each rank's own."""
 _NODE_FILES = ("PBS_NODEFILE", "COBALT_NODEFILE", "LSB_DJOB_HOSTFILE")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Below the ports that the kernel hands out by itself.
 _FIRST_PORT, _PORTS = 20_000, 12_000
 _ON_A_HOST_OF_ITS_OWN = 29_500  # torch's own choice; nobody else is there
@@ -84,13 +85,15 @@ def meeting(options: RunOptions, environ: Mapping[str, str]) -> Iterator[Meeting
 def _address(options: RunOptions, environ: Mapping[str, str]) -> tuple[str, bool]:
     """Return where the first rank's host is reached, and whether that is this host."""
     if options.nodes:
-        name = placement(options)[0][0]
+        (name, _), *others = placement(options)
+        if others and name in _LOOPBACK:
+            name = socket.gethostname()  # what other hosts can reach
     elif BATCH_JOBS & environ.keys():
         name = _first_node(environ)
     else:
         return "127.0.0.1", True
-    own = {"localhost", "127.0.0.1", "::1", socket.gethostname()}
-    return name, name in own or name.partition(".")[0] == socket.gethostname().partition(".")[0]
+    own, short = (host.partition(".")[0] for host in (socket.gethostname(), name))
+    return name, name in _LOOPBACK or short == own
 
 
 def _first_node(environ: Mapping[str, str]) -> str:

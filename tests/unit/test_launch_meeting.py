@@ -77,6 +77,8 @@ def test_the_port_is_held_and_torchs_store_can_still_listen_there() -> None:
     [
         (RunOptions(4, ("x",), TWO_HOSTS), {}, "far1", False, (2, 2)),
         (RunOptions(2, ("x",), (Host("localhost", 2),)), {}, "localhost", True, (2,)),
+        (RunOptions(2, ("x",), (Host("localhost", 1), Host("far", 1))), {}, socket.gethostname(),
+         True, (1, 1)),
         (RunOptions(3, ("x",), network=parse_network("1gbit"), ranks_per_node=2), {}, "node1",
          False, (2, 1)),
         (RunOptions(5, ("x",), ranks_per_node=2), {}, "127.0.0.1", True, (2, 2, 1)),
