@@ -17,7 +17,7 @@ from qsgd_hpc.jobs.schedulers.command import Answer
 from qsgd_hpc.jobs.schedulers.endings import NO_MEMORY, NOT_MET, WALLTIME, exit_words, node_words
 from qsgd_hpc.jobs.schedulers.pbs_json import read
 
-__all__ = ["UNREAD", "Qstat", "array_progress", "parse_qstat"]
+__all__ = ["Qstat", "array_progress", "parse_qstat"]
 
 # All is well; one of the jobs has ended; one of the jobs is not known.
 SPEAKING = (0, 35, 153)
@@ -89,8 +89,10 @@ class Qstat(dict[str, Progress]):
 def _task_of(key: str, one: str) -> int | None:
     """Return which task of the array ``key`` the id is; None when it is none."""
     head, brackets, server = key.partition("[]")
+    if not brackets or not one.startswith(head):
+        return None
     match = re.fullmatch(rf"{re.escape(head)}\[([0-9]+)\]{re.escape(server)}", one)
-    return int(match[1]) if brackets and match else None
+    return int(match[1]) if match else None
 
 
 def _is_task(key: str, one: str) -> bool:

@@ -178,7 +178,7 @@ def _refreshed(jobs: Sequence[Job], clusters: str) -> dict[str, Progress]:
     past, silence = _accounting(
         [key for job in jobs if (key := ids[job.id]) and _is_over(job, key, live)]
     )
-    return {job.id: _news(job, ids[job.id], live, past, silence) for job in jobs}
+    return {job.id: _news(job, ids[job.id], clusters, live, past, silence) for job in jobs}
 
 
 def _key(job: Job, clusters: str) -> str | None:
@@ -207,12 +207,13 @@ def _accounting(keys: Sequence[str]) -> tuple[dict[str, Progress] | None, Answer
 def _news(
     job: Job,
     key: str | None,
+    clusters: str,
     live: Squeue,
     past: Mapping[str, Progress] | None,
     silence: Answer,
 ) -> Progress:
-    """Return the progress of one job after all answers."""
-    cluster = cluster_of(key) if key else candidates(job)
+    """Return the progress of one job after all answers, which were asked of these clusters."""
+    cluster = cluster_of(key) if key else clusters
     if not live.covers(cluster):
         told = listing(sorted(map(_called, live.clusters)), "and")
         return unclear(job, f"Slurm answers for {told} alone, not for {_called(cluster)}")
