@@ -13,46 +13,34 @@ import pytest
 from tests.processes import without_settings
 
 # Trains, and prints of each rank how it was told where it is and the sum of its weights.
-DDP = """
+TRAINING = """
 import json, os, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-model = DistributedDataParallel(torch.nn.Linear(10, 1))
+MODEL
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for step in range(5):
     own = torch.Generator().manual_seed(100 * step + dist.get_rank())
     optimizer.zero_grad()
     model(torch.randn(8, 10, generator=own)).square().mean().backward()
     optimizer.step()
-weights = [float(p.detach().sum()) for p in model.parameters()]
+weights = [float(WEIGHT.detach().sum()) for p in model.parameters()]
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 print(json.dumps([*(int(os.environ[n]) for n in names), weights]), flush=True)
 del model, optimizer
 dist.destroy_process_group()
 """
-FSDP = """
-import json, os, torch, torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-
-dist.init_process_group("gloo")
-torch.manual_seed(0)
+DDP = TRAINING.replace("MODEL", "model = DistributedDataParallel(torch.nn.Linear(10, 1))").replace(
+    "WEIGHT", "p"
+)
+SHARDED = """
 model = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.Linear(8, 1))
-mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-fully_shard(model, mesh=mesh)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for step in range(5):
-    own = torch.Generator().manual_seed(100 * step + dist.get_rank())
-    optimizer.zero_grad()
-    model(torch.randn(8, 10, generator=own)).square().mean().backward()
-    optimizer.step()
-weights = [float(p.full_tensor().detach().sum()) for p in model.parameters()]
-names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-print(json.dumps([*(int(os.environ[n]) for n in names), weights]), flush=True)
-del model, optimizer
-dist.destroy_process_group()
+fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
 """
+FSDP = TRAINING.replace("MODEL", SHARDED).replace("WEIGHT", "p.full_tensor()")
 SUM = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
