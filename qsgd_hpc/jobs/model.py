@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from qsgd_hpc.launch.options import tells_of_torchrun
+
 __all__ = ["Job", "JobRequest", "JobState", "Progress"]
 
 
@@ -125,7 +127,7 @@ class JobRequest:
     @property
     def sets_torchrun(self) -> bool:
         """Whether ranks are told what torchrun would tell them."""
-        return not self.horovod if self.torchrun is None else self.torchrun
+        return tells_of_torchrun(self.torchrun, self.horovod)
 
     @property
     def is_python(self) -> bool:

@@ -18,11 +18,11 @@ from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.profile import Site
 from qsgd_hpc.jobs.render import Place, Tools, render_script
 from qsgd_hpc.jobs.submission import prepare
+from qsgd_hpc.launch.meeting import NODE_FILES
 
 __all__ = ["Step", "first_nodes", "host_lines", "lines_per_host", "node_lines", "step_scripts"]
 
 OWN = "{qsgd_hpc}"
-_NODE_FILES = ("PBS_NODEFILE", "COBALT_NODEFILE", "LSB_DJOB_HOSTFILE")
 SCONTROL_LIMIT_S = 60.0
 
 
@@ -121,7 +121,7 @@ def node_lines(environ: Mapping[str, str]) -> Sequence[str]:
     Raises:
         LaunchError: Slurm does not tell.
     """
-    for name in _NODE_FILES:
+    for name in NODE_FILES:
         if file := environ.get(name):
             return Path(file).read_text().splitlines()
     if not (nodes := environ.get("SLURM_JOB_NODELIST")):

@@ -11,14 +11,20 @@ import os
 import select
 import socket
 
-__all__ = ["main"]
+__all__ = ["held_port", "main"]
+
+
+def held_port() -> socket.socket:
+    """Return a socket that holds a free port of this host until it is closed."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("", 0))
+    return holder
 
 
 def main() -> None:
     """Print a port and hold it until standard output is closed at its other end."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("", 0))
+    with held_port() as holder:
         os.write(1, b"%d\n" % holder.getsockname()[1])
         closed = select.poll()
         closed.register(1, 0)  # errors alone, one of which is a reader that has left

@@ -16,15 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from qsgd_hpc.launch.hold_port import held_port
 from qsgd_hpc.launch.options import RunOptions, local_ranks, placement
 
-__all__ = ["BATCH_JOBS", "OWN", "Meeting", "meeting", "remarks"]
+__all__ = ["BATCH_JOBS", "NODE_FILES", "Meeting", "meeting", "remarks"]
 
 # Within one the launcher starts ranks on all of its nodes.
 BATCH_JOBS = frozenset({"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "FLUX_JOB_ID"})
-OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
-"""Variables that are each rank's own."""
-_NODE_FILES = ("PBS_NODEFILE", "COBALT_NODEFILE", "LSB_DJOB_HOSTFILE")
+# Variables that name the file of a batch job's nodes.
+NODE_FILES = ("PBS_NODEFILE", "COBALT_NODEFILE", "LSB_DJOB_HOSTFILE")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Below the ports that the kernel hands out by itself.
 _FIRST_PORT, _PORTS = 20_000, 12_000
@@ -76,9 +76,7 @@ def meeting(options: RunOptions, environ: Mapping[str, str]) -> Iterator[Meeting
     if not here:
         yield Meeting(run_id, address, port, False, counts)
         return
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("", 0))
+    with held_port() as holder:
         yield Meeting(run_id, address, holder.getsockname()[1], True, counts)
 
 
@@ -98,7 +96,7 @@ def _address(options: RunOptions, environ: Mapping[str, str]) -> tuple[str, bool
 
 def _first_node(environ: Mapping[str, str]) -> str:
     """Return the first node of the batch job that we are in."""
-    for name in _NODE_FILES:
+    for name in NODE_FILES:
         with contextlib.suppress(OSError, IndexError):
             return Path(environ.get(name, "")).read_text().split()[0]
     listed = re.match(r"([^\[,]+)(?:\[(\d+))?", environ.get("SLURM_JOB_NODELIST", ""))

@@ -24,6 +24,7 @@ __all__ = [
     "parse_hostfile",
     "parse_hosts",
     "placement",
+    "tells_of_torchrun",
 ]
 
 BITS = (*range(1, 9), PLAIN_BITS)
@@ -38,6 +39,14 @@ def is_choice_of_bits(bits: int | str) -> bool:
 def is_code(bits: str) -> bool:
     """Tell whether QSGD_BITS as it stands in an environment asks for a code."""
     return bits not in ("", str(PLAIN_BITS), AUTO_BITS)
+
+
+def tells_of_torchrun(torchrun: bool | None, horovod: bool) -> bool:
+    """Tell whether ranks are told what torchrun would tell them; None: the user does not say.
+
+    Scripts of Horovod may take that for a sign to use torch.distributed.
+    """
+    return not horovod if torchrun is None else torchrun
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ class RunOptions:
     @property
     def sets_torchrun(self) -> bool:
         """Whether ranks are told what torchrun would tell them."""
-        return not self.horovod if self.torchrun is None else self.torchrun
+        return tells_of_torchrun(self.torchrun, self.horovod)
 
     @property
     def nodes(self) -> tuple[Host, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from qsgd_hpc.launch.claims import claims
 from qsgd_hpc.launch.place import LAUNCHERS
+from qsgd_hpc.launch.supervise import slurm_tasks_here
 
 __all__ = ["Seat", "seat_of"]
 
@@ -44,21 +44,14 @@ def seat_of(environ: Mapping[str, str]) -> Seat | None:
     """
     ranks = next((claim.ranks for claim in claims(environ) if claim.exact), None)
     launch = _launch(environ) if ranks else None
+    tasks = slurm_tasks_here(dict(environ))
     for local_rank, rank, local_size, _ in LAUNCHERS.values():
-        sizes = environ.get(local_size) or _slurm_size(environ)
+        sizes = environ.get(local_size) or ("" if tasks is None else str(tasks))
         numbers = [environ.get(rank, ""), environ.get(local_rank, ""), sizes]
         if ranks and launch and all(text.isdigit() for text in numbers):
             own, local, size = map(int, numbers)
             return Seat(launch, own, ranks, local, size)
     return None
-
-
-def _slurm_size(environ: Mapping[str, str]) -> str:
-    """Return how many tasks the step has on this node: the third of ``2(x2),1`` is 1."""
-    node = environ.get("SLURM_NODEID", "")
-    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    counts = [count for count, times in parts for _ in range(int(times or 1))]
-    return counts[int(node)] if node.isdigit() and int(node) < len(counts) else ""
 
 
 def _launch(environ: Mapping[str, str]) -> str | None:

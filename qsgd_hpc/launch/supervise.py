@@ -43,6 +43,7 @@ __all__ = [
     "encode",
     "launched_rank",
     "main",
+    "slurm_tasks_here",
     "torchrun_variables",
 ]
 
@@ -332,12 +333,12 @@ def _local(environ: dict[str, str], rank: int, world: int) -> tuple[int, int, in
     for name, size_name, node_name in _LOCAL_VARIABLES:
         local, size, node = (environ.get(each, "") for each in (name, size_name, node_name))
         if local.isdigit():
-            ranks = int(size) if size.isdigit() else _tasks_here(environ, world)
+            ranks = int(size) if size.isdigit() else slurm_tasks_here(environ) or world
             return int(local), ranks, int(node) if node.isdigit() else rank // ranks
     return rank, world, 0
 
 
-def _tasks_here(environ: dict[str, str], world: int) -> int:
+def slurm_tasks_here(environ: dict[str, str]) -> int | None:
     """Return how many tasks a Slurm step has on this node: the third of ``2(x2),1`` is 1."""
     counts: list[int] = []
     for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
@@ -345,7 +346,7 @@ def _tasks_here(environ: dict[str, str], world: int) -> int:
         if count.isdigit():
             counts += [int(count)] * (int(times) if times.isdigit() else 1)
     node = environ.get("SLURM_NODEID", "")
-    return counts[int(node)] if node.isdigit() and int(node) < len(counts) else world
+    return counts[int(node)] if node.isdigit() and int(node) < len(counts) else None
 
 
 def _hold(port: int) -> socket.socket | None:
