@@ -1,4 +1,4 @@
-"""Where a bucket is while it is coded: in place on the host, or in a pinned copy of a GPU's."""
+"""Where a bucket is while it is coded: in place on the host, or in a pinned copy of a device's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ __all__ = ["InPlace", "PinnedCopy", "future_for", "staged"]
 
 def future_for(bucket: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     """Return a future that may hold the bucket."""
-    return torch.futures.Future(devices=[bucket.device] if bucket.is_cuda else None)
+    return torch.futures.Future(devices=None if bucket.is_cpu else [bucket.device])
 
 
 class PinnedCopy:
-    """A GPU's bucket on the host; copies run on a stream of their own.
+    """A device's bucket on the host; copies run on a stream of their own.
 
     Args:
-        bucket: on a CUDA device; its gradients are complete on the current stream.
+        bucket: on a device that has streams (CUDA's and ROCm's "cuda", Intel's "xpu"); its
+            gradients are complete on the current one.
         host: pinned, of the same shape and type.
     """
 
@@ -26,11 +27,12 @@ class PinnedCopy:
         self.host = host
         self._bucket = bucket
         self._stream = stream
-        self._complete = torch.cuda.current_stream(bucket.device).record_event()
+        self._streams = torch.get_device_module(bucket.device)
+        self._complete = self._streams.current_stream(bucket.device).record_event()
 
     def fetch(self) -> None:
         """Wait for the gradients and copy them to the host."""
-        with torch.cuda.stream(self._stream):
+        with self._streams.stream(self._stream):
             self._stream.wait_event(self._complete)
             self.host.copy_(self._bucket, non_blocking=True)
             self._bucket.record_stream(self._stream)
@@ -38,7 +40,7 @@ class PinnedCopy:
 
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
         """Copy the result back and complete the future, which waits for the copy's stream."""
-        with torch.cuda.stream(self._stream):
+        with self._streams.stream(self._stream):
             self._bucket.copy_(self.host, non_blocking=True)
             future.set_result(self._bucket)
 
@@ -63,10 +65,10 @@ def staged(bucket: torch.Tensor, pinned: dict[torch.Size, Any]) -> InPlace | Pin
     Args:
         pinned: a plan's own pinned memory and stream, made at the first call.
     """
-    if not bucket.is_cuda:
+    if bucket.is_cpu:
         return InPlace(bucket)
     if bucket.shape not in pinned:
         host = torch.empty(bucket.shape, dtype=bucket.dtype, pin_memory=True)
-        stream: Any = torch.cuda.Stream
-        pinned[bucket.shape] = (host, stream(bucket.device))
+        streams = torch.get_device_module(bucket.device)
+        pinned[bucket.shape] = (host, streams.Stream(bucket.device))
     return PinnedCopy(bucket, *pinned[bucket.shape])

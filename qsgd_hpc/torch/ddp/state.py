@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from qsgd_hpc import _core, env
-from qsgd_hpc.compression import KINDS, Lossy
+from qsgd_hpc import _core, env, gpu
+from qsgd_hpc.compression import KINDS, Lossy, Qsgd
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import Rule
 from qsgd_hpc.torch._groups import why_not_carried
@@ -20,6 +21,8 @@ from qsgd_hpc.torch.ddp.plan import Place, Plan, make_plan
 from qsgd_hpc.torch.ddp.staging import future_for, staged
 
 __all__ = ["QSGDState"]
+
+_HOST = torch.device("cpu")
 
 
 class QSGDState:
@@ -70,6 +73,7 @@ class QSGDState:
     def _forget_group(self) -> None:
         self._place: Place | None = None
         self._pipeline: Pipeline | None = None
+        self._host_group: Any = None
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._device_plans: dict[tuple[Any, ...], DevicePlan] = {}
         self._queues: dict[torch.device, Queue] = {}
@@ -90,7 +94,7 @@ class QSGDState:
         if (library := serves(flat, self.compression, group)) is not None:
             device_plan = self._device_plan(bucket.parameters(), flat, place, library)
             return device_plan.start(flat, group)
-        pipeline = self._start_pipeline(group)
+        pipeline = self._start_pipeline(group, flat.device)
         plan = self._plan(bucket.parameters(), flat, place)
         job = Job(plan, staged(flat, plan.pinned), future_for(flat))
         result = job.result()
@@ -114,11 +118,21 @@ class QSGDState:
             self._place = Place(rank, size, self.seed, _core.Workers(self._threads))
         return self._place
 
-    def _start_pipeline(self, group: Any) -> Pipeline:
+    def _start_pipeline(self, group: Any, device: torch.device) -> Pipeline:
         if self._pipeline is None:
-            _check_carrier(group)
-            self._pipeline = Pipeline(group)
+            if device.type != "cpu" and dist.get_rank() == 0:
+                sys.stderr.write(f"qsgd-hpc: {_through_the_host(device, self.compression)}\n")
+            self._pipeline = Pipeline(self._carrier(group, _HOST))
         return self._pipeline
+
+    def _carrier(self, group: Any, device: torch.device) -> Any:
+        """Return a group over the same ranks that carries such memory: this one, or one of gloo."""
+        if why_not_carried(group, device) is None:
+            return group
+        if self._host_group is None:
+            ranks = dist.get_process_group_ranks(group)
+            self._host_group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        return self._host_group
 
     def _device_plan(
         self, parameters: list[torch.Tensor], flat: torch.Tensor, place: Place, library: str
@@ -183,7 +197,8 @@ class QSGDState:
         self._count_steps()
         group, place = self._group(), self._join_group()
         parameters = self._memory.global_state_dict(
-            place.size, lambda tensor: dist.all_reduce(tensor, group=group)
+            place.size,
+            lambda tensor: dist.all_reduce(tensor, group=self._carrier(group, tensor.device)),
         )
         return {"scale": self._scale, "parameters": parameters}
 
@@ -206,13 +221,16 @@ class QSGDState:
         self.load_state_dict(state)
 
 
-def _check_carrier(group: Any) -> None:
-    if (reason := why_not_carried(group, torch.device("cpu"))) is not None:
-        raise UsageError(
-            "QSGDState: codes travel between hosts' memories, which this process group does not "
-            f"carry ({reason}). Call init_process_group() without a backend, or with "
-            "'cpu:gloo,cuda:nccl'; or give QSGDState a group of backend='gloo' over the same ranks"
-        )
+def _through_the_host(device: torch.device, compression: Lossy) -> str:
+    """Say that buckets of a device are coded in host memory, and what would keep them there."""
+    kernels = gpu.library()
+    if kernels is None or gpu.device_type(kernels) != device.type:
+        reason = f"this installation has no kernels for {device.type}"
+    elif not isinstance(compression, Qsgd):
+        reason = f"its kernels do not know {type(compression).__name__}"
+    else:
+        reason = "they want 2 bits or more, and a process group that carries the device's memory"
+    return f"DDP's gradients on {device} are coded in pinned host memory: {reason}"
 
 
 def _compression(
