@@ -12,6 +12,7 @@ from qsgd_hpc.jobs.profile import (
     Dragonfly,
     FatTree,
     Gpu,
+    Library,
     Network,
     Nic,
     Numa,
@@ -36,6 +37,7 @@ _PLAIN = (
     "ranks_per_node",
     "queue_kind",
     "account_suffix",
+    "meeting_address",
     "proxy",
 )
 _WORDS = (
@@ -98,6 +100,16 @@ def build(name: str, data: Mapping[str, Any]) -> Site:
         default_walltime_min=minutes(defaults["walltime"]) if "walltime" in defaults else None,
         default_filesystems=tuple(defaults.get("filesystems", ())),
         env=_text(data.get("env", {})),
+        libraries=tuple(
+            Library(
+                key,
+                _text(value.get("env", {})),
+                tuple(value.get("path", ())),
+                tuple(value.get("directives", ())),
+                value.get("use", True),
+            )
+            for key, value in data.get("libraries", {}).items()
+        ),
         **plain,
         **words,
     )

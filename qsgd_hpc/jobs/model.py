@@ -71,6 +71,7 @@ class JobRequest:
         venv: virtual environment (folder) that it activates.
         gpu_view: ``all``: a rank sees every GPU of its node, its own first by ``local_rank``;
             ``one``: only its own. None: what the profile says.
+        without: libraries of the profile (nccl, rccl, ccl) whose settings the job leaves out.
         array: values of script options; one task for each combination.
         at_once: tasks of an array that may run at the same time; None: no limit.
         after: ids of jobs that must complete before this one starts; ``any:ID`` where any end will
@@ -106,6 +107,7 @@ class JobRequest:
     conda: str | None = None
     venv: Path | None = None
     gpu_view: str | None = None
+    without: tuple[str, ...] = ()
     array: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     at_once: int | None = None
     after: tuple[str, ...] = ()

@@ -83,7 +83,13 @@ def _gpu(record: Record, labels: Mapping[str, str], site: Site) -> str | None:
     gpus, variables = record["gpus"], record["variables"]
     names = (*([site.gpu.variable] if site.gpu else []), *GPU_VARIABLES)
     given = next((variables[name] for name in names if name in variables), None)
-    seen = [str(n) for n in range(len(gpus))] if given is None else given.split(",")
+    if given is not None:
+        seen = given.split(",")
+    elif site.gpu and site.gpu.natural and not any(gpu["uuid"] for gpu in gpus):
+        # No tool has counted them: /sys shows cards, and each may have several tiles.
+        seen = list(site.gpu.order)
+    else:
+        seen = [str(n) for n in range(len(gpus))]
     own = seen[(record["local_rank"] or 0) % len(seen)].strip() if seen else ""
     number, dot, tile = own.partition(".")
     for index, gpu in enumerate(gpus):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Dragonfly",
     "FatTree",
     "Gpu",
+    "Library",
     "Network",
     "Nic",
     "Numa",
@@ -92,6 +93,26 @@ class Gpu:
     order: tuple[str, ...]
     view: str = "all"
     bound_by: str = "wrapper"
+
+    @property
+    def natural(self) -> bool:
+        """Whether the order is the machine's own: who sees all devices needs no variable."""
+        return self.order == tuple(map(str, range(len(self.order))))
+
+
+@dataclass(frozen=True)
+class Library:
+    """What a communication library needs on this machine, such as NCCL over Slingshot.
+
+    ``path`` comes first on LD_LIBRARY_PATH. Where ``use`` is false, the job unsets the variables:
+    the site's modules may have set them.
+    """
+
+    name: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+    directives: tuple[str, ...] = ()
+    use: bool = True
 
 
 @dataclass(frozen=True)
@@ -211,6 +232,8 @@ class Site:
     no_export: bool = False
     setup: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    libraries: tuple[Library, ...] = ()
+    meeting_address: str | None = None
     proxy: str | None = None
     notes: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -222,6 +245,12 @@ class Site:
         if self.queue_kind == "qos":
             return partition, qos or queue
         return partition or queue, qos
+
+    def without(self, names: Iterable[str]) -> Site:
+        """Return the site with these of its libraries put out of use."""
+        out = set(names)
+        kept = (replace(each, use=each.use and each.name not in out) for each in self.libraries)
+        return replace(self, libraries=tuple(kept))
 
     def at(self, queue: str | None) -> Site:
         """Return the site as the nodes of one queue are."""

@@ -12,7 +12,7 @@ from qsgd_hpc.jobs.model import JobRequest, JobState, Progress
 __all__ = ["progress_from_json", "progress_to_json", "request_from_json", "request_to_json"]
 
 _PATHS = ("script", "workdir", "venv", "template")
-_LISTS = ("script_args", "filesystems", "modules", "after", "exclude", "extra")
+_LISTS = ("script_args", "filesystems", "modules", "without", "after", "exclude", "extra")
 
 
 def request_to_json(request: JobRequest) -> dict[str, Any]:

@@ -96,6 +96,7 @@ def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -
     Raises:
         UsageError: a value cannot stand on a directive line, or the user's template is faulty.
     """
+    site = site.without(request.without)
     fields = _fields(request, site)
     variables = _variables(request, site, place)
     wrapper = _wrapper(request, site, tools, variables)
@@ -105,13 +106,15 @@ def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -
         "request": request,
         "walltime": None if request.walltime_min is None else clock(request.walltime_min),
         "workdir": str(request.workdir or Path.cwd()),
-        "directives": [_formatted(line, fields, tools)[0] for line in site.directives],
+        "directives": [_formatted(line, fields, tools)[0] for line in _directives(site)],
         "extra": [line.removeprefix(prefix).strip() for line in request.extra],
         "variables": variables,
+        "unset": _unset(request, site),
+        "library_path": [folder for each in site.libraries if each.use for folder in each.path],
         "launcher": [] if request.alone else _launcher(request, site, fields, tools),
         "command": _command(request, site, tools),
         "wrapper": wrapper,
-        "first_node": FIRST_NODES.get(site.scheduler),
+        "first_node": site.meeting_address or FIRST_NODES.get(site.scheduler),
         "holder": [request.python or site.python or tools.python, "-I", "-S", tools.holder],
         "attempt": place.attempt,
         "wrapper_end": _absent_line(wrapper or ""),
@@ -201,7 +204,18 @@ def _formatted(word: str, fields: dict[str, int], tools: Tools) -> list[str]:
 def _variables(request: JobRequest, site: Site, place: Place) -> dict[str, str]:
     """Return the job's own variables; the user's have the last word."""
     attempt = {"QSGD_ATTEMPT": str(place.attempt)} if place.attempt else {}
-    return {**attempt, **site.env, **request.env}
+    used = {k: v for each in site.libraries if each.use for k, v in each.env.items()}
+    return {**attempt, **site.env, **used, **request.env}
+
+
+def _unset(request: JobRequest, site: Site) -> list[str]:
+    """Return the variables of libraries that are not used: the site's modules may set them."""
+    names = [name for each in site.libraries if not each.use for name in each.env]
+    return [name for name in names if name not in request.env]
+
+
+def _directives(site: Site) -> tuple[str, ...]:
+    return site.directives + sum((each.directives for each in site.libraries if each.use), ())
 
 
 def _launcher(

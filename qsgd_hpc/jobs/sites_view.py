@@ -14,11 +14,11 @@ from qsgd_hpc.jobs.build import build
 from qsgd_hpc.jobs.columns import Column, fitting_table
 from qsgd_hpc.jobs.facts import dotted, unconfirmed
 from qsgd_hpc.jobs.merge import Merged, merged
-from qsgd_hpc.jobs.profile import Network, Queue, Site
+from qsgd_hpc.jobs.profile import Library, Network, Queue, Site
 from qsgd_hpc.jobs.queues import limit_words, remark
 from qsgd_hpc.jobs.sites_check import Report
 from qsgd_hpc.jobs.sources import sources
-from qsgd_hpc.jobs.words import clock
+from qsgd_hpc.jobs.words import clock, counted, listing
 
 __all__ = [
     "Row",
@@ -136,6 +136,7 @@ def site_lines(site: Site) -> list[str]:
         lines += _queue_lines(queue)
     rows = (
         ("network", network_words(site.network) if site.network else ""),
+        ("libraries", listing([_library_words(each) for each in site.libraries], "and")),
         ("limits", limit_words(site.limits)),
         ("of the day", site.live_limits or ""),
         ("file systems", ", ".join(site.filesystems)),
@@ -143,6 +144,10 @@ def site_lines(site: Site) -> list[str]:
     )
     lines += [f"  {label:<16}{text}" for label, text in rows if text]
     return lines + [f"  note: {note}" for note in site.notes]
+
+
+def _library_words(library: Library) -> str:
+    return f"{library.name} ({counted(len(library.env), 'variable') if library.use else 'off'})"
 
 
 def network_words(network: Network) -> str:

@@ -131,6 +131,12 @@ ENVIRONMENT = (
         help="all: a rank sees its node's GPUs, its own at index local_rank; one: its own alone. "
         "Default: the site's.",
     ),
+    list_option(
+        "--without",
+        "without",
+        "LIBRARY",
+        "Leave out what the site's profile sets for nccl, rccl or ccl.",
+    ),
 )
 LIFE = (
     list_option("--after", "after", "ID", "Start when that job has completed; any:ID: has ended."),

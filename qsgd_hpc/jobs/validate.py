@@ -146,6 +146,7 @@ def _site_faults(request: JobRequest, site: Site, facts: Facts) -> Iterator[str]
     yield from _missing(request, site)
     yield from _array_and_chain(request, site)
     yield from _gpus(request, site)
+    yield from _libraries(request, site)
     yield from network_faults(request, site)
     for name in request.filesystems:
         if site.filesystems and name not in site.filesystems:
@@ -205,6 +206,14 @@ def _gpus(request: JobRequest, site: Site) -> Iterator[str]:
             f"{'its own GPU alone' if there.gpu.view == 'one' else 'every GPU'}. "
             "Leave --gpu-view out."
         )
+
+
+def _libraries(request: JobRequest, site: Site) -> Iterator[str]:
+    known = [each.name for each in site.libraries]
+    for name in request.without:
+        if name not in known:
+            has = did_you_mean(name, known) if known else f"{site.name} sets nothing for any."
+            yield f"--without {name}: no library of the profile has this name. {has}"
 
 
 def site_notes(request: JobRequest, site: Site) -> list[str]:

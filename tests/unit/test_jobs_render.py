@@ -54,6 +54,11 @@ CASES: dict[str, tuple[str, JobRequest]] = {
     "perlmutter": ("perlmutter", dataclasses.replace(RESNET, account="m1234")),
     "perlmutter_hostile": ("perlmutter", dataclasses.replace(HOSTILE, account="m1234")),
     "aurora": ("aurora", dataclasses.replace(RESNET, account="myproject")),
+    "aurora_without_ccl": (
+        "aurora",
+        dataclasses.replace(RESNET, account="myproject", without=("ccl",), gpu_view="one"),
+    ),
+    "derecho": ("derecho", dataclasses.replace(RESNET, account="uabc0001")),
     "frontera": ("frontera", RESNET),
     "frontier": ("frontier", dataclasses.replace(RESNET, account="abc123")),
     "pbs": ("pbs", dataclasses.replace(RESNET, ranks_per_node=4)),
@@ -164,6 +169,32 @@ def test_users_gpu_order_wins() -> None:
     text = rendered("polaris", request)
     assert "CUDA_VISIBLE_DEVICES=0" in text
     assert "3,2,1,0" not in text
+
+
+def test_a_library_that_is_out_of_use_is_unset_and_its_directives_go() -> None:
+    request = CASES["frontier"][1]
+    used = rendered("frontier", request)
+    by_flag = rendered("frontier", dataclasses.replace(request, without=("rccl",)))
+    mine = Path(os.environ["QSGD_HOME"]) / "sites" / "frontier.yaml"
+    mine.parent.mkdir()
+    mine.write_text("libraries: {rccl: {use: false}}\n")
+    assert by_flag == rendered("frontier", request)
+    assert "export FI_CXI_RDZV_PROTO=alt_read\n" in used
+    assert "#SBATCH --network=disable_rdzv_get\n" in used
+    assert "unset NCCL_SOCKET_IFNAME FI_CXI_RDZV_PROTO\n" in by_flag
+    assert "FI_CXI_RDZV_PROTO=" not in by_flag
+    assert "disable_rdzv_get" not in by_flag
+    assert "export GLOO_SOCKET_IFNAME=hsn0\n" in by_flag
+
+
+def test_a_variable_of_the_users_stays_where_its_library_is_out_of_use() -> None:
+    request = dataclasses.replace(
+        CASES["polaris"][1], without=("nccl",), env={"NCCL_CROSS_NIC": "0"}
+    )
+    text = rendered("polaris", request)
+    assert "export NCCL_CROSS_NIC=0\n" in text
+    assert "unset NCCL_NET NCCL_NET_GDR_LEVEL NCCL_COLLNET_ENABLE FI_" in text
+    assert "LD_LIBRARY_PATH" not in text
 
 
 @pytest.mark.parametrize("value", ["a\nb", 'a"b', "a'b", "$x", "é", "a#b", ""])

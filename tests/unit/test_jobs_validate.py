@@ -293,13 +293,31 @@ def test_a_chain_that_its_queue_can_never_hold_is_refused() -> None:
         ("polaris", "one", ""),
         ("polaris", "al", "--gpu-view 'al': it is all or one. Did you mean 'all'?"),
         ("local", "one", "--gpu-view one: the profile knows of no GPUs of local."),
-        ("frontier", "one", ""),
-        ("frontier", "all", "--gpu-view all: the launcher of frontier shows each rank its own GPU"),
+        ("bound", "one", ""),
+        ("bound", "all", "--gpu-view all: the launcher of bound shows each rank its own GPU"),
     ],
 )
-def test_gpu_view_that_cannot_be_had_is_refused(site: str, view: str, said: str) -> None:
+def test_gpu_view_that_cannot_be_had_is_refused(
+    site: str, view: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QSGD_HOME", str(tmp_path))
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "bound.yaml").write_text(
+        "extends: frontier\ngpu: {view: one, bound_by: launcher}\n"
+    )
     text = faults(site, gpu_view=view, account="p")
     assert text.startswith(said) if said else text == ""
+
+
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [
+        ("polaris", "no library of the profile has this name. Did you mean 'nccl'?"),
+        ("stampede3", "no library of the profile has this name. stampede3 sets nothing for any."),
+    ],
+)
+def test_a_library_that_the_profile_does_not_know_is_refused(site: str, said: str) -> None:
+    assert faults(site, without=("ncl",), account="p") == f"--without ncl: {said}"
 
 
 def notes(site_name: str, **fields: Any) -> str:

@@ -36,12 +36,18 @@ module load frameworks
 export http_proxy=http://proxy.alcf.anl.gov:3128
 export https_proxy=http://proxy.alcf.anl.gov:3128
 export OMP_NUM_THREADS=4
+export TMPDIR=/tmp
+export CCL_PROCESS_LAUNCHER=pmix
+export CCL_ATL_TRANSPORT=mpi
+export CCL_KVS_MODE=mpi
+export FI_MR_CACHE_MONITOR=userfaultfd
+export GLOO_SOCKET_IFNAME=hsn0
 export QSGD_JOB_DIR=$job_dir
 
 # Where ranks of torch.distributed meet: on the first node, at a port that is held until this ends.
 exec {meeting}< <(exec python -I -S hold_port.py 2> /dev/null)
 read -r -t 60 -u "$meeting" port || port=$((20000 + $$ % 12000))
-address=$(head -n 1 -- "$PBS_NODEFILE" 2> /dev/null)
+read -r address _ < <(echo "$(hostname -s).hsn.cm.aurora.alcf.anl.gov")
 printf '%s %s %s\n' qsgd-0 "${address:-$HOSTNAME}" "$port" > "$job_dir/meeting"
 
 cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1
@@ -60,6 +66,12 @@ trap '' USR1 USR2
 # Not every launcher carries variables to other nodes.
 export QSGD_JOB_DIR="${0%/*}"
 export OMP_NUM_THREADS=4
+export TMPDIR=/tmp
+export CCL_PROCESS_LAUNCHER=pmix
+export CCL_ATL_TRANSPORT=mpi
+export CCL_KVS_MODE=mpi
+export FI_MR_CACHE_MONITOR=userfaultfd
+export GLOO_SOCKET_IFNAME=hsn0
 export QSGD_RANKS=96
 
 # Prints the value of the first of these variables that holds a number.
@@ -79,17 +91,9 @@ pin_local_rank=$(pin_first PALS_LOCAL_RANKID OMPI_COMM_WORLD_LOCAL_RANK JSM_NAME
     PMI_LOCAL_RANK PMIX_LOCAL_RANK FLUX_TASK_LOCAL_ID SLURM_LOCALID)
 pin_rank=$(pin_first PALS_RANKID OMPI_COMM_WORLD_RANK JSM_NAMESPACE_RANK MV2_COMM_WORLD_RANK \
     MVP_COMM_WORLD_RANK PMI_RANK PMIX_RANK FLUX_TASK_RANK SLURM_PROCID)
-if [[ -z $pin_local_rank ]]; then
-    if ((${pin_rank:-0} == 0)); then # one message, not one from each rank
-        echo "pin.sh on ${HOSTNAME:-a node}: 12 ranks on each node, but no variable tells" \
-            "which of them this is." 'Look for one with: mpiexec -n 2 env | grep -i rank. Name it in the profile, sites/aurora.yaml in QSGD_HOME: local_rank_variables: [NAME]' >&2
-    fi
-    exit 1
-fi
 
-# Every rank sees its own GPU alone. Ranks beyond the list begin again at its start.
-pin_gpus=(0.0 0.1 1.0 1.1 2.0 2.1 3.0 3.1 4.0 4.1 5.0 5.1)
-export ZE_AFFINITY_MASK="${pin_gpus[pin_local_rank % 12]}"
+# Every rank sees all GPUs of its node, in the machine's own order.
+unset ZE_AFFINITY_MASK
 
 # What torchrun would tell this rank. The job has noted where ranks meet.
 if [[ -n $pin_rank && -n $pin_local_rank ]]; then

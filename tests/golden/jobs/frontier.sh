@@ -4,6 +4,7 @@
 #SBATCH --partition=batch
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=8
+#SBATCH --network=disable_rdzv_get
 #SBATCH --time=00:30:00
 #SBATCH --no-requeue
 
@@ -30,15 +31,19 @@ trap end TERM
 echo "$(($(date +%s) + 1620))" > "$job_dir/stop_at"
 cd -- /eagle/myproject/me/run || exit 1
 
-module load PrgEnv-gnu rocm craype-accel-amd-gfx90a rccl-net-plugin
-export MASTER_PORT=3442
+module load PrgEnv-gnu/8.7.0 cpe/26.03 miniforge3/23.11.0-0 rocm/7.1.1
+module load rccl-net-plugin craype-accel-amd-gfx90a
+export LD_LIBRARY_PATH=$CRAY_LD_LIBRARY_PATH:$LD_LIBRARY_PATH
+export MIOPEN_USER_DB_PATH=/tmp/$USER-miopen MIOPEN_CUSTOM_CACHE_DIR=/tmp/$USER-miopen
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
+export FI_CXI_RDZV_PROTO=alt_read
+export GLOO_SOCKET_IFNAME=hsn0
 export QSGD_JOB_DIR=$job_dir
 
 # Where ranks of torch.distributed meet: on the first node, at a port that is held until this ends.
 exec {meeting}< <(exec /opt/venv/bin/python -I -S hold_port.py 2> /dev/null)
 read -r -t 60 -u "$meeting" port || port=$((20000 + $$ % 12000))
-address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2> /dev/null | head -n 1)
+read -r address _ < <(hostname -i)
 printf '%s %s %s\n' qsgd-0 "${address:-$HOSTNAME}" "$port" > "$job_dir/meeting"
 
 cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1
@@ -56,8 +61,9 @@ trap '' USR1 USR2
 
 # Not every launcher carries variables to other nodes.
 export QSGD_JOB_DIR="${0%/*}"
-export MASTER_PORT=3442
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
+export FI_CXI_RDZV_PROTO=alt_read
+export GLOO_SOCKET_IFNAME=hsn0
 export QSGD_RANKS=64
 
 # Prints the value of the first of these variables that holds a number.
@@ -77,6 +83,9 @@ pin_local_rank=$(pin_first SLURM_LOCALID PALS_LOCAL_RANKID OMPI_COMM_WORLD_LOCAL
     MPI_LOCALRANKID PMI_LOCAL_RANK PMIX_LOCAL_RANK FLUX_TASK_LOCAL_ID)
 pin_rank=$(pin_first SLURM_PROCID PALS_RANKID OMPI_COMM_WORLD_RANK JSM_NAMESPACE_RANK \
     MV2_COMM_WORLD_RANK MVP_COMM_WORLD_RANK PMI_RANK PMIX_RANK FLUX_TASK_RANK)
+
+# Every rank sees all GPUs of its node, in this order: the first belongs to local rank 0.
+export ROCR_VISIBLE_DEVICES=4,5,2,3,6,7,0,1
 
 # What torchrun would tell this rank. The job has noted where ranks meet.
 if [[ -n $pin_rank && -n $pin_local_rank ]]; then
@@ -101,7 +110,7 @@ exec "$@"
 END_OF_PIN_SH
 
 trap '' USR1 USR2
-srun -N 8 -n 64 --ntasks-per-node=8 -c 7 --gpus-per-task=1 --gpu-bind=closest --kill-on-bad-exit=1 --label \
+srun -N 8 -n 64 --ntasks-per-node=8 -c 7 --gpus-per-node=8 --gpu-bind=none --kill-on-bad-exit=1 --label \
     bash "$job_dir/pin.sh" \
     /opt/venv/bin/python /eagle/myproject/me/run/train_resnet34.py --epochs 3 &
 launcher=$!

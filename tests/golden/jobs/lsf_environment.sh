@@ -37,7 +37,7 @@ export QSGD_JOB_DIR=$job_dir
 # Where ranks of torch.distributed meet: on the first node, at a port that is held until this ends.
 exec {meeting}< <(exec /opt/venv/bin/python -I -S hold_port.py 2> /dev/null)
 read -r -t 60 -u "$meeting" port || port=$((20000 + $$ % 12000))
-address=$(grep -v -m 1 -- batch "$LSB_DJOB_HOSTFILE" 2> /dev/null)
+read -r address _ < <(grep -v -m 1 -- batch "$LSB_DJOB_HOSTFILE" 2> /dev/null)
 printf '%s %s %s\n' qsgd-0 "${address:-$HOSTNAME}" "$port" > "$job_dir/meeting"
 
 cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1

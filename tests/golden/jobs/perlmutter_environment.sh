@@ -35,17 +35,20 @@ trap end TERM
 echo "$(($(date +%s) + 1620))" > "$job_dir/stop_at"
 cd -- /eagle/myproject/me/run || exit 1
 
+module load pytorch/2.8.0
 module load gcc/12 || exit 1
 module load 'a b' || exit 1
 conda activate 'my env' || exit 1
 . '/eagle/my venv/bin/activate' || exit 1
 export MPICH_OFI_NIC_POLICY=GPU
+export FI_MR_CACHE_MONITOR=userfaultfd
+export GLOO_SOCKET_IFNAME=hsn0
 export QSGD_JOB_DIR=$job_dir
 
 # Where ranks of torch.distributed meet: on the first node, at a port that is held until this ends.
 exec {meeting}< <(exec python -I -S hold_port.py 2> /dev/null)
 read -r -t 60 -u "$meeting" port || port=$((20000 + $$ % 12000))
-address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2> /dev/null | head -n 1)
+read -r address _ < <(scontrol show hostnames "$SLURM_JOB_NODELIST" 2> /dev/null | head -n 1)
 printf '%s %s %s\n' qsgd-0 "${address:-$HOSTNAME}" "$port" > "$job_dir/meeting"
 
 cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1
@@ -64,6 +67,8 @@ trap '' USR1 USR2
 # Not every launcher carries variables to other nodes.
 export QSGD_JOB_DIR="${0%/*}"
 export MPICH_OFI_NIC_POLICY=GPU
+export FI_MR_CACHE_MONITOR=userfaultfd
+export GLOO_SOCKET_IFNAME=hsn0
 export QSGD_RANKS=32
 
 # Prints the value of the first of these variables that holds a number.

@@ -38,14 +38,17 @@ esac
 echo "$(($(date +%s) + 1620))" > "$job_dir/stop_at"
 cd -- /eagle/myproject/me/run || exit 1
 
+module load pytorch/2.8.0
 export QSGD_ATTEMPT=1
 export MPICH_OFI_NIC_POLICY=GPU
+export FI_MR_CACHE_MONITOR=userfaultfd
+export GLOO_SOCKET_IFNAME=hsn0
 export QSGD_JOB_DIR=$job_dir
 
 # Where ranks of torch.distributed meet: on the first node, at a port that is held until this ends.
 exec {meeting}< <(exec python -I -S hold_port.py 2> /dev/null)
 read -r -t 60 -u "$meeting" port || port=$((20000 + $$ % 12000))
-address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2> /dev/null | head -n 1)
+read -r address _ < <(scontrol show hostnames "$SLURM_JOB_NODELIST" 2> /dev/null | head -n 1)
 printf '%s %s %s\n' qsgd-1 "${address:-$HOSTNAME}" "$port" > "$job_dir/meeting"
 
 cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1
@@ -65,6 +68,8 @@ trap '' USR1 USR2
 export QSGD_JOB_DIR="${0%/*}"
 export QSGD_ATTEMPT=1
 export MPICH_OFI_NIC_POLICY=GPU
+export FI_MR_CACHE_MONITOR=userfaultfd
+export GLOO_SOCKET_IFNAME=hsn0
 export QSGD_RANKS=32
 
 # Prints the value of the first of these variables that holds a number.

@@ -39,12 +39,21 @@ conda activate base
 export http_proxy=http://proxy.alcf.anl.gov:3128
 export https_proxy=http://proxy.alcf.anl.gov:3128
 export TMPDIR=/tmp
+export NCCL_NET='AWS Libfabric'
+export NCCL_NET_GDR_LEVEL=PHB
+export NCCL_CROSS_NIC=1
+export NCCL_COLLNET_ENABLE=1
+export FI_CXI_DISABLE_HOST_REGISTER=1
+export FI_MR_CACHE_MONITOR=userfaultfd
+export FI_CXI_DEFAULT_CQ_SIZE=131072
+export GLOO_SOCKET_IFNAME=hsn0
+export LD_LIBRARY_PATH=/soft/libraries/hwloc/lib:/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export QSGD_JOB_DIR=$job_dir
 
 # Where ranks of torch.distributed meet: on the first node, at a port that is held until this ends.
 exec {meeting}< <(exec python -I -S hold_port.py 2> /dev/null)
 read -r -t 60 -u "$meeting" port || port=$((20000 + $$ % 12000))
-address=$(head -n 1 -- "$PBS_NODEFILE" 2> /dev/null)
+read -r address _ < <(echo "$(hostname -s).hsn.cm.polaris.alcf.anl.gov")
 printf '%s %s %s\n' qsgd-0 "${address:-$HOSTNAME}" "$port" > "$job_dir/meeting"
 
 cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1
@@ -63,6 +72,14 @@ trap '' USR1 USR2
 # Not every launcher carries variables to other nodes.
 export QSGD_JOB_DIR="${0%/*}"
 export TMPDIR=/tmp
+export NCCL_NET='AWS Libfabric'
+export NCCL_NET_GDR_LEVEL=PHB
+export NCCL_CROSS_NIC=1
+export NCCL_COLLNET_ENABLE=1
+export FI_CXI_DISABLE_HOST_REGISTER=1
+export FI_MR_CACHE_MONITOR=userfaultfd
+export FI_CXI_DEFAULT_CQ_SIZE=131072
+export GLOO_SOCKET_IFNAME=hsn0
 export QSGD_RANKS=32
 
 # Prints the value of the first of these variables that holds a number.

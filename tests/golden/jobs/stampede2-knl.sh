@@ -34,7 +34,7 @@ export QSGD_JOB_DIR=$job_dir
 # Where ranks of torch.distributed meet: on the first node, at a port that is held until this ends.
 exec {meeting}< <(exec python3 -I -S hold_port.py 2> /dev/null)
 read -r -t 60 -u "$meeting" port || port=$((20000 + $$ % 12000))
-address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2> /dev/null | head -n 1)
+read -r address _ < <(scontrol show hostnames "$SLURM_JOB_NODELIST" 2> /dev/null | head -n 1)
 printf '%s %s %s\n' qsgd-0 "${address:-$HOSTNAME}" "$port" > "$job_dir/meeting"
 
 cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1

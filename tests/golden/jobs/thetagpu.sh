@@ -35,7 +35,7 @@ export QSGD_JOB_DIR=$job_dir
 # Where ranks of torch.distributed meet: on the first node, at a port that is held until this ends.
 exec {meeting}< <(exec python -I -S hold_port.py 2> /dev/null)
 read -r -t 60 -u "$meeting" port || port=$((20000 + $$ % 12000))
-address=$(head -n 1 -- "$COBALT_NODEFILE" 2> /dev/null)
+read -r address _ < <(head -n 1 -- "$COBALT_NODEFILE" 2> /dev/null)
 printf '%s %s %s\n' qsgd-0 "${address:-$HOSTNAME}" "$port" > "$job_dir/meeting"
 
 cat > "$job_dir/pin.sh" << 'END_OF_PIN_SH' || exit 1
@@ -73,8 +73,8 @@ pin_local_rank=$(pin_first OMPI_COMM_WORLD_LOCAL_RANK PALS_LOCAL_RANKID JSM_NAME
 pin_rank=$(pin_first PALS_RANKID OMPI_COMM_WORLD_RANK JSM_NAMESPACE_RANK MV2_COMM_WORLD_RANK \
     MVP_COMM_WORLD_RANK PMI_RANK PMIX_RANK FLUX_TASK_RANK SLURM_PROCID)
 
-# Every rank sees all GPUs of its node, in this order: the first belongs to local rank 0.
-export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7
+# Every rank sees all GPUs of its node, in the machine's own order.
+unset CUDA_VISIBLE_DEVICES
 
 # What torchrun would tell this rank. The job has noted where ranks meet.
 if [[ -n $pin_rank && -n $pin_local_rank ]]; then

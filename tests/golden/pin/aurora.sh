@@ -30,17 +30,9 @@ pin_local_rank=$(pin_first PALS_LOCAL_RANKID OMPI_COMM_WORLD_LOCAL_RANK JSM_NAME
     PMI_LOCAL_RANK PMIX_LOCAL_RANK FLUX_TASK_LOCAL_ID SLURM_LOCALID)
 pin_rank=$(pin_first PALS_RANKID OMPI_COMM_WORLD_RANK JSM_NAMESPACE_RANK MV2_COMM_WORLD_RANK \
     MVP_COMM_WORLD_RANK PMI_RANK PMIX_RANK FLUX_TASK_RANK SLURM_PROCID)
-if [[ -z $pin_local_rank ]]; then
-    if ((${pin_rank:-0} == 0)); then # one message, not one from each rank
-        echo "pin.sh on ${HOSTNAME:-a node}: 12 ranks on each node, but no variable tells" \
-            "which of them this is." 'Look for one with: mpiexec -n 2 env | grep -i rank. Name it in the profile, sites/aurora.yaml in QSGD_HOME: local_rank_variables: [NAME]' >&2
-    fi
-    exit 1
-fi
 
-# Every rank sees its own GPU alone. Ranks beyond the list begin again at its start.
-pin_gpus=(0.0 0.1 1.0 1.1 2.0 2.1 3.0 3.1 4.0 4.1 5.0 5.1)
-export ZE_AFFINITY_MASK="${pin_gpus[pin_local_rank % 12]}"
+# Every rank sees all GPUs of its node, in the machine's own order.
+unset ZE_AFFINITY_MASK
 
 # What torchrun would tell this rank. The job has noted where ranks meet.
 if [[ -n $pin_rank && -n $pin_local_rank ]]; then

@@ -31,8 +31,8 @@ pin_local_rank=$(pin_first PALS_LOCAL_RANKID OMPI_COMM_WORLD_LOCAL_RANK JSM_NAME
 pin_rank=$(pin_first PALS_RANKID OMPI_COMM_WORLD_RANK JSM_NAMESPACE_RANK MV2_COMM_WORLD_RANK \
     MVP_COMM_WORLD_RANK PMI_RANK PMIX_RANK FLUX_TASK_RANK SLURM_PROCID)
 
-# Every rank sees all GPUs of its node, in this order: the first belongs to local rank 0.
-export CUDA_VISIBLE_DEVICES=0,1,2,3
+# Every rank sees all GPUs of its node, in the machine's own order.
+unset CUDA_VISIBLE_DEVICES
 
 # What torchrun would tell this rank. The job has noted where ranks meet.
 if [[ -n $pin_rank && -n $pin_local_rank ]]; then

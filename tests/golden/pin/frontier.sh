@@ -31,6 +31,9 @@ pin_local_rank=$(pin_first SLURM_LOCALID PALS_LOCAL_RANKID OMPI_COMM_WORLD_LOCAL
 pin_rank=$(pin_first SLURM_PROCID PALS_RANKID OMPI_COMM_WORLD_RANK JSM_NAMESPACE_RANK \
     MV2_COMM_WORLD_RANK MVP_COMM_WORLD_RANK PMI_RANK PMIX_RANK FLUX_TASK_RANK)
 
+# Every rank sees all GPUs of its node, in this order: the first belongs to local rank 0.
+export ROCR_VISIBLE_DEVICES=4,5,2,3,6,7,0,1
+
 # What torchrun would tell this rank. The job has noted where ranks meet.
 if [[ -n $pin_rank && -n $pin_local_rank ]]; then
     export RANK=$pin_rank WORLD_SIZE=16 LOCAL_RANK=$pin_local_rank LOCAL_WORLD_SIZE=8
