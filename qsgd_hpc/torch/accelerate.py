@@ -1,0 +1,39 @@
+"""Compression for Hugging Face Accelerate: one call after ``prepare``.
+
+::
+
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    compress(accelerator, model, bits=4)
+
+It works under DDP and FSDP2, with accumulated gradients and mixed precision, and what error
+feedback holds back is part of ``save_state`` and ``load_state``. See docs/ecosystem.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qsgd_hpc.torch.attached import Attached
+
+__all__ = ["compress"]
+
+
+def compress(
+    accelerator: Any, model: Any, bits: int = 4, weight_bits: int | None = 8, **settings: Any
+) -> Attached:
+    """Compress what a model sends that ``accelerator.prepare`` has returned.
+
+    Args:
+        accelerator: its ``save_state`` and ``load_state`` from now on carry the compression's part.
+        model: what ``prepare`` has returned.
+        bits: of gradients, per element, sign included: 1 to 8 under DDP, 2 to 8 under FSDP2.
+        weight_bits: of weights under FSDP2; None gathers them as they are.
+        **settings: those of :class:`QSGDState` under DDP, of :func:`quantize_fsdp` under FSDP2.
+    Raises:
+        UsageError: neither DDP nor FSDP2 holds the model, as on a CPU without
+            ``Accelerator(cpu=True)``; or a setting is wrong.
+    """
+    attached = Attached(bits, weight_bits, **settings)
+    attached.attach(model, accelerator.scaler)
+    accelerator.register_for_checkpointing(attached)
+    return attached

@@ -1,0 +1,96 @@
+"""Compress a model that another library has put under DDP or FSDP2.
+
+Lightning, the Hugging Face Trainer and Accelerate wrap models themselves and write checkpoints in
+their own way. What they have in common is here; ``lightning.py``, ``transformers.py`` and
+``accelerate.py`` say when each of them is to call it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.torch.ddp import QSGDState, compress
+from qsgd_hpc.torch.fsdp import QuantizedShards, quantize_fsdp
+from qsgd_hpc.torch.fsdp.layout import sharded_modules
+
+__all__ = ["Attached"]
+
+# Attributes by which libraries and torch.compile hold the model that they have wrapped.
+_INNER = ("_forward_module", "_orig_mod")
+
+
+class Attached:
+    """The compression of one model, whatever wraps it, and its part of a checkpoint.
+
+    Args:
+        bits: of gradients, per element, sign included: 1 to 8 under DDP, 2 to 8 under FSDP2.
+        weight_bits: of weights under FSDP2; None gathers them as they are.
+        **settings: those of :class:`QSGDState` under DDP, of :func:`quantize_fsdp` under FSDP2.
+    """
+
+    def __init__(self, bits: int = 4, weight_bits: int | None = 8, **settings: Any) -> None:
+        self._bits, self._weight_bits, self._settings = bits, weight_bits, settings
+        self._state: QSGDState | QuantizedShards | None = None
+        self._loaded: Mapping[str, Any] | None = None
+
+    def attach(self, model: nn.Module, scaler: Any = None) -> None:
+        """Compress what the model sends from its next backward pass on; one rank sends nothing.
+
+        Args:
+            model: as the library has wrapped it, the same on every rank.
+            scaler: the ``GradScaler`` of a float16 training, if it has one.
+        Raises:
+            UsageError: neither DDP nor FSDP2 holds the model, or a setting is wrong.
+        """
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        ranks = max(ranks, int(os.environ.get("WORLD_SIZE", "1")))
+        if ranks == 1:
+            return
+        if self._state is not None:
+            self._loaded = self.state_dict()  # a second fit goes on where the first has ended
+        inner: Any = model
+        while name := next((name for name in _INNER if hasattr(inner, name)), None):
+            inner = getattr(inner, name)
+        if isinstance(inner, DistributedDataParallel):
+            self._state = compress(inner, self._bits, scaler=scaler, **self._settings)
+        elif sharded_modules(inner):
+            self._state = quantize_fsdp(inner, self._bits, self._weight_bits, **self._settings)
+        else:
+            raise UsageError(
+                f"{ranks} ranks were started, but neither DDP nor FSDP2 holds this "
+                f"{type(inner).__name__}: each would train alone. Choose one of them as the "
+                "strategy (on CPUs Accelerate wants cpu=True, the Trainer use_cpu=True), and "
+                "compress after the model is wrapped, before the first step"
+            )
+        if self._loaded is not None:
+            self._load(self._loaded)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what error feedback holds back; all ranks call it together, at the same step.
+
+        It is the same on every rank, and a training on any number of ranks goes on from it; {}
+        where nothing is compressed.
+        """
+        if self._state is None:
+            return dict(self._loaded or {})
+        if isinstance(self._state, QSGDState):
+            return self._state.global_state_dict()
+        return self._state.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, of any number of ranks; before or after :meth:`attach`."""
+        self._loaded = state
+        if self._state is not None:
+            self._load(state)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        if state and self._state is not None:
+            self._state.load_state_dict(state)
+        self._loaded = None

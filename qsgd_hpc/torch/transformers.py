@@ -1,0 +1,76 @@
+"""Compression for the Hugging Face Trainer: a callback.
+
+::
+
+    trainer = Trainer(model, args, train_dataset=data)
+    trainer.add_callback(QSGDCallback(trainer, bits=4))
+    trainer.train()
+
+It works under DDP and FSDP2, with accumulated gradients and mixed precision. Each checkpoint of the
+Trainer gets a file with what error feedback holds back, and a training that resumes reads it. See
+docs/ecosystem.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from qsgd_hpc.torch.attached import Attached
+
+__all__ = ["QSGDCallback"]
+
+FILE = "qsgd_hpc.pt"
+
+
+class QSGDCallback(TrainerCallback):
+    """Compresses what ``train`` sends.
+
+    Args:
+        trainer: the one that it is added to; the Trainer tells its callbacks of the model within
+            DDP, and not of DDP.
+        bits: of gradients, per element, sign included: 1 to 8 under DDP, 2 to 8 under FSDP2.
+        weight_bits: of weights under FSDP2; None gathers them as they are.
+        **settings: those of :class:`QSGDState` under DDP, of :func:`quantize_fsdp` under FSDP2.
+    """
+
+    def __init__(
+        self, trainer: Any, bits: int = 4, weight_bits: int | None = 8, **settings: Any
+    ) -> None:
+        self._trainer = trainer
+        self._attached = Attached(bits, weight_bits, **settings)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Compress from here on; in a training that resumes, from what its checkpoint holds."""
+        if state.global_step > 0:
+            self._resume(args, state.global_step)
+        self._attached.attach(self._trainer.model_wrapped, self._trainer.accelerator.scaler)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Add this callback's file to the checkpoint that the Trainer has just written."""
+        held_back = self._attached.state_dict()  # of all ranks together
+        folder = _checkpoint(args, state.global_step)
+        if held_back and state.is_world_process_zero and folder.is_dir():
+            torch.save(held_back, folder / FILE)
+
+    def _resume(self, args: Any, step: int) -> None:
+        named = args.resume_from_checkpoint
+        folders = [*([Path(named)] if isinstance(named, str) else []), _checkpoint(args, step)]
+        found = next((f / FILE for f in folders if (f / FILE).is_file()), None)
+        if found is not None:
+            self._attached.load_state_dict(torch.load(found, weights_only=True))
+        elif dist.is_initialized() and dist.get_world_size() > 1 and dist.get_rank() == 0:
+            sys.stderr.write(
+                f"qsgd-hpc: no {FILE} in {' or '.join(map(str, folders))}: error feedback begins "
+                "anew\n"
+            )
+
+
+def _checkpoint(args: Any, step: int) -> Path:
+    return Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"

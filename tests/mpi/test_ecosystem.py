@@ -1,0 +1,97 @@
+"""Libraries that wrap models themselves: unchanged, with a line of ours, and resumed elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import without_settings
+
+for library in ("lightning", "transformers", "accelerate"):
+    pytest.importorskip(library, reason="make ecosystem")
+
+SCRIPT = str(Path(__file__).with_name("ecosystem_script.py"))
+WRAPPED = ("lightning", "fabric", "accelerate", "trainer")  # under DDP
+KINDS = ("ddp", "fsdp", "titan", "lightning-fsdp", "lightning-bf16", *WRAPPED)
+STEPS = "12"
+
+
+def lines(done: subprocess.CompletedProcess[str], ranks: int) -> list[Any]:
+    """Return what a rank has printed, but for its rank; all have printed the same."""
+    assert done.returncode == 0, done.stderr[-3000:]
+    # torchrun's processes may print on one line.
+    printed = sorted(map(json.loads, re.findall(r'\[\d+, \d+, [^\[\]]*"[^\[\]]*\]', done.stdout)))
+    assert [line[0] for line in printed] == [*range(ranks)], done.stdout
+    assert all(line[1:] == printed[0][1:] for line in printed), "the replicas differ"
+    return printed[0][1:]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", KINDS)
+def test_four_bits_learn_what_32_do_as_under_torchrun(run_ranks, tmp_path: Path, kind: str) -> None:
+    runs = {
+        bits: lines(run_ranks(2, SCRIPT, kind, bits, STEPS, str(tmp_path / bits)), 2)
+        for bits in ("32", "4")
+    }
+    (_, loss, digest, *_), (steps, coded, other, *_) = runs["32"], runs["4"]
+    assert steps == int(STEPS)
+    assert loss < 2.25  # it begins at 2.32
+    assert other != digest
+    assert coded == pytest.approx(loss, abs=2e-3)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    theirs = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", SCRIPT, kind, "32", STEPS, str(tmp_path / "theirs")],
+        env={**without_settings(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert lines(theirs, 2) == runs["32"]
+
+
+@pytest.mark.one_mpi
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["ddp", *WRAPPED])
+def test_bits_do_to_an_unchanged_script_what_the_line_does(
+    run_ranks, tmp_path: Path, kind: str
+) -> None:
+    line = lines(run_ranks(2, SCRIPT, kind, "4", STEPS, str(tmp_path / "line")), 2)
+    done = run_ranks(2, "--bits", "4", SCRIPT, kind, "32", STEPS, str(tmp_path / "flag"))
+    assert lines(done, 2)[:3] == line[:3]
+    assert done.stderr.count("DDP sends gradients in 4 bits, with error feedback") == 1
+
+
+@pytest.mark.one_mpi
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_a_checkpoint_carries_what_is_held_back_to_other_ranks(
+    run_ranks, tmp_path: Path, kind: str
+) -> None:
+    first = tmp_path / "first"
+    *_, held = lines(run_ranks(2, SCRIPT, kind, "4", "6", str(first)), 2)
+    saved = first / "checkpoint-6" if kind == "trainer" else first
+    done = run_ranks(3, SCRIPT, kind, "4", "9", str(tmp_path / "second"), str(saved))
+    _, loss, _, loaded, _ = lines(done, 3)
+    assert loaded == held > 1
+    assert loss < 2.25
+
+
+@pytest.mark.one_mpi
+def test_accelerate_without_a_gpu_is_told_that_it_trains_alone(run_ranks, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    text = Path(SCRIPT).read_text().replace("cpu=True, ", "")
+    path.write_text(text)
+    done = run_ranks(2, str(path), "accelerate", "32", "2", str(tmp_path / "out"))
+    told = [line for line in done.stderr.splitlines() if "trains alone" in line]
+    assert len(told) == 1, done.stderr
+    assert "Accelerator(cpu=True)" in told[0]
+    refused = run_ranks(2, str(path), "accelerate", "4", "2", str(tmp_path / "out"))
+    assert refused.returncode != 0
+    assert "2 ranks were started" in refused.stderr
