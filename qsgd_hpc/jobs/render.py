@@ -21,7 +21,6 @@ from qsgd_hpc.jobs.shares import cores_per_rank
 from qsgd_hpc.jobs.templating import shell_templates
 from qsgd_hpc.jobs.words import clock, listing
 from qsgd_hpc.launch.cluster.network import NONE
-from qsgd_hpc.launch.options import is_code
 
 __all__ = ["DIRECTIVES", "Place", "Tools", "render_script"]
 
@@ -167,8 +166,7 @@ def _wrapper(
     if "OMP_NUM_THREADS" in variables:
         threads = None
     exports = {**variables, "QSGD_RANKS": str(request.ranks)}
-    unasked = request.sets_torchrun and is_code(variables.get("QSGD_BITS", ""))
-    start_up = tools.start_up if unasked else None
+    start_up = tools.start_up if request.sets_torchrun else None
     return render_wrapper(request, site, omp_threads=threads, exports=exports, start_up=start_up)
 
 

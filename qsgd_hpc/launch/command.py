@@ -13,7 +13,7 @@ from qsgd_hpc.launch.cluster import keeper
 from qsgd_hpc.launch.cluster.hosts import LAUNCHER, SUBNET
 from qsgd_hpc.launch.meeting import BATCH_JOBS, Meeting
 from qsgd_hpc.launch.mpi import Family, Launcher
-from qsgd_hpc.launch.options import RunOptions, is_code, local_ranks, placement
+from qsgd_hpc.launch.options import RunOptions, local_ranks, placement
 from qsgd_hpc.launch.supervise import COLON
 
 __all__ = ["Command", "Machine", "build_command"]
@@ -127,8 +127,7 @@ def _environment(
     env |= options.env
     env["QSGD_RANKS"] = str(options.ranks)  # what init holds against what MPI sees
     folders = [str(HOROVOD)] if options.horovod else []
-    bits = {**environ, **env}.get("QSGD_BITS", "")
-    folders += [str(START_UP)] if options.sets_torchrun and is_code(bits) else []
+    folders += [str(START_UP)] if options.sets_torchrun else []
     if folders:
         path = env.get("PYTHONPATH") or environ.get("PYTHONPATH")
         env["PYTHONPATH"] = os.pathsep.join([*folders, *([path] if path else [])])

@@ -128,5 +128,8 @@ def remarks(options: RunOptions, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _starter(command: Sequence[str]) -> str | None:
-    words = [PurePath(word).name for word in command[:3]]
-    return next((word for word in words if word in _STARTERS), None)
+    """Return the program of a command, if that starts ranks: as torchrun, or python -m torchrun."""
+    program, *words = [PurePath(word).name for word in command[:3]]
+    if program.startswith("python") and words:
+        program = words[-1] if words[0] == "-m" else words[0]
+    return program if program in _STARTERS else None

@@ -19,7 +19,6 @@ __all__ = [
     "RunOptions",
     "check_options",
     "is_choice_of_bits",
-    "is_code",
     "local_ranks",
     "parse_hostfile",
     "parse_hosts",
@@ -34,11 +33,6 @@ CHOICES_OF_BITS = "choose 1 to 8, or 32, which sends plain float32, or auto"
 def is_choice_of_bits(bits: int | str) -> bool:
     """Tell whether QSGD_BITS may be this."""
     return bits in (*BITS, AUTO_BITS)
-
-
-def is_code(bits: str) -> bool:
-    """Tell whether QSGD_BITS as it stands in an environment asks for a code."""
-    return bits not in ("", str(PLAIN_BITS), AUTO_BITS)
 
 
 def tells_of_torchrun(torchrun: bool | None, horovod: bool) -> bool:

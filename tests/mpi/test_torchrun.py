@@ -184,11 +184,50 @@ def test_bits_compress_a_script_that_says_nothing(run_ranks, tmp_path: Path) -> 
     assert compressed["plain"][0] == pytest.approx(plain["plain"][0], rel=0.1)
 
 
+# Each rank by itself; or all in a group, but not in that of all.
+ALONE = """
+import sys, torch, torch.distributed as dist
+if "group" in sys.argv:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+if "mpi" in sys.argv:
+    from mpi4py import MPI
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ((), "torch.distributed.init_process_group() joins them"),
+        (("group",), "leave world_size out of init_process_group()"),
+        (("mpi",), None),
+        (("--no-torchrun",), None),
+    ],
+    ids=["no-group", "own-group", "mpi", "meant"],
+)
+def test_ranks_that_train_alone_are_told_once(
+    run_ranks, tmp_path: Path, words: tuple[str, ...], remedy: str | None
+) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text(ALONE)
+    options = [word for word in words if word.startswith("--")]
+    done = run_ranks(2, *options, str(path), *(w for w in words if w not in options))
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if "alone" in line]
+    assert len(told) == (remedy is not None), done.stderr
+    assert (remedy or "") in "".join(told)
+
+
 def test_bits_import_nothing_into_other_scripts(run_ranks, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import sys; sys.own = True")
     path = tmp_path / "other.py"
     path.write_text("import sys; print(sys.own, {'torch', 'qsgd_hpc', 'typing'} & {*sys.modules})")
-    done = run_ranks(1, "--bits", "4", str(path), PYTHONPATH=str(tmp_path / "own"))
+    done = run_ranks(2, "--bits", "4", str(path), PYTHONPATH=str(tmp_path / "own"))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "True set()\n"
+    assert done.stdout == "True set()\n" * 2

@@ -59,9 +59,8 @@ def test_what_the_user_set_is_left_alone() -> None:
         "FI_TCP_IFACE": "eth1",
     }
     launcher = Launcher(Family.HYDRA, Path("mpiexec"), "")
-    assert build_command(RunOptions(2, ("x",)), launcher, Machine(8), environ).env == {
-        "QSGD_RANKS": "2"
-    }
+    options = RunOptions(2, ("x",), torchrun=False)
+    assert build_command(options, launcher, Machine(8), environ).env == {"QSGD_RANKS": "2"}
 
 
 def test_hosts_fill_up_in_order_and_unused_ones_are_left_out() -> None:

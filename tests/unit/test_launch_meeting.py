@@ -135,3 +135,22 @@ def test_what_does_not_fit_is_told() -> None:
     (starter,) = remarks(RunOptions(2, ("/v/bin/torchrun", "--standalone", "t.py")), {})
     assert "Leave it out: `qsgd-hpc run -np 2 SCRIPT` sets what torchrun sets" in starter
     assert list(remarks(RunOptions(1, ("torchrun", "t.py")), {})) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("torchrun t.py", "torchrun"),
+        ("python -m torch.distributed.run t.py", "torch.distributed.run"),
+        ("/v/bin/python3.11 /v/bin/accelerate launch t.py", "accelerate"),
+        ("python t.py accelerate", None),
+        ("t.py torchrun", None),
+        ("python -m accelerate.test torchrun", None),
+        ("python", None),
+    ],
+)
+def test_a_program_that_starts_ranks_itself_is_known_by_its_place(
+    command: str, named: str | None
+) -> None:
+    said = [line.split()[0] for line in remarks(RunOptions(2, tuple(command.split())), {})]
+    assert said == ([named] if named else [])

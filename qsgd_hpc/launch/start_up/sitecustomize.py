@@ -1,8 +1,12 @@
-"""Let DistributedDataParallel compress where QSGD_BITS asks for it, in scripts that say nothing.
+"""Look after scripts of torch.distributed that say nothing of this package.
 
-Python imports this file when it starts, in all that `qsgd-hpc run --bits B` starts. It waits for
-torch's module of that class, and imports nothing until a model of that class is made. The
-sitecustomize that this one hides, of an environment or of a system, runs as it would have.
+Python imports this file when it starts, in all that `qsgd-hpc run` and jobs start as torchrun does.
+It waits for two modules of torch and imports nothing before they are there:
+
+- models of DistributedDataParallel compress, where QSGD_BITS asks for it;
+- a rank that trains alone, though others were started with it, is told.
+
+The sitecustomize that this one hides, of an environment or of a system, runs as it would have.
 """
 
 from __future__ import annotations
@@ -12,20 +16,27 @@ import sys
 
 TYPE_CHECKING = False  # typing itself takes longer to import than all else here
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
-_AWAITED = "torch.nn.parallel.distributed"
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (pathlib is slow)
+# Whoever has loaded one of these has other ways to meet than torch.distributed.
+_OTHER_WAYS = ("qsgd_hpc._core", "horovod", "mpi4py.MPI", "jax", "tensorflow")
+_PLAIN = ("", "32", "auto")
+_STARTED = os.environ.get("WORLD_SIZE", "1")  # scripts may write over it
 
 
 class _Waiter:
-    """Finds the awaited module as the others would, and changes it once it is there."""
+    """Finds the awaited modules as the others would, and changes each once it is there."""
+
+    def __init__(self, awaited: dict[str, Callable[[Any], None]]) -> None:
+        self.awaited = awaited
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != _AWAITED:
+        change = self.awaited.pop(name, None)
+        if change is None:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
         from importlib.util import find_spec
 
         spec = find_spec(name)
@@ -34,16 +45,17 @@ class _Waiter:
 
             def exec_module(module: ModuleType) -> None:
                 load(module)
-                _watch(module.DistributedDataParallel)
+                change(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-def _watch(ddp: Any) -> None:
-    """Have every model that is made of the class looked at."""
+def _compress(module: Any) -> None:
+    """Have every model that is made of torch's DDP looked at."""
     import functools
 
+    ddp = module.DistributedDataParallel
     construct = ddp.__init__
 
     @functools.wraps(construct)
@@ -55,6 +67,49 @@ def _watch(ddp: Any) -> None:
         compress_unasked(self)
 
     ddp.__init__ = made
+
+
+def _watch(module: Any) -> None:
+    """Have the first step of an optimizer looked at."""
+    register = getattr(module, "register_optimizer_step_post_hook", None)
+    if register is None:
+        return
+
+    def stepped(*_: Any) -> None:
+        import torch
+
+        if torch.compiler.is_compiling():
+            return
+        handle.remove()
+        if first and not any(name in sys.modules for name in _OTHER_WAYS):
+            _tell(_joined(torch.distributed))
+
+    first = os.environ.get("RANK") == "0"
+    handle = register(stepped)
+
+
+def _joined(group: Any) -> tuple[int, str]:
+    """Return how many ranks train together with this one, and what joins the others to them."""
+    accelerate: Any = sys.modules.get("accelerate.state")
+    if accelerate is not None and accelerate.PartialState._shared_state:
+        remedy = "without GPUs Accelerate joins them only as Accelerator(cpu=True), and the"
+        return accelerate.PartialState().num_processes, f"{remedy} Trainer with use_cpu=True"
+    if group.is_available() and group.is_initialized():
+        return group.get_world_size(), "leave world_size out of init_process_group()"
+    remedy = "torch.distributed.init_process_group() joins them"
+    return 1, f"{remedy}; scripts of Horovod's want --horovod"
+
+
+def _tell(joined: tuple[int, str]) -> None:
+    many, remedy = joined
+    if str(many) == _STARTED:
+        return
+    alone = "each of them trains alone" if many == 1 else f"this one trains with {many - 1} others"
+    sys.stderr.write(
+        f"qsgd-hpc: {_STARTED} ranks were started, but {alone}: {remedy}. "
+        "--no-torchrun, if that is meant\n"
+    )
+    sys.stderr.flush()
 
 
 def _run_the_next() -> None:
@@ -70,5 +125,9 @@ def _run_the_next() -> None:
         spec.loader.exec_module(module)
 
 
-sys.meta_path.insert(0, _Waiter())  # type: ignore[arg-type]
+if _STARTED != "1":
+    _awaited = {"torch.optim.optimizer": _watch}
+    if os.environ.get("QSGD_BITS", "") not in _PLAIN:
+        _awaited["torch.nn.parallel.distributed"] = _compress
+    sys.meta_path.insert(0, _Waiter(_awaited))  # type: ignore[arg-type]
 _run_the_next()

@@ -66,6 +66,9 @@ export FI_CXI_RDZV_PROTO=alt_read
 export GLOO_SOCKET_IFNAME=hsn0
 export QSGD_RANKS=64
 
+# Looks after scripts of torch.distributed: they compress as QSGD_BITS says, and none trains alone unseen.
+export PYTHONPATH=start_up${PYTHONPATH:+:$PYTHONPATH}
+
 # Prints the value of the first of these variables that holds a number.
 pin_first() {
     local pin_name

@@ -58,6 +58,9 @@ export QSGD_JOB_DIR="${0%/*}"
 export QSGD_ATTEMPT=1
 export QSGD_RANKS=48
 
+# Looks after scripts of torch.distributed: they compress as QSGD_BITS says, and none trains alone unseen.
+export PYTHONPATH=start_up${PYTHONPATH:+:$PYTHONPATH}
+
 # Prints the value of the first of these variables that holds a number.
 pin_first() {
     local pin_name

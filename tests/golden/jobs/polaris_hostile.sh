@@ -86,6 +86,9 @@ export GREETING='say "hi" $USER
 `id`'
 export QSGD_RANKS=32
 
+# Looks after scripts of torch.distributed: they compress as QSGD_BITS says, and none trains alone unseen.
+export PYTHONPATH=start_up${PYTHONPATH:+:$PYTHONPATH}
+
 # Prints the value of the first of these variables that holds a number.
 pin_first() {
     local pin_name

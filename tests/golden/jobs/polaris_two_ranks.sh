@@ -82,6 +82,9 @@ export FI_CXI_DEFAULT_CQ_SIZE=131072
 export GLOO_SOCKET_IFNAME=hsn0
 export QSGD_RANKS=2
 
+# Looks after scripts of torch.distributed: they compress as QSGD_BITS says, and none trains alone unseen.
+export PYTHONPATH=start_up${PYTHONPATH:+:$PYTHONPATH}
+
 # Prints the value of the first of these variables that holds a number.
 pin_first() {
     local pin_name
