@@ -12,6 +12,7 @@ from qsgd_hpc.checkup.installation import core, gpu_kernels, package, python
 from qsgd_hpc.checkup.machine import gpus, shared_memory, variables
 from qsgd_hpc.checkup.mpi import mpi
 from qsgd_hpc.checkup.site import site
+from qsgd_hpc.checkup.torchrun import torchrun
 
 __all__ = ["CHECKS", "examine"]
 
@@ -24,6 +25,7 @@ CHECKS: dict[str, Check] = {
     "GPU kernels": gpu_kernels,
     "MPI": mpi,
     "frameworks": frameworks,
+    "torchrun": torchrun,
     "site": site,
     "job folder": job_folder,
     "shared memory": shared_memory,

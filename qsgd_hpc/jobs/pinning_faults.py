@@ -61,7 +61,35 @@ def job_faults(nodes: Sequence[Node], ranks: int, site: Site) -> list[Fault]:
                 "Look for their messages in the log; a rank that could not start says why there.",
             )
         ]
-    return []
+    return list(_told_otherwise([seat for node in nodes for seat in node.seats], ranks))
+
+
+def _told_otherwise(seats: Sequence[Seat], ranks: int) -> Iterator[Fault]:
+    """Find ranks of torch.distributed that would not meet all the others."""
+    told = [seat for seat in seats if seat.told]
+    wrong = [s for s in told if s.told[:3] != (str(s.rank), str(ranks), str(s.local_rank))]
+    if wrong:
+        first = wrong[0]
+        yield Fault(
+            f"{ranks_named(seat.rank for seat in wrong)}: RANK, WORLD_SIZE and LOCAL_RANK are not "
+            f"those of the launcher, as {', '.join(first.told[:3])} of rank {first.rank} on its "
+            f"node as {first.local_rank}",
+            "Leave them out of --env and of what the site's setup exports; pin.sh sets them.",
+        )
+    places = sorted({seat.told[3] for seat in told})
+    if len(places) > 1 or any("?" in place for place in places):
+        yield Fault(
+            f"ranks of torch.distributed would meet at {listing(places, 'and')}",
+            "They need one MASTER_ADDR and MASTER_PORT: leave both out of --env, and see that "
+            "the job's folder is one that all nodes share.",
+        )
+    elif told and len(told) < len(seats):
+        untold = [seat.rank for seat in seats if not seat.told]
+        yield Fault(
+            f"{ranks_named(untold)} {'was' if len(untold) == 1 else 'were'} not told where ranks "
+            "of torch.distributed meet",
+            "Name the launcher's variable in the profile: local_rank_variables: [NAME].",
+        )
 
 
 def ranks_named(ranks: Iterable[int]) -> str:

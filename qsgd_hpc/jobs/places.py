@@ -75,7 +75,16 @@ def _seat(record: Record, labels: Mapping[str, str], site: Site) -> Seat:
         gpu=_gpu(record, labels, site),
         nic=variables.get(site.nic.variable) if site.nic else None,
         omp_threads=int(threads) if threads.isdigit() else None,
+        told=_told(variables),
     )
+
+
+def _told(variables: Mapping[str, str]) -> tuple[str, ...]:
+    if "RANK" not in variables:
+        return ()
+    numbers = (variables.get(name, "?") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    at = (variables.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    return (*numbers, ":".join(at))
 
 
 def _gpu(record: Record, labels: Mapping[str, str], site: Site) -> str | None:

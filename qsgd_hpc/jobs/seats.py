@@ -21,6 +21,8 @@ class Seat:
         cpus: the hardware threads that it may run on.
         gpu: the GPU, or tile as ``"0.1"``, that ``local_rank`` selects for it.
         nic: what the card's variable holds.
+        told: RANK, WORLD_SIZE, LOCAL_RANK, and where ranks of torch.distributed meet; () where the
+            rank was not told.
     """
 
     rank: int
@@ -29,6 +31,7 @@ class Seat:
     gpu: str | None = None
     nic: str | None = None
     omp_threads: int | None = None
+    told: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

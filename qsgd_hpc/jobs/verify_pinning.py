@@ -86,6 +86,7 @@ def pinning_report(job: Job, site: Site, console: Console) -> bool:
         return False
     planned = expected(site, job.request)
     _print(console, draw(nodes, planned))
+    _print(console, _told(nodes))
     faults: dict[Fault, list[str]] = {
         fault: [] for fault in job_faults(nodes, job.request.ranks, site)
     }
@@ -111,6 +112,20 @@ def _conclusion(nodes: Sequence[Node], faults: Iterable[tuple[Fault, list[str]]]
     if not text:
         text.append(f"✓ {_praise(nodes)}\n", "green")
     return text
+
+
+def _told(nodes: Sequence[Node]) -> Text:
+    """Say what the first and the last rank of torch.distributed are told."""
+    seats = [seat for node in nodes for seat in node.seats if seat.told]
+    if not seats:
+        return Text("Ranks are not told what torchrun would tell them.")
+    rank, size, local, place = seats[-1].told
+    return Text(
+        _folded(
+            f"torchrun's variables, of the last rank: RANK={rank} WORLD_SIZE={size} "
+            f"LOCAL_RANK={local}, and they meet at {place}."
+        ).rstrip()
+    )
 
 
 def _folded(sentence: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from qsgd_hpc.launch.hold_port import held_port
 from qsgd_hpc.launch.options import RunOptions, local_ranks, placement
 
-__all__ = ["BATCH_JOBS", "NODE_FILES", "Meeting", "meeting", "remarks"]
+__all__ = ["BATCH_JOBS", "NODE_FILES", "Meeting", "meeting", "remarks", "taken_port"]
 
 # Within one the launcher starts ranks on all of its nodes.
 BATCH_JOBS = frozenset({"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "FLUX_JOB_ID"})
@@ -113,6 +113,20 @@ def _counts(options: RunOptions, environ: Mapping[str, str]) -> tuple[int, ...]:
     return (each,) * whole + ((rest,) if rest else ())
 
 
+def taken_port(environ: Mapping[str, str]) -> str | None:
+    """Say that the user's MASTER_PORT is another process's on this host; None: it is not."""
+    address, port = environ.get("MASTER_ADDR", "localhost"), environ.get("MASTER_PORT", "")
+    if not port.isdecimal() or address not in (*_LOOPBACK, socket.gethostname()):
+        return None
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
+        try:
+            probe.bind(("", int(port)))
+        except (OSError, OverflowError) as error:
+            return f"MASTER_PORT={port} cannot be had on this host: {error}"
+    return None
+
+
 def remarks(options: RunOptions, environ: Mapping[str, str]) -> Iterator[str]:
     """Yield what a user of torch.distributed should know of this run, one line each."""
     if not options.sets_torchrun:
@@ -120,6 +134,8 @@ def remarks(options: RunOptions, environ: Mapping[str, str]) -> Iterator[str]:
     given = environ.get("WORLD_SIZE", str(options.ranks))
     if given != str(options.ranks):
         yield f"WORLD_SIZE={given} was set before; the ranks get {options.ranks}, as -np says"
+    if options.network is None and (taken := taken_port(environ)) is not None:
+        yield f"{taken}. Unset it, and the ranks meet at a port that is held for them"
     if (starter := _starter(options.command)) and local_ranks(options) > 1:
         yield (
             f"{starter} starts processes itself, on each of these ranks. Leave it out: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from qsgd_hpc import doctor as verb
-from qsgd_hpc.checkup import CHECKS, Finding, Level, examine, installation, machine
+from qsgd_hpc.checkup import CHECKS, Finding, Level, examine, installation, machine, torchrun
 from qsgd_hpc.checkup import frameworks as frameworks_module
 from qsgd_hpc.checkup import home as home_module
 from qsgd_hpc.checkup import mpi as mpi_module
@@ -104,6 +105,23 @@ def test_doctor_imports_no_framework_and_no_core() -> None:
     count, imported = done.stdout.split(maxsplit=1)
     assert int(count) >= len(CHECKS)
     assert imported.strip() == "set()"
+
+
+def test_what_a_shell_says_of_ranks_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert levels(torchrun.torchrun()) == ["ok"]
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        monkeypatch.setenv("RANK", "3")
+        place, busy, stale = torchrun.torchrun()
+    assert f"where this shell says: MASTER_PORT={port}" in place.text
+    assert f"MASTER_PORT={port} cannot be had on this host" in busy.text
+    assert stale.remedy == "unset RANK"
 
 
 def test_core_that_cannot_be_loaded_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,6 +155,53 @@ def test_a_report_cut_in_two_is_a_rank_that_did_not_report() -> None:
     assert fault.what == "ranks 3, 5 of 8 did not report"
 
 
+def told(rank: int, **changes: str) -> tuple[str, ...]:
+    """Return what rank of eight, four on a node, is told of torchrun's variables."""
+    right = {"RANK": str(rank), "WORLD_SIZE": "8", "LOCAL_RANK": str(rank % 4), "at": "x0:4711"}
+    return tuple((right | changes).values())
+
+
+@pytest.mark.parametrize(
+    ("tell", "said"),
+    [
+        (told, ""),
+        (lambda rank: (), ""),
+        (lambda rank: told(rank, WORLD_SIZE="4"), "ranks 0-7: RANK, WORLD_SIZE and LOCAL_RANK"),
+        (lambda rank: told(rank, LOCAL_RANK="0"), "ranks 1-3, 5-7: RANK, WORLD_SIZE and LOCAL"),
+        (lambda rank: told(rank, at=f"x{rank // 4}:1"), "would meet at x0:1 and x1:1"),
+        (lambda rank: told(rank, at="x0:?"), "would meet at x0:?"),
+        (lambda rank: told(rank) if rank else (), "rank 0 was not told where"),
+    ],
+    ids=["right", "not told", "another size", "no local rank", "two places", "no port", "one"],
+)
+def test_ranks_of_torch_distributed_that_would_not_meet_are_faults(
+    tell: Callable[[int], tuple[str, ...]], said: str
+) -> None:
+    nodes = [
+        dataclasses.replace(
+            planned(FOUR_GPUS),
+            host=f"x{n}",
+            seats=tuple(
+                dataclasses.replace(seat, rank=4 * n + at, told=tell(4 * n + at))
+                for at, seat in enumerate(planned(FOUR_GPUS).seats)
+            ),
+        )
+        for n in range(2)
+    ]
+    faults = [fault.what for fault in job_faults(nodes, 8, FOUR_GPUS)]
+    assert len(faults) == bool(said)
+    assert said in "".join(faults)
+
+
+def test_what_torchrun_tells_is_read_from_the_reports() -> None:
+    variables = {
+        "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "x0", "MASTER_PORT": "47"
+    }  # fmt: skip
+    nodes = parse_places("\n".join(report_of(FOUR_GPUS, variables=variables)), FOUR_GPUS)
+    assert nodes[1].seats[1].told == ("5", "8", "1", "x0:47")
+    assert parse_places("\n".join(report_of(FOUR_GPUS)), FOUR_GPUS)[0].seats[0].told == ()
+
+
 def test_ranks_of_a_launcher_that_numbers_none_are_noticed() -> None:
     lines = report_of(FOUR_GPUS, rank=None, local_rank=None)
     (fault,) = job_faults(parse_places("\n".join(lines), FOUR_GPUS), 8, FOUR_GPUS)

@@ -1,0 +1,48 @@
+"""What ranks of torch.distributed are told here, and what this shell says instead."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+from qsgd_hpc.checkup.finding import Finding, note, ok
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.meeting import meeting, taken_port
+from qsgd_hpc.launch.options import RunOptions
+
+__all__ = ["torchrun"]
+
+TOPIC = "torchrun"
+# Of a rank; a script that is started without `run` takes them from the shell.
+OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def torchrun() -> list[Finding]:
+    """Find where ranks would meet, and the variables that are in the way."""
+    if find_spec("torch") is None:
+        return []
+    try:
+        with meeting(RunOptions(2, ("script.py",)), os.environ) as place:
+            where = f"{place.address}, port {place.port}" if place else ""
+    except (OSError, UsageError) as error:
+        return [note(TOPIC, f"no place where ranks could meet: {error}")]
+    told = "ranks of `run` and of jobs get RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ..., and meet"
+    given = [f"{name}={os.environ[name]}" for name in ("MASTER_ADDR", "MASTER_PORT")
+             if name in os.environ]  # fmt: skip
+    found = [ok(TOPIC, f"{told} at {where}")] if not given else []
+    if given:
+        remedy = "Unset it, unless they are to meet there: `run` finds a place by itself."
+        found.append(note(TOPIC, f"{told} where this shell says: {', '.join(given)}", remedy))
+    if (taken := taken_port(os.environ)) is not None:
+        found.append(note(TOPIC, taken, "Unset MASTER_PORT: `run` holds a port that is free."))
+    stale = [f"{name}={os.environ[name]}" for name in OF_A_RANK if name in os.environ]
+    if stale:
+        found.append(
+            note(
+                TOPIC,
+                f"{', '.join(stale)} in this shell: `run` writes over it, but a script that is "
+                "started without `run` takes itself for that rank, and waits for the others",
+                f"unset {' '.join(word.partition('=')[0] for word in stale)}",
+            )
+        )
+    return found
