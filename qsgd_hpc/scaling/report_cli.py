@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.folder import StudyFolder
 
 __all__ = ["report", "show"]
@@ -26,18 +27,52 @@ __all__ = ["report", "show"]
     type=click.Path(path_type=Path),
     help="Another study's folder, to compare with: the same cases, ranks and bits.",
 )
-def report(folder: Path, output: Path | None, other: Path | None) -> None:
+@click.option(
+    "--rows",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Append one row per size to this CSV file, in a form that does not depend on the site.",
+)
+@click.option("--system", help="The machine's name in --rows. Default: the study's site.")
+def report(
+    folder: Path, output: Path | None, other: Path | None, rows: Path | None, system: str | None
+) -> None:
     """Write the report of the study in FOLDER again, from its raw records alone.
 
     Writes report.html, REPORT.md, results.csv, results.tex and the plots. The same records give
     the same files, so every number can be checked.
 
     \b
-    Compare with an earlier study:  qsgd-hpc report NOW --vs BEFORE
+    Compare with an earlier study:     qsgd-hpc report NOW --vs BEFORE
+    Collect speeds of many machines:   qsgd-hpc report NOW --rows speeds.csv --system Polaris
     """
     from qsgd_hpc.scaling.terminal import console
 
-    show(StudyFolder(folder), console(), output, other)
+    if system is not None and rows is None:
+        raise click.UsageError("--system names the machine in --rows FILE; give both.")
+    study = StudyFolder(folder)
+    show(study, console(), output, other)
+    if rows is not None:
+        _append(rows, study, system)
+
+
+def _append(target: Path, folder: StudyFolder, system: str | None) -> None:
+    from qsgd_hpc.scaling.attempts import finished
+    from qsgd_hpc.scaling.rows import COLUMNS, rows, to_csv
+
+    attempts, _ = folder.attempts()
+    text = to_csv(rows(finished(attempts).values(), system or folder.study().site))
+    try:
+        before = target.read_text("utf-8") if target.exists() else ""
+        heading = text.partition("\n")[0]
+        if before and before.partition("\n")[0] != heading:
+            raise UsageError(
+                f"--rows {target}: its first line is not that of such a file: {','.join(COLUMNS)}. "
+                "Name another file."
+            )
+        with target.open("a", encoding="utf-8") as file:
+            file.write(text.partition("\n")[2] if before else text)
+    except OSError as error:
+        raise UsageError(f"--rows {target}: {error.strerror}. Name another file.") from None
 
 
 def show(

@@ -223,6 +223,49 @@ def test_ranks_that_train_alone_are_told_once(
     assert (remedy or "") in "".join(told)
 
 
+# Forty steps on matrices large enough to travel for a while.
+STEPS = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+dist.init_process_group("gloo")
+register_optimizer_step_post_hook(lambda *_: None)  # a script may have one of its own
+model = DistributedDataParallel(torch.nn.Linear(512, 512, bias=False))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for _ in range(40):
+    optimizer.zero_grad()
+    model(torch.ones(4, 512)).square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_study_sees_the_steps_of_a_script_that_says_nothing(run_ranks, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text(STEPS)
+    found = {}
+    for ranks, bits in ((1, "32"), (2, "32"), (2, "4")):
+        target = tmp_path / f"{ranks}-{bits}.jsonl"
+        done = run_ranks(ranks, "--bits", bits, str(path), QSGD_RECORDS=str(target))
+        assert done.returncode == 0, done.stderr
+        records = [json.loads(line) for line in target.read_text().splitlines()]
+        engines = sorted((r for r in records if r["event"] == "engine"), key=lambda r: r["rank"])
+        assert [(r["rank"], r["ranks"], r["steps"]) for r in engines] == [
+            (rank, ranks, 40) for rank in range(ranks)
+        ]
+        assert all(0 <= r["exposed_s"] <= r["step_mean_s"] for r in engines)
+        found[ranks, bits] = engines[0]
+    size = 4 * 512 * 512
+    assert {r["gradient_bytes"] for r in found.values()} == {40 * size}
+    assert found[1, "32"]["wire_bytes"] == 0
+    assert found[2, "32"]["wire_bytes"] == 40 * size
+    assert found[2, "32"]["exposed_s"] > 0
+    # 4 of 32 bits, and a norm for each bucket of 512 elements.
+    assert 1 / 8 < found[2, "4"]["wire_bytes"] / (40 * size) < 1 / 7.5
+
+
 def test_bits_import_nothing_into_other_scripts(run_ranks, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import sys; sys.own = True")

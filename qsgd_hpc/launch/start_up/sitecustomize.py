@@ -4,7 +4,8 @@ Python imports this file when it starts, in all that `qsgd-hpc run` and jobs sta
 It waits for two modules of torch and imports nothing before they are there:
 
 - models of DistributedDataParallel compress, where QSGD_BITS asks for it;
-- a rank that trains alone, though others were started with it, is told.
+- a rank that trains alone, though others were started with it, is told;
+- steps are timed for a study, where QSGD_RECORDS asks for it.
 
 The sitecustomize that this one hides, of an environment or of a system, runs as it would have.
 """
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (pathlib is slow)
 # Whoever has loaded one of these has other ways to meet than torch.distributed.
 _OTHER_WAYS = ("qsgd_hpc._core", "horovod", "mpi4py.MPI", "jax", "tensorflow")
-_PLAIN = ("", "32", "auto")
+_BITS = os.environ.get("QSGD_BITS", "") not in ("", "32", "auto")
+_RECORDS = os.environ.get("QSGD_RECORDS", "") != "" and "WORLD_SIZE" in os.environ
 _STARTED = os.environ.get("WORLD_SIZE", "1")  # scripts may write over it
 
 
@@ -51,8 +53,8 @@ class _Waiter:
         return spec
 
 
-def _compress(module: Any) -> None:
-    """Have every model that is made of torch's DDP looked at."""
+def _wrap(module: Any) -> None:
+    """Have every model that is made of torch's DDP compress, or be timed."""
     import functools
 
     ddp = module.DistributedDataParallel
@@ -62,30 +64,51 @@ def _compress(module: Any) -> None:
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, *args, **kwargs)
         # Not before: torch is not yet whole when its module of this class is.
-        from qsgd_hpc.torch.ddp.unchanged import compress_unasked
+        if _BITS:
+            from qsgd_hpc.torch.ddp.unchanged import compress_unasked
 
-        compress_unasked(self)
+            compress_unasked(self)
+        if _RECORDS:
+            from qsgd_hpc.torch.ddp.measured import watch
+
+            watch(self)
 
     ddp.__init__ = made
 
 
 def _watch(module: Any) -> None:
-    """Have the first step of an optimizer looked at."""
+    """Have the steps of optimizers looked at: the first one, and for a study all."""
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is None:
         return
+    told = _STARTED == "1" or os.environ.get("RANK") != "0"
 
-    def stepped(*_: Any) -> None:
+    def stepped(optimizer: Any, *_: Any) -> None:
+        nonlocal told
         import torch
 
         if torch.compiler.is_compiling():
             return
-        handle.remove()
-        if first and not any(name in sys.modules for name in _OTHER_WAYS):
-            _tell(_joined(torch.distributed))
+        if not told:
+            told = True  # the hook stays: torch may be going through all of them
+            if not any(name in sys.modules for name in _OTHER_WAYS):
+                _tell(_joined(torch.distributed))
+        if _RECORDS:
+            from qsgd_hpc.torch.ddp.measured import stepped
 
-    first = os.environ.get("RANK") == "0"
-    handle = register(stepped)
+            stepped(optimizer)
+
+    register(stepped)
+    if _RECORDS:
+        import atexit
+
+        atexit.register(_leave)
+
+
+def _leave() -> None:
+    measured = sys.modules.get("qsgd_hpc.torch.ddp.measured")
+    if measured is not None:
+        measured.leave()
 
 
 def _joined(group: Any) -> tuple[int, str]:
@@ -125,9 +148,9 @@ def _run_the_next() -> None:
         spec.loader.exec_module(module)
 
 
-if _STARTED != "1":
-    _awaited = {"torch.optim.optimizer": _watch}
-    if os.environ.get("QSGD_BITS", "") not in _PLAIN:
-        _awaited["torch.nn.parallel.distributed"] = _compress
+_awaited = {"torch.optim.optimizer": _watch} if _STARTED != "1" or _RECORDS else {}
+if (_BITS and _STARTED != "1") or _RECORDS:
+    _awaited["torch.nn.parallel.distributed"] = _wrap
+if _awaited:
     sys.meta_path.insert(0, _Waiter(_awaited))  # type: ignore[arg-type]
 _run_the_next()

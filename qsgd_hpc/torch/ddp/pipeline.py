@@ -96,6 +96,11 @@ class Pipeline:
         """Queue a bucket; its future completes when the bucket holds the average."""
         self._stages.jobs.put(job)
 
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank has handed to others so far."""
+        return sum(self._stages.sent_bytes.values())
+
 
 class _Stages:
     # Nothing here refers to the Pipeline, whose end is that of the threads.
@@ -108,6 +113,7 @@ class _Stages:
         self._tags = itertools.cycle(range(TAG, TAG + 2 * TAGS, 2))
         self._coding = threading.Lock()  # a plan's coder and the workers serve one at a time
         self._fault: BaseException | None = None
+        self.sent_bytes: dict[int, int] = {}  # by thread: no two of them count in one place
         self._threads = [
             _started(self.jobs, self._scatter, self._scattered),
             _started(self._scattered, self._gather, self._gathered),
@@ -184,6 +190,9 @@ class _Stages:
         for rank, message in to.items():
             target = self._ranks[rank]
             step.sends.append(dist.isend(message, target, group=self._group, tag=tag))
+        own = threading.get_ident()
+        sent = sum(message.nbytes for message in to.values())
+        self.sent_bytes[own] = self.sent_bytes.get(own, 0) + sent
 
 
 def _started(inbox: Any, act: Callable[[Any], None], then: Any) -> threading.Thread:

@@ -173,6 +173,16 @@ class QSGDState:
             self._memory.rescale(scale / self._scale)
             self._scale = scale
 
+    @property
+    def sent_bytes(self) -> int | None:
+        """Bytes of codes and exact gradients that this rank has sent to others so far.
+
+        None where buckets stay on a device, and nobody counts.
+        """
+        if self._device_plans:
+            return None
+        return 0 if self._pipeline is None else self._pipeline.sent_bytes
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs for this rank to go on bit for bit, between two steps.
 

@@ -1,0 +1,125 @@
+"""Time the steps of a script of torch.distributed for a study, and leave its "engine" record.
+
+The script says nothing of it: ``launch/start_up`` calls this at each step of an optimizer where
+QSGD_RECORDS is set. Steps are those of the optimizer that stepped first. What DDP's exchange takes,
+and what of it the backward pass hides, are DDP's own figures, of every step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import weakref
+from typing import Any
+
+import torch.distributed as dist
+
+from qsgd_hpc.scaling._record import record
+from qsgd_hpc.scaling.engine_record import warmup_steps
+from qsgd_hpc.torch.ddp.state import QSGDState
+
+__all__ = ["leave", "stepped", "watch"]
+
+NS = 1e-9
+
+
+class _Steps:
+    """What was seen of this process's steps."""
+
+    def __init__(self) -> None:
+        self.optimizer: Any = None
+        self.ends_s: list[float] = []
+        self.exchanges: list[tuple[float, float]] = []
+        """Of each step: in exchanges, and what of that the backward pass hid; seconds."""
+        self.models: list[Any] = []
+        self.rank, self.ranks = 0, 0
+        self.gradient_bytes = 0
+        self.wire_bytes: float | None = 0
+
+
+_steps = _Steps()
+
+
+def watch(model: Any) -> None:
+    """Have DDP time every step of a model, not one in a hundred."""
+    model._set_ddp_runtime_logging_sample_rate(1)
+    _steps.models.append(weakref.ref(model))
+
+
+def stepped(optimizer: Any) -> None:
+    """Note that an optimizer has taken a step."""
+    if _steps.optimizer is None:
+        _steps.optimizer = weakref.ref(optimizer)
+    if _steps.optimizer() is not optimizer or not dist.is_initialized():
+        return
+    _steps.ends_s.append(time.perf_counter())
+    _steps.rank, _steps.ranks = dist.get_rank(), dist.get_world_size()
+    models = [model for each in _steps.models if (model := each()) is not None]
+    if models:
+        _steps.exchanges.append(_exchanged(models))
+        _steps.gradient_bytes, _steps.wire_bytes = _bytes(models)
+
+
+def _exchanged(models: list[Any]) -> tuple[float, float]:
+    told = [model._get_ddp_logging_data() for model in models]
+    names = ("backward_comm_time", "backward_compute_comm_overlap_time")
+    comm, hidden = (sum(int(each.get(name, 0)) for each in told) * NS for name in names)
+    return comm, min(comm, hidden)
+
+
+def _bytes(models: list[Any]) -> tuple[int, float | None]:
+    """Return the bytes of a step's gradients, and those that this rank has sent so far.
+
+    Of DDP without a hook, what a ring sends of every step; None: a hook that counts nothing.
+    """
+    gradients, sent = 0, 0.0
+    for model in models:
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        size = sum(p.numel() * p.element_size() for p in parameters)
+        gradients += size
+        states = [state for _, state in getattr(model, "_comm_hooks", ())]
+        if not states:
+            sent += 2 * (_steps.ranks - 1) / _steps.ranks * size * len(_steps.ends_s)
+        elif isinstance(states[-1], QSGDState) and (own := states[-1].sent_bytes) is not None:
+            sent += own
+        else:
+            return gradients, None
+    return gradients, sent
+
+
+def leave() -> None:
+    """Append the record of this rank; nothing where there was no step or no process group."""
+    count = len(_steps.ends_s)
+    if count < 2:
+        return
+    warmup = warmup_steps(count)
+    # The first step has no beginning that anybody saw.
+    took = [b - a for a, b in zip(_steps.ends_s, _steps.ends_s[1:], strict=False)]
+    timed = took[max(0, warmup - 1) :]
+    fields: dict[str, Any] = {
+        "rank": _steps.rank,
+        "ranks": _steps.ranks,
+        "steps": count,
+        "warmup_steps": warmup,
+        "step_s": statistics.median(timed),
+        "step_mean_s": statistics.fmean(timed),
+        "timed_by": "torch.distributed",
+    }
+    alone = _steps.ranks == 1
+    if _steps.exchanges or alone:
+        # DDP tells of a step in the next one.
+        exchanges = _steps.exchanges[max(1, warmup) :] or [(0.0, 0.0)]
+        comm, hidden = (0.0, 0.0) if alone else map(statistics.fmean, zip(*exchanges, strict=True))
+        fields |= {
+            "comm_s": comm,
+            "hidden_s": hidden,
+            "exposed_s": comm - hidden,
+            "comm_time_s": 0.0 if alone else sum(comm for comm, _ in _steps.exchanges),
+            "gradient_bytes": _steps.gradient_bytes * count,
+            "wire_bytes": 0 if alone else _whole(_steps.wire_bytes),
+        }
+    record("engine", **fields)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
