@@ -72,6 +72,13 @@ def _bits(text: str) -> int | str:
     return int(word)
 
 
+def _weight_bits(text: str) -> int:
+    """2 to 8."""
+    if text.strip() not in map(str, range(2, 9)):
+        raise ValueError("expected 2 to 8")
+    return int(text)
+
+
 def _planner(text: str) -> str:
     """on, off, advise."""
     if text.strip().lower() == "advise":
@@ -163,6 +170,11 @@ TABLE: dict[str, Variable] = {
         _bits,
         None,
         "bits per gradient element for a DistributedOptimizer that names no compression",
+    ),
+    "QSGD_WEIGHT_BITS": Variable(
+        _weight_bits,
+        None,
+        "bits per element of the weights that FSDP2 gathers, in scripts that say nothing of it",
     ),
     "QSGD_SCHEME": Variable(
         _one_of("qsgd", "minmax", "nuqsgd", "terngrad", "sign", "topk", "elias"),

@@ -31,6 +31,7 @@ def submit(
     filesystems: str | None,
     variables: dict[str, str],
     bits: int | str | None,
+    weight_bits: int | None,
     array: dict[str, str],
     dry_run: bool,
     watch: bool,
@@ -56,7 +57,11 @@ def submit(
         walltime_min=walltime,
         stop_before_min=stop_before,
         filesystems=tuple(f for f in (filesystems or "").replace(":", ",").split(",") if f),
-        env=variables if bits is None else {**variables, "QSGD_BITS": str(bits)},
+        env={
+            **variables,
+            **({} if bits is None else {"QSGD_BITS": str(bits)}),
+            **({} if weight_bits is None else {"QSGD_WEIGHT_BITS": str(weight_bits)}),
+        },
         array={key: tuple(v for v in text.split(",") if v) for key, text in array.items()},
         **options,
     )

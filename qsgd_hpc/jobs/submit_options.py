@@ -10,7 +10,7 @@ import click
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.words import minutes
-from qsgd_hpc.launch.bits import HELP, Bits
+from qsgd_hpc.launch.bits import HELP, WEIGHT_BITS, WEIGHT_HELP, Bits
 
 __all__ = ["Walltime", "as_json_option", "list_option", "submit_options"]
 
@@ -115,6 +115,7 @@ ENVIRONMENT = (
         metavar="B",
         help=HELP,
     ),
+    click.option("--weight-bits", type=WEIGHT_BITS, metavar="B", help=WEIGHT_HELP),
     click.option(
         "--horovod", is_flag=True, help='Let "import horovod" in the script mean qsgd-hpc.'
     ),

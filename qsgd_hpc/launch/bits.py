@@ -9,8 +9,10 @@ import click
 from qsgd_hpc.launch.options import CHOICES_OF_BITS, is_choice_of_bits
 from qsgd_hpc.rules import AUTO_BITS
 
-__all__ = ["HELP", "Bits"]
+__all__ = ["HELP", "WEIGHT_BITS", "WEIGHT_HELP", "Bits"]
 
+WEIGHT_BITS = click.IntRange(2, 8)
+WEIGHT_HELP = "Bits per element of the weights that FSDP2 gathers: 2 to 8. Default: as they are."
 HELP = "Bits per gradient element: 1 to 8; 32 is off; auto: 8, 4 or off, as is fastest here."
 
 

@@ -84,6 +84,14 @@ def _check_build(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     help=of_bits.HELP,
 )
 @click.option(
+    "--weight-bits",
+    type=of_bits.WEIGHT_BITS,
+    metavar="B",
+    cls=GroupedOption,
+    group="Training",
+    help=of_bits.WEIGHT_HELP,
+)
+@click.option(
     "--horovod",
     is_flag=True,
     cls=GroupedOption,
@@ -127,6 +135,7 @@ def run(
     hosts: str | None,
     hostfile: Path | None,
     bits: int | str | None,
+    weight_bits: int | None,
     horovod: bool,
     torchrun: bool | None,
     ranks_per_node: int | None,
@@ -184,6 +193,7 @@ def run(
         command=command,
         hosts=checked(lambda: _hosts(hosts, hostfile), ()),
         bits=bits,
+        weight_bits=weight_bits,
         ranks_per_node=ranks_per_node,
         network=checked(lambda: parse_network(network), None),
         prefix_output=prefix_output,

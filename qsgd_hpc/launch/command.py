@@ -122,6 +122,8 @@ def _environment(
         env |= _ON_HOSTS  # whatever the shell says: it does not know these hosts
     if options.bits is not None:
         env["QSGD_BITS"] = str(options.bits)
+    if options.weight_bits is not None:
+        env["QSGD_WEIGHT_BITS"] = str(options.weight_bits)
     if options.ranks_per_node is not None and options.network is None:
         env["QSGD_RANKS_PER_NODE"] = str(options.ranks_per_node)
     env |= options.env

@@ -60,6 +60,7 @@ class RunOptions:
         command: the program and its arguments.
         hosts: where; empty means this machine, or what the batch job holds.
         bits: QSGD_BITS for the ranks; None leaves the environment's.
+        weight_bits: likewise QSGD_WEIGHT_BITS.
         ranks_per_node: with a network, ranks on each host, by default 1; without one, pretend that
             each run of so many ranks is a node.
         network: start the ranks on hosts of their own on this machine, joined by such a network.
@@ -80,6 +81,7 @@ class RunOptions:
     command: tuple[str, ...]
     hosts: tuple[Host, ...] = ()
     bits: int | str | None = None
+    weight_bits: int | None = None
     ranks_per_node: int | None = None
     network: Network | None = None
     prefix_output: bool = False

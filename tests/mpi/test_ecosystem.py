@@ -58,14 +58,17 @@ def test_four_bits_learn_what_32_do_as_under_torchrun(run_ranks, tmp_path: Path,
 
 @pytest.mark.one_mpi
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["ddp", *WRAPPED])
+@pytest.mark.parametrize("kind", ["ddp", *WRAPPED, "fsdp", "lightning-fsdp"])
 def test_bits_do_to_an_unchanged_script_what_the_line_does(
     run_ranks, tmp_path: Path, kind: str
 ) -> None:
     line = lines(run_ranks(2, SCRIPT, kind, "4", STEPS, str(tmp_path / "line")), 2)
-    done = run_ranks(2, "--bits", "4", SCRIPT, kind, "32", STEPS, str(tmp_path / "flag"))
+    sharded = "fsdp" in kind
+    options = ("--bits", "4", *(("--weight-bits", "8") if sharded else ()))
+    done = run_ranks(2, *options, SCRIPT, kind, "32", STEPS, str(tmp_path / "flag"))
     assert lines(done, 2)[:3] == line[:3]
-    assert done.stderr.count("DDP sends gradients in 4 bits, with error feedback") == 1
+    said = "FSDP2 sends weights in 8 bits and" if sharded else "DDP sends"
+    assert done.stderr.count(f"qsgd-hpc: {said} gradients in 4 bits") == 1
 
 
 @pytest.mark.one_mpi

@@ -1,9 +1,10 @@
 """Look after scripts of torch.distributed that say nothing of this package.
 
 Python imports this file when it starts, in all that `qsgd-hpc run` and jobs start as torchrun does.
-It waits for two modules of torch and imports nothing before they are there:
+It waits for modules of torch and imports nothing before they are there:
 
-- models of DistributedDataParallel compress, where QSGD_BITS asks for it;
+- models of DistributedDataParallel compress, where QSGD_BITS asks for it, and what FSDP2 has
+  sharded, where QSGD_WEIGHT_BITS does;
 - a rank that trains alone, though others were started with it, is told;
 - steps are timed for a study, where QSGD_RECORDS asks for it.
 
@@ -65,7 +66,7 @@ def _wrap(module: Any) -> None:
         construct(self, *args, **kwargs)
         # Not before: torch is not yet whole when its module of this class is.
         if _BITS:
-            from qsgd_hpc.torch.ddp.unchanged import compress_unasked
+            from qsgd_hpc.torch.unchanged import compress_unasked
 
             compress_unasked(self)
         if _RECORDS:
@@ -74,6 +75,24 @@ def _wrap(module: Any) -> None:
             watch(self)
 
     ddp.__init__ = made
+
+
+def _quantize(module: Any) -> None:
+    """Have every module that is sharded send codes."""
+    import functools
+
+    shard = module.fully_shard
+
+    @functools.wraps(shard)
+    def sharded(target: Any, *args: Any, **kwargs: Any) -> Any:
+        made = shard(target, *args, **kwargs)
+        from qsgd_hpc.torch.unchanged import quantize_unasked
+
+        for each in made if isinstance(made, list) else [made]:
+            quantize_unasked(each)
+        return made
+
+    module.fully_shard = sharded
 
 
 def _watch(module: Any) -> None:
@@ -151,6 +170,8 @@ def _run_the_next() -> None:
 _awaited = {"torch.optim.optimizer": _watch} if _STARTED != "1" or _RECORDS else {}
 if (_BITS and _STARTED != "1") or _RECORDS:
     _awaited["torch.nn.parallel.distributed"] = _wrap
+if os.environ.get("QSGD_WEIGHT_BITS", "") and _STARTED != "1":
+    _awaited["torch.distributed.fsdp._fully_shard._fully_shard"] = _quantize
 if _awaited:
     sys.meta_path.insert(0, _Waiter(_awaited))  # type: ignore[arg-type]
 _run_the_next()

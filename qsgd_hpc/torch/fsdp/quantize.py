@@ -15,7 +15,7 @@ from qsgd_hpc.rules import Rule, as_rules
 from qsgd_hpc.torch.fsdp.collectives import QSGDAllGather, QSGDReduceScatter, ShardedModule, Traffic
 from qsgd_hpc.torch.fsdp.layout import parts_of, sharded_modules
 
-__all__ = ["QuantizedShards", "quantize_fsdp"]
+__all__ = ["QuantizedShards", "is_quantized", "quantize_fsdp"]
 
 Rules = str | Iterable[Rule | tuple[str, int | str]]
 
@@ -125,10 +125,16 @@ def quantize_fsdp(
         reductions.append(reduction)
         gathering = QSGDAllGather(shared[name], weights)
         module.set_custom_all_gather(gathering)
+        module._qsgd_quantized = True
         gatherings.append(gathering)
     return QuantizedShards(
         shared, [each.traffic for each in reductions], [each.traffic for each in gatherings]
     )
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Tell whether :func:`quantize_fsdp` has been here."""
+    return getattr(module, "_qsgd_quantized", False)
 
 
 def _compression(

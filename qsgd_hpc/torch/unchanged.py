@@ -1,0 +1,105 @@
+"""Compress what scripts send that say nothing of it: DDP and FSDP2 at a model's first forward pass.
+
+Where the script has set up something of its own by then, it keeps that.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from qsgd_hpc import env
+from qsgd_hpc.errors import QsgdError
+from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS
+
+__all__ = ["compress_unasked", "quantize_unasked"]
+
+
+def compress_unasked(model: torch.nn.parallel.DistributedDataParallel) -> None:
+    """Have a model compress as QSGD_BITS says, from its first forward pass on.
+
+    Left as they are: a model that has a hook by then, one on one rank, a compiled one, whose hook
+    torch would trace, a static graph; and bits "auto" and 32.
+    """
+    if _first_pass not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_first_pass)
+
+
+def _first_pass(model: Any, _args: Any) -> None:
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if hook is _first_pass:
+            del model._forward_pre_hooks[key]
+    bits = env.get("QSGD_BITS")
+    if bits in (None, AUTO_BITS, PLAIN_BITS) or dist.get_world_size(model.process_group) == 1:
+        return
+    reason = _why_not(model)
+    if reason is None:
+        from qsgd_hpc.torch.ddp.hook import compress
+
+        try:
+            compress(model, bits=int(bits))
+        except QsgdError as error:
+            reason = str(error)
+    done = f"DDP sends gradients in {bits} bits, with error feedback; the script has no hook"
+    left = f"DDP sends gradients as they are, not in {bits} bits: {reason}"
+    _say(done if reason is None else left)
+
+
+def quantize_unasked(module: Any) -> None:
+    """Have a module that FSDP2 has sharded send codes, as QSGD_WEIGHT_BITS and QSGD_BITS say.
+
+    It is done once for all that is sharded within the outermost module, when that is first called.
+    """
+    # Before FSDP2's own, which gathers the weights.
+    module.register_forward_pre_hook(_first_gathering, prepend=True)
+
+
+def _first_gathering(module: Any, _args: Any) -> None:
+    if torch.compiler.is_compiling() or dist.get_world_size() == 1:
+        return
+    from qsgd_hpc.torch.fsdp.layout import sharded_modules
+    from qsgd_hpc.torch.fsdp.quantize import is_quantized, quantize_fsdp
+
+    inner = sharded_modules(module).values()
+    for each in inner:
+        for key, hook in list(each._forward_pre_hooks.items()):
+            if hook is _first_gathering:
+                each._forward_pre_hooks[key] = _nothing  # torch is going through these
+    if any(map(is_quantized, inner)):
+        return
+    weights, given = env.get("QSGD_WEIGHT_BITS"), env.get("QSGD_BITS")
+    gradients = given if isinstance(given, int) and given != PLAIN_BITS else None
+    sent = [
+        f"{what} in {b} bits" for what, b in (("weights", weights), ("gradients", gradients)) if b
+    ]
+    try:
+        quantize_fsdp(module, gradients, weights)
+    except QsgdError as error:
+        _say(f"FSDP2 sends {type(module).__name__} as it is, not {' and '.join(sent)}: {error}")
+    else:
+        _say(f"FSDP2 sends {' and '.join(sent)}; the script says nothing of it")
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _say(text: str) -> None:
+    if dist.get_rank() == 0:
+        sys.stderr.write(f"qsgd-hpc: {text}\n")
+        sys.stderr.flush()
+
+
+def _why_not(model: Any) -> str | None:
+    if getattr(model, "_comm_hooks", ()):
+        return "the script has registered a hook of its own"
+    if model.static_graph:
+        return "static_graph=True"
+    if not any(p.requires_grad for p in model.module.parameters()):
+        return "no parameter has a gradient"
+    return None
