@@ -42,7 +42,7 @@ def _first_pass(model: Any, _args: Any) -> None:
         from qsgd_hpc.torch.ddp.hook import compress
 
         try:
-            compress(model, bits=int(bits))
+            compress(model, bits=int(bits), scaler=_scaler())
         except QsgdError as error:
             reason = str(error)
     done = f"DDP sends gradients in {bits} bits, with error feedback; the script has no hook"
@@ -93,6 +93,13 @@ def _say(text: str) -> None:
     if dist.get_rank() == 0:
         sys.stderr.write(f"qsgd-hpc: {text}\n")
         sys.stderr.flush()
+
+
+def _scaler() -> Any:
+    """Return the scaler of float16 gradients, where there is one and no other; see start_up."""
+    made = getattr(torch.amp.grad_scaler, "qsgd_scalers", ())
+    enabled = [scaler for scaler in made if scaler.is_enabled()]
+    return enabled[0] if len(enabled) == 1 else None
 
 
 def _why_not(model: Any) -> str | None:

@@ -223,6 +223,45 @@ def test_ranks_that_train_alone_are_told_once(
     assert (remedy or "") in "".join(told)
 
 
+# Float16 gradients under a scale that grows every third step; with "line", as the docs have it.
+SCALED = """
+import hashlib, sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+if "line" in sys.argv:
+    from qsgd_hpc.torch.ddp import compress
+    compress(model, bits=4, scaler=scaler)
+for step in range(12):
+    own = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    optimizer.zero_grad()
+    scaler.scale(model(torch.randn(8, 64, generator=own)).square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+print(scaler.get_scale(), hashlib.sha256(weights).hexdigest(), flush=True)
+del model, optimizer
+dist.destroy_process_group()
+"""
+
+
+def test_error_feedback_of_an_unchanged_script_follows_its_scale(run_ranks, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text(SCALED)
+    flag, line, plain = (
+        run_ranks(2, *options, str(path), *words)
+        for options, words in ((("--bits", "4"), ()), ((), ("line",)), ((), ()))
+    )
+    assert flag.returncode == line.returncode == plain.returncode == 0, flag.stderr
+    assert flag.stdout == line.stdout != plain.stdout
+    assert flag.stdout.startswith("1024.0 ")
+
+
 # Forty steps on matrices large enough to travel for a while.
 STEPS = """
 import torch, torch.distributed as dist

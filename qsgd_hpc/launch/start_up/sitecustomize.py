@@ -77,6 +77,22 @@ def _wrap(module: Any) -> None:
     ddp.__init__ = made
 
 
+def _collect(module: Any) -> None:
+    """Keep a list of the scalers of float16 gradients: error feedback follows a model's."""
+    import functools
+    import weakref
+
+    construct = module.GradScaler.__init__
+    module.qsgd_scalers = weakref.WeakSet()
+
+    @functools.wraps(construct)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        module.qsgd_scalers.add(self)
+
+    module.GradScaler.__init__ = made
+
+
 def _quantize(module: Any) -> None:
     """Have every module that is sharded send codes."""
     import functools
@@ -170,6 +186,8 @@ def _run_the_next() -> None:
 _awaited = {"torch.optim.optimizer": _watch} if _STARTED != "1" or _RECORDS else {}
 if (_BITS and _STARTED != "1") or _RECORDS:
     _awaited["torch.nn.parallel.distributed"] = _wrap
+if _BITS and _STARTED != "1":
+    _awaited["torch.amp.grad_scaler"] = _collect
 if os.environ.get("QSGD_WEIGHT_BITS", "") and _STARTED != "1":
     _awaited["torch.distributed.fsdp._fully_shard._fully_shard"] = _quantize
 if _awaited:
