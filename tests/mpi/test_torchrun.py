@@ -223,6 +223,29 @@ def test_ranks_that_train_alone_are_told_once(
     assert (remedy or "") in "".join(told)
 
 
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("CUDA error: invalid device ordinal", "LOCAL_RANK=1 is no GPU that this rank sees (CUDA_"),
+        ("EADDRINUSE: port: 47, ...", "MASTER_PORT=47 is another process's on here: leave it"),
+        ("CUDA error: out of memory", None),
+    ],
+    ids=["no such GPU", "taken port", "another error"],
+)
+def test_an_error_of_how_ranks_were_started_comes_with_its_remedy(
+    run_ranks, tmp_path: Path, text: str, remedy: str | None
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"import os\nif os.environ['RANK'] == '1': raise RuntimeError({text!r})\n")
+    place = {"MASTER_ADDR": "here", "MASTER_PORT": "47", "CUDA_VISIBLE_DEVICES": "3"}
+    done = run_ranks(2, str(path), **place)
+    assert done.returncode == 1
+    assert f"RuntimeError: {text}" in done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("qsgd-hpc: ")]
+    assert len(said) == (remedy is not None), done.stderr
+    assert (remedy or "") in "".join(said)
+
+
 # Float16 gradients under a scale that grows every third step; with "line", as the docs have it.
 SCALED = """
 import hashlib, sys, torch, torch.distributed as dist

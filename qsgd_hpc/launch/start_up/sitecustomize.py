@@ -8,6 +8,8 @@ It waits for modules of torch and imports nothing before they are there:
 - a rank that trains alone, though others were started with it, is told;
 - steps are timed for a study, where QSGD_RECORDS asks for it.
 
+And where a script ends by an error that has a usual cause in how ranks were started, it names that.
+
 The sitecustomize that this one hides, of an environment or of a system, runs as it would have.
 """
 
@@ -170,6 +172,26 @@ def _tell(joined: tuple[int, str]) -> None:
     sys.stderr.flush()
 
 
+def _explain(kind: Any, value: Any, traceback: Any) -> None:
+    """Print an error that ends the script, and what may be done about it."""
+    _print_error(kind, value, traceback)
+    text, environ = str(value), os.environ
+    seen = [
+        f"{n}={environ[n]}" for n in environ if n.endswith(("_VISIBLE_DEVICES", "_AFFINITY_MASK"))
+    ]
+    if "invalid device ordinal" in text:
+        sys.stderr.write(
+            f"qsgd-hpc: LOCAL_RANK={environ.get('LOCAL_RANK')} is no GPU that this rank sees"
+            f"{' (' + ', '.join(seen) + ')' if seen else ''}: start no more ranks on a node than "
+            "it has GPUs (--ranks-per-node), and let each see all of them (--gpu-view all)\n"
+        )
+    elif "EADDRINUSE" in text or "address already in use" in text.lower():
+        sys.stderr.write(
+            f"qsgd-hpc: MASTER_PORT={environ.get('MASTER_PORT')} is another process's on "
+            f"{environ.get('MASTER_ADDR')}: leave it unset, and ranks get a port that is held\n"
+        )
+
+
 def _run_the_next() -> None:
     """Import the sitecustomize that stands behind this one on the path, if there is one."""
     finders: list[Any] = [f for f in sys.meta_path if getattr(f, "__name__", "") == "PathFinder"]
@@ -183,6 +205,9 @@ def _run_the_next() -> None:
         spec.loader.exec_module(module)
 
 
+_print_error = sys.excepthook
+if _STARTED != "1":
+    sys.excepthook = _explain
 _awaited = {"torch.optim.optimizer": _watch} if _STARTED != "1" or _RECORDS else {}
 if (_BITS and _STARTED != "1") or _RECORDS:
     _awaited["torch.nn.parallel.distributed"] = _wrap
