@@ -8,6 +8,7 @@ their own way. What they have in common is here; ``lightning.py``, ``transformer
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -91,6 +92,13 @@ class Attached:
             self._load(state)
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        if state and self._state is not None:
-            self._state.load_state_dict(state)
         self._loaded = None
+        if not state or self._state is None:
+            return
+        if ("parameters" in state) == isinstance(self._state, QSGDState):
+            self._state.load_state_dict(state)
+        elif dist.get_rank() == 0:
+            sys.stderr.write(
+                "qsgd-hpc: the checkpoint is of a training under the other of DDP and FSDP2: error "
+                "feedback begins anew\n"
+            )

@@ -69,7 +69,7 @@ def _first_gathering(module: Any, _args: Any) -> None:
     for each in inner:
         for key, hook in list(each._forward_pre_hooks.items()):
             if hook is _first_gathering:
-                each._forward_pre_hooks[key] = _nothing  # torch is going through these
+                del each._forward_pre_hooks[key]
     if any(map(is_quantized, inner)):
         return
     weights, given = env.get("QSGD_WEIGHT_BITS"), env.get("QSGD_BITS")
@@ -83,10 +83,6 @@ def _first_gathering(module: Any, _args: Any) -> None:
         _say(f"FSDP2 sends {type(module).__name__} as it is, not {' and '.join(sent)}: {error}")
     else:
         _say(f"FSDP2 sends {' and '.join(sent)}; the script says nothing of it")
-
-
-def _nothing(*_: Any) -> None:
-    pass
 
 
 def _say(text: str) -> None:

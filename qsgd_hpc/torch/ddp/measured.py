@@ -48,7 +48,7 @@ def watch(model: Any) -> None:
 
 def stepped(optimizer: Any) -> None:
     """Note that an optimizer has taken a step."""
-    if _steps.optimizer is None:
+    if _steps.optimizer is None or _steps.optimizer() is None:
         _steps.optimizer = weakref.ref(optimizer)
     if _steps.optimizer() is not optimizer or not dist.is_initialized():
         return
