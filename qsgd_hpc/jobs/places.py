@@ -94,8 +94,7 @@ def _gpu(record: Record, labels: Mapping[str, str], site: Site) -> str | None:
     given = next((variables[name] for name in names if name in variables), None)
     if given is not None:
         seen = given.split(",")
-    elif site.gpu and site.gpu.natural and not any(gpu["uuid"] for gpu in gpus):
-        # No tool has counted them: /sys shows cards, and each may have several tiles.
+    elif site.gpu and site.gpu.tiles > 1:  # what was found are cards
         seen = list(site.gpu.order)
     else:
         seen = [str(n) for n in range(len(gpus))]

@@ -87,12 +87,14 @@ class Gpu:
     ``order[local_rank]`` is the device (or tile, ``"0.1"``) of a rank. ``view`` is ``all`` when a
     rank sees all devices in this order, ``one`` when it sees its own alone. ``bound_by`` is
     ``launcher`` where the launcher sets the variable in each rank and must not be disturbed.
+    ``tiles`` of one card are devices of their own, where that is more than one.
     """
 
     variable: str
     order: tuple[str, ...]
     view: str = "all"
     bound_by: str = "wrapper"
+    tiles: int = 1
 
     @property
     def natural(self) -> bool:

@@ -78,7 +78,7 @@ def test_list_counts_what_is_not_confirmed() -> None:
     rows = {row["name"]: row for row in json.loads(call("list", "--json").output)}
     assert rows["local"]["unconfirmed"] == 0
     assert rows["polaris"]["unconfirmed"] == 4  # two of its network, two of its libraries
-    assert rows["perlmutter"]["unconfirmed"] == 9
+    assert rows["perlmutter"]["unconfirmed"] == 12
     assert rows["thetagpu"]["retired"]
     assert [name for name, row in rows.items() if row["here"]] == ["local"]
 

@@ -55,9 +55,10 @@ def _node(
     """Compare what a node has, on the whole machine or behind one queue."""
     there = site.at(queue.name) if queue else site
     top: Path = ("queues", queue.name) if queue else ("node",)
-    # Where ranks take tiles the profile counts these, and the scheduler counts cards.
-    tiles = site.gpu is not None and any("." in device for device in site.gpu.order)
-    if gpus and not tiles and there.gpus not in gpus:
+    # Where ranks take tiles the profile counts these, and the scheduler may count cards.
+    written = site.gpu is not None and any("." in device for device in site.gpu.order)
+    cards = there.gpus // (site.gpu.tiles if site.gpu else 1)
+    if gpus and not written and not {there.gpus, cards} & set(gpus):
         yield _simple((*top, "gpus"), there.gpus, listing(map(str, gpus)))
     # Some schedulers count cores, others hardware threads.
     if cpus and there.cores and not {there.cores, there.hwthreads} & set(cpus):
