@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.torch._groups import why_not_carried
 from qsgd_hpc.torch.ddp import QSGDState, compress, qsgd_hook
 from tests.ddp.models import batch, bytes_of, exact_mean, gradient, mlp, train, wrapped
 from tests.ddp.ranks import Ranks, here
@@ -54,26 +53,6 @@ def test_rules_by_name_choose_bits(ranks: Ranks) -> None:
     for _, errors in ranks.run(reduced, 2, rules, size=3):
         assert 1e-7 < errors[0] <= BOUNDS[8]
         assert max(errors[1:]) < 1e-10
-
-
-def carried(group: dist.ProcessGroup, backend: str | None) -> tuple[bytes, list[bytes]]:
-    """Train three steps with a state whose group has this backend; None: the model's group."""
-    other = backend and dist.new_group(dist.get_process_group_ranks(group), backend=backend)
-    model, state = wrapped(group, 4)
-    if other:
-        assert why_not_carried(other, torch.device("cpu")), "the group carries host memory"
-        state.process_group = other
-    train(model, group.rank(), range(3))
-    slots = state.global_state_dict()["parameters"].values()
-    return bytes_of(model), [each["owed"].numpy().tobytes() for each in slots if "owed" in each]
-
-
-def test_a_group_that_carries_no_host_memory_gets_one_beside_it_that_does(ranks: Ranks) -> None:
-    """As with init_process_group("nccl") or "xccl" where there are no kernels."""
-    if ranks.place == "device":
-        pytest.skip("kernels code there: nothing goes through the host")
-    plain, other = (ranks.run(carried, backend, size=4) for backend in (None, "cuda:gloo"))
-    assert plain == other
 
 
 @pytest.mark.parametrize("scheme", ["minmax", "nuqsgd", "terngrad", "sign", "topk"])

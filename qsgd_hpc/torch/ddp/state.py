@@ -22,8 +22,6 @@ from qsgd_hpc.torch.ddp.staging import future_for, staged
 
 __all__ = ["QSGDState"]
 
-_HOST = torch.device("cpu")
-
 
 class QSGDState:
     """What ``model.register_comm_hook(state, qsgd_hook)`` works with.
@@ -73,7 +71,6 @@ class QSGDState:
     def _forget_group(self) -> None:
         self._place: Place | None = None
         self._pipeline: Pipeline | None = None
-        self._host_group: Any = None
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._device_plans: dict[tuple[Any, ...], DevicePlan] = {}
         self._queues: dict[torch.device, Queue] = {}
@@ -120,19 +117,11 @@ class QSGDState:
 
     def _start_pipeline(self, group: Any, device: torch.device) -> Pipeline:
         if self._pipeline is None:
+            _check_carrier(group)
             if device.type != "cpu" and dist.get_rank() == 0:
                 sys.stderr.write(f"qsgd-hpc: {_through_the_host(device, self.compression)}\n")
-            self._pipeline = Pipeline(self._carrier(group, _HOST))
+            self._pipeline = Pipeline(group)
         return self._pipeline
-
-    def _carrier(self, group: Any, device: torch.device) -> Any:
-        """Return a group over the same ranks that carries such memory: this one, or one of gloo."""
-        if why_not_carried(group, device) is None:
-            return group
-        if self._host_group is None:
-            ranks = dist.get_process_group_ranks(group)
-            self._host_group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-        return self._host_group
 
     def _device_plan(
         self, parameters: list[torch.Tensor], flat: torch.Tensor, place: Place, library: str
@@ -207,8 +196,7 @@ class QSGDState:
         self._count_steps()
         group, place = self._group(), self._join_group()
         parameters = self._memory.global_state_dict(
-            place.size,
-            lambda tensor: dist.all_reduce(tensor, group=self._carrier(group, tensor.device)),
+            place.size, lambda tensor: dist.all_reduce(tensor, group=group)
         )
         return {"scale": self._scale, "parameters": parameters}
 
@@ -229,6 +217,15 @@ class QSGDState:
         self.__dict__.update(saved, process_group=None, scaler=None, _memory=Memory(None))
         self._forget_group()
         self.load_state_dict(state)
+
+
+def _check_carrier(group: Any) -> None:
+    if (reason := why_not_carried(group, torch.device("cpu"))) is not None:
+        raise UsageError(
+            "QSGDState: codes travel between hosts' memories, which this process group does not "
+            f"carry ({reason}). Call init_process_group() without a backend, or with "
+            "'cpu:gloo,cuda:nccl'; or give QSGDState a group of backend='gloo' over the same ranks"
+        )
 
 
 def _through_the_host(device: torch.device, compression: Lossy) -> str:
