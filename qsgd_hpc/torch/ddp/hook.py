@@ -43,9 +43,15 @@ def compress(model: DistributedDataParallel, bits: int | None = None, **settings
         settings: those of :class:`QSGDState`.
     Returns:
         the state, for checkpoints.
+    Raises:
+        UsageError: a setting is wrong, or the process group cannot carry the codes.
     """
     state = QSGDState(
         model.process_group, bits, named_parameters=model.module.named_parameters(), **settings
     )
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            state.require_way(parameter)
+            break
     model.register_comm_hook(state, qsgd_hook)
     return state

@@ -98,6 +98,16 @@ class QSGDState:
         pipeline.submit(job)
         return result
 
+    def require_way(self, gradient: torch.Tensor) -> None:
+        """Check that what is like this can travel, before the first backward pass needs it.
+
+        Raises:
+            UsageError: neither kernels nor the host can code it for this process group.
+        """
+        group = self._group()
+        if serves(gradient, self.compression, group) is None:
+            _check_carrier(group)
+
     def _group(self) -> Any:
         return self.process_group or dist.group.WORLD
 
