@@ -29,10 +29,11 @@ def torchrun() -> list[Finding]:
     told = "ranks of `run` and of jobs get RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ..., and meet"
     given = [f"{name}={os.environ[name]}" for name in ("MASTER_ADDR", "MASTER_PORT")
              if name in os.environ]  # fmt: skip
-    found = [ok(TOPIC, f"{told} at {where}")] if not given else []
     if given:
         remedy = "Unset it, unless they are to meet there: `run` finds a place by itself."
-        found.append(note(TOPIC, f"{told} where this shell says: {', '.join(given)}", remedy))
+        found = [note(TOPIC, f"{told} where this shell says: {', '.join(given)}", remedy)]
+    else:
+        found = [ok(TOPIC, f"{told} at {where}")]
     if (taken := taken_port(os.environ)) is not None:
         found.append(note(TOPIC, taken, "Unset MASTER_PORT: `run` holds a port that is free."))
     stale = [f"{name}={os.environ[name]}" for name in OF_A_RANK if name in os.environ]

@@ -248,6 +248,11 @@ class Site:
             return partition, qos or queue
         return partition or queue, qos
 
+    @property
+    def libraries_in_use(self) -> tuple[Library, ...]:
+        """Those of which a job gets variables, folders and directives."""
+        return tuple(each for each in self.libraries if each.use)
+
     def without(self, names: Iterable[str]) -> Site:
         """Return the site with these of its libraries put out of use."""
         out = set(names)

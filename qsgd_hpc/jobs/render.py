@@ -109,7 +109,7 @@ def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -
         "extra": [line.removeprefix(prefix).strip() for line in request.extra],
         "variables": variables,
         "unset": _unset(request, site),
-        "library_path": [folder for each in site.libraries if each.use for folder in each.path],
+        "library_path": [folder for each in site.libraries_in_use for folder in each.path],
         "launcher": [] if request.alone else _launcher(request, site, fields, tools),
         "command": _command(request, site, tools),
         "wrapper": wrapper,
@@ -202,7 +202,7 @@ def _formatted(word: str, fields: dict[str, int], tools: Tools) -> list[str]:
 def _variables(request: JobRequest, site: Site, place: Place) -> dict[str, str]:
     """Return the job's own variables; the user's have the last word."""
     attempt = {"QSGD_ATTEMPT": str(place.attempt)} if place.attempt else {}
-    used = {k: v for each in site.libraries if each.use for k, v in each.env.items()}
+    used = {k: v for each in site.libraries_in_use for k, v in each.env.items()}
     return {**attempt, **site.env, **used, **request.env}
 
 
@@ -213,7 +213,7 @@ def _unset(request: JobRequest, site: Site) -> list[str]:
 
 
 def _directives(site: Site) -> tuple[str, ...]:
-    return site.directives + sum((each.directives for each in site.libraries if each.use), ())
+    return site.directives + sum((each.directives for each in site.libraries_in_use), ())
 
 
 def _launcher(

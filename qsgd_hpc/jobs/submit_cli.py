@@ -15,6 +15,7 @@ from qsgd_hpc.jobs import api, view
 from qsgd_hpc.jobs.model import Job, JobRequest
 from qsgd_hpc.jobs.mpi_fit import WARNING
 from qsgd_hpc.jobs.submit_options import Walltime, as_json_option, list_option, submit_options
+from qsgd_hpc.launch.options import bits_variables
 
 __all__ = ["resubmit", "submit"]
 
@@ -57,11 +58,7 @@ def submit(
         walltime_min=walltime,
         stop_before_min=stop_before,
         filesystems=tuple(f for f in (filesystems or "").replace(":", ",").split(",") if f),
-        env={
-            **variables,
-            **({} if bits is None else {"QSGD_BITS": str(bits)}),
-            **({} if weight_bits is None else {"QSGD_WEIGHT_BITS": str(weight_bits)}),
-        },
+        env={**variables, **bits_variables(bits, weight_bits)},
         array={key: tuple(v for v in text.split(",") if v) for key, text in array.items()},
         **options,
     )

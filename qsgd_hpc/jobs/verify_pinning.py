@@ -115,7 +115,7 @@ def _conclusion(nodes: Sequence[Node], faults: Iterable[tuple[Fault, list[str]]]
 
 
 def _told(nodes: Sequence[Node]) -> Text:
-    """Say what the first and the last rank of torch.distributed are told."""
+    """Say what the last rank of torch.distributed is told."""
     seats = [seat for node in nodes for seat in node.seats if seat.told]
     if not seats:
         return Text("Ranks are not told what torchrun would tell them.")

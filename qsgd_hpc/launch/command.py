@@ -13,7 +13,7 @@ from qsgd_hpc.launch.cluster import keeper
 from qsgd_hpc.launch.cluster.hosts import LAUNCHER, SUBNET
 from qsgd_hpc.launch.meeting import BATCH_JOBS, Meeting
 from qsgd_hpc.launch.mpi import Family, Launcher
-from qsgd_hpc.launch.options import RunOptions, local_ranks, placement
+from qsgd_hpc.launch.options import RunOptions, bits_variables, local_ranks, placement
 from qsgd_hpc.launch.supervise import COLON
 
 __all__ = ["Command", "Machine", "build_command"]
@@ -120,10 +120,7 @@ def _environment(
     env = {name: value for name, value in env.items() if not environ.get(name)}
     if options.network is not None:
         env |= _ON_HOSTS  # whatever the shell says: it does not know these hosts
-    if options.bits is not None:
-        env["QSGD_BITS"] = str(options.bits)
-    if options.weight_bits is not None:
-        env["QSGD_WEIGHT_BITS"] = str(options.weight_bits)
+    env |= bits_variables(options.bits, options.weight_bits)
     if options.ranks_per_node is not None and options.network is None:
         env["QSGD_RANKS_PER_NODE"] = str(options.ranks_per_node)
     env |= options.env

@@ -14,11 +14,19 @@ import socket
 __all__ = ["held_port", "main"]
 
 
-def held_port() -> socket.socket:
-    """Return a socket that holds a free port of this host until it is closed."""
+def held_port(port: int = 0) -> socket.socket:
+    """Return a socket that holds a port of this host until it is closed; 0: a free one.
+
+    Raises:
+        OSError, OverflowError: another process has it, or there is no such port.
+    """
     holder = socket.socket()
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("", 0))
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", port))
+    except BaseException:
+        holder.close()
+        raise
     return holder
 
 

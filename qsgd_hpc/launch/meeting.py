@@ -118,12 +118,10 @@ def taken_port(environ: Mapping[str, str]) -> str | None:
     address, port = environ.get("MASTER_ADDR", "localhost"), environ.get("MASTER_PORT", "")
     if not port.isdecimal() or address not in (*_LOOPBACK, socket.gethostname()):
         return None
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
-        try:
-            probe.bind(("", int(port)))
-        except (OSError, OverflowError) as error:
-            return f"MASTER_PORT={port} cannot be had on this host: {error}"
+    try:
+        held_port(int(port)).close()
+    except (OSError, OverflowError) as error:
+        return f"MASTER_PORT={port} cannot be had on this host: {error}"
     return None
 
 

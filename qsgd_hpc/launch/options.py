@@ -17,6 +17,7 @@ __all__ = [
     "CHOICES_OF_BITS",
     "Host",
     "RunOptions",
+    "bits_variables",
     "check_options",
     "is_choice_of_bits",
     "local_ranks",
@@ -33,6 +34,12 @@ CHOICES_OF_BITS = "choose 1 to 8, or 32, which sends plain float32, or auto"
 def is_choice_of_bits(bits: int | str) -> bool:
     """Tell whether QSGD_BITS may be this."""
     return bits in (*BITS, AUTO_BITS)
+
+
+def bits_variables(bits: int | str | None, weight_bits: int | None) -> dict[str, str]:
+    """Return the variables that tell ranks of bits; None leaves the environment's."""
+    given = {"QSGD_BITS": bits, "QSGD_WEIGHT_BITS": weight_bits}
+    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def tells_of_torchrun(torchrun: bool | None, horovod: bool) -> bool:

@@ -8,7 +8,6 @@ their own way. What they have in common is here; ``lightning.py``, ``transformer
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.torch._groups import say
 from qsgd_hpc.torch.ddp import QSGDState, compress
 from qsgd_hpc.torch.fsdp import QuantizedShards, quantize_fsdp
 from qsgd_hpc.torch.fsdp.layout import sharded_modules
@@ -97,8 +97,8 @@ class Attached:
             return
         if ("parameters" in state) == isinstance(self._state, QSGDState):
             self._state.load_state_dict(state)
-        elif dist.get_rank() == 0:
-            sys.stderr.write(
-                "qsgd-hpc: the checkpoint is of a training under the other of DDP and FSDP2: error "
-                "feedback begins anew\n"
+        else:
+            say(
+                "the checkpoint is of a training under the other of DDP and FSDP2: error feedback "
+                "begins anew"
             )

@@ -13,7 +13,6 @@ docs/ecosystem.md.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from qsgd_hpc.torch._groups import say
 from qsgd_hpc.torch.attached import Attached
 
 __all__ = ["QSGDCallback"]
@@ -65,11 +65,8 @@ class QSGDCallback(TrainerCallback):
         found = next((f / FILE for f in folders if (f / FILE).is_file()), None)
         if found is not None:
             self._attached.load_state_dict(torch.load(found, weights_only=True))
-        elif dist.is_initialized() and dist.get_world_size() > 1 and dist.get_rank() == 0:
-            sys.stderr.write(
-                f"qsgd-hpc: no {FILE} in {' or '.join(map(str, folders))}: error feedback begins "
-                "anew\n"
-            )
+        elif dist.is_initialized() and dist.get_world_size() > 1:
+            say(f"no {FILE} in {' or '.join(map(str, folders))}: error feedback begins anew")
 
 
 def _checkpoint(args: Any, step: int) -> Path:

@@ -5,7 +5,6 @@ Where the script has set up something of its own by then, it keeps that.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from qsgd_hpc import env
 from qsgd_hpc.errors import QsgdError
 from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS
+from qsgd_hpc.torch._groups import say
 
 __all__ = ["compress_unasked", "quantize_unasked"]
 
@@ -47,7 +47,7 @@ def _first_pass(model: Any, _args: Any) -> None:
             reason = str(error)
     done = f"DDP sends gradients in {bits} bits, with error feedback; the script has no hook"
     left = f"DDP sends gradients as they are, not in {bits} bits: {reason}"
-    _say(done if reason is None else left)
+    say(done if reason is None else left)
 
 
 def quantize_unasked(module: Any) -> None:
@@ -80,15 +80,9 @@ def _first_gathering(module: Any, _args: Any) -> None:
     try:
         quantize_fsdp(module, gradients, weights)
     except QsgdError as error:
-        _say(f"FSDP2 sends {type(module).__name__} as it is, not {' and '.join(sent)}: {error}")
+        say(f"FSDP2 sends {type(module).__name__} as it is, not {' and '.join(sent)}: {error}")
     else:
-        _say(f"FSDP2 sends {' and '.join(sent)}; the script says nothing of it")
-
-
-def _say(text: str) -> None:
-    if dist.get_rank() == 0:
-        sys.stderr.write(f"qsgd-hpc: {text}\n")
-        sys.stderr.flush()
+        say(f"FSDP2 sends {' and '.join(sent)}; the script says nothing of it")
 
 
 def _scaler() -> Any:

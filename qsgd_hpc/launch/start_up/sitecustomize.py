@@ -30,6 +30,7 @@ _OTHER_WAYS = ("qsgd_hpc._core", "horovod", "mpi4py.MPI", "jax", "tensorflow")
 _BITS = os.environ.get("QSGD_BITS", "") not in ("", "32", "auto")
 _RECORDS = os.environ.get("QSGD_RECORDS", "") != "" and "WORLD_SIZE" in os.environ
 _STARTED = os.environ.get("WORLD_SIZE", "1")  # scripts may write over it
+_MANY = _STARTED != "1"
 
 
 class _Waiter:
@@ -118,7 +119,7 @@ def _watch(module: Any) -> None:
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is None:
         return
-    told = _STARTED == "1" or os.environ.get("RANK") != "0"
+    told = not _MANY or os.environ.get("RANK") != "0"
 
     def stepped(optimizer: Any, *_: Any) -> None:
         nonlocal told
@@ -206,14 +207,14 @@ def _run_the_next() -> None:
 
 
 _print_error = sys.excepthook
-if _STARTED != "1":
+if _MANY:
     sys.excepthook = _explain
-_awaited = {"torch.optim.optimizer": _watch} if _STARTED != "1" or _RECORDS else {}
-if (_BITS and _STARTED != "1") or _RECORDS:
+_awaited = {"torch.optim.optimizer": _watch} if _MANY or _RECORDS else {}
+if (_BITS and _MANY) or _RECORDS:
     _awaited["torch.nn.parallel.distributed"] = _wrap
-if _BITS and _STARTED != "1":
+if _BITS and _MANY:
     _awaited["torch.amp.grad_scaler"] = _collect
-if os.environ.get("QSGD_WEIGHT_BITS", "") and _STARTED != "1":
+if os.environ.get("QSGD_WEIGHT_BITS", "") and _MANY:
     _awaited["torch.distributed.fsdp._fully_shard._fully_shard"] = _quantize
 if _awaited:
     sys.meta_path.insert(0, _Waiter(_awaited))  # type: ignore[arg-type]

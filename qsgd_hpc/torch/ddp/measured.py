@@ -31,7 +31,8 @@ class _Steps:
         self.ends_s: list[float] = []
         self.exchanges: list[tuple[float, float]] = []
         """Of each step: in exchanges, and what of that the backward pass hid; seconds."""
-        self.models: list[Any] = []
+        self.models: list[tuple[Any, int]] = []
+        """Each with the bytes of its gradients, which DDP has fixed when it was made."""
         self.rank, self.ranks = 0, 0
         self.gradient_bytes = 0
         self.wire_bytes: float | None = 0
@@ -43,7 +44,8 @@ _steps = _Steps()
 def watch(model: Any) -> None:
     """Have DDP time every step of a model, not one in a hundred."""
     model._set_ddp_runtime_logging_sample_rate(1)
-    _steps.models.append(weakref.ref(model))
+    size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    _steps.models.append((weakref.ref(model), size))
 
 
 def stepped(optimizer: Any) -> None:
@@ -54,10 +56,11 @@ def stepped(optimizer: Any) -> None:
         return
     _steps.ends_s.append(time.perf_counter())
     _steps.rank, _steps.ranks = dist.get_rank(), dist.get_world_size()
-    models = [model for each in _steps.models if (model := each()) is not None]
+    models = [(model, size) for each, size in _steps.models if (model := each()) is not None]
     if models:
-        _steps.exchanges.append(_exchanged(models))
-        _steps.gradient_bytes, _steps.wire_bytes = _bytes(models)
+        _steps.exchanges.append(_exchanged([model for model, _ in models]))
+        _steps.gradient_bytes = sum(size for _, size in models)
+        _steps.wire_bytes = _sent(models)
 
 
 def _exchanged(models: list[Any]) -> tuple[float, float]:
@@ -67,24 +70,21 @@ def _exchanged(models: list[Any]) -> tuple[float, float]:
     return comm, min(comm, hidden)
 
 
-def _bytes(models: list[Any]) -> tuple[int, float | None]:
-    """Return the bytes of a step's gradients, and those that this rank has sent so far.
+def _sent(models: list[tuple[Any, int]]) -> float | None:
+    """Return the bytes that this rank has sent so far; None: a hook counts nothing.
 
-    Of DDP without a hook, what a ring sends of every step; None: a hook that counts nothing.
+    Of DDP without a hook, what a ring sends of every step.
     """
-    gradients, sent = 0, 0.0
-    for model in models:
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        size = sum(p.numel() * p.element_size() for p in parameters)
-        gradients += size
+    sent = 0.0
+    for model, size in models:
         states = [state for _, state in getattr(model, "_comm_hooks", ())]
         if not states:
             sent += 2 * (_steps.ranks - 1) / _steps.ranks * size * len(_steps.ends_s)
         elif isinstance(states[-1], QSGDState) and (own := states[-1].sent_bytes) is not None:
             sent += own
         else:
-            return gradients, None
-    return gradients, sent
+            return None
+    return sent
 
 
 def leave() -> None:

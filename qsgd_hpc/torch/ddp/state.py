@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ from qsgd_hpc import _core, env, gpu
 from qsgd_hpc.compression import KINDS, Lossy, Qsgd
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import Rule
-from qsgd_hpc.torch._groups import why_not_carried
+from qsgd_hpc.torch._groups import say, why_not_carried
 from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan, serves
 from qsgd_hpc.torch.ddp.memory import Memory
 from qsgd_hpc.torch.ddp.pipeline import Job, Pipeline
@@ -128,8 +127,8 @@ class QSGDState:
     def _start_pipeline(self, group: Any, device: torch.device) -> Pipeline:
         if self._pipeline is None:
             _check_carrier(group)
-            if device.type != "cpu" and dist.get_rank() == 0:
-                sys.stderr.write(f"qsgd-hpc: {_through_the_host(device, self.compression)}\n")
+            if device.type != "cpu":
+                say(_through_the_host(device, self.compression))
             self._pipeline = Pipeline(group)
         return self._pipeline
 
