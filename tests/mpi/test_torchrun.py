@@ -154,7 +154,7 @@ for kind in ("plain", "hook", "static"):
     weights = [float(p.detach().sum()) for p in model.parameters()]
     if dist.get_rank() == 0:
         print(json.dumps([kind, float(loss), weights]), flush=True)
-    del model, optimizer, loss
+    del net, model, optimizer, loss
 dist.destroy_process_group()
 """
 
