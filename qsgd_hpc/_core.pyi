@@ -1,10 +1,11 @@
 """Types of the compiled core; csrc/bindings holds the definitions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Unpack
 
 class CodecSpec:
     def __init__(
@@ -192,19 +193,70 @@ class Handle:
     def result(self) -> int:
         """Return the number that the operation answers with, if it does."""
 
+class Coding:
+    """How one tensor is to travel."""
+
+    def __init__(
+        self,
+        spec: CodecSpec,
+        *,
+        auto_bits: bool = False,
+        error_feedback: bool = False,
+        nmse_budget: float = 0.0,
+    ) -> None: ...
+    @property
+    def spec(self) -> CodecSpec: ...
+    @property
+    def auto_bits(self) -> bool:
+        """Whether the planner may use 4 bits, or none, where the spec has 8."""
+    @property
+    def error_feedback(self) -> bool: ...
+    @property
+    def nmse_budget(self) -> float:
+        """0 is no budget."""
+
+class Group:
+    """Operations that become ready, and complete or fail, together."""
+
+    def __init__(self, name: str, size: int) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+
+class OperationFields(TypedDict, total=False):
+    """What an operation consists of; see csrc/engine/operation.h."""
+
+    kind: str
+    name: str
+    process_set: int
+    dtype: str
+    shape: Sequence[int]
+    root: int
+    splits: Sequence[int]
+    ranks: Sequence[int]
+    group: Group | None
+    op: str
+    prescale: float
+    postscale: float
+    coding: Coding | None
+    lasting: bool
+    check_finite: bool
+
+class Operation:
+    """What is to be done with one tensor, on all ranks alike."""
+
+    def __init__(self, **fields: Unpack[OperationFields]) -> None: ...
+    def replaced(self, **fields: Unpack[OperationFields]) -> Operation:
+        """Return the operation with other values of some fields."""
+    def text(self) -> bytes:
+        """Return it as a framework's graph keeps it: without commas or spaces."""
+    @staticmethod
+    def of_text(text: bytes) -> Operation: ...
+    def __getattr__(self, field: str) -> Any: ...
+
 class Engine:
-    """The engine of a rank.
-
-    With ``now`` the caller has nothing to do but wait: its thread carries the operation out itself
-    where it can, and the handle is mostly done when it comes back.
-    """
-
-    class PreparedAllreduce:
-        """An allreduce of a tensor that comes again: its facts are passed once."""
-
-        def start(self, source: int, target: int, keep: object, now: bool = False) -> Handle: ...
-        def run(self, source: int, target: int, keep: object) -> None:
-            """Do the same as ``start`` with ``now=True``, and ``wait``."""
+    """The engine of a rank."""
 
     @staticmethod
     def over_mpi(
@@ -214,109 +266,20 @@ class Engine:
     def over_threads(
         world: ThreadWorld, rank: int, config: EngineConfig, ranks_per_node: int | None = None
     ) -> Engine: ...
-    def allreduce(
+    def start(
         self,
-        *,
-        name: str,
-        source: int,
-        target: int,
-        shape: Sequence[int],
-        dtype: str,
-        op: str,
-        prescale: float,
-        postscale: float,
-        coding: CodecSpec | None,
-        auto_bits: bool = False,
-        error_feedback: bool = False,
-        nmse_budget: float = 0.0,
-        lasting: bool = True,
-        check_finite: bool,
-        process_set: int = 0,
-        group: str = "",
-        group_size: int = 0,
+        operation: Operation,
+        source: int = 0,
+        target: int = 0,
         keep: object = None,
         now: bool = False,
-    ) -> Handle: ...
-    def prepare_allreduce(
-        self,
-        *,
-        name: str,
-        shape: Sequence[int],
-        dtype: str,
-        op: str,
-        prescale: float,
-        postscale: float,
-        coding: CodecSpec | None,
-        auto_bits: bool = False,
-        error_feedback: bool = False,
-        nmse_budget: float = 0.0,
-        lasting: bool = True,
-        check_finite: bool,
-        process_set: int = 0,
-        group: str = "",
-        group_size: int = 0,
-    ) -> Engine.PreparedAllreduce:
-        """Return an allreduce that can be started again and again."""
-    def broadcast(
-        self,
-        *,
-        name: str,
-        target: int,
-        shape: Sequence[int],
-        dtype: str,
-        root: int,
-        process_set: int = 0,
-        keep: object = None,
-        now: bool = False,
-    ) -> Handle: ...
-    def allgather(
-        self,
-        *,
-        name: str,
-        source: int,
-        shape: Sequence[int],
-        dtype: str,
-        process_set: int = 0,
-        group: str = "",
-        group_size: int = 0,
-        keep: object = None,
-        now: bool = False,
-    ) -> Handle: ...
-    def alltoall(
-        self,
-        *,
-        name: str,
-        source: int,
-        shape: Sequence[int],
-        dtype: str,
-        splits: Sequence[int],
-        process_set: int = 0,
-        keep: object = None,
-        now: bool = False,
-    ) -> Handle: ...
-    def reducescatter(
-        self,
-        *,
-        name: str,
-        source: int,
-        shape: Sequence[int],
-        dtype: str,
-        op: str,
-        prescale: float,
-        postscale: float,
-        process_set: int = 0,
-        group: str = "",
-        group_size: int = 0,
-        keep: object = None,
-        now: bool = False,
-    ) -> Handle: ...
-    def barrier(self, *, name: str, process_set: int = 0) -> Handle: ...
-    def join(self) -> Handle:
-        """Take part with zeros until every rank has joined; the result is the last to do so."""
-    def add_process_set(self, ranks: Sequence[int]) -> Handle:
-        """Make a process set, on all ranks together; the result is its number."""
-    def remove_process_set(self, id: int) -> Handle:
-        """Remove a process set, on all ranks together."""
+    ) -> Handle:
+        """Start an operation on the memory at two addresses.
+
+        An operation without a name is numbered, on ranks that call in one order alike. With
+        ``now`` the caller has nothing to do but wait: its thread carries the operation out itself
+        where it can, and the handle is mostly done when it comes back.
+        """
     def watch(self, peers: Sequence[tuple[int, int, str]], grace_s: float) -> None: ...
     def start_timeline(
         self, path: str, mark_cycles: bool = False, zero_s: float | None = None
@@ -606,24 +569,5 @@ class GpuBucket:
     ) -> None: ...
 
 def set_current_engine(engine: Engine | None) -> None: ...
-def operation_facts(
-    *,
-    kind: str,
-    name: str = "",
-    op: str = "sum",
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    coding: CodecSpec | None = None,
-    auto_bits: bool = False,
-    error_feedback: bool = False,
-    nmse_budget: float = 0.0,
-    lasting: bool = True,
-    check_finite: bool = False,
-    process_set: int = 0,
-    group: str = "",
-    group_size: int = 0,
-    root: int = 0,
-) -> bytes: ...
-def read_operation_facts(facts: bytes) -> dict[str, Any]: ...
 def foreign_table_address() -> int: ...
 def xla_collective() -> Any: ...

@@ -15,10 +15,9 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS, Rule, as_rules, first_match
 
 if TYPE_CHECKING:
-    from qsgd_hpc._core import CodecSpec
+    from qsgd_hpc._core import Coding
 
 __all__ = [
-    "Coding",
     "Elias",
     "Lossy",
     "MinMax",
@@ -27,7 +26,6 @@ __all__ = [
     "Sign",
     "TernGrad",
     "TopK",
-    "facts_of",
     "from_environment",
 ]
 
@@ -37,30 +35,6 @@ FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
 FEEDBACK_BITS = 2
 # What the planner begins with where bits are open; the core knows what else it may take.
 MOST_AUTO_BITS = 8
-
-
-@dataclass(frozen=True)
-class Coding:
-    """How one tensor travels: what the engine is told."""
-
-    spec: CodecSpec
-    auto_bits: bool = False
-    """Whether the planner may use 4 bits, or none, where the spec has 8."""
-    error_feedback: bool = False
-    nmse_budget: float = 0.0
-    """0 is no budget."""
-
-
-def facts_of(coding: Coding | None) -> dict[str, Any]:
-    """Return what the core is told of how a tensor travels; None is as it is."""
-    if coding is None:
-        return {"coding": None, "auto_bits": False, "error_feedback": False, "nmse_budget": 0.0}
-    return {
-        "coding": coding.spec,
-        "auto_bits": coding.auto_bits,
-        "error_feedback": coding.error_feedback,
-        "nmse_budget": coding.nmse_budget,
-    }
 
 
 def _from(name: str) -> Any:
@@ -124,14 +98,14 @@ class Lossy(ABC):
         Args:
             lasting: whether a tensor of this name comes again: else nothing can be fed back.
         """
-        from qsgd_hpc._core import CodecSpec
+        from qsgd_hpc._core import CodecSpec, Coding
 
         feedback = lasting and self.feeds_back
         # A code whose error can exceed what it carries would let the residual grow without bound.
         contract = feedback and not self.biased
         spec = CodecSpec(bucket_size=self.bucket_size, contract=contract, **self._codec())
         budget = (self.nmse_budget or 0.0) if lasting else 0.0
-        return Coding(spec, self.auto_bits, feedback, budget)
+        return Coding(spec, auto_bits=self.auto_bits, error_feedback=feedback, nmse_budget=budget)
 
     @property
     def auto_bits(self) -> bool:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qsgd_hpc import basics
+from qsgd_hpc._core import Group, Operation
 from qsgd_hpc._handle import Handle
-from qsgd_hpc.compression import facts_of
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.process_sets import ProcessSet, global_process_set, require_member
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from qsgd_hpc.compression import Coding
+    from qsgd_hpc._core import Coding
 
 __all__ = [
     "Adasum",
@@ -27,6 +27,7 @@ __all__ = [
     "Max",
     "Min",
     "Op",
+    "Operation",
     "Product",
     "Received",
     "Sum",
@@ -38,11 +39,12 @@ __all__ = [
     "join",
     "label",
     "member_names",
+    "operation",
     "poll",
-    "prepare_gradient_allreduce",
     "ranks_of",
     "reducescatter",
     "run_now",
+    "start",
     "synchronize",
 ]
 
@@ -93,14 +95,6 @@ class Received:
     """From each rank of the process set, for allgather and alltoall."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """Operations that become ready, and complete or fail, together."""
-
-    name: str
-    size: int
-
-
 Result = Callable[[], Any]
 Making = Callable[[Received], Any]
 
@@ -125,6 +119,9 @@ def member_names(name: str, count: int) -> list[str]:
     return [f"{name}.{i}" for i in range(count)]
 
 
+_NO_TENSOR: dict[str, Any] = {"shape": [0], "dtype": "uint8"}
+
+
 class _Now(threading.local):
     on = False
 
@@ -145,19 +142,66 @@ def run_now(start: Callable[..., Handle], *args: Any, **options: Any) -> Any:
     return handle.wait()
 
 
-def _received(core: Any, result: Making) -> Any:
-    return result(Received(core.output(), list(core.shape()), list(core.sizes())))
+def operation(
+    kind: str,
+    name: str,
+    process_set: ProcessSet = global_process_set,
+    *,
+    op: Op = Sum,
+    **fields: Any,
+) -> Operation:
+    """Return what the core is told of an operation; it may be started again and again.
+
+    Args:
+        kind: allreduce, broadcast, allgather, alltoall or reducescatter.
+        name: equal on every rank; "" has the engine number it, which is right where every rank
+            calls in one order.
+        process_set: the ranks that take part.
+        op: the reduction.
+        fields: the others, as the core calls them.
+    Raises:
+        UsageError: this rank is not in the set, or not initialised.
+    """
+    return Operation(
+        kind=kind, name=name, process_set=require_member(process_set), op=op.name, **fields
+    )
 
 
-def _common(kind: str, name: str | None, process_set: ProcessSet) -> dict[str, Any]:
-    facts: dict[str, Any] = {"name": f"{kind}.{label(kind, name, process_set)}"}
-    if number := require_member(process_set):
-        facts["process_set"] = number
-    return facts
+def start(
+    what: Operation, source: Buffer, target: Buffer | None = None, *, result: Result
+) -> Handle:
+    """Start an operation on a tensor; ``target`` is where its result goes, if not to new memory."""
+    return Handle([_start(what, source, target)], result)
 
 
-def _grouped(group: Group | None) -> dict[str, Any]:
-    return {"group": group.name, "group_size": group.size} if group else {}
+def _start(what: Operation, source: Buffer, target: Buffer | None) -> Any:
+    into, owner = (target.pointer, target.owner) if target else (0, None)
+    return basics.context().engine.start(what, source.pointer, into, (source.owner, owner), _now.on)
+
+
+def _making(what: Operation, source: Buffer, result: Making) -> Handle:
+    """Start an operation whose result is the core's own memory."""
+    core = _start(what, source, None)
+    return Handle(
+        [core], lambda: result(Received(core.output(), list(core.shape()), list(core.sizes())))
+    )
+
+
+def _of(
+    tensor: Buffer,
+    kind: str,
+    name: str | None,
+    process_set: ProcessSet,
+    **fields: Any,
+) -> Operation:
+    return operation(
+        kind,
+        f"{kind}.{label(kind, name, process_set)}",
+        process_set,
+        shape=list(tensor.shape),
+        dtype=tensor.dtype,
+        **fields,
+    )
 
 
 def allreduce(
@@ -180,62 +224,20 @@ def allreduce(
     ``lasting`` says whether the name comes again, so that the engine keeps what it learns of it;
     by default every given name does.
     """
-    core = basics.context().engine.allreduce(
-        **_facts(source.shape, source.dtype, name, op, coding, process_set, group),
-        source=source.pointer,
-        target=target.pointer,
+    what = _of(
+        source,
+        "allreduce",
+        name,
+        process_set,
+        op=op,
         prescale=prescale,
         postscale=postscale,
-        lasting=name is not None if lasting is None else lasting,
+        coding=coding,
         check_finite=check_finite,
-        keep=(source.owner, target.owner),
-        now=_now.on and not group,  # members of a group wait for one another
+        lasting=name is not None if lasting is None else lasting,
+        group=group,
     )
-    return Handle([core], result)
-
-
-def _facts(
-    shape: Sequence[int],
-    dtype: str,
-    name: str | None,
-    op: Op,
-    coding: Coding | None,
-    process_set: ProcessSet,
-    group: Group | None,
-) -> dict[str, Any]:
-    return {
-        **_common("allreduce", name, process_set),
-        **_grouped(group),
-        "shape": list(shape),
-        "dtype": dtype,
-        "op": op.name,
-        **facts_of(coding),
-    }
-
-
-def prepare_gradient_allreduce(
-    shape: Sequence[int],
-    dtype: str,
-    *,
-    name: str,
-    op: Op,
-    prescale: float,
-    postscale: float,
-    coding: Coding | None,
-    process_set: ProcessSet,
-    group: Group | None,
-) -> Any:
-    """Return the core's allreduce of a gradient, which can be started in every step.
-
-    ``start(source, target, keep)`` takes pointers, and what keeps the memory alive; it returns the
-    core's handle. It is of no use after ``shutdown``.
-    """
-    return basics.context().engine.prepare_allreduce(
-        **_facts(shape, dtype, name, op, coding, process_set, group),
-        prescale=prescale,
-        postscale=postscale,
-        check_finite=True,
-    )
+    return start(what, source, target, result=result)
 
 
 def broadcast(
@@ -250,16 +252,8 @@ def broadcast(
 
     ``root_rank`` counts all ranks of the job, whatever the set.
     """
-    core = basics.context().engine.broadcast(
-        **_common("broadcast", name, process_set),
-        target=target.pointer,
-        shape=list(target.shape),
-        dtype=target.dtype,
-        root=root_rank,
-        keep=target.owner,
-        now=_now.on,
-    )
-    return Handle([core], result)
+    what = _of(target, "broadcast", name, process_set, root=root_rank)
+    return start(what, target, target, result=result)
 
 
 def allgather(
@@ -274,16 +268,7 @@ def allgather(
 
     ``source`` has at least one dimension.
     """
-    core = basics.context().engine.allgather(
-        **_common("allgather", name, process_set),
-        **_grouped(group),
-        source=source.pointer,
-        shape=list(source.shape),
-        dtype=source.dtype,
-        keep=source.owner,
-        now=_now.on and not group,
-    )
-    return Handle([core], lambda: _received(core, result))
+    return _making(_of(source, "allgather", name, process_set, group=group), source, result)
 
 
 def alltoall(
@@ -299,16 +284,8 @@ def alltoall(
     Raises:
         UsageError: splits that do not add up to the rows there are.
     """
-    core = basics.context().engine.alltoall(
-        **_common("alltoall", name, process_set),
-        source=source.pointer,
-        shape=list(source.shape),
-        dtype=source.dtype,
-        splits=_checked_splits(source.shape, splits, ranks_of(process_set)),
-        keep=source.owner,
-        now=_now.on,
-    )
-    return Handle([core], lambda: _received(core, result))
+    parts = _checked_splits(source.shape, splits, ranks_of(process_set))
+    return _making(_of(source, "alltoall", name, process_set, splits=parts), source, result)
 
 
 def _checked_splits(
@@ -346,24 +323,25 @@ def reducescatter(
 
     The rows are cut as evenly as possible, and the first ranks get one more.
     """
-    core = basics.context().engine.reducescatter(
-        **_common("reducescatter", name, process_set),
-        **_grouped(group),
-        source=source.pointer,
-        shape=list(source.shape),
-        dtype=source.dtype,
-        op=op.name,
+    what = _of(
+        source,
+        "reducescatter",
+        name,
+        process_set,
+        op=op,
         prescale=prescale,
         postscale=postscale,
-        keep=source.owner,
-        now=_now.on and not group,
+        group=group,
     )
-    return Handle([core], lambda: _received(core, result))
+    return _making(what, source, result)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank of the set has come here."""
-    core = basics.context().engine.barrier(**_common("barrier", None, process_set))
+    name = f"barrier.{label('barrier', None, process_set)}"
+    core = basics.context().engine.start(
+        operation("barrier", name, process_set, **_NO_TENSOR), now=True
+    )
     Handle([core], lambda: None).wait()
 
 
@@ -372,7 +350,7 @@ def join() -> int:
 
     Until then this rank takes part in the others' allreduces with zeros.
     """
-    core = basics.context().engine.join()
+    core = basics.context().engine.start(operation("join", "", **_NO_TENSOR))
     last: int = Handle([core], core.result).wait()
     return last
 

@@ -11,6 +11,7 @@ from numbers import Integral
 from typing import Any
 
 from qsgd_hpc import basics
+from qsgd_hpc._core import Operation
 from qsgd_hpc.errors import UsageError
 
 __all__ = [
@@ -133,7 +134,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if not number:
         return False
     context = basics.context()
-    context.engine.remove_process_set(number).wait()
+    context.engine.start(Operation(kind="remove_process_set", ranks=[number])).wait()
     process_set.process_set_id = None
     context.process_sets.pop(number, None)
     return True
@@ -191,7 +192,7 @@ def _add(new: ProcessSet) -> None:
     for number, known in process_set_ids_and_ranks().items():
         if known == ranks:
             raise UsageError(f"a process set of the ranks {ranks} exists: number {number}")
-    handle = context.engine.add_process_set(ranks)
+    handle = context.engine.start(Operation(kind="add_process_set", ranks=ranks))
     handle.wait()
     new.process_set_id = handle.result()
     context.process_sets[new.process_set_id] = new

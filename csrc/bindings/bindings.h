@@ -11,6 +11,7 @@
 #include "quant/codec.h"
 
 void bind_engine(pybind11::module_& m);
+void bind_operation(pybind11::module_& m);
 void bind_codec(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_planner(pybind11::module_& m);
@@ -18,7 +19,6 @@ void bind_spec(pybind11::module_& m);
 void bind_threads(pybind11::module_& m);
 void bind_elias(pybind11::module_& m);
 void bind_bucket(pybind11::module_& m);
-void bind_foreign(pybind11::module_& m);
 void bind_jax(pybind11::module_& m);
 void bind_gpu(pybind11::module_& m);
 void bind_roll_call(pybind11::module_& m);
@@ -29,4 +29,4 @@ qsgd::Generator parse_generator(const std::string& name);
 qsgd::ReduceOp parse_op(const std::string& name);
 
 // How to code, or None for no compression.
-using Coding = std::optional<qsgd::CodecSpec>;
+using OptionalSpec = std::optional<qsgd::CodecSpec>;

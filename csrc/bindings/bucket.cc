@@ -34,8 +34,8 @@ class Coder {
   BucketCoder coder_;
 };
 
-BucketTensor tensor_of(size_t at, size_t count, uint32_t id, const Coding& spec, Address residual,
-                       Address owner_residual) {
+BucketTensor tensor_of(size_t at, size_t count, uint32_t id, const OptionalSpec& spec,
+                       Address residual, Address owner_residual) {
   return {at, count, id, spec, at_address<float>(residual), at_address<float>(owner_residual)};
 }
 

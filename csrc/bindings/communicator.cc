@@ -213,7 +213,7 @@ py::dict report(const std::vector<ReduceTensor>& tensors, const BytesGiven& befo
 }
 
 py::dict allreduce_list(OwningCommunicator& owner, const py::list& tensors, const std::string& op,
-                        double prescale, double postscale, const Coding& coding,
+                        double prescale, double postscale, const OptionalSpec& coding,
                         const std::string& algorithm, uint64_t seed,
                         const std::vector<uint32_t>& ids, uint32_t step, std::string dtype,
                         const std::vector<CodecSpec>& codings) {
@@ -240,7 +240,8 @@ py::dict allreduce_list(OwningCommunicator& owner, const py::list& tensors, cons
 class PreparedAllreduce {
  public:
   PreparedAllreduce(OwningCommunicator& owner, py::list tensors, const std::string& op,
-                    const Coding& coding, const std::string& algorithm, uint64_t seed, bool judged)
+                    const OptionalSpec& coding, const std::string& algorithm, uint64_t seed,
+                    bool judged)
       : owner_(owner),
         arrays_(std::move(tensors)),
         coding_(coding),
@@ -267,7 +268,7 @@ class PreparedAllreduce {
  private:
   OwningCommunicator& owner_;
   const py::list arrays_;  // keeps the memory alive
-  const Coding coding_;
+  const OptionalSpec coding_;
   const Algorithm algorithm_;
   const uint64_t seed_;
   ReduceArgs args_;
@@ -275,7 +276,7 @@ class PreparedAllreduce {
 };
 
 std::unique_ptr<PreparedAllreduce> prepare(OwningCommunicator& owner, py::list tensors,
-                                           const std::string& op, const Coding& coding,
+                                           const std::string& op, const OptionalSpec& coding,
                                            const std::string& algorithm, uint64_t seed,
                                            bool judged) {
   return std::make_unique<PreparedAllreduce>(owner, std::move(tensors), op, coding, algorithm, seed,

@@ -211,7 +211,7 @@ void bind_engine(py::module_& m) {
 
   bind_handle(m);
   EngineClass engine(m, "Engine");
-  bind_operations(engine);
+  bind_start(engine);
   engine
       .def_static("over_mpi", &over_mpi, py::arg("facts"), py::arg("config"),
                   py::arg("node") = py::none())

@@ -16,10 +16,7 @@ using EngineClass = pybind11::class_<Engine, EnginePtr>;
 // An object that any thread may let go; null for None.
 std::shared_ptr<pybind11::object> hold(pybind11::object object);
 
-// Returns once it is done; throws what it ended with, or what a handler of signals raised.
-void wait_for(Handle& handle);
-
 }  // namespace qsgd
 
 void bind_handle(pybind11::module_& m);
-void bind_operations(qsgd::EngineClass& engine);
+void bind_start(qsgd::EngineClass& engine);

@@ -58,14 +58,13 @@ py::array_t<uint8_t> output(const Handle& handle) {
                               reinterpret_cast<const uint8_t*>(memory.data()), owner);
 }
 
-}  // namespace
-
 void wait_for(Handle& handle) {
   if (!handle.done()) wait_until_done(handle);
   handle.let_go();
   handle.check();
 }
 
+}  // namespace
 }  // namespace qsgd
 
 void bind_handle(py::module_& m) {

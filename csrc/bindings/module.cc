@@ -34,6 +34,7 @@ PYBIND11_MODULE(_core, m) {
     }
   });
   bind_spec(m);
+  bind_operation(m);
   bind_engine(m);
   bind_codec(m);
   bind_threads(m);
@@ -41,7 +42,6 @@ PYBIND11_MODULE(_core, m) {
   bind_bucket(m);
   bind_communicator(m);
   bind_planner(m);
-  bind_foreign(m);
   bind_jax(m);
   bind_gpu(m);
   bind_roll_call(m);

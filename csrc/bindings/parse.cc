@@ -31,14 +31,12 @@ qsgd::DType parse_dtype(const std::string& name) {
 }
 
 qsgd::ReduceOp parse_op(const std::string& name) {
-  using Op = qsgd::ReduceOp;
-  return look_up<Op, 6>("reduction", name,
-                        {{{"sum", Op::kSum},
-                          {"average", Op::kAverage},
-                          {"min", Op::kMin},
-                          {"max", Op::kMax},
-                          {"product", Op::kProduct},
-                          {"adasum", Op::kAdasum}}});
+  std::array<std::pair<const char*, qsgd::ReduceOp>, qsgd::kReduceOps> all;
+  for (int i = 0; i < qsgd::kReduceOps; ++i) {
+    const auto op = static_cast<qsgd::ReduceOp>(i);
+    all[static_cast<size_t>(i)] = {describe(op), op};
+  }
+  return look_up("reduction", name, all);
 }
 
 qsgd::Generator parse_generator(const std::string& name) {

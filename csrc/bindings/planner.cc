@@ -11,7 +11,7 @@ namespace {
 
 using Pair = std::pair<double, double>;
 using Cost = std::tuple<CodecSpec, double, double, double>;
-using Seen = std::tuple<std::string, Coding, size_t, double>;
+using Seen = std::tuple<std::string, OptionalSpec, size_t, double>;
 
 Link link_of(const Pair& pair) { return {pair.first, pair.second}; }
 Pair pair_of(const Link& link) { return {link.alpha_s, link.beta_s_per_byte}; }
@@ -112,14 +112,16 @@ void bind_plan(py::module_& m) {
 void bind_costs(py::module_& m) {
   m.def(
       "allreduce_s",
-      [](const Machine& machine, const std::string& algorithm, size_t count, const Coding& coding) {
+      [](const Machine& machine, const std::string& algorithm, size_t count,
+         const OptionalSpec& coding) {
         return allreduce_s(machine, parse_algorithm(algorithm), count, coding);
       },
       py::arg("machine"), py::kw_only(), py::arg("algorithm"), py::arg("count"),
       py::arg("coding") = py::none());
   m.def(
       "wire_bytes",
-      [](const Machine& machine, const std::string& algorithm, size_t count, const Coding& coding) {
+      [](const Machine& machine, const std::string& algorithm, size_t count,
+         const OptionalSpec& coding) {
         return wire_bytes(machine, parse_algorithm(algorithm), count, coding);
       },
       py::arg("machine"), py::kw_only(), py::arg("algorithm"), py::arg("count"),

@@ -31,7 +31,7 @@ struct RankReport {
 struct Job {
   std::vector<std::vector<ReduceTensor>> tensors;  // by rank
   ReduceArgs args;
-  Coding coding;
+  OptionalSpec coding;
   std::string algorithm;
   uint64_t seed;
   int threads;
@@ -92,7 +92,7 @@ py::dict describe(const RankReport& report, const std::vector<ReduceTensor>& ten
 }
 
 py::list thread_allreduce(const std::vector<Arrays>& ranks, const std::string& op,
-                          const Coding& coding, const std::string& algorithm, uint64_t seed,
+                          const OptionalSpec& coding, const std::string& algorithm, uint64_t seed,
                           const std::vector<uint32_t>& ids, uint32_t step,
                           const Residuals& residuals, const Residuals& owner_residuals, int threads,
                           size_t segment, const std::optional<std::string>& dtype,

@@ -114,6 +114,12 @@ bool finite_64(const uint64_t* x, size_t count) {
 
 }  // namespace
 
+const char* describe(ReduceOp op) {
+  static constexpr const char* kNames[kReduceOps] = {"sum", "average", "min",
+                                                     "max", "product", "adasum"};
+  return kNames[static_cast<size_t>(op)];
+}
+
 void reduce_into(void* into, const void* from, size_t count, DType dtype, ReduceOp op) {
   const bool sum = op == ReduceOp::kSum || op == ReduceOp::kAverage;
   if (dtype == DType::kFloat32 && sum) {

@@ -13,6 +13,8 @@ namespace qsgd {
 
 // Adasum is no operation on elements: it has an allreduce of its own (adasum.h).
 enum class ReduceOp : uint8_t { kSum, kAverage, kMin, kMax, kProduct, kAdasum };
+constexpr int kReduceOps = 6;
+const char* describe(ReduceOp op);
 
 // One tensor of a fused reduction. `in` may equal `out`.
 struct ReduceTensor {

@@ -14,6 +14,11 @@ size_t place_of(uint64_t written, size_t lines) {
   return static_cast<size_t>(mixed % lines);
 }
 
+// Whether it says in every step how well it was coded.
+bool reports_nmse(const Operation& operation) {
+  return operation.coding && operation.coding->nmse_budget > 0;
+}
+
 }  // namespace
 
 void write_numbers(const std::vector<uint16_t>& numbers, Writer& to) {
@@ -47,61 +52,63 @@ std::vector<uint16_t> read_numbers(Reader& from) {
 void SentBook::write(const std::vector<Submission>& submissions, Writer& known, Writer& items) {
   std::vector<uint16_t> numbers;
   Writer errors;
-  for (const Submission& submission : submissions) {
-    Writer item;
-    submission.write(item);
-    uint16_t number = 0;
-    if (knows(submission, item.bytes(), number)) {
-      numbers.push_back(number);
-      if (submission.nmse_budget > 0) errors.put(submission.nmse);
+  for (const auto& [operation, nmse] : submissions) {
+    if (const uint16_t* const number = find(*operation)) {
+      numbers.push_back(*number);
+      if (reports_nmse(*operation)) errors.put(nmse);
       continue;
     }
-    if (submission.lasting) add(submission, item.bytes());
-    items.append(item.bytes());
-    items.put(submission.nmse);
+    if (operation->lasting) add(operation);
+    qsgd::write(*operation, items);
+    items.put(nmse);
   }
   if (numbers.empty()) return;
   write_numbers(numbers, known);
   known.append(errors.bytes());
 }
 
-bool SentBook::knows(const Submission& submission, const std::vector<char>& facts,
-                     uint16_t& number) const {
-  const auto it = lines_.find({submission.set, submission.name});
-  if (it == lines_.end() || it->second.facts != facts) return false;
-  number = it->second.number;
-  return true;
+const uint16_t* SentBook::find(const Operation& operation) const {
+  const auto prepared = prepared_.find(&operation);
+  if (prepared != prepared_.end()) return &prepared->second;
+  if (!operation.lasting) return nullptr;
+  const auto line = lines_.find(operation.key());
+  if (line == lines_.end() || !(*operations_[line->second] == operation)) return nullptr;
+  return &line->second;
 }
 
-void SentBook::add(const Submission& submission, std::vector<char> facts) {
-  if (keys_.empty()) return;
-  const size_t place = place_of(written_++, keys_.size());
-  const auto old = lines_.find(keys_[place]);
-  // A name whose facts have changed has a newer line.
-  if (old != lines_.end() && old->second.number == place) lines_.erase(old);
-  keys_[place] = {submission.set, submission.name};
-  lines_[keys_[place]] = {static_cast<uint16_t>(place), std::move(facts)};
+void SentBook::add(const OperationPtr& operation) {
+  if (operations_.empty()) return;
+  const size_t place = place_of(written_++, operations_.size());
+  OperationPtr& line = operations_[place];
+  if (line != nullptr) {
+    prepared_.erase(line.get());
+    const auto old = lines_.find(line->key());
+    // A name whose operation has changed has a newer line.
+    if (old != lines_.end() && old->second == place) lines_.erase(old);
+  }
+  line = operation;
+  lines_[operation->key()] = prepared_[operation.get()] = static_cast<uint16_t>(place);
 }
 
 Submission HeardBook::read_item(Reader& from) {
-  Submission submission = Submission::read(from);
+  Submission submission{std::make_shared<const Operation>(read_operation(from))};
   submission.nmse = from.get<double>();
-  if (submission.lasting) add(submission);
+  if (submission.operation->lasting) add(submission.operation);
   return submission;
 }
 
-void HeardBook::add(const Submission& submission) {
+void HeardBook::add(const OperationPtr& operation) {
   if (capacity_ == 0) return;
   const size_t place = place_of(written_++, capacity_);
   if (place == lines_.size()) lines_.emplace_back();
-  lines_[place] = submission;
+  lines_[place] = operation;
 }
 
 std::vector<Submission> HeardBook::read_known(Reader& from) {
   std::vector<Submission> submissions;
-  for (const uint16_t number : read_numbers(from)) submissions.push_back(lines_.at(number));
-  for (Submission& submission : submissions) {
-    if (submission.nmse_budget > 0) submission.nmse = from.get<double>();
+  for (const uint16_t number : read_numbers(from)) submissions.push_back({lines_.at(number)});
+  for (auto& [operation, nmse] : submissions) {
+    if (reports_nmse(*operation)) nmse = from.get<double>();
   }
   return submissions;
 }

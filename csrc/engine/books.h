@@ -8,15 +8,20 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <utility>
+#include <unordered_map>
 #include <vector>
 
-#include "engine/entries.h"
-#include "engine/submission.h"
+#include "engine/operation.h"
 
 namespace qsgd {
 
 constexpr size_t kMaxBook = 4096;  // lines
+
+// That a rank is ready for an operation.
+struct Submission {
+  OperationPtr operation;
+  double nmse = 0;  // of this rank's codes of the name when it last came
+};
 
 // Numbers in a row are written as one run, so a step's gradients take a few bytes.
 void write_numbers(const std::vector<uint16_t>& numbers, Writer& to);
@@ -25,22 +30,20 @@ std::vector<uint16_t> read_numbers(Reader& from);
 // What this rank has told rank 0 of itself.
 class SentBook {
  public:
-  explicit SentBook(size_t capacity) : keys_(capacity) {}
+  explicit SentBook(size_t capacity) : operations_(capacity) {}
 
   // Writes submissions, known ones as numbers into `known` and the others as items.
   void write(const std::vector<Submission>& submissions, Writer& known, Writer& items);
 
  private:
-  struct Line {
-    uint16_t number;
-    std::vector<char> facts;
-  };
-  bool knows(const Submission& submission, const std::vector<char>& facts, uint16_t& number) const;
-  void add(const Submission& submission, std::vector<char> facts);
+  const uint16_t* find(const Operation& operation) const;
+  void add(const OperationPtr& operation);
 
-  std::vector<Key> keys_;  // by number
+  std::vector<OperationPtr> operations_;  // by number
   uint64_t written_ = 0;
-  std::map<Key, Line> lines_;
+  std::map<Key, uint16_t> lines_;
+  // The same by their addresses: an operation that was prepared is the same one in every step.
+  std::unordered_map<const Operation*, uint16_t> prepared_;
 };
 
 // What rank 0 has heard from one rank.
@@ -53,10 +56,10 @@ class HeardBook {
   std::vector<Submission> read_known(Reader& from);
 
  private:
-  void add(const Submission& submission);
+  void add(const OperationPtr& operation);
 
   size_t capacity_;
-  std::vector<Submission> lines_;
+  std::vector<OperationPtr> lines_;
   uint64_t written_ = 0;
 };
 

@@ -1,6 +1,5 @@
 #include "engine/budget.h"
 
-#include "engine/agreement.h"
 #include "quant/code.h"
 
 namespace qsgd {
@@ -30,20 +29,22 @@ std::optional<CodecSpec> with_more_bits(const CodecSpec& spec) {
   return std::nullopt;
 }
 
-std::optional<CodecSpec> NmseBudget::decide(const Submission& s, double nmse) {
-  if (!s.coding || s.nmse_budget <= 0) return s.coding;
-  auto it = raised_.find({s.set, s.name});
-  if (it != raised_.end() && it->second.asked != s.coding) {
+std::optional<CodecSpec> NmseBudget::decide(const Operation& operation,
+                                            const std::optional<CodecSpec>& asked, double nmse) {
+  if (!asked || operation.coding->nmse_budget <= 0) return asked;
+  auto it = raised_.find(operation.key());
+  if (it != raised_.end() && it->second.asked != asked) {
     raised_.erase(it);
-    return s.coding;
+    return asked;
   }
-  const std::optional<CodecSpec> now = it == raised_.end() ? s.coding : it->second.now;
-  if (!now || !(nmse > s.nmse_budget)) return now;
+  const std::optional<CodecSpec> now = it == raised_.end() ? asked : it->second.now;
+  const double budget = operation.coding->nmse_budget;
+  if (!now || !(nmse > budget)) return now;
   const std::optional<CodecSpec> better = with_more_bits(*now);
-  raised_[{s.set, s.name}] = {s.coding, better};
-  news_.push_back("tensor '" + s.name + "': NMSE " + format_nmse(nmse) + " with " + describe(*now) +
-                  " exceeds the budget of " + format_nmse(s.nmse_budget) + "; it travels as " +
-                  (better ? describe(*better) : "float32") + " from now on");
+  raised_[operation.key()] = {asked, better};
+  news_.push_back("tensor '" + operation.name + "': NMSE " + format_nmse(nmse) + " with " +
+                  describe(*now) + " exceeds the budget of " + format_nmse(budget) +
+                  "; it travels as " + (better ? describe(*better) : "float32") + " from now on");
   return better;
 }
 

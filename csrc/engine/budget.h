@@ -4,19 +4,20 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "engine/submission.h"
+#include "engine/operation.h"
 
 namespace qsgd {
 
 class NmseBudget {
  public:
-  // How a tensor travels that was asked to travel as `s` says. `nmse` is the largest that any rank
-  // measured when the name last came; it decides alone, so equal runs decide alike. What has been
-  // raised stays so until the ranks ask for another coding.
-  std::optional<CodecSpec> decide(const Submission& s, double nmse);
+  // How the tensor of an operation travels that is to travel as `asked`, its coding's spec but for
+  // what was tuned. `nmse` is the largest that any rank measured when the name last came; it
+  // decides alone, so equal runs decide alike. What has been raised stays so until another spec is
+  // asked.
+  std::optional<CodecSpec> decide(const Operation& operation, const std::optional<CodecSpec>& asked,
+                                  double nmse);
   // One sentence for each change since the last call.
   std::vector<std::string> take_news();
 
@@ -25,7 +26,7 @@ class NmseBudget {
     std::optional<CodecSpec> asked;
     std::optional<CodecSpec> now;
   };
-  std::map<std::pair<int32_t, std::string>, Raised> raised_;  // by process set and name
+  std::map<Key, Raised> raised_;
   std::vector<std::string> news_;
 };
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "engine/agreement.h"
 #include "quant/code.h"
 
 namespace qsgd {
@@ -19,10 +18,10 @@ size_t place_in(const std::vector<int>& ranks, int rank) {
 }
 
 // Zeros change no sum; what else a rank that has joined would bring is nowhere defined.
-bool can_go_on_without(const Submission& s) {
-  return s.kind == OpKind::kJoin ||
-         (s.kind == OpKind::kAllreduce &&
-          (s.args.op <= ReduceOp::kAverage || s.args.op == ReduceOp::kAdasum));
+bool can_go_on_without(const Operation& o) {
+  return o.kind == OpKind::kJoin ||
+         (o.kind == OpKind::kAllreduce &&
+          (o.args.op <= ReduceOp::kAverage || o.args.op == ReduceOp::kAdasum));
 }
 
 // Which ranks wait for what, in words.
@@ -59,42 +58,38 @@ Coordinator::Coordinator(int size, const Tuning& tuning, Planning planning)
 
 void Coordinator::submit(int rank, Submission submission) {
   blocked_[static_cast<size_t>(rank)].clear();  // another thread of it goes on
-  if (sets_.count(submission.set) == 0) return refuse(std::move(submission));
-  const bool joins = submission.kind == OpKind::kJoin;
-  const double nmse = submission.nmse;
-  const int64_t rows = submission.kind == OpKind::kAllgather ? submission.rows() : 0;
-  const GroupKey group = group_of(submission);
-  const bool grouped = !submission.group.empty();
-  if (grouped) groups_.note(rank, submission);
-  const auto [it, fresh] = pending_.try_emplace({submission.set, submission.name});
+  const Operation& o = *submission.operation;
+  if (sets_.count(o.set) == 0) return refuse(std::move(submission.operation));
+  if (o.group) groups_.note(rank, o);
+  const auto [it, fresh] = pending_.try_emplace(o.key());
   Pending& p = it->second;
   if (fresh) {
-    begin(p, rank, std::move(submission));
-  } else if (p.fault.empty()) {
-    p.fault = difference(p.first_rank, p.submission, rank, submission);
+    begin(p, rank, submission.operation);
+  } else if (p.fault.empty() && p.operation != submission.operation) {
+    p.fault = difference(p.first_rank, *p.operation, rank, o);
   }
-  if (!fresh && p.submission.group != group.second) ungroup(p, group);
-  p.nmse = std::max(p.nmse, nmse);
-  if (!p.rows.empty()) p.rows.at(place_in(*p.ranks, rank)) = rows;
+  if (p.grouped != o.group.has_value() || group_of(*p.operation) != group_of(o)) ungroup(p, o);
+  p.nmse = std::max(p.nmse, submission.nmse);
+  if (!p.rows.empty()) p.rows.at(place_in(*p.ranks, rank)) = o.rows();
   // What it had submitted has failed there meanwhile, with an operation of that name before.
   const bool again = p.has[static_cast<size_t>(rank)];
   p.has[static_cast<size_t>(rank)] = true;
   p.last_rank = rank;
   if (!again) --p.missing;
   const bool complete = p.missing == 0;
-  if (joins) join(rank);
+  if (o.kind == OpKind::kJoin) join(rank);
   if (complete) {
     agree(it);
   } else if (!left_.empty()) {
     fail_unreachable();
   }
-  if (grouped) settle(group);
+  if (o.group) settle(group_of(o));
 }
 
-void Coordinator::ungroup(Pending& p, const GroupKey& other) {
-  break_group(group_of(p.submission), ErrorKind::kInternal, p.fault);
-  break_group(other, ErrorKind::kInternal, p.fault);
-  p.submission.group.clear();
+void Coordinator::ungroup(Pending& p, const Operation& other) {
+  if (p.grouped) break_group(group_of(*p.operation), ErrorKind::kInternal, p.fault);
+  if (other.group) break_group(group_of(other), ErrorKind::kInternal, p.fault);
+  p.grouped = false;
 }
 
 void Coordinator::break_group(const GroupKey& key, ErrorKind error, const std::string& fault) {
@@ -109,10 +104,10 @@ void Coordinator::settle(const GroupKey& key) {
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
     Pending& p = it->second;
-    if (group_of(p.submission) == key) {
+    if (p.grouped && group_of(*p.operation) == key) {
       if (p.fault.empty() && !broken) {
-        p.fault = "tensor '" + p.submission.name + "' is in group '" + key.second + "' of " +
-                  std::to_string(p.submission.group_size) + " tensors, but not on " +
+        p.fault = "tensor '" + p.operation->name + "' is in group '" + key.second + "' of " +
+                  std::to_string(p.operation->group->size) + " tensors, but not on " +
                   ranks_missing(p) + "; every rank must submit a group of the same tensors";
       }
       agree(it);
@@ -124,30 +119,30 @@ void Coordinator::settle(const GroupKey& key) {
 }
 
 // It was on its way when the ranks agreed to remove its set.
-void Coordinator::refuse(Submission submission) {
+void Coordinator::refuse(OperationPtr operation) {
   Agreed agreed;
   agreed.error = ErrorKind::kInternal;
-  agreed.message = "tensor '" + submission.name + "': process set " +
-                   std::to_string(submission.set) +
+  agreed.message = "tensor '" + operation->name + "': process set " +
+                   std::to_string(operation->set) +
                    " was removed meanwhile; wait for its handles first";
   agreed.ranks = ranks_of(0);
-  agreed.submission = std::move(submission);
-  agreed.submission.group.clear();
+  agreed.operation = std::move(operation);
   push(std::move(agreed));
 }
 
-void Coordinator::begin(Pending& p, int rank, Submission submission) {
-  p.ranks = ranks_of(submission.set);
+void Coordinator::begin(Pending& p, int rank, OperationPtr operation) {
+  p.ranks = ranks_of(operation->set);
   const std::vector<int>& ranks = *p.ranks;
-  p.submission = std::move(submission);
+  p.grouped = operation->group.has_value();
+  p.operation = std::move(operation);
   p.first_rank = rank;
   p.has.assign(static_cast<size_t>(size_), false);
   p.missing = static_cast<int>(ranks.size());
-  if (p.submission.kind != OpKind::kJoin) {
+  if (p.operation->kind != OpKind::kJoin) {
     p.missing -= static_cast<int>(std::count_if(
         ranks.begin(), ranks.end(), [this](int r) { return joined_[static_cast<size_t>(r)]; }));
   }
-  if (p.submission.kind == OpKind::kAllgather) p.rows.resize(ranks.size());
+  if (p.operation->kind == OpKind::kAllgather) p.rows.resize(ranks.size());
   p.since = Clock::now();
   others_ += ranks.front() != 0;
 }
@@ -158,7 +153,7 @@ void Coordinator::join(int rank) {
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
     Pending& p = it->second;
-    const bool counted = p.submission.kind != OpKind::kJoin && !p.has[static_cast<size_t>(rank)] &&
+    const bool counted = p.operation->kind != OpKind::kJoin && !p.has[static_cast<size_t>(rank)] &&
                          place_in(*p.ranks, rank) < p.ranks->size();
     if (counted && --p.missing == 0) agree(it);
     it = next;
@@ -168,13 +163,13 @@ void Coordinator::join(int rank) {
 
 void Coordinator::agree(Table::iterator it) {
   Pending p = take(it);
-  const GroupKey group = group_of(p.submission);
-  const GroupFault broken = groups_.fault_of(group);
-  // Nothing is held back for a group that is broken, or has failed and been forgotten.
-  if (broken.kind != ErrorKind::kNone || !groups_.has(group)) p.submission.group.clear();
+  const GroupKey group = group_of(*p.operation);
+  const GroupFault broken = p.grouped ? groups_.fault_of(group) : GroupFault{};
   Agreed agreed;
-  agreed.submission = std::move(p.submission);
+  agreed.operation = p.operation;
   agreed.ranks = p.ranks;
+  // Nothing is held back for a group that is broken, or has failed and been forgotten.
+  agreed.grouped = p.grouped && broken.kind == ErrorKind::kNone && groups_.has(group);
   if (!p.fault.empty()) {
     agreed.error = ErrorKind::kInternal;
     agreed.message = p.fault;
@@ -188,16 +183,16 @@ void Coordinator::agree(Table::iterator it) {
 }
 
 void Coordinator::decide(Agreed& agreed, const Pending& p) {
-  Submission& s = agreed.submission;
+  const Operation& o = *agreed.operation;
   const std::string joined = joined_in(*p.ranks);
-  if (!joined.empty() && !can_go_on_without(s)) {
+  if (!joined.empty() && !can_go_on_without(o)) {
     agreed.error = ErrorKind::kInternal;
-    agreed.message = "tensor '" + s.name + "': rank(s) " + joined + " have joined, so there can " +
-                     "be no " + describe(s.kind) + " until all ranks have; only sums, averages " +
+    agreed.message = "tensor '" + o.name + "': rank(s) " + joined + " have joined, so there can " +
+                     "be no " + describe(o.kind) + " until all ranks have; only sums, averages " +
                      "and Adasum go on meanwhile";
     return;
   }
-  switch (s.kind) {
+  switch (o.kind) {
     case OpKind::kAddSet:
       return add_set(agreed);
     case OpKind::kRemoveSet:
@@ -211,7 +206,7 @@ void Coordinator::decide(Agreed& agreed, const Pending& p) {
       agreed.joined = !joined.empty();
       agreed.nmse = p.nmse;
       agreed.algorithm = *tuning_.algorithm;
-      waits_for_machine_ |= economy_.wants_machine(s);
+      waits_for_machine_ |= economy_.wants_machine(o);
   }
 }
 
@@ -225,31 +220,32 @@ void Coordinator::decide_how_they_travel() {
   for (Agreed& agreed : ready_.waiting()) {
     if (agreed.decided || agreed.error != ErrorKind::kNone) continue;
     agreed.decided = true;
-    Submission& s = agreed.submission;
-    s.coding = coding(s, agreed.nmse);
+    const Operation& o = *agreed.operation;
+    agreed.coding = coding(o, agreed.nmse);
     if (!travels_alone(agreed) || agreed.algorithm != Algorithm::kAuto) continue;
-    agreed.algorithm = economy_.algorithm_for(s.coding, s.count());
+    agreed.algorithm = economy_.algorithm_for(agreed.coding, o.count());
   }
 }
 
 bool Coordinator::travels_alone(const Agreed& agreed) const {
-  const Submission& s = agreed.submission;
-  return s.kind == OpKind::kAllreduce && s.set == 0 && agreed.group == 0 &&
-         s.size_bytes() >= *tuning_.fusion_bytes;
+  const Operation& o = *agreed.operation;
+  return o.kind == OpKind::kAllreduce && o.set == 0 && agreed.group == 0 &&
+         o.size_bytes() >= *tuning_.fusion_bytes;
 }
 
-std::optional<CodecSpec> Coordinator::coding(const Submission& s, double nmse) {
-  if (!s.coding) return std::nullopt;
-  Submission tuned = s;
-  tuned.auto_bits = s.auto_bits && !tuning_.bits;
-  const bool has_choice = traits_of(s.coding->scheme).has_choice();
+std::optional<CodecSpec> Coordinator::coding(const Operation& o, double nmse) {
+  if (!o.coding) return std::nullopt;
+  std::optional<CodecSpec> spec = o.coding->spec;
+  const bool auto_bits = o.coding->auto_bits && !tuning_.bits;
+  const bool has_choice = traits_of(spec->scheme).has_choice();
   if (has_choice && tuning_.bits == kPlainBits) {
-    tuned.coding.reset();
+    spec.reset();
   } else if (has_choice && tuning_.bits) {
-    tuned.coding->bits = *tuning_.bits;
+    spec->bits = *tuning_.bits;
   }
-  tuned.coding = economy_.bits_for(tuned.coding, tuned.auto_bits, s.count());
-  return economy_.decide(budget_.decide(tuned, nmse), tuned.auto_bits, s.count());
+  const size_t count = o.count();
+  spec = budget_.decide(o, economy_.bits_for(spec, auto_bits, count), nmse);
+  return economy_.decide(spec, auto_bits, count);
 }
 
 void Coordinator::push(Agreed agreed) {
@@ -294,11 +290,12 @@ std::string Coordinator::joined_in(const std::vector<int>& ranks) const {
 }
 
 void Coordinator::add_set(Agreed& agreed) {
-  const std::vector<int> ranks(agreed.submission.ranks.begin(), agreed.submission.ranks.end());
+  const Numbers& wanted = agreed.operation->ranks;
+  const std::vector<int> ranks(wanted.begin(), wanted.end());
   for (const auto& [id, others] : sets_) {
     if (*others != ranks) continue;
     agreed.error = ErrorKind::kUsage;
-    agreed.message = "process set " + describe(agreed.submission.ranks) + " exists already, as " +
+    agreed.message = "process set " + describe(wanted) + " exists already, as " +
                      std::to_string(id) + "; use that one";
     return;
   }
@@ -307,7 +304,7 @@ void Coordinator::add_set(Agreed& agreed) {
 }
 
 void Coordinator::remove_set(Agreed& agreed) {
-  const auto id = static_cast<int32_t>(agreed.submission.ranks.front());
+  const auto id = static_cast<int32_t>(agreed.operation->ranks.front());
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
     if (it->first.first == id) {
@@ -331,16 +328,15 @@ void Coordinator::remove_set(Agreed& agreed) {
 void Coordinator::fail(Table::iterator it, ErrorKind error, const std::string& message) {
   Pending p = take(it);
   Agreed agreed;
-  agreed.submission = std::move(p.submission);
+  agreed.operation = p.operation;
   agreed.ranks = p.ranks;
   agreed.error = error;
   agreed.message = message;
-  if (!agreed.submission.group.empty()) {
-    const GroupKey group = group_of(agreed.submission);
+  if (p.grouped) {
+    const GroupKey group = group_of(*p.operation);
     break_group(group, error, message);
     if (groups_.is_over(group)) groups_.forget(group);  // who comes later begins it anew
   }
-  agreed.submission.group.clear();
   push(std::move(agreed));
 }
 
@@ -392,7 +388,7 @@ void Coordinator::fail_deadlocked() {
   const std::string who = who_waits(waiting);
   for (const auto& [key, ranks] : waiting) {
     const auto it = pending_.find(key);
-    if (it == pending_.end() || it->second.submission.kind == OpKind::kJoin) continue;
+    if (it == pending_.end() || it->second.operation->kind == OpKind::kJoin) continue;
     fail(it, ErrorKind::kInternal,
          "the ranks wait for one another: " + who +
              ". Every rank must submit operations of the same names, and unnamed ones in the same "
@@ -411,7 +407,7 @@ std::vector<std::string> Coordinator::stalled(double patience_s) {
   const auto now = Clock::now();
   for (auto& [key, pending] : pending_) {
     const bool late = Seconds(now - pending.since).count() >= patience_s;
-    if (pending.warned || !late || pending.submission.kind == OpKind::kJoin) continue;
+    if (pending.warned || !late || pending.operation->kind == OpKind::kJoin) continue;
     pending.warned = true;
     sentences.push_back(waits(key, pending) +
                         ". Those ranks are slow, stuck, or take another path through the script.");
@@ -423,7 +419,7 @@ std::string Coordinator::overdue(double patience_s) const {
   const auto now = Clock::now();
   for (const auto& [key, pending] : pending_) {
     const bool late = Seconds(now - pending.since).count() >= patience_s;
-    if (!late || pending.submission.kind == OpKind::kJoin) continue;
+    if (!late || pending.operation->kind == OpKind::kJoin) continue;
     return waits(key, pending) + ", longer than QSGD_STALL_SHUTDOWN_S allows, so the job ends. " +
            "Look at those ranks' own output, or allow more.";
   }
@@ -442,7 +438,7 @@ std::string Coordinator::ranks_missing(const Pending& pending) const {
   size_t listed = 0;
   for (const int rank : *pending.ranks) {
     const auto r = static_cast<size_t>(rank);
-    if (pending.has[r] || (joined_[r] && pending.submission.kind != OpKind::kJoin)) continue;
+    if (pending.has[r] || (joined_[r] && pending.operation->kind != OpKind::kJoin)) continue;
     if (listed++ == kRanksListed) {
       return text + " and " + std::to_string(static_cast<size_t>(pending.missing) - kRanksListed) +
              " more";

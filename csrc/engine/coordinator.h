@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/coarse_clock.h"
+#include "engine/books.h"
 #include "engine/budget.h"
 #include "engine/economy.h"
 #include "engine/group_tally.h"
@@ -49,8 +50,9 @@ class Coordinator {
 
  private:
   struct Pending {
-    Submission submission;  // of the first rank that came
-    Ranks ranks;            // of its set
+    OperationPtr operation;  // of the first rank that came
+    bool grouped = false;    // its group holds it back
+    Ranks ranks;             // of its set
     int first_rank = 0, last_rank = 0;
     std::vector<bool> has;  // by rank
     int missing = 0;
@@ -63,8 +65,8 @@ class Coordinator {
   using Table = std::map<Key, Pending>;
 
   Ranks ranks_of(int32_t set) const { return sets_.at(set); }
-  void begin(Pending& pending, int rank, Submission submission);
-  void refuse(Submission submission);
+  void begin(Pending& pending, int rank, OperationPtr operation);
+  void refuse(OperationPtr operation);
   void agree(Table::iterator it);
   void decide(Agreed& agreed, const Pending& pending);
   void join(int rank);
@@ -74,7 +76,7 @@ class Coordinator {
   // Ends a group that all ranks have submitted; what only some of them have fails it.
   void settle(const GroupKey& key);
   // The ranks disagree on what group the tensor is in, so it is in none.
-  void ungroup(Pending& pending, const GroupKey& other);
+  void ungroup(Pending& pending, const Operation& other);
   // What has come of it fails, and so will what is yet to come.
   void break_group(const GroupKey& key, ErrorKind error, const std::string& fault);
   void fail(Table::iterator it, ErrorKind error, const std::string& message);
@@ -84,7 +86,7 @@ class Coordinator {
   std::string ranks_missing(const Pending& pending) const;
   std::string waits(const Key& key, const Pending& pending) const;
   void decide_how_they_travel();
-  std::optional<CodecSpec> coding(const Submission& s, double nmse);
+  std::optional<CodecSpec> coding(const Operation& operation, double nmse);
   bool travels_alone(const Agreed& agreed) const;
   void push(Agreed agreed);
   Pending take(Table::iterator it);

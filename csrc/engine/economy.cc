@@ -29,11 +29,12 @@ void Economy::set(Machine machine, PlanRequest request, Workers* workers) {
   workers_ = workers;
 }
 
-bool Economy::wants_machine(const Submission& s) const {
-  if (machine_ || size_ == 1 || s.set != 0 || !s.coding || s.kind != OpKind::kAllreduce) {
+bool Economy::wants_machine(const Operation& operation) const {
+  if (machine_ || size_ == 1 || operation.set != 0 || operation.kind != OpKind::kAllreduce) {
     return false;
   }
-  return s.auto_bits || planning_ != Planning::kOff;
+  const std::optional<Coding>& coding = operation.coding;
+  return coding && (coding->auto_bits || planning_ != Planning::kOff);
 }
 
 std::optional<CodecSpec> Economy::bits_for(const std::optional<CodecSpec>& coding, bool auto_bits,

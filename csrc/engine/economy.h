@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/submission.h"
+#include "engine/operation.h"
 #include "planner/plan.h"
 
 namespace qsgd {
@@ -26,8 +26,8 @@ class Economy {
   // What decisions go by from now on; before, tensors travel as they were asked to. Codes that the
   // machine was not measured with are timed when they are asked for, with these threads.
   void set(Machine machine, PlanRequest request, Workers* workers);
-  // Whether `s`, which all ranks of the job submit, is a reason to measure the machine.
-  bool wants_machine(const Submission& s) const;
+  // Whether an operation that all ranks of the job submit is a reason to measure the machine.
+  bool wants_machine(const Operation& operation) const;
   // How `count` elements travel for which `coding` was asked. `auto_bits`: or another of kAutoBits.
   std::optional<CodecSpec> bits_for(const std::optional<CodecSpec>& coding, bool auto_bits,
                                     size_t count);

@@ -47,44 +47,50 @@ Engine::~Engine() {
   thread_.join();
 }
 
-std::shared_ptr<Handle> Engine::submit(Submission submission, const void* in, void* out,
-                                       std::shared_ptr<void> keep) {
-  std::shared_ptr<Handle> handle = enter(std::move(submission), in, out, std::move(keep));
-  changed_.notify_all();
-  return handle;
-}
-
-std::shared_ptr<Handle> Engine::enter(Submission submission, const void* in, void* out,
-                                      std::shared_ptr<void> keep) {
+std::shared_ptr<Handle> Engine::start(OperationPtr operation, TensorMemory memory,
+                                      const Caller& caller) {
   check_not_performing("an operation was submitted");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (abort_->raised()) abort_->set_noticed();
-  abort_->check();
-  check_fit(submission);
-  auto handle = std::make_shared<Handle>(abort_, std::move(keep), timeline_, waits_);
-  if (!entries_.add({submission, in, out, handle})) {
-    throw usage_error("tensor '" + submission.name +
-                      "' is already being worked on; wait for its handle first, or give each "
-                      "operation a name of its own");
+  if (operation->name.empty()) operation = named(*operation);
+  auto handle = std::make_shared<Handle>(abort_, std::move(memory.keep), timeline_, waits_);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (abort_->raised()) abort_->set_noticed();
+    abort_->check();
+    check_fit(*operation);
+    if (!entries_.add({operation, memory.in, memory.out, handle})) {
+      throw usage_error("tensor '" + operation->name +
+                        "' is already being worked on; wait for its handle first, or give each "
+                        "operation a name of its own");
+    }
+    if (operation->kind == OpKind::kAllreduce && operation->lasting) {
+      steps_.started(*operation, caller.foreign);
+    }
+    fresh_.push_back({operation});
+    news_.store(true, std::memory_order_release);
   }
-  if (submission.kind == OpKind::kAllreduce && submission.lasting) steps_.submitted(submission);
-  fresh_.push_back(std::move(submission));
-  news_.store(true, std::memory_order_release);
+  // Members of a group wait for one another.
+  if (caller.waits && !operation->group) take_turns_for(*operation, *handle, caller.interrupted);
+  if (!handle->done()) changed_.notify_all();  // the engine's thread goes on with it
   return handle;
 }
 
-void Engine::check_fit(Submission& submission) const {
+void Engine::check_fit(const Operation& operation) const {
   if (leaving_) {
-    throw usage_error("'" + submission.name + "' was submitted after shutdown(); call init()");
+    throw usage_error("'" + operation.name + "' was submitted after shutdown(); call init()");
   }
-  settle(submission, *sets_.ranks_for(submission), size());
-  if (submission.kind == OpKind::kRemoveSet) {
-    sets_.check_removable(static_cast<int32_t>(submission.ranks.front()));
+  check(operation, *sets_.ranks_for(operation), size());
+  if (operation.kind == OpKind::kRemoveSet) {
+    sets_.check_removable(static_cast<int32_t>(operation.ranks.front()));
   }
   if (entries_.has({0, kJoinName})) {
-    throw usage_error("'" + submission.name + "' was submitted by rank " + std::to_string(rank()) +
+    throw usage_error("'" + operation.name + "' was submitted by rank " + std::to_string(rank()) +
                       " after join(); wait for that first");
   }
+}
+
+OperationPtr Engine::named(Operation operation) {
+  operation.name = next_name(operation.kind, operation.set);
+  return std::make_shared<const Operation>(std::move(operation));
 }
 
 std::string Engine::next_name(OpKind kind, int32_t set) {

@@ -57,6 +57,26 @@ struct EngineStats {
   double wait_time_s = 0;            // in which a thread of the program waited for a handle
 };
 
+// Where an operation reads and writes. `keep`, which may see to its staying valid, is let go with
+// the handle; see there.
+struct TensorMemory {
+  const void* in = nullptr;
+  void* out = nullptr;
+  std::shared_ptr<void> keep;
+};
+
+// Who starts an operation.
+struct Caller {
+  // Has nothing to do but wait: it does the engine's work itself, which saves two changes of
+  // thread, and the handle that comes back is done. Where that would take it long (others are late,
+  // much else is under way) the engine's thread goes on with it.
+  bool waits = false;
+  // Asked now and then, meanwhile, whether the caller must end the job for something else.
+  std::function<bool()> interrupted;
+  // A framework, which waits by itself and not with the handle.
+  bool foreign = false;
+};
+
 class Engine {
  public:
   // `node` is null where the ranks of a node share no memory.
@@ -66,20 +86,13 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // `in` and `out` stay valid until the handle is done, which `keep` may see to (see Handle).
-  // Throws a usage error for a name in flight, and for what settle() refuses.
-  std::shared_ptr<Handle> submit(Submission submission, const void* in, void* out,
-                                 std::shared_ptr<void> keep = nullptr);
-
-  // The same for a caller that has nothing to do but wait: it does the engine's work itself, which
-  // saves two changes of thread, and the handle that comes back is done. Where that would take the
-  // caller long (others are late, much else is under way) it goes on in the engine's thread.
-  // `interrupted` is asked, now and then, whether the caller must end the job for something else.
-  std::shared_ptr<Handle> perform(Submission submission, const void* in, void* out,
-                                  std::shared_ptr<void> keep = nullptr,
-                                  std::function<bool()> interrupted = nullptr);
-  // Throws a usage error inside perform(), where a handler of signals may find itself. `call` says
-  // what it did: "shutdown() was called".
+  // Starts an operation on memory that stays valid until the handle is done. Ranks that call
+  // in one order may leave its name out. Throws a usage error for a name in flight, and for what
+  // check() refuses.
+  std::shared_ptr<Handle> start(OperationPtr operation, TensorMemory memory,
+                                const Caller& caller = {});
+  // Throws a usage error where a thread carries out what it waits for (see Caller), as a handler of
+  // signals may find it. `call` says what it did: "shutdown() was called".
   static void check_not_performing(const char* call);
 
   // A name for an operation without one, equal on ranks of the process set that call in one order.
@@ -129,9 +142,8 @@ class Engine {
   int size() const { return transport_->size(); }
 
  private:
-  std::shared_ptr<Handle> enter(Submission submission, const void* in, void* out,
-                                std::shared_ptr<void> keep);
-  void check_fit(Submission& submission) const;
+  void check_fit(const Operation& operation) const;
+  OperationPtr named(Operation operation);
   void run();
   void learn_machine();
   std::optional<Machine> known_machine() const;
@@ -140,12 +152,13 @@ class Engine {
   bool take_news();
   void carry_out_agreed();
   void rest(bool busy, std::unique_lock<std::mutex>& helm);
-  void take_turns_for(const Key& key, Handle& handle, std::function<bool()> interrupted);
+  void take_turns_for(const Operation& operation, Handle& handle,
+                      const std::function<bool()>& interrupted);
   void fall(const std::string& cause);
   void hand_in(std::vector<Submission>& fresh, bool leaving);
   void on_message(int peer, FrameType type, Reader body);
   void answer();
-  void note_arrival(int rank, const Submission& submission);
+  void note_arrival(int rank, const Operation& operation);
   void note_agreement(const std::vector<Response>& responses);
   void note_work(const Work& work);
   void take(int rank, Submission submission);

@@ -121,17 +121,18 @@ void Engine::hand_in(std::vector<Submission>& fresh, bool leaving) {
   left_ |= leaving;
   last_handed_in_ = Coordinator::Clock::now();
   told_waits_.clear();  // rank 0 takes these submissions for a sign that this rank goes on
-  for (Submission& submission : fresh) {
-    if (submission.nmse_budget <= 0 || !sets_.has(submission.set)) continue;
-    const QualityLog& quality = sets_.operations(submission.set).reducer().quality();
-    submission.nmse = quality.last_nmse(submission.name);
+  for (auto& [operation, nmse] : fresh) {
+    if (!operation->coding || operation->coding->nmse_budget <= 0) continue;
+    if (!sets_.has(operation->set)) continue;
+    const QualityLog& quality = sets_.operations(operation->set).reducer().quality();
+    nmse = quality.last_nmse(operation->name);
   }
   if (rank() == 0) {
     for (Submission& submission : fresh) take(0, std::move(submission));
     if (leaving) coordinator_.leave(0, reason_);
     return;
   }
-  for (const Submission& submission : fresh) note_arrival(rank(), submission);
+  for (const Submission& submission : fresh) note_arrival(rank(), *submission.operation);
   Writer known, items;
   sent_.write(fresh, known, items);
   // Known ones first: what is new may take their places in the books.
@@ -145,7 +146,7 @@ void Engine::hand_in(std::vector<Submission>& fresh, bool leaving) {
 }
 
 void Engine::take(int rank, Submission submission) {
-  note_arrival(rank, submission);
+  note_arrival(rank, *submission.operation);
   coordinator_.submit(rank, std::move(submission));
 }
 

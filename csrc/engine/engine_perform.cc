@@ -24,10 +24,11 @@ class AtHelm {
   AtHelm& operator=(const AtHelm&) = delete;
 };
 
-bool is_all(const std::vector<Response>& responses, const Key& key) {
+bool is_all(const std::vector<Response>& responses, const Operation& operation) {
   if (responses.size() != 1) return false;
   const Response& only = responses.front();
-  return only.names.size() == 1 && Key(only.set, only.names.front()) == key;
+  return only.names.size() == 1 && only.set == operation.set &&
+         only.names.front() == operation.name;
 }
 
 }  // namespace
@@ -40,23 +41,14 @@ void Engine::check_not_performing(const char* call) {
       "on before the handler returns; set a flag there, and look at it between steps");
 }
 
-std::shared_ptr<Handle> Engine::perform(Submission submission, const void* in, void* out,
-                                        std::shared_ptr<void> keep,
-                                        std::function<bool()> interrupted) {
-  const Key key(submission.set, submission.name);
-  const bool brief = submission.size_bytes() <= kMostBytes;
-  std::shared_ptr<Handle> handle = enter(std::move(submission), in, out, std::move(keep));
-  if (brief) take_turns_for(key, *handle, std::move(interrupted));
-  if (!handle->done()) changed_.notify_all();  // the engine's thread goes on with it
-  return handle;
-}
-
-void Engine::take_turns_for(const Key& key, Handle& handle, std::function<bool()> interrupted) {
+void Engine::take_turns_for(const Operation& operation, Handle& handle,
+                            const std::function<bool()>& interrupted) {
+  if (operation.size_bytes() > kMostBytes) return;
   const std::unique_lock<std::mutex> helm(helm_, std::try_to_lock);
   if (!helm) return;
   const AtHelm here;
   const Waiting waiting(handle);
-  const Interruptible waits(std::move(interrupted));
+  const Interruptible waits(interrupted);
   unsigned looks = 0;
   Clock::time_point until;
   Backoff backoff;
@@ -65,7 +57,7 @@ void Engine::take_turns_for(const Key& key, Handle& handle, std::function<bool()
       const bool busy = turn();
       if (measures_next_) return;
       if (!agreed_.empty()) {
-        if (!is_all(agreed_, key)) return;
+        if (!is_all(agreed_, operation)) return;
         carry_out_agreed();
       } else if (busy) {
         backoff.reset();

@@ -21,9 +21,9 @@ std::string row_of(int32_t set, const std::string& name) {
 
 }  // namespace
 
-void Engine::note_arrival(int rank, const Submission& submission) {
+void Engine::note_arrival(int rank, const Operation& operation) {
   if (!timeline_->on()) return;
-  timeline_->arrived(row_of(submission.set, submission.name), describe(submission.kind), rank,
+  timeline_->arrived(row_of(operation.set, operation.name), describe(operation.kind), rank,
                      Timeline::Clock::now());
 }
 
@@ -43,30 +43,30 @@ void Engine::note_work(const Work& done) {
   const auto& [response, entries, outcomes, start, wire_bytes] = done;
   std::vector<double> bits;
   for (size_t i = 0; i < entries.size(); ++i) {
-    const Submission& s = entries[i]->submission;
-    bits.push_back(static_cast<double>(s.count()) * bits_per_element(response, i, s.args.dtype));
+    const Operation& o = *entries[i]->operation;
+    bits.push_back(static_cast<double>(o.count()) * bits_per_element(response, i, o.args.dtype));
   }
   const double all_bits = std::accumulate(bits.begin(), bits.end(), 0.0);
   const Reducer& reducer = sets_.operations(response.set).reducer();
   const Exchange& exchange = reducer.last_exchange();
   for (size_t i = 0; i < entries.size(); ++i) {
-    const Submission& s = entries[i]->submission;
+    const Operation& o = *entries[i]->operation;
     Timeline::Work work;
-    work.tensor = row_of(response.set, s.name);
+    work.tensor = row_of(response.set, o.name);
     work.process_set = static_cast<uint64_t>(response.set);
-    work.operation = describe(s.kind);
+    work.operation = describe(o.kind);
     work.begin = start;
-    work.elements = s.count();
+    work.elements = o.count();
     const double share = all_bits > 0 ? bits[i] / all_bits : 0;
     work.wire_bytes = static_cast<uint64_t>(share * static_cast<double>(wire_bytes));
-    work.bits = bits_per_element(response, i, s.args.dtype);
+    work.bits = bits_per_element(response, i, o.args.dtype);
     work.fused = entries.size();
     work.error = outcomes[i].message;
     if (!response.codings.empty()) {
-      work.nmse = reducer.quality().last_nmse(s.name);
+      work.nmse = reducer.quality().last_nmse(o.name);
       work.coding_s = share * exchange.coding_s;
     }
-    if (s.kind == OpKind::kAllreduce) {
+    if (o.kind == OpKind::kAllreduce) {
       work.algorithm = exchange.algorithm;
       work.exchange = exchange.begin;
       work.exchange_end = exchange.end;

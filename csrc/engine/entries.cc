@@ -4,7 +4,7 @@ namespace qsgd {
 
 bool Entries::add(Entry entry) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  Key key(entry.submission.set, entry.submission.name);
+  Key key = entry.operation->key();
   return entries_.try_emplace(std::move(key), std::move(entry)).second;
 }
 

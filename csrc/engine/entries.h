@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "engine/handle.h"
-#include "engine/submission.h"
+#include "engine/operation.h"
 
 namespace qsgd {
 
-// An operation that this rank has submitted. A broadcast works on `out` alone.
+// An operation that this rank has started. A broadcast works on `out` alone.
 struct Entry {
-  Submission submission;
+  OperationPtr operation;
   const void* in = nullptr;
   void* out = nullptr;
   std::shared_ptr<Handle> handle;

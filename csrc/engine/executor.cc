@@ -18,10 +18,10 @@ struct StandIn {
   Entry entry;
 };
 
-StandIn stand_in(const Submission& facts, const std::shared_ptr<AbortFlag>& abort) {
-  StandIn s{Memory(facts.size_bytes()), {}};
+StandIn stand_in(const OperationPtr& operation, const std::shared_ptr<AbortFlag>& abort) {
+  StandIn s{Memory(operation->size_bytes()), {}};
   if (s.zeros.size() > 0) std::memset(s.zeros.data(), 0, s.zeros.size());
-  s.entry = {facts, s.zeros.data(), s.zeros.data(), std::make_shared<Handle>(abort)};
+  s.entry = {operation, s.zeros.data(), s.zeros.data(), std::make_shared<Handle>(abort)};
   return s;
 }
 
@@ -55,22 +55,22 @@ void Executor::carry_out(const Response& response) {
 
 std::vector<Outcome> Executor::work(const Response& response) {
   KeptOnFailure<std::vector<StandIn>> stand_ins;
-  stand_ins->reserve(response.facts.size());
+  stand_ins->reserve(response.operations.size());
   std::vector<Entry*> entries;
   for (size_t i = 0; i < response.names.size(); ++i) {
     Entry* entry = entries_.find({response.set, response.names[i]});
     if (entry == nullptr) {
-      stand_ins->push_back(stand_in(response.facts.at(i), abort_));
+      stand_ins->push_back(stand_in(response.operations.at(i), abort_));
       entry = &stand_ins->back().entry;
     }
     entries.push_back(entry);
   }
-  const OpKind kind = entries.front()->submission.kind;
+  const OpKind kind = entries.front()->operation->kind;
   const auto start = Clock::now();
   double coding_s = 0;
   std::vector<Outcome> outcomes;
   if (kind == OpKind::kJoin || kind == OpKind::kAddSet || kind == OpKind::kRemoveSet) {
-    change_sets(entries.front()->submission, response.value);
+    change_sets(*entries.front()->operation, response.value);
     outcomes.emplace_back();
     outcomes.front().result.value = response.value;
   } else {
@@ -84,10 +84,10 @@ std::vector<Outcome> Executor::work(const Response& response) {
   return outcomes;
 }
 
-void Executor::change_sets(const Submission& submission, int64_t id) {
-  const std::vector<int> ranks(submission.ranks.begin(), submission.ranks.end());
-  if (submission.kind == OpKind::kAddSet) sets_.add(static_cast<int32_t>(id), ranks);
-  if (submission.kind == OpKind::kRemoveSet) sets_.remove(static_cast<int32_t>(id));
+void Executor::change_sets(const Operation& operation, int64_t id) {
+  const std::vector<int> ranks(operation.ranks.begin(), operation.ranks.end());
+  if (operation.kind == OpKind::kAddSet) sets_.add(static_cast<int32_t>(id), ranks);
+  if (operation.kind == OpKind::kRemoveSet) sets_.remove(static_cast<int32_t>(id));
 }
 
 // One failure of a group is that of all its members.
@@ -116,8 +116,8 @@ void Executor::count(const std::vector<Entry*>& entries, double seconds, double 
   const std::lock_guard<std::mutex> lock(mutex_);
   done_.comm_time_s += seconds;
   done_.coding_time_s += coding_s;
-  if (entries.front()->submission.kind != OpKind::kAllreduce) return;
-  for (const Entry* entry : entries) done_.gradient_bytes += entry->submission.size_bytes();
+  if (entries.front()->operation->kind != OpKind::kAllreduce) return;
+  for (const Entry* entry : entries) done_.gradient_bytes += entry->operation->size_bytes();
   done_.allreduces += entries.size();
   ++done_.fused;
 }

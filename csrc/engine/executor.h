@@ -53,7 +53,7 @@ class Executor {
  private:
   void carry_out(const Response& response);
   std::vector<Outcome> work(const Response& response);
-  void change_sets(const Submission& submission, int64_t id);
+  void change_sets(const Operation& operation, int64_t id);
   void settle_held(bool grouped);
   void end_settled();
   void count(const std::vector<Entry*>& entries, double seconds, double coding_s);

@@ -4,10 +4,10 @@
 
 namespace qsgd {
 
-void GroupTally::note(int rank, const Submission& member) {
+void GroupTally::note(int rank, const Operation& member) {
   Count& count = groups_[group_of(member)].counts[rank];
   ++count.submitted;
-  count.expected = member.group_size;
+  count.expected = member.group->size;
 }
 
 bool GroupTally::is_whole(const GroupKey& key, const std::vector<int>& ranks,

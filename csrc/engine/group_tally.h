@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/error.h"
-#include "engine/submission.h"
+#include "engine/operation.h"
 
 namespace qsgd {
 
@@ -19,12 +19,13 @@ struct GroupFault {
   std::string message;
 };
 
-inline GroupKey group_of(const Submission& s) { return {s.set, s.group}; }
+// Of an operation in no group: one without a name.
+inline GroupKey group_of(const Operation& o) { return {o.set, o.group ? o.group->name : ""}; }
 
 class GroupTally {
  public:
   // `rank` has submitted one more member, and says how many there are.
-  void note(int rank, const Submission& member);
+  void note(int rank, const Operation& member);
   // Whether every one of `ranks`, those apart that have joined, has submitted all it will.
   bool is_whole(const GroupKey& key, const std::vector<int>& ranks,
                 const std::vector<bool>& joined) const;

@@ -39,7 +39,7 @@ std::vector<int64_t> even_rows(int64_t rows, int size) {
 
 std::vector<Outcome> Operations::carry_out(const Response& response,
                                            const std::vector<Entry*>& entries) {
-  if (entries.front()->submission.kind == OpKind::kAllreduce) return reduce(response, entries);
+  if (entries.front()->operation->kind == OpKind::kAllreduce) return reduce(response, entries);
   std::vector<Outcome> outcomes;
   for (const Entry* entry : entries) {
     outcomes.push_back({ErrorKind::kNone, {}, do_one(*entry, response)});
@@ -50,7 +50,8 @@ std::vector<Outcome> Operations::carry_out(const Response& response,
 std::vector<Outcome> Operations::reduce(const Response& response,
                                         const std::vector<Entry*>& entries) {
   std::vector<Reducer::Item> items;
-  for (const Entry* entry : entries) items.push_back({&entry->submission, entry->in, entry->out});
+  for (const Entry* entry : entries)
+    items.push_back({entry->operation.get(), entry->in, entry->out});
   std::vector<Outcome> outcomes;
   for (std::string& fault : reducer_.reduce(items, response.codings, algorithm_of(response),
                                             response.segment.elements())) {
@@ -61,10 +62,10 @@ std::vector<Outcome> Operations::reduce(const Response& response,
 }
 
 Result Operations::do_one(const Entry& entry, const Response& response) {
-  const Submission& s = entry.submission;
-  switch (s.kind) {
+  const Operation& o = *entry.operation;
+  switch (o.kind) {
     case OpKind::kBroadcast:
-      broadcast(communicator_.transport, entry.out, s.size_bytes(), place_of(s.root));
+      broadcast(communicator_.transport, entry.out, o.size_bytes(), place_of(o.root));
       return {};
     case OpKind::kAllgather:
       return allgather(entry, response.rows);
@@ -78,7 +79,7 @@ Result Operations::do_one(const Entry& entry, const Response& response) {
     default:
       break;
   }
-  throw internal_error("operation '" + s.name + "' of unknown kind");
+  throw internal_error("operation '" + o.name + "' of unknown kind");
 }
 
 // The ranks of a set share no memory, even where those of the job do.
@@ -93,35 +94,36 @@ int Operations::place_of(int rank) const {
 }
 
 Result Operations::allgather(const Entry& entry, const std::vector<int64_t>& rows) {
-  const Submission& s = entry.submission;
-  KeptOnFailure<Memory> out(Memory(static_cast<size_t>(sum(rows)) * s.row_bytes()));
-  allgatherv(communicator_.transport, entry.in, out->data(), times(rows, s.row_bytes()));
-  return {std::move(*out), with_rows(s.shape, sum(rows)), rows};
+  const Operation& o = *entry.operation;
+  KeptOnFailure<Memory> out(Memory(static_cast<size_t>(sum(rows)) * o.row_bytes()));
+  allgatherv(communicator_.transport, entry.in, out->data(), times(rows, o.row_bytes()));
+  return {std::move(*out), with_rows(o.shape, sum(rows)), rows};
 }
 
 // Every rank tells the others what it sends them: through rank 0, all splits of all ranks would
 // have to go to all.
 Result Operations::alltoall(const Entry& entry) {
-  const Submission& s = entry.submission;
+  const Operation& o = *entry.operation;
   Transport& transport = communicator_.transport;
-  const std::vector<size_t> one(s.splits.size(), sizeof(int64_t));
-  KeptOnFailure<std::vector<int64_t>> sent{s.splits}, kept{s.splits};
-  std::vector<int64_t>& received = *kept;
+  const Numbers splits = splits_of(o, ranks_.size());
+  const std::vector<size_t> one(splits.size(), sizeof(int64_t));
+  KeptOnFailure<Numbers> sent{splits}, kept{splits};
+  Numbers& received = *kept;
   alltoallv(transport, sent->data(), one, received.data(), one);
-  KeptOnFailure<Memory> out(Memory(static_cast<size_t>(sum(received)) * s.row_bytes()));
-  alltoallv(transport, entry.in, times(s.splits, s.row_bytes()), out->data(),
-            times(received, s.row_bytes()));
-  return {std::move(*out), with_rows(s.shape, sum(received)), std::move(received)};
+  KeptOnFailure<Memory> out(Memory(static_cast<size_t>(sum(received)) * o.row_bytes()));
+  alltoallv(transport, entry.in, times(splits, o.row_bytes()), out->data(),
+            times(received, o.row_bytes()));
+  return {std::move(*out), with_rows(o.shape, sum(received)), std::move(received)};
 }
 
 Result Operations::reducescatter(const Entry& entry) {
-  const Submission& s = entry.submission;
+  const Operation& o = *entry.operation;
   Transport& transport = communicator_.transport;
-  const std::vector<int64_t> rows = even_rows(s.rows(), transport.size());
+  const std::vector<int64_t> rows = even_rows(o.rows(), transport.size());
   const int64_t mine = rows[static_cast<size_t>(transport.rank())];
-  Memory out(static_cast<size_t>(mine) * s.row_bytes());
-  qsgd::reducescatter(transport, entry.in, out.data(), times(rows, s.row_count()), s.args);
-  return {std::move(out), with_rows(s.shape, mine), {}};
+  Memory out(static_cast<size_t>(mine) * o.row_bytes());
+  qsgd::reducescatter(transport, entry.in, out.data(), times(rows, o.row_count()), o.args);
+  return {std::move(out), with_rows(o.shape, mine), {}};
 }
 
 }  // namespace qsgd

@@ -40,12 +40,12 @@ const ProcessSets::Set& ProcessSets::find(int32_t id) const {
                     "set " + std::to_string(id) + "; add it on all ranks first");
 }
 
-std::shared_ptr<const std::vector<int>> ProcessSets::ranks_for(const Submission& submission) const {
+std::shared_ptr<const std::vector<int>> ProcessSets::ranks_for(const Operation& operation) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const Set& set = find(submission.set);
+  const Set& set = find(operation.set);
   if (set.operations != nullptr) return set.ranks;
-  throw usage_error("'" + submission.name + "': rank " + std::to_string(whole_.transport.rank()) +
-                    " is not in process set " + std::to_string(submission.set) + " of ranks " +
+  throw usage_error("'" + operation.name + "': rank " + std::to_string(whole_.transport.rank()) +
+                    " is not in process set " + std::to_string(operation.set) + " of ranks " +
                     describe({set.ranks->begin(), set.ranks->end()}) +
                     "; only its ranks may call its operations");
 }

@@ -21,7 +21,7 @@ class ProcessSets {
   void add(int32_t id, const std::vector<int>& ranks);
   void remove(int32_t id);
   // The ranks of a set. Throws a usage error where there is none, or this rank is not in it.
-  std::shared_ptr<const std::vector<int>> ranks_for(const Submission& submission) const;
+  std::shared_ptr<const std::vector<int>> ranks_for(const Operation& operation) const;
   // Throws a usage error for what cannot be removed.
   void check_removable(int32_t id) const;
   bool has(int32_t id) const { return sets_.count(id) != 0; }

@@ -2,31 +2,30 @@
 
 #include <algorithm>
 
-#include "engine/agreement.h"
-
 namespace qsgd {
 namespace {
 
 constexpr size_t kMaxNamesBytes = 32 << 10;  // of one response, so that it fits a frame
-constexpr size_t kFactsBytes = 256;          // what a joined rank is told beside the name, about
+constexpr size_t kOperationBytes = 256;      // what a joined rank is told beside the name, about
 
 size_t response_bytes(const Agreed& agreed) {
-  const size_t name = agreed.submission.name.size() + sizeof(uint32_t);
-  return agreed.joined ? 2 * name + kFactsBytes : name;
+  const size_t name = agreed.operation->name.size() + sizeof(uint32_t);
+  return agreed.joined ? 2 * name + kOperationBytes : name;
 }
 
 bool may_follow(const Agreed& first, const Agreed& next) {
   return first.error == ErrorKind::kNone && next.error == ErrorKind::kNone &&
          first.group == next.group && first.algorithm == next.algorithm &&
-         first.submission.lasting == next.submission.lasting && first.joined == next.joined &&
-         fusable(first.submission, next.submission);
+         first.coding.has_value() == next.coding.has_value() && first.joined == next.joined &&
+         fusable(*first.operation, *next.operation);
 }
 
 }  // namespace
 
 void ReadyQueue::push(Agreed agreed) {
-  if (agreed.submission.group.empty()) return ready_.push_back(std::move(agreed));
-  groups_[group_of(agreed.submission)].push_back(std::move(agreed));
+  if (!agreed.grouped) return ready_.push_back(std::move(agreed));
+  const GroupKey group = group_of(*agreed.operation);
+  groups_[group].push_back(std::move(agreed));
 }
 
 void ReadyQueue::release(const GroupKey& key) {
@@ -65,22 +64,22 @@ std::vector<Response> ReadyQueue::take(size_t fusion_bytes) {
 Response ReadyQueue::take_one(size_t fusion_bytes) {
   const Agreed first = std::move(ready_.front());
   Response response;
-  response.set = first.submission.set;
+  response.set = first.operation->set;
   response.recipients = first.ranks;
   response.error = first.error;
   response.message = first.message;
-  response.lasting = first.submission.lasting;
+  response.lasting = first.operation->lasting;
   response.algorithm = first.algorithm;
   response.rows = first.rows;
   response.value = first.value;
   size_t bytes = 0, response_size = 0;
   const auto add = [&](const Agreed& next) {
-    bytes += next.submission.size_bytes();
-    response.count += next.submission.count();
+    bytes += next.operation->size_bytes();
+    response.count += next.operation->count();
     response_size += response_bytes(next);
-    response.names.push_back(next.submission.name);
-    if (next.submission.coding) response.codings.push_back(*next.submission.coding);
-    if (next.joined) response.facts.push_back(next.submission);
+    response.names.push_back(next.operation->name);
+    if (next.coding) response.codings.push_back(*next.coding);
+    if (next.joined) response.operations.push_back(next.operation);
   };
   add(first);
   // Past what may not travel with the first: coded and exact gradients take turns in most models.
@@ -89,7 +88,7 @@ Response ReadyQueue::take_one(size_t fusion_bytes) {
   for (size_t i = 1; i < ready_.size(); ++i) {
     Agreed& next = ready_[i];
     const bool joins = !full && may_follow(first, next);
-    const bool fits = first.group != 0 || bytes + next.submission.size_bytes() <= fusion_bytes;
+    const bool fits = first.group != 0 || bytes + next.operation->size_bytes() <= fusion_bytes;
     full |= joins && (!fits || response_size + response_bytes(next) > kMaxNamesBytes);
     if (joins && !full) {
       add(next);

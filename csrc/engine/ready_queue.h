@@ -3,20 +3,23 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/group_tally.h"
+#include "engine/operation.h"
 #include "engine/response.h"
-#include "engine/submission.h"
 
 namespace qsgd {
 
 // An operation that every rank of its set has submitted, or that all of them must fail.
 struct Agreed {
-  Submission submission;
+  OperationPtr operation;
   std::shared_ptr<const std::vector<int>> ranks;  // of its set
+  bool grouped = false;                           // held back for the others of its group
+  std::optional<CodecSpec> coding;                // in which it travels
   ErrorKind error = ErrorKind::kNone;
   std::string message;
   double nmse = 0;            // the largest that a rank has reported

@@ -58,7 +58,7 @@ std::vector<std::string> Reducer::reduce(const std::vector<Item>& items,
   const AlgorithmTraits& traits = traits_of(chosen);
   const int owners = coded && traits.has(kAcross) ? owners_of(*communicator_.node, traits) : 0;
   std::vector<ReduceTensor> tensors = prepare(items, codings, owners, *settled);
-  const ReduceArgs& args = items.front().submission->args;
+  const ReduceArgs& args = items.front().operation->args;
   exchange_.algorithm = args.op == ReduceOp::kAdasum ? "adasum" : name_of(chosen);
   exchange_.begin = std::chrono::steady_clock::now();
   Pipelining pipelining;
@@ -79,17 +79,17 @@ std::vector<ReduceTensor> Reducer::prepare(const std::vector<Item>& items,
   const bool coded = !codings.empty();
   std::vector<ReduceTensor> tensors;
   for (const Item& item : items) {
-    const Submission& s = *item.submission;
-    const uint32_t step = coded && s.lasting ? steps_[s.name]++ : 0;
-    tensors.push_back({item.in, item.out, s.count(), hash_name(s.name), step});
+    const Operation& o = *item.operation;
+    const uint32_t step = coded && o.lasting ? steps_[o.name]++ : 0;
+    tensors.push_back({item.in, item.out, o.count(), hash_name(o.name), step});
     if (coded) tensors.back().spec = codings.at(tensors.size() - 1);
     const double scale =
-        s.args.prescale * s.args.postscale / (s.args.op == ReduceOp::kAverage ? size() : 1);
-    if (coded && s.error_feedback && size() > 1) {
-      residuals_.lend(s.name, tensors.back().spec.bucket, scale, owners, tensors.back());
+        o.args.prescale * o.args.postscale / (o.args.op == ReduceOp::kAverage ? size() : 1);
+    if (coded && o.coding->error_feedback && size() > 1) {
+      residuals_.lend(o.name, tensors.back().spec.bucket, scale, owners, tensors.back());
       continue;
     }
-    std::vector<char> input = residuals_.settle(s.name, s.args.dtype, scale, tensors.back());
+    std::vector<char> input = residuals_.settle(o.name, o.args.dtype, scale, tensors.back());
     if (input.empty()) continue;
     settled.push_back(std::move(input));
     tensors.back().in = settled.back().data();
@@ -100,24 +100,24 @@ std::vector<ReduceTensor> Reducer::prepare(const std::vector<Item>& items,
 void Reducer::take_note(const std::vector<Item>& items, const std::vector<CodecSpec>& codings,
                         const std::vector<ReduceTensor>& tensors) {
   for (size_t i = 0; i < items.size(); ++i) {
-    const Submission& s = *items[i].submission;
+    const Operation& o = *items[i].operation;
     // On every rank alike, as the result is.
-    if (!tensors[i].result_finite && tensors[i].residual) residuals_.forget(s.name);
-    if (!s.coding || !s.lasting) continue;
+    if (!tensors[i].result_finite && tensors[i].residual) residuals_.forget(o.name);
+    if (!o.coding || !o.lasting) continue;
     const auto coding = codings.empty() ? std::nullopt : std::optional<CodecSpec>(codings[i]);
-    quality_.record(s.name, coding, s.args.dtype, tensors[i]);
+    quality_.record(o.name, coding, o.args.dtype, tensors[i]);
   }
 }
 
 std::vector<std::string> Reducer::judge(const std::vector<Item>& items,
                                         const std::vector<ReduceTensor>& tensors) {
   std::vector<std::string> faults(items.size());
-  if (!items.front().submission->check_finite || config_.nonfinite == NonFinite::kPropagate ||
+  if (!items.front().operation->check_finite || config_.nonfinite == NonFinite::kPropagate ||
       warned_) {
     return faults;
   }
   std::vector<std::string> names;
-  for (const Item& item : items) names.push_back(item.submission->name);
+  for (const Item& item : items) names.push_back(item.operation->name);
   std::vector<std::string> messages = explain_nonfinite(communicator_, ranks_, names, tensors);
   if (config_.nonfinite == NonFinite::kError) {
     for (std::string& message : messages) {

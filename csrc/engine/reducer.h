@@ -11,9 +11,9 @@
 
 #include "collectives/allreduce.h"
 #include "engine/nonfinite.h"
+#include "engine/operation.h"
 #include "engine/quality.h"
 #include "engine/residuals.h"
-#include "engine/submission.h"
 
 namespace qsgd {
 
@@ -34,7 +34,7 @@ struct Exchange {
 class Reducer {
  public:
   struct Item {
-    const Submission* submission;
+    const Operation* operation;
     const void* in;
     void* out;
   };

@@ -12,7 +12,7 @@ enum Has : uint8_t {
   kSeveralCodings = 4,
   kRows = 8,
   kValue = 16,
-  kFacts = 32,
+  kOperations = 32,
   kGrouped = 64,
   kGroupGoesOn = 128,
 };
@@ -27,7 +27,7 @@ uint8_t what_it_has(const Response& r) {
   if (!r.codings.empty()) has |= are_equal(r.codings) ? kCoding : kSeveralCodings;
   if (!r.rows.empty()) has |= kRows;
   if (r.value != 0) has |= kValue;
-  if (!r.facts.empty()) has |= kFacts;
+  if (!r.operations.empty()) has |= kOperations;
   if (r.grouped) has |= kGrouped;
   if (r.group_goes_on) has |= kGroupGoesOn;
   return static_cast<uint8_t>(has);
@@ -39,7 +39,7 @@ void write_codings(const std::vector<CodecSpec>& codings, Writer& to) {
     const auto end =
         std::find_if(run, codings.end(), [&](const CodecSpec& coding) { return coding != *run; });
     to.put(static_cast<uint32_t>(end - run));
-    write_coding(*run, to);
+    write_spec(*run, to);
     run = end;
   }
 }
@@ -48,7 +48,7 @@ std::vector<CodecSpec> read_codings(Reader& from, size_t count) {
   std::vector<CodecSpec> codings;
   while (codings.size() < count) {
     const auto run = from.get<uint32_t>();
-    codings.insert(codings.end(), run, read_coding(from).value());
+    codings.insert(codings.end(), run, read_spec(from));
   }
   return codings;
 }
@@ -66,12 +66,12 @@ void Response::write(Writer& to, NameBook& book) const {
     to.put(static_cast<uint8_t>(error));
     to.put(message);
   }
-  if (has & kCoding) write_coding(codings.front(), to);
+  if (has & kCoding) write_spec(codings.front(), to);
   if (has & kSeveralCodings) write_codings(codings, to);
   if (has & kRows) write_list(rows, to);
   if (has & kValue) to.put(value);
-  if (has & kFacts) to.put(static_cast<uint32_t>(facts.size()));
-  for (const Submission& submission : facts) submission.write(to);
+  if (has & kOperations) to.put(static_cast<uint32_t>(operations.size()));
+  for (const OperationPtr& operation : operations) qsgd::write(*operation, to);
 }
 
 Response Response::read(Reader& from, NameBook& book) {
@@ -85,14 +85,16 @@ Response Response::read(Reader& from, NameBook& book) {
     r.error = static_cast<ErrorKind>(from.get<uint8_t>());
     r.message = from.text();
   }
-  if (has & kCoding) r.codings.assign(r.names.size(), read_coding(from).value());
+  if (has & kCoding) r.codings.assign(r.names.size(), read_spec(from));
   if (has & kSeveralCodings) r.codings = read_codings(from, r.names.size());
   if (has & kRows) r.rows = read_list(from);
   if (has & kValue) r.value = from.get<int64_t>();
   r.grouped = (has & kGrouped) != 0;
   r.group_goes_on = (has & kGroupGoesOn) != 0;
-  const uint32_t facts = has & kFacts ? from.get<uint32_t>() : 0;
-  for (uint32_t i = 0; i < facts; ++i) r.facts.push_back(Submission::read(from));
+  const uint32_t operations = has & kOperations ? from.get<uint32_t>() : 0;
+  for (uint32_t i = 0; i < operations; ++i) {
+    r.operations.push_back(std::make_shared<const Operation>(read_operation(from)));
+  }
   return r;
 }
 

@@ -9,8 +9,8 @@
 #include "common/bytes.h"
 #include "common/error.h"
 #include "engine/books.h"
+#include "engine/operation.h"
 #include "engine/segment_size.h"
-#include "engine/submission.h"
 #include "quant/codec.h"
 
 namespace qsgd {
@@ -33,7 +33,7 @@ struct Response {
   // On rank 0: elements altogether, and who is told, in ascending order.
   size_t count = 0;
   std::shared_ptr<const std::vector<int>> recipients;
-  std::vector<Submission> facts;  // of each name, where ranks take part that have joined
+  std::vector<OperationPtr> operations;  // of each name, where ranks take part that have joined
 
   // Both ends read and write all responses with one book each, in one order.
   void write(Writer& to, NameBook& book) const;

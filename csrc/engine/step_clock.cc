@@ -23,27 +23,27 @@ StepWork between(const StepWork& from, const StepWork& to) {
 StepClock::StepClock(size_t kept, std::function<StepWork()> read_work, Observer over)
     : most_edges_(kept + 1), read_work_(std::move(read_work)), over_(std::move(over)) {}
 
-void StepClock::submitted(const Submission& submission) {
+void StepClock::started(const Operation& operation, bool foreign) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const Clock::time_point now = Clock::now();
-  auto* const line = know(submission);
+  auto* const line = know(operation);
   if (line == nullptr) return;
   Known& known = line->second;
   if (++known.count > steps_) begin_step(now);
   // What came in the step before too is of the model; other things come now and then.
   if (known.step + 1 == steps_) {
-    arrivals_.push_back({&line->first, submission.count(), now, submission.foreign});
+    arrivals_.push_back({&line->first, operation.count(), now, foreign});
   }
   known.step = steps_;
 }
 
-std::pair<const std::string, StepClock::Known>* StepClock::know(const Submission& submission) {
-  auto& names = known_[submission.set];
-  const auto it = names.find(submission.name);
+std::pair<const std::string, StepClock::Known>* StepClock::know(const Operation& operation) {
+  auto& names = known_[operation.set];
+  const auto it = names.find(operation.name);
   if (it != names.end()) return &*it;
   if (names_ == kMostNames) return nullptr;
   ++names_;
-  return &*names.try_emplace(submission.name).first;
+  return &*names.try_emplace(operation.name).first;
 }
 
 void StepClock::begin_step(Clock::time_point now) {

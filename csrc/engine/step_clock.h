@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/submission.h"
+#include "engine/operation.h"
 
 namespace qsgd {
 
@@ -55,8 +55,9 @@ class StepClock {
   // called by the thread that submits.
   StepClock(size_t kept, std::function<StepWork()> read_work, Observer over = {});
 
-  // Any thread, as it submits an allreduce whose name comes again.
-  void submitted(const Submission& submission);
+  // Any thread, as it starts an allreduce whose name comes again. `foreign`: a framework waits for
+  // it by itself, and no thread in its handle.
+  void started(const Operation& operation, bool foreign);
   uint64_t steps() const;
   StepProfile profile() const;
 
@@ -76,7 +77,7 @@ class StepClock {
     bool foreign;
   };
 
-  std::pair<const std::string, Known>* know(const Submission& submission);
+  std::pair<const std::string, Known>* know(const Operation& operation);
   void begin_step(Clock::time_point now);
 
   const size_t most_edges_;

@@ -6,6 +6,9 @@
 namespace qsgd {
 namespace {
 
+// What comes first of an operation's text; another one whenever the fields of operations change.
+constexpr char kForm = '2';
+
 // A framework's library calls without a context of its own, and a process has one job at a time.
 struct Current {
   std::mutex mutex;
@@ -35,23 +38,24 @@ void end(Call& call) {
 }
 
 void name(std::vector<ForeignTensor>& tensors, Engine& engine) {
-  const Submission& first = tensors.front().submission;
+  const Operation& first = tensors.front().operation;
   if (!first.name.empty()) return;
   const std::string base = engine.next_name(first.kind, first.set);
-  const bool grouped = first.group_size != 0;
+  const bool several = first.group || tensors.size() > 1;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    Submission& s = tensors[i].submission;
-    s.name = grouped || tensors.size() > 1 ? base + "." + std::to_string(i) : base;
-    s.group = grouped ? base : "";
+    Operation& o = tensors[i].operation;
+    o.name = several ? base + "." + std::to_string(i) : base;
+    if (o.group) o.group->name = base;
   }
 }
 
 void submit(std::vector<ForeignTensor> tensors, const std::shared_ptr<void>& keep, Call& call) {
   const std::shared_ptr<Engine> engine = current_engine();
   name(tensors, *engine);
+  const Caller framework{/*waits=*/false, nullptr, /*foreign=*/true};
   for (ForeignTensor& t : tensors) {
-    t.submission.foreign = true;
-    call.handles.push_back(engine->submit(std::move(t.submission), t.in, t.out, keep));
+    auto operation = std::make_shared<const Operation>(std::move(t.operation));
+    call.handles.push_back(engine->start(std::move(operation), {t.in, t.out, keep}, framework));
   }
 }
 
@@ -74,11 +78,11 @@ std::shared_ptr<Engine> current_engine() {
   return engine;
 }
 
-std::string write_facts(const Submission& submission) {
+std::string as_text(const Operation& operation) {
   static constexpr char kDigits[] = "0123456789abcdef";
   Writer to;
-  submission.write(to);
-  std::string text;
+  write(operation, to);
+  std::string text(1, kForm);
   for (const char byte : to.bytes()) {
     text += kDigits[static_cast<uint8_t>(byte) >> 4];
     text += kDigits[static_cast<uint8_t>(byte) & 15];
@@ -86,14 +90,19 @@ std::string write_facts(const Submission& submission) {
   return text;
 }
 
-Submission read_facts(const char* facts, size_t size_bytes) {
+Operation of_text(const char* text, size_t size_bytes) {
   const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
+  if (size_bytes == 0 || text[0] != kForm) {
+    throw usage_error(
+        "a graph holds an operation of another version of qsgd-hpc; build or export it again with "
+        "this one");
+  }
   std::vector<char> bytes;
-  for (size_t i = 0; i + 1 < size_bytes; i += 2) {
-    bytes.push_back(static_cast<char>(digit(facts[i]) << 4 | digit(facts[i + 1])));
+  for (size_t i = 1; i + 1 < size_bytes; i += 2) {
+    bytes.push_back(static_cast<char>(digit(text[i]) << 4 | digit(text[i + 1])));
   }
   Reader from(bytes.data(), bytes.size());
-  return Submission::read(from);
+  return read_operation(from);
 }
 
 void start_foreign(std::vector<ForeignTensor> tensors, const std::shared_ptr<void>& keep,

@@ -8,10 +8,10 @@ namespace {
 using Owner = std::shared_ptr<const Result>;
 
 ForeignTensor read(const QsgdTensor& from) {
-  ForeignTensor t{read_facts(from.facts, from.facts_bytes), from.in, from.out};
-  t.submission.args.dtype = static_cast<DType>(from.dtype);
-  t.submission.shape.assign(from.shape, from.shape + from.dimensions);
-  t.submission.splits.assign(from.splits, from.splits + from.splits_count);
+  ForeignTensor t{of_text(from.operation, from.operation_bytes), from.in, from.out};
+  t.operation.args.dtype = static_cast<DType>(from.dtype);
+  t.operation.shape.assign(from.shape, from.shape + from.dimensions);
+  t.operation.splits.assign(from.splits, from.splits + from.splits_count);
   return t;
 }
 

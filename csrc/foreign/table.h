@@ -12,8 +12,8 @@ enum { kQsgdTableVersion = 1 };
 
 // One tensor of an operation. Everything is read before start() returns, but for `in` and `out`.
 struct QsgdTensor {
-  const char* facts;  // qsgd_hpc._core.operation_facts()
-  size_t facts_bytes;
+  const char* operation;  // qsgd_hpc._core.Operation.text()
+  size_t operation_bytes;
   uint8_t dtype;  // qsgd::DType
   const int64_t* shape;
   size_t dimensions;

@@ -10,7 +10,7 @@ namespace qsgd::xla {
 namespace {
 
 struct Operand {
-  Submission facts;
+  Operation operation;
   std::vector<int64_t> rows;  // from each rank, where the shape of the result depends on them
   Buffer in;
   Buffer out;
@@ -40,10 +40,10 @@ Traced traced(const Attributes& attributes) {
   Traced t{from.get<int32_t>(), from.get<int32_t>(), {}};
   t.operands.resize(from.get<uint32_t>());
   for (Operand& operand : t.operands) {
-    const std::string facts = from.text();
-    operand.facts = read_facts(facts.data(), facts.size());
+    const std::string text = from.text();
+    operand.operation = of_text(text.data(), text.size());
     operand.rows = read_list(from);
-    operand.facts.splits = read_list(from);
+    operand.operation.splits = read_list(from);
   }
   return t;
 }
@@ -81,10 +81,10 @@ Failure* new_failure(const Api& api, const std::string& text) {
 
 // What comes back of an operation whose result the core has made.
 void copy_out(const Operand& operand, const Result& result) {
-  const Submission& facts = operand.facts;
-  const bool told = facts.kind == OpKind::kAllgather || facts.kind == OpKind::kAlltoall;
+  const Operation& o = operand.operation;
+  const bool told = o.kind == OpKind::kAllgather || o.kind == OpKind::kAlltoall;
   if (told && result.sizes != operand.rows) {
-    throw usage_error("'" + facts.name + "': the ranks sent " + describe(result.sizes) +
+    throw usage_error("'" + o.name + "': the ranks sent " + describe(result.sizes) +
                       " rows, but the program was traced for " + describe(operand.rows) +
                       "; inside jit, tell allgather the rows of every rank (rows=) and alltoall "
                       "those it receives (received_splits=), or call it outside");
@@ -133,13 +133,13 @@ Call::Call(const CallFrame& frame, Traced program) : ending_(std::make_shared<En
   ending_->operands = std::move(program.operands);
   const auto count = static_cast<int64_t>(ending_->operands.size());
   if (frame.arguments.count != count || frame.results.count != count) {
-    throw internal_error("a collective has as many results and facts as arguments");
+    throw internal_error("a collective has as many results and operations as arguments");
   }
   for (size_t i = 0; i < ending_->operands.size(); ++i) {
     Operand& operand = ending_->operands[i];
     operand.in = *frame.arguments.buffers[i];
     operand.out = *frame.results.buffers[i];
-    operand.travelling = travelling(operand.in, operand.facts);
+    operand.travelling = travelling(operand.in, operand.operation);
   }
 }
 
@@ -152,16 +152,16 @@ Future* Call::promise() {
 std::vector<ForeignTensor> Call::tensors(int rank) {
   std::vector<ForeignTensor> all;
   for (Operand& operand : ending_->operands) {
-    ForeignTensor t{operand.facts, operand.in.data, operand.out.data};
-    Submission& s = t.submission;
-    s.args.dtype = operand.travelling.dtype;
-    s.shape = operand.travelling.shape;
-    if (s.kind == OpKind::kBroadcast && s.root == rank && t.in != t.out) {
-      std::memcpy(t.out, t.in, s.size_bytes());  // the engine works on `out` alone
+    ForeignTensor t{operand.operation, operand.in.data, operand.out.data};
+    Operation& o = t.operation;
+    o.args.dtype = operand.travelling.dtype;
+    o.shape = operand.travelling.shape;
+    if (o.kind == OpKind::kBroadcast && o.root == rank && t.in != t.out) {
+      std::memcpy(t.out, t.in, o.size_bytes());  // the engine works on `out` alone
     }
     if (operand.travelling.widened) {
-      operand.widened.resize(s.count());
-      widen(operand.in.type, operand.in.data, s.count(), operand.widened.data());
+      operand.widened.resize(o.count());
+      widen(operand.in.type, operand.in.data, o.count(), operand.widened.data());
       t.in = t.out = operand.widened.data();
     }
     all.push_back(std::move(t));
@@ -188,7 +188,7 @@ void Call::end() {
 void Call::Ending::deliver() {
   for (size_t i = 0; i < handles.size(); ++i) {
     Operand& operand = operands[i];
-    const OpKind kind = operand.facts.kind;
+    const OpKind kind = operand.operation.kind;
     if (kind != OpKind::kAllreduce && kind != OpKind::kBroadcast) {
       copy_out(operand, *handles[i]->result());
     } else if (operand.travelling.widened) {

@@ -9,8 +9,8 @@ namespace qsgd::xla {
 // has done with it, so that a program may have any number under way, in any order.
 //
 // Its one attribute is in hexadecimal digits what Writer writes of: rank and size of the job that
-// the program was traced in (int32); the number of arguments; and of each its facts, as
-// operation_facts() returns them, the rows that are to come from each rank, where the shape of the
+// the program was traced in (int32); the number of arguments; and of each its operation, as
+// Operation.text() returns it, the rows that are to come from each rank, where the shape of the
 // result depends on them, and the splits of an alltoall.
 Failure* collective(CallFrame* frame);
 

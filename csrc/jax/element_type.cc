@@ -96,17 +96,16 @@ void with_integer(int32_t type, F&& f) {
 
 }  // namespace
 
-Travelling travelling(const Buffer& buffer, const Submission& facts) {
+Travelling travelling(const Buffer& buffer, const Operation& operation) {
   const Known& type = known(buffer.type);
   Travelling t{type.dtype, {buffer.extents, buffer.extents + buffer.dimensions}};
   if (type.parts > 1) t.shape.push_back(type.parts);
-  const bool reduces = facts.kind == OpKind::kAllreduce || facts.kind == OpKind::kReducescatter;
-  if (!reduces) return t;
+  if (!reduces(operation.kind)) return t;
   if (!type.arithmetic) {
-    throw usage_error("'" + facts.name + "' has elements of type " + type.name +
+    throw usage_error("'" + operation.name + "' has elements of type " + type.name +
                       ", which cannot be reduced; convert the array with astype()");
   }
-  t.widened = must_widen(buffer.type, facts.args.op);
+  t.widened = must_widen(buffer.type, operation.args.op);
   if (t.widened) t.dtype = DType::kInt64;
   return t;
 }

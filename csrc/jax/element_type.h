@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/dtype.h"
-#include "engine/submission.h"
+#include "engine/operation.h"
 #include "jax/xla_ffi.h"
 
 namespace qsgd::xla {
@@ -17,7 +17,7 @@ struct Travelling {
 };
 
 // Throws a usage error for a type that the operation cannot be carried out on.
-Travelling travelling(const Buffer& buffer, const Submission& facts);
+Travelling travelling(const Buffer& buffer, const Operation& operation);
 
 // Copy between elements of `type`, which a Travelling says to widen, and int64.
 void widen(int32_t type, const void* from, size_t count, int64_t* to);

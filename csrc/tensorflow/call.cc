@@ -48,8 +48,8 @@ void attach(const QsgdTable* core) { table = core; }
 
 const QsgdTable* attached() { return table; }
 
-void Call::start(std::unique_ptr<Call> call, const std::vector<std::string>& facts, bool computes,
-                 bool copies, bool splits) {
+void Call::start(std::unique_ptr<Call> call, const std::vector<std::string>& operations,
+                 bool computes, bool copies, bool splits) {
   auto kept = std::make_unique<Kept>();
   std::vector<QsgdTensor> tensors;
   try {
@@ -58,10 +58,10 @@ void Call::start(std::unique_ptr<Call> call, const std::vector<std::string>& fac
                     "this operation needs qsgd_hpc; import "
                     "qsgd_hpc.tensorflow and call init() first");
     }
-    const int count = call->makes_ == Makes::kNumber ? 0 : static_cast<int>(facts.size());
+    const int count = call->makes_ == Makes::kNumber ? 0 : static_cast<int>(operations.size());
     for (int i = 0; i < count; ++i) call->take(i, computes, copies, *kept);
     if (splits) call->take_splits(count);
-    tensors = call->describe(facts);
+    tensors = call->describe(operations);
   } catch (const Failure& failure) {
     call->fail(failure.code(), failure.what());
     return call->done_();
@@ -107,13 +107,13 @@ void Call::take_splits(int index) {
   splits_.assign(values, values + api().TensorByteSize(tensor.get()) / sizeof *values);
 }
 
-std::vector<QsgdTensor> Call::describe(const std::vector<std::string>& facts) const {
+std::vector<QsgdTensor> Call::describe(const std::vector<std::string>& operations) const {
   static constexpr int64_t kNothing = 0;
   std::vector<QsgdTensor> tensors;
-  for (size_t i = 0; i < facts.size(); ++i) {
+  for (size_t i = 0; i < operations.size(); ++i) {
     QsgdTensor t{};
-    t.facts = facts[i].data();
-    t.facts_bytes = facts[i].size();
+    t.operation = operations[i].data();
+    t.operation_bytes = operations[i].size();
     t.shape = &kNothing;
     t.dimensions = 1;
     if (makes_ != Makes::kNumber) {

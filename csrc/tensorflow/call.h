@@ -34,7 +34,7 @@ class Call {
   // Hands the tensors to the core, and this call with them. With `copies`, what is reduced in
   // memory of its own starts as a copy of the input. The last input holds splits where they are
   // asked for.
-  static void start(std::unique_ptr<Call> call, const std::vector<std::string>& facts,
+  static void start(std::unique_ptr<Call> call, const std::vector<std::string>& operations,
                     bool computes, bool copies, bool splits);
 
  private:
@@ -50,7 +50,7 @@ class Call {
 
   void take(int index, bool computes, bool copies, Kept& kept);
   void take_splits(int index);
-  std::vector<QsgdTensor> describe(const std::vector<std::string>& facts) const;
+  std::vector<QsgdTensor> describe(const std::vector<std::string>& operations) const;
   void set_outputs(const QsgdOutcome& outcome) const;
   void set_rows(int index, const QsgdResult& result) const;
   void set_counts(int index, const QsgdOutcome& outcome) const;

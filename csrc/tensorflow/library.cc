@@ -22,8 +22,8 @@ struct Operation {
   bool copies;
 };
 
-// Variadic, so that many small tensors are one operation of the graph. `facts` has what
-// qsgd_hpc._core.operation_facts() made for each tensor, with spaces between.
+// Variadic, so that many small tensors are one operation of the graph. `operations` has what
+// qsgd_hpc._core.Operation.text() made for each tensor, with spaces between.
 constexpr std::array<Operation, 6> kOperations{{
     {"QsgdAllreduce", "tensors: T", "reduced: T", nullptr, nullptr, Makes::kInPlace, true, false},
     {"QsgdBroadcast", "tensors: T", "received: T", nullptr, nullptr, Makes::kInPlace, false, true},
@@ -37,19 +37,20 @@ constexpr std::array<Operation, 6> kOperations{{
 
 struct Kernel {
   const Operation* operation;
-  std::vector<std::string> facts;
+  std::vector<std::string> operations;
 };
 
 // One string, cut at spaces: TensorFlow's cache of kernels for eager calls takes attributes that
 // are lists of strings for equal.
-std::vector<std::string> read_facts(TF_OpKernelConstruction* construction) {
+std::vector<std::string> read_operations(TF_OpKernelConstruction* construction) {
   int32_t count = 0;
   int32_t size_bytes = 0;
   const Status status;
-  api().OpKernelConstruction_GetAttrSize(construction, "facts", &count, &size_bytes, status);
+  api().OpKernelConstruction_GetAttrSize(construction, "operations", &count, &size_bytes, status);
   status.check();
   std::string all(static_cast<size_t>(size_bytes), ' ');
-  api().OpKernelConstruction_GetAttrString(construction, "facts", all.data(), all.size(), status);
+  api().OpKernelConstruction_GetAttrString(construction, "operations", all.data(), all.size(),
+                                           status);
   status.check();
   std::istringstream words(all);
   return {std::istream_iterator<std::string>(words), {}};
@@ -57,7 +58,7 @@ std::vector<std::string> read_facts(TF_OpKernelConstruction* construction) {
 
 void* create(const Operation& operation, TF_OpKernelConstruction* construction) {
   try {
-    return new Kernel{&operation, read_facts(construction)};
+    return new Kernel{&operation, read_operations(construction)};
   } catch (const Failure& failure) {
     const Status status(failure.code(), failure.what());
     api().OpKernelConstruction_Failure(construction, status);
@@ -68,7 +69,7 @@ void* create(const Operation& operation, TF_OpKernelConstruction* construction) 
 void compute(void* self, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   const auto& kernel = *static_cast<const Kernel*>(self);
   const Operation& operation = *kernel.operation;
-  Call::start(std::make_unique<Call>(context, done, operation.makes), kernel.facts,
+  Call::start(std::make_unique<Call>(context, done, operation.makes), kernel.operations,
               operation.computes, operation.copies, operation.more_inputs != nullptr);
 }
 
@@ -103,7 +104,7 @@ void define(const Operation& operation) {
   if (operation.more_outputs != nullptr) {
     api().OpDefinitionBuilderAddOutput(builder, operation.more_outputs);
   }
-  api().OpDefinitionBuilderAddAttr(builder, "facts: string");
+  api().OpDefinitionBuilderAddAttr(builder, "operations: string");
   // Neither folded into constants, nor merged with its like, nor left out.
   api().OpDefinitionBuilderSetIsStateful(builder, true);
   const bool keeps_shape = operation.makes == Makes::kInPlace;

@@ -10,7 +10,8 @@ from typing import Any
 
 from qsgd_hpc import basics, env
 from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc.compression import Coding, Lossy, from_environment
+from qsgd_hpc._core import Coding
+from qsgd_hpc.compression import Lossy, from_environment
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.ops import Adasum, Average, Op, Sum
 from qsgd_hpc.process_sets import ProcessSet, global_process_set, require_member

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc.compression import Coding, Lossy
+from qsgd_hpc._core import Coding
+from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import HorovodInternalError, UsageError
 from qsgd_hpc.ops import Adasum, Average, Max, Min, Op, Product, Sum
 from qsgd_hpc.process_sets import ProcessSet, global_process_set

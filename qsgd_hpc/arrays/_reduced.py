@@ -24,7 +24,7 @@ from qsgd_hpc.ops import Average, Handle, Op
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
-    from qsgd_hpc.compression import Coding
+    from qsgd_hpc._core import Coding
 
 __all__ = ["Options", "start_allreduces", "start_reducescatters"]
 

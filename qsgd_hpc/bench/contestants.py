@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from qsgd_hpc.bench.words import PLAIN_BITS
 
 if TYPE_CHECKING:
-    from qsgd_hpc._core import CodecSpec, Engine
+    from qsgd_hpc._core import CodecSpec, Coding, Engine, Operation
     from qsgd_hpc._direct import Communicator
-    from qsgd_hpc.compression import Coding
 
 __all__ = ["Contestant", "engine", "gloo_peers", "mpi_peer", "ours", "start_gloo"]
 
@@ -65,16 +64,14 @@ def engine(core: Engine, bits: int = PLAIN_BITS, coding: Coding | None = None) -
     what = "engine fp32" if coding is None else f"{bits} bit"
     if coding is not None and coding.error_feedback:
         what += " feedback"
-    prepared: Engine.PreparedAllreduce | None = None
-    array: Floats | None = None
-    pointer = 0
+    operation: Operation | None = None
 
     def run(x: Floats) -> int | None:
-        nonlocal prepared, array, pointer
-        if prepared is not None and array is x:
-            prepared.run(pointer, pointer, x)
+        nonlocal operation
+        if operation is not None and list(operation.shape) == [x.size]:
+            core.start(operation, x.ctypes.data, x.ctypes.data, x, now=True).wait()
             return None
-        prepared, array, pointer = _prepare(core, what, x, coding), x, x.ctypes.data
+        operation = _sum_of(what, x, coding)
         before = _sent(core)
         run(x)
         return _sent(core) - before
@@ -90,17 +87,16 @@ def _sent(core: Engine) -> int:
     return int(in_messages - (stats["control_bytes"] - stats["mailed_bytes"]))
 
 
-def _prepare(core: Engine, what: str, x: Floats, coding: Coding | None) -> Engine.PreparedAllreduce:
-    return core.prepare_allreduce(
+def _sum_of(what: str, x: Floats, coding: Coding | None) -> Operation:
+    from qsgd_hpc._core import Operation
+
+    return Operation(
+        kind="allreduce",
         name=f"bench.{what}.{x.size}",
         shape=[x.size],
         dtype="float32",
-        op="sum",
-        prescale=1.0,
-        postscale=1.0,
-        coding=None if coding is None else coding.spec,
-        error_feedback=coding is not None and coding.error_feedback,
-        check_finite=False,
+        coding=coding,
+        lasting=True,
     )
 
 

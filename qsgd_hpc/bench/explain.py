@@ -17,9 +17,8 @@ from qsgd_hpc.bench.samples import Timing
 from qsgd_hpc.bench.words import AUTO, PLAIN_BITS, size_text
 
 if TYPE_CHECKING:
-    from qsgd_hpc._core import CodecSpec, Machine
+    from qsgd_hpc._core import CodecSpec, Coding, Machine
     from qsgd_hpc.bench.allreduce import Bench
-    from qsgd_hpc.compression import Coding
 
 __all__ = ["by_prediction", "by_trial", "coding_of", "plan", "spec_of"]
 

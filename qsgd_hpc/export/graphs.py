@@ -106,9 +106,8 @@ def _redirect(function: Any, offsets: dict[str, dict[str, int]]) -> None:
 def _substitute(node: Any, number: int) -> Any:
     """Let a node call what its operation is on one rank; return that function."""
     types = [tf.dtypes.as_dtype(each) for each in node.attr["T"].list.type]
-    packed = node.attr["facts"].s
-    facts = [_core.read_operation_facts(each) for each in packed.split(b",") if each]
-    factors = [each["prescale"] * each["postscale"] for each in facts]
+    operations = map(_core.Operation.of_text, node.attr["operations"].s.split())
+    factors = [each.prescale * each.postscale for each in operations]
     inputs = [tf.TensorSpec(None, each) for each in types]
     if node.op == "QsgdAlltoall":
         inputs.append(tf.TensorSpec([None], tf.int64))

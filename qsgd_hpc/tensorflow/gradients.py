@@ -14,7 +14,6 @@ from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc._base.grouping import batches, partition
 from qsgd_hpc._base.pending import BATCH_BYTES
 from qsgd_hpc._base.step_mark import mark_name, marks_steps, smallest
-from qsgd_hpc._facts import operation_facts
 from qsgd_hpc.errors import UnsupportedError
 from qsgd_hpc.ops import Adasum, Sum
 from qsgd_hpc.tensorflow.local_sources import LocalSources
@@ -124,13 +123,13 @@ class _Dense:
         count = self.travelling.shape.num_elements()
         return BATCH_BYTES if count is None else int(count) * self.travelling.dtype.size
 
-    def facts(self, reduction: GradientReduction, group: ops.Group | None) -> dict[str, Any]:
-        """Return what the core is told of it, besides shape and dtype."""
+    def operation(self, reduction: GradientReduction, group: ops.Group | None) -> ops.Operation:
+        """Return how it is reduced, but for its shape and dtype."""
         shape = self.travelling.shape
         known = shape if shape.is_fully_defined() else self.variable.shape
         prescale, postscale = reduction.factors
         dtype = self.travelling.dtype.name
-        return operation_facts(
+        return ops.operation(
             "allreduce",
             f"allreduce.{self.name}",
             reduction.process_set,
@@ -177,8 +176,8 @@ def _in_groups(
 def _reduce(
     members: Sequence[_Dense], group: ops.Group | None, reduction: GradientReduction
 ) -> list[Any]:
-    facts = [member.facts(reduction, group) for member in members]
-    reduced = run("qsgd_allreduce", facts, tensors=[member.travelling for member in members])
+    operations = [member.operation(reduction, group) for member in members]
+    reduced = run("qsgd_allreduce", operations, tensors=[member.travelling for member in members])
     return [
         reduction.compressor.decompress(tensor, member.context)
         for tensor, member in zip(reduced, members, strict=True)

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from qsgd_hpc import ops
+from qsgd_hpc import basics, ops
 from qsgd_hpc._base.compressors import NoneCompressor
 from qsgd_hpc._base.gradient_reduction import GradientReduction
-from qsgd_hpc.ops import Group, Handle
+from qsgd_hpc.ops import Group, Handle, Operation
 from qsgd_hpc.torch.ops._tensors import buffer_of, deliver, moved_to, name_of
 
 __all__ = ["GradientAllreduce"]
@@ -42,7 +42,7 @@ class GradientAllreduce:
         self._factors = reduction.factors
         self._compressor = reduction.compressor
         self._in_place = self._compressor is NoneCompressor and not dtype.is_complex
-        self._core: Any = None
+        self._operation: Operation | None = None
         self._group: Group | None = None
         self._coding = reduction.coding(parameter, shape, name_of(dtype))
 
@@ -59,22 +59,25 @@ class GradientAllreduce:
 
     def _start_in_place(self, gradient: torch.Tensor, group: Group | None) -> Any:
         """Start it with as little Python as can be: this runs for every parameter in every step."""
-        if self._core is None or group != self._group:
+        if self._operation is None or group != self._group:
             prescale, postscale = self._factors
             self._group = group
-            self._core = ops.prepare_gradient_allreduce(
-                self._shape,
-                name_of(self.dtype),
-                name=self._name,
+            self._operation = ops.operation(
+                "allreduce",
+                f"allreduce.{self._name}",
+                self._process_set,
+                shape=self._shape,
+                dtype=name_of(self.dtype),
                 op=self._op,
                 prescale=prescale,
                 postscale=postscale,
                 coding=self._coding,
-                process_set=self._process_set,
+                lasting=True,
+                check_finite=True,
                 group=group,
             )
         pointer = gradient.data_ptr()
-        return self._core.start(pointer, pointer, gradient)
+        return basics.context().engine.start(self._operation, pointer, pointer, gradient)
 
     def _start_by_way(self, gradient: torch.Tensor, group: Group | None) -> Handle:
         """Start it on what a compressor, the device or the layout makes of the gradient."""

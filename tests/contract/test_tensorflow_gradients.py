@@ -9,7 +9,7 @@ tf = pytest.importorskip("tensorflow")
 
 import qsgd_hpc.tensorflow as hvd  # noqa: E402
 from qsgd_hpc._base.pending import BATCH_BYTES  # noqa: E402
-from qsgd_hpc.tensorflow.ops._run import facts_of  # noqa: E402
+from qsgd_hpc.tensorflow.ops._run import operations_of  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -303,7 +303,7 @@ def step_graph(variables, shape):
 
 
 def names_of(operation):
-    return [facts["name"] for facts in facts_of(operation)]
+    return [each.name for each in operations_of(operation)]
 
 
 @needs_ranks(2)

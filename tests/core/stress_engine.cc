@@ -41,33 +41,32 @@ ErrorKind ends_with(const HandlePtr& handle) {
   return ErrorKind::kNone;
 }
 
-Submission make(OpKind kind, const std::string& name, std::vector<int64_t> shape) {
-  Submission s;
-  s.kind = kind;
-  s.name = name;
-  s.shape = std::move(shape);
-  s.lasting = true;
-  return s;
+Operation make(OpKind kind, const std::string& name, Numbers shape) {
+  Operation o;
+  o.kind = kind;
+  o.name = name;
+  o.shape = std::move(shape);
+  o.lasting = true;
+  return o;
 }
 
-Submission make_sum(const std::string& name, size_t count) {
+Operation make_sum(const std::string& name, size_t count) {
   return make(OpKind::kAllreduce, name, {static_cast<int64_t>(count)});
 }
 
 // Coded in every second round, in ways that change, and differ among tensors that are fused.
-Submission make_mean(const std::string& name, size_t count, int round) {
-  Submission s = make_sum(name, count);
-  s.args.op = ReduceOp::kAverage;
-  s.check_finite = true;
-  if (round % 2 != 0) return s;
+Operation make_mean(const std::string& name, size_t count, int round) {
+  Operation o = make_sum(name, count);
+  o.args.op = ReduceOp::kAverage;
+  o.check_finite = true;
+  if (round % 2 != 0) return o;
   CodecSpec spec;
   spec.bits = 2 << ((static_cast<size_t>(round) / 2 + count) % 3);
   spec.norm = round % 4 == 0 ? Norm::kMax : Norm::kL2;
   spec.bucket = count % 2 == 0 ? 64 : 512;
-  s.error_feedback = spec.contract = round % 4 == 0;
-  s.nmse_budget = 0.05;
-  s.coding = spec;
-  return s;
+  const bool feedback = spec.contract = round % 4 == 0;
+  o.coding = Coding{spec, /*auto_bits=*/false, feedback, /*nmse_budget=*/0.05};
+  return o;
 }
 
 // One rank, which submits in an order of its own.
@@ -124,16 +123,21 @@ class Player {
   int size() const { return engine_.size(); }
 
   template <class T>
-  HandlePtr in_place(Submission s, std::vector<T>& data) {
-    return engine_.submit(std::move(s), data.data(), data.data());
+  HandlePtr in_place(Operation o, std::vector<T>& data) {
+    return start(std::move(o), data.data(), data.data());
   }
 
-  HandlePtr for_all(OpKind kind, std::vector<int64_t> ranks = {}) {
-    Submission s = make(kind, engine_.next_name(kind), {0});
-    s.args.dtype = DType::kUint8;
-    s.lasting = false;
-    s.ranks = std::move(ranks);
-    return engine_.submit(std::move(s), nullptr, nullptr);
+  HandlePtr start(Operation o, const void* in, void* out, const Caller& caller = {}) {
+    return engine_.start(std::make_shared<const Operation>(std::move(o)), {in, out, nullptr},
+                         caller);
+  }
+
+  HandlePtr for_all(OpKind kind, Numbers ranks = {}) {
+    Operation o = make(kind, "", {0});
+    o.args.dtype = DType::kUint8;
+    o.lasting = false;
+    o.ranks = std::move(ranks);
+    return start(std::move(o), nullptr, nullptr);
   }
 
   std::vector<size_t> shuffled(size_t count) {
@@ -179,8 +183,8 @@ class Player {
   void perform_some(const std::string& name, int round) {
     for (int i = 0; i < 4; ++i) {
       std::vector<float> x(static_cast<size_t>(100 * i), static_cast<float>(round));
-      Submission s = make_sum(name + std::to_string(i), x.size());
-      await(engine_.perform(std::move(s), x.data(), x.data(), nullptr, [] { return false; }));
+      Operation o = make_sum(name + std::to_string(i), x.size());
+      await(start(std::move(o), x.data(), x.data(), {/*waits=*/true, [] { return false; }}));
       require(x.empty() || x.back() == static_cast<float>(round * size()), "a sum at once");
     }
   }
@@ -189,10 +193,9 @@ class Player {
     std::vector<std::vector<float>> tensors(3, std::vector<float>(40, 1.0f));
     std::vector<HandlePtr> handles;
     for (const size_t i : shuffled(tensors.size())) {
-      Submission s = make_sum("member" + std::to_string(i), 40);
-      s.group = "group";
-      s.group_size = 3;
-      handles.push_back(in_place(std::move(s), tensors[i]));
+      Operation o = make_sum("member" + std::to_string(i), 40);
+      o.group = Group{"group", 3};
+      handles.push_back(in_place(std::move(o), tensors[i]));
     }
     for (const HandlePtr& handle : handles) await(handle);
     for (const auto& tensor : tensors) {
@@ -202,17 +205,17 @@ class Player {
 
   void combine_by_adasum() {
     std::vector<float> same(50, 3.0f);  // of equal vectors the combination is any of them
-    Submission s = make_sum("adasum", same.size());
-    s.args.op = ReduceOp::kAdasum;
-    await(in_place(std::move(s), same));
+    Operation o = make_sum("adasum", same.size());
+    o.args.op = ReduceOp::kAdasum;
+    await(in_place(std::move(o), same));
     require(std::fabs(same.back() - 3.0f) < 1e-4f, "adasum");
   }
 
   void gather_rows(int round) {
     const std::vector<int32_t> mine(static_cast<size_t>(2 * (rank() + round % 3)), rank());
-    Submission s = make(OpKind::kAllgather, "rows", {static_cast<int64_t>(mine.size() / 2), 2});
-    s.args.dtype = DType::kInt32;
-    const auto result = await(engine_.submit(std::move(s), mine.data(), nullptr));
+    Operation o = make(OpKind::kAllgather, "rows", {static_cast<int64_t>(mine.size() / 2), 2});
+    o.args.dtype = DType::kInt32;
+    const auto result = await(start(std::move(o), mine.data(), nullptr));
     const int64_t rows = size() * (size() - 1) / 2 + size() * (round % 3);
     require(result->shape == std::vector<int64_t>{rows, 2}, "shape of an allgather");
     const auto* all = reinterpret_cast<const int32_t*>(result->output.data());
@@ -225,10 +228,10 @@ class Player {
     std::iota(splits.begin(), splits.end(), round % 2);
     const int64_t rows = std::accumulate(splits.begin(), splits.end(), int64_t{0});
     const std::vector<double> mine(static_cast<size_t>(rows), rank());
-    Submission s = make(OpKind::kAlltoall, "swap", {rows});
-    s.args.dtype = DType::kFloat64;
-    s.splits = splits;
-    const auto result = await(engine_.submit(std::move(s), mine.data(), nullptr));
+    Operation o = make(OpKind::kAlltoall, "swap", {rows});
+    o.args.dtype = DType::kFloat64;
+    o.splits = splits;
+    const auto result = await(start(std::move(o), mine.data(), nullptr));
     const int64_t from_each = rank() + round % 2;
     require(result->shape == std::vector<int64_t>{from_each * size()}, "shape of an alltoall");
     const auto* got = reinterpret_cast<const double*>(result->output.data());
@@ -239,9 +242,9 @@ class Player {
 
   void scatter_rows() {
     const std::vector<int64_t> mine(15, rank());
-    Submission s = make(OpKind::kReducescatter, "shares", {5, 3});
-    s.args.dtype = DType::kInt64;
-    const auto result = await(engine_.submit(std::move(s), mine.data(), nullptr));
+    Operation o = make(OpKind::kReducescatter, "shares", {5, 3});
+    o.args.dtype = DType::kInt64;
+    const auto result = await(start(std::move(o), mine.data(), nullptr));
     const int64_t rows = 5 / size() + (rank() < 5 % size());
     require(result->shape == std::vector<int64_t>{rows, 3}, "shape of a reducescatter");
     const auto* got = reinterpret_cast<const int64_t*>(result->output.data());
@@ -252,11 +255,11 @@ class Player {
 
   void broadcast_word(int round) {
     std::vector<int32_t> word(33, rank());
-    Submission s = make(OpKind::kBroadcast, "word", {33});
-    s.args.dtype = DType::kInt32;
-    s.root = round % size();
-    const int root = s.root;
-    await(in_place(std::move(s), word));
+    Operation o = make(OpKind::kBroadcast, "word", {33});
+    o.args.dtype = DType::kInt32;
+    o.root = round % size();
+    const int root = o.root;
+    await(in_place(std::move(o), word));
     require(word.back() == root, "broadcast");
   }
 
@@ -268,9 +271,9 @@ class Player {
     std::vector<float> whole(100, 1.0f), part(100, 1.0f);
     const HandlePtr everyone = in_place(make_mean("beside", 100, round), whole);
     if (rank() % 2 == 0) {
-      Submission s = make_sum("within", 100);
-      s.set = static_cast<int32_t>(number);
-      await(in_place(std::move(s), part));
+      Operation o = make_sum("within", 100);
+      o.set = static_cast<int32_t>(number);
+      await(in_place(std::move(o), part));
       require(part.back() == static_cast<float>(members.size()), "sum within a set");
     }
     await(everyone);

@@ -15,33 +15,46 @@ class Rank:
         self.engine = _core.Engine.over_threads(world, rank, settings, ranks_per_node)
         self.rank = rank
 
+    def start(self, kind, name, x, *, in_place, now=False, group="", group_size=0, **fields):
+        described = {"shape": list(x.shape), "dtype": str(x.dtype), **fields}
+        if group:
+            described["group"] = _core.Group(group, group_size)
+        pointer = x.ctypes.data
+        operation = _core.Operation(kind=kind, name=name, **described)
+        return self.engine.start(operation, pointer, pointer if in_place else 0, x, now)
+
     def allreduce(self, name, x, op="sum", coding=None, check_finite=False, **more):
-        arguments = {"dtype": str(x.dtype), "prescale": 1.0, "postscale": 1.0, **more}
-        return self.engine.allreduce(
-            name=name, source=x.ctypes.data, target=x.ctypes.data, shape=list(x.shape),
-            op=op, coding=coding, check_finite=check_finite, keep=x, **arguments,
-        )  # fmt: skip
+        """``more`` may hold fields of the coding, which is a spec, and of the operation."""
+        names = ("auto_bits", "error_feedback", "nmse_budget")
+        choices = {key: more.pop(key) for key in names if key in more}
+        if coding is not None:
+            coding = _core.Coding(coding, **choices)
+        fields = {"lasting": True, "check_finite": check_finite, **more}
+        return self.start("allreduce", name, x, in_place=True, op=op, coding=coding, **fields)
 
     def broadcast(self, name, x, root=0, **more):
-        return self.engine.broadcast(
-            name=name, target=x.ctypes.data, shape=list(x.shape), dtype=str(x.dtype), root=root,
-            keep=x, **more,
-        )  # fmt: skip
+        return self.start("broadcast", name, x, in_place=True, root=root, **more)
 
     def allgather(self, name, x, **more):
-        return self.engine.allgather(name=name, **source(x), **more)
+        return self.start("allgather", name, x, in_place=False, **more)
 
     def alltoall(self, name, x, splits=(), **more):
-        return self.engine.alltoall(name=name, splits=splits, **source(x), **more)
+        return self.start("alltoall", name, x, in_place=False, splits=splits, **more)
 
     def reducescatter(self, name, x, op="sum", **more):
-        arguments = {"prescale": 1.0, "postscale": 1.0, **more}
-        return self.engine.reducescatter(name=name, op=op, **source(x), **arguments)
+        return self.start("reducescatter", name, x, in_place=False, op=op, **more)
 
+    def barrier(self, name, **more):
+        return self.engine.start(_core.Operation(kind="barrier", name=name, **more), now=True)
 
-def source(x):
-    """Return the arguments that describe an input."""
-    return {"source": x.ctypes.data, "shape": list(x.shape), "dtype": str(x.dtype), "keep": x}
+    def join(self):
+        return self.engine.start(_core.Operation(kind="join"))
+
+    def add_process_set(self, ranks):
+        return self.engine.start(_core.Operation(kind="add_process_set", ranks=ranks))
+
+    def remove_process_set(self, number):
+        return self.engine.start(_core.Operation(kind="remove_process_set", ranks=[number]))
 
 
 def output(handle, dtype):

@@ -180,12 +180,6 @@ def test_open_bits_begin_with_the_most_and_are_fed_back_only_if_asked(kind):
     assert not kind(8).coding().auto_bits
 
 
-def test_what_the_core_is_told_is_complete_without_a_code():
-    assert set(compression.facts_of(None)) == set(compression.facts_of(Qsgd("auto").coding()))
-    assert compression.facts_of(Qsgd("auto").coding())["auto_bits"]
-    assert not any(compression.facts_of(None).values())
-
-
 def test_where_the_planner_knows_nothing_bits_must_be_given():
     Qsgd(4).require_fixed_length("QSGDState")
     with pytest.raises(UsageError, match=r"QSGDState\(bits='auto'\).*choose 1 to 8"):

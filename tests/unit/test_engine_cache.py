@@ -58,7 +58,7 @@ def test_equal_names_in_several_sets_are_told_apart():
     def program(me):
         ids = [0]
         for ranks in ([0, 1], [1, 2], [0, 2]):
-            added = me.engine.add_process_set(ranks)
+            added = me.add_process_set(ranks)
             added.wait()
             if me.rank in ranks:
                 ids.append(added.result())
@@ -91,7 +91,7 @@ def test_a_step_of_known_tensors_takes_few_control_bytes(budget):
 
         for _ in range(2):
             step()
-        me.engine.barrier(name="b").wait()
+        me.barrier("b").wait()
         before = control_bytes(me)
         for _ in range(10):
             step()
@@ -127,7 +127,7 @@ def test_joined_ranks_follow_names_they_have_never_submitted():
             for name in ("a", "b", "c"):
                 x = np.ones(5, np.float32)
                 me.allreduce(f"{name}{step % 2}", x).wait()
-        joined = me.engine.join()
+        joined = me.join()
         joined.wait()
         return x[0]
 

@@ -89,7 +89,7 @@ def test_a_second_thread_that_goes_on_is_waited_for():
 
 def test_ranks_of_different_sets_may_wait_for_one_another():
     def program(me):
-        handle = me.engine.add_process_set([0, 1])
+        handle = me.add_process_set([0, 1])
         handle.wait()
         more = {"process_set": handle.result()} if me.rank == 0 else {}
         return message(lambda: reduce(me, "x", **more))
@@ -104,7 +104,7 @@ def test_a_rank_that_joined_waits_on():
         text = ""
         if me.rank > 0:
             text = message(lambda: reduce(me, f"name{me.rank}"))
-        handle = me.engine.join()
+        handle = me.join()
         handle.wait()
         return text
 

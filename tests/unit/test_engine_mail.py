@@ -29,7 +29,7 @@ def expected(size, count, step):
 def test_which_ranks_have_mail(ranks_per_node):
     def program(me):
         assert reduce_all(me, ["a", "b"], 0) == expected(3, 2, 0)
-        me.engine.barrier(name="end").wait()
+        me.barrier("end").wait()
         return me.engine.stats()["mailed_bytes"] > 0
 
     nodes = {None: [False] * 3, 1: [False] * 3, 2: [True, True, False], 3: [True] * 3}

@@ -59,7 +59,7 @@ def test_every_kind_of_operation_can_be_now():
         swapped.wait()
         share = me.reducescatter("share", np.ones(3, np.float32), now=True)
         share.wait()
-        me.engine.barrier(name="all").wait()
+        me.barrier("all").wait()
         return [
             gathered.shape(), word[0], list(swapped.output().view(np.float64)),
             list(share.output().view(np.float32)),

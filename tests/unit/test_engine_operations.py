@@ -106,7 +106,7 @@ def test_nobody_passes_a_barrier_before_all_have_come():
             late = me.allreduce("late", np.ones(1))
             late.wait()
         came.append(me.rank)
-        me.engine.barrier(name="b").wait()
+        me.barrier("b").wait()
         return len(came)
 
     assert on_ranks(4, program) == [4] * 4
@@ -238,10 +238,9 @@ class Owner:
 def start(rank, name):
     """Submit memory that only the core keeps; return the handle and who watches the owner."""
     owner = Owner()
-    handle = rank.engine.broadcast(
-        name=name, target=owner.memory.ctypes.data, shape=[4], dtype="float64", root=0, keep=owner
-    )
-    return handle, weakref.ref(owner)
+    operation = _core.Operation(kind="broadcast", name=name, shape=[4], dtype="float64")
+    pointer = owner.memory.ctypes.data
+    return rank.engine.start(operation, pointer, pointer, owner), weakref.ref(owner)
 
 
 def leave(ranks):

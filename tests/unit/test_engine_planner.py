@@ -194,7 +194,7 @@ def test_a_set_of_some_ranks_does_not_wait_for_the_others():
     """They may sleep: until the job's machine is known, open bits are the most."""
 
     def program(me):
-        added = me.engine.add_process_set([1, 2])
+        added = me.add_process_set([1, 2])
         added.wait()
         if me.rank == 0:
             return None

@@ -27,7 +27,7 @@ def number(handle):
 def test_sets_are_numbered_alike_and_reduce_apart_under_one_name():
     def program(me):
         sets = [[0, 2], [3, 1]]
-        ids = [number(me.engine.add_process_set(ranks)) for ranks in sets]
+        ids = [number(me.add_process_set(ranks)) for ranks in sets]
         mine = ids[me.rank % 2]
         whole, part = np.full(9, me.rank + 1.0), np.full(5, me.rank + 1.0)
         handles = [me.allreduce("x", part, "average", process_set=mine), me.allreduce("x", whole)]
@@ -44,14 +44,14 @@ def test_sets_are_numbered_alike_and_reduce_apart_under_one_name():
 def test_every_operation_counts_the_ranks_of_its_set():
     def program(me):
         members = [1, 2, 4]
-        ours = number(me.engine.add_process_set(members))
+        ours = number(me.add_process_set(members))
         if me.rank not in members:
             return None
         more = {"process_set": ours}
         x = np.full((3, 2), me.rank)
         root = x.copy()
         me.broadcast("root", root, 4, **more).wait()
-        me.engine.barrier(name="b", **more).wait()
+        me.barrier("b", **more).wait()
         gathered = me.allgather("g", x[:1], **more)
         swapped = me.alltoall("s", x, **more)
         part = output(me.reducescatter("p", x, **more), np.int64)
@@ -71,7 +71,7 @@ def test_random_orders_in_overlapping_sets_never_deadlock():
     def program(me):
         ids = {0: list(range(4))}
         for ranks in sets[:4]:
-            ids[number(me.engine.add_process_set(ranks))] = ranks
+            ids[number(me.add_process_set(ranks))] = ranks
         order = random.Random(me.rank)
         for step in range(20):
             mine = [(i, n) for i, ranks in ids.items() if me.rank in ranks for n in range(5)]
@@ -99,17 +99,17 @@ def test_random_orders_in_overlapping_sets_never_deadlock():
         (lambda me: me.allreduce("x", np.ones(2), process_set=7), "no process set 7"),
         (lambda me: me.allreduce("x", np.ones(2), process_set=1), "not in process set 1"),
         (lambda me: me.broadcast("x", np.ones(2), 1, process_set=2), "root_rank=1 is not in"),
-        (lambda me: me.engine.remove_process_set(0), "all ranks"),
-        (lambda me: me.engine.remove_process_set(9), "no process set 9"),
-        (lambda me: me.engine.add_process_set([]), "list each"),
-        (lambda me: me.engine.add_process_set([0, 0]), "list each"),
-        (lambda me: me.engine.add_process_set([0, 2]), "list each"),
+        (lambda me: me.remove_process_set(0), "all ranks"),
+        (lambda me: me.remove_process_set(9), "no process set 9"),
+        (lambda me: me.add_process_set([]), "list each"),
+        (lambda me: me.add_process_set([0, 0]), "list each"),
+        (lambda me: me.add_process_set([0, 2]), "list each"),
     ],
 )
 def test_misuse_is_refused_at_once(use, said):
     def program(me):
         for rank in (1, 0):
-            number(me.engine.add_process_set([rank]))
+            number(me.add_process_set([rank]))
         if me.rank == 0:
             use(me)
 
@@ -120,8 +120,8 @@ def test_misuse_is_refused_at_once(use, said):
 
 def test_equal_sets_are_refused_on_every_rank():
     def program(me):
-        number(me.engine.add_process_set([1, 2]))
-        me.engine.add_process_set([2, 1]).wait()
+        number(me.add_process_set([1, 2]))
+        me.add_process_set([2, 1]).wait()
 
     for error in on_ranks(3, program):
         assert isinstance(error, UsageError)
@@ -130,7 +130,7 @@ def test_equal_sets_are_refused_on_every_rank():
 
 def test_different_sets_raise_on_every_rank_with_both():
     def program(me):
-        me.engine.add_process_set([0, me.rank + 1] if me.rank < 2 else [0, 1]).wait()
+        me.add_process_set([0, me.rank + 1] if me.rank < 2 else [0, 1]).wait()
 
     for error in on_ranks(3, program):
         assert isinstance(error, HorovodInternalError)
@@ -140,22 +140,22 @@ def test_different_sets_raise_on_every_rank_with_both():
 
 def test_a_removed_set_is_gone_and_its_waiting_operations_fail():
     def program(me):
-        ours = number(me.engine.add_process_set([0, 1]))
+        ours = number(me.add_process_set([0, 1]))
         waiting = me.allreduce("x", np.ones(2), process_set=ours) if me.rank == 0 else None
-        assert number(me.engine.remove_process_set(ours)) == ours
+        assert number(me.remove_process_set(ours)) == ours
         with pytest.raises(UsageError, match="no process set"):
             me.allreduce("x", np.ones(2), process_set=ours)
         if waiting:
             with pytest.raises(HorovodInternalError, match="removed while tensor 'x' waited for"):
                 waiting.wait()
-        return number(me.engine.add_process_set([0, 1]))
+        return number(me.add_process_set([0, 1]))
 
     assert on_ranks(3, program) == [2] * 3
 
 
 def test_nan_in_a_set_names_the_rank_as_the_job_counts():
     def program(me):
-        ours = number(me.engine.add_process_set([0, 2]))
+        ours = number(me.add_process_set([0, 2]))
         if me.rank == 1:
             return None
         x = np.full(3, np.nan if me.rank else 1, np.float32)
@@ -166,8 +166,8 @@ def test_nan_in_a_set_names_the_rank_as_the_job_counts():
 
 def test_a_rank_that_leaves_fails_its_sets_and_no_others():
     def program(me):
-        pair = number(me.engine.add_process_set([0, 1]))
-        number(me.engine.add_process_set([1, 2]))
+        pair = number(me.add_process_set([0, 1]))
+        number(me.add_process_set([1, 2]))
         if me.rank == 2:
             return None
         x = np.ones(3)
@@ -185,7 +185,7 @@ def test_a_group_begins_only_when_whole(fusion_bytes):
         arrays = [np.ones(10, dtype) for dtype in ("f4", "f4", "i4", "f8")]
         group = {"group": "g", "group_size": 4}
         handles = [me.allreduce(f"t{i}", x, **group) for i, x in enumerate(arrays[:3])]
-        me.engine.barrier(name="all have three").wait()
+        me.barrier("all have three").wait()
         early = [handle.done() for handle in handles]
         handles.append(me.allreduce("t3", arrays[3], **group))
         for handle in handles:
@@ -278,7 +278,7 @@ def test_ranks_that_group_tensors_differently_fail_and_go_on(grouping):
     def program(me):
         for turn in range(2):  # under the same names again
             if me.rank == 1:
-                me.engine.barrier(name=f"after you {turn}").wait()
+                me.barrier(f"after you {turn}").wait()
             handles = {
                 name: me.allreduce(
                     name, np.ones(2), group=group, group_size=len(members.split()) if group else 0
@@ -287,7 +287,7 @@ def test_ranks_that_group_tensors_differently_fail_and_go_on(grouping):
                 for name in members.split()
             }
             if me.rank == 0:
-                me.engine.barrier(name=f"after you {turn}").wait()
+                me.barrier(f"after you {turn}").wait()
             errors = {name: error_of(handle) for name, handle in handles.items()}
             assert all("has group" in str(error) for error in errors.values()), errors
         alike = {"group": "anew", "group_size": 2}
@@ -309,11 +309,11 @@ def test_members_that_only_some_ranks_have_fail_the_group():
 
 def test_a_set_that_is_removed_fails_the_groups_begun_in_it():
     def program(me):
-        pair = number(me.engine.add_process_set([0, 1]))
+        pair = number(me.add_process_set([0, 1]))
         half = {"group": "g", "group_size": 2, "process_set": pair}
         handle = me.allreduce("x", np.ones(2), **half) if me.rank < 2 else None
-        number(me.engine.remove_process_set(pair))
-        number(me.engine.join())
+        number(me.remove_process_set(pair))
+        number(me.join())
         return handle and error_of(handle)
 
     errors = on_ranks(3, program)
@@ -343,7 +343,7 @@ def test_joined_ranks_bring_zeros_and_learn_who_came_last(op, coding):
             x = np.full(1000, 1.0, np.float32)
             me.allreduce("w", x, op, coding, error_feedback=coding is not None).wait()
             seen.append(float(x.mean()))
-        last = number(me.engine.join())
+        last = number(me.join())
         y = np.ones(3)
         me.allreduce("after", y).wait()
         return seen, last, y[0]
@@ -360,7 +360,7 @@ def test_adasum_goes_on_without_a_joined_rank():
         x = np.arange(1.0, 5.0) * (me.rank + 1)
         if me.rank < 2:
             me.allreduce("w", x, "adasum").wait()
-        number(me.engine.join())
+        number(me.join())
         return x
 
     a, b, _ = on_ranks(3, program)
@@ -376,13 +376,13 @@ def test_adasum_goes_on_without_a_joined_rank():
         lambda me: me.alltoall("x", np.ones(4)),
         lambda me: me.reducescatter("x", np.ones(2)),
         lambda me: me.allreduce("x", np.ones(2), "max"),
-        lambda me: me.engine.barrier(name="x"),
+        lambda me: me.barrier("x"),
     ],
 )
 def test_what_needs_every_rank_fails_while_one_has_joined(call):
     def program(me):
         error = error_of(call(me)) if me.rank == 0 else None
-        number(me.engine.join())
+        number(me.join())
         call(me).wait()  # all are back
         return error
 
@@ -394,14 +394,14 @@ def test_what_needs_every_rank_fails_while_one_has_joined(call):
 def test_a_rank_that_has_joined_submits_nothing():
     def program(me):
         if me.rank == 0:
-            joined = me.engine.join()
+            joined = me.join()
             with pytest.raises(UsageError, match="after join"):
                 me.allreduce("x", np.ones(2))
             me_free.append(True)
             return number(joined)
         while not me_free:
             me.allreduce("y", np.ones(2)).wait()
-        return number(me.engine.join())
+        return number(me.join())
 
     me_free: list[bool] = []
     assert on_ranks(2, program) == [1, 1]
@@ -411,6 +411,6 @@ def test_joined_ranks_are_let_go_when_another_leaves():
     def program(me):
         if me.rank == 2:
             return None
-        return type(error_of(me.engine.join()))
+        return type(error_of(me.join()))
 
     assert on_ranks(3, program) == [RankFailedError, RankFailedError, None]

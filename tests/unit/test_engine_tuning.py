@@ -94,7 +94,7 @@ def test_fusion_size_and_cycle_can_be_tuned():
         for fusion in (0, 64 << 20):
             if me.rank == 0:
                 me.engine.tune(fusion_bytes=fusion, cycle_time_s=0.1)
-            me.engine.barrier(name=f"tuned.{fusion}").wait()
+            me.barrier(f"tuned.{fusion}").wait()
             before = reductions(me)
             reduce_many(me, fusion)
             counts.append(reductions(me) - before)
@@ -118,7 +118,7 @@ def test_algorithm_and_bits_change_on_all_ranks_and_owe_nothing_less(op):
         for step, (algorithm, width) in enumerate(plan):
             if me.rank == 0:
                 me.engine.tune(algorithm=algorithm, bits=width)
-            me.engine.barrier(name=f"tuned.{step}").wait()
+            me.barrier(f"tuned.{step}").wait()
             x = gradient(me.rank, step)
             me.allreduce("w", x, op, TWO, error_feedback=True).wait()
             total += x
@@ -143,7 +143,7 @@ def test_the_segments_of_messages_change_no_bit_of_a_result(algorithm):
         for segment in (0, 1 << 12, 1 << 15, 1 << 30):
             if me.rank == 0:
                 me.engine.tune(algorithm=algorithm, segment_elements=segment)
-            me.engine.barrier(name=f"tuned.{segment}").wait()
+            me.barrier(f"tuned.{segment}").wait()
             before = me.engine.stats()["wire_bytes"]
             x = np.random.default_rng(me.rank).standard_normal(count).astype(np.float32)
             me.allreduce("w", x, coding=nearest).wait()
@@ -183,13 +183,13 @@ def test_what_cannot_be_carried_out_is_refused(change, said):
 
 def test_sets_without_rank_0_are_served_while_it_rests():
     def program(me):
-        ours = me.engine.add_process_set([1, 2])
+        ours = me.add_process_set([1, 2])
         ours.wait()
         start = time.monotonic()
         for i in range(50 if me.rank else 0):
             me.allreduce(f"t{i}", np.ones(3), process_set=ours.result()).wait()
         elapsed = time.monotonic() - start
-        me.engine.barrier(name="end").wait()
+        me.barrier("end").wait()
         return elapsed
 
     assert max(on_ranks(3, program)) < 60
@@ -217,7 +217,7 @@ def test_waiting_to_join_is_no_stall():
     def program(me):
         if me.rank == 1:
             time.sleep(0.8)
-        handle = me.engine.join()
+        handle = me.join()
         handle.wait()
         return handle.result()
 

@@ -18,8 +18,9 @@ P, S, I64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int64)
 
 class Tensor(ctypes.Structure):
     _fields_ = (
-        ("facts", ctypes.c_char_p), ("facts_bytes", S), ("dtype", ctypes.c_uint8), ("shape", I64),
-        ("dimensions", S), ("splits", I64), ("splits_count", S), ("input", P), ("output", P),
+        ("operation", ctypes.c_char_p), ("operation_bytes", S), ("dtype", ctypes.c_uint8),
+        ("shape", I64), ("dimensions", S), ("splits", I64), ("splits_count", S),
+        ("input", P), ("output", P),
     )  # fmt: skip
 
 
@@ -68,12 +69,16 @@ def engine():
     engine.shutdown("the test ended")
 
 
-def run(table, facts, arrays, outputs=None):
+def text(**fields):
+    return _core.Operation(**fields).text()
+
+
+def run(table, texts, arrays, outputs=None):
     """Start one call and wait for it; return (error, message, results) and what was released."""
     shapes = [(ctypes.c_int64 * a.ndim)(*a.shape) for a in arrays]
     tensors = (Tensor * len(arrays))()
-    for tensor, fact, array, shape in zip(tensors, facts, arrays, shapes, strict=True):
-        tensor.facts, tensor.facts_bytes, tensor.dtype = fact, len(fact), FLOAT32
+    for tensor, words, array, shape in zip(tensors, texts, arrays, shapes, strict=True):
+        tensor.operation, tensor.operation_bytes, tensor.dtype = words, len(words), FLOAT32
         tensor.shape, tensor.dimensions = shape, array.ndim
         tensor.input = array.ctypes.data
     for tensor, output in zip(tensors, outputs or [], strict=bool(outputs)):
@@ -98,25 +103,50 @@ def run(table, facts, arrays, outputs=None):
     return seen
 
 
-def test_facts_come_back_as_they_were_given():
-    given = {
-        "kind": "allreduce", "name": "x", "op": "max", "prescale": 0.5, "postscale": 3.0,
-        "coding": _core.CodecSpec(bits=4), "auto_bits": True, "error_feedback": True,
-        "nmse_budget": 0.25, "lasting": False, "check_finite": True, "process_set": 3,
-        "group": "g", "group_size": 2, "root": 1,
-    }  # fmt: skip
-    assert _core.read_operation_facts(_core.operation_facts(**given)) == given
-    with pytest.raises(UsageError, match="'add_process_set'"):
-        _core.operation_facts(kind="add_process_set")
+FIELDS = {
+    "kind": "allreduce", "name": "x", "op": "max", "prescale": 0.5, "postscale": 3.0,
+    "coding": _core.Coding(
+        _core.CodecSpec(bits=4), auto_bits=True, error_feedback=True, nmse_budget=0.25
+    ),
+    "lasting": True, "check_finite": True, "process_set": 3, "group": _core.Group("g", 2),
+    "root": 1, "shape": [2, 3], "dtype": "int8", "ranks": [1, 4],
+}  # fmt: skip
+
+
+def test_an_operation_comes_back_from_its_text():
+    operation = _core.Operation(**FIELDS)
+    assert _core.Operation.of_text(operation.text()) == operation
+    assert {name: getattr(operation, name) for name in FIELDS} == FIELDS
+    assert not {b" "[0], b","[0]} & set(operation.text())
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_operations_differ_in_each_field(name):
+    operation, usual = _core.Operation(**FIELDS), getattr(_core.Operation(kind="join"), name)
+    other = operation.replaced(**{name: usual})
+    assert other != operation
+    assert getattr(other, name) == usual
+    assert other.replaced(**{name: FIELDS[name]}) == operation
+
+
+def test_what_is_no_operation_is_refused():
+    with pytest.raises(UsageError, match=r"unknown operation 'sum'.* allreduce, broadcast"):
+        _core.Operation(kind="sum")
+    with pytest.raises(TypeError, match=r"no \['colour'\]; its fields are kind name"):
+        _core.Operation(kind="join", colour="red")
+    with pytest.raises(TypeError, match=r"operation's root cannot be 'first'"):
+        _core.Operation(kind="broadcast", root="first")
+    with pytest.raises(AttributeError, match="no 'colour'"):
+        _ = _core.Operation(kind="join").colour
+    with pytest.raises(UsageError, match="another version of qsgd-hpc"):
+        _core.Operation.of_text(b"1" + _core.Operation(kind="join").text()[1:])
 
 
 def test_several_tensors_end_as_one_call(table, engine):
     arrays = [np.arange(n, dtype=np.float32) for n in (5, 3)]
     outputs = [np.empty_like(a) for a in arrays]
-    facts = [
-        _core.operation_facts(kind="allreduce", name=f"sum{i}", postscale=i + 2.0) for i in range(2)
-    ]
-    error, _, results = run(table, facts, arrays, outputs)
+    texts = [text(kind="allreduce", name=f"sum{i}", postscale=i + 2.0) for i in range(2)]
+    error, _, results = run(table, texts, arrays, outputs)
     assert (error, len(results)) == (0, 2)
     for i, (array, output) in enumerate(zip(arrays, outputs, strict=True)):
         np.testing.assert_array_equal(output, (i + 2) * array)
@@ -124,25 +154,23 @@ def test_several_tensors_end_as_one_call(table, engine):
 
 def test_results_of_the_core_are_handed_over(table, engine):
     array = np.arange(6, dtype=np.float32).reshape(3, 2)
-    error, _, [(data, shape, sizes)] = run(
-        table, [_core.operation_facts(kind="allgather", name="rows")], [array]
-    )
+    error, _, [(data, shape, sizes)] = run(table, [text(kind="allgather", name="rows")], [array])
     assert (error, shape, sizes) == (0, [3, 2], [3])
     np.testing.assert_array_equal(np.frombuffer(data, np.float32).reshape(shape), array)
 
 
 def test_unnamed_calls_are_numbered_and_may_follow_each_other(table, engine):
-    facts = [_core.operation_facts(kind="allreduce", group="yes", group_size=2)] * 2
+    texts = [text(kind="allreduce", group=_core.Group("yes", 2))] * 2
     arrays = [np.ones(4, np.float32), np.ones(2, np.float32)]
     for _ in range(3):
-        assert run(table, facts, arrays, arrays)[0] == 0
+        assert run(table, texts, arrays, arrays)[0] == 0
 
 
 def test_they_make_steps_too_whose_waits_are_not_seen(table, engine):
-    facts = [_core.operation_facts(kind="allreduce", name="w")]
+    texts = [text(kind="allreduce", name="w")]
     array = np.ones(4, np.float32)
     for _ in range(3):
-        run(table, facts, [array], [array])
+        run(table, texts, [array], [array])
     profile = engine.step_profile()
     assert (profile["steps"], profile["waits_seen"]) == (3, False)
     assert engine.stats()["wait_time_s"] == 0
@@ -150,13 +178,13 @@ def test_they_make_steps_too_whose_waits_are_not_seen(table, engine):
 
 def test_mistakes_end_the_call_with_their_text(table, engine):
     scalar = [np.array(1.0, np.float32)]
-    error, message, _ = run(table, [_core.operation_facts(kind="allgather", name="x")], scalar)
+    error, message, _ = run(table, [text(kind="allgather", name="x")], scalar)
     assert error == USAGE
     assert "no rows" in message
 
 
 def test_without_a_job_the_call_says_so(table):
-    facts = [_core.operation_facts(kind="allreduce", name="x")]
-    error, message, _ = run(table, facts, [np.ones(1, np.float32)], [np.ones(1, np.float32)])
+    texts = [text(kind="allreduce", name="x")]
+    error, message, _ = run(table, texts, [np.ones(1, np.float32)], [np.ones(1, np.float32)])
     assert error == USAGE
     assert "call hvd.init()" in message

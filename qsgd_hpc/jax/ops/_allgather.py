@@ -67,10 +67,6 @@ class Allgather(Collective):
             ),
         )
 
-    def facts(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
-        """Return nothing: only the numbers of rows may differ."""
-        return {}
-
     def picked(self, indices: Sequence[int]) -> Allgather:
         """Return this call for some of its arrays."""
         rows = tuple(self.known_rows[i] for i in indices if self.known_rows)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from qsgd_hpc import ops
-from qsgd_hpc.compression import Coding, Lossy, facts_of
+from qsgd_hpc._core import Coding
+from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jax.ops import _arrays
 from qsgd_hpc.jax.ops._allgather import Allgather
@@ -84,14 +85,14 @@ class Allreduce(Collective):
             return self.compression.coding_for_gradient(self.parameters[index], shape, name)
         return self.compression.coding(lasting=self.lasting)
 
-    def facts(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
+    def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
         """Return the operation, its factors and how it travels."""
         coding = self._coding(index, shape, dtype)
         return {
             "op": op_for(dtype, self.op).name,
             "prescale": self.prescale,
             "postscale": self.postscale,
-            **facts_of(coding),
+            "coding": coding,
             "lasting": self.lasting,
             "check_finite": self.check_finite or coding is not None,
         }

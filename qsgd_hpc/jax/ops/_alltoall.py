@@ -76,10 +76,6 @@ class Alltoall(Collective):
             result=exchanged,
         )
 
-    def facts(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
-        """Return nothing: the splits are this rank's own."""
-        return {}
-
     def transposed(self, cotangents: Arrays) -> Arrays:
         """Send everything back."""
         (cotangent,) = cotangents

@@ -53,7 +53,7 @@ class Broadcast(Collective):
             result=lambda: _arrays.placed_like(target, array),
         )
 
-    def facts(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
+    def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
         """Return whose arrays all get."""
         return {"root": self.root_rank}
 

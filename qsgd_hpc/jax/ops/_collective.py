@@ -10,8 +10,8 @@ from typing import Any, ClassVar, TypeVar
 
 import jax
 
-import qsgd_hpc._core as _core
 from qsgd_hpc import basics, ops
+from qsgd_hpc._core import Operation
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.ops import Handle
 from qsgd_hpc.process_sets import ProcessSet, require_member
@@ -98,9 +98,9 @@ class Collective(ABC):
     def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Return the shapes of what it makes of arrays of these shapes."""
 
-    @abstractmethod
-    def facts(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
+    def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
         """Return what the core must know of an array beside what all kinds have."""
+        return {}
 
     @abstractmethod
     def transposed(self, cotangents: Arrays) -> Arrays:
@@ -151,18 +151,18 @@ class Collective(ABC):
     def encoded(self, avals: Sequence[Any]) -> str:
         """Return the call as the core reads it from a compiled program; see csrc/jax."""
         content = struct.pack("=iiI", basics.rank(), basics.size(), len(avals))
-        common: dict[str, Any] = {
-            "kind": self.kind,
-            "process_set": require_member(self.process_set),
-        }
-        if group := self.core_group():
-            common.update(group=group.name, group_size=group.size)
+        process_set = require_member(self.process_set)
         for index, (name, aval) in enumerate(zip(self.names, avals, strict=True)):
             shape = tuple(aval.shape)
-            facts = _core.operation_facts(
-                **common, name=f"{self.kind}.{name}", **self.facts(index, shape, aval.dtype)
+            operation = Operation(
+                kind=self.kind,
+                name=f"{self.kind}.{name}",
+                process_set=process_set,
+                group=self.core_group(),
+                **self.fields(index, shape, aval.dtype),
             )
-            content += struct.pack("=I", len(facts)) + facts
+            text = operation.text()
+            content += struct.pack("=I", len(text)) + text
             content += _list(self.rows(index, shape)) + _list(self.splits(shape))
         return content.hex()
 

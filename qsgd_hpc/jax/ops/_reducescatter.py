@@ -67,7 +67,7 @@ class Reducescatter(Collective):
             result=shared,
         )
 
-    def facts(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
+    def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
         """Return the operation and its factors."""
         op = op_for(dtype, self.op).name
         return {"op": op, "prescale": self.prescale, "postscale": self.postscale}

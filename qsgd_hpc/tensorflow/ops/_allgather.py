@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc._facts import operation_facts
+from qsgd_hpc import ops
 from qsgd_hpc.ops import Average, Op
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.ops._autograph import as_written
@@ -36,8 +36,8 @@ def gather_all(
     sources = [tf.convert_to_tensor(t) for t in tensors]
     rows = [tf.reshape(t, [1]) if t.shape.rank == 0 else t for t in sources]
     names, group = names_and_group("allgather", name, len(rows), grouped=grouped)
-    facts = [operation_facts("allgather", n, process_set, op=op, group=group) for n in names]
-    made = run("qsgd_allgather", facts, tensors=rows)
+    operations = [ops.operation("allgather", n, process_set, op=op, group=group) for n in names]
+    made = run("qsgd_allgather", operations, tensors=rows)
     return [with_unknown_rows(g, like=t) for g, t in zip(made.gathered, rows, strict=True)]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc._facts import operation_facts
+from qsgd_hpc import ops
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.ops._autograph import as_written
 from qsgd_hpc.tensorflow.ops._names import full_name
@@ -44,10 +44,10 @@ def alltoall(
     """
     source = as_rows(tf.convert_to_tensor(tensor), "alltoall")
     parts = [] if splits is None else splits
-    facts = [operation_facts("alltoall", full_name("alltoall", name), process_set)]
+    operations = [ops.operation("alltoall", full_name("alltoall", name), process_set)]
     made = run(
         "qsgd_alltoall",
-        facts,
+        operations,
         tensors=[source],
         splits=tf.cast(tf.convert_to_tensor(parts, _integer(parts)), tf.int64),
     )

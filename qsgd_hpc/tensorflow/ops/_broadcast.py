@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc._facts import operation_facts
+from qsgd_hpc import ops
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.ops._autograph import as_written
 from qsgd_hpc.tensorflow.ops._names import full_name
@@ -21,12 +21,12 @@ def broadcast_all(
     tensors: Sequence[Any], root_rank: int, names: Sequence[str | None], process_set: ProcessSet
 ) -> list[tf.Tensor]:
     """Return root_rank's tensors, in one operation; each has a name of its own."""
-    facts = [
-        operation_facts("broadcast", full_name("broadcast", name), process_set, root_rank=root_rank)
+    operations = [
+        ops.operation("broadcast", full_name("broadcast", name), process_set, root=root_rank)
         for name in names
     ]
     received: list[tf.Tensor] = run(
-        "qsgd_broadcast", facts, tensors=[tf.convert_to_tensor(t) for t in tensors]
+        "qsgd_broadcast", operations, tensors=[tf.convert_to_tensor(t) for t in tensors]
     )
     return received
 

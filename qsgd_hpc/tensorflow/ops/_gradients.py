@@ -13,26 +13,26 @@ import tensorflow as tf
 
 from qsgd_hpc import basics
 from qsgd_hpc._base.reduction import CURVED
+from qsgd_hpc._core import Operation
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.process_sets import process_set_ids_and_ranks
 from qsgd_hpc.tensorflow.ops._names import once_more
-from qsgd_hpc.tensorflow.ops._run import facts_of, run
+from qsgd_hpc.tensorflow.ops._run import operations_of, run
 
 __all__: list[str] = []
 
 Tensors = Sequence[Any]
-Facts = Sequence[dict[str, Any]]
+Operations = Sequence[Operation]
 
 _CURVED = {op.name for op in CURVED}
 
 
-def _named(facts: Facts, what: str, **changes: Any) -> list[dict[str, Any]]:
-    """Return the facts of operations that belong to others.
+def _named(operations: Operations, what: str, **changes: Any) -> list[Operation]:
+    """Return operations that belong to others.
 
     They form no group, because a script may differentiate the results of one apart.
     """
-    alone = {"group": "", "group_size": 0, **changes}
-    return [{**fact, "name": once_more(fact["name"], what), **alone} for fact in facts]
+    return [o.replaced(name=once_more(o.name, what), group=None, **changes) for o in operations]
 
 
 def _present(operation: Any, gradients: Tensors) -> list[int]:
@@ -49,43 +49,43 @@ def _pick(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
     return [values[i] for i in places]
 
 
-def _ranks(facts: Facts) -> list[int]:
+def _ranks(operations: Operations) -> list[int]:
     """Return the ranks of the process set."""
-    return process_set_ids_and_ranks()[facts[0]["process_set"]]
+    return process_set_ids_and_ranks()[operations[0].process_set]
 
 
 def _of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
     places = _present(operation, gradients)
-    facts = _pick(facts_of(operation), places)
+    operations = _pick(operations_of(operation), places)
     given = _pick(gradients, places)
     if not places:
         return [None] * len(gradients)
-    op = facts[0]["op"]
+    op = operations[0].op
     if op == "adasum":
         raise UsageError("Adasum has no gradient; use tf.stop_gradient, or reduce by a sum")
     if op not in _CURVED:
-        made = run("qsgd_allreduce", _named(facts, "gradient"), tensors=given)
+        made = run("qsgd_allreduce", _named(operations, "gradient"), tensors=given)
         return _spread(made, places, len(gradients))
-    sums = run("qsgd_allreduce", _named(facts, "gradient", op="sum"), tensors=given)
+    sums = run("qsgd_allreduce", _named(operations, "gradient", op="sum"), tensors=given)
     inputs, outputs = _pick(operation.inputs, places), _pick(operation.outputs, places)
-    slopes = _slopes(facts, inputs, outputs)
+    slopes = _slopes(operations, inputs, outputs)
     made = [total * slope for total, slope in zip(sums, slopes, strict=True)]
     return _spread(made, places, len(gradients))
 
 
-def _slopes(facts: Facts, inputs: Tensors, outputs: Tensors) -> list[Any]:
+def _slopes(operations: Operations, inputs: Tensors, outputs: Tensors) -> list[Any]:
     """Return by how much the results of a curved operation change with this rank's tensors.
 
     Ranks that hold the extremum together share its derivative.
     """
-    if facts[0]["op"] == "product":
-        mine = _ranks(facts).index(basics.rank())
+    if operations[0].op == "product":
+        mine = _ranks(operations).index(basics.rank())
         rows = [tf.expand_dims(x, 0) for x in inputs]
-        everyone = _gathered(facts, "factors", rows, op="sum")
+        everyone = _gathered(operations, "factors", rows, op="sum")
         others = [tf.concat([x[:mine], x[mine + 1 :]], 0) for x in everyone]
         return [tf.reduce_prod(x, 0) for x in others]
     holds = [tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(inputs, outputs, strict=True)]
-    counting = _named(facts, "ties", kind="allreduce", op="sum")
+    counting = _named(operations, "ties", kind="allreduce", op="sum")
     counts = run("qsgd_allreduce", counting, tensors=holds)
     return [h / tf.stop_gradient(n) for h, n in zip(holds, counts, strict=True)]
 
@@ -93,13 +93,13 @@ def _slopes(facts: Facts, inputs: Tensors, outputs: Tensors) -> list[Any]:
 def _of_broadcast(operation: Any, *gradients: Any) -> list[Any]:
     """Return the mean of all ranks' gradients on the root, whose values they are, else 0."""
     places = _present(operation, gradients)
-    facts = _pick(facts_of(operation), places)
+    operations = _pick(operations_of(operation), places)
     if not places:
         return [None] * len(gradients)
-    averaging = _named(facts, "gradient", kind="allreduce", op="average")
+    averaging = _named(operations, "gradient", kind="allreduce", op="average")
     means = run("qsgd_allreduce", averaging, tensors=_pick(gradients, places))
     # Zeros that a second derivative passes through as it does on the root.
-    root = basics.rank() == facts[0]["root"]
+    root = basics.rank() == operations[0].root
     made = [tf.where(tf.fill(tf.shape(t), root), t, tf.zeros_like(t)) for t in means]
     return _spread(made, places, len(gradients))
 
@@ -107,14 +107,14 @@ def _of_broadcast(operation: Any, *gradients: Any) -> list[Any]:
 def _of_allgather(operation: Any, *gradients: Any) -> list[Any]:
     """Return the mean, or sum, over the ranks of what they hold for this rank's rows."""
     of_tensors, rows = gradients[:-1], operation.outputs[-1]
-    facts = facts_of(operation)
-    size = len(_ranks(facts))
+    operations = operations_of(operation)
+    size = len(_ranks(operations))
     made = []
     for i in _present(operation, of_tensors):
-        sending = _named([facts[i]], "gradient", kind="alltoall", op="sum")
+        sending = _named([operations[i]], "gradient", kind="alltoall", op="sum")
         sent = run("qsgd_alltoall", sending, tensors=[of_tensors[i]], splits=rows[i])
         parts = tf.reshape(sent.received[0], tf.concat([[size], tf.shape(operation.inputs[i])], 0))
-        averaged = facts[i]["op"] == "average"
+        averaged = operations[i].op == "average"
         made.append(tf.reduce_mean(parts, 0) if averaged else tf.reduce_sum(parts, 0))
     return _spread(made, _present(operation, of_tensors), len(of_tensors))
 
@@ -123,7 +123,7 @@ def _of_alltoall(operation: Any, *gradients: Any) -> list[Any]:
     """Send the gradients back the way the rows came."""
     if gradients[0] is None:
         return [None, None]
-    back = _named(facts_of(operation), "gradient")
+    back = _named(operations_of(operation), "gradient")
     rows = operation.outputs[-1][0]
     made = run("qsgd_alltoall", back, tensors=[gradients[0]], splits=rows)
     made.received[0].set_shape(operation.inputs[0].shape)
@@ -133,27 +133,28 @@ def _of_alltoall(operation: Any, *gradients: Any) -> list[Any]:
 def _of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
     """Return all ranks' shares of the gradient, times the derivative of a curved operation."""
     places = _present(operation, gradients)
-    facts = _pick(facts_of(operation), places)
+    operations = _pick(operations_of(operation), places)
     if not places:
         return [None] * len(gradients)
-    op, given = facts[0]["op"], _pick(gradients, places)
+    op, given = operations[0].op, _pick(gradients, places)
     if op in _CURVED:
-        totals = _gathered(facts, "gradient", given, op="sum")
-        outputs = _gathered(facts, "results", _pick(operation.outputs, places), op="sum")
-        slopes = _slopes(facts, _pick(operation.inputs, places), outputs)
+        totals = _gathered(operations, "gradient", given, op="sum")
+        outputs = _gathered(operations, "results", _pick(operation.outputs, places), op="sum")
+        slopes = _slopes(operations, _pick(operation.inputs, places), outputs)
         made = [total * slope for total, slope in zip(totals, slopes, strict=True)]
     else:
-        factor = facts[0]["prescale"] * facts[0]["postscale"]
-        factor *= len(_ranks(facts)) if op == "sum" else 1
-        totals = _gathered(facts, "gradient", given, op="average")
+        factor = operations[0].prescale * operations[0].postscale
+        factor *= len(_ranks(operations)) if op == "sum" else 1
+        totals = _gathered(operations, "gradient", given, op="average")
         made = [total * tf.cast(factor, total.dtype) for total in totals]
     return _spread(made, places, len(gradients))
 
 
-def _gathered(facts: Facts, what: str, tensors: Tensors, op: str) -> list[Any]:
+def _gathered(operations: Operations, what: str, tensors: Tensors, op: str) -> list[Any]:
     """Gather tensors; ``op`` is how the ranks' gradients are put together."""
     plain = {"kind": "allgather", "op": op, "prescale": 1.0, "postscale": 1.0}
-    made: list[Any] = run("qsgd_allgather", _named(facts, what, **plain), tensors=tensors).gathered
+    gathers = _named(operations, what, **plain)
+    made: list[Any] = run("qsgd_allgather", gathers, tensors=tensors).gathered
     return made
 
 

@@ -32,7 +32,7 @@ def join() -> tf.Tensor:
     """
     if tf.executing_eagerly():
         return tf.constant(ops.join(), tf.int32)
-    last: tf.Tensor = run("qsgd_join", [{"kind": "join"}])
+    last: tf.Tensor = run("qsgd_join", [ops.operation("join", "")])
     return last
 
 

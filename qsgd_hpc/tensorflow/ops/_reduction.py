@@ -11,8 +11,8 @@ import tensorflow as tf
 from qsgd_hpc import ops
 from qsgd_hpc._base.compressors import NoneCompressor
 from qsgd_hpc._base.reduction import CURVED, Reduction, coding_for, op_for
-from qsgd_hpc._facts import operation_facts
-from qsgd_hpc.compression import Coding, Lossy
+from qsgd_hpc._core import Coding
+from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.ops import Average, Op, Sum
 from qsgd_hpc.tensorflow.ops._names import full_name
@@ -99,8 +99,8 @@ def reduce_all(
     lasting = bool(names[0])
     coding = coding_for(replace(reduction, lasting=lasting))
     prepared = [_prepare(t, reduction, coding) for t in tensors]
-    facts = [
-        operation_facts(
+    operations = [
+        ops.operation(
             kind,
             text,
             reduction.process_set,
@@ -114,5 +114,5 @@ def reduce_all(
         )
         for p, text in zip(prepared, names, strict=True)
     ]
-    made = run(f"qsgd_{kind}", facts, tensors=[p.travelling for p in prepared])
+    made = run(f"qsgd_{kind}", operations, tensors=[p.travelling for p in prepared])
     return [p.finish(reduced) for p, reduced in zip(prepared, made, strict=True)]

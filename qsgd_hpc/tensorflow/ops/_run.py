@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc import _core
+from qsgd_hpc._core import Operation
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.tensorflow._library import library
 
-__all__ = ["facts_of", "run"]
-
-Facts = Mapping[str, Any]
+__all__ = ["operations_of", "run"]
 
 
-def run(operation: str, facts: Sequence[Facts], **inputs: Any) -> Any:
-    """Run an operation, with the facts of each tensor (see :mod:`qsgd_hpc._facts`).
+def run(what: str, operations: Sequence[Operation], **inputs: Any) -> Any:
+    """Run the library's operation ``what``, which carries out one of the core's for each tensor.
 
     Raises:
         HorovodInternalError: the ranks disagree, or a rank died; see
@@ -26,17 +24,17 @@ def run(operation: str, facts: Sequence[Facts], **inputs: Any) -> Any:
     """
     eager = tf.executing_eagerly()
     if not eager:
-        _refuse_xla(facts[0]["kind"])
-    packed = b" ".join(_core.operation_facts(**f) for f in facts)
-    made = getattr(library(), operation)(facts=packed, **inputs)
+        _refuse_xla(operations[0].kind)
+    packed = b" ".join(operation.text() for operation in operations)
+    made = getattr(library(), what)(operations=packed, **inputs)
     if not eager:
         _let_run_in_any_order(made)
     return made
 
 
-def facts_of(operation: Any) -> list[dict[str, Any]]:
-    """Return the facts that an operation of a graph, or of a tape, was run with."""
-    return [_core.read_operation_facts(f) for f in operation.get_attr("facts").split()]
+def operations_of(made: Any) -> list[Operation]:
+    """Return the core's operations that one of a graph, or of a tape, was run with."""
+    return [Operation.of_text(text) for text in made.get_attr("operations").split()]
 
 
 def _refuse_xla(kind: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from qsgd_hpc import _core
-from qsgd_hpc.compression import Coding
+from qsgd_hpc._core import Coding
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["Memory", "Slot"]

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from qsgd_hpc import _core
-from qsgd_hpc.compression import Coding, Lossy
+from qsgd_hpc._core import Coding
+from qsgd_hpc.compression import Lossy
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
 from qsgd_hpc.torch.ops._tensors import name_of
 

@@ -11,7 +11,8 @@ import torch
 from qsgd_hpc import ops
 from qsgd_hpc._base.compressors import NoneCompressor
 from qsgd_hpc._base.reduction import Reduction, coding_for, op_for
-from qsgd_hpc.compression import Coding, Lossy
+from qsgd_hpc._core import Coding
+from qsgd_hpc.compression import Lossy
 from qsgd_hpc.ops import Average, Handle, Op
 from qsgd_hpc.torch.ops._tensors import buffer_of, deliver, moved_to, new_like, on_host
 

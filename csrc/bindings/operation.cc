@@ -1,0 +1,165 @@
+// Operations as Python describes them, and Engine.start(), which starts every one.
+#include "engine/operation.h"
+
+#include <pybind11/operators.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+
+#include "bindings/engine.h"
+#include "foreign/foreign.h"
+
+namespace py = pybind11;
+
+namespace qsgd {
+namespace {
+
+OpKind parse_kind(const std::string& name) {
+  std::string known;
+  for (int i = 0; i < kOpKinds; ++i) {
+    const auto kind = static_cast<OpKind>(i);
+    if (name == describe(kind)) return kind;
+    known += (known.empty() ? "" : ", ") + std::string(describe(kind));
+  }
+  throw usage_error("unknown operation '" + name + "'; known are " + known);
+}
+
+// Values of fields, from Python and back.
+
+template <class T>
+void take(const py::handle& given, T& value) {
+  value = given.cast<T>();
+}
+void take(const py::handle& given, OpKind& kind) { kind = parse_kind(given.cast<std::string>()); }
+void take(const py::handle& given, DType& dtype) { dtype = parse_dtype(given.cast<std::string>()); }
+void take(const py::handle& given, ReduceOp& op) { op = parse_op(given.cast<std::string>()); }
+
+template <class T>
+py::object give(const T& value) {
+  return py::cast(value);
+}
+py::object give(OpKind kind) { return py::cast(describe(kind)); }
+py::object give(DType dtype) { return py::cast(facts(dtype).name); }
+py::object give(ReduceOp op) { return py::cast(describe(op)); }
+
+std::string in_python(const py::handle& value) { return py::repr(value).cast<std::string>(); }
+
+// An operation with some values replaced.
+Operation with(Operation operation, const py::kwargs& values) {
+  const py::dict unknown = values.attr("copy")();
+  visit_fields([&](const Field& field, auto get) {
+    if (!values.contains(field.name)) return;
+    const py::object given = unknown.attr("pop")(field.name);
+    try {
+      take(given, get(operation));
+    } catch (const py::cast_error&) {
+      throw py::type_error(std::string("an operation's ") + field.name + " cannot be " +
+                           in_python(given));
+    }
+  });
+  if (unknown.empty()) {
+    std::sort(operation.ranks.begin(), operation.ranks.end());  // so that equal sets are equal
+    return operation;
+  }
+  std::string known;
+  visit_fields([&](const Field& field, auto) { known += std::string(" ") + field.name; });
+  throw py::type_error("an operation has no " + in_python(py::list(unknown)) + "; its fields are" +
+                       known);
+}
+
+py::object value_of(const Operation& operation, const std::string& name) {
+  py::object value;
+  visit_fields([&](const Field& field, auto get) {
+    if (name == field.name) value = give(get(operation));
+  });
+  if (!value) throw py::attribute_error("an operation has no '" + name + "'");
+  return value;
+}
+
+std::string repr(const Operation& operation) {
+  static const Operation usual;
+  std::string text;
+  visit_fields([&](const Field& field, auto get) {
+    if (get(operation) == get(usual) && field.name != std::string("kind")) return;
+    text += (text.empty() ? "" : ", ") + std::string(field.name) + "=" +
+            in_python(give(get(operation)));
+  });
+  return "Operation(" + text + ")";
+}
+
+// False while no signal has come, or its handler raised nothing.
+bool handler_raised() {
+  const py::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+std::shared_ptr<Handle> start(Engine& engine, const std::shared_ptr<Operation>& operation,
+                              std::uintptr_t source, std::uintptr_t target, py::object keep,
+                              bool now) {
+  TensorMemory memory{reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target),
+                      hold(std::move(keep))};
+  if (!now) return engine.start(operation, std::move(memory));
+  std::shared_ptr<Handle> handle;
+  {
+    const py::gil_scoped_release no_gil;
+    handle = engine.start(operation, std::move(memory), {/*waits=*/true, &handler_raised});
+  }
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return handle;
+}
+
+}  // namespace
+}  // namespace qsgd
+
+void bind_operation(py::module_& m) {
+  using namespace qsgd;
+  using py::arg;
+  m.def(
+      "set_current_engine",
+      [](const EnginePtr& engine) { set_current_engine(std::weak_ptr<Engine>(engine)); },
+      arg("engine").none(true), "Say which engine operations of frameworks go to; None for none.");
+  m.def("foreign_table_address", [] { return reinterpret_cast<std::uintptr_t>(&foreign_table()); });
+  py::class_<Coding>(m, "Coding")
+      .def(py::init(
+               [](const CodecSpec& spec, bool auto_bits, bool error_feedback, double nmse_budget) {
+                 return Coding{spec, auto_bits, error_feedback, nmse_budget};
+               }),
+           arg("spec"), py::kw_only(), arg("auto_bits") = false, arg("error_feedback") = false,
+           arg("nmse_budget") = 0.0)
+      .def_readonly("spec", &Coding::spec)
+      .def_readonly("auto_bits", &Coding::auto_bits)
+      .def_readonly("error_feedback", &Coding::error_feedback)
+      .def_readonly("nmse_budget", &Coding::nmse_budget)
+      .def(py::self == py::self);
+  py::class_<Group>(m, "Group")
+      .def(py::init([](const std::string& name, uint32_t size) { return Group{name, size}; }),
+           arg("name"), arg("size"))
+      .def_readonly("name", &Group::name)
+      .def_readonly("size", &Group::size)
+      .def(py::self == py::self);
+  py::class_<Operation, std::shared_ptr<Operation>>(m, "Operation")
+      .def(py::init(
+          [](const py::kwargs& values) { return std::make_shared<Operation>(with({}, values)); }))
+      .def(
+          "replaced",
+          [](const Operation& operation, const py::kwargs& values) {
+            return std::make_shared<Operation>(with(operation, values));
+          },
+          "The operation with other values of some fields.")
+      .def("text", [](const Operation& operation) { return py::bytes(as_text(operation)); })
+      .def_static(
+          "of_text",
+          [](const std::string& text) {
+            return std::make_shared<Operation>(of_text(text.data(), text.size()));
+          },
+          arg("text"), "The operation that text() was called of.")
+      .def("__getattr__", &value_of)
+      .def("__repr__", &repr)
+      .def(py::self == py::self);
+}
+
+void bind_start(qsgd::EngineClass& engine) {
+  using py::arg;
+  engine.def("start", &qsgd::start, arg("operation"), arg("source") = 0, arg("target") = 0,
+             arg("keep") = py::none(), arg("now") = false);
+}
