@@ -392,17 +392,6 @@ def allreduce_s(
 def wire_bytes(
     machine: Machine, *, algorithm: str, count: int, coding: CodecSpec | None = None
 ) -> float: ...
-def break_even_bandwidth(
-    *, ranks: int, element_bytes: float, spec: CodecSpec, codec_s_per_element: float
-) -> float: ...
-def break_even_bytes(
-    *,
-    ranks: int,
-    spec: CodecSpec,
-    bandwidth: float,
-    fixed_s: float,
-    codec_s_per_element: float,
-) -> float: ...
 def encode(
     x: NDArray[Any],
     *,
@@ -455,18 +444,6 @@ def noise(
 ) -> NDArray[np.uint16]: ...
 def instruction_sets() -> list[str]: ...
 def use_instruction_set(name: str) -> None: ...
-def elias_encode(
-    x: NDArray[Any],
-    *,
-    levels: int,
-    bucket_size: int = 512,
-    sparse: bool = True,
-    seed: int = 0,
-    tensor: int = 0,
-    step: int = 0,
-    rank: int = 0,
-) -> bytes: ...
-def elias_decode(message: bytes, *, count: int) -> NDArray[np.float32]: ...
 def thread_allreduce(
     ranks: Sequence[Sequence[NDArray[Any]]],
     *,

@@ -17,7 +17,6 @@ void bind_communicator(pybind11::module_& m);
 void bind_planner(pybind11::module_& m);
 void bind_spec(pybind11::module_& m);
 void bind_threads(pybind11::module_& m);
-void bind_elias(pybind11::module_& m);
 void bind_bucket(pybind11::module_& m);
 void bind_jax(pybind11::module_& m);
 void bind_gpu(pybind11::module_& m);

@@ -38,7 +38,6 @@ PYBIND11_MODULE(_core, m) {
   bind_engine(m);
   bind_codec(m);
   bind_threads(m);
-  bind_elias(m);
   bind_bucket(m);
   bind_communicator(m);
   bind_planner(m);

@@ -126,10 +126,6 @@ void bind_costs(py::module_& m) {
       },
       py::arg("machine"), py::kw_only(), py::arg("algorithm"), py::arg("count"),
       py::arg("coding") = py::none());
-  m.def("break_even_bandwidth", &break_even_bandwidth, py::kw_only(), py::arg("ranks"),
-        py::arg("element_bytes"), py::arg("spec"), py::arg("codec_s_per_element"));
-  m.def("break_even_bytes", &break_even_bytes, py::kw_only(), py::arg("ranks"), py::arg("spec"),
-        py::arg("bandwidth"), py::arg("fixed_s"), py::arg("codec_s_per_element"));
 }
 
 }  // namespace

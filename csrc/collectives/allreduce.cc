@@ -45,19 +45,17 @@ std::vector<Algorithm> fitting(const Communicator& communicator, bool compressed
   return found;
 }
 
-Algorithm resolve(const Communicator& communicator, bool compressed, Algorithm algorithm) {
-  const SharedNode* const node = communicator.node;
+Algorithm resolve(int ranks, const SharedNode* node, bool compressed, Algorithm algorithm) {
   const bool one_node = node != nullptr && node->nodes().size() == 1;
   // With no other node nothing would be coded, and error feedback never paid.
   const bool across = algorithm != Algorithm::kAuto && traits_of(algorithm).has(kAcross);
   if (across && is_compressed(algorithm) && one_node) return Algorithm::kSra;
   if (algorithm != Algorithm::kAuto) return algorithm;
   const bool nodes_of_several =
-      node != nullptr && !one_node &&
-      static_cast<size_t>(communicator.transport.size()) > node->nodes().size();
+      node != nullptr && !one_node && static_cast<size_t>(ranks) > node->nodes().size();
   if (compressed) {
     if (nodes_of_several) return Algorithm::kHierarchicalSra;
-    return communicator.transport.size() > kMostSraRanks ? Algorithm::kSra2d : Algorithm::kSra;
+    return ranks > kMostSraRanks ? Algorithm::kSra2d : Algorithm::kSra;
   }
   if (one_node) return Algorithm::kShared;
   return nodes_of_several ? Algorithm::kHierarchical : Algorithm::kDirect;

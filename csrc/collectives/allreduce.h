@@ -15,8 +15,11 @@ inline BytesGiven bytes_given(const Communicator& c) {
   return {c.transport.bytes_sent(), c.node ? c.node->bytes_given() : 0};
 }
 
-// What `auto` stands for here. Depends on nothing but the ranks and their nodes.
-Algorithm resolve(const Communicator& communicator, bool compressed, Algorithm algorithm);
+// What `auto` stands for among so many ranks, which share memory as `node` says; null: not at all.
+Algorithm resolve(int ranks, const SharedNode* node, bool compressed, Algorithm algorithm);
+inline Algorithm resolve(const Communicator& c, bool compressed, Algorithm algorithm) {
+  return resolve(c.transport.size(), c.node, compressed, algorithm);
+}
 
 // Throws a usage error when the ranks do not suit the algorithm, or whether to compress does not.
 void check_fit(const Communicator& communicator, bool compressed, Algorithm algorithm);

@@ -45,8 +45,9 @@ std::string who_waits(const std::map<Key, std::vector<int>>& waiting) {
 
 }  // namespace
 
-Coordinator::Coordinator(int size, const Tuning& tuning, Planning planning)
+Coordinator::Coordinator(int size, const SharedNode* node, const Tuning& tuning, Planning planning)
     : size_(size),
+      node_(node),
       tuning_(tuning),
       economy_(size, planning),
       joined_(static_cast<size_t>(size), false),
@@ -205,7 +206,6 @@ void Coordinator::decide(Agreed& agreed, const Pending& p) {
       agreed.rows = p.rows;
       agreed.joined = !joined.empty();
       agreed.nmse = p.nmse;
-      agreed.algorithm = *tuning_.algorithm;
       waits_for_machine_ |= economy_.wants_machine(o);
   }
 }
@@ -220,17 +220,24 @@ void Coordinator::decide_how_they_travel() {
   for (Agreed& agreed : ready_.waiting()) {
     if (agreed.decided || agreed.error != ErrorKind::kNone) continue;
     agreed.decided = true;
-    const Operation& o = *agreed.operation;
-    agreed.coding = coding(o, agreed.nmse);
-    if (!travels_alone(agreed) || agreed.algorithm != Algorithm::kAuto) continue;
-    agreed.algorithm = economy_.algorithm_for(agreed.coding, o.count());
+    if (agreed.operation->kind != OpKind::kAllreduce) continue;
+    agreed.coding = coding(*agreed.operation, agreed.nmse);
+    agreed.algorithm = algorithm(agreed);
   }
 }
 
-bool Coordinator::travels_alone(const Agreed& agreed) const {
+Algorithm Coordinator::algorithm(const Agreed& agreed) {
   const Operation& o = *agreed.operation;
-  return o.kind == OpKind::kAllreduce && o.set == 0 && agreed.group == 0 &&
-         o.size_bytes() >= *tuning_.fusion_bytes;
+  const bool coded = agreed.coding.has_value();
+  const bool whole = o.set == 0;  // the ranks of a set share no memory
+  Algorithm wanted = *tuning_.algorithm;
+  if (wanted == Algorithm::kAuto) {
+    const bool alone = whole && agreed.group == 0 && o.size_bytes() >= *tuning_.fusion_bytes;
+    if (alone) wanted = economy_.algorithm_for(agreed.coding, o.count());
+  } else if (is_compressed(wanted) != coded || (!whole && traits_of(wanted).has(kNeedsNode))) {
+    wanted = Algorithm::kAuto;
+  }
+  return resolve(static_cast<int>(agreed.ranks->size()), whole ? node_ : nullptr, coded, wanted);
 }
 
 std::optional<CodecSpec> Coordinator::coding(const Operation& o, double nmse) {

@@ -23,7 +23,8 @@ class Coordinator {
   using Ranks = std::shared_ptr<const std::vector<int>>;
   using Clock = CoarseClock;
 
-  Coordinator(int size, const Tuning& tuning, Planning planning);
+  // `node` is the memory that rank 0 shares with others, as the other ranks do on their nodes.
+  Coordinator(int size, const SharedNode* node, const Tuning& tuning, Planning planning);
 
   void submit(int rank, Submission submission);
   // `rank` submits nothing any more; what it has not submitted can never be reduced.
@@ -87,11 +88,12 @@ class Coordinator {
   std::string waits(const Key& key, const Pending& pending) const;
   void decide_how_they_travel();
   std::optional<CodecSpec> coding(const Operation& operation, double nmse);
-  bool travels_alone(const Agreed& agreed) const;
+  Algorithm algorithm(const Agreed& agreed);
   void push(Agreed agreed);
   Pending take(Table::iterator it);
 
   const int size_;
+  const SharedNode* const node_;
   Tuning tuning_;
   NmseBudget budget_;
   Economy economy_;

@@ -18,7 +18,7 @@ Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> 
       node_(std::move(node)),
       workers_(config_.threads > 1 ? std::make_unique<Workers>(config_.threads) : nullptr),
       timeline_(std::make_shared<Timeline>(transport_->rank())),
-      coordinator_(transport_->size(),
+      coordinator_(transport_->size(), node_.get(),
                    {config_.fusion_bytes, config_.cycle_time_s, config_.algorithm, std::nullopt,
                     config_.segment},
                    config_.planning),

@@ -53,7 +53,7 @@ std::vector<Outcome> Operations::reduce(const Response& response,
   for (const Entry* entry : entries)
     items.push_back({entry->operation.get(), entry->in, entry->out});
   std::vector<Outcome> outcomes;
-  for (std::string& fault : reducer_.reduce(items, response.codings, algorithm_of(response),
+  for (std::string& fault : reducer_.reduce(items, response.codings, response.algorithm,
                                             response.segment.elements())) {
     const ErrorKind kind = fault.empty() ? ErrorKind::kNone : ErrorKind::kNonFinite;
     outcomes.push_back({kind, std::move(fault), {}});
@@ -80,13 +80,6 @@ Result Operations::do_one(const Entry& entry, const Response& response) {
       break;
   }
   throw internal_error("operation '" + o.name + "' of unknown kind");
-}
-
-// The ranks of a set share no memory, even where those of the job do.
-Algorithm Operations::algorithm_of(const Response& response) const {
-  const Algorithm algorithm = response.algorithm;
-  if (response.set == 0 || algorithm == Algorithm::kAuto) return algorithm;
-  return traits_of(algorithm).has(kNeedsNode) ? Algorithm::kAuto : algorithm;
 }
 
 int Operations::place_of(int rank) const {

@@ -29,7 +29,6 @@ class Operations {
   Result alltoall(const Entry& entry);
   Result reducescatter(const Entry& entry);
   Result do_one(const Entry& entry, const Response& response);
-  Algorithm algorithm_of(const Response& response) const;
   int place_of(int rank) const;
 
   Communicator communicator_;

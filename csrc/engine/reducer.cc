@@ -52,20 +52,18 @@ std::vector<std::string> Reducer::reduce(const std::vector<Item>& items,
                                          const std::vector<CodecSpec>& codings, Algorithm algorithm,
                                          size_t segment) {
   const bool coded = !codings.empty();
-  const Algorithm wanted = is_compressed(algorithm) == coded ? algorithm : Algorithm::kAuto;
-  const Algorithm chosen = resolve(communicator_, coded, wanted);
   KeptOnFailure<Settled> settled;
-  const AlgorithmTraits& traits = traits_of(chosen);
+  const AlgorithmTraits& traits = traits_of(algorithm);
   const int owners = coded && traits.has(kAcross) ? owners_of(*communicator_.node, traits) : 0;
   std::vector<ReduceTensor> tensors = prepare(items, codings, owners, *settled);
   const ReduceArgs& args = items.front().operation->args;
-  exchange_.algorithm = args.op == ReduceOp::kAdasum ? "adasum" : name_of(chosen);
+  exchange_.algorithm = args.op == ReduceOp::kAdasum ? "adasum" : traits.name;
   exchange_.begin = std::chrono::steady_clock::now();
   Pipelining pipelining;
   pipelining.segment = segment;
   Communicator communicator = communicator_;
   communicator.pipelining = &pipelining;
-  allreduce(communicator, tensors, args, coded, chosen, config_.seed);
+  allreduce(communicator, tensors, args, coded, algorithm, config_.seed);
   exchange_.end = std::chrono::steady_clock::now();
   exchange_.coding_s = 0;
   for (const ReduceTensor& tensor : tensors) exchange_.coding_s += tensor.coding_s;

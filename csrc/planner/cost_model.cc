@@ -205,27 +205,4 @@ double wire_bytes(const Machine& m, Algorithm algorithm, size_t count,
   return load_of(m, traits_of(m.resolve(algorithm, spec.has_value())), count, spec).wire_bytes;
 }
 
-namespace {
-
-double bytes_per_element(const CodecSpec& spec) {
-  return spec.mean_bytes(spec.bucket) / spec.bucket;
-}
-
-}  // namespace
-
-double break_even_bandwidth(int ranks, double element_bytes, const CodecSpec& spec,
-                            double codec_s_per_element) {
-  const double travels = 2.0 * (ranks - 1) / ranks;
-  return travels * (element_bytes - bytes_per_element(spec)) / codec_s_per_element;
-}
-
-double break_even_bytes(int ranks, const CodecSpec& spec, double bandwidth, double fixed_s,
-                        double codec_s_per_element) {
-  const double travels = 2.0 * (ranks - 1) / ranks;
-  const double saved_s =
-      travels * (sizeof(float) - bytes_per_element(spec)) / bandwidth - codec_s_per_element;
-  if (saved_s <= 0) return std::numeric_limits<double>::infinity();
-  return sizeof(float) * fixed_s / saved_s;
-}
-
 }  // namespace qsgd

@@ -88,14 +88,4 @@ double hopeful_s(const Machine& machine, Algorithm algorithm, size_t count,
 double wire_bytes(const Machine& machine, Algorithm algorithm, size_t count,
                   const std::optional<CodecSpec>& spec);
 
-// Bandwidth in bytes/s above which coding costs more than the wire saves: 2 (p-1)/p (w - c) / t,
-// for w bytes per element uncoded, c coded, and t seconds of coding per element.
-double break_even_bandwidth(int ranks, double element_bytes, const CodecSpec& spec,
-                            double codec_s_per_element);
-
-// Bytes of float32 below which coding, with `fixed_s` per allreduce, costs more than it saves on a
-// wire of this many bytes/s; infinite where it never pays.
-double break_even_bytes(int ranks, const CodecSpec& spec, double bandwidth, double fixed_s,
-                        double codec_s_per_element);
-
 }  // namespace qsgd

@@ -18,7 +18,6 @@
 #include "common/error.h"
 #include "common/workers.h"
 #include "quant/code.h"
-#include "quant/elias_message.h"
 #include "quant/message.h"
 #include "quant/wire.h"
 
@@ -30,20 +29,33 @@ using Message = std::vector<uint8_t>;
 
 class Fuzzer {
  public:
-  explicit Fuzzer(uint64_t seed) : random_(seed) {
-    for (uint32_t i = 0; i < 256; ++i) {
-      crc_table_[i] = i;
-      for (int bit = 0; bit < 8; ++bit) {
-        crc_table_[i] = crc_table_[i] >> 1 ^ (crc_table_[i] & 1u ? 0xEDB88320u : 0u);
-      }
-    }
-  }
+  explicit Fuzzer(uint64_t seed) : random_(seed) {}
 
   void once() {
-    if (one_in(3)) {
-      elias();
-    } else {
-      wire();
+    const CodecSpec s = spec();
+    try {
+      check(s);
+    } catch (const Error&) {
+      return;
+    }
+    const size_t n = count();
+    const std::vector<float> x = gradient(n);
+    Wire w{s, n, sizeof(WireHeader) + s.scales(n) * sizeof(float), false,
+           Message(sizeof(WireHeader) + s.bytes(n))};
+    uint8_t* const out = w.message.data();
+    w.finite = encode(x.data(), DType::kFloat32, n, 0, s, key(),
+                      reinterpret_cast<float*>(out + sizeof(WireHeader)), out + w.codes_at);
+    seal(out, w.message.size(), s, n);
+    require(try_wire(w, w.message), describe(s) + ": a whole message was refused");
+    check_whole(w);
+    for (int variant = 0; variant < kVariants; ++variant) {
+      Message message = w.message;
+      damage(message);
+      if (message.size() >= sizeof(WireHeader) && !one_in(10)) {
+        seal(message.data(), message.size(), s, n);
+      }
+      if (one_in(10)) damage(message);
+      try_wire(w, message);
     }
   }
 
@@ -124,34 +136,6 @@ class Fuzzer {
     Message message;
   };
 
-  void wire() {
-    const CodecSpec s = spec();
-    try {
-      check(s);
-    } catch (const Error&) {
-      return;
-    }
-    const size_t n = count();
-    const std::vector<float> x = gradient(n);
-    Wire w{s, n, sizeof(WireHeader) + s.scales(n) * sizeof(float), false,
-           Message(sizeof(WireHeader) + s.bytes(n))};
-    uint8_t* const out = w.message.data();
-    w.finite = encode(x.data(), DType::kFloat32, n, 0, s, key(),
-                      reinterpret_cast<float*>(out + sizeof(WireHeader)), out + w.codes_at);
-    seal(out, w.message.size(), s, n);
-    require(try_wire(w, w.message), describe(s) + ": a whole message was refused");
-    check_whole(w);
-    for (int variant = 0; variant < kVariants; ++variant) {
-      Message message = w.message;
-      damage(message);
-      if (message.size() >= sizeof(WireHeader) && !one_in(10)) {
-        seal(message.data(), message.size(), s, n);
-      }
-      if (one_in(10)) damage(message);
-      try_wire(w, message);
-    }
-  }
-
   bool try_wire(const Wire& w, const Message& message) {
     ++messages_;
     // A receiver asks for exactly the bytes that it expects; ASan sees the end of this copy.
@@ -207,53 +191,10 @@ class Fuzzer {
     require(!finite || w.finite, describe(w.spec) + ": NaN or Inf was lost");
   }
 
-  void elias() {
-    const size_t n = count();
-    const std::vector<float> x = gradient(n);
-    const EliasSpec s{1 + static_cast<uint32_t>(below(one_in(2) ? 30 : kMaxEliasLevels)),
-                      static_cast<uint32_t>(64 * (1 + below(20))), one_in(2)};
-    const Message whole = elias_encode(x.data(), n, s, key());
-    require(try_elias(whole, n), "a whole Elias message was refused");
-    for (int variant = 0; variant < kVariants; ++variant) {
-      Message message = whole;
-      damage(message);
-      if (!one_in(10)) seal_elias(message);
-      try_elias(message, n);
-    }
-  }
-
-  bool try_elias(const Message& message, size_t n) {
-    ++messages_;
-    const std::unique_ptr<uint8_t[]> bytes(new uint8_t[message.size()]);
-    std::copy(message.begin(), message.end(), bytes.get());
-    const std::unique_ptr<float[]> out(new float[n]);
-    try {
-      elias_decode(bytes.get(), message.size(), n, out.get());
-    } catch (const Error&) {
-      return false;
-    }
-    ++decoded_;
-    return true;
-  }
-
-  // Repairs what elias_decode looks at first: magic number, version, CRC-32.
-  void seal_elias(Message& message) const {
-    if (message.size() < 12) return;
-    const std::array<uint32_t, 2> start = {0x4C455351u, 1};
-    uint32_t hash = ~0u;
-    for (size_t i = 12; i < message.size(); ++i) {
-      hash = hash >> 8 ^ crc_table_[(hash ^ message[i]) & 255u];
-    }
-    hash = ~hash;
-    std::memcpy(message.data(), start.data(), sizeof start);
-    std::memcpy(message.data() + sizeof start, &hash, sizeof hash);
-  }
-
   static constexpr int kVariants = 20;
 
   std::mt19937_64 random_;
   Workers workers_{2};
-  std::array<uint32_t, 256> crc_table_{};
   uint64_t messages_ = 0;
   uint64_t decoded_ = 0;
 };

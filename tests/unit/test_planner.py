@@ -252,37 +252,6 @@ def test_an_explicit_algorithm_is_kept():
         plan(machine(), MI, coded="rings")
 
 
-def test_break_even_bandwidths_are_the_published_ones():
-    spec = SPECS[8]
-
-    def bits_per_s(ranks, element_bytes, codec_s):
-        return 8 * _core.break_even_bandwidth(
-            ranks=ranks, element_bytes=element_bytes, spec=spec, codec_s_per_element=codec_s
-        )
-
-    # Five passes over 4 bytes at 100 GB/s, 64 ranks: 236 Gb/s against fp32, 78 against bf16.
-    assert bits_per_s(64, 4, 5 * 4 / 100e9) == pytest.approx(236e9, rel=0.005)
-    assert bits_per_s(64, 2, 5 * 4 / 100e9) == pytest.approx(78e9, rel=0.005)
-    # 9 ps per element on a GPU: 4.9 Tb/s at some 16 ranks.
-    assert bits_per_s(16, 4, 9e-12) == pytest.approx(4.9e12, rel=0.02)
-
-
-@pytest.mark.parametrize(("gbps", "kib"), [(10, 35), (200, 700)])
-def test_break_even_sizes_are_the_published_ones(gbps, kib):
-    # 40 us more latency per compressed allreduce, a codec that hides.
-    size = _core.break_even_bytes(
-        ranks=16, spec=SPECS[8], bandwidth=gbps * 1e9 / 8, fixed_s=40e-6, codec_s_per_element=0.0
-    )
-    assert size / 1024 == pytest.approx(kib, rel=0.02)
-
-
-def test_break_even_size_is_infinite_when_the_codec_eats_the_gain():
-    size = _core.break_even_bytes(
-        ranks=16, spec=SPECS[8], bandwidth=125e9, fixed_s=0.0, codec_s_per_element=1e-9
-    )
-    assert math.isinf(size)
-
-
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
