@@ -18,9 +18,6 @@ void bind_planner(pybind11::module_& m);
 void bind_spec(pybind11::module_& m);
 void bind_threads(pybind11::module_& m);
 void bind_bucket(pybind11::module_& m);
-void bind_jax(pybind11::module_& m);
-void bind_gpu(pybind11::module_& m);
-void bind_roll_call(pybind11::module_& m);
 
 // Names as Python spells them; each throws a usage error that lists what is known.
 qsgd::DType parse_dtype(const std::string& name);

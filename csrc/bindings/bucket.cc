@@ -1,11 +1,15 @@
-// Averages of gradient buckets whose messages Python carries, given as addresses: torch tensors
-// come without a copy, and nothing is allocated per reduction.
+// Averages of gradient buckets whose messages Python carries, on the host and on a GPU, given as
+// addresses: torch tensors come without a copy, and nothing is allocated per reduction.
+#include "gpu/bucket.h"
+
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <memory>
 
 #include "bindings/bindings.h"
 #include "collectives/bucket_coder.h"
+#include "gpu/library.h"
 
 namespace py = pybind11;
 
@@ -39,6 +43,76 @@ BucketTensor tensor_of(size_t at, size_t count, uint32_t id, const OptionalSpec&
   return {at, count, id, spec, at_address<float>(residual), at_address<float>(owner_residual)};
 }
 
+void succeed(const char* failure) {
+  if (failure != nullptr) throw internal_error("GPU kernels: " + std::string(failure));
+}
+
+// Rows of 64-bit numbers, for the caller to copy to the device.
+py::array_t<uint64_t> rows(const std::vector<gpu::Piece>& pieces) {
+  constexpr size_t kColumns = sizeof(gpu::Piece) / sizeof(uint64_t);
+  static_assert(kColumns * sizeof(uint64_t) == sizeof(gpu::Piece));
+  return py::array_t<uint64_t>(
+      {static_cast<py::ssize_t>(pieces.size()), static_cast<py::ssize_t>(kColumns)},
+      reinterpret_cast<const uint64_t*>(pieces.data()));
+}
+
+class GpuBucket {
+ public:
+  GpuBucket(const std::string& library, const std::vector<BucketTensor>& tensors,
+            const std::string& dtype, uint64_t seed, int rank, int size)
+      : library_(gpu::load_library(library)),
+        bucket_(tensors, seed, rank, size),
+        dtype_(parse_dtype(dtype)),
+        rank_(static_cast<uint32_t>(rank)),
+        size_(size) {}
+
+  size_t stride() const { return bucket_.stride(); }
+
+  py::tuple tables() const {
+    return py::make_tuple(rows(bucket_.to_send()), rows(bucket_.to_sum()), rows(bucket_.to_take()));
+  }
+
+  void encode(Address x, Address table, Address messages, uint32_t step, Address later,
+              Address nonfinite, Address stream) const {
+    succeed(library_.encode(at_address<void>(x), run(bucket_.to_send(), table, nonfinite),
+                            draw(Phase::kScatter, step, later), at_address<uint8_t>(messages),
+                            at_address<void>(stream)));
+  }
+
+  void reduce(Address x, Address table, Address messages, Address result, uint32_t step,
+              Address later, Address nonfinite, Address stream) const {
+    const gpu::Addends addends{at_address<uint8_t>(messages), bucket_.stride(), size_,
+                               static_cast<int>(rank_), 1.0f / static_cast<float>(size_)};
+    succeed(library_.sum_encode(
+        addends, at_address<void>(x), run(bucket_.to_sum(), table, nonfinite),
+        draw(Phase::kGather, step, later), at_address<uint8_t>(result), at_address<void>(stream)));
+  }
+
+  void decode(Address results, Address table, Address out, Address nonfinite,
+              Address stream) const {
+    succeed(library_.decode(at_address<uint8_t>(results), run(bucket_.to_take(), table, nonfinite),
+                            at_address<void>(out), at_address<void>(stream)));
+  }
+
+ private:
+  gpu::Run run(const std::vector<gpu::Piece>& pieces, Address table, Address nonfinite) const {
+    const gpu::Pieces listed{at_address<gpu::Piece>(table), static_cast<uint32_t>(pieces.size()),
+                             gpu::buckets(pieces, bucket_.spec()), gpu::Piece{}};
+    return {listed, dtype_, bucket_.spec(), at_address<uint32_t>(nonfinite)};
+  }
+
+  gpu::Draw draw(Phase phase, uint32_t step, Address later) const {
+    const NoiseKey key{0, 0, step, rank_, phase};
+    return {step, static_cast<uint32_t>(counter_high(key) >> 32), at_address<uint32_t>(later)};
+  }
+
+  const gpu::Library& library_;
+  const gpu::Bucket bucket_;
+  const DType dtype_;
+  const uint32_t rank_;
+  const int size_;
+};
+
 void bind_tensor(py::module_& m) {
   py::class_<BucketTensor>(m, "BucketTensor")
       .def(py::init(&tensor_of), py::kw_only(), py::arg("at"), py::arg("count"), py::arg("id"),
@@ -51,13 +125,8 @@ void bind_tensor(py::module_& m) {
       "owner_residual is of.");
 }
 
-}  // namespace
-}  // namespace qsgd
-
-void bind_bucket(py::module_& m) {
-  using namespace qsgd;
+void bind_host_coder(py::module_& m) {
   using Free = py::call_guard<py::gil_scoped_release>;
-  bind_tensor(m);
   py::class_<Workers, std::shared_ptr<Workers>>(m, "Workers")
       .def(py::init<int>(), py::arg("threads"));
   py::class_<Coder>(m, "BucketCoder",
@@ -99,4 +168,41 @@ void bind_bucket(py::module_& m) {
         const Quality all = (*c).quality();
         return py::make_tuple(all.error, all.energy);
       });
+}
+
+// Everything is queued on a stream that the caller gives; nothing waits.
+void bind_gpu_coder(py::module_& m) {
+  m.def(
+      "gpu_platform",
+      [](const std::string& library) { return gpu::load_library(library).platform; },
+      py::arg("library"), "What a library of GPU kernels was compiled with, and for.");
+  py::class_<GpuBucket>(m, "GpuBucket",
+                        "Codes the average of a bucket in device memory, on a stream: encode what "
+                        "goes to the owners, reduce what comes from all ranks, decode what the "
+                        "owners send. Arguments are addresses; csrc/gpu/bucket.h has the rest.")
+      .def(py::init<const std::string&, const std::vector<BucketTensor>&, const std::string&,
+                    uint64_t, int, int>(),
+           py::arg("library"), py::arg("tensors"), py::kw_only(), py::arg("dtype"), py::arg("seed"),
+           py::arg("rank"), py::arg("size"))
+      .def_property_readonly("stride", &GpuBucket::stride,
+                             "Bytes from one rank's message to the next one's.")
+      .def("tables", &GpuBucket::tables,
+           "Of encode, reduce and decode: uint64 rows that must lie in device memory.")
+      .def("encode", &GpuBucket::encode, py::arg("x"), py::kw_only(), py::arg("table"),
+           py::arg("messages"), py::arg("step") = 0, py::arg("later") = 0, py::arg("nonfinite") = 0,
+           py::arg("stream") = 0)
+      .def("reduce", &GpuBucket::reduce, py::arg("x"), py::kw_only(), py::arg("table"),
+           py::arg("messages"), py::arg("result"), py::arg("step") = 0, py::arg("later") = 0,
+           py::arg("nonfinite") = 0, py::arg("stream") = 0)
+      .def("decode", &GpuBucket::decode, py::arg("results"), py::kw_only(), py::arg("table"),
+           py::arg("out"), py::arg("nonfinite") = 0, py::arg("stream") = 0);
+}
+
+}  // namespace
+}  // namespace qsgd
+
+void bind_bucket(py::module_& m) {
+  qsgd::bind_tensor(m);
+  qsgd::bind_host_coder(m);
+  qsgd::bind_gpu_coder(m);
 }

@@ -209,7 +209,6 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("most_waiting", &ThreadWorld::most_waiting,
                              "Messages of one stream that nobody had asked for at once, at most.");
 
-  bind_handle(m);
   EngineClass engine(m, "Engine");
   bind_start(engine);
   engine

@@ -1,4 +1,4 @@
-// What the bindings of the engine, its operations and their handles share.
+// What the bindings of the engine and of its operations share.
 #pragma once
 
 #include <memory>
@@ -14,9 +14,14 @@ using EnginePtr = std::shared_ptr<Engine>;
 using EngineClass = pybind11::class_<Engine, EnginePtr>;
 
 // An object that any thread may let go; null for None.
-std::shared_ptr<pybind11::object> hold(pybind11::object object);
+inline std::shared_ptr<pybind11::object> hold(pybind11::object object) {
+  if (object.is_none()) return nullptr;
+  return {new pybind11::object(std::move(object)), [](pybind11::object* held) {
+            const pybind11::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
 
 }  // namespace qsgd
 
-void bind_handle(pybind11::module_& m);
 void bind_start(qsgd::EngineClass& engine);

@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.h"
 #include "common/error.h"
+#include "engine/roll_call.h"
 
 namespace py = pybind11;
 
@@ -19,6 +20,21 @@ const char* class_of(qsgd::ErrorKind kind) {
     default:
       return "HorovodInternalError";
   }
+}
+
+void bind_roll_call(py::module_& m) {
+  using qsgd::RollCall;
+  py::class_<RollCall>(m, "RollCall")
+      .def(py::init([](std::string launch, std::string host, int rank, int ranks, int local_rank,
+                       int local_size, double warning_s, double shutdown_s) {
+             return std::make_unique<RollCall>(RollCall::Seat{std::move(launch), std::move(host),
+                                                              rank, ranks, local_rank, local_size},
+                                               warning_s, shutdown_s);
+           }),
+           py::kw_only(), py::arg("launch"), py::arg("host"), py::arg("rank"), py::arg("ranks"),
+           py::arg("local_rank"), py::arg("local_size"), py::arg("warning_s"),
+           py::arg("shutdown_s"))
+      .def("end", &RollCall::end, py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace
@@ -41,7 +57,5 @@ PYBIND11_MODULE(_core, m) {
   bind_bucket(m);
   bind_communicator(m);
   bind_planner(m);
-  bind_jax(m);
-  bind_gpu(m);
   bind_roll_call(m);
 }

@@ -1,13 +1,17 @@
-// Operations as Python describes them, and Engine.start(), which starts every one.
+// Operations as Python describes them, Engine.start(), which starts every one, and what it returns.
 #include "engine/operation.h"
 
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
 #include <pybind11/operators.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
 
 #include "bindings/engine.h"
+#include "engine/handle.h"
 #include "foreign/foreign.h"
+#include "jax/collective.h"
 
 namespace py = pybind11;
 
@@ -87,6 +91,50 @@ std::string repr(const Operation& operation) {
   return "Operation(" + text + ")";
 }
 
+constexpr std::chrono::milliseconds kSignalCheck{100};
+
+// Without the GIL, but wakes to let Ctrl-C through.
+void wait_until_done(Handle& handle) {
+  Engine::check_not_performing("an operation was waited for");
+  const Waiting waiting(handle);
+  while (true) {
+    {
+      const py::gil_scoped_release no_gil;
+      if (handle.wait_for(kSignalCheck)) return;
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
+
+void add_done_callback(Handle& handle, py::object callback) {
+  const std::shared_ptr<py::object> held = hold(std::move(callback));
+  const py::gil_scoped_release no_gil;  // the engine may hold the handle's lock or wait for the GIL
+  handle.when_done([held] {
+    const py::gil_scoped_acquire gil;
+    try {
+      (*held)();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("qsgd_hpc done callback");
+    }
+  });
+}
+
+// The core's own memory, which lives as long as the array.
+py::array_t<uint8_t> output(const Handle& handle) {
+  auto* const result = new std::shared_ptr<const Result>(handle.result());
+  const py::capsule owner(
+      result, [](void* held) { delete static_cast<std::shared_ptr<const Result>*>(held); });
+  const Memory& memory = (*result)->output;
+  return py::array_t<uint8_t>(static_cast<py::ssize_t>(memory.size()),
+                              reinterpret_cast<const uint8_t*>(memory.data()), owner);
+}
+
+void wait_for(Handle& handle) {
+  if (!handle.done()) wait_until_done(handle);
+  handle.let_go();
+  handle.check();
+}
+
 // False while no signal has come, or its handler raised nothing.
 bool handler_raised() {
   const py::gil_scoped_acquire gil;
@@ -108,17 +156,33 @@ std::shared_ptr<Handle> start(Engine& engine, const std::shared_ptr<Operation>& 
   return handle;
 }
 
-}  // namespace
-}  // namespace qsgd
+void bind_handle(py::module_& m) {
+  py::class_<Handle, std::shared_ptr<Handle>>(m, "Handle")
+      .def("done", &Handle::done)
+      .def("lost", &Handle::lost)
+      .def("wait", &wait_for, "Wait until the operation is complete; raise what it ended with.")
+      .def("add_done_callback", &add_done_callback, py::arg("callback"),
+           "Call back once, from the engine's thread or at once if done already.")
+      .def("output", &output, "The result's bytes, 64-byte aligned, owned by the array.")
+      .def("shape", [](const Handle& handle) { return handle.result()->shape; })
+      .def("sizes", [](const Handle& handle) { return handle.result()->sizes; })
+      .def("result", [](const Handle& handle) { return handle.result()->value; });
+}
 
-void bind_operation(py::module_& m) {
-  using namespace qsgd;
-  using py::arg;
+void bind_frameworks(py::module_& m) {
   m.def(
       "set_current_engine",
       [](const EnginePtr& engine) { set_current_engine(std::weak_ptr<Engine>(engine)); },
-      arg("engine").none(true), "Say which engine operations of frameworks go to; None for none.");
+      py::arg("engine").none(true),
+      "Say which engine operations of frameworks go to; None for none.");
   m.def("foreign_table_address", [] { return reinterpret_cast<std::uintptr_t>(&foreign_table()); });
+  m.def(
+      "xla_collective", [] { return py::capsule(reinterpret_cast<void*>(&xla::collective)); },
+      "Return the handler of all collectives, for jax.ffi.register_ffi_target.");
+}
+
+void bind_descriptions(py::module_& m) {
+  using py::arg;
   py::class_<Coding>(m, "Coding")
       .def(py::init(
                [](const CodecSpec& spec, bool auto_bits, bool error_feedback, double nmse_budget) {
@@ -156,6 +220,15 @@ void bind_operation(py::module_& m) {
       .def("__getattr__", &value_of)
       .def("__repr__", &repr)
       .def(py::self == py::self);
+}
+
+}  // namespace
+}  // namespace qsgd
+
+void bind_operation(py::module_& m) {
+  qsgd::bind_descriptions(m);
+  qsgd::bind_handle(m);
+  qsgd::bind_frameworks(m);
 }
 
 void bind_start(qsgd::EngineClass& engine) {

@@ -124,9 +124,8 @@ void check_splits(const Operation& o, int size) {
 
 void check_ranks(const Operation& o, int size) {
   const Numbers& ranks = o.ranks;
-  const bool ordered = std::adjacent_find(ranks.begin(), ranks.end(), [](auto a, auto b) {
-                         return a >= b;
-                       }) == ranks.end();
+  const bool ordered = std::adjacent_find(ranks.begin(), ranks.end(),
+                                          [](auto a, auto b) { return a >= b; }) == ranks.end();
   if (!ranks.empty() && ordered && ranks.front() >= 0 && ranks.back() < size) return;
   throw usage_error("process set " + describe(ranks) + " of a job of " + std::to_string(size) +
                     " ranks; list each of its ranks once, from 0 to " + std::to_string(size - 1));

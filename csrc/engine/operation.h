@@ -145,10 +145,10 @@ void visit_fields(const Visit& visit) {
               "--bits does), not in one rank's shell."},
         QSGD_VALUE(coding));
   visit(Field{"lasting", C::kNever, "", "", kApart}, QSGD_VALUE(lasting));
-  visit(Field{"check_finite", C::kOfReductions, "check for NaN",
-              "A gradient and another tensor share this name; give each a name of its own.",
-              kApart},
-        QSGD_VALUE(check_finite));
+  visit(
+      Field{"check_finite", C::kOfReductions, "check for NaN",
+            "A gradient and another tensor share this name; give each a name of its own.", kApart},
+      QSGD_VALUE(check_finite));
 #undef QSGD_VALUE
 }
 

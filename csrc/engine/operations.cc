@@ -53,8 +53,8 @@ std::vector<Outcome> Operations::reduce(const Response& response,
   for (const Entry* entry : entries)
     items.push_back({entry->operation.get(), entry->in, entry->out});
   std::vector<Outcome> outcomes;
-  for (std::string& fault : reducer_.reduce(items, response.codings, response.algorithm,
-                                            response.segment.elements())) {
+  for (std::string& fault :
+       reducer_.reduce(items, response.codings, response.algorithm, response.segment.elements())) {
     const ErrorKind kind = fault.empty() ? ErrorKind::kNone : ErrorKind::kNonFinite;
     outcomes.push_back({kind, std::move(fault), {}});
   }

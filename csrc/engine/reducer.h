@@ -43,8 +43,8 @@ class Reducer {
   Reducer(Communicator communicator, std::vector<int> ranks, ReducerConfig config);
 
   // Reduces fusable items together, in `codings`, one for each or none at all, which may have more
-  // bits than they ask for. Compressed reductions send `segment` elements in a message; 0: chosen by
-  // size. Returns by item the message that it must fail with, or nothing.
+  // bits than they ask for. Compressed reductions send `segment` elements in a message; 0: chosen
+  // by size. Returns by item the message that it must fail with, or nothing.
   std::vector<std::string> reduce(const std::vector<Item>& items,
                                   const std::vector<CodecSpec>& codings, Algorithm algorithm,
                                   size_t segment);

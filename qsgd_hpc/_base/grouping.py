@@ -57,8 +57,8 @@ def _runs(parameters: Sequence[Any], number: int) -> list[list[Any]]:
 def batches(sizes_bytes: Iterable[int]) -> list[list[int]]:
     """Return which gradients to hand over in one call, where a call can take several.
 
-    Gradients wait for others until they are 1 MiB together; more would begin too late to overlap
-    with the rest of the backward pass.
+    Gradients wait for others until they are ``BATCH_BYTES`` together; more would begin too late to
+    overlap with the rest of the backward pass.
 
     Args:
         sizes_bytes: of the gradients, in the order in which they become ready.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from qsgd_hpc import ops
+from qsgd_hpc import basics, ops
 from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc._base.grouping import partition
 from qsgd_hpc._base.pending import wait_for_all
@@ -35,21 +36,30 @@ outside_of_graphs = nullcontext
 
 def reducer(reduction: GradientReduction, groups: Any) -> Reducer:
     """Return what reduces the gradients of one optimizer, in place, after the backward pass."""
+    prepared: dict[tuple[str, torch.Size, torch.dtype], GradientAllreduce] = {}
+    job: Any = lambda: None  # noqa: E731
+
+    def allreduce_of(v: Any, gradient: torch.Tensor) -> GradientAllreduce:
+        key = v.path, gradient.shape, gradient.dtype
+        if key not in prepared:
+            prepared[key] = GradientAllreduce(f"gradient.{v.path}", *key, reduction)
+        return prepared[key]
 
     def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         given = list(gradients)
         if reduction.alone:
             mark_step(given, f"gradient.{variables[0].path}" if variables else "gradient.")
             return given
+        nonlocal job
+        if job() is not basics.context():
+            job = weakref.ref(basics.context())
+            prepared.clear()
         places = {id(v): i for i, v in enumerate(variables)}
         handles = []
         for group, members in _calls(variables, groups):
             for v in members:
                 gradient = given[places[id(v)]]
-                one = GradientAllreduce(
-                    f"gradient.{v.path}", v.path, gradient.shape, gradient.dtype, reduction
-                )
-                handles.append(one.start(gradient, group))
+                handles.append(allreduce_of(v, gradient).start(gradient, group))
         nonfinite = wait_for_all(handles)
         if nonfinite is not None:
             raise nonfinite
