@@ -10,6 +10,7 @@ from typing import Any
 
 from qsgd_hpc import basics, env
 from qsgd_hpc._base.compressors import NoneCompressor
+from qsgd_hpc._base.reduction import Reduction
 from qsgd_hpc._core import Coding
 from qsgd_hpc.compression import Lossy, from_environment
 from qsgd_hpc.errors import UsageError
@@ -46,6 +47,10 @@ class GradientReduction:
     def compressor(self) -> Any:
         """The pair of functions around the reduction."""
         return NoneCompressor if isinstance(self.compression, Lossy) else self.compression
+
+    def of_tensor(self) -> Reduction:
+        """Return what is done to a single gradient, whose name comes again."""
+        return Reduction(self.op, *self.factors, self.process_set, self.compression, lasting=True)
 
     def coding(self, parameter: str, shape: Sequence[int], dtype: str) -> Coding | None:
         """Return how the core codes a gradient.

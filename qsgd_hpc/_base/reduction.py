@@ -17,6 +17,7 @@ __all__ = [
     "Reduction",
     "choose_op",
     "coding_for",
+    "is_widened",
     "op_for",
     "require_values",
 ]
@@ -24,6 +25,10 @@ __all__ = [
 
 CURVED = (Min, Max, Product)
 """Operations whose derivative depends on the values."""
+
+
+_FOREIGN = frozenset({"uint16", "uint32"})
+_NARROW = frozenset({"uint8", "int8", "int16", "int32"})
 
 
 @dataclass(frozen=True)
@@ -48,15 +53,31 @@ def choose_op(op: Op | None, average: bool | None) -> Op:
     return Average if average else Sum
 
 
-def op_for(op: Op, *, boolean: bool) -> Op:
-    """Return the reduction that keeps booleans 0 or 1: any for a sum, all for a product."""
-    if not boolean:
+def op_for(op: Op, dtype: str) -> Op:
+    """Return the reduction of elements of a type, as numpy names it.
+
+    It keeps booleans 0 or 1: any for a sum, all for a product.
+
+    Raises:
+        UsageError: the type has no such reduction.
+    """
+    if dtype.startswith("complex") and op not in (Average, Sum):
+        raise UsageError(f"complex elements with op={op!r}: choose hvd.Average or hvd.Sum")
+    if dtype != "bool":
         return op
     if op is Average:
         raise UsageError(
             "bool tensors have no average; pass op=hvd.Sum (any rank), or a floating tensor"
         )
     return {Sum: Max, Product: Min}.get(op, op)
+
+
+def is_widened(dtype: str, op: Op) -> bool:
+    """Tell whether elements travel as int64, whose sum does not wrap before it is divided.
+
+    The core has no arithmetic for some of them, either; int64 has room for their values.
+    """
+    return dtype in _FOREIGN or (op is Average and dtype in _NARROW)
 
 
 def coding_for(reduction: Reduction) -> Coding | None:

@@ -8,21 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsgd_hpc import ops
+from qsgd_hpc._base.adapter import Adapter
 from qsgd_hpc.errors import UsageError
 
-__all__ = [
-    "array_from", "as_rows", "buffer_of", "is_floating", "moved_buffer_of", "view_of",
-    "writable_view_of",
-]  # fmt: skip
+__all__ = ["ARRAYS", "Arrays", "is_floating", "view_of", "writable_view_of"]
 
 Array = NDArray[Any]
 
-# What the core computes with; numpy gets bfloat16 from ml_dtypes, which JAX and TensorFlow import.
-_KNOWN = frozenset(
-    {"uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
-)
-# Types that it does not compute with travel as integers of their size.
-_SAME_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 _DLPACK_CPU = 1
 
 
@@ -95,41 +87,47 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or str(dtype) == "bfloat16"
 
 
-def buffer_of(array: Array) -> ops.Buffer:
-    """Describe to the core what it is to compute with: C-contiguous, of a type that it knows.
+class Arrays(Adapter):
+    """Of numpy."""
 
-    Raises:
-        UsageError: no such type.
-    """
-    dtype = "uint8" if array.dtype == np.bool_ else str(array.dtype)
-    if dtype not in _KNOWN:
-        raise UsageError(
-            f"arrays of {array.dtype} cannot be reduced; convert it to one of "
-            f"{', '.join(sorted(_KNOWN))} first"
-        )
-    return ops.Buffer(array.ctypes.data, array.shape, dtype, array)
+    word = "array"
+
+    def on_host(self, tensor: Array) -> Array:
+        return np.asarray(tensor, order="C")
+
+    def shares(self, host: Array, tensor: Array) -> bool:
+        return np.may_share_memory(host, tensor)
+
+    def dtype(self, tensor: Array) -> str:
+        return str(tensor.dtype)
+
+    def itemsize(self, host: Array) -> int:
+        return host.dtype.itemsize
+
+    def address(self, host: Array) -> int:
+        return host.ctypes.data
+
+    def cast(self, host: Array, dtype: str) -> Array:
+        return host.astype(dtype)
+
+    def new_like(self, host: Array) -> Array:
+        return np.empty_like(host)
+
+    def copied(self, host: Array) -> Array:
+        copy = self.new_like(host)
+        copy[...] = host
+        return copy
+
+    def taken(self, received: ops.Received, like: Array) -> Array:
+        made: Array = received.data.view(like.dtype)
+        return made.reshape(received.shape[0], *like.shape[1:])
+
+    def delivered(self, result: Any, like: Array, into: Array | None = None) -> Array:
+        if into is None:
+            return np.asarray(result).astype(like.dtype, copy=False)
+        if result is not into:
+            into[...] = result
+        return into
 
 
-def moved_buffer_of(array: Array) -> ops.Buffer:
-    """Describe to the core what it moves without computing: any type will do."""
-    if str(array.dtype) in _KNOWN:
-        return buffer_of(array)
-    size = array.dtype.itemsize
-    if size in _SAME_SIZE:
-        return ops.Buffer(array.ctypes.data, array.shape, _SAME_SIZE[size], array)
-    return ops.Buffer(array.ctypes.data, (*array.shape, size), "uint8", array)
-
-
-def as_rows(array: Array, operation: str) -> Array:
-    """Return the array, which must have a first dimension to be cut along."""
-    if array.ndim == 0:
-        raise UsageError(
-            f"{operation} cuts arrays along their first dimension, and a scalar has none; pass "
-            "array.reshape(1)"
-        )
-    return array
-
-
-def array_from(received: ops.Received, like: Array) -> Array:
-    """Return what the core has made, in the type of ``like``; it keeps the memory."""
-    return received.data.view(like.dtype).reshape(received.shape[0], *like.shape[1:])
+ARRAYS = Arrays()

@@ -9,13 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsgd_hpc import ops
-from qsgd_hpc.arrays._memory import (
-    array_from,
-    as_rows,
-    moved_buffer_of,
-    view_of,
-    writable_view_of,
-)
+from qsgd_hpc._base.eager import start_allgathers, start_alltoall, start_broadcast
+from qsgd_hpc.arrays._memory import ARRAYS, view_of, writable_view_of
 from qsgd_hpc.ops import Handle
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 
@@ -27,25 +22,16 @@ __all__ = [
 Array = NDArray[Any]
 
 
-def _start_allgather(
-    array: Any, name: str, process_set: ProcessSet, group: ops.Group | None
-) -> Handle:
-    view = view_of(array)
-    rows = np.asarray(view.reshape(1) if view.ndim == 0 else view, order="C")
-    return ops.allgather(
-        moved_buffer_of(rows),
-        name=name,
-        process_set=process_set,
-        group=group,
-        result=lambda received: array_from(received, rows),
-    )
+def _only(made: list[tuple[Array, list[int]]]) -> Array:
+    return made[0][0]
 
 
 def allgather_async(
     array: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start an ``allgather``; ``synchronize`` returns its result."""
-    return _start_allgather(array, ops.label("allgather", name, process_set), process_set, None)
+    text = ops.label("allgather", name, process_set)
+    return start_allgathers(ARRAYS, [view_of(array)], text, process_set, grouped=False).then(_only)
 
 
 def allgather(
@@ -68,9 +54,9 @@ def grouped_allgather_async(
 ) -> Handle:
     """Start a ``grouped_allgather``; ``synchronize`` returns its results."""
     text = ops.label("allgather", name, process_set)
-    group = ops.Group(text, len(arrays))
-    members = zip(arrays, ops.member_names(text, len(arrays)), strict=True)
-    return Handle.together([_start_allgather(a, n, process_set, group) for a, n in members])
+    views = [view_of(array) for array in arrays]
+    handle = start_allgathers(ARRAYS, views, text, process_set, grouped=True)
+    return handle.then(lambda made: [gathered for gathered, _ in made])
 
 
 def grouped_allgather(
@@ -89,20 +75,9 @@ def broadcast_async_(
 ) -> Handle:
     """Start replacing ``array`` by root_rank's; do not touch it before ``synchronize``."""
     view = writable_view_of(array, "broadcast_")
-    flat = np.asarray(view, order="C")
-
-    def result() -> Any:
-        if flat is not view:
-            view[...] = flat
-        return array
-
-    return ops.broadcast(
-        moved_buffer_of(flat),
-        root_rank=root_rank,
-        name=name,
-        process_set=process_set,
-        result=result,
-    )
+    text = ops.label("broadcast", name, process_set)
+    handle = start_broadcast(ARRAYS, view, root_rank, text, process_set, in_place=True)
+    return handle.then(lambda _: array)
 
 
 def broadcast_async(
@@ -112,7 +87,8 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start a ``broadcast``; ``synchronize`` returns its result."""
-    return broadcast_async_(view_of(array).copy(), root_rank, name, process_set)
+    text = ops.label("broadcast", name, process_set)
+    return start_broadcast(ARRAYS, view_of(array), root_rank, text, process_set, in_place=False)
 
 
 def broadcast_(
@@ -153,19 +129,14 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an ``alltoall``; ``synchronize`` returns what it would."""
-    rows = np.asarray(as_rows(view_of(array), "alltoall"), order="C")
+    text = ops.label("alltoall", name, process_set)
+    counts = None if splits is None else [int(count) for count in splits]
 
-    def result(received: ops.Received) -> Array | tuple[Array, Array]:
-        made = array_from(received, rows)
-        return made if splits is None else (made, np.array(received.rows, np.int32))
+    def result(made: tuple[Array, list[int]]) -> Array | tuple[Array, Array]:
+        exchanged, received = made
+        return exchanged if splits is None else (exchanged, np.array(received, np.int32))
 
-    return ops.alltoall(
-        moved_buffer_of(rows),
-        splits=None if splits is None else [int(count) for count in splits],
-        name=name,
-        process_set=process_set,
-        result=result,
-    )
+    return start_alltoall(ARRAYS, view_of(array), counts, text, process_set).then(result)
 
 
 def alltoall(

@@ -6,9 +6,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from qsgd_hpc._base.compressors import CastCompressor, Choices
+from qsgd_hpc._base.compressors import CastCompressor, Choices, NoneCompressor
+from qsgd_hpc.compression import FLOATING, Lossy
 
-__all__ = ["Compression", "Fp32Compressor"]
+__all__ = ["Compression", "compressor_for"]
 
 
 class _Cast(CastCompressor):
@@ -35,8 +36,8 @@ class BF16Compressor(_Cast):
     target = jnp.bfloat16
 
 
-class Fp32Compressor(_Cast):
-    """Sends floating arrays as float32: for those that the core has no arithmetic for."""
+class _Fp32Compressor(_Cast):
+    """Sends floating arrays as float32."""
 
     target = jnp.float32
 
@@ -46,3 +47,13 @@ class Compression(Choices):
 
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+
+def compressor_for(dtype: Any, compression: Any) -> Any:
+    """Return the pair of functions around the reduction of an array.
+
+    Those that the core has no arithmetic for travel as float32.
+    """
+    if jnp.issubdtype(dtype, jnp.floating) and dtype.name not in FLOATING:
+        return _Fp32Compressor
+    return NoneCompressor if isinstance(compression, Lossy) else compression

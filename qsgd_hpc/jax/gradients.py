@@ -15,11 +15,11 @@ from qsgd_hpc._base.pending import BATCH_BYTES
 from qsgd_hpc._base.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jax.compression import compressor_for
 from qsgd_hpc.jax.ops import allreduce
 from qsgd_hpc.jax.ops._allreduce import Allreduce
 from qsgd_hpc.jax.ops._collective import is_traced
 from qsgd_hpc.jax.ops._primitive import run
-from qsgd_hpc.jax.ops._reduction import compressor_for
 from qsgd_hpc.ops import Adasum, Average, Op, Sum
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 

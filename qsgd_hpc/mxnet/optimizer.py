@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 
 from qsgd_hpc import ops
-from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc._base.gradient_reduction import chosen_compression
+from qsgd_hpc._base.eager import start_allreduce
+from qsgd_hpc._base.gradient_reduction import GradientReduction, chosen_compression
 from qsgd_hpc._base.grouping import partition
-from qsgd_hpc.arrays._memory import buffer_of
-from qsgd_hpc.compression import Lossy
+from qsgd_hpc.arrays._memory import ARRAYS
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.mxnet._tensors import on_host, view_of
-from qsgd_hpc.ops import Average, Handle
+from qsgd_hpc.ops import Handle
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 
 __all__ = ["DistributedOptimizer", "DistributedTrainer"]
@@ -35,12 +33,11 @@ class _Gradients:
     def __init__(
         self, compression: Any, predivide: float, prefix: str, process_set: ProcessSet
     ) -> None:
-        compression = chosen_compression(compression)
-        self._lossy = compression if isinstance(compression, Lossy) else None
-        self._compressor = NoneCompressor if self._lossy else compression
-        self._predivide = predivide
+        chosen = chosen_compression(compression)
+        self._reduction = GradientReduction(
+            compression=chosen, predivide=predivide, process_set=process_set
+        )
         self._prefix = prefix
-        self._process_set = process_set
 
     def start(self, number: int, parameter: str, tensor: Any, group: ops.Group | None) -> Handle:
         """Start replacing a gradient by the average; nothing may use it before the wait."""
@@ -51,33 +48,18 @@ class _Gradients:
             )
         host = on_host(tensor)
         view = view_of(host)
-        compressed, context = self._compressor.compress(view)
-        travelling = np.asarray(compressed, order="C")
-
-        def result() -> None:
-            back = self._compressor.decompress(travelling, context)
-            if back is not view:
-                view[...] = back
-            if host is not tensor:
-                host.copyto(tensor)
-
-        coding = None
-        if self._lossy:
-            kind = str(travelling.dtype)
-            coding = self._lossy.coding_for_gradient(parameter, travelling.shape, kind)
-        return ops.allreduce(
-            buffer_of(travelling),
-            buffer_of(travelling),
-            name=f"{self._prefix}gradient.{number}",
-            op=Average,
-            prescale=1.0 / self._predivide,
-            postscale=self._predivide,
-            coding=coding,
+        reduction = self._reduction
+        handle = start_allreduce(
+            ARRAYS,
+            view,
+            reduction.of_tensor(),
+            f"{self._prefix}gradient.{number}",
+            group,
+            coding=reduction.coding(parameter, view.shape, str(view.dtype)),
             check_finite=True,
-            process_set=self._process_set,
-            group=group,
-            result=result,
+            in_place=True,
         )
+        return handle if host is tensor else handle.then(lambda _: host.copyto(tensor))
 
     def group(self, number: int, size: int) -> ops.Group:
         """Return a group of gradients, equal on every rank."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from qsgd_hpc import basics, ops
 from qsgd_hpc._base.compressors import NoneCompressor
+from qsgd_hpc._base.eager import start_allreduce
 from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc.ops import Group, Handle, Operation
-from qsgd_hpc.torch.ops._tensors import buffer_of, deliver, moved_to, name_of
+from qsgd_hpc.torch.ops._tensors import TENSORS, name_of
 
 __all__ = ["GradientAllreduce"]
 
@@ -37,11 +39,10 @@ class GradientAllreduce:
         self.dtype = dtype
         self._shape = shape
         self._name = name
-        self._op = reduction.op
-        self._process_set = reduction.process_set
-        self._factors = reduction.factors
-        self._compressor = reduction.compressor
-        self._in_place = self._compressor is NoneCompressor and not dtype.is_complex
+        self._reduction = reduction.of_tensor()
+        if dtype.is_complex:  # travels as pairs of floats, as they are
+            self._reduction = replace(self._reduction, compression=NoneCompressor)
+        self._in_place = reduction.compressor is NoneCompressor and not dtype.is_complex
         self._operation: Operation | None = None
         self._group: Group | None = None
         self._coding = reduction.coding(parameter, shape, name_of(dtype))
@@ -60,17 +61,17 @@ class GradientAllreduce:
     def _start_in_place(self, gradient: torch.Tensor, group: Group | None) -> Any:
         """Start it with as little Python as can be: this runs for every parameter in every step."""
         if self._operation is None or group != self._group:
-            prescale, postscale = self._factors
+            reduction = self._reduction
             self._group = group
             self._operation = ops.operation(
                 "allreduce",
                 f"allreduce.{self._name}",
-                self._process_set,
+                reduction.process_set,
                 shape=self._shape,
                 dtype=name_of(self.dtype),
-                op=self._op,
-                prescale=prescale,
-                postscale=postscale,
+                op=reduction.op,
+                prescale=reduction.prescale,
+                postscale=reduction.postscale,
                 coding=self._coding,
                 lasting=True,
                 check_finite=True,
@@ -81,32 +82,13 @@ class GradientAllreduce:
 
     def _start_by_way(self, gradient: torch.Tensor, group: Group | None) -> Handle:
         """Start it on what a compressor, the device or the layout makes of the gradient."""
-        travelling, context = self._compressor.compress(gradient.detach())
-        device = travelling.device
-        host = travelling.cpu().contiguous()
-        in_place = host.data_ptr() == gradient.data_ptr()
-        reduced = host if in_place else torch.empty_like(host)
-
-        def result() -> None:
-            # Where the compressor has left it, which may hold more there.
-            back = moved_to(device, reduced)
-            deliver(self._compressor.decompress(back, context), gradient, gradient)
-
-        prescale, postscale = self._factors
-        return ops.allreduce(
-            _buffer(host),
-            _buffer(reduced),
-            name=self._name,
-            op=self._op,
-            prescale=prescale,
-            postscale=postscale,
+        return start_allreduce(
+            TENSORS,
+            torch.view_as_real(gradient) if gradient.is_complex() else gradient,
+            self._reduction,
+            self._name,
+            group,
             coding=self._coding,
             check_finite=True,
-            process_set=self._process_set,
-            group=group,
-            result=result,
+            in_place=True,
         )
-
-
-def _buffer(tensor: torch.Tensor) -> ops.Buffer:
-    return buffer_of(torch.view_as_real(tensor) if tensor.is_complex() else tensor)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from qsgd_hpc import ops
-from qsgd_hpc.jax.ops import _arrays
+from qsgd_hpc._base.eager import start_allgather
 from qsgd_hpc.jax.ops._alltoall import Alltoall
+from qsgd_hpc.jax.ops._arrays import ARRAYS
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, place_in
 from qsgd_hpc.jax.ops._primitive import run
 from qsgd_hpc.ops import Average, Handle, Op
@@ -56,16 +57,10 @@ class Allgather(Collective):
         return Handle.together([self._start(i, array) for i, array in enumerate(arrays)])
 
     def _start(self, index: int, array: Any) -> Handle:
-        host = _arrays.on_host(array)
-        return ops.allgather(
-            _arrays.moved_buffer_of(host),
-            name=self.names[index],
-            process_set=self.process_set,
-            group=self.core_group(),
-            result=lambda received: _arrays.placed_like(
-                _arrays.received_array(received, host), array
-            ),
+        handle = start_allgather(
+            ARRAYS, array, self.names[index], self.process_set, self.core_group()
         )
+        return handle.then(lambda made: made[0])
 
     def picked(self, indices: Sequence[int]) -> Allgather:
         """Return this call for some of its arrays."""

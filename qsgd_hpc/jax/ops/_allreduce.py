@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from qsgd_hpc import ops
+from qsgd_hpc._base.eager import start_allreduce
+from qsgd_hpc._base.reduction import CURVED, Reduction, op_for
 from qsgd_hpc._core import Coding
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jax.ops import _arrays
 from qsgd_hpc.jax.ops._allgather import Allgather
+from qsgd_hpc.jax.ops._arrays import ARRAYS
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, place_in
 from qsgd_hpc.jax.ops._primitive import run
-from qsgd_hpc.jax.ops._reduction import CURVED, is_widened, op_for
 from qsgd_hpc.ops import Adasum, Handle, Op, Product, Sum
 
 __all__ = ["Allreduce", "slopes"]
@@ -56,25 +56,17 @@ class Allreduce(Collective):
         return Handle.together([self._start(i, array) for i, array in enumerate(arrays)])
 
     def _start(self, index: int, array: Any) -> Handle:
-        host = _arrays.on_host(array)
-        op = op_for(host.dtype, self.op)
-        wide = is_widened(host.dtype, op)
-        source = host.astype(np.int64) if wide else host
-        target = source if wide else _arrays.new_like(host)
-        coding = self._coding(index, host.shape, host.dtype)
-        return ops.allreduce(
-            _arrays.buffer_of(source),
-            _arrays.buffer_of(target),
-            name=self.names[index],
-            op=op,
-            prescale=self.prescale,
-            postscale=self.postscale,
-            coding=coding,
-            check_finite=self.check_finite or coding is not None,
-            lasting=self.lasting,
-            process_set=self.process_set,
-            group=self.core_group(),
-            result=lambda: _arrays.placed_like(target.astype(host.dtype, copy=False), array),
+        reduction = Reduction(
+            self.op, self.prescale, self.postscale, self.process_set, lasting=self.lasting
+        )
+        return start_allreduce(
+            ARRAYS,
+            array,
+            reduction,
+            self.names[index],
+            self.core_group(),
+            coding=self._coding(index, array.shape, array.dtype),
+            check_finite=self.check_finite,
         )
 
     def _coding(self, index: int, shape: Shape, dtype: Any) -> Coding | None:
@@ -89,7 +81,7 @@ class Allreduce(Collective):
         """Return the operation, its factors and how it travels."""
         coding = self._coding(index, shape, dtype)
         return {
-            "op": op_for(dtype, self.op).name,
+            "op": op_for(self.op, np.dtype(dtype).name).name,
             "prescale": self.prescale,
             "postscale": self.postscale,
             "coding": coding,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from qsgd_hpc import ops
+from qsgd_hpc._base.eager import start_alltoall
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jax.ops import _arrays
+from qsgd_hpc.jax.ops._arrays import ARRAYS
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
 from qsgd_hpc.jax.ops._primitive import run
 from qsgd_hpc.ops import Handle
@@ -62,19 +63,8 @@ class Alltoall(Collective):
     def start_with_rows(self, arrays: Arrays) -> Handle:
         """Start exchanging rows; the result is the new array and the rows from each rank."""
         (array,) = arrays
-        host = _arrays.on_host(array)
-
-        def exchanged(received: ops.Received) -> tuple[Any, list[int]]:
-            made = _arrays.received_array(received, host)
-            return _arrays.placed_like(made, array), received.rows
-
-        return ops.alltoall(
-            _arrays.moved_buffer_of(host),
-            splits=self.splits(host.shape),
-            name=self.names[0],
-            process_set=self.process_set,
-            result=exchanged,
-        )
+        splits = self.splits(array.shape)
+        return start_alltoall(ARRAYS, array, splits, self.names[0], self.process_set)
 
     def transposed(self, cotangents: Arrays) -> Arrays:
         """Send everything back."""

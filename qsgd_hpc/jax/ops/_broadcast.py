@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from qsgd_hpc import basics, ops
-from qsgd_hpc.jax.ops import _arrays
+from qsgd_hpc import basics
+from qsgd_hpc._base.eager import start_broadcast
 from qsgd_hpc.jax.ops._allreduce import Allreduce
+from qsgd_hpc.jax.ops._arrays import ARRAYS
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
 from qsgd_hpc.jax.ops._primitive import run
 from qsgd_hpc.ops import Average, Handle
@@ -42,15 +43,9 @@ class Broadcast(Collective):
         return Handle.together([self._start(i, array) for i, array in enumerate(arrays)])
 
     def _start(self, index: int, array: Any) -> Handle:
-        source = _arrays.on_host(array)
-        target = _arrays.new_like(source)
-        target[...] = source
-        return ops.broadcast(
-            _arrays.moved_buffer_of(target),
-            root_rank=self.root_rank,
-            name=self.names[index],
-            process_set=self.process_set,
-            result=lambda: _arrays.placed_like(target, array),
+        name = self.names[index]
+        return start_broadcast(
+            ARRAYS, array, self.root_rank, name, self.process_set, in_place=False
         )
 
     def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:

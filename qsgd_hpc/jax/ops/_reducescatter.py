@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from qsgd_hpc import ops
-from qsgd_hpc.jax.ops import _arrays
+from qsgd_hpc._base.eager import start_reducescatter
+from qsgd_hpc._base.reduction import CURVED, Reduction, op_for
 from qsgd_hpc.jax.ops._allgather import Allgather, summed_shares
 from qsgd_hpc.jax.ops._allreduce import slopes
+from qsgd_hpc.jax.ops._arrays import ARRAYS
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, place_in
 from qsgd_hpc.jax.ops._primitive import run
-from qsgd_hpc.jax.ops._reduction import CURVED, is_widened, op_for
 from qsgd_hpc.ops import Handle, Op, Sum
 
 __all__ = ["Reducescatter"]
@@ -48,28 +49,12 @@ class Reducescatter(Collective):
         return Handle.together([self._start(i, array) for i, array in enumerate(arrays)])
 
     def _start(self, index: int, array: Any) -> Handle:
-        host = _arrays.on_host(array)
-        op = op_for(host.dtype, self.op)
-        source = host.astype(np.int64) if is_widened(host.dtype, op) else host
-
-        def shared(received: ops.Received) -> Any:
-            share = _arrays.received_array(received, source)
-            return _arrays.placed_like(share.astype(host.dtype, copy=False), array)
-
-        return ops.reducescatter(
-            _arrays.buffer_of(source),
-            name=self.names[index],
-            op=op,
-            prescale=self.prescale,
-            postscale=self.postscale,
-            process_set=self.process_set,
-            group=self.core_group(),
-            result=shared,
-        )
+        reduction = Reduction(self.op, self.prescale, self.postscale, self.process_set)
+        return start_reducescatter(ARRAYS, array, reduction, self.names[index], self.core_group())
 
     def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
         """Return the operation and its factors."""
-        op = op_for(dtype, self.op).name
+        op = op_for(self.op, np.dtype(dtype).name).name
         return {"op": op, "prescale": self.prescale, "postscale": self.postscale}
 
     def picked(self, indices: Sequence[int]) -> Reducescatter:

@@ -10,14 +10,21 @@ import jax
 import jax.numpy as jnp
 
 from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc._base.reduction import Reduction, choose_op, coding_for, require_values
+from qsgd_hpc._base.reduction import (
+    CURVED,
+    Reduction,
+    choose_op,
+    coding_for,
+    op_for,
+    require_values,
+)
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jax.compression import compressor_for
 from qsgd_hpc.jax.ops._allreduce import Allreduce
 from qsgd_hpc.jax.ops._collective import Arrays, call_names, is_traced, refuse_traced
 from qsgd_hpc.jax.ops._primitive import run
 from qsgd_hpc.jax.ops._reducescatter import Reducescatter
-from qsgd_hpc.jax.ops._reduction import CURVED, compressor_for, op_for
 from qsgd_hpc.ops import Handle, Op
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 
@@ -116,7 +123,7 @@ def _compressed(request: _Request, tensors: Arrays) -> tuple[list[Any], Callable
     """Return the arrays that travel, and what makes the caller's of the reduced ones."""
     arrays = [jnp.asarray(tensor) for tensor in tensors]
     for array in arrays:
-        op_for(array.dtype, request.reduction.op)
+        op_for(request.reduction.op, array.dtype.name)
     kinds = [compressor_for(array.dtype, request.reduction.compression) for array in arrays]
     pairs = [kind.compress(array) for kind, array in zip(kinds, arrays, strict=True)]
 

@@ -10,11 +10,10 @@ import tensorflow as tf
 
 from qsgd_hpc import ops
 from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc._base.reduction import CURVED, Reduction, coding_for, op_for
+from qsgd_hpc._base.reduction import CURVED, Reduction, coding_for, is_widened, op_for
 from qsgd_hpc._core import Coding
 from qsgd_hpc.compression import Lossy
-from qsgd_hpc.errors import UsageError
-from qsgd_hpc.ops import Average, Op, Sum
+from qsgd_hpc.ops import Op
 from qsgd_hpc.tensorflow.ops._names import full_name
 from qsgd_hpc.tensorflow.ops._run import run
 
@@ -31,11 +30,6 @@ class _Widened:
     @staticmethod
     def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
         return tf.cast(tensor, context)
-
-
-# The core has no arithmetic for these; int64 has room for their values.
-_FOREIGN = (tf.uint16, tf.uint32)
-_NARROW = (tf.uint8, tf.int8, tf.int16, tf.int32)
 
 
 @dataclass(frozen=True)
@@ -58,14 +52,12 @@ class _Prepared:
 
 
 def _prepare(tensor: tf.Tensor, reduction: Reduction, coding: Coding | None) -> _Prepared:
-    op = op_for(reduction.op, boolean=tensor.dtype == tf.bool)
+    op = op_for(reduction.op, tensor.dtype.name)
     compressor = NoneCompressor if isinstance(reduction.compression, Lossy) else (
         reduction.compression
     )  # fmt: skip
-    if tensor.dtype in _FOREIGN or (op is Average and tensor.dtype in _NARROW):
+    if is_widened(tensor.dtype.name, op):
         compressor = _Widened
-    if tensor.dtype.is_complex and op not in (Average, Sum):
-        raise UsageError(f"complex tensors with op={op!r}: choose hvd.Average or hvd.Sum")
     pre, post, factor = reduction.prescale, reduction.postscale, 1.0
     if op in CURVED and tensor.dtype.is_floating:
         # The derivative depends on the values, so scaling them is left to TensorFlow.

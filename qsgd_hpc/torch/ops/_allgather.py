@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from qsgd_hpc import basics, ops
+from qsgd_hpc._base.eager import start_allgathers
 from qsgd_hpc.ops import Average, Handle, Op
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops._alltoall import Alltoall
 from qsgd_hpc.torch.ops._gradients import Collective, run
-from qsgd_hpc.torch.ops._tensors import moved_buffer_of, on_host, tensor_from
+from qsgd_hpc.torch.ops._tensors import TENSORS
 
 __all__ = [
     "Allgather",
@@ -37,36 +38,18 @@ class Allgather(Collective):
     ) -> None:
         super().__init__(ops.label("allgather", name, process_set), process_set, grouped=grouped)
         self._op = op
-        self._rows: dict[int, list[int]] = {}
+        self._rows: list[list[int]] = []
 
     def start(self, tensors: Tensors) -> Handle:
         """Start gathering into new tensors."""
-        hosts = [on_host(t.reshape(1) if t.dim() == 0 else t) for t in tensors]
-        names, group = self.members(len(hosts))
-        members = zip(hosts, tensors, names, strict=True)
-        return Handle.together(
-            [self._start(host, t, name, i, group) for i, (host, t, name) in enumerate(members)]
+        handle = start_allgathers(
+            TENSORS, tensors, self._name, self._process_set, grouped=self._grouped
         )
+        return handle.then(self._noted)
 
-    def _start(
-        self,
-        host: torch.Tensor,
-        tensor: torch.Tensor,
-        name: str,
-        index: int,
-        group: ops.Group | None,
-    ) -> Handle:
-        def gathered(received: ops.Received) -> torch.Tensor:
-            self._rows[index] = received.rows
-            return tensor_from(received, host).to(tensor.device)
-
-        return ops.allgather(
-            moved_buffer_of(host),
-            name=name,
-            process_set=self._process_set,
-            group=group,
-            result=gathered,
-        )
+    def _noted(self, made: list[tuple[torch.Tensor, list[int]]]) -> list[torch.Tensor]:
+        self._rows = [rows for _, rows in made]
+        return [gathered for gathered, _ in made]
 
     def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         """Return the mean, or sum, over the ranks of what they hold for this rank's rows."""

@@ -9,11 +9,12 @@ import torch
 
 from qsgd_hpc import ops
 from qsgd_hpc._base.compressors import NoneCompressor
+from qsgd_hpc._base.eager import start_allreduces
 from qsgd_hpc._base.reduction import Reduction, choose_op
 from qsgd_hpc.ops import Handle, Op
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops._reduced import Allreduce, run_scaled
-from qsgd_hpc.torch.ops._reduction import start_allreduces
+from qsgd_hpc.torch.ops._tensors import TENSORS
 
 __all__ = [
     "allreduce",
@@ -59,8 +60,7 @@ def allreduce_async(
     """Start an allreduce; ``synchronize`` returns its result as a new tensor."""
     factors = prescale_factor, postscale_factor
     reduction = _reduction(op, average, *factors, process_set, compression, name)
-    text = ops.label("allreduce", name, process_set)
-    return start_allreduces([tensor], None, reduction, text, grouped=False).then(_first)
+    return _start(reduction, name, [tensor], grouped=False, in_place=False).then(_first)
 
 
 def allreduce_async_(
@@ -76,8 +76,7 @@ def allreduce_async_(
     """Start an allreduce that replaces ``tensor``; do not touch it before ``synchronize``."""
     factors = prescale_factor, postscale_factor
     reduction = _reduction(op, average, *factors, process_set, compression, name)
-    text = ops.label("allreduce", name, process_set)
-    return start_allreduces([tensor], [tensor], reduction, text, grouped=False).then(_first)
+    return _start(reduction, name, [tensor], grouped=False, in_place=True).then(_first)
 
 
 def allreduce(
@@ -141,8 +140,7 @@ def grouped_allreduce_async(
     """Start a ``grouped_allreduce``; ``synchronize`` returns its results as new tensors."""
     factors = prescale_factor, postscale_factor
     reduction = _reduction(op, average, *factors, process_set, compression, name)
-    text = ops.label("allreduce", name, process_set)
-    return start_allreduces(tensors, None, reduction, text, grouped=True)
+    return _start(reduction, name, tensors, grouped=True, in_place=False)
 
 
 def grouped_allreduce_async_(
@@ -158,8 +156,7 @@ def grouped_allreduce_async_(
     """Start a ``grouped_allreduce`` that replaces the tensors."""
     factors = prescale_factor, postscale_factor
     reduction = _reduction(op, average, *factors, process_set, compression, name)
-    text = ops.label("allreduce", name, process_set)
-    return start_allreduces(tensors, tensors, reduction, text, grouped=True)
+    return _start(reduction, name, tensors, grouped=True, in_place=True)
 
 
 def grouped_allreduce(
@@ -195,6 +192,13 @@ def grouped_allreduce_(
     )
     reduced: list[torch.Tensor] = handle.wait()
     return reduced
+
+
+def _start(
+    reduction: Reduction, name: str | None, tensors: Tensors, *, grouped: bool, in_place: bool
+) -> Handle:
+    text = ops.label("allreduce", name, reduction.process_set)
+    return start_allreduces(TENSORS, tensors, reduction, text, grouped=grouped, in_place=in_place)
 
 
 def _run(

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from qsgd_hpc import ops
+from qsgd_hpc._base.eager import start_alltoall
 from qsgd_hpc.ops import Handle
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops._gradients import Collective, run
-from qsgd_hpc.torch.ops._tensors import as_rows, moved_buffer_of, on_host, tensor_from
+from qsgd_hpc.torch.ops._tensors import TENSORS
 
 __all__ = ["Alltoall", "alltoall", "alltoall_async"]
 
@@ -30,19 +31,12 @@ class Alltoall(Collective):
     def start(self, tensors: Tensors) -> Handle:
         """Start exchanging the rows of one tensor."""
         (tensor,) = tensors
-        host = on_host(as_rows(tensor, "alltoall"))
+        handle = start_alltoall(TENSORS, tensor, self._splits, self._name, self._process_set)
+        return handle.then(self._noted)
 
-        def exchanged(received: ops.Received) -> list[torch.Tensor]:
-            self.received = received.rows
-            return [tensor_from(received, host).to(tensor.device)]
-
-        return ops.alltoall(
-            moved_buffer_of(host),
-            splits=self._splits,
-            name=self._name,
-            process_set=self._process_set,
-            result=exchanged,
-        )
+    def _noted(self, made: tuple[torch.Tensor, list[int]]) -> list[torch.Tensor]:
+        exchanged, self.received = made
+        return [exchanged]
 
     def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         """Send the gradient back the way the rows came."""

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from qsgd_hpc import basics, ops
+from qsgd_hpc._base.eager import start_broadcast
 from qsgd_hpc._base.reduction import Reduction
 from qsgd_hpc.ops import Average, Handle
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops._gradients import Collective, run
 from qsgd_hpc.torch.ops._reduced import Allreduce
-from qsgd_hpc.torch.ops._tensors import deliver, moved_buffer_of, on_host
+from qsgd_hpc.torch.ops._tensors import TENSORS
 
 __all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
 
@@ -25,8 +26,11 @@ class _Broadcast(Collective):
         self._root = root_rank
 
     def start(self, tensors: Tensors) -> Handle:
-        copies = [t.detach().clone() for t in tensors]
-        return _start(copies[0], self._root, self._name, self._process_set).then(lambda t: [t])
+        (tensor,) = tensors
+        handle = start_broadcast(
+            TENSORS, tensor, self._root, self._name, self._process_set, in_place=False
+        )
+        return handle.then(lambda received: [received])
 
     def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         """Return the mean of all ranks' gradients on the root, whose values they are, else 0."""
@@ -39,17 +43,6 @@ class _Broadcast(Collective):
         return mean.masked_fill(torch.ones_like(mean, dtype=torch.bool), 0)
 
 
-def _start(tensor: torch.Tensor, root_rank: int, name: str, process_set: ProcessSet) -> Handle:
-    host = on_host(tensor)
-    return ops.broadcast(
-        moved_buffer_of(host),
-        root_rank=root_rank,
-        name=name,
-        process_set=process_set,
-        result=lambda: deliver(host, tensor, tensor),
-    )
-
-
 def broadcast_async_(
     tensor: torch.Tensor,
     root_rank: int,
@@ -58,7 +51,7 @@ def broadcast_async_(
 ) -> Handle:
     """Start replacing ``tensor`` by root_rank's; do not touch it before ``synchronize``."""
     text = ops.label("broadcast", name, process_set)
-    return _start(tensor, root_rank, text, process_set)
+    return start_broadcast(TENSORS, tensor, root_rank, text, process_set, in_place=True)
 
 
 def broadcast_async(
@@ -68,7 +61,8 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start a broadcast; ``synchronize`` returns root_rank's tensor as a new one."""
-    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
+    text = ops.label("broadcast", name, process_set)
+    return start_broadcast(TENSORS, tensor, root_rank, text, process_set, in_place=False)
 
 
 def broadcast_(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from qsgd_hpc import ops
-from qsgd_hpc.ops import Group, Handle
+from qsgd_hpc.ops import Handle
 from qsgd_hpc.process_sets import ProcessSet
 
 __all__ = ["Collective", "run"]
@@ -41,12 +41,6 @@ class Collective(ABC):
 
         ``values`` are what went in and what came out, where ``needs_values``.
         """
-
-    def members(self, count: int) -> tuple[list[str], Group | None]:
-        """Return the names of its operations, and the group that they form."""
-        if not self._grouped:
-            return [self._name], None
-        return ops.member_names(self._name, count), Group(self._name, count)
 
     def gradient_name(self, index: int) -> str:
         """Return the name of the gradient of one of the tensors."""

@@ -8,13 +8,14 @@ from dataclasses import replace
 import torch
 
 from qsgd_hpc import basics, ops
+from qsgd_hpc._base.eager import start_allreduces
 from qsgd_hpc._base.reduction import CURVED, Reduction
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.ops import Adasum, Handle, Op, Product, Sum
 from qsgd_hpc.process_sets import ProcessSet
 from qsgd_hpc.torch.ops._allgather import Allgather
 from qsgd_hpc.torch.ops._gradients import Collective, run
-from qsgd_hpc.torch.ops._reduction import start_allreduces
+from qsgd_hpc.torch.ops._tensors import TENSORS
 
 __all__ = ["Allreduce", "derivative", "run_scaled"]
 
@@ -32,7 +33,9 @@ class Allreduce(Collective):
 
     def start(self, tensors: Tensors) -> Handle:
         """Start reducing into new tensors."""
-        return start_allreduces(tensors, None, self._reduction, self._name, grouped=self._grouped)
+        return start_allreduces(
+            TENSORS, tensors, self._reduction, self._name, grouped=self._grouped
+        )
 
     def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         """Reduce the gradient as the tensor was; for curved operations, by its sum."""

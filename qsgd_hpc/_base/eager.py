@@ -1,0 +1,316 @@
+"""Starts collectives on tensors of any framework: in which type they travel, what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from qsgd_hpc import ops
+from qsgd_hpc._base.adapter import Adapter
+from qsgd_hpc._base.compressors import NoneCompressor
+from qsgd_hpc._base.reduction import (
+    Reduction,
+    coding_for,
+    is_widened,
+    op_for,
+    require_values,
+)
+from qsgd_hpc.compression import FLOATING, Lossy
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.ops import Group, Handle, Op
+
+if TYPE_CHECKING:
+    from qsgd_hpc._core import Coding
+    from qsgd_hpc.process_sets import ProcessSet
+
+__all__ = [
+    "as_rows",
+    "buffer_of",
+    "start_allgather",
+    "start_allgathers",
+    "start_allreduce",
+    "start_allreduces",
+    "start_alltoall",
+    "start_broadcast",
+    "start_reducescatter",
+    "start_reducescatters",
+]
+
+KNOWN = frozenset({"uint8", "int8", "int16", "int32", "int64"}) | FLOATING
+"""What the core computes with."""
+_PARTS = {"complex64": "float32", "complex128": "float64"}
+# What is moved, and not computed with, travels as integers of its size.
+_SAME_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+
+
+def buffer_of(adapter: Adapter, host: Any) -> ops.Buffer:
+    """Describe to the core what it is to compute with.
+
+    Raises:
+        UsageError: it has no arithmetic for this type.
+    """
+    given, shape = adapter.dtype(host), adapter.shape(host)
+    name = "uint8" if given == "bool" else given
+    if adapter.reduces_complex and given in _PARTS:
+        name, shape = _PARTS[given], (*shape, 2)
+    if name not in KNOWN:
+        raise UsageError(
+            f"{adapter.word}s of {given} cannot be reduced; convert it to one of "
+            f"{', '.join(sorted(KNOWN))} first"
+        )
+    return ops.Buffer(adapter.address(host), shape, name, host)
+
+
+def _moved_buffer_of(adapter: Adapter, host: Any) -> ops.Buffer:
+    """Describe to the core what it moves without computing: any type will do."""
+    given = adapter.dtype(host)
+    if given in KNOWN or (adapter.reduces_complex and given in _PARTS):
+        return buffer_of(adapter, host)
+    size, shape = adapter.itemsize(host), adapter.shape(host)
+    name = _SAME_SIZE.get(size)
+    return ops.Buffer(
+        adapter.address(host), shape if name else (*shape, size), name or "uint8", host
+    )
+
+
+def as_rows(tensor: Any, operation: str) -> Any:
+    """Return a tensor, which must have a first dimension to be cut along."""
+    if not tensor.ndim:
+        raise UsageError(
+            f"{operation} cuts tensors along their first dimension, and a scalar has none; pass "
+            "x.reshape(1)"
+        )
+    return tensor
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """One tensor, ready to be handed to the core: what can be wrong with it is known by then."""
+
+    adapter: Adapter
+    tensor: Any
+    into: Any
+    host: Any
+    spare: bool
+    """Whether the host is nobody else's memory."""
+    compressor: Any
+    context: Any
+    place: Any
+    op: Op
+
+    def returned(self, result: Any) -> Any:
+        """Return a host's values as the caller is to see them."""
+        adapter = self.adapter
+        if self.compressor is NoneCompressor:
+            return adapter.delivered(result, self.tensor, self.into)
+        with adapter.unrecorded():
+            placed = adapter.placed(result, self.place)
+            back = self.compressor.decompress(placed, self.context)
+            return adapter.delivered(back, self.tensor, self.into)
+
+
+def _prepare(adapter: Adapter, tensor: Any, reduction: Reduction, into: Any = None) -> _Prepared:
+    dtype = adapter.dtype(tensor)
+    op = op_for(reduction.op, dtype)
+    widened = is_widened(dtype, op)
+    plain = widened or isinstance(reduction.compression, Lossy)
+    compressor = NoneCompressor if plain else reduction.compression
+    compressed, context = tensor, None
+    if compressor is not NoneCompressor:
+        with adapter.unrecorded():
+            compressed, context = compressor.compress(adapter.bare(tensor))
+    host = adapter.on_host(compressed)
+    spare = widened or not adapter.shares(host, compressed)
+    if widened:
+        host = adapter.cast(host, "int64")
+    place = adapter.place(compressed)
+    return _Prepared(adapter, tensor, into, host, spare, compressor, context, place, op)
+
+
+def start_allreduces(
+    adapter: Adapter,
+    tensors: Sequence[Any],
+    reduction: Reduction,
+    name: str,
+    *,
+    grouped: bool,
+    in_place: bool = False,
+) -> Handle:
+    """Start reducing tensors in place, or into new ones; the result is their list."""
+    coding = coding_for(reduction)
+    into = tensors if in_place else [None] * len(tensors)
+    prepared = [_prepare(adapter, t, reduction, o) for t, o in zip(tensors, into, strict=True)]
+    return _together(
+        prepared,
+        name,
+        grouped,
+        lambda each, one, group: _allreduce(each, reduction, one, group, coding),
+    )
+
+
+def start_allreduce(
+    adapter: Adapter,
+    tensor: Any,
+    reduction: Reduction,
+    name: str,
+    group: Group | None,
+    *,
+    coding: Coding | None,
+    check_finite: bool,
+    in_place: bool = False,
+) -> Handle:
+    """Start reducing one tensor, in a coding of its own."""
+    each = _prepare(adapter, tensor, reduction, tensor if in_place else None)
+    return _allreduce(each, reduction, name, group, coding, check_finite=check_finite)
+
+
+def _allreduce(
+    each: _Prepared,
+    reduction: Reduction,
+    name: str,
+    group: Group | None,
+    coding: Coding | None,
+    *,
+    check_finite: bool = False,
+) -> Handle:
+    adapter, host = each.adapter, each.host
+    in_place = each.into is not None and adapter.shares(host, each.into)
+    target = host if each.spare or in_place else adapter.new_like(host)
+    source = buffer_of(adapter, host)
+    if adapter.dtype(each.tensor) not in FLOATING:
+        coding = None
+    return ops.allreduce(
+        source,
+        source if target is host else buffer_of(adapter, target),
+        name=name,
+        op=each.op,
+        prescale=reduction.prescale,
+        postscale=reduction.postscale,
+        coding=coding,
+        check_finite=check_finite or coding is not None,
+        lasting=reduction.lasting,
+        process_set=reduction.process_set,
+        group=group,
+        result=lambda: each.returned(target),
+    )
+
+
+def start_reducescatters(
+    adapter: Adapter, tensors: Sequence[Any], reduction: Reduction, name: str, *, grouped: bool
+) -> Handle:
+    """Start reducing tensors, of which each rank gets its share of the rows."""
+    require_values(reduction)
+    prepared = [_prepare(adapter, as_rows(t, "reducescatter"), reduction) for t in tensors]
+    return _together(
+        prepared, name, grouped, lambda each, one, group: _scatter(each, reduction, one, group)
+    )
+
+
+def start_reducescatter(
+    adapter: Adapter, tensor: Any, reduction: Reduction, name: str, group: Group | None
+) -> Handle:
+    """Start reducing one tensor, of which each rank gets its share of the rows."""
+    return _scatter(_prepare(adapter, tensor, reduction), reduction, name, group)
+
+
+def _scatter(each: _Prepared, reduction: Reduction, name: str, group: Group | None) -> Handle:
+    adapter, host = each.adapter, each.host
+    return ops.reducescatter(
+        buffer_of(adapter, host),
+        name=name,
+        op=each.op,
+        prescale=reduction.prescale,
+        postscale=reduction.postscale,
+        process_set=reduction.process_set,
+        group=group,
+        result=lambda received: each.returned(adapter.taken(received, host)),
+    )
+
+
+def start_allgathers(
+    adapter: Adapter,
+    tensors: Sequence[Any],
+    name: str,
+    process_set: ProcessSet,
+    *,
+    grouped: bool,
+) -> Handle:
+    """Start gathering tensors; the result is the list of what ``start_allgather`` gives."""
+    return _together(
+        tensors,
+        name,
+        grouped,
+        lambda t, one, group: start_allgather(adapter, t, one, process_set, group),
+    )
+
+
+def start_allgather(
+    adapter: Adapter, tensor: Any, name: str, process_set: ProcessSet, group: Group | None
+) -> Handle:
+    """Start gathering a tensor; the result is all ranks' rows, and how many came from whom.
+
+    A scalar counts as one row.
+    """
+    host = adapter.on_host(tensor if tensor.ndim else tensor.reshape(1))
+    return ops.allgather(
+        _moved_buffer_of(adapter, host),
+        name=name,
+        process_set=process_set,
+        group=group,
+        result=lambda received: (
+            adapter.delivered(adapter.taken(received, host), tensor),
+            received.rows,
+        ),
+    )
+
+
+def start_broadcast(
+    adapter: Adapter,
+    tensor: Any,
+    root_rank: int,
+    name: str,
+    process_set: ProcessSet,
+    *,
+    in_place: bool,
+) -> Handle:
+    """Start replacing a tensor by root_rank's, or a copy of it."""
+    host = adapter.on_host(tensor)
+    if not in_place and adapter.shares(host, tensor):
+        host = adapter.copied(host)
+    return ops.broadcast(
+        _moved_buffer_of(adapter, host),
+        root_rank=root_rank,
+        name=name,
+        process_set=process_set,
+        result=lambda: adapter.delivered(host, tensor, tensor if in_place else None),
+    )
+
+
+def start_alltoall(
+    adapter: Adapter,
+    tensor: Any,
+    splits: Sequence[int] | None,
+    name: str,
+    process_set: ProcessSet,
+) -> Handle:
+    """Start exchanging rows; the result is those that came, and how many from whom."""
+    host = adapter.on_host(as_rows(tensor, "alltoall"))
+    return ops.alltoall(
+        _moved_buffer_of(adapter, host),
+        splits=splits,
+        name=name,
+        process_set=process_set,
+        result=lambda received: (
+            adapter.delivered(adapter.taken(received, host), tensor),
+            received.rows,
+        ),
+    )
+
+
+def _together(members: Sequence[Any], name: str, grouped: bool, start: Any) -> Handle:
+    """Start the operations of a call, which complete or fail together where they are grouped."""
+    names, group = [name], None
+    if grouped:
+        names, group = ops.member_names(name, len(members)), Group(name, len(members))
+    return Handle.together([start(m, n, group) for m, n in zip(members, names, strict=True)])
