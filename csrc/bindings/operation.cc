@@ -95,7 +95,7 @@ constexpr std::chrono::milliseconds kSignalCheck{100};
 
 // Without the GIL, but wakes to let Ctrl-C through.
 void wait_until_done(Handle& handle) {
-  Engine::check_not_performing("an operation was waited for");
+  Engine::check_not_driving("an operation was waited for");
   const Waiting waiting(handle);
   while (true) {
     {

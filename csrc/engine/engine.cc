@@ -18,26 +18,27 @@ Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> 
       node_(std::move(node)),
       workers_(config_.threads > 1 ? std::make_unique<Workers>(config_.threads) : nullptr),
       timeline_(std::make_shared<Timeline>(transport_->rank())),
-      coordinator_(transport_->size(), node_.get(),
-                   {config_.fusion_bytes, config_.cycle_time_s, config_.algorithm, std::nullopt,
-                    config_.segment},
-                   config_.planning),
-      messenger_(*transport_, node_.get(),
-                 [this](int peer, FrameType type, Reader body) { on_message(peer, type, body); }),
-      communicator_{*transport_, node_.get(), workers_.get()},
-      sets_(communicator_, {config_.seed, config_.nonfinite, config_.log}),
-      everyone_(sets_.operations(0)),
-      executor_(communicator_, entries_, sets_, abort_,
-                [this](const Work& work) { note_work(work); }),
       steps_(
           config_.kept_steps, [this] { return work_so_far(); },
           [this](uint64_t step, auto begin, auto end) {
             if (timeline_->on()) timeline_->stepped(step, begin, end);
           }),
-      sent_(std::min(config_.cache_capacity, kMaxBook)),
-      heard_(static_cast<size_t>(rank() == 0 ? size() : 0),
-             HeardBook(std::min(config_.cache_capacity, kMaxBook))),
-      names_(std::min(config_.cache_capacity, kMaxBook)),
+      trials_({*transport_, node_.get(), workers_.get()}),
+      agreement_(*transport_, node_.get(), *timeline_,
+                 {{config_.fusion_bytes, config_.cycle_time_s, config_.algorithm, std::nullopt,
+                   config_.segment},
+                  config_.planning,
+                  config_.cache_capacity,
+                  config_.stall_warning_s,
+                  config_.stall_shutdown_s,
+                  config_.deadlock_s,
+                  config_.log,
+                  [this](const std::string& message) { give_up(message); }}),
+      communicator_{*transport_, node_.get(), workers_.get()},
+      sets_(communicator_, {config_.seed, config_.nonfinite, config_.log}),
+      everyone_(sets_.operations(0)),
+      executor_(communicator_, entries_, sets_, abort_,
+                [this](const Work& work) { note_work(work); }),
       thread_([this] { run(); }) {}
 
 Engine::~Engine() {
@@ -49,14 +50,15 @@ Engine::~Engine() {
 
 std::shared_ptr<Handle> Engine::start(OperationPtr operation, TensorMemory memory,
                                       const Caller& caller) {
-  check_not_performing("an operation was submitted");
+  check_not_driving("an operation was submitted");
   if (operation->name.empty()) operation = named(*operation);
-  auto handle = std::make_shared<Handle>(abort_, std::move(memory.keep), timeline_, waits_);
+  std::shared_ptr<Handle> handle;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (abort_->raised()) abort_->set_noticed();
     abort_->check();
     check_fit(*operation);
+    handle = std::make_shared<Handle>(abort_, std::move(memory.keep), timeline_, waits_);
     if (!entries_.add({operation, memory.in, memory.out, handle})) {
       throw usage_error("tensor '" + operation->name +
                         "' is already being worked on; wait for its handle first, or give each "
@@ -69,7 +71,9 @@ std::shared_ptr<Handle> Engine::start(OperationPtr operation, TensorMemory memor
     news_.store(true, std::memory_order_release);
   }
   // Members of a group wait for one another.
-  if (caller.waits && !operation->group) take_turns_for(*operation, *handle, caller.interrupted);
+  if (caller.waits && !operation->group) {
+    drive_until_done(*operation, *handle, caller.interrupted);
+  }
   if (!handle->done()) changed_.notify_all();  // the engine's thread goes on with it
   return handle;
 }
@@ -118,7 +122,7 @@ void Engine::tune(const Tuning& tuning) {
 
 void Engine::shutdown(const std::string& reason, double patience_s) {
   if (!thread_.joinable()) return;
-  check_not_performing("shutdown() was called");
+  check_not_driving("shutdown() was called");
   bool in_time;
   {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -141,6 +145,19 @@ void Engine::give_up(const std::string& message) {
 
 void Engine::abort(const std::string& message) {
   abort_->raise(message);
+  wake_all();
+}
+
+// The job cannot go on.
+void Engine::end_job(const std::string& cause) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!abort_->raised() && lifeline_) {
+    lifeline_->announce("rank " + std::to_string(rank()) + " cannot go on: " + cause);
+  }
+  abort_->raise(cause);
+}
+
+void Engine::wake_all() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
   }  // not between a sleeper's look and its sleep
@@ -154,12 +171,23 @@ void Engine::watch(std::vector<Lifeline::Peer> peers, double grace_s) {
       [this] { return abort_->noticed(); }, grace_s);
 }
 
+std::optional<Machine> Engine::machine() {
+  const bool at_start = config_.machine || config_.measure_at_start;
+  if (!at_start || size() == 1) return trials_.machine();
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return trials_.machine() || ended_; });
+  if (!trials_.machine()) {
+    throw internal_error("the machine was not measured: " + abort_->message());
+  }
+  return trials_.machine();
+}
+
 EngineStats Engine::stats() const {
   EngineStats stats{executor_.done()};
-  const BytesGiven given = traffic();
+  const BytesGiven given = trials_.traffic();
   stats.wire_bytes = given.total();
   stats.shared_memory_bytes = given.in_memory;
-  const BytesGiven control = messenger_.bytes_sent();
+  const BytesGiven control = agreement_.bytes_sent();
   stats.control_bytes = control.total();
   stats.mailed_bytes = control.in_memory;
   stats.steps = steps_.steps();
@@ -169,7 +197,7 @@ EngineStats Engine::stats() const {
 
 StepWork Engine::work_so_far() const {
   const WorkDone done = executor_.done();
-  return {waits_->total_s(), done.comm_time_s, done.coding_time_s, traffic().total()};
+  return {waits_->total_s(), done.comm_time_s, done.coding_time_s, trials_.traffic().total()};
 }
 
 // Holds the engine where it codes nothing: it needs an entry for that.

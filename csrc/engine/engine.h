@@ -14,13 +14,12 @@
 #include <thread>
 #include <vector>
 
-#include "engine/books.h"
-#include "engine/coordinator.h"
+#include "engine/agreement.h"
 #include "engine/executor.h"
 #include "engine/lifeline.h"
-#include "engine/messenger.h"
 #include "engine/step_clock.h"
 #include "engine/timeline.h"
+#include "engine/trials.h"
 #include "transport/transport.h"
 
 namespace qsgd {
@@ -91,9 +90,9 @@ class Engine {
   // check() refuses.
   std::shared_ptr<Handle> start(OperationPtr operation, TensorMemory memory,
                                 const Caller& caller = {});
-  // Throws a usage error where a thread carries out what it waits for (see Caller), as a handler of
-  // signals may find it. `call` says what it did: "shutdown() was called".
-  static void check_not_performing(const char* call);
+  // Throws a usage error where this thread carries out what it waits for (see Caller), as a handler
+  // of signals may find it. `call` says what it did: "shutdown() was called".
+  static void check_not_driving(const char* call);
 
   // A name for an operation without one, equal on ranks of the process set that call in one order.
   std::string next_name(OpKind kind, int32_t set = 0);
@@ -145,30 +144,19 @@ class Engine {
   void check_fit(const Operation& operation) const;
   OperationPtr named(Operation operation);
   void run();
-  void learn_machine();
-  std::optional<Machine> known_machine() const;
-  BytesGiven traffic() const;
-  bool turn();
-  bool take_news();
+  bool make_progress();
+  bool collect();
   void carry_out_agreed();
-  void rest(bool busy, std::unique_lock<std::mutex>& helm);
-  void take_turns_for(const Operation& operation, Handle& handle,
-                      const std::function<bool()>& interrupted);
-  void fall(const std::string& cause);
-  void hand_in(std::vector<Submission>& fresh, bool leaving);
-  void on_message(int peer, FrameType type, Reader body);
-  void answer();
-  void note_arrival(int rank, const Operation& operation);
-  void note_agreement(const std::vector<Response>& responses);
+  void sleep_if_idle(bool busy, std::unique_lock<std::mutex>& driving);
+  void drive_until_done(const Operation& operation, Handle& handle,
+                        const std::function<bool()>& interrupted);
+  void learn_machine();
+  void end_job(const std::string& cause);
+  void give_up(const std::string& message);
+  void wake_all();
   void note_work(const Work& work);
-  void take(int rank, Submission submission);
-  void follow(Reader& body);
-  void send_out(const std::vector<Response>& responses);
   std::unique_lock<std::mutex> lock_idle();
   StepWork work_so_far() const;
-  void give_up(const std::string& message);
-  void watch_for_stalls();
-  void watch_own_waits();
 
   const std::unique_ptr<Transport> transport_;
   const std::shared_ptr<AbortFlag> abort_;
@@ -177,46 +165,29 @@ class Engine {
   const std::unique_ptr<Workers> workers_;
   const std::shared_ptr<Timeline> timeline_;
   const std::shared_ptr<WaitMeter> waits_ = std::make_shared<WaitMeter>();
-  Coordinator coordinator_;  // used on rank 0
-  std::mutex helm_;          // whoever holds it takes the engine's turns; locked before mutex_
-  Messenger messenger_;      // used at the helm alone, as is the rest up to mutex_
+  Entries entries_;  // any thread's, as are the next two
+  StepClock steps_;
+  Trials trials_;
+  std::mutex driving_;   // held by the thread that drives the engine; locked before mutex_
+  Agreement agreement_;  // its alone, as is the rest up to mutex_
   Communicator communicator_;
   ProcessSets sets_;
   Operations& everyone_;  // of set 0
-  Entries entries_;
   Executor executor_;
-  StepClock steps_;  // any thread's
-  SentBook sent_;
-  std::vector<HeardBook> heard_;  // on rank 0, by rank
-  NameBook names_;
-  std::vector<Response> agreed_;  // to be carried out next
-  bool measures_next_ = false;    // after what is agreed
-  // Kept for their memory.
-  std::vector<Submission> handed_in_;
-  std::vector<Writer> answers_;  // by rank
-  Writer answer_;
   Backoff backoff_;
-  bool left_ = false;
-  bool finished_ = false;
-  Coordinator::Clock::time_point last_stall_check_ = Coordinator::Clock::now();
-  Coordinator::Clock::time_point last_handed_in_ = Coordinator::Clock::now();
-  std::vector<Key> told_waits_;  // what rank 0 knows that the program here waits for
 
+  // What threads of the program have handed in.
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::vector<Submission> fresh_;
-  std::atomic<bool> news_{false};  // what a turn must take from here
-  Tuning tuning_;                  // not yet taken up
+  std::vector<Submission> collected_;  // the driving thread's; kept for its memory
+  std::atomic<bool> news_{false};      // whether there is anything to collect
+  Tuning tuning_;
   bool leaving_ = false;
   bool ended_ = false;  // the thread does nothing more
   std::string reason_;
   // Of operations without a name of the caller's, by process set.
   std::map<std::pair<OpKind, int32_t>, uint64_t> numbers_;
-
-  mutable std::mutex trials_mutex_;  // guards what follows
-  std::optional<Machine> machine_;
-  std::optional<BytesGiven> before_trials_;  // while they run
-  BytesGiven in_trials_;                     // that are over
 
   std::unique_ptr<Lifeline> lifeline_;
   std::thread thread_;  // last: it uses all of the above

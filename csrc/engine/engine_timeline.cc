@@ -1,4 +1,4 @@
-// What the engine tells its timeline.
+// What the engine tells its timeline of its work.
 #include <algorithm>
 #include <numeric>
 
@@ -14,28 +14,7 @@ double bits_per_element(const Response& response, size_t i, DType dtype) {
   return 8.0 * coding.mean_bytes(coding.bucket) / coding.bucket;
 }
 
-// Process sets have names of their own.
-std::string row_of(int32_t set, const std::string& name) {
-  return set == 0 ? name : name + " (process set " + std::to_string(set) + ")";
-}
-
 }  // namespace
-
-void Engine::note_arrival(int rank, const Operation& operation) {
-  if (!timeline_->on()) return;
-  timeline_->arrived(row_of(operation.set, operation.name), describe(operation.kind), rank,
-                     Timeline::Clock::now());
-}
-
-void Engine::note_agreement(const std::vector<Response>& responses) {
-  if (!timeline_->on()) return;
-  timeline_->cycle();
-  for (const Response& response : responses) {
-    for (const std::string& name : response.names) {
-      timeline_->agreed(row_of(response.set, name), response.message);
-    }
-  }
-}
 
 // `wire_bytes` of what was fused are shared out by the bits that its elements take.
 void Engine::note_work(const Work& done) {
@@ -52,7 +31,7 @@ void Engine::note_work(const Work& done) {
   for (size_t i = 0; i < entries.size(); ++i) {
     const Operation& o = *entries[i]->operation;
     Timeline::Work work;
-    work.tensor = row_of(response.set, o.name);
+    work.tensor = Timeline::row_of(response.set, o.name);
     work.process_set = static_cast<uint64_t>(response.set);
     work.operation = describe(o.kind);
     work.begin = start;

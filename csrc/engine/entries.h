@@ -30,7 +30,7 @@ struct Outcome {
 
 using Ended = std::pair<Key, Outcome>;
 
-// Many threads add; one at a time, at the engine's helm, finds and ends: what it has found stays.
+// Many threads add; the one that drives the engine finds and ends: what it has found stays.
 class Entries {
  public:
   // False when the name is taken.

@@ -31,7 +31,7 @@ struct Work {
   uint64_t wire_bytes;
 };
 
-// Used at the engine's helm, but for done().
+// Used by the thread that drives the engine, but for done().
 class Executor {
  public:
   using Note = std::function<void(const Work&)>;

@@ -11,8 +11,8 @@
 
 namespace qsgd {
 
-// Sets are changed, and their operations used, at the engine's helm alone; any thread asks for
-// ranks.
+// Sets are changed, and their operations used, by the thread that drives the engine alone; any
+// thread asks for ranks.
 class ProcessSets {
  public:
   // Set 0 is everyone, through `whole`, which must outlive this.

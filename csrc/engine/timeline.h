@@ -36,6 +36,11 @@ class Timeline {
 
   explicit Timeline(int rank) : rank_(rank) {}
 
+  // What a tensor is called here: process sets have names of their own.
+  static std::string row_of(int32_t set, const std::string& name) {
+    return set == 0 ? name : name + " (process set " + std::to_string(set) + ")";
+  }
+
   // Writes to `path` until stop(); times count from `zero`. Throws a usage error when one is being
   // written already, or the file cannot be.
   void start(const std::string& path, bool mark_cycles, Clock::time_point zero);

@@ -167,7 +167,7 @@ def test_unnamed_calls_are_numbered_and_may_follow_each_other(table, engine):
 
 
 def test_they_make_steps_too_whose_waits_are_not_seen(table, engine):
-    texts = [text(kind="allreduce", name="w")]
+    texts = [text(kind="allreduce", name="w", lasting=True)]
     array = np.ones(4, np.float32)
     for _ in range(3):
         run(table, texts, [array], [array])

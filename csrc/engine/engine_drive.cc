@@ -1,4 +1,4 @@
-// A thread of the program at the helm: it waits for one operation, and carries it out meanwhile.
+// A thread of the program that drives the engine while it waits for one operation.
 #include <utility>
 
 #include "engine/engine.h"
@@ -14,14 +14,14 @@ constexpr std::chrono::milliseconds kPatience{1};
 constexpr unsigned kFreeLooks = 64;
 constexpr size_t kMostBytes = size_t{16} << 20;
 
-thread_local bool at_helm = false;
+thread_local bool drives_here = false;
 
-class AtHelm {
+class Driving {
  public:
-  AtHelm() { at_helm = true; }
-  ~AtHelm() { at_helm = false; }
-  AtHelm(const AtHelm&) = delete;
-  AtHelm& operator=(const AtHelm&) = delete;
+  Driving() { drives_here = true; }
+  ~Driving() { drives_here = false; }
+  Driving(const Driving&) = delete;
+  Driving& operator=(const Driving&) = delete;
 };
 
 bool is_all(const std::vector<Response>& responses, const Operation& operation) {
@@ -33,20 +33,20 @@ bool is_all(const std::vector<Response>& responses, const Operation& operation) 
 
 }  // namespace
 
-void Engine::check_not_performing(const char* call) {
-  if (!at_helm) return;
+void Engine::check_not_driving(const char* call) {
+  if (!drives_here) return;
   throw usage_error(
       std::string(call) +
       " by a handler of signals, in the midst of another operation, which cannot go "
       "on before the handler returns; set a flag there, and look at it between steps");
 }
 
-void Engine::take_turns_for(const Operation& operation, Handle& handle,
-                            const std::function<bool()>& interrupted) {
+void Engine::drive_until_done(const Operation& operation, Handle& handle,
+                              const std::function<bool()>& interrupted) {
   if (operation.size_bytes() > kMostBytes) return;
-  const std::unique_lock<std::mutex> helm(helm_, std::try_to_lock);
-  if (!helm) return;
-  const AtHelm here;
+  const std::unique_lock<std::mutex> alone(driving_, std::try_to_lock);
+  if (!alone) return;
+  const Driving here;
   const Waiting waiting(handle);
   const Interruptible waits(interrupted);
   unsigned looks = 0;
@@ -54,10 +54,10 @@ void Engine::take_turns_for(const Operation& operation, Handle& handle,
   Backoff backoff;
   try {
     while (!handle.done() && !abort_->raised()) {
-      const bool busy = turn();
-      if (measures_next_) return;
-      if (!agreed_.empty()) {
-        if (!is_all(agreed_, operation)) return;
+      const bool busy = make_progress();
+      if (agreement_.measures_next()) return;
+      if (!agreement_.agreed().empty()) {
+        if (!is_all(agreement_.agreed(), operation)) return;
         carry_out_agreed();
       } else if (busy) {
         backoff.reset();
@@ -69,7 +69,7 @@ void Engine::take_turns_for(const Operation& operation, Handle& handle,
       }
     }
   } catch (const std::exception& error) {
-    fall(error.what());
+    end_job(error.what());
   }
 }
 
