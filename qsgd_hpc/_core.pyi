@@ -225,18 +225,14 @@ class Group:
     def size(self) -> int: ...
 
 class OperationFields(TypedDict, total=False):
-    """What an operation consists of; see csrc/engine/operation.h."""
+    """What an operation consists of beside its kind; see csrc/engine/operation.h."""
 
-    kind: str
-    name: str
-    process_set: int
     dtype: str
     shape: Sequence[int]
     root: int
     splits: Sequence[int]
     ranks: Sequence[int]
     group: Group | None
-    op: str
     prescale: float
     postscale: float
     coding: Coding | None
@@ -246,8 +242,16 @@ class OperationFields(TypedDict, total=False):
 class Operation:
     """What is to be done with one tensor, on all ranks alike."""
 
-    def __init__(self, **fields: Unpack[OperationFields]) -> None: ...
-    def replaced(self, **fields: Unpack[OperationFields]) -> Operation:
+    def __init__(
+        self,
+        *,
+        kind: str,
+        name: str = "",
+        process_set: int = 0,
+        op: str = "sum",
+        **fields: Unpack[OperationFields],
+    ) -> None: ...
+    def replaced(self, **fields: Any) -> Operation:
         """Return the operation with other values of some fields."""
     def text(self) -> bytes:
         """Return it as a framework's graph keeps it: without commas or spaces."""

@@ -15,8 +15,9 @@ from qsgd_hpc.process_sets import ProcessSet, global_process_set, require_member
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from typing_extensions import Unpack
 
-    from qsgd_hpc._core import Coding
+    from qsgd_hpc._core import OperationFields
 
 __all__ = [
     "Adasum",
@@ -119,7 +120,7 @@ def member_names(name: str, count: int) -> list[str]:
     return [f"{name}.{i}" for i in range(count)]
 
 
-_NO_TENSOR: dict[str, Any] = {"shape": [0], "dtype": "uint8"}
+_NO_TENSOR: OperationFields = {"shape": [0], "dtype": "uint8"}
 
 
 class _Now(threading.local):
@@ -148,7 +149,7 @@ def operation(
     process_set: ProcessSet = global_process_set,
     *,
     op: Op = Sum,
-    **fields: Any,
+    **fields: Unpack[OperationFields],
 ) -> Operation:
     """Return what the core is told of an operation; it may be started again and again.
 
@@ -192,16 +193,13 @@ def _of(
     kind: str,
     name: str | None,
     process_set: ProcessSet,
-    **fields: Any,
+    *,
+    op: Op = Sum,
+    **fields: Unpack[OperationFields],
 ) -> Operation:
-    return operation(
-        kind,
-        f"{kind}.{label(kind, name, process_set)}",
-        process_set,
-        shape=list(tensor.shape),
-        dtype=tensor.dtype,
-        **fields,
-    )
+    text = f"{kind}.{label(kind, name, process_set)}"
+    fields["shape"], fields["dtype"] = list(tensor.shape), tensor.dtype
+    return operation(kind, text, process_set, op=op, **fields)
 
 
 def allreduce(
@@ -210,33 +208,16 @@ def allreduce(
     *,
     name: str | None,
     op: Op,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    coding: Coding | None = None,
-    check_finite: bool = False,
-    lasting: bool | None = None,
     process_set: ProcessSet = global_process_set,
-    group: Group | None = None,
     result: Result,
+    **fields: Unpack[OperationFields],
 ) -> Handle:
     """Start reducing ``source`` over the ranks into ``target`` (which may be the same memory).
 
-    ``lasting`` says whether the name comes again, so that the engine keeps what it learns of it;
-    by default every given name does.
+    By default every given name counts as one that comes again.
     """
-    what = _of(
-        source,
-        "allreduce",
-        name,
-        process_set,
-        op=op,
-        prescale=prescale,
-        postscale=postscale,
-        coding=coding,
-        check_finite=check_finite,
-        lasting=name is not None if lasting is None else lasting,
-        group=group,
-    )
+    fields.setdefault("lasting", name is not None)
+    what = _of(source, "allreduce", name, process_set, op=op, **fields)
     return start(what, source, target, result=result)
 
 
@@ -313,26 +294,15 @@ def reducescatter(
     *,
     name: str | None,
     op: Op,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
     process_set: ProcessSet = global_process_set,
-    group: Group | None = None,
     result: Making,
+    **fields: Unpack[OperationFields],
 ) -> Handle:
     """Start reducing ``source`` over the ranks; each gets its share of the rows of the result.
 
     The rows are cut as evenly as possible, and the first ranks get one more.
     """
-    what = _of(
-        source,
-        "reducescatter",
-        name,
-        process_set,
-        op=op,
-        prescale=prescale,
-        postscale=postscale,
-        group=group,
-    )
+    what = _of(source, "reducescatter", name, process_set, op=op, **fields)
     return _making(what, source, result)
 
 
