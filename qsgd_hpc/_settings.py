@@ -27,7 +27,6 @@ _AGREED = (
     "QSGD_MIN_ELEMENTS",
     "QSGD_SEED",
     "QSGD_ALGORITHM",
-    "QSGD_HIERARCHICAL_ALLREDUCE",
     "QSGD_PLANNER",
     "QSGD_AUTOTUNE",
     "QSGD_NONFINITE",
@@ -91,8 +90,8 @@ def engine_config(
     import qsgd_hpc._core as _core
 
     algorithm = settings["QSGD_ALGORITHM"]
-    if algorithm == "auto" and settings["QSGD_HIERARCHICAL_ALLREDUCE"] and shares_memory:
-        algorithm = "hierarchical"
+    if not shares_memory and not env.is_set("QSGD_ALGORITHM", twins=False):
+        algorithm = "auto"  # Horovod's variable asks for memory that the ranks of a node share
     return _core.EngineConfig(
         seed=settings["QSGD_SEED"],
         fusion_bytes=settings["QSGD_FUSION_BYTES"],

@@ -172,7 +172,7 @@ def space_as_set(size: int) -> Space:
     Bits are tried only under QSGD_NMSE_BUDGET, which says how many are enough.
     """
     coded = env.get("QSGD_BITS") not in (None, 32)
-    if env.is_set("QSGD_ALGORITHM") or env.get("QSGD_HIERARCHICAL_ALLREDUCE"):
+    if env.is_set("QSGD_ALGORITHM", twins=False) or env.get("QSGD_ALGORITHM") != "auto":
         algorithms: tuple[str, ...] = ()
     elif coded:
         # Gathering all codes takes memory and bytes by the number of ranks.

@@ -112,6 +112,10 @@ def _timeline_twin(text: str) -> str | None:
     return None if text == "DYNAMIC" else text
 
 
+def _hierarchical(text: str) -> str | None:
+    return "hierarchical" if flag(text) else None
+
+
 def _never(text: str) -> float | None:
     return 0.0 if flag(text) else None
 
@@ -148,7 +152,8 @@ class Variable:
     """One row: how to parse it, what it is when unset, what it does, and Horovod's names for it.
 
     The docstring of `parse` says which values there are; docs/settings.md shows it. `horovods` is
-    what it is when unset in a script that has imported ``horovod``, where that differs.
+    what it is when unset in a script that has imported ``horovod``, where that differs. Those that
+    are `of_jobs` are set by ``run`` and the scripts of jobs, and not by users.
     """
 
     parse: Callable[[str], Any]
@@ -156,6 +161,7 @@ class Variable:
     what: str
     twins: tuple[Twin, ...] = ()
     horovods: Any = None
+    of_jobs: bool = False
 
 
 ALGORITHMS = (
@@ -207,6 +213,13 @@ TABLE: dict[str, Variable] = {
         _one_of(*ALGORITHMS),
         "auto",
         "allreduce of uncompressed gradients, or of compressed ones if it is a compressed one",
+        (
+            Twin(
+                "HOROVOD_HIERARCHICAL_ALLREDUCE",
+                _hierarchical,
+                "1 asks for `hierarchical` where the ranks of a node share memory",
+            ),
+        ),
     ),
     "QSGD_PLANNER": Variable(
         _planner,
@@ -243,12 +256,6 @@ TABLE: dict[str, Variable] = {
         "tensors that ranks announce by number once they have agreed on them; 0: none",
         (Twin("HOROVOD_CACHE_CAPACITY"),),
     ),
-    "QSGD_HIERARCHICAL_ALLREDUCE": Variable(
-        flag,
-        False,
-        "reducing within each node first, whatever the size; off: where it is expected to pay",
-        (Twin("HOROVOD_HIERARCHICAL_ALLREDUCE"),),
-    ),
     "QSGD_AUTOTUNE": Variable(
         flag,
         False,
@@ -276,11 +283,8 @@ TABLE: dict[str, Variable] = {
     "QSGD_TIMELINE_ALL_RANKS": Variable(
         flag, False, "a timeline file for each rank, and one of all, instead of rank 0's alone"
     ),
-    "QSGD_TIMELINE_MARK_CYCLES": Variable(
-        flag,
-        False,
-        "marks in the timeline where the engine begins a cycle",
-        (Twin("HOROVOD_TIMELINE_MARK_CYCLES"),),
+    "HOROVOD_TIMELINE_MARK_CYCLES": Variable(
+        flag, False, "`start_timeline(mark_cycles=True)`, for the timeline of `QSGD_TIMELINE`"
     ),
     "QSGD_NONFINITE": Variable(
         _one_of("error", "warn", "propagate"),
@@ -336,7 +340,8 @@ TABLE: dict[str, Variable] = {
     "QSGD_RANKS": Variable(
         _at_least(int, 1),
         None,
-        "ranks that were started together; run and job scripts set it, and init compares it",
+        "ranks that were started together, which init compares",
+        of_jobs=True,
     ),
     "QSGD_ALLOW_SINGLETON": Variable(
         flag,
@@ -348,18 +353,16 @@ TABLE: dict[str, Variable] = {
         _at_least(float, 0), 22.0, "seconds that ranks have to end once one has failed (run)"
     ),
     "QSGD_RUN_FUNCTION": Variable(
-        str, None, "where a rank fetches its function; qsgd_hpc.run sets it"
+        str, None, "where a rank of `qsgd_hpc.run` fetches its function", of_jobs=True
     ),
     "QSGD_DATA": Variable(str, None, "folder that holds the tutorials' data sets"),
     "QSGD_HOME": Variable(str, "~/.qsgd-hpc", "where jobs and measured machines are kept"),
     "QSGD_PLAN_CACHE": Variable(
         flag, True, "plan with what an earlier job of the same site, MPI and layout has measured"
     ),
-    "QSGD_JOB_DIR": Variable(
-        str, None, "folder of the job that this process is of; its job script sets it"
-    ),
+    "QSGD_JOB_DIR": Variable(str, None, "folder of the job that this process is of", of_jobs=True),
     "QSGD_ATTEMPT": Variable(
-        _at_least(int, 0), 0, "jobs of the same training that came before; the job script sets it"
+        _at_least(int, 0), 0, "jobs of the same training that came before", of_jobs=True
     ),
     "QSGD_SITE": Variable(str, None, "site profile to use instead of detecting one"),
     "QSGD_ACCOUNT": Variable(str, None, "account (project) that pays for submitted jobs"),
@@ -371,10 +374,11 @@ TABLE: dict[str, Variable] = {
 }
 
 
-def is_set(name: str, environ: Mapping[str, str] | None = None) -> bool:
+def is_set(name: str, environ: Mapping[str, str] | None = None, *, twins: bool = True) -> bool:
     """Tell whether the variable, or its twin, is in the environment and not empty."""
     found = os.environ if environ is None else environ
-    return any(found.get(each) for each in (name, *(twin.name for twin in TABLE[name].twins)))
+    names = [name, *(twin.name for twin in TABLE[name].twins if twins)]
+    return any(found.get(each) for each in names)
 
 
 def get(name: str, environ: Mapping[str, str] | None = None) -> Any:

@@ -81,7 +81,7 @@ def start_as_set(context: Context) -> None:
         (
             env.get("QSGD_TIMELINE"),
             env.get("QSGD_TIMELINE_ALL_RANKS"),
-            env.get("QSGD_TIMELINE_MARK_CYCLES"),
+            env.get("HOROVOD_TIMELINE_MARK_CYCLES"),
         )
     )
     if path is not None:

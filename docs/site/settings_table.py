@@ -23,6 +23,8 @@ def settings() -> str:
     """Return the table of this package's variables."""
     lines = ["| variable | what it sets | values | default |", "|---|---|---|---|"]
     for name, row in env.TABLE.items():
+        if row.of_jobs or not name.startswith("QSGD_"):
+            continue
         default = "" if row.default in (None, ()) else f"`{_said(row.default)}`"
         if row.horovods is not None:
             default += f"; `{_said(row.horovods)}` where the script imports `horovod`"
@@ -40,10 +42,19 @@ def _said(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def of_jobs() -> str:
+    """Return the table of those that users do not set."""
+    lines = ["| variable | what it tells |", "|---|---|"]
+    lines += [f"| `{name}` | {row.what} |" for name, row in env.TABLE.items() if row.of_jobs]
+    return "\n".join(lines)
+
+
 def twins() -> str:
     """Return the table of Horovod's variables."""
     here: dict[str, list[str]] = defaultdict(list)
     for name, row in env.TABLE.items():
+        if not name.startswith("QSGD_"):
+            here[name].append(row.what)
         for twin in row.twins:
             here[twin.name].append(f"`{name}`" + (f" ({twin.remark})" if twin.remark else ""))
     lines = ["| Horovod's variable | here |", "|---|---|"]
@@ -53,7 +64,7 @@ def twins() -> str:
 
 def page(text: str) -> str:
     """Return the page with its tables as they should be."""
-    tables = {"settings": settings, "twins": twins}
+    tables = {"settings": settings, "of_jobs": of_jobs, "twins": twins}
     return TABLE.sub(lambda m: f"{m[1]}\n{tables[m[2]]()}\n\n{m[3]}", text)
 
 

@@ -48,8 +48,10 @@ def test_hierarchical_allreduce_gives_way_to_a_named_algorithm(configured, varia
 
 
 def test_nothing_is_reduced_within_nodes_that_share_no_memory(configured):
-    config = configured(shares_memory=False, QSGD_HIERARCHICAL_ALLREDUCE="1")
+    config = configured(shares_memory=False, HOROVOD_HIERARCHICAL_ALLREDUCE="1")
     assert config["algorithm"] == "auto"
+    config = configured(shares_memory=False, QSGD_ALGORITHM="ring")
+    assert config["algorithm"] == "ring"
 
 
 @pytest.mark.parametrize(("level", "heard"), [("trace", True), ("warning", True), ("off", False)])
