@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qsgd_hpc._core import Coding
 
 __all__ = [
+    "KINDS",
     "Elias",
     "Lossy",
     "MinMax",
@@ -35,6 +36,10 @@ FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
 FEEDBACK_BITS = 2
 # What the planner begins with where bits are open; the core knows what else it may take.
 MOST_AUTO_BITS = 8
+
+
+KINDS: dict[str, type[Lossy]] = {}
+"""Every code by its name."""
 
 
 def _from(name: str) -> Any:
@@ -68,11 +73,16 @@ class Lossy(ABC):
     nmse_budget: float | None = _from("QSGD_NMSE_BUDGET")
 
     scheme: ClassVar[str]
+    """What the core calls it, ``hvd.Compression`` and QSGD_SCHEME."""
     biased: ClassVar[bool] = False
     feedback_bits: ClassVar[int] = FEEDBACK_BITS
     """At so few bits one code loses more than half of what it carries."""
     varies: ClassVar[bool] = False
     """Whether the length of a code depends on the gradient."""
+
+    def __init_subclass__(cls) -> None:
+        if "scheme" in vars(cls):
+            KINDS[cls.scheme] = cls
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", as_rules(self.rules))
@@ -331,11 +341,6 @@ class TopK(Lossy):
 
     def _codec(self) -> dict[str, Any]:
         return {"scheme": self.scheme, "k": max(1, round(self.ratio * self.bucket_size))}
-
-
-KINDS: dict[str, type[Lossy]] = {
-    kind.scheme: kind for kind in (Qsgd, MinMax, Nuqsgd, TernGrad, Sign, TopK, Elias)
-}
 
 
 def from_environment() -> Lossy | None:

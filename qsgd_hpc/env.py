@@ -79,6 +79,13 @@ def _weight_bits(text: str) -> int:
     return int(text)
 
 
+def _scheme(text: str) -> str:
+    """a code, such as qsgd or topk."""
+    from qsgd_hpc.compression import KINDS  # which reads this table
+
+    return _one_of(*KINDS)(text)
+
+
 def _planner(text: str) -> str:
     """on, off, advise."""
     if text.strip().lower() == "advise":
@@ -183,7 +190,7 @@ TABLE: dict[str, Variable] = {
         "bits per element of the weights that FSDP2 gathers, in scripts that say nothing of it",
     ),
     "QSGD_SCHEME": Variable(
-        _one_of("qsgd", "minmax", "nuqsgd", "terngrad", "sign", "topk", "elias"),
+        _scheme,
         None,
         "code for a DistributedOptimizer that names no compression; unset: qsgd",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
-from qsgd_hpc.compression import Elias, MinMax, Nuqsgd, Qsgd, Sign, TernGrad, TopK
+from qsgd_hpc.compression import KINDS
 
 __all__ = ["CastCompressor", "Choices", "Compressor", "NoneCompressor"]
 
@@ -67,15 +67,24 @@ class CastCompressor(ABC):
         return cls.cast(tensor, context)
 
 
-class Choices:
-    """The choices for ``compression=``; a framework's own adds fp16 and bf16."""
+class _Named(type):
+    """Gives a class an attribute for every code, by its name."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name in KINDS:
+            return KINDS[name]
+        raise AttributeError(f"there is no Compression.{name}; choose one of {', '.join(dir(cls))}")
+
+    def __dir__(cls) -> list[str]:
+        own = [name for name in super().__dir__() if not name.startswith("_") and name != "mro"]
+        return sorted({*own, *KINDS})
+
+
+class Choices(metaclass=_Named):
+    """The choices for ``compression=``: ``qsgd(bits=4)`` and its kin, or none.
+
+    Each code is a class of :mod:`qsgd_hpc.compression`. A framework's own choices add fp16 and
+    bf16.
+    """
 
     none = NoneCompressor
-    qsgd = Qsgd
-    """``Compression.qsgd(bits=4, bucket_size=512, norm="max")``; see :class:`Qsgd`."""
-    minmax = MinMax
-    nuqsgd = Nuqsgd
-    elias = Elias
-    terngrad = TernGrad
-    sign = Sign
-    topk = TopK

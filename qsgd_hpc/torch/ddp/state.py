@@ -31,7 +31,7 @@ class QSGDState:
             scheme fixes.
         error_feedback: add what coding has lost to what is sent next. Takes float32 host memory of
             the gradients' size, and an n-th of it more on n ranks.
-        scheme: a code of docs/compression.md: qsgd, minmax, nuqsgd, terngrad, sign or topk.
+        scheme: a code of docs/compression.md, such as qsgd or topk.
         named_parameters: ``model.named_parameters()``, for rules by name and checkpoints by name.
         seed: of the rounding noise, equal on every rank; None takes QSGD_SEED.
         start_step: reductions of each parameter that stay exact before compression begins.
