@@ -123,7 +123,11 @@ class GradientReducer(Claim):
     def _start(self, parameters: Sequence[torch.Tensor]) -> dict[torch.Tensor, Any]:
         if len(parameters) == 1:  # the usual case, once per parameter and step
             (parameter,) = parameters
-            return {parameter: self._start_one(parameter, self._taken(parameter), None)}
+            gradient = self._taken(parameter)
+            prepared = self._prepared.get(parameter)
+            if prepared is None or prepared.dtype != gradient.dtype or gradient.is_sparse:
+                return {parameter: self._start_one(parameter, gradient, None)}
+            return {parameter: prepared.start(gradient)}
         gradients = {p: self._taken(p) for p in parameters}
         dense = [p for p, gradient in gradients.items() if not self._travels_sparse(gradient)]
         group = None

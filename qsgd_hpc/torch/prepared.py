@@ -54,31 +54,31 @@ class GradientAllreduce:
         Inf is delivered, too, before the wait of its handle raises. Returns something with a
         ``wait``.
         """
-        if self._in_place and gradient.is_cpu and gradient.is_contiguous():
-            return self._start_in_place(gradient, group)
-        return self._start_by_way(gradient, group)
-
-    def _start_in_place(self, gradient: torch.Tensor, group: Group | None) -> Any:
-        """Start it with as little Python as can be: this runs for every parameter in every step."""
+        # As little Python as can be: this runs for every parameter in every step.
+        if not (self._in_place and gradient.is_cpu and gradient.is_contiguous()):
+            return self._start_by_way(gradient, group)
         if self._operation is None or group != self._group:
-            reduction = self._reduction
             self._group = group
-            self._operation = ops.operation(
-                "allreduce",
-                f"allreduce.{self._name}",
-                reduction.process_set,
-                shape=self._shape,
-                dtype=name_of(self.dtype),
-                op=reduction.op,
-                prescale=reduction.prescale,
-                postscale=reduction.postscale,
-                coding=self._coding,
-                lasting=True,
-                check_finite=True,
-                group=group,
-            )
+            self._operation = self._described(group)
         pointer = gradient.data_ptr()
         return basics.context().engine.start(self._operation, pointer, pointer, gradient)
+
+    def _described(self, group: Group | None) -> Operation:
+        reduction = self._reduction
+        return ops.operation(
+            "allreduce",
+            f"allreduce.{self._name}",
+            reduction.process_set,
+            shape=self._shape,
+            dtype=name_of(self.dtype),
+            op=reduction.op,
+            prescale=reduction.prescale,
+            postscale=reduction.postscale,
+            coding=self._coding,
+            lasting=True,
+            check_finite=True,
+            group=group,
+        )
 
     def _start_by_way(self, gradient: torch.Tensor, group: Group | None) -> Handle:
         """Start it on what a compressor, the device or the layout makes of the gradient."""
