@@ -23,3 +23,17 @@ def test_excerpts_are_of_the_sources(excerpt: str) -> None:
 
 def test_there_are_excerpts() -> None:
     assert len(EXCERPTS) == 4
+
+
+def test_calls_of_a_gradients_way_and_files_of_the_page_exist() -> None:
+    rows = re.findall(r"^\|[^|]*\| (`[^|]*) \| `([^`|]*)` \|$", PAGE, flags=re.MULTILINE)
+    assert len(rows) > 15
+    for calls, file in rows:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        for call in re.findall(r"`([\w.:]+)`", calls):
+            name = re.escape(re.split(r"\.|::", call)[-1])
+            scope = call.rpartition("::")[0]
+            pattern = rf"\b{scope}::{name}\(" if scope else rf"\b{name}\("
+            assert re.search(pattern, text), f"{file} has no {call}"
+    for file in re.findall(r"`((?:csrc|qsgd_hpc|tests)/[\w/.]+\.\w+)`", PAGE):
+        assert (ROOT / file).exists(), file
