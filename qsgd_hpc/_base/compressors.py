@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from qsgd_hpc.compression import KINDS
 
-__all__ = ["CastCompressor", "Choices", "Compressor", "NoneCompressor"]
+__all__ = ["CastCompressor", "Choices", "Compressor", "NoneCompressor", "casting"]
 
 
 class Compressor(Protocol):
@@ -39,21 +39,12 @@ class NoneCompressor:
         return tensor
 
 
-class CastCompressor(ABC):
-    """Sends floating tensors in another type."""
+class CastCompressor:
+    """Sends floating tensors in another type; see :func:`casting`."""
 
     target: Any
-    """That type, as the framework calls it."""
-
-    @staticmethod
-    @abstractmethod
-    def is_floating(tensor: Any) -> bool:
-        """Tell whether the tensor has floating elements."""
-
-    @staticmethod
-    @abstractmethod
-    def cast(tensor: Any, dtype: Any) -> Any:
-        """Return the tensor in that type."""
+    is_floating: Callable[[Any], bool]
+    cast: Callable[[Any, Any], Any]
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
@@ -65,6 +56,22 @@ class CastCompressor(ABC):
     def decompress(cls, tensor: Any, context: Any) -> Any:
         """Return the tensor in the type that it had."""
         return cls.cast(tensor, context)
+
+
+def casting(
+    is_floating: Callable[[Any], bool], cast: Callable[[Any, Any], Any], **targets: Any
+) -> list[type[CastCompressor]]:
+    """Return a compressor for each type that travels.
+
+    Args:
+        is_floating: tells whether a tensor has floating elements.
+        cast: returns a tensor in a type.
+        targets: names of the compressors, and the types, as the framework calls them.
+    """
+    how = {"is_floating": staticmethod(is_floating), "cast": staticmethod(cast)}
+    return [
+        type(name, (CastCompressor,), {**how, "target": target}) for name, target in targets.items()
+    ]
 
 
 class _Named(type):

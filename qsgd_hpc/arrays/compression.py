@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from qsgd_hpc._base.compressors import CastCompressor, Choices
+from qsgd_hpc._base.compressors import Choices, casting
 from qsgd_hpc.arrays._memory import is_floating
 from qsgd_hpc.errors import UsageError
 
@@ -24,32 +24,17 @@ def _bfloat16() -> np.dtype[Any]:
     return dtype
 
 
-class _Cast(CastCompressor):
-    @staticmethod
-    def is_floating(tensor: Any) -> bool:
-        """Tell whether the array has floating elements."""
-        return is_floating(tensor.dtype)
-
-    @staticmethod
-    def cast(tensor: Any, dtype: Any) -> Any:
-        """Return the array in that type."""
-        return tensor.astype(dtype, copy=False)
+def _cast(array: Any, dtype: Any) -> Any:
+    # bfloat16 not before it is asked for: what has it may not be installed.
+    return array.astype(dtype() if callable(dtype) else dtype, copy=False)
 
 
-class FP16Compressor(_Cast):
-    """Sends floating arrays as float16."""
-
-    target = np.dtype(np.float16)
-
-
-class BF16Compressor(_Cast):
-    """Sends floating arrays as bfloat16."""
-
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """Return the array in bfloat16, if it is floating."""
-        cls.target = _bfloat16()  # not before it is asked for: it may not be installed
-        return super().compress(tensor)
+FP16Compressor, BF16Compressor = casting(
+    lambda array: is_floating(array.dtype),
+    _cast,
+    FP16Compressor=np.dtype(np.float16),
+    BF16Compressor=_bfloat16,
+)
 
 
 class Compression(Choices):

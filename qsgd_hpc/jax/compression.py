@@ -6,40 +6,19 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from qsgd_hpc._base.compressors import CastCompressor, Choices, NoneCompressor
+from qsgd_hpc._base.compressors import Choices, NoneCompressor, casting
 from qsgd_hpc.compression import FLOATING, Lossy
 
 __all__ = ["Compression", "compressor_for"]
 
 
-class _Cast(CastCompressor):
-    @staticmethod
-    def is_floating(tensor: Any) -> bool:
-        """Tell whether the array has floating elements."""
-        return bool(jnp.issubdtype(tensor.dtype, jnp.floating))
-
-    @staticmethod
-    def cast(tensor: Any, dtype: Any) -> Any:
-        """Return the array in that type."""
-        return tensor.astype(dtype)
-
-
-class FP16Compressor(_Cast):
-    """Sends floating arrays as float16."""
-
-    target = jnp.float16
-
-
-class BF16Compressor(_Cast):
-    """Sends floating arrays as bfloat16."""
-
-    target = jnp.bfloat16
-
-
-class _Fp32Compressor(_Cast):
-    """Sends floating arrays as float32."""
-
-    target = jnp.float32
+FP16Compressor, BF16Compressor, _Fp32Compressor = casting(
+    lambda tensor: bool(jnp.issubdtype(tensor.dtype, jnp.floating)),
+    lambda tensor, dtype: tensor.astype(dtype),
+    FP16Compressor=jnp.float16,
+    BF16Compressor=jnp.bfloat16,
+    Fp32Compressor=jnp.float32,
+)
 
 
 class Compression(Choices):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
-from qsgd_hpc._base.compressors import CastCompressor, Choices, Compressor, NoneCompressor
+from qsgd_hpc._base.compressors import Choices, Compressor, NoneCompressor, casting
 
 __all__ = [
     "BF16Compressor",
@@ -16,29 +14,12 @@ __all__ = [
     "NoneCompressor",
 ]
 
-
-class _Cast(CastCompressor):
-    @staticmethod
-    def is_floating(tensor: Any) -> bool:
-        """Tell whether the tensor has floating elements."""
-        return bool(tensor.dtype.is_floating)
-
-    @staticmethod
-    def cast(tensor: Any, dtype: Any) -> Any:
-        """Return the tensor in that type."""
-        return tf.cast(tensor, dtype)
-
-
-class FP16Compressor(_Cast):
-    """Sends floating tensors as float16."""
-
-    target = tf.float16
-
-
-class BF16Compressor(_Cast):
-    """Sends floating tensors as bfloat16."""
-
-    target = tf.bfloat16
+FP16Compressor, BF16Compressor = casting(
+    lambda tensor: bool(tensor.dtype.is_floating),
+    tf.cast,
+    FP16Compressor=tf.float16,
+    BF16Compressor=tf.bfloat16,
+)
 
 
 class Compression(Choices):

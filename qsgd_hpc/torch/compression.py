@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from qsgd_hpc._base.compressors import CastCompressor, Choices, Compressor, NoneCompressor
+from qsgd_hpc._base.compressors import Choices, Compressor, NoneCompressor, casting
 
 __all__ = [
     "BF16Compressor",
@@ -16,29 +14,12 @@ __all__ = [
     "NoneCompressor",
 ]
 
-
-class _Cast(CastCompressor):
-    @staticmethod
-    def is_floating(tensor: Any) -> bool:
-        """Tell whether the tensor has floating elements."""
-        return bool(tensor.is_floating_point())
-
-    @staticmethod
-    def cast(tensor: Any, dtype: Any) -> Any:
-        """Return the tensor in that type."""
-        return tensor.to(dtype)
-
-
-class FP16Compressor(_Cast):
-    """Sends floating tensors as float16."""
-
-    target = torch.float16
-
-
-class BF16Compressor(_Cast):
-    """Sends floating tensors as bfloat16."""
-
-    target = torch.bfloat16
+FP16Compressor, BF16Compressor = casting(
+    lambda tensor: bool(tensor.is_floating_point()),
+    lambda tensor, dtype: tensor.to(dtype),
+    FP16Compressor=torch.float16,
+    BF16Compressor=torch.bfloat16,
+)
 
 
 class Compression(Choices):
