@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -41,7 +40,7 @@ class SentBook {
 
   std::vector<OperationPtr> operations_;  // by number
   uint64_t written_ = 0;
-  std::map<Key, uint16_t> lines_;
+  KeyMap<uint16_t> lines_;
   // The same by their addresses: an operation that was prepared is the same one in every step.
   std::unordered_map<const Operation*, uint16_t> prepared_;
 };
@@ -77,7 +76,7 @@ class NameBook {
 
   std::vector<Key> keys_;  // by number
   uint64_t written_ = 0;
-  std::map<Key, uint16_t> numbers_;  // on rank 0
+  KeyMap<uint16_t> numbers_;  // on rank 0
 };
 
 }  // namespace qsgd

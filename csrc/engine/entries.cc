@@ -61,7 +61,7 @@ void Entries::end(std::vector<Ended> ended) {
 }
 
 void Entries::fail_all(const std::string& message) {
-  std::map<Key, Entry> entries;
+  KeyMap<Entry> entries;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     entries.swap(entries_);

@@ -1,7 +1,6 @@
 // The operations that this rank has under way, by process set and name.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -48,7 +47,7 @@ class Entries {
 
  private:
   mutable std::mutex mutex_;
-  std::map<Key, Entry> entries_;
+  KeyMap<Entry> entries_;
 };
 
 }  // namespace qsgd

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,15 @@
 namespace qsgd {
 
 using Key = std::pair<int32_t, std::string>;  // of an operation: process set and name
+
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    return std::hash<std::string>()(key.second) + static_cast<size_t>(key.first);
+  }
+};
+template <class Value>
+using KeyMap = std::unordered_map<Key, Value, KeyHash>;
+
 using Numbers = std::vector<int64_t>;
 
 enum class OpKind : uint8_t {
