@@ -33,8 +33,8 @@ def test_what_keras_promises_holds_on_real_ranks(run_suite, backend, ranks):
     run_suite(ranks, "tests/keras", KERAS_BACKEND=backend)
 
 
-def _accuracy(run_ranks, ranks, data, *arguments):
-    done = run_ranks(ranks, LESSON, *arguments, timeout_s=1500)
+def _accuracy(run_ranks, ranks, data, *arguments, **environ):
+    done = run_ranks(ranks, LESSON, *arguments, timeout_s=1500, **environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(f"{data}: "), done.stdout
     return float(re.findall(r"Test accuracy: ([\d.]+)", done.stdout)[-1])
@@ -53,4 +53,5 @@ def test_the_lesson_reaches_98_5_percent_on_mnist(run_ranks, ranks):
     folder = Path(os.environ.get("QSGD_DATA", "/nowhere"))
     if not (folder / "mnist" / "train-images-idx3-ubyte.gz").is_file():
         pytest.skip("needs the 60,000 MNIST images: point QSGD_DATA at the folder of mnist/")
-    assert _accuracy(run_ranks, ranks, "mnist", "--epochs", "4") >= 0.985
+    four = ("--epochs", "4")
+    assert _accuracy(run_ranks, ranks, "mnist", *four, QSGD_DATA=str(folder)) >= 0.985
