@@ -22,6 +22,8 @@ class Adapter(ABC):
 
     word = "tensor"
     """What the framework calls one."""
+    conversion = "to()"
+    """The call that gives one another type."""
     reduces_complex = False
     """Whether complex elements can be added: each as two floats."""
 

@@ -57,7 +57,7 @@ def buffer_of(adapter: Adapter, host: Any) -> ops.Buffer:
     if name not in KNOWN:
         raise UsageError(
             f"{adapter.word}s of {given} cannot be reduced; convert it to one of "
-            f"{', '.join(sorted(KNOWN))} first"
+            f"{', '.join(sorted(KNOWN))} first, with {adapter.conversion}"
         )
     return ops.Buffer(adapter.address(host), shape, name, host)
 

@@ -91,6 +91,7 @@ class Arrays(Adapter):
     """Of numpy."""
 
     word = "array"
+    conversion = "astype()"
 
     def on_host(self, tensor: Array) -> Array:
         return np.asarray(tensor, order="C")
