@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "collectives/reduce.h"
+#include "engine/operation.h"
 #include "quant/codec.h"
 
 void bind_engine(pybind11::module_& m);
@@ -23,6 +23,7 @@ void bind_bucket(pybind11::module_& m);
 qsgd::DType parse_dtype(const std::string& name);
 qsgd::Generator parse_generator(const std::string& name);
 qsgd::ReduceOp parse_op(const std::string& name);
+qsgd::OpKind parse_kind(const std::string& name);
 
 // How to code, or None for no compression.
 using OptionalSpec = std::optional<qsgd::CodecSpec>;

@@ -18,16 +18,6 @@ namespace py = pybind11;
 namespace qsgd {
 namespace {
 
-OpKind parse_kind(const std::string& name) {
-  std::string known;
-  for (int i = 0; i < kOpKinds; ++i) {
-    const auto kind = static_cast<OpKind>(i);
-    if (name == describe(kind)) return kind;
-    known += (known.empty() ? "" : ", ") + std::string(describe(kind));
-  }
-  throw usage_error("unknown operation '" + name + "'; known are " + known);
-}
-
 // Values of fields, from Python and back.
 
 template <class T>

@@ -18,6 +18,17 @@ T look_up(const char* what, const std::string& name,
   throw qsgd::usage_error("unknown " + std::string(what) + " '" + name + "'; known are " + known);
 }
 
+// All values of an enumeration, by the names that describe() gives them.
+template <class T, int N>
+std::array<std::pair<const char*, T>, N> described() {
+  std::array<std::pair<const char*, T>, N> all;
+  for (int i = 0; i < N; ++i) {
+    const auto value = static_cast<T>(i);
+    all[static_cast<size_t>(i)] = {describe(value), value};
+  }
+  return all;
+}
+
 }  // namespace
 
 qsgd::DType parse_dtype(const std::string& name) {
@@ -31,12 +42,11 @@ qsgd::DType parse_dtype(const std::string& name) {
 }
 
 qsgd::ReduceOp parse_op(const std::string& name) {
-  std::array<std::pair<const char*, qsgd::ReduceOp>, qsgd::kReduceOps> all;
-  for (int i = 0; i < qsgd::kReduceOps; ++i) {
-    const auto op = static_cast<qsgd::ReduceOp>(i);
-    all[static_cast<size_t>(i)] = {describe(op), op};
-  }
-  return look_up("reduction", name, all);
+  return look_up("reduction", name, described<qsgd::ReduceOp, qsgd::kReduceOps>());
+}
+
+qsgd::OpKind parse_kind(const std::string& name) {
+  return look_up("operation", name, described<qsgd::OpKind, qsgd::kOpKinds>());
 }
 
 qsgd::Generator parse_generator(const std::string& name) {
