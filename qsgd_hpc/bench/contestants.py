@@ -65,13 +65,15 @@ def engine(core: Engine, bits: int = PLAIN_BITS, coding: Coding | None = None) -
     if coding is not None and coding.error_feedback:
         what += " feedback"
     operation: Operation | None = None
+    array: Floats | None = None
+    pointer = 0
 
     def run(x: Floats) -> int | None:
-        nonlocal operation
-        if operation is not None and list(operation.shape) == [x.size]:
-            core.start(operation, x.ctypes.data, x.ctypes.data, x, now=True).wait()
+        nonlocal operation, array, pointer
+        if operation is not None and array is x:
+            core.start(operation, pointer, pointer, x, now=True).wait()
             return None
-        operation = _sum_of(what, x, coding)
+        operation, array, pointer = _sum_of(what, x, coding), x, x.ctypes.data
         before = _sent(core)
         run(x)
         return _sent(core) - before
