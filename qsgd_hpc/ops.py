@@ -45,7 +45,6 @@ __all__ = [
     "ranks_of",
     "reducescatter",
     "run_now",
-    "start",
     "synchronize",
 ]
 
@@ -168,14 +167,8 @@ def operation(
     )
 
 
-def start(
-    what: Operation, source: Buffer, target: Buffer | None = None, *, result: Result
-) -> Handle:
-    """Start an operation on a tensor; ``target`` is where its result goes, if not to new memory."""
-    return Handle([_start(what, source, target)], result)
-
-
 def _start(what: Operation, source: Buffer, target: Buffer | None) -> Any:
+    """Start an operation on a tensor; ``target`` is where its result goes, if not to new memory."""
     into, owner = (target.pointer, target.owner) if target else (0, None)
     return basics.context().engine.start(what, source.pointer, into, (source.owner, owner), _now.on)
 
@@ -218,7 +211,7 @@ def allreduce(
     """
     fields.setdefault("lasting", name is not None)
     what = _of(source, "allreduce", name, process_set, op=op, **fields)
-    return start(what, source, target, result=result)
+    return Handle([_start(what, source, target)], result)
 
 
 def broadcast(
@@ -234,7 +227,7 @@ def broadcast(
     ``root_rank`` counts all ranks of the job, whatever the set.
     """
     what = _of(target, "broadcast", name, process_set, root=root_rank)
-    return start(what, target, target, result=result)
+    return Handle([_start(what, target, target)], result)
 
 
 def allgather(

@@ -258,10 +258,7 @@ def start_allgather(
         name=name,
         process_set=process_set,
         group=group,
-        result=lambda received: (
-            adapter.delivered(adapter.taken(received, host), tensor),
-            received.rows,
-        ),
+        result=_with_rows(adapter, host, tensor),
     )
 
 
@@ -301,10 +298,14 @@ def start_alltoall(
         splits=splits,
         name=name,
         process_set=process_set,
-        result=lambda received: (
-            adapter.delivered(adapter.taken(received, host), tensor),
-            received.rows,
-        ),
+        result=_with_rows(adapter, host, tensor),
+    )
+
+
+def _with_rows(adapter: Adapter, host: Any, tensor: Any) -> ops.Making:
+    return lambda received: (
+        adapter.delivered(adapter.taken(received, host), tensor),
+        received.rows,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +15,7 @@ from qsgd_hpc.errors import UsageError
 __all__ = ["TENSORS", "name_of"]
 
 
+@functools.cache
 def name_of(dtype: torch.dtype) -> str:
     """Return a type's name as the core and numpy spell it."""
     return str(dtype).removeprefix("torch.")
