@@ -128,6 +128,47 @@ def test_runs_at_once_never_meet(python: str, tmp_path: Path) -> None:
         assert out == f"sum {2 * 10**number}\n" * 2
 
 
+# Averages over a group that is registered for the memory of GPUs alone, as NCCL's is, beside gloo.
+CARRIED = """
+import json, sys, torch, torch.distributed as dist
+from unittest import mock
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.torch.ddp import QSGDState
+
+dist.init_process_group(sys.argv[1])
+state = QSGDState(None, 4, seed=3)
+flat = torch.randn(3000, generator=torch.Generator().manual_seed(dist.get_rank()))
+bucket = mock.Mock()
+bucket.buffer.return_value = flat
+bucket.parameters.return_value = [torch.nn.Parameter(torch.zeros(50, 60))]
+state.require_way(flat)
+state.reduce(bucket).wait()
+owed = state.global_state_dict()["parameters"]["0"]["owed"]
+said = ""
+try:
+    QSGDState(dist.new_group([0, 1], backend="cuda:gloo"), 4).require_way(flat)
+except UsageError as refused:
+    said = str(refused)
+print(json.dumps([float(flat.sum()), float(owed.abs().sum()), state.sent_bytes, said]), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_codes_find_a_way_where_the_group_carries_no_host_memory(run_ranks, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "average.py"
+    path.write_text(CARRIED)
+    answers = {}
+    for backend in ("gloo", "cuda:gloo"):
+        done = run_ranks(2, str(path), backend)
+        assert done.returncode == 0, done.stderr
+        answers[backend] = places(done.stdout)
+        assert answers[backend][0] == answers[backend][1]
+    assert answers["cuda:gloo"] == answers["gloo"]
+    said = answers["gloo"][0][3]
+    assert "backend='gloo' over the same ranks" in said
+
+
 # Trains three times: as DDP does by itself, with a hook of torch's own, and as a static graph.
 THRICE = """
 import json, torch, torch.distributed as dist

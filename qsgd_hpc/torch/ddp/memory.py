@@ -12,11 +12,11 @@ import torch
 from qsgd_hpc import _core
 from qsgd_hpc._core import Coding
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.torch._groups import HOST
 
 __all__ = ["Memory", "Slot"]
 
 Saved = dict[str, dict[str, Any]]
-_HOST = torch.device("cpu")
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Memory:
         *,
         rank: int,
         size: int,
-        device: torch.device = _HOST,
+        device: torch.device = HOST,
     ) -> None:
         """Give a slot the residuals that its coding needs, in the device's memory.
 

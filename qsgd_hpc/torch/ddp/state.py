@@ -12,7 +12,7 @@ from qsgd_hpc import _core, env, gpu
 from qsgd_hpc.compression import KINDS, Lossy, Qsgd
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import Rule
-from qsgd_hpc.torch._groups import say, why_not_carried
+from qsgd_hpc.torch._groups import host_carrier, say, why_not_carried
 from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan, serves
 from qsgd_hpc.torch.ddp.memory import Memory
 from qsgd_hpc.torch.ddp.pipeline import Job, Pipeline
@@ -69,6 +69,7 @@ class QSGDState:
 
     def _forget_group(self) -> None:
         self._place: Place | None = None
+        self._host_carrier: Any = None
         self._pipeline: Pipeline | None = None
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._device_plans: dict[tuple[Any, ...], DevicePlan] = {}
@@ -86,11 +87,10 @@ class QSGDState:
             alone.set_result(flat)
             return alone
         self._follow_scale()
-        group = self._group()
-        if (library := serves(flat, self.compression, group)) is not None:
+        if (library := serves(flat, self.compression, self._group())) is not None:
             device_plan = self._device_plan(bucket.parameters(), flat, place, library)
-            return device_plan.start(flat, group)
-        pipeline = self._start_pipeline(group, flat.device)
+            return device_plan.start(flat, self._group())
+        pipeline = self._start_pipeline(flat.device)
         plan = self._plan(bucket.parameters(), flat, place)
         job = Job(plan, staged(flat, plan.pinned), future_for(flat))
         result = job.result()
@@ -98,17 +98,22 @@ class QSGDState:
         return result
 
     def require_way(self, gradient: torch.Tensor) -> None:
-        """Check that what is like this can travel, before the first backward pass needs it.
+        """See to it that what is like this can travel; all ranks of the group call it together.
 
         Raises:
             UsageError: neither kernels nor the host can code it for this process group.
         """
-        group = self._group()
-        if serves(gradient, self.compression, group) is None:
-            _check_carrier(group)
+        if serves(gradient, self.compression, self._group()) is None:
+            self._carry_codes()
 
     def _group(self) -> Any:
         return self.process_group or dist.group.WORLD
+
+    def _carry_codes(self) -> Any:
+        """Return the group that codes travel over between hosts' memories."""
+        if self._host_carrier is None:
+            self._host_carrier = host_carrier(self._group())
+        return self._host_carrier
 
     def _join_group(self) -> Place:
         if self._place is None:
@@ -124,12 +129,11 @@ class QSGDState:
             self._place = Place(rank, size, self.seed, _core.Workers(self._threads))
         return self._place
 
-    def _start_pipeline(self, group: Any, device: torch.device) -> Pipeline:
+    def _start_pipeline(self, device: torch.device) -> Pipeline:
         if self._pipeline is None:
-            _check_carrier(group)
             if device.type != "cpu":
                 say(_through_the_host(device, self.compression))
-            self._pipeline = Pipeline(group)
+            self._pipeline = Pipeline(self._carry_codes())
         return self._pipeline
 
     def _device_plan(
@@ -203,10 +207,14 @@ class QSGDState:
             ``owed`` (float32, shape (elements,)), what all means so far lack in sum; and ``scale``.
         """
         self._count_steps()
-        group, place = self._group(), self._join_group()
-        parameters = self._memory.global_state_dict(
-            place.size, lambda tensor: dist.all_reduce(tensor, group=group)
-        )
+        size = self._join_group().size
+
+        def sum_up(residual: torch.Tensor) -> None:
+            coded_here = why_not_carried(self._group(), residual.device) is not None
+            group = self._carry_codes() if coded_here else self._group()
+            dist.all_reduce(residual, group=group)
+
+        parameters = self._memory.global_state_dict(size, sum_up)
         return {"scale": self._scale, "parameters": parameters}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -226,15 +234,6 @@ class QSGDState:
         self.__dict__.update(saved, process_group=None, scaler=None, _memory=Memory(None))
         self._forget_group()
         self.load_state_dict(state)
-
-
-def _check_carrier(group: Any) -> None:
-    if (reason := why_not_carried(group, torch.device("cpu"))) is not None:
-        raise UsageError(
-            "QSGDState: codes travel between hosts' memories, which this process group does not "
-            f"carry ({reason}). Call init_process_group() without a backend, or with "
-            "'cpu:gloo,cuda:nccl'; or give QSGDState a group of backend='gloo' over the same ranks"
-        )
 
 
 def _through_the_host(device: torch.device, compression: Lossy) -> str:

@@ -16,7 +16,12 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 
 from qsgd_hpc.compression import FLOATING, Lossy
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.torch._groups import all_gather_single, reduce_scatter_single, why_not_carried
+from qsgd_hpc.torch._groups import (
+    HOST,
+    all_gather_single,
+    reduce_scatter_single,
+    why_not_carried,
+)
 from qsgd_hpc.torch.fsdp.codec import Key, ShardCodec
 from qsgd_hpc.torch.fsdp.layout import Part
 from qsgd_hpc.torch.ops._tensors import name_of
@@ -239,8 +244,7 @@ def _exchange(
 
 def _carrier(device: torch.device, group: dist.ProcessGroup) -> torch.device:
     """Return whose memory the group carries: the host's, where messages are made, or a device's."""
-    host = torch.device("cpu")
-    return host if why_not_carried(group, host) is None else device
+    return HOST if why_not_carried(group, HOST) is None else device
 
 
 def _bytes(tensor: torch.Tensor) -> int:
