@@ -21,6 +21,7 @@ from torch import nn
 KIND, BITS, STEPS, SAVE = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 LOAD = sys.argv[5] if len(sys.argv) > 5 else None
 SIZE = int(os.environ.get("WORLD_SIZE", "1"))
+HERE = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 EACH = 16
 
 
@@ -130,7 +131,8 @@ def by_lightning() -> Any:
         callbacks = [QSGDCallback(BITS)]
     sharded = KIND == "lightning-fsdp"
     trainer = Trainer(
-        accelerator="cpu", devices=SIZE, max_steps=STEPS, callbacks=callbacks,
+        accelerator="cpu", devices=HERE, num_nodes=SIZE // HERE, max_steps=STEPS,
+        callbacks=callbacks,
         strategy=ModelParallelStrategy(SIZE, 1) if sharded else "ddp",
         accumulate_grad_batches=2,
         precision="bf16-mixed" if KIND == "lightning-bf16" else "32-true",
@@ -146,7 +148,7 @@ def by_lightning() -> Any:
 def by_fabric() -> Any:
     from lightning.fabric import Fabric
 
-    fabric = Fabric(accelerator="cpu", devices=SIZE, strategy="ddp")
+    fabric = Fabric(accelerator="cpu", devices=HERE, num_nodes=SIZE // HERE, strategy="ddp")
     fabric.launch()
     net = Net()
     model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), 0.1))

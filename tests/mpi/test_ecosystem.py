@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.mpi.ecosystem import KINDS, SCRIPT, STEPS, WRAPPED, printed, under_torchrun
 from tests.processes import without_settings
 
 for library in ("lightning", "transformers", "accelerate"):
     pytest.importorskip(library, reason="make ecosystem")
 
-SCRIPT = str(Path(__file__).with_name("ecosystem_script.py"))
-WRAPPED = ("lightning", "fabric", "accelerate", "trainer")  # under DDP
-KINDS = ("ddp", "fsdp", "titan", "lightning-fsdp", "lightning-bf16", *WRAPPED)
-STEPS = "12"
-
 
 def lines(done: subprocess.CompletedProcess[str], ranks: int) -> list[Any]:
-    """Return what a rank has printed, but for its rank; all have printed the same."""
     assert done.returncode == 0, done.stderr[-3000:]
-    # torchrun's processes may print on one line.
-    printed = sorted(map(json.loads, re.findall(r'\[\d+, \d+, [^\[\]]*"[^\[\]]*\]', done.stdout)))
-    assert [line[0] for line in printed] == [*range(ranks)], done.stdout
-    assert all(line[1:] == printed[0][1:] for line in printed), "the replicas differ"
-    return printed[0][1:]
+    return printed(done.stdout, ranks)
 
 
 @pytest.mark.timeout(900)
@@ -44,16 +32,39 @@ def test_four_bits_learn_what_32_do_as_under_torchrun(run_ranks, tmp_path: Path,
     assert loss < 2.25  # it begins at 2.32
     assert other != digest
     assert coded == pytest.approx(loss, abs=2e-3)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    theirs = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", SCRIPT, kind, "32", STEPS, str(tmp_path / "theirs")],
-        env={**without_settings(), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert lines(theirs, 2) == runs["32"]
+    for bits, run in runs.items():
+        assert run == under_torchrun(kind, bits)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_on_hosts_of_their_own_train_as_under_torchrun(
+    hosts_of_their_own: None, run_ranks, tmp_path: Path, kind: str
+) -> None:
+    options = ("--network", "1gbit", SCRIPT, kind, "4", STEPS, str(tmp_path / "saved"))
+    assert lines(run_ranks(2, *options), 2) == under_torchrun(kind, "4")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_trains_as_under_torchrun(python: str, tmp_path: Path, kind: str) -> None:
+    def job(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [python, "-m", "qsgd_hpc", *words],
+            cwd=tmp_path,
+            env={**without_settings(), "QSGD_HOME": str(tmp_path / "home")},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+
+    size = ("--site", "local", "--ranks-per-node", "2")
+    submitted = job("submit", *size, SCRIPT, kind, "32", STEPS, str(tmp_path / "saved"))
+    assert submitted.returncode == 0, submitted.stderr
+    ended = job("wait", "local-1")
+    assert ended.returncode == 0, ended.stdout + job("logs", "local-1").stdout
+    assert lines(job("logs", "local-1"), 2) == under_torchrun(kind, "32")
 
 
 @pytest.mark.one_mpi

@@ -17,6 +17,7 @@ from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs import JobRequest, JobState, registry
 from qsgd_hpc.jobs.events import read_events
+from tests.mpi.ecosystem import KINDS, SCRIPT, STEPS, printed, under_torchrun
 from tests.processes import until
 from tests.slurm.bed import Bed
 
@@ -176,6 +177,24 @@ def test_a_script_for_torchrun_trains_on_two_nodes(bed: Bed, site: str) -> None:
             [str(rank), "8", str(rank % 4), "4", str(rank // 4)] for rank in range(8)
         ]
         assert len({line.split()[5] for line in ranks}) == 1
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_script_of_each_kind_trains_on_two_nodes_as_under_torchrun(bed: Bed, kind: str) -> None:
+    for library in ("lightning", "transformers", "accelerate"):
+        pytest.importorskip(library, reason="make ecosystem")
+    at_once = {
+        bits: jobs.submit(
+            JobRequest(Path(SCRIPT), (kind, bits, STEPS, bits), nodes=2, ranks_per_node=1)
+        )
+        for bits in ("32", "4")
+    }
+    for bits, job in at_once.items():
+        (done,) = ended(job.id)
+        text = done.log_path.read_text()
+        assert done.state is JobState.COMPLETED, text
+        assert printed(text, 2) == under_torchrun(kind, bits)
 
 
 def test_arguments_reach_the_script_as_given_and_execute_nothing(bed: Bed) -> None:
