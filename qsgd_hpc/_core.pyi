@@ -284,6 +284,8 @@ class Engine:
         ``now`` the caller has nothing to do but wait: its thread carries the operation out itself
         where it can, and the handle is mostly done when it comes back.
         """
+    def start_all(self, operations: Sequence[tuple[Operation, int, int, object]]) -> list[Handle]:
+        """Start several at once, each with what :meth:`start` takes of it."""
     def watch(self, peers: Sequence[tuple[int, int, str]], grace_s: float) -> None: ...
     def start_timeline(
         self, path: str, mark_cycles: bool = False, zero_s: float | None = None

@@ -7,6 +7,9 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "bindings/engine.h"
 #include "engine/handle.h"
@@ -131,11 +134,15 @@ bool handler_raised() {
   return PyErr_CheckSignals() != 0;
 }
 
+TensorMemory memory_of(std::uintptr_t source, std::uintptr_t target, py::object keep) {
+  return {reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target),
+          hold(std::move(keep))};
+}
+
 std::shared_ptr<Handle> start(Engine& engine, const std::shared_ptr<Operation>& operation,
                               std::uintptr_t source, std::uintptr_t target, py::object keep,
                               bool now) {
-  TensorMemory memory{reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target),
-                      hold(std::move(keep))};
+  TensorMemory memory = memory_of(source, target, std::move(keep));
   if (!now) return engine.start(operation, std::move(memory));
   std::shared_ptr<Handle> handle;
   {
@@ -144,6 +151,17 @@ std::shared_ptr<Handle> start(Engine& engine, const std::shared_ptr<Operation>& 
   }
   if (PyErr_Occurred() != nullptr) throw py::error_already_set();
   return handle;
+}
+
+using Start = std::tuple<std::shared_ptr<Operation>, std::uintptr_t, std::uintptr_t, py::object>;
+
+std::vector<std::shared_ptr<Handle>> start_all(Engine& engine, const std::vector<Start>& given) {
+  std::vector<std::pair<OperationPtr, TensorMemory>> operations;
+  operations.reserve(given.size());
+  for (const auto& [operation, source, target, keep] : given) {
+    operations.emplace_back(operation, memory_of(source, target, keep));
+  }
+  return engine.start_all(std::move(operations));
 }
 
 void bind_handle(py::module_& m) {
@@ -225,4 +243,5 @@ void bind_start(qsgd::EngineClass& engine) {
   using py::arg;
   engine.def("start", &qsgd::start, arg("operation"), arg("source") = 0, arg("target") = 0,
              arg("keep") = py::none(), arg("now") = false);
+  engine.def("start_all", &qsgd::start_all, arg("operations"));
 }

@@ -55,26 +55,49 @@ std::shared_ptr<Handle> Engine::start(OperationPtr operation, TensorMemory memor
   std::shared_ptr<Handle> handle;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (abort_->raised()) abort_->set_noticed();
-    abort_->check();
-    check_fit(*operation);
-    handle = std::make_shared<Handle>(abort_, std::move(memory.keep), timeline_, waits_);
-    if (!entries_.add({operation, memory.in, memory.out, handle})) {
-      throw usage_error("tensor '" + operation->name +
-                        "' is already being worked on; wait for its handle first, or give each "
-                        "operation a name of its own");
-    }
-    if (operation->kind == OpKind::kAllreduce && operation->lasting) {
-      steps_.started(*operation, caller.foreign);
-    }
-    fresh_.push_back({operation});
-    news_.store(true, std::memory_order_release);
+    handle = enter(operation, std::move(memory), caller.foreign);
   }
   // Members of a group wait for one another.
   if (caller.waits && !operation->group) {
     drive_until_done(*operation, *handle, caller.interrupted);
   }
   if (!handle->done()) changed_.notify_all();  // the engine's thread goes on with it
+  return handle;
+}
+
+std::vector<std::shared_ptr<Handle>> Engine::start_all(
+    std::vector<std::pair<OperationPtr, TensorMemory>> operations) {
+  check_not_driving("an operation was submitted");
+  for (auto& [operation, memory] : operations) {
+    if (operation->name.empty()) operation = named(*operation);
+  }
+  std::vector<std::shared_ptr<Handle>> handles;
+  handles.reserve(operations.size());
+  const auto wake = [this](void*) { changed_.notify_all(); };
+  const std::unique_ptr<void, decltype(wake)> woken(this, wake);  // also where one is refused
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [operation, memory] : operations) {
+    handles.push_back(enter(std::move(operation), std::move(memory), /*foreign=*/false));
+  }
+  return handles;
+}
+
+// With mutex_ held.
+std::shared_ptr<Handle> Engine::enter(OperationPtr operation, TensorMemory memory, bool foreign) {
+  if (abort_->raised()) abort_->set_noticed();
+  abort_->check();
+  check_fit(*operation);
+  auto handle = std::make_shared<Handle>(abort_, std::move(memory.keep), timeline_, waits_);
+  if (!entries_.add({operation, memory.in, memory.out, handle})) {
+    throw usage_error("tensor '" + operation->name +
+                      "' is already being worked on; wait for its handle first, or give each "
+                      "operation a name of its own");
+  }
+  if (operation->kind == OpKind::kAllreduce && operation->lasting) {
+    steps_.started(*operation, foreign);
+  }
+  fresh_.push_back({std::move(operation)});
+  news_.store(true, std::memory_order_release);
   return handle;
 }
 

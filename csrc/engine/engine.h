@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/agreement.h"
@@ -90,6 +91,10 @@ class Engine {
   // check() refuses.
   std::shared_ptr<Handle> start(OperationPtr operation, TensorMemory memory,
                                 const Caller& caller = {});
+  // Several at once, in their order; the engine is woken once for all. Where one is refused, those
+  // before it have been started.
+  std::vector<std::shared_ptr<Handle>> start_all(
+      std::vector<std::pair<OperationPtr, TensorMemory>> operations);
   // Throws a usage error where this thread carries out what it waits for (see Caller), as a handler
   // of signals may find it. `call` says what it did: "shutdown() was called".
   static void check_not_driving(const char* call);
@@ -141,6 +146,7 @@ class Engine {
   int size() const { return transport_->size(); }
 
  private:
+  std::shared_ptr<Handle> enter(OperationPtr operation, TensorMemory memory, bool foreign);
   void check_fit(const Operation& operation) const;
   OperationPtr named(Operation operation);
   void run();

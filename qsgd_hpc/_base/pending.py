@@ -53,22 +53,19 @@ class PendingGradients:
 
     Args:
         passes: backward passes whose gradients add up before one reduction.
-        start: starts the reductions of these parameters' gradients together, and returns a handle
-            for each.
-        size_bytes: called when a parameter is ready, for the size of its gradient.
+        start: called with parameters and whether they are a group; starts the reductions of their
+            gradients, and returns a handle for each.
     """
 
     def __init__(
         self,
         *,
         passes: int,
-        start: Callable[[Sequence[Any]], Mapping[Any, Any]],
-        size_bytes: Callable[[Any], int] = lambda _: BATCH_BYTES,
+        start: Callable[[Sequence[Any], bool], Mapping[Any, Any]],
     ) -> None:
         self._seen: dict[Any, int] = {}
         self.set_passes(passes)
         self._start = start
-        self._size_bytes = size_bytes
         self._batch: list[Any] = []
         self._batch_bytes = 0
         self._groups: dict[Any, Sequence[Any]] = {}
@@ -95,11 +92,12 @@ class PendingGradients:
         """
         self._groups = {key: group for group in groups for key in group}
 
-    def ready(self, key: Any, *, anew: bool = False) -> None:
+    def ready(self, key: Any, size_bytes: int, *, anew: bool = False) -> None:
         """Note that a backward pass has completed this parameter's gradient.
 
         Args:
             key: the parameter.
+            size_bytes: of the gradient.
             anew: the gradient does not add to those of earlier passes, which have been discarded.
         Raises:
             UsageError: more backward passes than promised since the last step.
@@ -121,15 +119,15 @@ class PendingGradients:
         group = self._groups.get(key)
         if group is None:
             self._batch.append(key)
-            self._batch_bytes += self._size_bytes(key)
+            self._batch_bytes += size_bytes
             if self._batch_bytes >= BATCH_BYTES:
                 self._start_batch()
         elif all(self._seen.get(member) == self.passes for member in group):
-            self._handles.update(self._start(group))
+            self._handles.update(self._start(group, True))
 
     def _start_batch(self) -> None:
-        for key in self._batch:
-            self._handles.update(self._start((key,)))
+        if self._batch:
+            self._handles.update(self._start(self._batch, False))
         self._batch.clear()
         self._batch_bytes = 0
 
@@ -165,7 +163,7 @@ class PendingGradients:
             members = [m for m in group if m in taking_part and m not in self._handles]
             for member in members:
                 missing(member)
-            self._handles.update(self._start(members))
+            self._handles.update(self._start(members, True))
 
     def _wait(self) -> NonFiniteGradientError | None:
         return wait_for_all(self._handles.values())

@@ -27,8 +27,9 @@ class Claim:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._parameters: set[torch.Tensor] = set()
-        self._rivals: dict[torch.Tensor, list[weakref.ref[Claim]]] = {}
+        # By their ids: to hash a tensor takes a call of Python's, and this is asked for every one.
+        self._parameters: dict[int, torch.Tensor] = {}
+        self._rivals: dict[int, list[weakref.ref[Claim]]] = {}
         self.dropped = False
         """Whether the optimizer is gone."""
         _CLAIMS[next(_NUMBERS)] = self
@@ -44,17 +45,17 @@ class Claim:
 
         Call it on every rank alike: to end a reduction takes all ranks.
         """
-        new = set(parameters) - self._parameters
+        new = {id(p): p for p in parameters if id(p) not in self._parameters}
         if not new:
             return
         for other in [each for each in _CLAIMS.values() if each is not self]:
-            common = new & other._parameters
+            common = new.keys() & other._parameters.keys()
             if common:
                 other.settle()
                 self._share(common, other)
         self._parameters |= new
 
-    def _share(self, parameters: set[torch.Tensor], other: Claim) -> None:
+    def _share(self, parameters: Iterable[int], other: Claim) -> None:
         if other in _LEFT:
             _LEFT.remove(other)
         if other.dropped:
@@ -67,7 +68,7 @@ class Claim:
         """Tell whether another optimizer that exists steps this parameter, too."""
         if not self._rivals:  # as good as always, and asked for every gradient
             return False
-        rivals = (rival() for rival in self._rivals.get(parameter, ()))
+        rivals = (rival() for rival in self._rivals.get(id(parameter), ()))
         return any(rival is not None and not rival.dropped for rival in rivals)
 
     @property

@@ -17,7 +17,7 @@ from qsgd_hpc.errors import NonFiniteGradientError, UsageError
 from qsgd_hpc.ops import Group, Handle
 from qsgd_hpc.torch.claims import Claim
 from qsgd_hpc.torch.naming import name_parameters
-from qsgd_hpc.torch.prepared import GradientAllreduce
+from qsgd_hpc.torch.prepared import GradientAllreduce, ParameterGradient
 from qsgd_hpc.torch.sparse import Layouts, refuse_nonfinite, start_sparse
 from qsgd_hpc.torch.step_mark import mark_step
 
@@ -55,13 +55,8 @@ class GradientReducer(Claim):
         owned = list(self._owned())
         self.names = name_parameters(owned, named_parameters)
         self.groups = partition(owned, groups)
-        self._prepared: dict[torch.Tensor, GradientAllreduce] = {}
-        self._reduced: dict[torch.Tensor, torch.Tensor] = {}
-        self._summed: dict[torch.Tensor, torch.Tensor | None] = {}  # what passes have added up in
-        self._hooks: dict[torch.Tensor, Any] = {}
-        self.pending = PendingGradients(
-            passes=passes, start=self._start, size_bytes=self._size_bytes
-        )
+        self._gradients: dict[int, ParameterGradient] = {}  # of hooked parameters, by their ids
+        self.pending = PendingGradients(passes=passes, start=self._start)
         self.prefix = prefix or gradient_prefix(reduction.process_set)
         self._layouts = Layouts(f"layouts.{self.prefix}", reduction)
         self._job = weakref.ref(basics.context())
@@ -90,18 +85,22 @@ class GradientReducer(Claim):
         if self.alone:
             return  # nothing to average, and nothing to pay
         for parameter in self._owned():
-            if parameter.requires_grad and parameter not in self._hooks:
+            if parameter.requires_grad and id(parameter) not in self._gradients:
                 self._hook(parameter)
 
     def _hook(self, parameter: torch.Tensor) -> None:
-        self.names.setdefault(parameter, f"added.{len(self.names)}")
+        name = self.names.setdefault(parameter, f"added.{len(self.names)}")
+        self._gradients[id(parameter)] = ParameterGradient(parameter, name)
         register: Any = parameter.register_post_accumulate_grad_hook
-        self._hooks[parameter] = register(_hook(weakref.ref(self)))
+        register(_hook(weakref.ref(self)))
+
+    def _hooked(self, parameters: Iterable[torch.Tensor]) -> list[ParameterGradient]:
+        """Return what is remembered of those of the parameters that take a gradient now."""
+        hooked = ((self._gradients.get(id(p)), p) for p in parameters)
+        return [each for each, p in hooked if each is not None and p.requires_grad]
 
     def _regroup(self) -> None:
-        self.pending.set_groups(
-            [p for p in group if p.requires_grad and p in self._hooks] for group in self.groups
-        )
+        self.pending.set_groups(map(self._hooked, self.groups))
 
     def on_gradient(self, parameter: torch.Tensor) -> None:
         """Act on a gradient that a backward pass has completed."""
@@ -109,93 +108,67 @@ class GradientReducer(Claim):
             return
         self.forget_ended_job()
         self.fresh = True
-        if not self.is_shared(parameter):
-            self.pending.ready(parameter, anew=self._is_new(parameter))
-
-    def _is_new(self, parameter: torch.Tensor) -> bool:
-        """Tell whether a gradient adds to none of earlier passes, as after model.zero_grad()."""
-        if self.pending.passes == 1:
-            return False
-        before = self._summed.get(parameter)
-        self._summed[parameter] = parameter.grad
-        return parameter.grad is not before
-
-    def _start(self, parameters: Sequence[torch.Tensor]) -> dict[torch.Tensor, Any]:
-        if len(parameters) == 1:  # the usual case, once per parameter and step
-            (parameter,) = parameters
-            gradient = self._taken(parameter)
-            prepared = self._prepared.get(parameter)
-            if prepared is None or prepared.dtype != gradient.dtype or gradient.is_sparse:
-                return {parameter: self._start_one(parameter, gradient, None)}
-            return {parameter: prepared.start(gradient)}
-        gradients = {p: self._taken(p) for p in parameters}
-        dense = [p for p, gradient in gradients.items() if not self._travels_sparse(gradient)]
-        group = None
-        if len(dense) > 1:
-            group = Group(f"{self.prefix}group.{self.names[dense[0]]}", len(dense))
-        return {p: self._start_one(p, gradient, group) for p, gradient in gradients.items()}
+        if self.is_shared(parameter):
+            return
+        each = self._gradients[id(parameter)]
+        before, gradient = each.taken, each.take()
+        size_bytes = BATCH_BYTES if self._travels_sparse(gradient) else each.nbytes
+        # As after model.zero_grad(), a gradient may add to none of earlier passes.
+        self.pending.ready(each, size_bytes, anew=gradient is not before)
 
     def _travels_sparse(self, gradient: torch.Tensor) -> bool:
         return gradient.is_sparse and not self._reduction.sparse_as_dense
 
-    def _size_bytes(self, parameter: torch.Tensor) -> int:
-        gradient = self._gradient(parameter)
-        return BATCH_BYTES if self._travels_sparse(gradient) else parameter.nbytes
+    def _start(
+        self, members: Sequence[ParameterGradient], together: bool
+    ) -> dict[ParameterGradient, Any]:
+        """Start reducing gradients, as a group or each for itself."""
+        if together and len(members) > 1:
+            dense = [each for each in members if not self._travels_sparse(each.gradient)]
+            group = None
+            if len(dense) > 1:
+                group = Group(f"{self.prefix}group.{dense[0].name}", len(dense))
+            return {each: self._start_one(each, group) for each in members}
+        started, batch = {}, {}
+        for each in members:
+            gradient = each.gradient
+            operation = each.allreduce and each.allreduce.operation_on(gradient)
+            if operation is None:  # something is to be prepared, or made of the gradient
+                started[each] = self._start_one(each, None)
+            else:
+                pointer = gradient.data_ptr()
+                batch[each] = operation, pointer, pointer, gradient
+        handles = basics.context().engine.start_all(list(batch.values()))
+        started.update(zip(batch, handles, strict=True))
+        return started
 
-    def _taken(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the gradient that was there when it became ready."""
-        taken = self._reduced.get(parameter)
-        return self._gradient(parameter) if taken is None else taken
-
-    def _gradient(self, parameter: torch.Tensor) -> torch.Tensor:
-        gradient = parameter.grad
-        assert gradient is not None
-        self._reduced[parameter] = gradient
-        return gradient
-
-    def _start_one(
-        self, parameter: torch.Tensor, gradient: torch.Tensor, group: Group | None
-    ) -> Any:
+    def _start_one(self, each: ParameterGradient, group: Group | None) -> Any:
+        gradient = each.gradient
         if self._travels_sparse(gradient):
-            return self._start_sparse(parameter, gradient)
-        if gradient.is_sparse:
-            return self._start_densified(parameter, gradient, group)
-        return self._start_dense(parameter, gradient, group)
-
-    def _start_dense(
-        self, parameter: torch.Tensor, gradient: torch.Tensor, group: Group | None
-    ) -> Any:
-        prepared = self._prepared.get(parameter)
-        if prepared is None or prepared.dtype != gradient.dtype:
-            name = self.names[parameter]
-            prepared = self._prepared[parameter] = GradientAllreduce(
-                self.prefix + name, name, gradient.shape, gradient.dtype, self._reduction
-            )
-        return prepared.start(gradient, group)
-
-    def _start_densified(
-        self, parameter: torch.Tensor, gradient: torch.Tensor, group: Group | None
-    ) -> Handle:
+            return self._start_sparse(each, gradient)
+        if not gradient.is_sparse:
+            return self._start_dense(each, gradient, group)
         dense = gradient.to_dense()
-        core = self._start_dense(parameter, dense, group)
+        core = self._start_dense(each, dense, group)
         # Some optimizers take sparse gradients alone, on any number of ranks.
         dims = gradient.sparse_dim()
-        return Handle([core], lambda: self._replace(parameter, gradient, dense.to_sparse(dims)))
+        return Handle([core], lambda: each.replace(gradient, dense.to_sparse(dims)))
 
-    def _start_sparse(self, parameter: torch.Tensor, gradient: torch.Tensor) -> Handle:
-        name = self.names[parameter]
+    def _start_dense(
+        self, each: ParameterGradient, gradient: torch.Tensor, group: Group | None
+    ) -> Any:
+        if each.allreduce is None or each.allreduce.dtype != gradient.dtype:
+            each.allreduce = GradientAllreduce(
+                self.prefix + each.name, each.name, gradient.shape, gradient.dtype, self._reduction
+            )
+        return each.allreduce.start(gradient, group)
 
+    def _start_sparse(self, each: ParameterGradient, gradient: torch.Tensor) -> Handle:
         def replace(reduced: torch.Tensor) -> None:
-            self._replace(parameter, gradient, reduced)
-            refuse_nonfinite(reduced, name)
+            each.replace(gradient, reduced)
+            refuse_nonfinite(reduced, each.name)
 
-        return start_sparse(gradient, self.prefix + name, self._reduction).then(replace)
-
-    def _replace(
-        self, parameter: torch.Tensor, gradient: torch.Tensor, reduced: torch.Tensor
-    ) -> None:
-        if parameter.grad is gradient:  # else finish() complains
-            parameter.grad = self._reduced[parameter] = reduced
+        return start_sparse(gradient, self.prefix + each.name, self._reduction).then(replace)
 
     @_disable_dynamo  # where the wrapped optimizer's step is compiled
     def finish(self) -> NonFiniteGradientError | None:
@@ -211,11 +184,11 @@ class GradientReducer(Claim):
         self.forget_ended_job()
         self.adopt()
         try:
-            nonfinite = self._complete([p for p in self._owned() if p in self._hooks])
-            for parameter, gradient in self._reduced.items():
-                if parameter.grad is not gradient:
+            nonfinite = self._complete(self._hooked(self._owned()))
+            for each in self._gradients.values():
+                if each.taken is not None and each.parameter.grad is not each.taken:
                     raise UsageError(
-                        f"the gradient of {self.names[parameter]!r} was replaced between "
+                        f"the gradient of {each.name!r} was replaced between "
                         "backward() and step(), so its average is lost; call "
                         "optimizer.synchronize() before you change gradients"
                     )
@@ -224,11 +197,10 @@ class GradientReducer(Claim):
             self._regroup()
         return nonfinite
 
-    def _complete(self, parameters: Sequence[torch.Tensor]) -> NonFiniteGradientError | None:
-        taking_part = [p for p in parameters if p.requires_grad]
+    def _complete(self, taking_part: Sequence[ParameterGradient]) -> NonFiniteGradientError | None:
         if not self.alone:
             self._layouts.compare(taking_part)
-        return self.pending.finish(taking_part, self._give_gradient)
+        return self.pending.finish(taking_part, ParameterGradient.complete)
 
     @property
     def begun(self) -> bool:
@@ -240,26 +212,23 @@ class GradientReducer(Claim):
         self.forget_ended_job()
         try:
             if self.begun:
-                self._complete(list(self._hooks))
+                self._complete(self._hooked(each.parameter for each in self._gradients.values()))
         finally:
             self.discard()
 
     def discard(self) -> None:
         """Forget the gradients of a step that has ended, or that is not to be."""
         self.pending.forget()
-        self._reduced.clear()
-        self._summed.clear()
+        for each in self._gradients.values():
+            each.taken = None
         self.fresh = False
-
-    def _give_gradient(self, parameter: torch.Tensor) -> None:
-        if parameter.grad is None:
-            parameter.grad = self._layouts.zero_gradient(parameter)
 
     def forget_ended_job(self) -> None:
         """Forget what was under way when the job was shut down, if it has been since."""
         if self._job() is not basics.context():
             self._job = weakref.ref(basics.context())
-            self._prepared.clear()
+            for each in self._gradients.values():
+                each.allreduce = None
             self.discard()
 
     @property

@@ -1,4 +1,4 @@
-"""The allreduce of one parameter's gradients: what is equal in every step is worked out once."""
+"""One parameter's gradients: what is equal in every step is worked out once, and kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc.ops import Group, Handle, Operation
 from qsgd_hpc.torch.ops._tensors import TENSORS, name_of
 
-__all__ = ["GradientAllreduce"]
+__all__ = ["GradientAllreduce", "ParameterGradient"]
 
 
 class GradientAllreduce:
@@ -47,6 +47,22 @@ class GradientAllreduce:
         self._group: Group | None = None
         self._coding = reduction.coding(parameter, shape, name_of(dtype))
 
+    def operation_on(self, gradient: torch.Tensor, group: Group | None = None) -> Operation | None:
+        """Return what the engine does with a gradient as it lies; None: it cannot take it so."""
+        # As little Python as can be: this runs for every parameter in every step.
+        if not (
+            gradient.dtype == self.dtype
+            and self._in_place
+            and not gradient.is_sparse
+            and gradient.is_cpu
+            and gradient.is_contiguous()
+        ):
+            return None
+        if self._operation is None or group != self._group:
+            self._group = group
+            self._operation = self._described(group)
+        return self._operation
+
     def start(self, gradient: torch.Tensor, group: Group | None = None) -> Any:
         """Start replacing a gradient by its reduction; do not touch it before the handle is done.
 
@@ -54,14 +70,11 @@ class GradientAllreduce:
         Inf is delivered, too, before the wait of its handle raises. Returns something with a
         ``wait``.
         """
-        # As little Python as can be: this runs for every parameter in every step.
-        if not (self._in_place and gradient.is_cpu and gradient.is_contiguous()):
+        operation = self.operation_on(gradient, group)
+        if operation is None:
             return self._start_by_way(gradient, group)
-        if self._operation is None or group != self._group:
-            self._group = group
-            self._operation = self._described(group)
         pointer = gradient.data_ptr()
-        return basics.context().engine.start(self._operation, pointer, pointer, gradient)
+        return basics.context().engine.start(operation, pointer, pointer, gradient)
 
     def _described(self, group: Group | None) -> Operation:
         reduction = self._reduction
@@ -92,3 +105,56 @@ class GradientAllreduce:
             check_finite=True,
             in_place=True,
         )
+
+
+class ParameterGradient:
+    """What an optimizer remembers of one parameter's gradients.
+
+    Dictionaries find it by its identity, where to hash a tensor takes a call of Python's.
+    """
+
+    __slots__ = ("allreduce", "name", "nbytes", "parameter", "sparse_dim", "taken")
+
+    def __init__(self, parameter: torch.Tensor, name: str) -> None:
+        self.parameter = parameter
+        self.name = name
+        self.nbytes = parameter.nbytes
+        self.allreduce: GradientAllreduce | None = None
+        self.sparse_dim: int | None = None
+        """Of its gradients on all ranks, 0 where they are dense; None before that is known."""
+        self.taken: torch.Tensor | None = None
+        """The gradient of this step when the latest backward pass had completed it."""
+
+    def take(self) -> torch.Tensor:
+        """Take note of the gradient that is there, and return it."""
+        gradient = self.taken = self.parameter.grad
+        assert gradient is not None
+        return gradient
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """Return the gradient that was there when it was complete."""
+        return self.take() if self.taken is None else self.taken
+
+    def complete(self) -> None:
+        """Take the gradient that is there, or zeros for one that this rank does not have."""
+        if self.parameter.grad is None:
+            self.parameter.grad = self._zeros()
+        self.take()
+
+    def _zeros(self) -> torch.Tensor:
+        parameter, sparse_dim = self.parameter, self.sparse_dim
+        if not sparse_dim:
+            return torch.zeros_like(parameter)
+        shape, device = parameter.shape, parameter.device
+        return torch.sparse_coo_tensor(
+            torch.empty((sparse_dim, 0), dtype=torch.int64, device=device),
+            torch.empty((0, *shape[sparse_dim:]), dtype=parameter.dtype, device=device),
+            shape,
+            check_invariants=False,
+        )
+
+    def replace(self, gradient: torch.Tensor, reduced: torch.Tensor) -> None:
+        """Put a new tensor in the place of a gradient; not where the script has done so."""
+        if self.parameter.grad is gradient:
+            self.parameter.grad = self.taken = reduced

@@ -12,8 +12,9 @@ from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc.errors import NonFiniteGradientError
 from qsgd_hpc.ops import Handle
 from qsgd_hpc.torch.ops import sparse_allreduce_async
+from qsgd_hpc.torch.prepared import ParameterGradient
 
-__all__ = ["Layouts", "start_sparse"]
+__all__ = ["Layouts", "refuse_nonfinite", "start_sparse"]
 
 
 class Layouts:
@@ -31,14 +32,14 @@ class Layouts:
     def __init__(self, name: str, reduction: GradientReduction) -> None:
         self._name = name
         self._reduction = reduction
-        self._sparse_dims: dict[torch.Tensor, int] = {}  # 0: dense
 
-    def compare(self, parameters: Sequence[torch.Tensor]) -> None:
+    def compare(self, gradients: Sequence[ParameterGradient]) -> None:
         """Learn from all ranks; collective, with equal parameters on every rank."""
-        unknown = [p for p in parameters if p not in self._sparse_dims]
+        unknown = [each for each in gradients if each.sparse_dim is None]
         if not unknown:
             return
-        seen = torch.tensor([0 if p.grad is None else 1 + _sparse_dim(p.grad) for p in unknown])
+        mine = [each.parameter.grad for each in unknown]
+        seen = torch.tensor([0 if grad is None else 1 + _sparse_dim(grad) for grad in mine])
         ops.allreduce(
             buffer := ops.Buffer(seen.data_ptr(), seen.shape, "int64", seen),
             buffer,
@@ -48,21 +49,8 @@ class Layouts:
             process_set=self._reduction.process_set,
             result=lambda: None,
         ).wait()
-        known = zip(unknown, seen.tolist(), strict=True)
-        self._sparse_dims.update({p: code - 1 for p, code in known if code})
-
-    def zero_gradient(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a gradient for a parameter that has none on this rank."""
-        sparse_dims = self._sparse_dims.get(parameter, 0)
-        if not sparse_dims:
-            return torch.zeros_like(parameter)
-        shape = parameter.shape
-        return torch.sparse_coo_tensor(
-            torch.empty((sparse_dims, 0), dtype=torch.int64, device=parameter.device),
-            torch.empty((0, *shape[sparse_dims:]), dtype=parameter.dtype, device=parameter.device),
-            shape,
-            check_invariants=False,
-        )
+        for each, code in zip(unknown, seen.tolist(), strict=True):
+            each.sparse_dim = code - 1 if code else None
 
 
 def _sparse_dim(gradient: torch.Tensor) -> int:

@@ -16,30 +16,30 @@ class Done:
 
 @pytest.fixture
 def starts():
-    """Names in the order of their start, and the reductions of gradients of these sizes."""
+    """Names in the order of their start, and their reductions."""
     order: list[str] = []
-    sizes = {"small": 10, "other": 20, "large": BATCH_BYTES, "unused": 5}
 
-    def start(names):
+    def start(names, together):
+        assert not together or len(names) == 1
         order.extend(names)
         return {name: Done() for name in names}
 
-    return order, PendingGradients(passes=1, start=start, size_bytes=sizes.__getitem__)
+    return order, PendingGradients(passes=1, start=start)
 
 
 def test_small_gradients_wait_for_company_and_start_in_order(starts):
     order, pending = starts
-    pending.ready("small")
-    pending.ready("other")
+    pending.ready("small", 10)
+    pending.ready("other", 20)
     assert order == []
     assert pending.any
-    pending.ready("large")
+    pending.ready("large", BATCH_BYTES)
     assert order == ["small", "other", "large"]
 
 
 def test_whoever_waits_starts_what_is_left(starts):
     order, pending = starts
-    pending.ready("other")
+    pending.ready("other", 20)
     missing: list[str] = []
     pending.finish(["small", "other", "unused"], missing.append)
     assert order == ["other", "small", "unused"]
@@ -49,8 +49,8 @@ def test_whoever_waits_starts_what_is_left(starts):
 
 def test_an_ended_step_leaves_nothing_for_the_next(starts):
     order, pending = starts
-    pending.ready("small")
+    pending.ready("small", 10)
     pending.forget()
     assert not pending.any
-    pending.ready("large")
+    pending.ready("large", BATCH_BYTES)
     assert order == ["large"]
