@@ -39,24 +39,12 @@ std::vector<int64_t> even_rows(int64_t rows, int size) {
 
 std::vector<Outcome> Operations::carry_out(const Response& response,
                                            const std::vector<Entry*>& entries) {
-  if (entries.front()->operation->kind == OpKind::kAllreduce) return reduce(response, entries);
+  if (entries.front()->operation->kind == OpKind::kAllreduce) {
+    return reducer_.reduce(response, entries);
+  }
   std::vector<Outcome> outcomes;
   for (const Entry* entry : entries) {
     outcomes.push_back({ErrorKind::kNone, {}, do_one(*entry, response)});
-  }
-  return outcomes;
-}
-
-std::vector<Outcome> Operations::reduce(const Response& response,
-                                        const std::vector<Entry*>& entries) {
-  std::vector<Reducer::Item> items;
-  for (const Entry* entry : entries)
-    items.push_back({entry->operation.get(), entry->in, entry->out});
-  std::vector<Outcome> outcomes;
-  for (std::string& fault :
-       reducer_.reduce(items, response.codings, response.algorithm, response.segment.elements())) {
-    const ErrorKind kind = fault.empty() ? ErrorKind::kNone : ErrorKind::kNonFinite;
-    outcomes.push_back({kind, std::move(fault), {}});
   }
   return outcomes;
 }

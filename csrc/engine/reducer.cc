@@ -1,7 +1,5 @@
 #include "engine/reducer.h"
 
-#include <algorithm>
-
 #include "collectives/hierarchical.h"
 #include "collectives/segments.h"
 #include "common/kept.h"
@@ -48,38 +46,37 @@ Range Reducer::coded_here(size_t count, uint32_t bucket, uint32_t id, int owners
   return owned(count, bucket, id, size(), rank());
 }
 
-std::vector<std::string> Reducer::reduce(const std::vector<Item>& items,
-                                         const std::vector<CodecSpec>& codings, Algorithm algorithm,
-                                         size_t segment) {
+std::vector<Outcome> Reducer::reduce(const Response& response, const std::vector<Entry*>& entries) {
+  const std::vector<CodecSpec>& codings = response.codings;
   const bool coded = !codings.empty();
   KeptOnFailure<Settled> settled;
-  const AlgorithmTraits& traits = traits_of(algorithm);
+  const AlgorithmTraits& traits = traits_of(response.algorithm);
   const int owners = coded && traits.has(kAcross) ? owners_of(*communicator_.node, traits) : 0;
-  std::vector<ReduceTensor> tensors = prepare(items, codings, owners, *settled);
-  const ReduceArgs& args = items.front().operation->args;
+  std::vector<ReduceTensor> tensors = prepare(entries, codings, owners, *settled);
+  const ReduceArgs& args = entries.front()->operation->args;
   exchange_.algorithm = args.op == ReduceOp::kAdasum ? "adasum" : traits.name;
   exchange_.begin = std::chrono::steady_clock::now();
   Pipelining pipelining;
-  pipelining.segment = segment;
+  pipelining.segment = response.segment.elements();
   Communicator communicator = communicator_;
   communicator.pipelining = &pipelining;
-  allreduce(communicator, tensors, args, coded, algorithm, config_.seed);
+  allreduce(communicator, tensors, args, coded, response.algorithm, config_.seed);
   exchange_.end = std::chrono::steady_clock::now();
   exchange_.coding_s = 0;
   for (const ReduceTensor& tensor : tensors) exchange_.coding_s += tensor.coding_s;
-  take_note(items, codings, tensors);
-  return judge(items, tensors);
+  take_note(entries, codings, tensors);
+  return judge(entries, tensors);
 }
 
-std::vector<ReduceTensor> Reducer::prepare(const std::vector<Item>& items,
+std::vector<ReduceTensor> Reducer::prepare(const std::vector<Entry*>& entries,
                                            const std::vector<CodecSpec>& codings, int owners,
                                            Settled& settled) {
   const bool coded = !codings.empty();
   std::vector<ReduceTensor> tensors;
-  for (const Item& item : items) {
-    const Operation& o = *item.operation;
+  for (const Entry* entry : entries) {
+    const Operation& o = *entry->operation;
     const uint32_t step = coded && o.lasting ? steps_[o.name]++ : 0;
-    tensors.push_back({item.in, item.out, o.count(), hash_name(o.name), step});
+    tensors.push_back({entry->in, entry->out, o.count(), hash_name(o.name), step});
     if (coded) tensors.back().spec = codings.at(tensors.size() - 1);
     const double scale =
         o.args.prescale * o.args.postscale / (o.args.op == ReduceOp::kAverage ? size() : 1);
@@ -95,10 +92,10 @@ std::vector<ReduceTensor> Reducer::prepare(const std::vector<Item>& items,
   return tensors;
 }
 
-void Reducer::take_note(const std::vector<Item>& items, const std::vector<CodecSpec>& codings,
+void Reducer::take_note(const std::vector<Entry*>& entries, const std::vector<CodecSpec>& codings,
                         const std::vector<ReduceTensor>& tensors) {
-  for (size_t i = 0; i < items.size(); ++i) {
-    const Operation& o = *items[i].operation;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Operation& o = *entries[i]->operation;
     // On every rank alike, as the result is.
     if (!tensors[i].result_finite && tensors[i].residual) residuals_.forget(o.name);
     if (!o.coding || !o.lasting) continue;
@@ -107,28 +104,26 @@ void Reducer::take_note(const std::vector<Item>& items, const std::vector<CodecS
   }
 }
 
-std::vector<std::string> Reducer::judge(const std::vector<Item>& items,
-                                        const std::vector<ReduceTensor>& tensors) {
-  std::vector<std::string> faults(items.size());
-  if (!items.front().operation->check_finite || config_.nonfinite == NonFinite::kPropagate ||
+std::vector<Outcome> Reducer::judge(const std::vector<Entry*>& entries,
+                                    const std::vector<ReduceTensor>& tensors) {
+  std::vector<Outcome> outcomes(entries.size());
+  if (!entries.front()->operation->check_finite || config_.nonfinite == NonFinite::kPropagate ||
       warned_) {
-    return faults;
+    return outcomes;
   }
   std::vector<std::string> names;
-  for (const Item& item : items) names.push_back(item.operation->name);
+  for (const Entry* entry : entries) names.push_back(entry->operation->name);
   std::vector<std::string> messages = explain_nonfinite(communicator_, ranks_, names, tensors);
-  if (config_.nonfinite == NonFinite::kError) {
-    for (std::string& message : messages) {
-      if (!message.empty()) message += kRemedy;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (messages[i].empty()) continue;
+    if (config_.nonfinite == NonFinite::kError) {
+      outcomes[i] = {ErrorKind::kNonFinite, messages[i] + kRemedy, {}};
+    } else if (!warned_) {
+      warned_ = true;  // on every rank alike, as the messages are
+      if (rank() == 0 && config_.log) config_.log(messages[i] + kGoesOn);
     }
-    return messages;
   }
-  const auto first = std::find_if(messages.begin(), messages.end(),
-                                  [](const std::string& message) { return !message.empty(); });
-  if (first == messages.end()) return faults;
-  warned_ = true;  // on every rank alike, as the messages are
-  if (rank() == 0 && config_.log) config_.log(*first + kGoesOn);
-  return faults;
+  return outcomes;
 }
 
 }  // namespace qsgd

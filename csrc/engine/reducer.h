@@ -10,10 +10,11 @@
 #include <vector>
 
 #include "collectives/allreduce.h"
+#include "engine/entries.h"
 #include "engine/nonfinite.h"
-#include "engine/operation.h"
 #include "engine/quality.h"
 #include "engine/residuals.h"
+#include "engine/response.h"
 
 namespace qsgd {
 
@@ -33,21 +34,12 @@ struct Exchange {
 
 class Reducer {
  public:
-  struct Item {
-    const Operation* operation;
-    const void* in;
-    void* out;
-  };
-
   // `ranks` are the communicator's, as messages name them.
   Reducer(Communicator communicator, std::vector<int> ranks, ReducerConfig config);
 
-  // Reduces fusable items together, in `codings`, one for each or none at all, which may have more
-  // bits than they ask for. Compressed reductions send `segment` elements in a message; 0: chosen
-  // by size. Returns by item the message that it must fail with, or nothing.
-  std::vector<std::string> reduce(const std::vector<Item>& items,
-                                  const std::vector<CodecSpec>& codings, Algorithm algorithm,
-                                  size_t segment);
+  // Reduces the entries that the answer names together, as it says; a code may have more bits than
+  // an operation asks for. An outcome for each.
+  std::vector<Outcome> reduce(const Response& response, const std::vector<Entry*>& entries);
 
   const Exchange& last_exchange() const { return exchange_; }
   const QualityLog& quality() const { return quality_; }
@@ -59,13 +51,13 @@ class Reducer {
  private:
   using Settled = std::vector<std::vector<char>>;
 
-  std::vector<ReduceTensor> prepare(const std::vector<Item>& items,
+  std::vector<ReduceTensor> prepare(const std::vector<Entry*>& entries,
                                     const std::vector<CodecSpec>& codings, int owners,
                                     Settled& settled);
-  void take_note(const std::vector<Item>& items, const std::vector<CodecSpec>& codings,
+  void take_note(const std::vector<Entry*>& entries, const std::vector<CodecSpec>& codings,
                  const std::vector<ReduceTensor>& tensors);
-  std::vector<std::string> judge(const std::vector<Item>& items,
-                                 const std::vector<ReduceTensor>& tensors);
+  std::vector<Outcome> judge(const std::vector<Entry*>& entries,
+                             const std::vector<ReduceTensor>& tensors);
 
   Residuals::Paid paid_here(size_t count, uint32_t bucket, uint32_t id, int owners) const;
   // The elements of a tensor whose sums this rank codes.
