@@ -2,7 +2,8 @@
 
 The gate is what every change must pass: `make test`, within minutes. A test of pure functions is
 part of it unless it bears the marker ``full``. A test that starts ranks or jobs is part of it only
-where ``GATE`` names it: one of each promise. `make test-all` runs everything.
+where ``GATE`` names it: one of each promise. `make test-all` runs everything. Jobs without ranks
+mostly wait, so their tests run beside those of pure functions.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pytest
 
 __all__ = ["GATE", "LEFT", "SERIAL", "mark"]
 
-# Files and folders whose tests start ranks or jobs, or need the machine for themselves.
+# Files and folders whose tests start ranks, or need the machine for themselves.
 SERIAL = (
     "tests/browser/",
     "tests/core/",
@@ -23,20 +24,27 @@ SERIAL = (
     "tests/mpi/",
     "tests/packaging/",
     "tests/slurm/",
+    "tests/unit/test_scaling_run.py",
+)
+
+# Files whose tests start jobs, and processes that are no ranks.
+JOBS = (
+    "tests/unit/test_gate.py",
     "tests/unit/test_horovod_compat.py",
     "tests/unit/test_jobs_life.py",
     "tests/unit/test_jobs_local.py",
     "tests/unit/test_jobs_signals.py",
-    "tests/unit/test_gate.py",
-    "tests/unit/test_scaling_run.py",
 )
 
-# Those of them that every change must pass: names, or how names begin. Under Open MPI only those
+# The contract of frameworks that take long to compile: on two ranks alone.
+ON_RANKS = ("tests/contract/test_jax", "tests/contract/test_tensorflow")
+
+# Those of these that every change must pass: names, or how names begin. Under Open MPI only those
 # that say so; all others run under MPICH, which `pip install qsgd-hpc[mpich]` brings.
 GATE = (
-    # The contract, on 1 rank among the pure functions, and what holds on real ranks alone. Torch's
-    # ranks meet under the second MPI, the others' under the first: the engine is one binary, and
-    # threads stand for three ranks and more.
+    # The contract: on 1 rank, torch's is among the pure functions. On 2, torch's ranks meet under
+    # the second MPI, the others' under the first: the engine is one binary, and threads stand for
+    # three ranks and more.
     "tests/mpi/test_contract.py::test_contract_holds_on_real_ranks[.venv-openmpi-2]",
     "tests/mpi/test_contract.py::test_contract_holds_for_the_other_frameworks[.venv-2]",
     "tests/mpi/test_contract.py::test_nodes_may_be_simulated",
@@ -161,4 +169,4 @@ def _in_gate(name: str) -> bool:
     wanted = [entry for entry in GATE if name.startswith(entry)]
     if SECOND_MPI in name:
         return any(SECOND_MPI in entry for entry in wanted)
-    return bool(wanted) or not name.startswith(SERIAL)
+    return bool(wanted) or not name.startswith((*SERIAL, *JOBS, *ON_RANKS))
