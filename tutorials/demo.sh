@@ -3,8 +3,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-epochs=3 repeats=1 bits=32,8,4 nodes=1,2 study=demo/study digits=''
-if [ "${1:-}" = --short ]; then epochs=1 bits=32,4 nodes=2 study=demo/study-short; fi
+epochs=3 repeats=1 bits=32,8,4 nodes=1,2 speeds=100mbit,10gbit study=demo/study digits=''
+if [ "${1:-}" = --short ]; then
+  epochs=1 bits=32,4 nodes=2 speeds=100mbit study=demo/study-short
+fi
 # This machine, also where it is the login node of a cluster.
 export QSGD_HOME="$PWD/demo" QSGD_SITE=local
 script=tutorials/mnist_torch/train_mnist_hvd.py
@@ -30,8 +32,8 @@ show qsgd-hpc submit --site polaris --nodes 8 --walltime 30m --account myproject
   "$script" --epochs 3
 
 # Where compressing pays, and where it does not.
-networks=(--network '100mbit,10gbit')
-say "3. Does compressing help? Two hosts of their own on this machine, on a slow and a fast network"
+networks=(--network "$speeds")
+say "3. Does compressing help? Two hosts of their own on this machine, joined at ${speeds//,/ and at }"
 if ! missing=$(qsgd-hpc run -np 2 --network 100mbit --dry-run true 2>&1 > /dev/null); then
   printf '%s\n' "$missing" "So the study goes through shared memory, where bytes cost little."
   networks=() nodes=1,2
