@@ -10,8 +10,9 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.facts import dotted, unconfirmed
 from qsgd_hpc.jobs.merge import merged
 from qsgd_hpc.jobs.profile import Site
-from qsgd_hpc.jobs.sites import SUBMIT_COMMANDS, choose, load, names
+from qsgd_hpc.jobs.sites import choose, load, names
 from qsgd_hpc.jobs.sources import package_faults
+from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = ["site"]
 
@@ -33,7 +34,7 @@ def site() -> list[Finding]:
 
 
 def _chosen(here: Site) -> list[Finding]:
-    command = SUBMIT_COMMANDS.get(here.scheduler)
+    command = SCHEDULERS[here.scheduler].command
     path = shutil.which(command) if command else None
     text = f"{here.name}: {here.description}" + (f"; {path}" if path else "")
     if here.generic:

@@ -11,10 +11,10 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import registry, submission
 from qsgd_hpc.jobs.current import chain, continued_by, get, list_jobs
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState
-from qsgd_hpc.jobs.request_check import EXCLUDES
 from qsgd_hpc.jobs.schedulers import scheduler
 from qsgd_hpc.jobs.submission import prepare, render
 from qsgd_hpc.jobs.waiting import Patience, wait
+from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = [
     "Patience",
@@ -78,7 +78,7 @@ def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bo
     if fault := None if force and job.state.ended else _resubmit_fault(job):
         raise UsageError(fault)
     fresh: dict[str, Any] = {"key": None, "after": (), "chain": 1}
-    if job.scheduler in EXCLUDES:
+    if SCHEDULERS[job.scheduler].excludes:
         fresh["exclude"] = tuple(dict.fromkeys((*job.request.exclude, *job.progress.bad_nodes)))
     return submission.submit_again(
         job, dataclasses.replace(job.request, **{**fresh, **(changes or {})})

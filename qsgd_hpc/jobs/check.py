@@ -16,6 +16,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.words import did_you_mean, listing, minutes
 from qsgd_hpc.jobs.yaml_lines import Path
 from qsgd_hpc.launch.cluster import parse as parse_network
+from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = ["LAUNCH_FIELDS", "overlaid", "profile_faults"]
 
@@ -37,6 +38,8 @@ LAUNCH_FIELDS = (
 @functools.cache
 def _schema() -> dict[str, Any]:
     schema: dict[str, Any] = json.loads(shipped("jobs").joinpath("schema.json").read_text("utf-8"))
+    known = {"enum": [*SCHEDULERS], "description": f"one of {', '.join(SCHEDULERS)}"}
+    schema["properties"]["scheduler"] = known
     return schema
 
 

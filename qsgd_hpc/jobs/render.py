@@ -21,24 +21,9 @@ from qsgd_hpc.jobs.shares import cores_per_rank
 from qsgd_hpc.jobs.templating import shell_templates
 from qsgd_hpc.jobs.words import clock, listing
 from qsgd_hpc.launch.cluster.network import NONE
+from qsgd_hpc.launch.schedulers import SCHEDULERS
 
-__all__ = ["DIRECTIVES", "Place", "Tools", "render_script"]
-
-DIRECTIVES = {
-    "pbs": "#PBS",
-    "slurm": "#SBATCH",
-    "cobalt": "#COBALT",
-    "lsf": "#BSUB",
-    "local": "#",
-}
-
-# What prints the first node of a job, in its script.
-FIRST_NODES = {
-    "pbs": 'head -n 1 -- "$PBS_NODEFILE" 2> /dev/null',
-    "slurm": 'scontrol show hostnames "$SLURM_JOB_NODELIST" 2> /dev/null | head -n 1',
-    "cobalt": 'head -n 1 -- "$COBALT_NODEFILE" 2> /dev/null',
-    "lsf": 'grep -v -m 1 -- batch "$LSB_DJOB_HOSTFILE" 2> /dev/null',
-}
+__all__ = ["Place", "Tools", "render_script"]
 
 
 @dataclass(frozen=True)
@@ -99,21 +84,21 @@ def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -
     fields = _fields(request, site)
     variables = _variables(request, site, place)
     wrapper = _wrapper(request, site, tools, variables)
-    prefix = DIRECTIVES[site.scheduler]
+    scheduler = SCHEDULERS[site.scheduler]
     values = {
         "site": site,
         "request": request,
         "walltime": None if request.walltime_min is None else clock(request.walltime_min),
         "workdir": str(request.workdir or Path.cwd()),
         "directives": [_formatted(line, fields, tools)[0] for line in _directives(site)],
-        "extra": [line.removeprefix(prefix).strip() for line in request.extra],
+        "extra": [line.removeprefix(scheduler.directive).strip() for line in request.extra],
         "variables": variables,
         "unset": _unset(request, site),
         "library_path": [folder for each in site.libraries_in_use for folder in each.path],
         "launcher": [] if request.alone else _launcher(request, site, fields, tools),
         "command": _command(request, site, tools),
         "wrapper": wrapper,
-        "first_node": site.meeting_address or FIRST_NODES.get(site.scheduler),
+        "first_node": site.meeting_address or scheduler.prints_first_node,
         "holder": [request.python or site.python or tools.python, "-I", "-S", tools.holder],
         "attempt": place.attempt,
         "wrapper_end": _absent_line(wrapper or ""),

@@ -8,17 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.render import DIRECTIVES
 from qsgd_hpc.jobs.words import clock, listing
+from qsgd_hpc.launch.schedulers import SCHEDULERS
 
-__all__ = ["EXCLUDES", "choice_faults", "complete", "home_faults"]
+__all__ = ["choice_faults", "complete", "home_faults"]
 
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 STOP_BEFORE_MIN, STOP_BEFORE_SHARE = 5.0, 0.1
 TASKS_CEILING = 10_000
-REQUEUES = ("slurm", "pbs", "lsf")
-EXCLUDES = ("slurm",)
 
 
 def complete(request: JobRequest) -> JobRequest:
@@ -47,18 +45,15 @@ def choice_faults(request: JobRequest, scheduler: str) -> list[str]:
 def home_faults(folder: Path, scheduler: str) -> list[str]:
     """Return why a scheduler cannot write output into the folder of jobs, with the remedy."""
     text = str(folder)
-    wrong, command = "", ""
-    if scheduler == "pbs" and not (text.isascii() and text.isprintable()):
-        wrong, command = "characters other than printable ASCII", "qsub"
-    elif scheduler == "slurm" and "\\" in text:
-        wrong, command = "a backslash", "sbatch"
-    elif scheduler == "lsf" and ("%I" in text or "%J" in text):
-        wrong, command = "%I or %J, which it replaces", "bsub"
-    if not wrong:
+    traits = SCHEDULERS[scheduler]
+    if traits.bad_path is None:
+        return []
+    pattern, wrong = traits.bad_path
+    if not re.search(pattern, text):
         return []
     return [
-        f"the output would go to {text!r}, and {command} takes no path with {wrong}. Set QSGD_HOME "
-        "to a folder without them."
+        f"the output would go to {text!r}, and {traits.command} takes no path with {wrong}. Set "
+        "QSGD_HOME to a folder without them."
     ]
 
 
@@ -83,15 +78,17 @@ def _chain_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
         yield f"--chain {request.chain}: a chain has at least 1 part."
     if request.chain > 1 and request.array:
         yield "--chain and --array exclude each other. Submit one chain for each choice."
-    if request.requeue and scheduler not in REQUEUES:
+    if request.requeue and not SCHEDULERS[scheduler].requeues:
         yield (
             f"--requeue: {scheduler} cannot start a job again by itself. Use --chain N, or "
             "`qsgd-hpc resubmit ID` after its end."
         )
     if request.requeue and request.chain > 1:
         yield "--requeue and --chain both continue a job that stopped. Use one of them."
-    if request.chain > 1 and scheduler == "cobalt":
-        yield "--chain: Cobalt's jobs can wait for success only. Use `qsgd-hpc resubmit ID`."
+    if request.chain > 1 and not SCHEDULERS[scheduler].waits_for_any:
+        yield (
+            f"--chain: jobs of {scheduler} can wait for success only. Use `qsgd-hpc resubmit ID`."
+        )
     before, walltime_min = request.stop_before_min, request.walltime_min
     if before is None or walltime_min is None:
         return
@@ -103,16 +100,17 @@ def _chain_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
 
 
 def _text_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
-    prefix = DIRECTIVES[scheduler]
+    prefix = SCHEDULERS[scheduler].directive
+    batch = [each.directive for each in SCHEDULERS.values() if each.command]
     for line in request.extra:
-        others = [p for p in DIRECTIVES.values() if p != "#" and line.startswith(p)]
+        others = [each for each in batch if line.startswith(each)]
         if "\n" in line or not line.removeprefix(prefix).strip():
             yield f"--extra {line!r}: one directive, on one line, such as '{prefix} -X value'."
         elif scheduler == "local":
             yield f"--extra {line!r}: there is no scheduler here that would read it. Leave it out."
         elif others and prefix not in others:
             yield f"--extra {line!r}: that is for {others[0][1:]}; lines begin with {prefix} here."
-    if request.exclude and scheduler not in EXCLUDES:
+    if request.exclude and not SCHEDULERS[scheduler].excludes:
         yield (
             f"--exclude: {scheduler} has no option for that. Leave it out, and tell the site of "
             f"nodes that are bad; or ask for others with --extra '{prefix} ...'."

@@ -18,9 +18,9 @@ from qsgd_hpc.jobs.profile import Site
 from qsgd_hpc.jobs.schedulers.command import ask
 from qsgd_hpc.jobs.sources import home, names, package_faults
 from qsgd_hpc.jobs.words import listing
+from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = [
-    "SUBMIT_COMMANDS",
     "Host",
     "choose",
     "find_host",
@@ -31,9 +31,6 @@ __all__ = [
     "serves",
 ]
 
-# The command that submits to each scheduler; its presence tells that the machine has one. Slurm
-# comes first: many a Slurm machine has a qsub as well, which turns PBS scripts into Slurm's.
-SUBMIT_COMMANDS = {"slurm": "sbatch", "pbs": "qsub", "cobalt": "qsub", "lsf": "bsub"}
 _SLURM_CONF = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
 
 
@@ -60,14 +57,14 @@ def find_host() -> Host:
     return Host(
         host_names=(socket.gethostname(), socket.getfqdn()),
         variables=dict(os.environ),
-        schedulers=tuple(filter(serves, SUBMIT_COMMANDS)),
+        schedulers=tuple(filter(serves, SCHEDULERS)),
     )
 
 
 def serves(scheduler: str) -> bool:
     """Tell whether jobs can be submitted here; Slurm's commands alone do not make a cluster."""
-    command = SUBMIT_COMMANDS.get(scheduler)
-    if command is None or shutil.which(command) is None:
+    command = SCHEDULERS[scheduler].command
+    if not command or shutil.which(command) is None:
         return False
     if scheduler != "slurm" or "SLURM_CONF" in os.environ:
         return True
@@ -97,7 +94,7 @@ def choose(asked: str | None, host: Host | None = None) -> Site:
             if site.generic and site.scheduler == scheduler:
                 return site
     if host.schedulers:
-        commands = listing(dict.fromkeys(SUBMIT_COMMANDS[s] for s in host.schedulers), "and")
+        commands = listing(dict.fromkeys(SCHEDULERS[s].command for s in host.schedulers), "and")
         lines = [
             f"this host ({host.host_names[0]}) has {commands}, but no site profile names it. "
             f"Choose one with --site or QSGD_SITE: {', '.join(sites)}."

@@ -18,7 +18,7 @@ from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.profile import Site
 from qsgd_hpc.jobs.render import Place, Tools, render_script
 from qsgd_hpc.jobs.submission import prepare
-from qsgd_hpc.launch.meeting import NODE_FILES
+from qsgd_hpc.launch.schedulers import NODE_FILES
 
 __all__ = ["Step", "first_nodes", "host_lines", "lines_per_host", "node_lines", "step_scripts"]
 

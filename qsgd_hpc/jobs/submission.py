@@ -27,6 +27,7 @@ from qsgd_hpc.jobs.schedulers.slurm_clusters import with_choice
 from qsgd_hpc.jobs.validate import Facts, fill, request_faults, site_faults, site_notes
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.keeper import trial
+from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = ["prepare", "render", "submit", "submit_again"]
 
@@ -209,7 +210,7 @@ def _look(request: JobRequest, workdir: Path, site: Site | None, dry_run: bool) 
     fault = _script_fault(script, request)
     if fault and script.parent.is_dir():
         near = tuple(sorted(p.name for p in script.parent.iterdir() if p.is_file())[:500])
-    command = sites.SUBMIT_COMMANDS.get(site.scheduler) if site else None
+    command = SCHEDULERS[site.scheduler].command if site else None
     missing = command if command and not dry_run and not shutil.which(command) else None
     return Facts(
         fault,

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from qsgd_hpc.launch.cluster import keeper
 from qsgd_hpc.launch.cluster.hosts import LAUNCHER, SUBNET
-from qsgd_hpc.launch.meeting import BATCH_JOBS, Meeting
+from qsgd_hpc.launch.meeting import Meeting
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.options import RunOptions, bits_variables, local_ranks, placement
+from qsgd_hpc.launch.schedulers import in_batch_job
 from qsgd_hpc.launch.supervise import COLON
 
 __all__ = ["Command", "Machine", "build_command"]
@@ -112,7 +113,7 @@ def _environment(
     env["OMP_NUM_THREADS"] = str(max(1, machine.cores // _sharing(options)))
     if launcher.family is Family.HYDRA:
         env["MPIR_CVAR_CH4_NETMOD"] = "ofi"  # faster than ucx over TCP, as measured
-        if not options.hosts and not BATCH_JOBS & environ.keys():
+        if not options.hosts and not in_batch_job(environ):
             # Ranks of one machine share memory; an interface that goes away must not end them.
             env["FI_TCP_IFACE"] = "lo"
         if options.network_interfaces:

@@ -18,13 +18,10 @@ from pathlib import Path, PurePath
 
 from qsgd_hpc.launch.hold_port import held_port
 from qsgd_hpc.launch.options import RunOptions, local_ranks, placement
+from qsgd_hpc.launch.schedulers import NODE_FILES, in_batch_job
 
-__all__ = ["BATCH_JOBS", "NODE_FILES", "Meeting", "meeting", "remarks", "taken_port"]
+__all__ = ["Meeting", "meeting", "remarks", "taken_port"]
 
-# Within one the launcher starts ranks on all of its nodes.
-BATCH_JOBS = frozenset({"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "FLUX_JOB_ID"})
-# Variables that name the file of a batch job's nodes.
-NODE_FILES = ("PBS_NODEFILE", "COBALT_NODEFILE", "LSB_DJOB_HOSTFILE")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Below the ports that the kernel hands out by itself.
 _FIRST_PORT, _PORTS = 20_000, 12_000
@@ -86,7 +83,7 @@ def _address(options: RunOptions, environ: Mapping[str, str]) -> tuple[str, bool
         (name, _), *others = placement(options)
         if others and name in _LOOPBACK:
             name = socket.gethostname()  # what other hosts can reach
-    elif BATCH_JOBS & environ.keys():
+    elif in_batch_job(environ):
         name = _first_node(environ)
     else:
         return "127.0.0.1", True
@@ -107,7 +104,7 @@ def _counts(options: RunOptions, environ: Mapping[str, str]) -> tuple[int, ...]:
     if options.nodes:
         return tuple(count for _, count in placement(options))
     each = options.ranks_per_node or options.ranks
-    if options.ranks_per_node is None and BATCH_JOBS & environ.keys():
+    if options.ranks_per_node is None and in_batch_job(environ):
         return ()
     whole, rest = divmod(options.ranks, each)
     return (each,) * whole + ((rest,) if rest else ())

@@ -13,10 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from qsgd_hpc.launch.schedulers import JOB_IDS, NODE_FILES
+
 __all__ = ["cpu_model", "gpu_model", "name", "place", "threads"]
 
 TOOL_LIMIT_S = 10.0
-_JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")
 _CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 
 
@@ -27,7 +28,7 @@ def place(environ: Mapping[str, str]) -> dict[str, Any]:
     in the driver's order), ``governor`` and ``clock_khz`` (smallest, largest, now) of core 0.
     """
     found: dict[str, Any] = {
-        "scheduler_job": next((environ[n] for n in _JOB_IDS if environ.get(n)), None),
+        "scheduler_job": next((environ[n] for n in JOB_IDS if environ.get(n)), None),
         "nodes": _nodes(environ),
         "modules": [m for m in environ.get("LOADEDMODULES", "").split(":") if m],
         "gpus": _gpus(),
@@ -45,7 +46,7 @@ def _nodes(environ: Mapping[str, str]) -> str | None:
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
         if nodes := environ.get(name):
             return nodes
-    for name in ("PBS_NODEFILE", "COBALT_NODEFILE", "LSB_DJOB_HOSTFILE"):
+    for name in NODE_FILES:
         if file := environ.get(name):
             try:
                 return ",".join(dict.fromkeys(Path(file).read_text().split()))

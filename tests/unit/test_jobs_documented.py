@@ -16,6 +16,7 @@ from qsgd_hpc.jobs.model import Job, JobRequest, Progress
 from qsgd_hpc.jobs.model import JobState as S
 from qsgd_hpc.jobs.schedulers import Dependency, cobalt, lsf, lsf_answers, scheduler
 from qsgd_hpc.jobs.schedulers.command import Answer
+from qsgd_hpc.launch.schedulers import SCHEDULERS
 from tests.unit.fake_schedulers import Fakes, fakes
 
 __all__ = ["fakes"]
@@ -57,7 +58,7 @@ def bjobs(**fields: str) -> str:
     return json.dumps({"COMMAND": "bjobs", "JOBS": 1, "RECORDS": [record]})
 
 
-@pytest.mark.parametrize("name", ["cobalt", "local", "lsf", "pbs", "slurm"])
+@pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_scheduler_offers_the_same(name: str) -> None:
     module = scheduler(name)
     assert all(callable(getattr(module, verb)) for verb in ("submit", "find", "refresh", "cancel"))
@@ -247,7 +248,7 @@ def test_cancelling_an_lsf_job_that_is_over_is_no_error(fakes: Fakes, tmp_path: 
 
 
 def test_jobs_that_have_ended_are_not_asked_for(fakes: Fakes, tmp_path: Path) -> None:
-    for name in ("cobalt", "lsf", "pbs", "slurm"):
+    for name in SCHEDULERS.keys() - {"local"}:
         job = job_in(tmp_path / "j", name, "42")
         over = dataclasses.replace(job, progress=Progress(S.COMPLETED, 0, scheduler_id="42"))
         assert scheduler(name).refresh([over]) == {}

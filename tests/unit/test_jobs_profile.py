@@ -111,7 +111,7 @@ def test_override_changes_only_its_keys(own: Path) -> None:
             "unknown key 'login_host' in 'verify'. Did you mean 'login_hosts'?",
         ),
         ("queues: {prod: {routes: [smal]}}\n", "unknown queue 'smal'. Did you mean 'small'?"),
-        ("scheduler: slrum\n", "'scheduler' must be one of pbs, slurm, cobalt, lsf, local; it is"),
+        ("scheduler: slrum\n", "'scheduler' must be one of slurm, pbs, cobalt, lsf, local; it is"),
     ],
 )
 def test_malformed_profile_names_line_and_key(own: Path, text: str, message: str) -> None:

@@ -1,0 +1,87 @@
+"""The schedulers of batch jobs: how each is recognised, and what its jobs may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["JOB_IDS", "NODE_FILES", "SCHEDULERS", "SchedulerTraits", "in_batch_job"]
+
+
+@dataclass(frozen=True)
+class SchedulerTraits:
+    """One scheduler; how to talk to it is in the module of its name in ``jobs/schedulers``.
+
+    Attributes:
+        directive: begins each line of a job script that the scheduler reads.
+        command: submits a job; its presence tells that the machine has the scheduler. Empty: jobs
+            need none.
+        job_id: variable that is set in its jobs.
+        node_file: variable that names the file of a job's nodes; empty where there is none.
+        first_node: bash command that prints the first node of a job; empty: the first line of the
+            node file is it.
+        requeues: whether it can start a job again by itself.
+        excludes: whether a job can refuse nodes.
+        waits_for_any: whether a job can wait for another one that need not succeed.
+        bad_path: pattern of what the path of a job's output must not contain, and words for that.
+    """
+
+    directive: str
+    command: str = ""
+    job_id: str = ""
+    node_file: str = ""
+    first_node: str = ""
+    requeues: bool = False
+    excludes: bool = False
+    waits_for_any: bool = True
+    bad_path: tuple[str, str] | None = None
+
+    @property
+    def prints_first_node(self) -> str | None:
+        """What prints the first node of a job, in its script."""
+        from_file = f'head -n 1 -- "${self.node_file}" 2> /dev/null' if self.node_file else None
+        return self.first_node or from_file
+
+
+# Slurm comes first: many a Slurm machine has a qsub as well, which turns PBS scripts into Slurm's.
+SCHEDULERS = {
+    "slurm": SchedulerTraits(
+        "#SBATCH",
+        "sbatch",
+        "SLURM_JOB_ID",
+        first_node='scontrol show hostnames "$SLURM_JOB_NODELIST" 2> /dev/null | head -n 1',
+        requeues=True,
+        excludes=True,
+        bad_path=(r"\\", "a backslash"),
+    ),
+    "pbs": SchedulerTraits(
+        "#PBS",
+        "qsub",
+        "PBS_JOBID",
+        "PBS_NODEFILE",
+        requeues=True,
+        bad_path=("[^ -~]", "characters other than printable ASCII"),
+    ),
+    "cobalt": SchedulerTraits(
+        "#COBALT", "qsub", "COBALT_JOBID", "COBALT_NODEFILE", waits_for_any=False
+    ),
+    "lsf": SchedulerTraits(
+        "#BSUB",
+        "bsub",
+        "LSB_JOBID",
+        "LSB_DJOB_HOSTFILE",
+        # The launching node, if it is none of the job's, is named "batch".
+        first_node='grep -v -m 1 -- batch "$LSB_DJOB_HOSTFILE" 2> /dev/null',
+        requeues=True,
+        bad_path=("%[IJ]", "%I or %J, which it replaces"),
+    ),
+    "local": SchedulerTraits("#"),
+}
+
+JOB_IDS = tuple(each.job_id for each in SCHEDULERS.values() if each.job_id)
+NODE_FILES = tuple(each.node_file for each in SCHEDULERS.values() if each.node_file)
+
+
+def in_batch_job(environ: Mapping[str, str]) -> bool:
+    """Tell whether a launcher would start ranks on the nodes of a job; Flux's is one, too."""
+    return any(name in environ for name in (*JOB_IDS, "FLUX_JOB_ID"))
