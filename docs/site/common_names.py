@@ -11,11 +11,10 @@ from typing import Any
 from sphinx.application import Sphinx
 
 from qsgd_hpc import _common
+from qsgd_hpc._frameworks import FRAMEWORKS
 
 COMMON = "docs/reference/common"
-FRAMEWORKS = tuple(
-    f"docs/reference/{name}" for name in ("torch", "tensorflow", "keras", "jax", "arrays", "mxnet")
-)
+PAGES = ("docs/reference/arrays", *(f"docs/reference/{each.module}" for each in FRAMEWORKS))
 
 
 def skip_common(
@@ -25,7 +24,7 @@ def skip_common(
     page = app.env.docname
     if page == COMMON:
         return getattr(found, "__module__", None) == "qsgd_hpc.errors" or None
-    if page in FRAMEWORKS:
+    if page in PAGES:
         shared = found is getattr(_common, name, None)  # JAX has its own init and shutdown
         return shared or name in ("Compression", "HostsUpdatedInterrupt") or None
     return None

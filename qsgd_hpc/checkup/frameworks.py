@@ -8,26 +8,16 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import qsgd_hpc
+from qsgd_hpc._frameworks import FRAMEWORKS, Framework
 from qsgd_hpc.checkup.finding import Finding, fault, note, ok
 from qsgd_hpc.checkup.installation import REINSTALL
 
 __all__ = ["frameworks"]
 
-# Name for people, extra of this package, and the distributions that bring it.
-FRAMEWORKS = (
-    ("PyTorch", "torch", ("torch",)),
-    ("TensorFlow", "tensorflow", ("tensorflow", "tensorflow-cpu", "tensorflow-rocm")),
-    ("Keras", "keras", ("keras",)),
-    ("JAX", "jax", ("jax",)),
-    ("MXNet", "mxnet", ("mxnet",)),
-)
-# Compiled for one framework alone; the others are served by the core.
-BINDINGS = {"tensorflow": "tensorflow/_ops"}
-
 
 def frameworks() -> list[Finding]:
     """List the frameworks that are there, too old, or without their binding."""
-    found = [_finding(*row) for row in FRAMEWORKS]
+    found = [_finding(each) for each in FRAMEWORKS]
     there = [finding for finding in found if finding is not None]
     return there or [
         note(
@@ -38,16 +28,16 @@ def frameworks() -> list[Finding]:
     ]
 
 
-def _finding(name: str, extra: str, distributions: tuple[str, ...]) -> Finding | None:
-    has = _version(distributions)
+def _finding(framework: Framework) -> Finding | None:
+    name, extra, binding = framework.title, framework.module, framework.binding
+    has = _version(framework.distributions or (framework.module,))
     if has is None:
         return None
     least = _least(extra)
     if least and _numbers(has) < _numbers(least):
         remedy = f"Run `pip install 'qsgd-hpc[{extra}]'`."
         return fault(name, f"{has} is older than {least}, the first that is served", remedy)
-    binding = BINDINGS.get(extra)
-    if binding is None:
+    if not binding:
         return ok(name, f"{has}, served by the compiled core")
     file = next(
         (f for suffix in EXTENSION_SUFFIXES if (f := _file(binding, suffix)).exists()), None

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
+from qsgd_hpc._frameworks import FRAMEWORKS
+
 __all__ = ["DISTRIBUTED", "Framework", "api_name", "frameworks", "is_distributed"]
 
 # The longest first: a name belongs to the first module that it begins with.
 DISTRIBUTED = tuple(
     f"{package}.{module}"
     for package in ("horovod", "qsgd_hpc")
-    for module in ("tensorflow.keras", "tensorflow", "keras", "torch", "jax", "mxnet")
+    for module in ("tensorflow.keras", *(each.module for each in FRAMEWORKS))
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from qsgd_hpc import __version__
+from qsgd_hpc._frameworks import FRAMEWORKS
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.mpi import find_launcher, find_library
 
@@ -14,13 +15,7 @@ __all__ = ["table"]
 def table() -> str:
     """Return the table: frameworks, how ranks are started, and what carries the messages."""
     sections = {
-        "Frameworks with an API here": [
-            ("PyTorch", _there("qsgd_hpc.torch") and _there("torch")),
-            ("TensorFlow", _there("qsgd_hpc.tensorflow") and _there("tensorflow")),
-            ("Keras", _there("qsgd_hpc.keras") and _there("keras")),
-            ("JAX", _there("qsgd_hpc.jax") and _there("jax")),
-            ("MXNet", _there("mxnet")),
-        ],
+        "Frameworks with an API here": [(each.title, _there(each.module)) for each in FRAMEWORKS],
         "Ranks are started by": [(f"MPI: {_mpi()}", True), ("Gloo", False)],
         "Messages go through": [
             ("MPI", True),

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 from qsgd_hpc import __version__, env
+from qsgd_hpc._frameworks import FRAMEWORKS
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.host import cpu_model, place
 
@@ -21,7 +22,7 @@ __all__ = ["RESERVED", "record"]
 RESERVED = ("time", "host", "pid", "cpu", "cores", "load", "versions", "mpi", "place", "nonfinite")
 """Keys that :func:`record` writes itself."""
 
-_FRAMEWORKS = ("numpy", "torch", "tensorflow", "keras", "jax", "mpi4py")
+_LIBRARIES = ("numpy", *(each.module for each in FRAMEWORKS), "mpi4py")
 
 
 def record(event: str, **fields: Any) -> None:
@@ -111,7 +112,7 @@ def _plain(value: Any, name: str, nonfinite: dict[str, str], faults: list[str]) 
 
 def _origin() -> dict[str, Any]:
     versions = {"python": sys.version.split()[0], "qsgd_hpc": __version__}
-    for name in _FRAMEWORKS:
+    for name in _LIBRARIES:
         if found := getattr(sys.modules.get(name), "__version__", None):
             versions[name] = str(found)
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import libcst as cst
 
+from qsgd_hpc._frameworks import FRAMEWORKS
 from qsgd_hpc.eight_steps.frameworks import is_distributed
 from qsgd_hpc.eight_steps.reading import Script, dotted, read
 
 __all__ = ["Helpers", "api_names", "helpers"]
 
-FRAMEWORKS = {"horovod", "qsgd_hpc", "torch", "torchvision", "tensorflow", "keras", "jax", "mxnet"}
+INSTALLED = {"horovod", "qsgd_hpc", "torchvision", *(each.module for each in FRAMEWORKS)}
 API = re.compile(r"horovod|qsgd_hpc|hvd")
 MOST = 200  # modules read at most; a script with more is part of a library
 
@@ -108,7 +109,7 @@ def helpers(script: Script) -> Helpers:
     while waiting and len(seen) < MOST:
         folder, module = waiting.pop(0)
         top = module.partition(".")[0]
-        known = top in FRAMEWORKS or top in sys.stdlib_module_names
+        known = top in INSTALLED or top in sys.stdlib_module_names
         file = None if known else beside(folder, module)
         if file is None:
             if top and not known and not installed(top):
