@@ -28,6 +28,7 @@ __all__ = [
     "TernGrad",
     "TopK",
     "from_environment",
+    "has_choice_of_bits",
 ]
 
 BUCKET_MULTIPLE = 64
@@ -341,6 +342,11 @@ class TopK(Lossy):
 
     def _codec(self) -> dict[str, Any]:
         return {"scheme": self.scheme, "k": max(1, round(self.ratio * self.bucket_size))}
+
+
+def has_choice_of_bits(scheme: str) -> bool:
+    """Tell whether a code of this name exists for 1 to 8 bits."""
+    return issubclass(KINDS.get(scheme, Lossy), _WithBits)
 
 
 def from_environment() -> Lossy | None:

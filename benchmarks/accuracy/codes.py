@@ -64,7 +64,7 @@ class Contestant:
 
 BITS = (8, 6, 5, 4, 3, 2)
 NEAREST = {"norm": "max", "rounding": "nearest"}
-CODES = (
+CHOSEN = (
     Code("fp32", "none"),
     Code("fp16", "fp16"),
     Code("bf16", "bf16"),
@@ -76,9 +76,9 @@ CODES = (
     Code("minmax 2 bit", "minmax", {"bits": 2}),
     Code("nuqsgd 4 bit", "nuqsgd", {"bits": 4}),
     *(Code(f"elias {bits} bit", "elias", {"bits": bits}) for bits in (5, 2)),
-    Code("terngrad", "terngrad"),
     Code("topk 1%", "topk", {"ratio": 0.01}),
 )
+CODES = (*CHOSEN, *(Code(kind, kind) for kind in KINDS if kind not in {c.kind for c in CHOSEN}))
 
 
 def _trainings(code: Code) -> Iterator[Contestant]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from qsgd_hpc.compression import has_choice_of_bits
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["parse_bits", "parse_sizes", "parse_specs", "rate_text", "size_text", "time_text"]
@@ -14,7 +15,6 @@ STEP = 4  # between the sizes of a range
 MOST_BYTES = 1 << 34
 PLAIN_BITS = 32
 AUTO = "auto"
-CHOOSE_BITS = frozenset({"qsgd", "minmax", "nuqsgd", "elias"})
 TOP_K = 8  # of each bucket of 512: 1.6 %
 
 
@@ -87,7 +87,7 @@ def parse_specs(schemes: str, bits: str, norms: str) -> list[dict[str, Any]]:
         raise UsageError(f"--bits {bits}: a code has 1 to 8 bits")
     found: list[dict[str, Any]] = []
     for scheme in schemes.split(","):
-        if scheme not in CHOOSE_BITS:
+        if not has_choice_of_bits(scheme):
             found.append({"scheme": scheme, **({"k": TOP_K} if scheme == "topk" else {})})
             continue
         for width in widths:
