@@ -171,10 +171,12 @@ class Variable:
     of_jobs: bool = False
 
 
-ALGORITHMS = (
-    "auto", "direct", "ring", "recursive_doubling", "rabenseifner", "shared", "hierarchical",
-    "leaders", "sra", "sra2d", "allgather", "requantizing_ring", "hierarchical_sra", "leaders_sra",
+# Those of the core, which this module does not load.
+EXACT = (
+    "direct", "ring", "recursive_doubling", "rabenseifner", "shared", "hierarchical", "leaders",
 )  # fmt: skip
+COMPRESSED = ("sra", "sra2d", "allgather", "requantizing_ring", "hierarchical_sra", "leaders_sra")
+ALGORITHMS = ("auto", *EXACT, *COMPRESSED)
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal", "off")
 

@@ -19,6 +19,7 @@ from qsgd_hpc.bench.contestants import Contestant, engine, gloo_peers, mpi_peer,
 from qsgd_hpc.bench.rounds import Data, Effort, time_all
 from qsgd_hpc.bench.samples import Row, Timing, compare, row_json
 from qsgd_hpc.bench.words import AUTO, PLAIN_BITS
+from qsgd_hpc.env import ALGORITHMS, COMPRESSED
 from qsgd_hpc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -188,16 +189,10 @@ def fitting(algorithms: Sequence[str], coded: bool) -> list[str]:
     Raises:
         UsageError: an unknown name.
     """
-    from qsgd_hpc import _core
-
-    unknown = [name for name in algorithms if name not in _core.ALGORITHMS]
+    unknown = [name for name in algorithms if name not in ALGORITHMS]
     if unknown:
-        raise UsageError(f"--algorithm: {unknown[0]!r} is not one of {', '.join(_core.ALGORITHMS)}")
-    return [
-        name
-        for name in algorithms
-        if name == AUTO or (name in _core.COMPRESSED_ALGORITHMS) == coded
-    ]
+        raise UsageError(f"--algorithm: {unknown[0]!r} is not one of {', '.join(ALGORITHMS)}")
+    return [name for name in algorithms if name == AUTO or (name in COMPRESSED) == coded]
 
 
 def check(request: Request) -> None:
@@ -210,9 +205,8 @@ def check(request: Request) -> None:
     if not rows:
         raise UsageError(
             f"--algorithm {','.join(request.algorithms)} suits none of --bits "
-            f"{','.join(map(str, request.bits))}: sra, sra2d, allgather, requantizing_ring, "
-            "hierarchical_sra and leaders_sra compress (1 to 8 bits), the others send float32 "
-            "(32 bits)"
+            f"{','.join(map(str, request.bits))}: {', '.join(COMPRESSED)} "
+            "compress (1 to 8 bits), the others send float32 (32 bits)"
         )
     if request.trial and not request.explain:
         raise UsageError("--trial goes with --explain, whose choices it tries; add --explain")

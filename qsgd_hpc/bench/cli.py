@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qsgd_hpc.bench.words import parse_bits, parse_sizes, parse_specs
+from qsgd_hpc.env import COMPRESSED, EXACT
 from qsgd_hpc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -153,7 +154,11 @@ def _thread_counts(text: str | None) -> list[int]:
 )
 @click.option("--sizes", default="4K:64M", help="FROM:TO[:FACTOR], or sizes with commas.")
 @click.option("--bits", default="32,8,4,2", help="1 to 8, 32 (float32), auto (as planned).")
-@click.option("--algorithm", default="auto", help="Names with commas; see below.")
+@click.option(
+    "--algorithm",
+    default="auto",
+    help=f"Names with commas. Exact: {', '.join(EXACT)}. Compressed: {', '.join(COMPRESSED)}.",
+)
 @click.option("--peers", is_flag=True, help="MPI_Allreduce and torch's gloo in the same job.")
 @click.option("--explain", is_flag=True, help="Print what is planned per size and why, no table.")
 @click.option("--trial", is_flag=True, help="With --explain: try every choice beside the plan.")
@@ -202,8 +207,7 @@ def allreduce(
 
     All contestants of a size take turns, so that what disturbs the machine disturbs them alike. A
     sample is the slowest rank's time from a barrier on; small sizes are called several times per
-    sample. Exact algorithms: direct, ring, recursive_doubling, rabenseifner, shared, hierarchical,
-    leaders. Compressed: sra, sra2d, allgather, requantizing_ring, hierarchical_sra, leaders_sra.
+    sample.
 
     "engine" and "feedback" rows go the whole way of a named tensor of a training. Feedback is in
     the rows of the bits at which training has it: 2 and 1, all with QSGD_ERROR_FEEDBACK=on.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qsgd_hpc import _core, _direct, _mpi
+from qsgd_hpc import _core, _direct, _mpi, env
 
-EXACT = ("auto", "direct", "ring", "recursive_doubling", "rabenseifner", "shared")
-COMPRESSED = ("auto", "sra", "sra2d", "allgather", "requantizing_ring")
+HERE = tuple(name for name in env.ALGORITHMS if not name.startswith(("hierarchical", "leaders")))
+EXACT = tuple(name for name in HERE if name not in env.COMPRESSED)
+COMPRESSED = ("auto", *(name for name in HERE if name in env.COMPRESSED))
 SIZES = (0, 1, 1000, 300_001)
 
 

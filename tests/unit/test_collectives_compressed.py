@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from benchmarks.accuracy.formulas import FORMULAS
 from qsgd_hpc import _core
 from qsgd_hpc.errors import HorovodInternalError, RankFailedError, UsageError
 
@@ -108,36 +109,6 @@ def test_result_does_not_depend_on_segments_or_threads(ranks, algorithm):
             assert mine.tobytes() == first.tobytes()
 
 
-def sra_error(w, p):
-    inputs_error = w * (p - 1) / p
-    return inputs_error + w * (1 + inputs_error)
-
-
-def sra2d_error(w, p):
-    rows = max(d for d in range(1, int(p**0.5) + 1) if p % d == 0)
-    if rows == 1:
-        return sra_error(w, p)
-    row_error = w * (1 - rows / p)  # of the inputs that cross a row
-    column_error = w * (1 - 1 / rows) * (1 + row_error)  # of the rows' sums
-    return row_error + column_error + w * (1 + row_error + column_error)
-
-
-def ring_error(w, p):
-    """Each hop codes the sum of k inputs and the errors so far; about w (p + 1) / 2."""
-    error = 0.0
-    for k in range(1, p + 1):
-        error += w * (k + error)
-    return error / p
-
-
-EXPECTED = {
-    "allgather": lambda w, p: w,
-    "sra": sra_error,
-    "sra2d": sra2d_error,
-    "requantizing_ring": ring_error,
-}
-
-
 @pytest.mark.parametrize("bits", (4, 8))
 @pytest.mark.parametrize("ranks", (2, 4, 7, 16, 64))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -147,7 +118,7 @@ def test_error_of_the_sum_follows_the_formula(algorithm, ranks, bits):
         pytest.skip("rounding errors outweigh the sum, and w is that of Gaussian data no more")
     data = inputs(ranks, (512 * 64,), seed=3)
     result, _ = reduce(data, bits=bits, algorithm=algorithm)
-    expected = EXPECTED[algorithm](VARIANCE[bits], ranks)
+    expected = FORMULAS[algorithm](VARIANCE[bits], ranks)
     assert nmse(result[0][0], exact_sum(data)) == pytest.approx(expected, rel=0.1)
 
 

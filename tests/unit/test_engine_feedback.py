@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qsgd_hpc import _core, env
+from qsgd_hpc import _core
 from qsgd_hpc.errors import HorovodInternalError, NonFiniteGradientError, UsageError
 from tests.unit.engine_ranks import on_ranks
 
@@ -309,10 +309,6 @@ def test_integers_and_maxima_cannot_be_compressed():
         me.allreduce("w", np.ones(100, np.int32), coding=TWO)
 
     assert "floating types" in str(on_ranks(1, program)[0])
-
-
-def test_variables_know_the_algorithms_of_the_core():
-    assert env.ALGORITHMS == _core.ALGORITHMS
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from qsgd_hpc import _core
+from qsgd_hpc.env import COMPRESSED
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.predict.coding import Coding
-from qsgd_hpc.scaling.predict.schedules import ALGORITHMS, CODED, Layout, resolve, schedule
+from qsgd_hpc.scaling.predict.schedules import ALGORITHMS, Layout, resolve, schedule
 
 LISTS = {
     "small": [(100, 3), (7, 11)],
@@ -46,7 +47,7 @@ def core_bytes(algorithm, layout, tensors, coding):
 @pytest.mark.parametrize("ranks", (2, 3, 4, 8))
 def test_every_rank_sends_what_the_core_sends(ranks, algorithm, name):
     layout, tensors = Layout(ranks), LISTS[name]
-    coding = Coding(4) if algorithm in CODED else None
+    coding = Coding(4) if algorithm in COMPRESSED else None
     ours = schedule(algorithm, layout, tensors, coding).sent()
     assert ours.tolist() == [sent for sent, _ in core_bytes(algorithm, layout, tensors, coding)]
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qsgd_hpc.env import COMPRESSED
 from qsgd_hpc.scaling.predict.closed_form import Network, phase_s
 from qsgd_hpc.scaling.predict.coding import FLOAT_BYTES, Coding
 from qsgd_hpc.scaling.predict.fabric import Fabric
@@ -16,7 +17,7 @@ from qsgd_hpc.scaling.predict.overlap import (
     expected_maximum,
     timeline,
 )
-from qsgd_hpc.scaling.predict.schedules import CODED, Layout, Schedule, schedule
+from qsgd_hpc.scaling.predict.schedules import Layout, Schedule, schedule
 from qsgd_hpc.scaling.predict.training import TrainingProfile
 
 __all__ = ["PLAIN_BITS", "Prediction", "Setting", "allreduce_s", "predict"]
@@ -206,4 +207,4 @@ def _reducer(
 
 
 def _fits(algorithm: str, coded: bool) -> bool:
-    return algorithm == "auto" or (algorithm in CODED) == coded
+    return algorithm == "auto" or (algorithm in COMPRESSED) == coded

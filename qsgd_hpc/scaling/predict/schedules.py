@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from qsgd_hpc.env import COMPRESSED
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.predict.coding import (
     FLOAT_BYTES,
@@ -23,7 +24,7 @@ from qsgd_hpc.scaling.predict.coding import (
     parts,
 )
 
-__all__ = ["ALGORITHMS", "CODED", "Layout", "Messages", "Phase", "Schedule", "resolve", "schedule"]
+__all__ = ["ALGORITHMS", "Layout", "Messages", "Phase", "Schedule", "resolve", "schedule"]
 
 DOUBLING_BYTES = 64 << 10
 """Up to here `direct` is recursive doubling, among a power of two of ranks."""
@@ -146,9 +147,9 @@ def schedule(
     name = resolve(algorithm, layout, coding)
     if name not in ALGORITHMS:
         raise UsageError(f"algorithm {name!r}: known are auto, {', '.join(ALGORITHMS)}")
-    if (name in CODED) != (coding is not None):
+    if (name in COMPRESSED) != (coding is not None):
         raise UsageError(
-            f"algorithm {name!r} {'needs codes' if name in CODED else 'sends float32'}; "
+            f"algorithm {name!r} {'needs codes' if name in COMPRESSED else 'sends float32'}; "
             "choose another, or auto"
         )
     nothing = np.zeros(layout.ranks, dtype=np.int64)
@@ -400,5 +401,4 @@ _FLAT: dict[str, Callable[[int, Tensors, Coding | None], tuple[Phase, ...]]] = {
 }
 # How many ranks of a node communicate with other nodes; None: all of them.
 _ACROSS = {"hierarchical": None, "leaders": 1, "hierarchical_sra": None, "leaders_sra": 1}
-CODED = ("sra", "sra2d", "allgather", "requantizing_ring", "hierarchical_sra", "leaders_sra")
 ALGORITHMS = (*_FLAT, "shared", *_ACROSS)
