@@ -6,6 +6,9 @@ Each function takes one bucket and returns what travels: its scales and one code
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,7 +45,9 @@ def shrink(x: Floats, variance: NDArray[np.float64]) -> float:
     return 1 / (1 + w) if w >= 1 else 1.0
 
 
-def minmax(x: Floats, bits: int, u: NDArray | None, contract: bool) -> tuple[Floats, Codes]:
+def minmax(
+    x: Floats, bits: int, _norm: str, u: NDArray | None, contract: bool
+) -> tuple[Floats, Codes]:
     levels = 2**bits - 1
     least, most = float(x.min()), float(x.max())
     unit = (most - least) / levels
@@ -78,7 +83,9 @@ def nuqsgd(
     return np.array([float(n) * factor], dtype=np.float32), codes
 
 
-def terngrad(x: Floats, u: NDArray | None, contract: bool) -> tuple[Floats, Codes]:
+def terngrad(
+    x: Floats, _bits: int, _norm: str, u: NDArray | None, contract: bool
+) -> tuple[Floats, Codes]:
     if not x.any():
         return np.zeros(1, dtype=np.float32), np.ones(x.size, dtype=np.uint8)
     sigma = np.sqrt(lane_sum(x.astype(np.float64) ** 2) / x.size)
@@ -92,35 +99,54 @@ def terngrad(x: Floats, u: NDArray | None, contract: bool) -> tuple[Floats, Code
     return np.array([float(top) * factor], dtype=np.float32), codes
 
 
-def sign(x: Floats) -> tuple[Floats, Codes]:
+def sign(x: Floats, *_: object) -> tuple[Floats, Codes]:
     mean = lane_sum(np.abs(x).astype(np.float64)) / x.size
     return np.array([mean], dtype=np.float32), (~np.signbit(x)).astype(np.uint8)
 
 
-def encode_bucket(
-    x: Floats, scheme: str, bits: int, norm: str, u: NDArray | None, contract: bool
-) -> tuple[Floats, Codes]:
-    if scheme == "minmax":
-        return minmax(x, bits, u, contract)
-    if scheme == "nuqsgd":
-        return nuqsgd(x, bits, norm, u, contract)
-    if scheme == "terngrad":
-        return terngrad(x, u, contract)
-    return sign(x)
-
-
-def decode_bucket(scales: Floats, codes: Codes, scheme: str, bits: int) -> Floats:
-    if scheme == "minmax":
-        least, unit = scales.astype(np.float64)
-        return np.minimum(least + unit * codes, FLOAT_MAX).astype(np.float32)
-    if scheme == "sign":
-        return np.where(codes == 1, scales[0], -scales[0])
-    level = codes.astype(np.int64) - (1 if scheme == "terngrad" else 2 ** (bits - 1) - 1)
-    if scheme == "terngrad":
-        return (level * scales[0]).astype(np.float32)
+def exponential(scales: Floats, codes: NDArray[np.int64], bits: int) -> Floats:
     s = 2 ** (bits - 1) - 1
+    level = codes - s
     ratio = np.where(level == 0, 0.0, 2.0 ** (np.abs(level) - s)) * np.sign(level)
     return (ratio * float(scales[0])).astype(np.float32)
+
+
+def affine(scales: Floats, codes: NDArray[np.int64], bits: int) -> Floats:
+    least, unit = scales.astype(np.float64)
+    return np.minimum(least + unit * codes, FLOAT_MAX).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Definition:
+    """How one code codes a bucket, and what it makes of that.
+
+    Attributes:
+        bits: those that it exists in.
+        encode: the bucket, bits, norm, thresholds and whether to contract, to scales and codes.
+        decode: scales, codes and bits to values.
+        scales: float32 of a bucket.
+    """
+
+    bits: Sequence[int]
+    encode: Callable[[Floats, int, str, NDArray | None, bool], tuple[Floats, Codes]]
+    decode: Callable[[Floats, NDArray[np.int64], int], Floats]
+    scales: int = 1
+
+
+DEFINITIONS = {
+    "minmax": Definition(range(1, 9), minmax, affine, scales=2),
+    "nuqsgd": Definition(range(2, 9), nuqsgd, exponential),
+    "terngrad": Definition(
+        [2],
+        terngrad,
+        lambda scales, codes, _: ((codes - 1) * scales[0]).astype(np.float32),
+    ),
+    "sign": Definition(
+        [1],
+        sign,
+        lambda scales, codes, _: np.where(codes == 1, scales[0], -scales[0]),
+    ),
+}
 
 
 def pack(codes: Codes, bits: int) -> Codes:
@@ -144,7 +170,7 @@ def message_body(
     for begin in range(0, x.size, bucket):
         part = x[begin : begin + bucket]
         drawn = u[begin : begin + part.size] if rounding == "stochastic" else None
-        scale, code = encode_bucket(part, scheme, bits, norm, drawn, contract)
+        scale, code = DEFINITIONS[scheme].encode(part, bits, norm, drawn, contract)
         scales.append(scale.view(np.uint8))
         padded = np.zeros(-(-part.size // reference.TILE) * reference.TILE, dtype=np.uint8)
         padded[: part.size] = code
@@ -154,14 +180,16 @@ def message_body(
 
 def decode_body(body: Codes, *, scheme: str, bits: int, bucket: int, count: int) -> Floats:
     """Return the values of what message_body wrote."""
-    per_bucket = 2 if scheme == "minmax" else 1
+    definition = DEFINITIONS[scheme]
     buckets = -(-count // bucket)
-    scales = body[: 4 * per_bucket * buckets].view(np.float32).reshape(buckets, per_bucket)
+    scales = (
+        body[: 4 * definition.scales * buckets].view(np.float32).reshape(buckets, definition.scales)
+    )
     codes = unpack(body[scales.nbytes :], bits)
     parts = [np.zeros(0, dtype=np.float32)]
     for i in range(buckets):
-        part = codes[i * bucket : min((i + 1) * bucket, count)]
-        parts.append(decode_bucket(scales[i], part, scheme, bits))
+        part = codes[i * bucket : min((i + 1) * bucket, count)].astype(np.int64)
+        parts.append(definition.decode(scales[i], part, bits))
     return np.concatenate(parts)
 
 

@@ -14,12 +14,7 @@ from tests import reference_schemes
 
 HEADER_BYTES = 32
 BUCKET = 512
-PACKED = [  # scheme, bits
-    *(("minmax", bits) for bits in range(1, 9)),
-    *(("nuqsgd", bits) for bits in range(2, 9)),
-    ("terngrad", 2),
-    ("sign", 1),
-]
+PACKED = [(scheme, bits) for scheme, d in reference_schemes.DEFINITIONS.items() for bits in d.bits]
 KEY = {"seed": (7 << 32) + 5, "tensor": 9, "step": 11, "rank": 3}
 FLOAT_MAX = np.finfo(np.float32).max
 EDGES = [0, 1, 63, 64, 65, 511, 512, 513, 1300]
