@@ -14,6 +14,7 @@ __all__ = ["GATE", "LEFT", "SERIAL", "mark"]
 
 # Files and folders whose tests start ranks, or need the machine for themselves.
 SERIAL = (
+    "tests/adding/test_core.py",
     "tests/browser/",
     "tests/core/",
     "tests/ddp/",

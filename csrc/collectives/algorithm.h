@@ -1,5 +1,4 @@
-// What an algorithm of an allreduce consists of. To add one: a file that defines its traits, and a
-// line in algorithm_list.h.
+// What an algorithm of an allreduce consists of; docs/design.md has the steps to add one.
 #pragma once
 
 #include <cstddef>

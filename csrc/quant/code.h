@@ -1,5 +1,4 @@
-// What a code of gradients consists of. To add one: a file that derives from a class below, and a
-// line in code_list.h.
+// What a code of gradients consists of; docs/design.md has the steps to add one.
 #pragma once
 
 #include <algorithm>
