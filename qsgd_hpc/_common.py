@@ -1,5 +1,6 @@
 """The part of the Horovod API that every framework's module has, and that is the same in all."""
 
+from qsgd_hpc import built, feedback
 from qsgd_hpc.basics import (
     communication_stats,
     compression_stats,
@@ -16,18 +17,7 @@ from qsgd_hpc.basics import (
     size,
     step_profile,
 )
-from qsgd_hpc.built import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
+from qsgd_hpc.built import *
 from qsgd_hpc.errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -35,12 +25,7 @@ from qsgd_hpc.errors import (
     RankFailedError,
     UsageError,
 )
-from qsgd_hpc.feedback import (
-    error_feedback_state,
-    load_error_feedback_state,
-    load_rounding_state,
-    rounding_state,
-)
+from qsgd_hpc.feedback import *
 from qsgd_hpc.launch.function import run
 from qsgd_hpc.ops import Adasum, Average, Max, Min, Product, Sum
 from qsgd_hpc.process_sets import (
@@ -65,33 +50,19 @@ __all__ = [
     "Sum",
     "UsageError",
     "add_process_set",
-    "ccl_built",
     "communication_stats",
     "compression_stats",
     "cross_rank",
     "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "error_feedback_state",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "init",
     "is_homogeneous",
     "is_initialized",
-    "load_error_feedback_state",
-    "load_rounding_state",
     "local_rank",
     "local_size",
-    "mpi_built",
-    "mpi_enabled",
     "mpi_library_version",
-    "mpi_threads_supported",
-    "nccl_built",
     "rank",
     "remove_process_set",
-    "rocm_built",
-    "rounding_state",
     "run",
     "shutdown",
     "size",
@@ -99,3 +70,5 @@ __all__ = [
     "step_profile",
     "stop_timeline",
 ]
+__all__ += built.__all__
+__all__ += feedback.__all__

@@ -4,36 +4,19 @@ For ``keras`` and ``tensorflow.keras`` alike, on the backends TensorFlow, PyTorc
 changes this import, and gives ``model.compile`` a ``hvd.DistributedOptimizer``.
 """
 
-from qsgd_hpc import _common
+from qsgd_hpc import _common, objects
 from qsgd_hpc._common import *
-from qsgd_hpc.keras import callbacks, elastic
+from qsgd_hpc.keras import _values, callbacks, elastic
 from qsgd_hpc.keras._backend import BACKEND
-from qsgd_hpc.keras._values import (
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_global_variables,
-    reducescatter,
-)
+from qsgd_hpc.keras._values import *
 from qsgd_hpc.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from qsgd_hpc.keras.saving import load_model
-from qsgd_hpc.objects import allgather_object, broadcast_object
+from qsgd_hpc.objects import *
 
-__all__ = [
-    "Compression",
-    "DistributedOptimizer",
-    "PartialDistributedOptimizer",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "broadcast",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "callbacks",
-    "elastic",
-    "load_model",
-    "reducescatter",
-]
+__all__ = ["Compression", "DistributedOptimizer", "PartialDistributedOptimizer"]
+__all__ += ["callbacks", "elastic", "load_model"]
+__all__ += objects.__all__
+__all__ += _values.__all__
 __all__ += _common.__all__
 
 Compression = BACKEND.Compression

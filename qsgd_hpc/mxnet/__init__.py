@@ -12,46 +12,18 @@ except (ImportError, AttributeError) as error:  # the latter: a numpy without np
         "Python 3.10 or 3.11: pip install 'qsgd-hpc[mxnet]' in an environment of its own"
     ) from error
 
-from qsgd_hpc import _common
+from qsgd_hpc import _common, objects
 from qsgd_hpc._common import *
 from qsgd_hpc.arrays.compression import Compression
+from qsgd_hpc.mxnet import ops
 from qsgd_hpc.mxnet.functions import broadcast_parameters
-from qsgd_hpc.mxnet.ops import (
-    allgather,
-    allreduce,
-    allreduce_,
-    alltoall,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_reducescatter,
-    reducescatter,
-)
+from qsgd_hpc.mxnet.ops import *
 from qsgd_hpc.mxnet.optimizer import DistributedOptimizer, DistributedTrainer
-from qsgd_hpc.objects import allgather_object, broadcast_object
+from qsgd_hpc.objects import *
 from qsgd_hpc.ops import barrier, join
 
-__all__ = [
-    "Compression",
-    "DistributedOptimizer",
-    "DistributedTrainer",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_object",
-    "broadcast_parameters",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_reducescatter",
-    "join",
-    "reducescatter",
-]
+__all__ = ["Compression", "DistributedOptimizer", "DistributedTrainer", "barrier"]
+__all__ += ["broadcast_parameters", "join"]
+__all__ += objects.__all__
+__all__ += ops.__all__
 __all__ += _common.__all__

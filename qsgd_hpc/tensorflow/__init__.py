@@ -8,35 +8,14 @@ from typing import Any
 
 from qsgd_hpc import _common
 from qsgd_hpc._common import *
-from qsgd_hpc.tensorflow import elastic
+from qsgd_hpc.tensorflow import elastic, functions, ops, variables
 from qsgd_hpc.tensorflow.compression import Compression
-from qsgd_hpc.tensorflow.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_object_fn,
-)
+from qsgd_hpc.tensorflow.functions import *
 from qsgd_hpc.tensorflow.hooks import BroadcastGlobalVariablesHook
-from qsgd_hpc.tensorflow.ops import (
-    allgather,
-    allreduce,
-    alltoall,
-    barrier,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    join,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    reducescatter,
-    size_op,
-)
+from qsgd_hpc.tensorflow.ops import *
 from qsgd_hpc.tensorflow.optimizer import DistributedOptimizer
 from qsgd_hpc.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
-from qsgd_hpc.tensorflow.variables import broadcast_global_variables, broadcast_variables
+from qsgd_hpc.tensorflow.variables import *
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -45,29 +24,11 @@ __all__ = [
     "DistributedOptimizer",
     "PartialDistributedGradientTape",
     "SyncBatchNormalization",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
     "elastic",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "join",
-    "local_rank_op",
-    "local_size_op",
-    "process_set_included_op",
-    "rank_op",
-    "reducescatter",
-    "size_op",
 ]
+__all__ += functions.__all__
+__all__ += ops.__all__
+__all__ += variables.__all__
 __all__ += _common.__all__
 
 
