@@ -41,6 +41,7 @@ __all__ = [
     "label",
     "member_names",
     "operation",
+    "place_in",
     "poll",
     "ranks_of",
     "reducescatter",
@@ -103,6 +104,11 @@ def ranks_of(process_set: ProcessSet) -> list[int]:
     """Return the ranks of a set that this rank is in."""
     require_member(process_set)
     return process_set.ranks or []
+
+
+def place_in(process_set: ProcessSet) -> int:
+    """Return this rank's place among the ranks of a set that it is in."""
+    return ranks_of(process_set).index(basics.rank())
 
 
 def label(kind: str, name: str | None, process_set: ProcessSet = global_process_set) -> str:

@@ -19,6 +19,7 @@ __all__ = [
     "coding_for",
     "is_widened",
     "op_for",
+    "reduction_of",
     "require_values",
 ]
 
@@ -51,6 +52,20 @@ def choose_op(op: Op | None, average: bool | None) -> Op:
     if op is not None:
         raise UsageError("pass op= or the older average=, not both")
     return Average if average else Sum
+
+
+def reduction_of(
+    name: str | None,
+    op: Op | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: Any = NoneCompressor,
+) -> Reduction:
+    """Return what a call with these arguments asks for; a name that it gives comes again."""
+    factors = prescale_factor, postscale_factor
+    return Reduction(choose_op(op, average), *factors, process_set, compression, name is not None)
 
 
 def op_for(op: Op, dtype: str) -> Op:

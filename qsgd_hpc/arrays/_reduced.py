@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from qsgd_hpc import ops
 from qsgd_hpc._base import eager
-from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc._base.reduction import Reduction, choose_op
+from qsgd_hpc._base.reduction import reduction_of
 from qsgd_hpc.arrays._memory import ARRAYS
 from qsgd_hpc.ops import Handle, Op
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.process_sets import ProcessSet
 
 __all__ = ["Options", "start_allreduces", "start_reducescatters"]
 
@@ -35,21 +34,6 @@ class Options(TypedDict, total=False):
     """The ranks that take part; by default all."""
     compression: Any
     """One of ``hvd.Compression``, or a class of one's own with ``compress`` and ``decompress``."""
-
-
-def reduction_of(
-    name: str | None,
-    *,
-    average: bool | None = None,
-    op: Op | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    compression: Any = NoneCompressor,
-) -> Reduction:
-    """Return what a call with these options asks for."""
-    factors = prescale_factor, postscale_factor
-    return Reduction(choose_op(op, average), *factors, process_set, compression, name is not None)
 
 
 def start_allreduces(

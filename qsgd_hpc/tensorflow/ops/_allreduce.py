@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc._base.reduction import Reduction, choose_op
+from qsgd_hpc._base.reduction import Reduction, reduction_of
 from qsgd_hpc.errors import UnsupportedError
 from qsgd_hpc.ops import Average, Op, Sum, ranks_of
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
@@ -54,8 +54,8 @@ def allreduce(
         HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
         UnsupportedError: sparse tensors with another op than Average or Sum.
     """
-    chosen = choose_op(op, average)
-    reduction = Reduction(chosen, prescale_factor, postscale_factor, process_set, compression)
+    factors = prescale_factor, postscale_factor
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
     if isinstance(tensor, Slices):
         return _allreduce_sparse(tensor, reduction, name)
     dense = tf.convert_to_tensor(tensor)
@@ -79,8 +79,8 @@ def grouped_allreduce(
 
     ``tf.IndexedSlices`` among them are gathered one by one.
     """
-    chosen = choose_op(op, average)
-    reduction = Reduction(chosen, prescale_factor, postscale_factor, process_set, compression)
+    factors = prescale_factor, postscale_factor
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
     dense = [tf.convert_to_tensor(t) for t in tensors if not isinstance(t, Slices)]
     made = iter(reduce_all("allreduce", dense, reduction, name, grouped=True) if dense else [])
     results = []

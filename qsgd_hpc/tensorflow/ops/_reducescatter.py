@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc._base.reduction import Reduction, choose_op, require_values
+from qsgd_hpc._base.reduction import Reduction, reduction_of, require_values
 from qsgd_hpc.ops import Op
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.compression import Compression
@@ -50,8 +50,8 @@ def reducescatter(
     Raises:
         HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
     """
-    chosen = choose_op(op, average)
-    reduction = Reduction(chosen, prescale_factor, postscale_factor, process_set, compression)
+    factors = prescale_factor, postscale_factor
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
     return _scatter([tensor], reduction, name, grouped=False)[0]
 
 
@@ -68,8 +68,8 @@ def grouped_reducescatter(
     average: bool | None = None,
 ) -> list[tf.Tensor]:
     """Reduce and share out several tensors, which complete or fail together."""
-    chosen = choose_op(op, average)
-    reduction = Reduction(chosen, prescale_factor, postscale_factor, process_set, compression)
+    factors = prescale_factor, postscale_factor
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
     return _scatter(tensors, reduction, name, grouped=True) if tensors else []
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from qsgd_hpc import basics, ops
+from qsgd_hpc import ops
 from qsgd_hpc._base.eager import start_allgathers
 from qsgd_hpc.ops import Average, Handle, Op
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
@@ -33,10 +33,12 @@ class Allgather(Collective):
             Sum, where it is part of the derivative of another operation.
     """
 
+    kind = "allgather"
+
     def __init__(
         self, name: str | None, process_set: ProcessSet, *, grouped: bool, op: Op = Average
     ) -> None:
-        super().__init__(ops.label("allgather", name, process_set), process_set, grouped=grouped)
+        super().__init__(name, process_set, grouped=grouped)
         self._op = op
         self._rows: list[list[int]] = []
 
@@ -54,7 +56,7 @@ class Allgather(Collective):
     def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         """Return the mean, or sum, over the ranks of what they hold for this rank's rows."""
         rows = self._rows[index]
-        mine = ops.ranks_of(self._process_set).index(basics.rank())
+        mine = ops.place_in(self._process_set)
         call = Alltoall(rows, self.gradient_name(index), self._process_set)
         parts = run(call, [gradient])[0].reshape(len(rows), rows[mine], *gradient.shape[1:])
         return parts.mean(0) if self._op is Average else parts.sum(0)

@@ -10,7 +10,7 @@ import torch
 from qsgd_hpc import ops
 from qsgd_hpc._base.compressors import NoneCompressor
 from qsgd_hpc._base.eager import start_allreduces
-from qsgd_hpc._base.reduction import Reduction, choose_op
+from qsgd_hpc._base.reduction import Reduction, reduction_of
 from qsgd_hpc.ops import Handle, Op
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops._reduced import Allreduce, run_scaled
@@ -34,19 +34,6 @@ def _first(tensors: Tensors) -> torch.Tensor:
     return tensors[0]
 
 
-def _reduction(
-    op: Op | None,
-    average: bool | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    compression: Any,
-    name: str | None,
-) -> Reduction:
-    chosen = choose_op(op, average)
-    return Reduction(chosen, prescale, postscale, process_set, compression, name is not None)
-
-
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -59,7 +46,7 @@ def allreduce_async(
 ) -> Handle:
     """Start an allreduce; ``synchronize`` returns its result as a new tensor."""
     factors = prescale_factor, postscale_factor
-    reduction = _reduction(op, average, *factors, process_set, compression, name)
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
     return _start(reduction, name, [tensor], grouped=False, in_place=False).then(_first)
 
 
@@ -75,7 +62,7 @@ def allreduce_async_(
 ) -> Handle:
     """Start an allreduce that replaces ``tensor``; do not touch it before ``synchronize``."""
     factors = prescale_factor, postscale_factor
-    reduction = _reduction(op, average, *factors, process_set, compression, name)
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
     return _start(reduction, name, [tensor], grouped=False, in_place=True).then(_first)
 
 
@@ -106,8 +93,8 @@ def allreduce(
         HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
     """
     factors = prescale_factor, postscale_factor
-    reduction = _reduction(op, average, *factors, process_set, compression, name)
-    return _run(reduction, name, [tensor], grouped=False)[0]
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return run_scaled(Allreduce, reduction, name, [tensor], grouped=False)[0]
 
 
 def allreduce_(
@@ -139,7 +126,7 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Start a ``grouped_allreduce``; ``synchronize`` returns its results as new tensors."""
     factors = prescale_factor, postscale_factor
-    reduction = _reduction(op, average, *factors, process_set, compression, name)
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
     return _start(reduction, name, tensors, grouped=True, in_place=False)
 
 
@@ -155,7 +142,7 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """Start a ``grouped_allreduce`` that replaces the tensors."""
     factors = prescale_factor, postscale_factor
-    reduction = _reduction(op, average, *factors, process_set, compression, name)
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
     return _start(reduction, name, tensors, grouped=True, in_place=True)
 
 
@@ -171,8 +158,8 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Reduce several tensors, which complete or fail together; see :func:`allreduce`."""
     factors = prescale_factor, postscale_factor
-    reduction = _reduction(op, average, *factors, process_set, compression, name)
-    return _run(reduction, name, tensors, grouped=True)
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return run_scaled(Allreduce, reduction, name, tensors, grouped=True)
 
 
 def grouped_allreduce_(
@@ -199,9 +186,3 @@ def _start(
 ) -> Handle:
     text = ops.label("allreduce", name, reduction.process_set)
     return start_allreduces(TENSORS, tensors, reduction, text, grouped=grouped, in_place=in_place)
-
-
-def _run(
-    reduction: Reduction, name: str | None, tensors: Tensors, *, grouped: bool
-) -> list[torch.Tensor]:
-    return run_scaled(lambda plain: Allreduce(plain, name, grouped=grouped), reduction, tensors)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from qsgd_hpc import ops
 from qsgd_hpc._base.eager import start_alltoall
 from qsgd_hpc.ops import Handle
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
@@ -22,8 +21,10 @@ Splits = Sequence[int] | torch.Tensor | None
 class Alltoall(Collective):
     """Sends ``splits[i]`` rows to the i-th rank of the process set."""
 
+    kind = "alltoall"
+
     def __init__(self, splits: Splits, name: str | None, process_set: ProcessSet) -> None:
-        super().__init__(ops.label("alltoall", name, process_set), process_set)
+        super().__init__(name, process_set)
         self._splits = splits.tolist() if isinstance(splits, torch.Tensor) else splits
         self.received: list[int] = []
         """Rows that came from each rank, when it is done."""

@@ -21,8 +21,10 @@ Tensors = Sequence[torch.Tensor]
 
 
 class _Broadcast(Collective):
+    kind = "broadcast"
+
     def __init__(self, root_rank: int, name: str | None, process_set: ProcessSet) -> None:
-        super().__init__(ops.label("broadcast", name, process_set), process_set)
+        super().__init__(name, process_set)
         self._root = root_rank
 
     def start(self, tensors: Tensors) -> Handle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,11 +23,13 @@ class Collective(ABC):
     a group has a gradient of its own, because a script may differentiate the results one by one.
     """
 
+    kind: ClassVar[str]
+    """As the core calls it."""
     needs_values = False
     """Whether the gradient depends on what went in and what came out."""
 
-    def __init__(self, name: str, process_set: ProcessSet, *, grouped: bool = False) -> None:
-        self._name = name
+    def __init__(self, name: str | None, process_set: ProcessSet, *, grouped: bool = False) -> None:
+        self._name = ops.label(self.kind, name, process_set)
         self._process_set = process_set
         self._grouped = grouped
 

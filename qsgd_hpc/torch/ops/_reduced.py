@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from qsgd_hpc import basics, ops
+from qsgd_hpc import ops
 from qsgd_hpc._base.eager import start_allreduces
 from qsgd_hpc._base.reduction import CURVED, Reduction
 from qsgd_hpc.errors import UsageError
@@ -17,19 +17,24 @@ from qsgd_hpc.torch.ops._allgather import Allgather
 from qsgd_hpc.torch.ops._gradients import Collective, run
 from qsgd_hpc.torch.ops._tensors import TENSORS
 
-__all__ = ["Allreduce", "derivative", "run_scaled"]
+__all__ = ["Allreduce", "Reducing", "derivative", "run_scaled"]
 
 Tensors = Sequence[torch.Tensor]
 
 
-class Allreduce(Collective):
-    """Reduces tensors over the ranks of a process set."""
+class Reducing(Collective):
+    """A collective that reduces; tensors are given to it as the reduction says."""
 
     def __init__(self, reduction: Reduction, name: str | None, *, grouped: bool) -> None:
-        sets = reduction.process_set
-        super().__init__(ops.label("allreduce", name, sets), sets, grouped=grouped)
+        super().__init__(name, reduction.process_set, grouped=grouped)
         self._reduction = reduction
         self.needs_values = reduction.op in CURVED
+
+
+class Allreduce(Reducing):
+    """Reduces tensors over the ranks of a process set."""
+
+    kind = "allreduce"
 
     def start(self, tensors: Tensors) -> Handle:
         """Start reducing into new tensors."""
@@ -57,7 +62,7 @@ def derivative(
     Ranks that hold the extremum together share its derivative, as in ``torch.amax``.
     """
     if op is Product:
-        mine = ops.ranks_of(process_set).index(basics.rank())
+        mine = ops.place_in(process_set)
         gather = Allgather(f"{name}.factors", process_set, grouped=False, op=Sum)
         (everyone,) = run(gather, [before.unsqueeze(0)])
         return torch.cat([everyone[:mine], everyone[mine + 1 :]]).prod(0)
@@ -80,9 +85,9 @@ def _with_factors_apart(reduction: Reduction, tensors: Tensors) -> tuple[Reducti
 
 
 def run_scaled(
-    call: Callable[[Reduction], Collective], reduction: Reduction, tensors: Sequence[torch.Tensor]
+    kind: type[Reducing], reduction: Reduction, name: str | None, tensors: Tensors, *, grouped: bool
 ) -> list[torch.Tensor]:
-    """Carry out what ``call`` makes of the reduction, with factors where gradients see them."""
+    """Carry out a reduction of this kind, with factors where gradients see them."""
     plain, scaled, factor = _with_factors_apart(reduction, tensors)
-    made = run(call(plain), scaled)
+    made = run(kind(plain, name, grouped=grouped), scaled)
     return made if factor == 1 else [tensor * factor for tensor in made]

@@ -7,12 +7,16 @@ from typing import Any
 
 import torch
 
+from qsgd_hpc import ops
 from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc._base.reduction import Reduction, choose_op
-from qsgd_hpc.ops import Handle, Op
+from qsgd_hpc._base.eager import start_reducescatters
+from qsgd_hpc._base.reduction import CURVED, Reduction, reduction_of, require_values
+from qsgd_hpc.ops import Handle, Op, Sum
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
-from qsgd_hpc.torch.ops._reduced import run_scaled
-from qsgd_hpc.torch.ops._scattered import Reducescatter
+from qsgd_hpc.torch.ops._allgather import Allgather
+from qsgd_hpc.torch.ops._gradients import run
+from qsgd_hpc.torch.ops._reduced import Reducing, derivative, run_scaled
+from qsgd_hpc.torch.ops._tensors import TENSORS
 
 __all__ = [
     "grouped_reducescatter",
@@ -22,6 +26,34 @@ __all__ = [
 ]
 
 Tensors = Sequence[torch.Tensor]
+
+
+class Reducescatter(Reducing):
+    """Reduces tensors and leaves each rank its share of the rows."""
+
+    kind = "reducescatter"
+
+    def __init__(self, reduction: Reduction, name: str | None, *, grouped: bool) -> None:
+        require_values(reduction)
+        super().__init__(reduction, name, grouped=grouped)
+
+    def start(self, tensors: Tensors) -> Handle:
+        """Start reducing into new tensors."""
+        return start_reducescatters(
+            TENSORS, tensors, self._reduction, self._name, grouped=self._grouped
+        )
+
+    def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        """Return all ranks' shares of the gradient, times the derivative of a curved operation."""
+        reduction, name, sets = self._reduction, self.gradient_name(index), self._process_set
+        if reduction.op in CURVED:
+            before, share = values
+            (total,) = run(Allgather(name, sets, grouped=False, op=Sum), [gradient])
+            (after,) = run(Allgather(f"{name}.results", sets, grouped=False, op=Sum), [share])
+            return total * derivative(reduction.op, before, after, name, sets)
+        (total,) = run(Allgather(name, sets, grouped=False), [gradient])
+        ranks = len(ops.ranks_of(sets)) if reduction.op is Sum else 1
+        return total * (reduction.prescale * reduction.postscale * ranks)
 
 
 def reducescatter_async(
@@ -36,7 +68,7 @@ def reducescatter_async(
 ) -> Handle:
     """Start a ``reducescatter``; ``synchronize`` returns its result."""
     factors = prescale_factor, postscale_factor
-    reduction = Reduction(choose_op(op, average), *factors, process_set, compression)
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
     handle = Reducescatter(reduction, name, grouped=False).start([tensor])
     return handle.then(lambda made: made[0])
 
@@ -70,8 +102,8 @@ def reducescatter(
         HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
     """
     factors = prescale_factor, postscale_factor
-    reduction = Reduction(choose_op(op, average), *factors, process_set, compression)
-    return _run(reduction, name, [tensor], grouped=False)[0]
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return run_scaled(Reducescatter, reduction, name, [tensor], grouped=False)[0]
 
 
 def grouped_reducescatter_async(
@@ -86,7 +118,7 @@ def grouped_reducescatter_async(
 ) -> Handle:
     """Start a ``grouped_reducescatter``; ``synchronize`` returns its results."""
     factors = prescale_factor, postscale_factor
-    reduction = Reduction(choose_op(op, average), *factors, process_set, compression)
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
     return Reducescatter(reduction, name, grouped=True).start(tensors)
 
 
@@ -102,11 +134,5 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """Reduce and share out several tensors, which complete or fail together."""
     factors = prescale_factor, postscale_factor
-    reduction = Reduction(choose_op(op, average), *factors, process_set, compression)
-    return _run(reduction, name, tensors, grouped=True)
-
-
-def _run(
-    reduction: Reduction, name: str | None, tensors: Tensors, *, grouped: bool
-) -> list[torch.Tensor]:
-    return run_scaled(lambda plain: Reducescatter(plain, name, grouped=grouped), reduction, tensors)
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return run_scaled(Reducescatter, reduction, name, tensors, grouped=True)
