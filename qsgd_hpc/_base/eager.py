@@ -74,11 +74,11 @@ def _moved_buffer_of(adapter: Adapter, host: Any) -> ops.Buffer:
     )
 
 
-def as_rows(tensor: Any, operation: str) -> Any:
+def as_rows(tensor: Any, operation: str, words: str = "tensors") -> Any:
     """Return a tensor, which must have a first dimension to be cut along."""
     if not tensor.ndim:
         raise UsageError(
-            f"{operation} cuts tensors along their first dimension, and a scalar has none; pass "
+            f"{operation} cuts {words} along their first dimension, and a scalar has none; pass "
             "x.reshape(1)"
         )
     return tensor

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from qsgd_hpc import ops
 from qsgd_hpc.jax.ops._moving import (
     allgather,
@@ -25,7 +23,7 @@ from qsgd_hpc.jax.ops._reducing import (
     reducescatter,
     reducescatter_async,
 )
-from qsgd_hpc.ops import Handle, barrier
+from qsgd_hpc.ops import barrier, poll, synchronize
 
 __all__ = [
     "allgather",
@@ -49,16 +47,6 @@ __all__ = [
     "reducescatter_async",
     "synchronize",
 ]
-
-
-def synchronize(handle: Handle) -> Any:
-    """Wait for an asynchronous operation and return its result."""
-    return handle.wait()
-
-
-def poll(handle: Handle) -> bool:
-    """Tell whether ``synchronize`` would return at once."""
-    return handle.done()
 
 
 def join() -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from qsgd_hpc import ops
 from qsgd_hpc._base.eager import start_allgather
 from qsgd_hpc.jax.ops._alltoall import Alltoall
 from qsgd_hpc.jax.ops._arrays import ARRAYS
-from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, place_in
+from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
 from qsgd_hpc.jax.ops._primitive import run
 from qsgd_hpc.ops import Average, Handle, Op
 from qsgd_hpc.process_sets import ProcessSet
@@ -23,7 +24,7 @@ def summed_shares(array: Any, rows: Shape, name: str, process_set: ProcessSet) -
 
     A reducescatter, whose gradient is the derivative: no factor is in it, as none is in alltoall's.
     """
-    ranks, mine = len(rows), place_in(process_set)
+    ranks, mine = len(rows), ops.place_in(process_set)
     call = Alltoall((name,), process_set, None, rows, (rows[mine],) * ranks)
     (parts,) = run(call, [array])
     return parts.reshape(ranks, rows[mine], *array.shape[1:]).sum(0)
@@ -52,15 +53,11 @@ class Allgather(Collective):
         """Return the shapes with all ranks' rows."""
         return [(sum(self.rows(i, shape)), *shape[1:]) for i, shape in enumerate(shapes)]
 
-    def start(self, arrays: Arrays) -> Handle:
-        """Start gathering into new arrays; whatever their rows are."""
-        return Handle.together([self._start(i, array) for i, array in enumerate(arrays)])
-
-    def _start(self, index: int, array: Any) -> Handle:
-        handle = start_allgather(
-            ARRAYS, array, self.names[index], self.process_set, self.core_group()
-        )
-        return handle.then(lambda made: made[0])
+    def start_one(self, index: int, array: Any) -> Handle:
+        """Start gathering, whatever the ranks' rows are."""
+        name, group = self.names[index], self.core_group()
+        handle = start_allgather(ARRAYS, array, name, self.process_set, group)
+        return handle.then(itemgetter(0))
 
     def picked(self, indices: Sequence[int]) -> Allgather:
         """Return this call for some of its arrays."""

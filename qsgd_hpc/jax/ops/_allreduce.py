@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from qsgd_hpc import ops
 from qsgd_hpc._base.eager import start_allreduce
 from qsgd_hpc._base.reduction import CURVED, Reduction, op_for
 from qsgd_hpc._core import Coding
@@ -16,7 +17,7 @@ from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jax.ops._allgather import Allgather
 from qsgd_hpc.jax.ops._arrays import ARRAYS
-from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, place_in
+from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
 from qsgd_hpc.jax.ops._primitive import run
 from qsgd_hpc.ops import Adasum, Handle, Op, Product, Sum
 
@@ -47,15 +48,8 @@ class Allreduce(Collective):
         """Whether a compiled program puts results where the arguments were."""
         return self.overwrites
 
-    def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return the shapes as they are."""
-        return list(shapes)
-
-    def start(self, arrays: Arrays) -> Handle:
-        """Start reducing into new arrays."""
-        return Handle.together([self._start(i, array) for i, array in enumerate(arrays)])
-
-    def _start(self, index: int, array: Any) -> Handle:
+    def start_one(self, index: int, array: Any) -> Handle:
+        """Start reducing."""
         reduction = Reduction(
             self.op, self.prescale, self.postscale, self.process_set, lasting=self.lasting
         )
@@ -128,7 +122,7 @@ def slopes(call: Collective, op: Op, inputs: Arrays, outputs: Arrays) -> list[An
     Ranks that hold the extremum together share its derivative, as in ``jax.numpy.max``.
     """
     if op is Product:
-        mine = place_in(call.process_set)
+        mine = ops.place_in(call.process_set)
         gather = Allgather(**_named(call, ".factors"), op=Sum)
         everyone = run(gather, [x[None] for x in inputs])
         return [jnp.concatenate([x[:mine], x[mine + 1 :]]).prod(0) for x in everyone]

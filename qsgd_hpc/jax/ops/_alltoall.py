@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from operator import itemgetter
+from typing import Any, ClassVar
 
 from qsgd_hpc import ops
 from qsgd_hpc._base.eager import start_alltoall
@@ -56,13 +57,12 @@ class Alltoall(Collective):
         """Return the shape with the rows that come."""
         return [(sum(self.rows(0, shape)), *shape[1:]) for shape in shapes]
 
-    def start(self, arrays: Arrays) -> Handle:
+    def start_one(self, index: int, array: Any) -> Handle:
         """Start exchanging rows."""
-        return self.start_with_rows(arrays).then(lambda made: [made[0]])
+        return self.start_with_rows(array).then(itemgetter(0))
 
-    def start_with_rows(self, arrays: Arrays) -> Handle:
+    def start_with_rows(self, array: Any) -> Handle:
         """Start exchanging rows; the result is the new array and the rows from each rank."""
-        (array,) = arrays
         splits = self.splits(array.shape)
         return start_alltoall(ARRAYS, array, splits, self.names[0], self.process_set)
 

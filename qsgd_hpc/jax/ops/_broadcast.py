@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,15 +33,8 @@ class Broadcast(Collective):
         """Whether results are put where the arguments were: the core has one block for both."""
         return True
 
-    def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return the shapes as they are."""
-        return list(shapes)
-
-    def start(self, arrays: Arrays) -> Handle:
-        """Start replacing copies of the arrays."""
-        return Handle.together([self._start(i, array) for i, array in enumerate(arrays)])
-
-    def _start(self, index: int, array: Any) -> Handle:
+    def start_one(self, index: int, array: Any) -> Handle:
+        """Start replacing a copy of an array."""
         name = self.names[index]
         return start_broadcast(
             ARRAYS, array, self.root_rank, name, self.process_set, in_place=False

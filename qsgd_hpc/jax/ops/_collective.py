@@ -16,7 +16,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.ops import Handle
 from qsgd_hpc.process_sets import ProcessSet, require_member
 
-__all__ = ["Collective", "Shape", "call_names", "is_traced", "place_in", "refuse_traced"]
+__all__ = ["Collective", "Shape", "is_traced", "named", "refuse_traced"]
 
 Shape = tuple[int, ...]
 Arrays = Sequence[Any]
@@ -44,10 +44,10 @@ def refuse_traced(arrays: Arrays, function: str) -> None:
         )
 
 
-def call_names(
-    kind: str, name: str | None, process_set: ProcessSet, arrays: Arrays, *, grouped: bool
-) -> tuple[str, ...]:
-    """Return the names of a call's operations.
+def named(
+    kind: str, name: str | None, process_set: ProcessSet, arrays: Arrays, *, grouped: bool = False
+) -> dict[str, Any]:
+    """Return what every call is made of: the names of its operations, who takes part, the group.
 
     Unnamed calls in traced functions are numbered apart from those that are made now: a rank that
     traces a function once more than others then disturbs no more than that function.
@@ -56,12 +56,8 @@ def call_names(
         text = "traced." + ops.label(f"traced.{kind}", None, process_set)
     else:
         text = ops.label(kind, name, process_set)
-    return tuple(ops.member_names(text, len(arrays))) if grouped else (text,)
-
-
-def place_in(process_set: ProcessSet) -> int:
-    """Return this rank's place among the ranks of a set."""
-    return ops.ranks_of(process_set).index(basics.rank())
+    names = tuple(ops.member_names(text, len(arrays))) if grouped else (text,)
+    return {"names": names, "process_set": process_set, "group": text if grouped else None}
 
 
 @dataclass(frozen=True)
@@ -90,13 +86,17 @@ class Collective(ABC):
         """Whether a compiled program puts results where the arguments were."""
         return False
 
-    @abstractmethod
     def start(self, arrays: Arrays) -> Handle:
         """Start it on concrete arrays; the result is the list of those that it makes."""
+        return Handle.together([self.start_one(i, array) for i, array in enumerate(arrays)])
 
     @abstractmethod
+    def start_one(self, index: int, array: Any) -> Handle:
+        """Start it on one of its arrays; the result is a new one."""
+
     def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Return the shapes of what it makes of arrays of these shapes."""
+        return list(shapes)
 
     def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
         """Return what the core must know of an array beside what all kinds have."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from qsgd_hpc._base.eager import as_rows
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jax.ops._allgather import Allgather
 from qsgd_hpc.jax.ops._alltoall import Alltoall
 from qsgd_hpc.jax.ops._broadcast import Broadcast
-from qsgd_hpc.jax.ops._collective import Arrays, call_names, is_traced, refuse_traced
+from qsgd_hpc.jax.ops._collective import Arrays, is_traced, named, refuse_traced
 from qsgd_hpc.jax.ops._primitive import run
 from qsgd_hpc.ops import Handle
 from qsgd_hpc.process_sets import ProcessSet, global_process_set
@@ -29,13 +31,11 @@ __all__ = [
 ]
 
 
-def _first(made: list[jax.Array]) -> jax.Array:
-    return made[0]
+_first: Callable[[list[jax.Array]], jax.Array] = itemgetter(0)
 
 
 def _broadcast(arrays: Arrays, root_rank: int, name: str | None, sets: ProcessSet) -> Broadcast:
-    names = call_names("broadcast", name, sets, arrays, grouped=False)
-    return Broadcast(names, sets, None, root_rank)
+    return Broadcast(**named("broadcast", name, sets, arrays), root_rank=root_rank)
 
 
 def broadcast(
@@ -83,10 +83,9 @@ def _allgather(
 ) -> tuple[Allgather, list[Any]]:
     arrays = [jnp.asarray(tensor) for tensor in tensors]
     arrays = [array.reshape(1) if array.ndim == 0 else array for array in arrays]
-    names = call_names("allgather", name, sets, arrays, grouped=grouped)
-    group = names[0].removesuffix(".0") if grouped and names else None
     known = tuple(tuple(int(n) for n in each) for each in rows or ())
-    return Allgather(names, sets, group, known_rows=known), arrays
+    fields = named("allgather", name, sets, arrays, grouped=grouped)
+    return Allgather(**fields, known_rows=known), arrays
 
 
 def allgather(
@@ -147,18 +146,13 @@ def grouped_allgather_async(
 def _alltoall(
     tensor: Any, splits: Any, received: Any, name: str | None, sets: ProcessSet
 ) -> tuple[Alltoall, list[Any]]:
-    arrays = [jnp.asarray(tensor)]
-    if arrays[0].ndim == 0:
-        raise UsageError(
-            "alltoall cuts arrays along their first dimension, and a scalar has none; pass "
-            "x.reshape(1)"
-        )
+    arrays = [as_rows(jnp.asarray(tensor), "alltoall", "arrays")]
     if is_traced([splits, received]):
         raise UsageError(
             "alltoall with traced splits=: shapes must be known inside jit; pass numbers"
         )
-    names = call_names("alltoall", name, sets, arrays, grouped=False)
-    return Alltoall(names, sets, None, _numbers(splits), _numbers(received)), arrays
+    fields = named("alltoall", name, sets, arrays)
+    return Alltoall(**fields, sent=_numbers(splits), received=_numbers(received)), arrays
 
 
 def _numbers(splits: Any) -> tuple[int, ...] | None:
@@ -166,7 +160,7 @@ def _numbers(splits: Any) -> tuple[int, ...] | None:
 
 
 def _with_rows(call: Alltoall, arrays: Arrays) -> Handle:
-    return call.start_with_rows(arrays).then(
+    return call.start_with_rows(*arrays).then(
         lambda made: (made[0], jnp.asarray(made[1], dtype=jnp.int32))
     )
 

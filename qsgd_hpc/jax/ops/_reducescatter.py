@@ -14,7 +14,7 @@ from qsgd_hpc._base.reduction import CURVED, Reduction, op_for
 from qsgd_hpc.jax.ops._allgather import Allgather, summed_shares
 from qsgd_hpc.jax.ops._allreduce import slopes
 from qsgd_hpc.jax.ops._arrays import ARRAYS
-from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, place_in
+from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
 from qsgd_hpc.jax.ops._primitive import run
 from qsgd_hpc.ops import Handle, Op, Sum
 
@@ -41,14 +41,11 @@ class Reducescatter(Collective):
 
     def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Return the shapes of this rank's shares."""
-        mine = place_in(self.process_set)
+        mine = ops.place_in(self.process_set)
         return [(self._shares(shape[0])[mine], *shape[1:]) for shape in shapes]
 
-    def start(self, arrays: Arrays) -> Handle:
-        """Start reducing into new arrays."""
-        return Handle.together([self._start(i, array) for i, array in enumerate(arrays)])
-
-    def _start(self, index: int, array: Any) -> Handle:
+    def start_one(self, index: int, array: Any) -> Handle:
+        """Start reducing."""
         reduction = Reduction(self.op, self.prescale, self.postscale, self.process_set)
         return start_reducescatter(ARRAYS, array, reduction, self.names[index], self.core_group())
 

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from qsgd_hpc._base.compressors import NoneCompressor
+from qsgd_hpc._base.eager import as_rows
 from qsgd_hpc._base.reduction import (
     CURVED,
     Reduction,
-    choose_op,
     coding_for,
     op_for,
+    reduction_of,
     require_values,
 )
 from qsgd_hpc.compression import Lossy
-from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jax.compression import compressor_for
 from qsgd_hpc.jax.ops._allreduce import Allreduce
-from qsgd_hpc.jax.ops._collective import Arrays, call_names, is_traced, refuse_traced
+from qsgd_hpc.jax.ops._collective import Arrays, Collective, is_traced, named, refuse_traced
 from qsgd_hpc.jax.ops._primitive import run
 from qsgd_hpc.jax.ops._reducescatter import Reducescatter
 from qsgd_hpc.ops import Handle, Op
@@ -40,91 +41,49 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What a caller asks for."""
-
-    reduction: Reduction
-    name: str | None
-    grouped: bool
-
-    def named(self, kind: str, arrays: Arrays) -> dict[str, Any]:
-        """Return the fields of a call that all kinds of it have."""
-        sets = self.reduction.process_set
-        names = call_names(kind, self.name, sets, arrays, grouped=self.grouped)
-        group = names[0].removesuffix(".0") if self.grouped and names else None
-        return {
-            "names": names,
-            "process_set": sets,
-            "group": group,
-            "op": self.reduction.op,
-            "prescale": self.reduction.prescale,
-            "postscale": self.reduction.postscale,
-        }
-
-    def factors_apart(self, arrays: Arrays) -> tuple[_Request, Arrays, float]:
-        """Return a request, arrays and the factor of its results.
-
-        Where the derivative depends on the values, scaling them is left to JAX.
-        """
-        reduction = self.reduction
-        factors = reduction.prescale, reduction.postscale
-        if factors == (1.0, 1.0) or reduction.op not in CURVED or not is_traced(arrays):
-            return self, arrays, 1.0
-        plain = replace(self, reduction=replace(reduction, prescale=1.0, postscale=1.0))
-        return plain, _times(arrays, reduction.prescale), reduction.postscale
+Make = Callable[..., Collective]
 
 
-def _times(arrays: Arrays, factor: float) -> list[Any]:
-    return [(array * factor).astype(array.dtype) for array in arrays]
+def _fields(
+    kind: str, reduction: Reduction, arrays: Arrays, name: str | None, grouped: bool
+) -> dict[str, Any]:
+    return {
+        **named(kind, name, reduction.process_set, arrays, grouped=grouped),
+        "op": reduction.op,
+        "prescale": reduction.prescale,
+        "postscale": reduction.postscale,
+    }
 
 
-Make = Callable[[_Request, Arrays], Any]
-
-
-def _request(
-    op: Op | None,
-    average: bool | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    compression: Any,
-    name: str | None,
-    *,
-    grouped: bool = False,
-) -> _Request:
-    chosen = choose_op(op, average)
-    reduction = Reduction(chosen, prescale, postscale, process_set, compression, name is not None)
-    return _Request(reduction, name, grouped)
-
-
-def _allreduce(request: _Request, arrays: Arrays) -> Allreduce:
-    coding_for(request.reduction)  # complains of what cannot be coded
-    compression = request.reduction.compression
+def _allreduce(
+    reduction: Reduction, arrays: Arrays, name: str | None, *, grouped: bool
+) -> Allreduce:
+    coding_for(reduction)  # complains of what cannot be coded
+    compression = reduction.compression
     return Allreduce(
-        **request.named("allreduce", arrays),
+        **_fields("allreduce", reduction, arrays, name, grouped),
         compression=compression if isinstance(compression, Lossy) else None,
-        lasting=request.reduction.lasting or is_traced(arrays),
+        lasting=reduction.lasting or is_traced(arrays),
     )
 
 
-def _reducescatter(request: _Request, arrays: Arrays) -> Reducescatter:
-    require_values(request.reduction)
-    if any(array.ndim == 0 for array in arrays):
-        raise UsageError(
-            "reducescatter cuts arrays along their first dimension, and a scalar has none; pass "
-            "x.reshape(1)"
-        )
-    whole = tuple(array.shape[0] for array in arrays)
-    return Reducescatter(**request.named("reducescatter", arrays), whole=whole)
+def _reducescatter(
+    reduction: Reduction, arrays: Arrays, name: str | None, *, grouped: bool
+) -> Reducescatter:
+    require_values(reduction)
+    whole = tuple(as_rows(array, "reducescatter", "arrays").shape[0] for array in arrays)
+    fields = _fields("reducescatter", reduction, arrays, name, grouped)
+    return Reducescatter(**fields, whole=whole)
 
 
-def _compressed(request: _Request, tensors: Arrays) -> tuple[list[Any], Callable[[Arrays], Any]]:
+def _compressed(
+    reduction: Reduction, tensors: Arrays
+) -> tuple[list[Any], Callable[[Arrays], list[Any]]]:
     """Return the arrays that travel, and what makes the caller's of the reduced ones."""
     arrays = [jnp.asarray(tensor) for tensor in tensors]
     for array in arrays:
-        op_for(request.reduction.op, array.dtype.name)
-    kinds = [compressor_for(array.dtype, request.reduction.compression) for array in arrays]
+        op_for(reduction.op, array.dtype.name)
+    kinds = [compressor_for(array.dtype, reduction.compression) for array in arrays]
     pairs = [kind.compress(array) for kind, array in zip(kinds, arrays, strict=True)]
 
     def restored(reduced: Arrays) -> list[Any]:
@@ -134,22 +93,41 @@ def _compressed(request: _Request, tensors: Arrays) -> tuple[list[Any], Callable
     return [travelling for travelling, _ in pairs], restored
 
 
-def _now(make: Make, request: _Request, tensors: Arrays) -> list[Any]:
-    travelling, restored = _compressed(request, tensors)
-    plain, scaled, factor = request.factors_apart(travelling)
-    made: list[Any] = restored(run(make(plain, scaled), scaled))
+def _factors_apart(reduction: Reduction, arrays: Arrays) -> tuple[Reduction, Arrays, float]:
+    """Return a reduction, arrays and the factor of its results.
+
+    Where the derivative depends on the values, scaling them is left to JAX.
+    """
+    factors = reduction.prescale, reduction.postscale
+    if factors == (1.0, 1.0) or reduction.op not in CURVED or not is_traced(arrays):
+        return reduction, arrays, 1.0
+    plain = replace(reduction, prescale=1.0, postscale=1.0)
+    return plain, _times(arrays, reduction.prescale), reduction.postscale
+
+
+def _times(arrays: Arrays, factor: float) -> list[Any]:
+    return [(array * factor).astype(array.dtype) for array in arrays]
+
+
+def _now(
+    make: Make, reduction: Reduction, name: str | None, tensors: Arrays, *, grouped: bool = False
+) -> list[Any]:
+    travelling, restored = _compressed(reduction, tensors)
+    plain, scaled, factor = _factors_apart(reduction, travelling)
+    made = restored(run(make(plain, scaled, name, grouped=grouped), scaled))
     return made if factor == 1 else _times(made, factor)
 
 
-def _later(make: Make, request: _Request, tensors: Arrays, function: str) -> Handle:
+def _later(
+    make: Make, reduction: Reduction, name: str | None, tensors: Arrays, function: str
+) -> Handle:
     refuse_traced(tensors, function)
-    travelling, restored = _compressed(request, tensors)
-    handle: Handle = make(request, travelling).start(travelling)
-    return handle.then(restored)
+    travelling, restored = _compressed(reduction, tensors)
+    call = make(reduction, travelling, name, grouped=function.startswith("grouped"))
+    return call.start(travelling).then(restored)
 
 
-def _first(made: list[jax.Array]) -> jax.Array:
-    return made[0]
+_first: Callable[[list[jax.Array]], jax.Array] = itemgetter(0)
 
 
 def allreduce(
@@ -183,8 +161,8 @@ def allreduce(
             ``hvd.translated_errors``.
     """
     factors = prescale_factor, postscale_factor
-    request = _request(op, average, *factors, process_set, compression, name)
-    return _first(_now(_allreduce, request, [tensor]))
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return _first(_now(_allreduce, reduction, name, [tensor]))
 
 
 def allreduce_async(
@@ -199,8 +177,8 @@ def allreduce_async(
 ) -> Handle:
     """Start an allreduce of a concrete array; ``synchronize`` returns its result."""
     factors = prescale_factor, postscale_factor
-    request = _request(op, average, *factors, process_set, compression, name)
-    return _later(_allreduce, request, [tensor], "allreduce").then(_first)
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return _later(_allreduce, reduction, name, [tensor], "allreduce").then(_first)
 
 
 def grouped_allreduce(
@@ -215,8 +193,8 @@ def grouped_allreduce(
 ) -> list[jax.Array]:
     """Reduce several arrays, which complete or fail together; see :func:`allreduce`."""
     factors = prescale_factor, postscale_factor
-    request = _request(op, average, *factors, process_set, compression, name, grouped=True)
-    return _now(_allreduce, request, tensors)
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return _now(_allreduce, reduction, name, tensors, grouped=True)
 
 
 def grouped_allreduce_async(
@@ -231,8 +209,8 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Start a ``grouped_allreduce`` of concrete arrays; ``synchronize`` returns its results."""
     factors = prescale_factor, postscale_factor
-    request = _request(op, average, *factors, process_set, compression, name, grouped=True)
-    return _later(_allreduce, request, tensors, "grouped_allreduce")
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return _later(_allreduce, reduction, name, tensors, "grouped_allreduce")
 
 
 def reducescatter(
@@ -264,8 +242,8 @@ def reducescatter(
         HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
     """
     factors = prescale_factor, postscale_factor
-    request = _request(op, average, *factors, process_set, compression, name)
-    return _first(_now(_reducescatter, request, [tensor]))
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return _first(_now(_reducescatter, reduction, name, [tensor]))
 
 
 def reducescatter_async(
@@ -280,8 +258,8 @@ def reducescatter_async(
 ) -> Handle:
     """Start a ``reducescatter`` of a concrete array; ``synchronize`` returns its result."""
     factors = prescale_factor, postscale_factor
-    request = _request(op, average, *factors, process_set, compression, name)
-    return _later(_reducescatter, request, [tensor], "reducescatter").then(_first)
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return _later(_reducescatter, reduction, name, [tensor], "reducescatter").then(_first)
 
 
 def grouped_reducescatter(
@@ -296,8 +274,8 @@ def grouped_reducescatter(
 ) -> list[jax.Array]:
     """Reduce and share out several arrays, which complete or fail together."""
     factors = prescale_factor, postscale_factor
-    request = _request(op, average, *factors, process_set, compression, name, grouped=True)
-    return _now(_reducescatter, request, tensors)
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return _now(_reducescatter, reduction, name, tensors, grouped=True)
 
 
 def grouped_reducescatter_async(
@@ -312,5 +290,5 @@ def grouped_reducescatter_async(
 ) -> Handle:
     """Start a ``grouped_reducescatter`` of concrete arrays; ``synchronize`` returns its results."""
     factors = prescale_factor, postscale_factor
-    request = _request(op, average, *factors, process_set, compression, name, grouped=True)
-    return _later(_reducescatter, request, tensors, "grouped_reducescatter")
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return _later(_reducescatter, reduction, name, tensors, "grouped_reducescatter")
