@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -16,7 +16,6 @@ from qsgd_hpc.keras._compiled import (
     leave_steps_out_of_xla,
     make_loss_scalers_agree,
 )
-from qsgd_hpc.keras._replicas import name_of
 from qsgd_hpc.keras._synchronized import (
     Synchronization,
     Synchronized,
@@ -77,16 +76,26 @@ def DistributedOptimizer(
     Raises:
         UsageError: arguments that cannot be.
     """
-    return _distributed(
-        optimizer,
-        passes=backward_passes_per_step,
-        average_passes=average_aggregated_gradients,
-        groups=choose_groups(num_groups, groups),
-        scale_local=scale_local_gradients,
-        reduction=_checked(
-            op, compression, gradient_predivide_factor, sparse_as_dense, process_set
-        ),
+    if op is Adasum:
+        raise UsageError(
+            "DistributedOptimizer(op=Adasum): Keras's optimizers average or sum gradients; choose "
+            "hvd.Average or hvd.Sum"
+        )
+    grouping = choose_groups(num_groups, groups)
+    reduction = checked_reduction(
+        op, compression, gradient_predivide_factor, sparse_as_dense, process_set
     )
+    optimizer = keras.optimizers.get(optimizer)
+    if synchronization_of(optimizer) is not None:
+        raise UsageError("this optimizer is a DistributedOptimizer already; wrap it once")
+    passes = checked_passes(backward_passes_per_step)
+    _accumulate(getattr(optimizer, "inner_optimizer", optimizer), passes)
+    # Keras divides what it has added up by the number of passes.
+    factor = 1.0 if average_aggregated_gradients else float(passes)
+    ranks = 1 if reduction.alone else process_set.size() or 1
+    local_factor = factor / (ranks if scale_local_gradients else 1)
+    synchronization = Synchronization(reduction, grouping, (), local_factor, factor)
+    return _synchronized(optimizer, synchronization)
 
 
 def PartialDistributedOptimizer(
@@ -113,17 +122,23 @@ def PartialDistributedOptimizer(
         scale_local_gradients: whether their gradients are divided by the number of ranks, as
             those of a mean over all ranks' samples would be.
     """
-    distributed = _distributed(
+    local = _variables_of(local_layers)
+    distributed = DistributedOptimizer(
         optimizer,
-        passes=backward_passes_per_step,
-        average_passes=average_aggregated_gradients,
-        groups=choose_groups(0, groups),
-        scale_local=scale_local_gradients,
-        reduction=_checked(
-            op, compression, gradient_predivide_factor, sparse_as_dense, process_set
-        ),
-        local=_variables_of(local_layers),
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
     )
+    synchronization = synchronization_of(distributed)
+    assert synchronization is not None
+    for variable in local:
+        synchronization.add_local(variable)
     return distributed
 
 
@@ -142,43 +157,6 @@ def _variables_of(layers: Any) -> list[Any]:
                 "call the model on a batch first"
             )
     return [v for layer in chosen for v in layer.trainable_variables]
-
-
-def _checked(op: Op, compression: Any, predivide: float, dense: bool, process_set: Any) -> Any:
-    if op is Adasum:
-        raise UsageError(
-            "DistributedOptimizer(op=Adasum): Keras's optimizers average or sum gradients; choose "
-            "hvd.Average or hvd.Sum"
-        )
-    return checked_reduction(op, compression, predivide, dense, process_set)
-
-
-def _distributed(
-    optimizer: Any,
-    *,
-    passes: int,
-    average_passes: bool,
-    groups: Any,
-    scale_local: bool,
-    reduction: Any,
-    local: Iterable[Any] = (),
-) -> Any:
-    optimizer = keras.optimizers.get(optimizer)
-    if synchronization_of(optimizer) is not None:
-        raise UsageError("this optimizer is a DistributedOptimizer already; wrap it once")
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    ranks = 1 if reduction.alone else reduction.process_set.size()
-    _accumulate(inner, checked_passes(passes))
-    # Keras divides what it has added up by the number of passes.
-    factor = 1.0 if average_passes else float(passes)
-    synchronization = Synchronization(
-        reduction,
-        groups,
-        local=map(name_of, local),
-        local_factor=factor / ranks if scale_local else factor,
-        factor=factor,
-    )
-    return _synchronized(optimizer, synchronization)
 
 
 def _synchronized(optimizer: Any, synchronization: Synchronization) -> Any:
