@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from qsgd_hpc import basics, env
-from qsgd_hpc._base.parts import Part, StatefulPart, ValuePart
+from qsgd_hpc._base.parts import Part, SamplerPart, StatefulPart, ValuePart
+from qsgd_hpc._base.sampler import ElasticShares
 from qsgd_hpc.errors import HorovodInternalError, HostsUpdatedInterrupt, RankFailedError
 from qsgd_hpc.feedback import error_feedback_state, load_error_feedback_state
 from qsgd_hpc.objects import broadcast_object
@@ -46,6 +47,10 @@ class State:
         self.save()
 
     def _part(self, value: Any) -> Part:
+        if isinstance(value, Part):
+            return value
+        if isinstance(value, ElasticShares):
+            return SamplerPart(value)
         stateful = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
         return StatefulPart(value) if stateful else ValuePart(value)
 

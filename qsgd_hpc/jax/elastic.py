@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 import qsgd_hpc.elastic as neutral
-from qsgd_hpc._base.parts import Part, SamplerPart
+from qsgd_hpc._base.parts import Part
 from qsgd_hpc._base.sampler import ElasticShares
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State
 from qsgd_hpc.jax.errors import translated_errors
@@ -54,8 +54,6 @@ class JaxState(State):
     """
 
     def _part(self, value: Any) -> Part:
-        if isinstance(value, ElasticShares):
-            return SamplerPart(value)
         leaves = jax.tree_util.tree_leaves(value)
         arrays = any(isinstance(leaf, jax.Array) for leaf in leaves)
         return _TreePart(value) if arrays else super()._part(value)

@@ -107,9 +107,6 @@ class TensorFlowState(State):
                 part = _SessionVariables(variables or tf.compat.v1.global_variables(), session)
         super().__init__(**attributes, variables=part)
 
-    def _part(self, value: Any) -> Part:
-        return value if isinstance(value, Part) else super()._part(value)
-
 
 class TensorFlowKerasState(State):
     """A Keras model, its optimizer, and whatever else a training has to go on with.
@@ -133,6 +130,3 @@ class TensorFlowKerasState(State):
     def _variables(self) -> list[Any]:
         own = [] if self.optimizer is None else self.optimizer.variables
         return [*self.model.variables, *own]
-
-    def _part(self, value: Any) -> Part:
-        return value if isinstance(value, Part) else super()._part(value)

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from qsgd_hpc._base.parts import Part, SamplerPart, StatefulPart
+from qsgd_hpc._base.parts import Part, StatefulPart
 from qsgd_hpc._base.sampler import ElasticShares
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
 from qsgd_hpc.torch.functions import broadcast_optimizer_state, broadcast_parameters
@@ -71,8 +71,6 @@ class TorchState(State):
             return StatefulPart(value, lambda model: broadcast_parameters(model.state_dict()))
         if isinstance(value, torch.optim.Optimizer):
             return StatefulPart(value, broadcast_optimizer_state)
-        if isinstance(value, ElasticShares):
-            return SamplerPart(value)
         return super()._part(value)
 
     def _dump(self, content: Any, stream: BinaryIO) -> None:
