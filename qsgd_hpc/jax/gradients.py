@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from qsgd_hpc._base.gradient_reduction import GradientReduction, checked_reduction
-from qsgd_hpc._base.grouping import partition
-from qsgd_hpc._base.pending import BATCH_BYTES
+from qsgd_hpc._base.grouping import batches, partition
 from qsgd_hpc._base.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UsageError
@@ -44,38 +43,30 @@ def _key(entry: Any) -> str:
     return str(entry)
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Gradients that one call reduces, by their places among the leaves."""
-
-    members: tuple[int, ...]
-    group: bool
-    """Whether they complete or fail together, and are reduced together."""
-
-
 def _is_gradient(leaf: Any) -> bool:
     return bool(leaf.dtype != jax.dtypes.float0)  # which stands for what has no derivative
 
 
-def _batches(leaves: Sequence[Any], names: Sequence[str], groups: Groups) -> list[_Batch]:
-    """Cut the gradients into calls: the last leaves first, as backward passes complete them."""
+def _calls(
+    leaves: Sequence[Any], names: Sequence[str], groups: Groups
+) -> Iterator[tuple[list[int], bool]]:
+    """Return the gradients of each call by their places, and whether they are reduced together.
+
+    The last leaves come first, as backward passes complete them.
+    """
     places = {name: i for i, name in enumerate(names) if _is_gradient(leaves[i])}
-    batches = [_Batch(members, group=True) for members in _grouped(places, groups)]
-    grouped = {i for batch in batches for i in batch.members}
-    members: list[int] = []
-    size_bytes = 0
-    for i in reversed([i for i in places.values() if i not in grouped]):
-        members.append(i)
-        size_bytes += leaves[i].size * leaves[i].dtype.itemsize
-        if size_bytes >= BATCH_BYTES:
-            batches.append(_Batch(tuple(members), group=False))
-            members, size_bytes = [], 0
-    return [*batches, _Batch(tuple(members), group=False)] if members else batches
+    grouped = _grouped(places, groups)
+    for members in grouped:
+        yield members, len(members) > 1
+    taken = set(itertools.chain(*grouped))
+    single = [i for i in reversed(places.values()) if i not in taken]
+    for cut in batches(leaves[i].size * leaves[i].dtype.itemsize for i in single):
+        yield [single[at] for at in cut], False
 
 
-def _grouped(places: dict[str, int], groups: Groups) -> list[tuple[int, ...]]:
+def _grouped(places: dict[str, int], groups: Groups) -> list[list[int]]:
     if isinstance(groups, int):
-        return [tuple(group) for group in partition(list(places.values()), groups)]
+        return partition(list(places.values()), groups)
     named = [name for group in groups for name in group]
     unknown = [name for name in named if name not in places]
     if unknown or len(set(named)) < len(named):
@@ -83,7 +74,7 @@ def _grouped(places: dict[str, int], groups: Groups) -> list[tuple[int, ...]]:
             f"groups={groups!r}: name gradients by their keys, each at most once, such as "
             f"{', '.join(list(places)[:3])}"
         )
-    return [tuple(places[name] for name in group) for group in groups if group]
+    return [[places[name] for name in group] for group in groups if group]
 
 
 def reduce_tree(tree: Any, prefix: str, reduction: GradientReduction, groups: Groups = 0) -> Any:
@@ -105,13 +96,12 @@ def reduce_tree(tree: Any, prefix: str, reduction: GradientReduction, groups: Gr
         leaves[at] = allreduce(leaves[at], op=Sum, name=mark_name(prefix + names[at]))
         return jax.tree_util.tree_unflatten(structure, leaves)
     ends = []
-    for batch in _batches(leaves, names, groups):
-        chosen = [leaves[i] for i in batch.members]
-        own = [names[i] for i in batch.members]
-        group = f"{prefix}group.{own[0]}" if batch.group and len(own) > 1 else None
-        ends.append((batch, _start(chosen, own, prefix, group, reduction)))
-    for batch, end in ends:
-        for i, reduced in zip(batch.members, end(), strict=True):
+    for members, together in _calls(leaves, names, groups):
+        chosen, own = [leaves[i] for i in members], [names[i] for i in members]
+        group = f"{prefix}group.{own[0]}" if together else None
+        ends.append((members, _start(chosen, own, prefix, group, reduction)))
+    for members, end in ends:
+        for i, reduced in zip(members, end(), strict=True):
             leaves[i] = reduced
     return jax.tree_util.tree_unflatten(structure, leaves)
 
