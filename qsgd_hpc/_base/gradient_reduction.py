@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qsgd_hpc import basics, env
+from qsgd_hpc import basics, env, ops
 from qsgd_hpc._base.compressors import NoneCompressor
 from qsgd_hpc._base.reduction import Reduction
 from qsgd_hpc._core import Coding
 from qsgd_hpc.compression import Lossy, from_environment
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.ops import Adasum, Average, Op, Sum
+from qsgd_hpc.ops import Adasum, Average, Group, Op, Operation, Sum
 from qsgd_hpc.process_sets import ProcessSet, global_process_set, require_member
 
 __all__ = ["GradientReduction", "checked_reduction", "chosen_compression", "gradient_prefix"]
@@ -51,6 +51,32 @@ class GradientReduction:
     def of_tensor(self) -> Reduction:
         """Return what is done to a single gradient, whose name comes again."""
         return Reduction(self.op, *self.factors, self.process_set, self.compression, lasting=True)
+
+    def operation(
+        self, name: str, coding: Coding | None, group: Group | None, **tensor: Any
+    ) -> Operation:
+        """Return the allreduce of a gradient.
+
+        Args:
+            name: equal on every rank.
+            coding: see :meth:`coding`.
+            group: gradients that are reduced together.
+            tensor: its shape and dtype, unless they are told when it starts.
+        """
+        prescale, postscale = self.factors
+        return ops.operation(
+            "allreduce",
+            f"allreduce.{name}",
+            self.process_set,
+            op=self.op,
+            prescale=prescale,
+            postscale=postscale,
+            coding=coding,
+            lasting=True,
+            check_finite=self.check_finite,
+            group=group,
+            **tensor,
+        )
 
     def coding(self, parameter: str, shape: Sequence[int], dtype: str) -> Coding | None:
         """Return how the core codes a gradient.

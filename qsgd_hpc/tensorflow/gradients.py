@@ -127,20 +127,8 @@ class _Dense:
         """Return how it is reduced, but for its shape and dtype."""
         shape = self.travelling.shape
         known = shape if shape.is_fully_defined() else self.variable.shape
-        prescale, postscale = reduction.factors
-        dtype = self.travelling.dtype.name
-        return ops.operation(
-            "allreduce",
-            f"allreduce.{self.name}",
-            reduction.process_set,
-            op=reduction.op,
-            prescale=prescale,
-            postscale=postscale,
-            coding=reduction.coding(name_of(self.variable), tuple(known), dtype),
-            lasting=True,
-            check_finite=reduction.check_finite,
-            group=group,
-        )
+        coding = reduction.coding(name_of(self.variable), tuple(known), self.travelling.dtype.name)
+        return reduction.operation(self.name, coding, group)
 
 
 def _calls(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from qsgd_hpc import basics, ops
+from qsgd_hpc import basics
 from qsgd_hpc._base.compressors import NoneCompressor
 from qsgd_hpc._base.eager import start_allreduce
 from qsgd_hpc._base.gradient_reduction import GradientReduction
@@ -39,9 +39,9 @@ class GradientAllreduce:
         self.dtype = dtype
         self._shape = shape
         self._name = name
-        self._reduction = reduction.of_tensor()
+        self._reduction = reduction
         if dtype.is_complex:  # travels as pairs of floats, as they are
-            self._reduction = replace(self._reduction, compression=NoneCompressor)
+            self._reduction = replace(reduction, compression=NoneCompressor)
         self._in_place = reduction.compressor is NoneCompressor and not dtype.is_complex
         self._operation: Operation | None = None
         self._group: Group | None = None
@@ -60,7 +60,9 @@ class GradientAllreduce:
             return None
         if self._operation is None or group != self._group:
             self._group = group
-            self._operation = self._described(group)
+            self._operation = self._reduction.operation(
+                self._name, self._coding, group, shape=self._shape, dtype=name_of(self.dtype)
+            )
         return self._operation
 
     def start(self, gradient: torch.Tensor, group: Group | None = None) -> Any:
@@ -76,29 +78,12 @@ class GradientAllreduce:
         pointer = gradient.data_ptr()
         return basics.context().engine.start(operation, pointer, pointer, gradient)
 
-    def _described(self, group: Group | None) -> Operation:
-        reduction = self._reduction
-        return ops.operation(
-            "allreduce",
-            f"allreduce.{self._name}",
-            reduction.process_set,
-            shape=self._shape,
-            dtype=name_of(self.dtype),
-            op=reduction.op,
-            prescale=reduction.prescale,
-            postscale=reduction.postscale,
-            coding=self._coding,
-            lasting=True,
-            check_finite=True,
-            group=group,
-        )
-
     def _start_by_way(self, gradient: torch.Tensor, group: Group | None) -> Handle:
         """Start it on what a compressor, the device or the layout makes of the gradient."""
         return start_allreduce(
             TENSORS,
             torch.view_as_real(gradient) if gradient.is_complex() else gradient,
-            self._reduction,
+            self._reduction.of_tensor(),
             self._name,
             group,
             coding=self._coding,
