@@ -91,7 +91,7 @@ class Synchronization:
             variables: the model's, which the optimizer changes.
             state: the optimizer's own.
         """
-        if self.begun or self.reduction.alone or not BACKEND.EAGER_VALUES:
+        if self.begun or self.reduction.alone or not BACKEND.eager_values:
             return
         self.begun = True
         process_set = self.reduction.process_set

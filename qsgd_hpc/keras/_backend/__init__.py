@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import keras
@@ -22,40 +23,50 @@ class Reducer(Protocol):
         """Return the reduced gradients, in the same order."""
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """One of Keras's backends."""
 
     Compression: Any
-    EAGER_VALUES: bool
+    eager_values = True
     """Whether variables can be read and set while a step is traced, outside of its graph."""
 
+    @abstractmethod
     def reducer(self, reduction: GradientReduction, groups: Any) -> Reducer:
         """Return what reduces the gradients of one optimizer."""
 
-    def complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients, with zeros where only this rank may have none."""
-
+    @abstractmethod
     def all_ranks_agree(self, yes: Any, reduction: GradientReduction) -> Any:
         """Return whether a boolean tensor is true on every rank."""
 
+    def complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the gradients, with zeros where only this rank may have none.
+
+        What a traced step lacks, it lacks on every rank.
+        """
+        return list(gradients)
+
     def scaled(self, gradient: Any, factor: float) -> Any:
         """Return a gradient, dense or sparse, times a factor."""
+        return gradient * factor
 
     def outside_of_graphs(self) -> AbstractContextManager[Any]:
         """Return a context in which variables have values even while a step is being traced."""
+        return nullcontext()
 
     def have_values(self, variables: Sequence[Any]) -> bool:
         """Tell whether variables have values that can be read now."""
+        return self.eager_values
 
 
-def _choose() -> Any:
+def _choose() -> Backend:
     name = keras.backend.backend()
     if name not in ("tensorflow", "torch", "jax"):
         raise UsageError(
             f"qsgd_hpc.keras: Keras runs on the backend {name!r}, which cannot train on several "
             "ranks; set KERAS_BACKEND to tensorflow, torch or jax before keras is imported"
         )
-    return importlib.import_module(f"qsgd_hpc.keras._backend._{name}")
+    chosen: Backend = importlib.import_module(f"qsgd_hpc.keras._backend._{name}").BACKEND
+    return chosen
 
 
-BACKEND: Backend = _choose()
+BACKEND = _choose()

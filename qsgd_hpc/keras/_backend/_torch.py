@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,61 +12,61 @@ from qsgd_hpc import basics, ops
 from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc._base.grouping import partition
 from qsgd_hpc._base.pending import wait_for_all
-from qsgd_hpc.keras._backend import Reducer
+from qsgd_hpc.keras._backend import Backend, Reducer
 from qsgd_hpc.torch.compression import Compression
 from qsgd_hpc.torch.ops import allreduce
 from qsgd_hpc.torch.prepared import GradientAllreduce
 from qsgd_hpc.torch.step_mark import mark_step
 
-__all__ = [
-    "EAGER_VALUES",
-    "Compression",
-    "all_ranks_agree",
-    "complete",
-    "have_values",
-    "outside_of_graphs",
-    "reducer",
-    "scaled",
-]
-
-EAGER_VALUES = True
-outside_of_graphs = nullcontext
+__all__ = ["BACKEND"]
 
 
-def reducer(reduction: GradientReduction, groups: Any) -> Reducer:
-    """Return what reduces the gradients of one optimizer, in place, after the backward pass."""
-    prepared: dict[tuple[str, torch.Size, torch.dtype], GradientAllreduce] = {}
-    job: Any = lambda: None  # noqa: E731
+class _Torch(Backend):
+    Compression = Compression
 
-    def allreduce_of(v: Any, gradient: torch.Tensor) -> GradientAllreduce:
-        key = v.path, gradient.shape, gradient.dtype
-        if key not in prepared:
-            prepared[key] = GradientAllreduce(f"gradient.{v.path}", *key, reduction)
-        return prepared[key]
+    def reducer(self, reduction: GradientReduction, groups: Any) -> Reducer:
+        """Return what reduces the gradients of one optimizer, in place, after the backward pass."""
+        prepared: dict[tuple[str, torch.Size, torch.dtype], GradientAllreduce] = {}
+        job: Any = lambda: None  # noqa: E731
 
-    def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        given = list(gradients)
-        if reduction.alone:
-            mark_step(given, f"gradient.{variables[0].path}" if variables else "gradient.")
+        def allreduce_of(v: Any, gradient: torch.Tensor) -> GradientAllreduce:
+            key = v.path, gradient.shape, gradient.dtype
+            if key not in prepared:
+                prepared[key] = GradientAllreduce(f"gradient.{v.path}", *key, reduction)
+            return prepared[key]
+
+        def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+            given = list(gradients)
+            if reduction.alone:
+                mark_step(given, f"gradient.{variables[0].path}" if variables else "gradient.")
+                return given
+            nonlocal job
+            if job() is not basics.context():
+                job = weakref.ref(basics.context())
+                prepared.clear()
+            places = {id(v): i for i, v in enumerate(variables)}
+            handles = []
+            for group, members in _calls(variables, groups):
+                for v in members:
+                    gradient = given[places[id(v)]]
+                    handles.append(allreduce_of(v, gradient).start(gradient, group))
+            nonfinite = wait_for_all(handles)
+            if nonfinite is not None:
+                raise nonfinite
             return given
-        nonlocal job
-        if job() is not basics.context():
-            job = weakref.ref(basics.context())
-            prepared.clear()
-        places = {id(v): i for i, v in enumerate(variables)}
-        handles = []
-        for group, members in _calls(variables, groups):
-            for v in members:
-                gradient = given[places[id(v)]]
-                handles.append(allreduce_of(v, gradient).start(gradient, group))
-        nonfinite = wait_for_all(handles)
-        if nonfinite is not None:
-            raise nonfinite
-        return given
 
-    # torch.compile of a step leaves waiting for other ranks to Python.
-    uncompiled: Reducer = torch._dynamo.disable(reduce)  # type: ignore[no-untyped-call]
-    return uncompiled
+        # torch.compile of a step leaves waiting for other ranks to Python.
+        uncompiled: Reducer = torch._dynamo.disable(reduce)  # type: ignore[no-untyped-call]
+        return uncompiled
+
+    def complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the gradients, with zeros for a branch that this rank has not taken."""
+        pairs = zip(gradients, variables, strict=True)
+        return [torch.zeros_like(v.value) if g is None else g for g, v in pairs]
+
+    def all_ranks_agree(self, yes: Any, reduction: GradientReduction) -> Any:
+        mine = torch.as_tensor(yes).to(torch.uint8)
+        return allreduce(mine, name="finite", op=ops.Min, process_set=reduction.process_set).bool()
 
 
 def _calls(
@@ -84,23 +83,4 @@ def _calls(
     yield None, [v for v in variables if id(v) not in taken]
 
 
-def complete(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Return the gradients, with zeros for a branch of the model that this rank has not taken."""
-    pairs = zip(gradients, variables, strict=True)
-    return [torch.zeros_like(v.value) if g is None else g for g, v in pairs]
-
-
-def all_ranks_agree(yes: Any, reduction: GradientReduction) -> Any:
-    """Return whether a boolean tensor is true on every rank."""
-    mine = torch.as_tensor(yes).to(torch.uint8)
-    return allreduce(mine, name="finite", op=ops.Min, process_set=reduction.process_set).bool()
-
-
-def scaled(gradient: Any, factor: float) -> Any:
-    """Return a gradient times a factor."""
-    return gradient * factor
-
-
-def have_values(variables: Sequence[Any]) -> bool:
-    """Tell whether variables have values: here they always do."""
-    return True
+BACKEND = _Torch()
