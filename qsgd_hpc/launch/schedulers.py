@@ -70,7 +70,7 @@ SCHEDULERS = {
         "bsub",
         "LSB_JOBID",
         "LSB_DJOB_HOSTFILE",
-        # The launching node, if it is none of the job's, is named "batch".
+        # The file may begin with a node that runs the script alone, named batch1 or so.
         first_node='grep -v -m 1 -- batch "$LSB_DJOB_HOSTFILE" 2> /dev/null',
         requeues=True,
         bad_path=("%[IJ]", "%I or %J, which it replaces"),
