@@ -9,13 +9,12 @@ from qsgd_hpc import _common, objects
 from qsgd_hpc._common import *
 from qsgd_hpc.arrays import _moves, _reductions
 from qsgd_hpc.arrays._moves import *
-from qsgd_hpc.arrays._reduced import Options
 from qsgd_hpc.arrays._reductions import *
 from qsgd_hpc.arrays.compression import Compression
 from qsgd_hpc.objects import *
 from qsgd_hpc.ops import barrier, join, poll, synchronize
 
-__all__ = ["Compression", "Options", "barrier", "join", "poll", "synchronize"]
+__all__ = ["Compression", "barrier", "join", "poll", "synchronize"]
 __all__ += objects.__all__
 __all__ += _moves.__all__
 __all__ += _reductions.__all__

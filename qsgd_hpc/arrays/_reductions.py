@@ -3,25 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from numpy.typing import NDArray
 
 from qsgd_hpc import ops
-from qsgd_hpc.arrays._memory import view_of, writable_view_of
-from qsgd_hpc.arrays._reduced import Options, start_allreduces, start_reducescatters
-from qsgd_hpc.ops import Handle
+from qsgd_hpc._base.eager import start_allreduces, start_reducescatters
+from qsgd_hpc._base.reduction import reduction_of
+from qsgd_hpc.arrays._memory import ARRAYS, view_of, writable_view_of
+from qsgd_hpc.ops import Handle, Op
+from qsgd_hpc.process_sets import ProcessSet
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = [
-    "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "grouped_allreduce",
-    "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
-    "grouped_reducescatter", "grouped_reducescatter_async", "reducescatter", "reducescatter_async",
+    "Options", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_",
+    "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
+    "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
+    "reducescatter", "reducescatter_async",
 ]  # fmt: skip
 
 Array = NDArray[Any]
+
+
+class Options(TypedDict, total=False):
+    """What every reducing call takes beside its arrays and its name."""
+
+    average: bool | None
+    """The older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False)."""
+    op: Op | None
+    """Average (default), Sum, Min, Max, Product or Adasum. Integers average towards zero."""
+    prescale_factor: float
+    """Multiplies every rank's array before the sum."""
+    postscale_factor: float
+    """Multiplies the result."""
+    process_set: ProcessSet
+    """The ranks that take part; by default all."""
+    compression: Any
+    """One of ``hvd.Compression``, or a class of one's own with ``compress`` and ``decompress``."""
+
+
+def _start_allreduces(
+    arrays: Sequence[Array],
+    name: str | None,
+    options: Options,
+    *,
+    in_place: bool = False,
+    grouped: bool = False,
+) -> Handle:
+    """Start reducing arrays in place, or into new ones; the result is their list."""
+    reduction = reduction_of(name, **options)
+    text = ops.label("allreduce", name, reduction.process_set)
+    return start_allreduces(ARRAYS, arrays, reduction, text, grouped=grouped, in_place=in_place)
+
+
+def _start_reducescatters(
+    arrays: Sequence[Array], name: str | None, options: Options, *, grouped: bool = False
+) -> Handle:
+    """Start reducing arrays, of which each rank gets its share of the rows."""
+    reduction = reduction_of(name, **options)
+    text = ops.label("reducescatter", name, reduction.process_set)
+    return start_reducescatters(ARRAYS, arrays, reduction, text, grouped=grouped)
 
 
 def _only(made: list[Any]) -> Any:
@@ -30,13 +73,13 @@ def _only(made: list[Any]) -> Any:
 
 def allreduce_async(array: Any, name: str | None = None, **options: Unpack[Options]) -> Handle:
     """Start an ``allreduce``; ``synchronize`` returns its result as a new array."""
-    return start_allreduces([view_of(array)], name, options).then(_only)
+    return _start_allreduces([view_of(array)], name, options).then(_only)
 
 
 def allreduce_async_(array: Any, name: str | None = None, **options: Unpack[Options]) -> Handle:
     """Start an allreduce that replaces ``array``; do not touch it before ``synchronize``."""
     view = writable_view_of(array, "allreduce_")
-    return start_allreduces([view], name, options, in_place=True).then(lambda _: array)
+    return _start_allreduces([view], name, options, in_place=True).then(lambda _: array)
 
 
 def allreduce(array: Any, name: str | None = None, **options: Unpack[Options]) -> Array:
@@ -62,7 +105,7 @@ def grouped_allreduce_async(
     arrays: Sequence[Any], name: str | None = None, **options: Unpack[Options]
 ) -> Handle:
     """Start a ``grouped_allreduce``; ``synchronize`` returns its results as new arrays."""
-    return start_allreduces([view_of(each) for each in arrays], name, options, grouped=True)
+    return _start_allreduces([view_of(each) for each in arrays], name, options, grouped=True)
 
 
 def grouped_allreduce_async_(
@@ -70,7 +113,7 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """Start a ``grouped_allreduce`` that replaces the arrays."""
     views = [writable_view_of(each, "grouped_allreduce_") for each in arrays]
-    handle = start_allreduces(views, name, options, in_place=True, grouped=True)
+    handle = _start_allreduces(views, name, options, in_place=True, grouped=True)
     return handle.then(lambda _: list(arrays))
 
 
@@ -92,7 +135,7 @@ def grouped_allreduce_(
 
 def reducescatter_async(array: Any, name: str | None = None, **options: Unpack[Options]) -> Handle:
     """Start a ``reducescatter``; ``synchronize`` returns its result."""
-    return start_reducescatters([view_of(array)], name, options).then(_only)
+    return _start_reducescatters([view_of(array)], name, options).then(_only)
 
 
 def reducescatter(array: Any, name: str | None = None, **options: Unpack[Options]) -> Array:
@@ -108,7 +151,7 @@ def grouped_reducescatter_async(
     arrays: Sequence[Any], name: str | None = None, **options: Unpack[Options]
 ) -> Handle:
     """Start a ``grouped_reducescatter``; ``synchronize`` returns its results."""
-    return start_reducescatters([view_of(each) for each in arrays], name, options, grouped=True)
+    return _start_reducescatters([view_of(each) for each in arrays], name, options, grouped=True)
 
 
 def grouped_reducescatter(

@@ -17,8 +17,9 @@ from qsgd_hpc.errors import NonFiniteGradientError, UsageError
 from qsgd_hpc.ops import Group, Handle
 from qsgd_hpc.torch.claims import Claim
 from qsgd_hpc.torch.naming import name_parameters
+from qsgd_hpc.torch.ops import sparse_allreduce_async
 from qsgd_hpc.torch.prepared import GradientAllreduce, ParameterGradient
-from qsgd_hpc.torch.sparse import Layouts, refuse_nonfinite, start_sparse
+from qsgd_hpc.torch.sparse import Layouts, refuse_nonfinite
 from qsgd_hpc.torch.step_mark import mark_step
 
 __all__ = ["GradientReducer"]
@@ -168,7 +169,12 @@ class GradientReducer(Claim):
             each.replace(gradient, reduced)
             refuse_nonfinite(reduced, each.name)
 
-        return start_sparse(gradient, self.prefix + each.name, self._reduction).then(replace)
+        # As it is: entries are few, and a code would have to send their places all the same.
+        reduction = self._reduction
+        handle = sparse_allreduce_async(
+            gradient, self.prefix + each.name, reduction.op, reduction.process_set
+        )
+        return handle.then(replace)
 
     @_disable_dynamo  # where the wrapped optimizer's step is compiled
     def finish(self) -> NonFiniteGradientError | None:

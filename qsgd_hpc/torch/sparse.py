@@ -10,11 +10,9 @@ import torch
 from qsgd_hpc import basics, env, ops
 from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc.errors import NonFiniteGradientError
-from qsgd_hpc.ops import Handle
-from qsgd_hpc.torch.ops import sparse_allreduce_async
 from qsgd_hpc.torch.prepared import ParameterGradient
 
-__all__ = ["Layouts", "refuse_nonfinite", "start_sparse"]
+__all__ = ["Layouts", "refuse_nonfinite"]
 
 
 class Layouts:
@@ -55,15 +53,6 @@ class Layouts:
 
 def _sparse_dim(gradient: torch.Tensor) -> int:
     return gradient.sparse_dim() if gradient.is_sparse else 0
-
-
-def start_sparse(gradient: torch.Tensor, name: str, reduction: GradientReduction) -> Handle:
-    """Start reducing a sparse gradient; the handle's result is a new one.
-
-    Its entries travel as they are: they are few, and compression would have to send their places
-    all the same.
-    """
-    return sparse_allreduce_async(gradient, name, reduction.op, reduction.process_set)
 
 
 def refuse_nonfinite(gradient: torch.Tensor, name: str) -> None:
