@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import qsgd_hpc.torch as hvd
+from qsgd_hpc.elastic import State
 from tests.contract.training import linear, loss_of, needs_ranks, replicas_are_identical
 
 pytestmark = pytest.mark.usefixtures("torch_job")
@@ -55,9 +56,10 @@ def test_restore_returns_to_the_last_commit():
         assert state.optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_sync_gives_all_the_values_of_rank_0_and_what_any_rank_has_processed():
+@pytest.mark.parametrize("state_of", [training, State], ids=["torch", "plain"])
+def test_sync_gives_all_the_values_of_rank_0_and_what_any_rank_has_processed(state_of):
     sampler = hvd.elastic.ElasticSampler(range(8 * hvd.size()))
-    state = training(sampler=sampler, name=f"of {hvd.rank()}")
+    state = state_of(sampler=sampler, name=f"of {hvd.rank()}")
     sampler.record_batch(0, 2)
     assert len(torch.utils.data.DataLoader(range(8 * hvd.size()), 2, sampler=sampler)) == 4
     state.sync()
