@@ -49,8 +49,8 @@ def allgather_object(
 
     text = ops.label("object", name, process_set)
     source = _buffer(_pickled(obj))
-    everyone: list[Any] = ops.allgather(
-        source, name=text, process_set=process_set, result=unpickled
+    everyone: list[Any] = ops.exchange(
+        "allgather", source, name=text, process_set=process_set, result=unpickled
     ).wait()
     return everyone
 

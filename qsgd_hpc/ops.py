@@ -32,11 +32,11 @@ __all__ = [
     "Product",
     "Received",
     "Sum",
-    "allgather",
     "allreduce",
-    "alltoall",
     "barrier",
     "broadcast",
+    "checked_splits",
+    "exchange",
     "join",
     "label",
     "member_names",
@@ -44,7 +44,6 @@ __all__ = [
     "place_in",
     "poll",
     "ranks_of",
-    "reducescatter",
     "run_now",
     "synchronize",
 ]
@@ -179,14 +178,6 @@ def _start(what: Operation, source: Buffer, target: Buffer | None) -> Any:
     return basics.context().engine.start(what, source.pointer, into, (source.owner, owner), _now.on)
 
 
-def _making(what: Operation, source: Buffer, result: Making) -> Handle:
-    """Start an operation whose result is the core's own memory."""
-    core = _start(what, source, None)
-    return Handle(
-        [core], lambda: result(Received(core.output(), list(core.shape()), list(core.sizes())))
-    )
-
-
 def _of(
     tensor: Buffer,
     kind: str,
@@ -236,42 +227,36 @@ def broadcast(
     return Handle([_start(what, target, target)], result)
 
 
-def allgather(
+def exchange(
+    kind: str,
     source: Buffer,
     *,
     name: str | None,
+    op: Op = Sum,
     process_set: ProcessSet = global_process_set,
-    group: Group | None = None,
     result: Making,
+    **fields: Unpack[OperationFields],
 ) -> Handle:
-    """Start gathering every rank's rows, in rank order; only their numbers may differ.
+    """Start an allgather, an alltoall or a reducescatter, whose result is the core's own memory.
 
-    ``source`` has at least one dimension.
+    ``source`` has at least one dimension. An allgather returns every rank's rows, in rank order,
+    and only their numbers may differ; an alltoall sends ``splits[i]`` rows to the i-th rank of the
+    set; of a reducescatter each rank gets its share of the rows, cut as evenly as possible, and the
+    first ranks get one more.
     """
-    return _making(_of(source, "allgather", name, process_set, group=group), source, result)
+    core = _start(_of(source, kind, name, process_set, op=op, **fields), source, None)
+    return Handle(
+        [core], lambda: result(Received(core.output(), list(core.shape()), list(core.sizes())))
+    )
 
 
-def alltoall(
-    source: Buffer,
-    *,
-    splits: Sequence[int] | None = None,
-    name: str | None,
-    process_set: ProcessSet = global_process_set,
-    result: Making,
-) -> Handle:
-    """Start sending ``splits[i]`` rows to the i-th rank of the set; None sends as many to each.
+def checked_splits(rows: int, splits: Sequence[int] | None, process_set: ProcessSet) -> list[int]:
+    """Return how many rows of an alltoall go to each rank of the set; None sends as many to each.
 
     Raises:
         UsageError: splits that do not add up to the rows there are.
     """
-    parts = _checked_splits(source.shape, splits, ranks_of(process_set))
-    return _making(_of(source, "alltoall", name, process_set, splits=parts), source, result)
-
-
-def _checked_splits(
-    shape: Sequence[int], splits: Sequence[int] | None, ranks: Sequence[int]
-) -> list[int]:
-    me, rows = basics.rank(), shape[0]
+    me, ranks = basics.rank(), ranks_of(process_set)
     if splits is None:
         if rows % len(ranks):
             raise UsageError(
@@ -286,23 +271,6 @@ def _checked_splits(
             "give one number of rows per rank, none negative, that add up to the rows"
         )
     return counts
-
-
-def reducescatter(
-    source: Buffer,
-    *,
-    name: str | None,
-    op: Op,
-    process_set: ProcessSet = global_process_set,
-    result: Making,
-    **fields: Unpack[OperationFields],
-) -> Handle:
-    """Start reducing ``source`` over the ranks; each gets its share of the rows of the result.
-
-    The rows are cut as evenly as possible, and the first ranks get one more.
-    """
-    what = _of(source, "reducescatter", name, process_set, op=op, **fields)
-    return _making(what, source, result)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -216,7 +216,8 @@ def start_reducescatter(
 
 def _scatter(each: _Prepared, reduction: Reduction, name: str, group: Group | None) -> Handle:
     adapter, host = each.adapter, each.host
-    return ops.reducescatter(
+    return ops.exchange(
+        "reducescatter",
         buffer_of(adapter, host),
         name=name,
         op=each.op,
@@ -253,7 +254,8 @@ def start_allgather(
     A scalar counts as one row.
     """
     host = adapter.on_host(tensor if tensor.ndim else tensor.reshape(1))
-    return ops.allgather(
+    return ops.exchange(
+        "allgather",
         _moved_buffer_of(adapter, host),
         name=name,
         process_set=process_set,
@@ -293,9 +295,10 @@ def start_alltoall(
 ) -> Handle:
     """Start exchanging rows; the result is those that came, and how many from whom."""
     host = adapter.on_host(as_rows(tensor, "alltoall"))
-    return ops.alltoall(
+    return ops.exchange(
+        "alltoall",
         _moved_buffer_of(adapter, host),
-        splits=splits,
+        splits=ops.checked_splits(adapter.shape(host)[0], splits, process_set),
         name=name,
         process_set=process_set,
         result=_with_rows(adapter, host, tensor),
