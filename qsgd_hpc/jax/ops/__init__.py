@@ -3,50 +3,14 @@
 from __future__ import annotations
 
 from qsgd_hpc import ops
-from qsgd_hpc.jax.ops._moving import (
-    allgather,
-    allgather_async,
-    alltoall,
-    alltoall_async,
-    broadcast,
-    broadcast_async,
-    grouped_allgather,
-    grouped_allgather_async,
-)
-from qsgd_hpc.jax.ops._reducing import (
-    allreduce,
-    allreduce_async,
-    grouped_allreduce,
-    grouped_allreduce_async,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-)
+from qsgd_hpc.jax.ops import _moving, _reducing
+from qsgd_hpc.jax.ops._moving import *
+from qsgd_hpc.jax.ops._reducing import *
 from qsgd_hpc.ops import barrier, poll, synchronize
 
-__all__ = [
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_async",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_async",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_async",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "join",
-    "poll",
-    "reducescatter",
-    "reducescatter_async",
-    "synchronize",
-]
+__all__ = ["barrier", "join", "poll", "synchronize"]
+__all__ += _moving.__all__
+__all__ += _reducing.__all__
 
 
 def join() -> int:

@@ -15,7 +15,7 @@ from qsgd_hpc.tensorflow.ops._reduction import names_and_group
 from qsgd_hpc.tensorflow.ops._run import run
 from qsgd_hpc.tensorflow.ops._shapes import with_unknown_rows
 
-__all__ = ["allgather", "gather_all", "grouped_allgather"]
+__all__ = ["allgather", "grouped_allgather"]
 
 
 @as_written

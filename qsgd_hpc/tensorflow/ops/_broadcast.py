@@ -13,7 +13,7 @@ from qsgd_hpc.tensorflow.ops._autograph import as_written
 from qsgd_hpc.tensorflow.ops._names import full_name
 from qsgd_hpc.tensorflow.ops._run import run
 
-__all__ = ["broadcast", "broadcast_", "broadcast_all"]
+__all__ = ["broadcast", "broadcast_"]
 
 
 @as_written

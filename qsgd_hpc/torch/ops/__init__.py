@@ -4,66 +4,20 @@ from __future__ import annotations
 
 from qsgd_hpc import ops
 from qsgd_hpc.ops import barrier, poll, synchronize
-from qsgd_hpc.torch.ops._allgather import (
-    allgather,
-    allgather_async,
-    grouped_allgather,
-    grouped_allgather_async,
-)
-from qsgd_hpc.torch.ops._allreduce import (
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-)
-from qsgd_hpc.torch.ops._alltoall import alltoall, alltoall_async
-from qsgd_hpc.torch.ops._broadcast import (
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-)
-from qsgd_hpc.torch.ops._reducescatter import (
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-)
+from qsgd_hpc.torch.ops import _allgather, _allreduce, _alltoall, _broadcast, _reducescatter
+from qsgd_hpc.torch.ops._allgather import *
+from qsgd_hpc.torch.ops._allreduce import *
+from qsgd_hpc.torch.ops._alltoall import *
+from qsgd_hpc.torch.ops._broadcast import *
+from qsgd_hpc.torch.ops._reducescatter import *
 from qsgd_hpc.torch.ops._sparse import sparse_allreduce_async
 
-__all__ = [
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "join",
-    "poll",
-    "reducescatter",
-    "reducescatter_async",
-    "sparse_allreduce_async",
-    "synchronize",
-]
+__all__ = ["barrier", "join", "poll", "sparse_allreduce_async", "synchronize"]
+__all__ += _allgather.__all__
+__all__ += _allreduce.__all__
+__all__ += _alltoall.__all__
+__all__ += _broadcast.__all__
+__all__ += _reducescatter.__all__
 
 
 def join(device: int = -1) -> int:

@@ -14,13 +14,7 @@ from qsgd_hpc.torch.ops._alltoall import Alltoall
 from qsgd_hpc.torch.ops._gradients import Collective, run
 from qsgd_hpc.torch.ops._tensors import TENSORS
 
-__all__ = [
-    "Allgather",
-    "allgather",
-    "allgather_async",
-    "grouped_allgather",
-    "grouped_allgather_async",
-]
+__all__ = ["allgather", "allgather_async", "grouped_allgather", "grouped_allgather_async"]
 
 Tensors = Sequence[torch.Tensor]
 

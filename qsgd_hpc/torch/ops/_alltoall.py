@@ -12,7 +12,7 @@ from qsgd_hpc.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops._gradients import Collective, run
 from qsgd_hpc.torch.ops._tensors import TENSORS
 
-__all__ = ["Alltoall", "alltoall", "alltoall_async"]
+__all__ = ["alltoall", "alltoall_async"]
 
 Tensors = Sequence[torch.Tensor]
 Splits = Sequence[int] | torch.Tensor | None
