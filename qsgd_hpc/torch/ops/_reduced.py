@@ -23,7 +23,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Reducing(Collective):
-    """A collective that reduces; tensors are given to it as the reduction says."""
+    """A collective that reduces tensors."""
 
     def __init__(self, reduction: Reduction, name: str | None, *, grouped: bool) -> None:
         super().__init__(name, reduction.process_set, grouped=grouped)
