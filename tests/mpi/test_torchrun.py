@@ -328,13 +328,18 @@ def test_error_feedback_of_an_unchanged_script_follows_its_scale(run_ranks, tmp_
 
 # Forty steps on matrices large enough to travel for a while.
 STEPS = """
-import torch, torch.distributed as dist
+import sys, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 dist.init_process_group("gloo")
 register_optimizer_step_post_hook(lambda *_: None)  # a script may have one of its own
-model = DistributedDataParallel(torch.nn.Linear(512, 512, bias=False))
+model = torch.nn.Linear(512, 512, bias=False)
+if sys.argv[1] == "ddp":
+    model = DistributedDataParallel(model)
+else:
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 for _ in range(40):
     optimizer.zero_grad()
@@ -344,14 +349,17 @@ dist.destroy_process_group()
 """
 
 
-def test_a_study_sees_the_steps_of_a_script_that_says_nothing(run_ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_study_sees_the_steps_of_a_script_that_says_nothing(
+    run_ranks, tmp_path: Path, kind: str
+) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "train.py"
     path.write_text(STEPS)
     found = {}
-    for ranks, bits in ((1, "32"), (2, "32"), (2, "4")):
-        target = tmp_path / f"{ranks}-{bits}.jsonl"
-        done = run_ranks(ranks, "--bits", bits, str(path), QSGD_RECORDS=str(target))
+    for ranks, *bits in ((1, "32"), (2, "32"), (2, "4", "--weight-bits", "8")):
+        target = tmp_path / f"{ranks}-{bits[0]}.jsonl"
+        done = run_ranks(ranks, "--bits", *bits, str(path), kind, QSGD_RECORDS=str(target))
         assert done.returncode == 0, done.stderr
         records = [json.loads(line) for line in target.read_text().splitlines()]
         engines = sorted((r for r in records if r["event"] == "engine"), key=lambda r: r["rank"])
@@ -359,14 +367,16 @@ def test_a_study_sees_the_steps_of_a_script_that_says_nothing(run_ranks, tmp_pat
             (rank, ranks, 40) for rank in range(ranks)
         ]
         assert all(0 <= r["exposed_s"] <= r["step_mean_s"] for r in engines)
-        found[ranks, bits] = engines[0]
+        found[ranks, bits[0]] = engines[0]
     size = 4 * 512 * 512
-    assert {r["gradient_bytes"] for r in found.values()} == {40 * size}
     assert found[1, "32"]["wire_bytes"] == 0
+    assert found[2, "32"]["gradient_bytes"] == found[2, "4"]["gradient_bytes"] == 40 * size
+    # Of DDP both halves of a ring; of FSDP2 half the weights, and half the gradients.
     assert found[2, "32"]["wire_bytes"] == 40 * size
     assert found[2, "32"]["exposed_s"] > 0
-    # 4 of 32 bits, and a norm for each bucket of 512 elements.
-    assert 1 / 8 < found[2, "4"]["wire_bytes"] / (40 * size) < 1 / 7.5
+    # 4 of 32 bits, of weights 8, and a norm for each bucket of 512 elements.
+    share = 1 / 8 if kind == "ddp" else (1 / 8 + 1 / 4) / 2
+    assert share < found[2, "4"]["wire_bytes"] / (40 * size) < 1.07 * share
 
 
 def test_bits_import_nothing_into_other_scripts(run_ranks, tmp_path: Path) -> None:

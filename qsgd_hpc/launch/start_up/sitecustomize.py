@@ -28,6 +28,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (path
 # Whoever has loaded one of these has other ways to meet than torch.distributed.
 _OTHER_WAYS = ("qsgd_hpc._core", "horovod", "mpi4py.MPI", "jax", "tensorflow")
 _BITS = os.environ.get("QSGD_BITS", "") not in ("", "32", "auto")
+_WEIGHT_BITS = os.environ.get("QSGD_WEIGHT_BITS", "") != ""
 _RECORDS = os.environ.get("QSGD_RECORDS", "") != "" and "WORLD_SIZE" in os.environ
 _STARTED = os.environ.get("WORLD_SIZE", "1")  # scripts may write over it
 _MANY = _STARTED != "1"
@@ -96,8 +97,8 @@ def _collect(module: Any) -> None:
     module.GradScaler.__init__ = made
 
 
-def _quantize(module: Any) -> None:
-    """Have every module that is sharded send codes."""
+def _wrap_shards(module: Any) -> None:
+    """Have every module that is sharded send codes, or be timed."""
     import functools
 
     shard = module.fully_shard
@@ -105,10 +106,15 @@ def _quantize(module: Any) -> None:
     @functools.wraps(shard)
     def sharded(target: Any, *args: Any, **kwargs: Any) -> Any:
         made = shard(target, *args, **kwargs)
-        from qsgd_hpc.torch.unchanged import quantize_unasked
-
         for each in made if isinstance(made, list) else [made]:
-            quantize_unasked(each)
+            if _RECORDS:
+                from qsgd_hpc.torch.ddp.measured import watch_shards
+
+                watch_shards(each)
+            if _WEIGHT_BITS and _MANY:  # before its collectives are timed
+                from qsgd_hpc.torch.unchanged import quantize_unasked
+
+                quantize_unasked(each)
         return made
 
     module.fully_shard = sharded
@@ -214,8 +220,8 @@ if (_BITS and _MANY) or _RECORDS:
     _awaited["torch.nn.parallel.distributed"] = _wrap
 if _BITS and _MANY:
     _awaited["torch.amp.grad_scaler"] = _collect
-if os.environ.get("QSGD_WEIGHT_BITS", "") and _MANY:
-    _awaited["torch.distributed.fsdp._fully_shard._fully_shard"] = _quantize
+if (_WEIGHT_BITS and _MANY) or _RECORDS:
+    _awaited["torch.distributed.fsdp._fully_shard._fully_shard"] = _wrap_shards
 if _awaited:
     sys.meta_path.insert(0, _Waiter(_awaited))  # type: ignore[arg-type]
 _run_the_next()

@@ -2,11 +2,13 @@
 
 The script says nothing of it: ``launch/start_up`` calls this at each step of an optimizer where
 QSGD_RECORDS is set. Steps are those of the optimizer that stepped first. What DDP's exchange takes,
-and what of it the backward pass hides, are DDP's own figures, of every step.
+and what of it the backward pass hides, are DDP's own figures, of every step; FSDP2's collectives
+are timed on hosts, where they hide nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 import weakref
@@ -18,7 +20,7 @@ from qsgd_hpc.scaling._record import record
 from qsgd_hpc.scaling.engine_record import warmup_steps
 from qsgd_hpc.torch.ddp.state import QSGDState
 
-__all__ = ["leave", "stepped", "watch"]
+__all__ = ["leave", "stepped", "watch", "watch_shards"]
 
 NS = 1e-9
 
@@ -33,9 +35,16 @@ class _Steps:
         """Of each step: in exchanges, and what of that the backward pass hid; seconds."""
         self.models: list[tuple[Any, int]] = []
         """Each with the bytes of its gradients, which DDP has fixed when it was made."""
+        self.shards: list[tuple[float, int]] = []
+        """Of FSDP2's collectives since the last step: seconds, and bytes of gradients reduced."""
         self.rank, self.ranks = 0, 0
         self.gradient_bytes = 0
         self.wire_bytes: float | None = 0
+
+    def note_shard(self, seconds: float, sent: int, gradients: int) -> None:
+        """Take note of one of FSDP2's collectives."""
+        self.shards.append((seconds, gradients))
+        self.wire_bytes = (self.wire_bytes or 0) + sent
 
 
 _steps = _Steps()
@@ -46,6 +55,14 @@ def watch(model: Any) -> None:
     model._set_ddp_runtime_logging_sample_rate(1)
     size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     _steps.models.append((weakref.ref(model), size))
+
+
+def watch_shards(module: Any) -> None:
+    """Have FSDP2 tell what its collectives take, in versions of torch that have them apart."""
+    with contextlib.suppress(ImportError):
+        from qsgd_hpc.torch.fsdp.timed import time_shards
+
+        time_shards(module, _steps.note_shard)
 
 
 def stepped(optimizer: Any) -> None:
@@ -61,6 +78,11 @@ def stepped(optimizer: Any) -> None:
         _steps.exchanges.append(_exchanged([model for model, _ in models]))
         _steps.gradient_bytes = sum(size for _, size in models)
         _steps.wire_bytes = _sent(models)
+    elif _steps.shards:
+        seconds, gradients = zip(*_steps.shards, strict=True)
+        _steps.exchanges.append((sum(seconds), 0.0))
+        _steps.gradient_bytes = sum(gradients)
+        _steps.shards.clear()
 
 
 def _exchanged(models: list[Any]) -> tuple[float, float]:

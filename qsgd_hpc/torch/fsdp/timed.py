@@ -1,0 +1,77 @@
+"""What FSDP2's collectives take on hosts, for a study.
+
+On memory of the host they are carried out when they are called, and nothing is computed meanwhile.
+Those of a device are queued there: nobody here sees when they run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+)
+
+from qsgd_hpc.torch.fsdp.collectives import QSGDAllGather, QSGDReduceScatter
+from qsgd_hpc.torch.fsdp.layout import sharded_modules
+
+__all__ = ["time_shards"]
+
+Note = Callable[[float, int, int], None]
+_CODED = (QSGDAllGather, QSGDReduceScatter)
+
+
+class _Timed:
+    """A collective that tells what each of its calls has taken."""
+
+    def __init__(self, collective: Any, note: Note) -> None:
+        self.allocate = collective.allocate
+        self._collective = collective
+        self._reduces = isinstance(collective, (DefaultReduceScatter, QSGDReduceScatter))
+        self._note = note
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        before, begin_s = self._sent_by_codes(), time.perf_counter()
+        result = self._collective(output_tensor, input_tensor, *args, **kwargs)
+        if output_tensor.is_cpu:
+            seconds = time.perf_counter() - begin_s
+            shard = output_tensor if self._reduces else input_tensor
+            sent = (output_tensor.nbytes + input_tensor.nbytes) - 2 * shard.nbytes
+            if isinstance(self._collective, _CODED):
+                sent = self._sent_by_codes() - before
+            self._note(seconds, sent, input_tensor.nbytes if self._reduces else 0)
+        return result
+
+    def _sent_by_codes(self) -> int:
+        coded = isinstance(self._collective, _CODED)
+        return self._collective.traffic.sent if coded else 0
+
+
+def time_shards(module: Any, note: Note) -> None:
+    """Have FSDP2 tell what its collectives take, from a module's first forward pass on.
+
+    Args:
+        module: that ``fully_shard`` was called on.
+        note: is told after each the seconds that it took, the bytes that this rank has handed to
+            others, and the bytes of gradients that it has reduced.
+    """
+
+    def first_gathering(module: Any, _args: Any) -> None:
+        if torch.compiler.is_compiling() or dist.get_world_size() == 1:
+            return
+        for inner in sharded_modules(module).values():
+            for group in inner._get_fsdp_state()._fsdp_param_groups:
+                for name in ("_all_gather_comm", "_reduce_scatter_comm"):
+                    collective = getattr(group, name)
+                    if isinstance(collective, (DefaultAllGather, DefaultReduceScatter, *_CODED)):
+                        setattr(group, name, _Timed(collective, note))
+
+    # Before FSDP2's own, which gathers the weights.
+    module.register_forward_pre_hook(first_gathering, prepend=True)
