@@ -63,7 +63,9 @@ def by_hand(args: argparse.Namespace, each: int) -> None:
     loader = torch.utils.data.DataLoader(images, batch_size=each, sampler=sampler)
     model = nn.parallel.DistributedDataParallel(Net())
     if args.bf16:
-        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        # By its own name torch takes it on GPUs alone.
+        hook = default_hooks.bf16_compress_hook
+        model.register_comm_hook(None, lambda group, bucket: hook(group, bucket))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for batch in loader:
         optimizer.zero_grad()
