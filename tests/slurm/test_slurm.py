@@ -184,9 +184,10 @@ def test_a_script_for_torchrun_trains_on_two_nodes(bed: Bed, site: str) -> None:
 def test_a_script_of_each_kind_trains_on_two_nodes_as_under_torchrun(bed: Bed, kind: str) -> None:
     for library in ("lightning", "transformers", "accelerate"):
         pytest.importorskip(library, reason="make ecosystem")
+    env = {"OMP_NUM_THREADS": "1"}  # as torchrun has it: sums on more threads end otherwise
     at_once = {
         bits: jobs.submit(
-            JobRequest(Path(SCRIPT), (kind, bits, STEPS, bits), nodes=2, ranks_per_node=1)
+            JobRequest(Path(SCRIPT), (kind, bits, STEPS, bits), nodes=2, ranks_per_node=1, env=env)
         )
         for bits in ("32", "4")
     }
