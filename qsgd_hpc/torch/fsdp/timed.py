@@ -18,12 +18,11 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 )
 
 from qsgd_hpc.torch.fsdp.collectives import QSGDAllGather, QSGDReduceScatter
-from qsgd_hpc.torch.fsdp.layout import sharded_modules
 
 __all__ = ["time_shards"]
 
 Note = Callable[[float, int, int], None]
-_CODED = (QSGDAllGather, QSGDReduceScatter)
+_KNOWN = (DefaultAllGather, DefaultReduceScatter, QSGDAllGather, QSGDReduceScatter)
 
 
 class _Timed:
@@ -38,20 +37,17 @@ class _Timed:
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        before, begin_s = self._sent_by_codes(), time.perf_counter()
+        traffic = getattr(self._collective, "traffic", None)  # of one that codes
+        before = traffic.sent if traffic else 0
+        begin_s = time.perf_counter()
         result = self._collective(output_tensor, input_tensor, *args, **kwargs)
         if output_tensor.is_cpu:
             seconds = time.perf_counter() - begin_s
-            shard = output_tensor if self._reduces else input_tensor
-            sent = (output_tensor.nbytes + input_tensor.nbytes) - 2 * shard.nbytes
-            if isinstance(self._collective, _CODED):
-                sent = self._sent_by_codes() - before
+            # The larger of the two is as long as all ranks' shards.
+            others = abs(output_tensor.nbytes - input_tensor.nbytes)
+            sent = traffic.sent - before if traffic else others
             self._note(seconds, sent, input_tensor.nbytes if self._reduces else 0)
         return result
-
-    def _sent_by_codes(self) -> int:
-        coded = isinstance(self._collective, _CODED)
-        return self._collective.traffic.sent if coded else 0
 
 
 def time_shards(module: Any, note: Note) -> None:
@@ -64,14 +60,16 @@ def time_shards(module: Any, note: Note) -> None:
     """
 
     def first_gathering(module: Any, _args: Any) -> None:
-        if torch.compiler.is_compiling() or dist.get_world_size() == 1:
+        if torch.compiler.is_compiling():
             return
-        for inner in sharded_modules(module).values():
-            for group in inner._get_fsdp_state()._fsdp_param_groups:
-                for name in ("_all_gather_comm", "_reduce_scatter_comm"):
-                    collective = getattr(group, name)
-                    if isinstance(collective, (DefaultAllGather, DefaultReduceScatter, *_CODED)):
-                        setattr(group, name, _Timed(collective, note))
+        handle.remove()
+        if dist.get_world_size() == 1:
+            return
+        for group in module._get_fsdp_state()._fsdp_param_groups:
+            for name in ("_all_gather_comm", "_reduce_scatter_comm"):
+                collective = getattr(group, name)
+                if isinstance(collective, _KNOWN):
+                    setattr(group, name, _Timed(collective, note))
 
     # Before FSDP2's own, which gathers the weights.
-    module.register_forward_pre_hook(first_gathering, prepend=True)
+    handle = module.register_forward_pre_hook(first_gathering, prepend=True)
