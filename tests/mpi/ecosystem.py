@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.processes import without_settings
 
-__all__ = ["KINDS", "SCRIPT", "STEPS", "WRAPPED", "printed", "under_torchrun"]
+__all__ = ["KINDS", "SCRIPT", "STEPS", "WRAPPED", "by_torchrun", "printed", "under_torchrun"]
 
 SCRIPT = str(Path(__file__).with_name("ecosystem_script.py"))
 WRAPPED = ("lightning", "fabric", "accelerate", "trainer")  # under DDP
@@ -30,18 +30,23 @@ def printed(text: str, ranks: int) -> list[Any]:
     return lines[0][1:]
 
 
+def by_torchrun(*command: str) -> str:
+    """Return what two ranks of a script print that torchrun has started."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", *command],
+        env={**without_settings(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 @functools.cache
 def under_torchrun(kind: str, bits: str) -> list[Any]:
-    """Return what two ranks print that torchrun has started."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    """Return what a rank of the script prints under torchrun."""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [*torchrun, "--nproc-per-node", "2", SCRIPT, kind, bits, STEPS, f"{folder}/saved"],
-            env={**without_settings(), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return printed(done.stdout, 2)
+        return printed(by_torchrun(SCRIPT, kind, bits, STEPS, f"{folder}/saved"), 2)

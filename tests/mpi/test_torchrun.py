@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.mpi.ecosystem import by_torchrun
 from tests.processes import without_settings
 
 # Trains, and prints of each rank how it was told where it is and the sum of its weights.
@@ -71,17 +71,7 @@ def test_a_script_trains_as_under_torchrun(run_ranks, tmp_path: Path, script: st
     ours = places(done.stdout)
     assert [place[:5] for place in ours] == [[0, 2, 0, 2, 0], [1, 2, 1, 2, 0]]
     assert ours[0][5] == ours[1][5]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    theirs = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", str(path)],
-        env={**without_settings(), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert theirs.returncode == 0, theirs.stderr
-    assert places(theirs.stdout) == ours
+    assert places(by_torchrun(str(path))) == ours
 
 
 def test_each_rank_is_told_its_place(run_ranks, tmp_path: Path) -> None:
