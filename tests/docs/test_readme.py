@@ -44,7 +44,7 @@ def test_quick_commands_print_what_the_readme_says(tmp_path):
     shutil.copytree(ROOT / "tutorials", tmp_path / "tutorials")
     page = ROOT / "README.md"
     quick = [each.command for each in sessions(page) if not SLOW.match(each.command)]
-    assert len(quick) >= 6
+    assert len(quick) >= 5
     run_page(page, tmp_path, home=tmp_path / "home", wanted=lambda c: not SLOW.match(c))
 
 
