@@ -220,7 +220,7 @@ def _shut_down(reason: str, patience_s: float, *, record: bool) -> None:
         _mpi.give_up()
         return
     if record and env.get("QSGD_RECORDS"):
-        from qsgd_hpc.scaling import engine_record
+        from qsgd_hpc.recording import engine_record
 
         engine_record.leave(ended.engine, rank=ended.rank, ranks=ended.size)
     if ended.window is not None:

@@ -50,15 +50,15 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "scale": ("qsgd_hpc.scaling.cli:scale", "Run a scaling study and write its report."),
     "report": (
-        "qsgd_hpc.scaling.report_cli:report",
+        "qsgd_hpc.scaling.report.cli:report",
         "Write the report of a study again from its records.",
     ),
     "predict": (
-        "qsgd_hpc.scaling.predict_cli:predict",
+        "qsgd_hpc.scaling.predict.cli:predict",
         "Predict a measured training on more nodes of a machine.",
     ),
     "reproduce": (
-        "qsgd_hpc.scaling.reproduce_cli:reproduce",
+        "qsgd_hpc.scaling.reproduce.cli:reproduce",
         "Show published results beside what is predicted or measured here.",
     ),
 }

@@ -18,7 +18,7 @@ from typing import Any
 import matplotlib
 from compare import ALONE, Record, by_name, network, order, ratio
 
-from qsgd_hpc.scaling.drawing.style import GRID, INK, QUIET, STYLE, colour
+from qsgd_hpc.scaling.report.drawing.style import GRID, INK, QUIET, STYLE, colour
 
 # Peers are grey and differ by their dashes; what is ours has the colour of its bits.
 LINES: dict[str, tuple[str, str, str]] = {

@@ -15,11 +15,11 @@ import click
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.profile import Site
 from qsgd_hpc.jobs.sites import choose
-from qsgd_hpc.scaling.folder import StudyFolder
-from qsgd_hpc.scaling.report_cli import show
-from qsgd_hpc.scaling.scale_options import Scale, asked, scale_options
-from qsgd_hpc.scaling.study import Study
-from qsgd_hpc.scaling.wishes import define
+from qsgd_hpc.scaling.define.definition import define
+from qsgd_hpc.scaling.define.options import Scale, asked, scale_options
+from qsgd_hpc.scaling.define.study import Study
+from qsgd_hpc.scaling.report.cli import show
+from qsgd_hpc.scaling.store.folder import StudyFolder
 
 __all__ = ["scale"]
 
@@ -58,12 +58,12 @@ def scale(ctx: click.Context, /, words: tuple[str, ...], **options: Any) -> None
     \b
         qsgd-hpc scale --example > study.yaml
     """
-    from qsgd_hpc.scaling import cost
-    from qsgd_hpc.scaling.attempts import finished
-    from qsgd_hpc.scaling.plan import plan
-    from qsgd_hpc.scaling.plan_view import print_plan
-    from qsgd_hpc.scaling.run import check_sizes
-    from qsgd_hpc.scaling.terminal import console
+    from qsgd_hpc.scaling.define.plan import plan
+    from qsgd_hpc.scaling.report.terminal import console
+    from qsgd_hpc.scaling.run import cost
+    from qsgd_hpc.scaling.run.plan_view import print_plan
+    from qsgd_hpc.scaling.run.runner import check_sizes
+    from qsgd_hpc.scaling.store.attempts import finished
 
     wanted = asked(ctx, words)
     site = choose(wanted.site)
@@ -99,10 +99,10 @@ def _consent(site: Site, yes: bool) -> None:
 def _measure(
     folder: StudyFolder, study: Study, screen: Any, in_flight: int, limit_min: float | None
 ) -> None:
-    from qsgd_hpc.scaling.attempts import RECORD_HINT, finished
-    from qsgd_hpc.scaling.plan import plan
-    from qsgd_hpc.scaling.progress import Progress
-    from qsgd_hpc.scaling.run import run
+    from qsgd_hpc.scaling.define.plan import plan
+    from qsgd_hpc.scaling.run.progress import Progress
+    from qsgd_hpc.scaling.run.runner import run
+    from qsgd_hpc.scaling.store.attempts import RECORD_HINT, finished
 
     done = finished(folder.attempts()[0])
     progress = Progress(screen, len(plan(study)), len(done), cases=len(study.cases))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qsgd_hpc.scaling.workloads import find
+from qsgd_hpc.scaling.define.workloads import find
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.one_mpi

@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from qsgd_hpc.scaling.analysis import (
+from qsgd_hpc.scaling.analysis.measured import UNCODED
+from qsgd_hpc.scaling.analysis.results import (
     COLUMNS,
     Analysis,
     BreakEven,
@@ -17,12 +18,11 @@ from qsgd_hpc.scaling.analysis import (
     Fit,
     LinkFit,
 )
-from qsgd_hpc.scaling.case import Case
-from qsgd_hpc.scaling.cautions import Machine
-from qsgd_hpc.scaling.findings import findings
-from qsgd_hpc.scaling.measured import UNCODED
-from qsgd_hpc.scaling.origins import Origins
-from qsgd_hpc.scaling.report import Report
+from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.report.cautions import Machine
+from qsgd_hpc.scaling.report.findings import findings
+from qsgd_hpc.scaling.report.origins import Origins
+from qsgd_hpc.scaling.report.report import Report
 from tests.unit.scaling_samples import study
 
 PARAMETERS = 400_000

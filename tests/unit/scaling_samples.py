@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qsgd_hpc.scaling.attempts import Attempt
-from qsgd_hpc.scaling.case import Case
-from qsgd_hpc.scaling.folder import StudyFolder
-from qsgd_hpc.scaling.plan import Point, global_batch, plan
-from qsgd_hpc.scaling.program import Program
-from qsgd_hpc.scaling.study import Study
+from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.define.plan import Point, global_batch, plan
+from qsgd_hpc.scaling.define.program import Program
+from qsgd_hpc.scaling.define.study import Study
+from qsgd_hpc.scaling.store.attempts import Attempt
+from qsgd_hpc.scaling.store.folder import StudyFolder
 
 PARAMETERS = 421_642
 STEPS = 702

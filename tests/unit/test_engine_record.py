@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qsgd_hpc import _core
-from qsgd_hpc.scaling import engine_record
+from qsgd_hpc.recording import engine_record
 from tests.unit.engine_ranks import on_ranks
 
 STATS = {"wire_bytes": 900, "gradient_bytes": 4000, "comm_time_s": 1.5, "fused_reductions": 60}

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qsgd_hpc.scaling.analyse import COLUMNS, analyse
-from qsgd_hpc.scaling.analysis import RUN_COLUMNS
-from qsgd_hpc.scaling.attempts import Attempt
-from qsgd_hpc.scaling.case import Case
-from qsgd_hpc.scaling.plan import Point, plan
+from qsgd_hpc.scaling.analysis.compute import COLUMNS, analyse
+from qsgd_hpc.scaling.analysis.results import RUN_COLUMNS
+from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.define.plan import Point, plan
+from qsgd_hpc.scaling.store.attempts import Attempt
 from tests.unit.scaling_samples import (
     CASE,
     amdahl,

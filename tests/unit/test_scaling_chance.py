@@ -13,17 +13,17 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from qsgd_hpc.scaling.analyse import analyse
-from qsgd_hpc.scaling.analysis import CaseAnalysis
-from qsgd_hpc.scaling.case import Case
-from qsgd_hpc.scaling.findings import findings
-from qsgd_hpc.scaling.networks import families
-from qsgd_hpc.scaling.origins import Origins
-from qsgd_hpc.scaling.plan import plan
-from qsgd_hpc.scaling.quality_verdict import compare_quality
-from qsgd_hpc.scaling.report import Report
-from qsgd_hpc.scaling.stats import enough, proportion_bound, repeats_bound, sample_variance
-from qsgd_hpc.scaling.terminal import print_result
+from qsgd_hpc.scaling.analysis.compute import analyse
+from qsgd_hpc.scaling.analysis.quality_verdict import compare_quality
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis
+from qsgd_hpc.scaling.analysis.stats import enough, proportion_bound, repeats_bound, sample_variance
+from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.report.findings import findings
+from qsgd_hpc.scaling.report.networks import families
+from qsgd_hpc.scaling.report.origins import Origins
+from qsgd_hpc.scaling.report.report import Report
+from qsgd_hpc.scaling.report.terminal import print_result
 from tests.unit.scaling_samples import metered, study
 
 TRIALS = 80

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from qsgd_hpc.scaling import words
-from qsgd_hpc.scaling.analyse import analyse
-from qsgd_hpc.scaling.cells import cells, headings
-from qsgd_hpc.scaling.coded import coded_sentences
-from qsgd_hpc.scaling.findings import findings
-from qsgd_hpc.scaling.page import context, render
-from qsgd_hpc.scaling.plan import plan
-from qsgd_hpc.scaling.terminal import print_result
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.compute import analyse
+from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.report.cells import cells, headings
+from qsgd_hpc.scaling.report.coded import coded_sentences
+from qsgd_hpc.scaling.report.findings import findings
+from qsgd_hpc.scaling.report.page import context, render
+from qsgd_hpc.scaling.report.terminal import print_result
 from tests.unit.analysis_samples import case_analysis, report_of
 from tests.unit.scaling_samples import attempts, engine_only, metered, metered_attempts, study
 
@@ -79,8 +79,8 @@ def planned(plain, declined=None):
     ],
 )
 def test_errors_of_codes_have_two_digits_however_small(value, text, share):
-    assert words.nmse(value) == text
-    assert words.share(value) == share
+    assert units.nmse(value) == text
+    assert units.share(value) == share
 
 
 def test_the_table_shows_the_error_of_what_was_coded_alone():

@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling import page
-from qsgd_hpc.scaling.analysis import CaseAnalysis
-from qsgd_hpc.scaling.compare import compare, section, summary
-from qsgd_hpc.scaling.plan import plan
-from qsgd_hpc.scaling.report_cli import report
-from qsgd_hpc.scaling.terminal import print_comparison, print_result
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis
+from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.report import page
+from qsgd_hpc.scaling.report.cli import report
+from qsgd_hpc.scaling.report.compare import compare, section, summary
+from qsgd_hpc.scaling.report.terminal import print_comparison, print_result
 from tests.unit.analysis_samples import case_analysis, report_of
 from tests.unit.scaling_samples import amdahl, metered, study, written
 

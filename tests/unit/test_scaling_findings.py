@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from qsgd_hpc.scaling import words
-from qsgd_hpc.scaling.analyse import analyse
-from qsgd_hpc.scaling.cautions import Machine
-from qsgd_hpc.scaling.findings import findings
-from qsgd_hpc.scaling.plan import plan
-from qsgd_hpc.scaling.verdicts import compare_speed
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.compute import analyse
+from qsgd_hpc.scaling.analysis.verdicts import compare_speed
+from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.report.cautions import Machine
+from qsgd_hpc.scaling.report.findings import findings
 from tests.unit.scaling_samples import attempt, attempts, metered, metered_attempts, several, study
 
 
@@ -228,12 +228,12 @@ def test_a_study_that_records_speed_alone_still_has_a_report():
     ],
 )
 def test_bytes_have_three_digits_and_the_right_unit(value, text):
-    assert words.bytes_short(value) == text
+    assert units.bytes_short(value) == text
 
 
 def test_differences_of_accuracy_never_read_minus_zero():
-    assert words.points(-1e-9) == words.points(1e-9) == "±0.00 points"
-    assert words.points(-0.0008) == "−0.08 points"
+    assert units.points(-1e-9) == units.points(1e-9) == "±0.00 points"
+    assert units.points(-0.0008) == "−0.08 points"
 
 
 @pytest.mark.parametrize(
@@ -241,4 +241,4 @@ def test_differences_of_accuracy_never_read_minus_zero():
     [(0.00074, "740 µs"), (0.0123, "12.3 ms"), (1.871, "1.87 s"), (75, "1 min 15 s"), (None, "–")],
 )
 def test_short_times_have_three_digits_and_the_right_unit(value, text):
-    assert words.seconds(value) == text
+    assert units.seconds(value) == text

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.attempts import finished, parse_records
-from qsgd_hpc.scaling.folder import StudyFolder
-from qsgd_hpc.scaling.plan import Point, plan
+from qsgd_hpc.scaling.define.plan import Point, plan
+from qsgd_hpc.scaling.store.attempts import finished, parse_records
+from qsgd_hpc.scaling.store.folder import StudyFolder
 from tests.unit.scaling_samples import CASE, attempt, attempts, study, written
 
 

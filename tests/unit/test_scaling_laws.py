@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qsgd_hpc.scaling.analyse import analyse
-from qsgd_hpc.scaling.analysis import Estimate, Fit
-from qsgd_hpc.scaling.laws import applies, fit_law, peak_ranks
+from qsgd_hpc.scaling.analysis.compute import analyse
+from qsgd_hpc.scaling.analysis.laws import applies, fit_law, peak_ranks
+from qsgd_hpc.scaling.analysis.results import Estimate, Fit
 from tests.unit.scaling_samples import amdahl, attempts, gustafson, study, usl
 
 SIZES = st.lists(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qsgd_hpc.scaling.analyse import analyse
-from qsgd_hpc.scaling.link import fit_link
-from qsgd_hpc.scaling.plan import plan
+from qsgd_hpc.scaling.analysis.compute import analyse
+from qsgd_hpc.scaling.analysis.link import fit_link
+from qsgd_hpc.scaling.define.plan import plan
 from tests.unit.scaling_samples import PARAMETERS, metered, metered_attempts, study
 
 TRIALS = 100

@@ -10,17 +10,17 @@ import pytest
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
-from qsgd_hpc.scaling.analyse import analyse
-from qsgd_hpc.scaling.case import Case
-from qsgd_hpc.scaling.cautions import Machine, cautions
-from qsgd_hpc.scaling.folder import StudyFolder
-from qsgd_hpc.scaling.networks import families
-from qsgd_hpc.scaling.origins import origins
-from qsgd_hpc.scaling.plan import Point, plan
-from qsgd_hpc.scaling.report import load, write
-from qsgd_hpc.scaling.single import request
-from qsgd_hpc.scaling.study import Study
-from qsgd_hpc.scaling.wishes import define
+from qsgd_hpc.scaling.analysis.compute import analyse
+from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.define.definition import define
+from qsgd_hpc.scaling.define.plan import Point, plan
+from qsgd_hpc.scaling.define.study import Study
+from qsgd_hpc.scaling.report.cautions import Machine, cautions
+from qsgd_hpc.scaling.report.networks import families
+from qsgd_hpc.scaling.report.origins import origins
+from qsgd_hpc.scaling.report.report import load, write
+from qsgd_hpc.scaling.run.single import request
+from qsgd_hpc.scaling.store.folder import StudyFolder
 from tests.unit.scaling_samples import metered, study
 
 NETWORKS = ("100mbit", "10gbit", "none")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qsgd_hpc.scaling.origins import origins
-from qsgd_hpc.scaling.plan import plan
+from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.report.origins import origins
 from tests.unit.scaling_samples import attempts, metered, metered_attempts, several, study
 
 PLACE = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.plan import environment, equal_threads, plan, script_args
-from qsgd_hpc.scaling.study import BITS, Study, differences, parse_counts
+from qsgd_hpc.scaling.define.plan import environment, equal_threads, plan, script_args
+from qsgd_hpc.scaling.define.study import BITS, Study, differences, parse_counts
 from tests.unit.scaling_samples import study
 
 

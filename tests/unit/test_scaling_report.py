@@ -16,17 +16,17 @@ import pandas as pd
 import pytest
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling import latex
-from qsgd_hpc.scaling.analyse import analyse
-from qsgd_hpc.scaling.analysis import COLUMNS
-from qsgd_hpc.scaling.attempts import Attempt
-from qsgd_hpc.scaling.drawing.files import write_sheet
-from qsgd_hpc.scaling.drawing.style import spread
-from qsgd_hpc.scaling.drawing.svg import charts
-from qsgd_hpc.scaling.folder import StudyFolder
-from qsgd_hpc.scaling.page import context, render
-from qsgd_hpc.scaling.plan import plan
-from qsgd_hpc.scaling.report import Report, load, write
+from qsgd_hpc.scaling.analysis.compute import analyse
+from qsgd_hpc.scaling.analysis.results import COLUMNS
+from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.report import latex
+from qsgd_hpc.scaling.report.drawing.files import write_sheet
+from qsgd_hpc.scaling.report.drawing.style import spread
+from qsgd_hpc.scaling.report.drawing.svg import charts
+from qsgd_hpc.scaling.report.page import context, render
+from qsgd_hpc.scaling.report.report import Report, load, write
+from qsgd_hpc.scaling.store.attempts import Attempt
+from qsgd_hpc.scaling.store.folder import StudyFolder
 from tests.unit.analysis_samples import case_analysis, report_of
 from tests.unit.scaling_samples import (
     amdahl,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from qsgd_hpc.scaling.plan import plan
-from qsgd_hpc.scaling.report_cli import report
-from qsgd_hpc.scaling.rows import COLUMNS
+from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.report.cli import report
+from qsgd_hpc.scaling.report.rows import COLUMNS
 from tests.unit.scaling_samples import amdahl, metered, study, written
 
 WOBBLE = {1: 0.97, 2: 1.0, 3: 1.02}

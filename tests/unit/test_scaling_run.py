@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from qsgd_hpc.scaling.attempts import finished
-from qsgd_hpc.scaling.folder import StudyFolder
+from qsgd_hpc.scaling.store.attempts import finished
+from qsgd_hpc.scaling.store.folder import StudyFolder
 from tests.processes import until
 
 # A workload by the convention of scaling/README.md; --hold keeps 8-bit points busy until a file

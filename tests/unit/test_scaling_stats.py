@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qsgd_hpc.scaling.stats import interval, ratio_interval
+from qsgd_hpc.scaling.analysis.stats import interval, ratio_interval
 
 TRIALS = 300
 # A method of 95 % misses 15 of 300; more than 27 with probability 0.2 % (binomial). The bootstrap

@@ -15,7 +15,7 @@ import pytest
 
 from qsgd_hpc._data import data as shipped
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.workloads import FRAMEWORKS, find, frameworks, names
+from qsgd_hpc.scaling.define.workloads import FRAMEWORKS, find, frameworks, names
 
 FOLDER = Path(str(shipped("scaling").joinpath("workloads")))
 READERS = ("data", "images", "options", "words", "zaremba")

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from qsgd_hpc.scaling.analyse import analyse
-from qsgd_hpc.scaling.findings import findings
-from qsgd_hpc.scaling.plan import plan
+from qsgd_hpc.scaling.analysis.compute import analyse
+from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.report.findings import findings
 from tests.unit.scaling_samples import PARAMETERS, attempts, metered, study
 
 BOTH = (32, 4)

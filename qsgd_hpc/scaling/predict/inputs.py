@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.attempts import COMPLETED, Attempt, is_number, throughput
-from qsgd_hpc.scaling.folder import StudyFolder
 from qsgd_hpc.scaling.predict.training import TrainingProfile
+from qsgd_hpc.scaling.store.attempts import COMPLETED, Attempt, is_number, throughput
+from qsgd_hpc.scaling.store.folder import StudyFolder
 
 __all__ = ["Measured", "measured", "training_of"]
 

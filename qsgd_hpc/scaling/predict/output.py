@@ -8,7 +8,7 @@ from typing import Any
 
 from qsgd_hpc.scaling.predict.model import Prediction
 from qsgd_hpc.scaling.predict.words import LABEL, LIMITS
-from qsgd_hpc.scaling.words import bits_name, speed
+from qsgd_hpc.scaling.units import bits_name, speed
 
 __all__ = ["Result", "as_json", "as_lines", "as_markdown", "write_folder"]
 

@@ -10,9 +10,9 @@ from statistics import median
 import yaml
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.attempts import is_number
 from qsgd_hpc.scaling.predict.inputs import measured
 from qsgd_hpc.scaling.reproduce.published import Cell, Published
+from qsgd_hpc.scaling.store.attempts import is_number
 
 __all__ = ["measured_cells", "run_study", "study_text"]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from qsgd_hpc.scaling._record import record
-from qsgd_hpc.scaling.engine_record import warmup_steps
+from qsgd_hpc.recording.engine_record import warmup_steps
+from qsgd_hpc.recording.records import record
 from qsgd_hpc.torch.ddp.state import QSGDState
 
 __all__ = ["leave", "stepped", "watch", "watch_shards"]

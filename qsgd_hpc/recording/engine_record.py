@@ -1,0 +1,169 @@
+"""The "engine" record that every rank leaves at the end of a job, whatever its script records."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qsgd_hpc import env
+from qsgd_hpc._base.step_mark import is_mark
+from qsgd_hpc.recording.records import record
+
+__all__ = [
+    "MOST_LAYERS",
+    "leave",
+    "mean_nmse",
+    "merge_neighbours",
+    "summary",
+    "uncoded",
+    "warmup_steps",
+]
+
+MOST_LAYERS = 2000
+_WARMUP = 10
+
+
+def leave(engine: Any, *, rank: int, ranks: int) -> None:
+    """Append what an engine has counted to the file that QSGD_RECORDS names.
+
+    Nothing is written where no step was seen. This runs on the way out of somebody's script, so a
+    fault is a warning on stderr and no exception; and nothing is agreed with other ranks, which may
+    be gone.
+
+    Args:
+        engine: a _core.Engine; it may have shut down.
+        rank: whose it is.
+        ranks: of the job.
+    """
+    try:
+        profile = engine.step_profile()
+        if profile["steps"] > 0:
+            quality = engine.quality()
+            fields = summary(profile, engine.stats(), quality, rank=rank, ranks=ranks)
+            # The tuner may choose float32 too, and nobody could tell the two apart.
+            planner = ranks > 1 and not env.get("QSGD_AUTOTUNE")
+            record("engine", **fields, **uncoded(quality, planner=planner))
+    except Exception as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        print(
+            f"qsgd-hpc: warning: rank {rank} leaves no 'engine' record: {text} "
+            "(unset QSGD_RECORDS to write none)",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def summary(
+    profile: Mapping[str, Any],
+    stats: Mapping[str, float],
+    quality: Mapping[str, Mapping[str, Any]],
+    *,
+    rank: int,
+    ranks: int,
+) -> dict[str, Any]:
+    """Return the fields of an "engine" record.
+
+    Args:
+        profile, stats, quality: as the engine's methods step_profile, stats and quality return
+            them.
+        rank: whose they are.
+        ranks: of the job.
+    Returns:
+        step_s is the median and step_mean_s the mean of the timed steps; exposed_s, comm_s,
+        hidden_s and coding_s are means over them. None where no step is timed, or where the
+        framework waits by itself and so nobody knows how long. Layers on rank 0 alone; neither
+        they nor bytes and reductions of a single rank whose gradients do not pass the engine.
+    """
+    warmup = warmup_steps(profile["steps"])
+    marked = any(is_mark(name) for name, *_ in profile["layers"])
+    fields: dict[str, Any] = {
+        "rank": rank,
+        "ranks": ranks,
+        "steps": profile["steps"],
+        "warmup_steps": warmup,
+        **_of_timed_steps(profile, warmup, ranks),
+        "wire_bytes": stats["wire_bytes"],
+        "gradient_bytes": None if marked else stats["gradient_bytes"],
+        "comm_time_s": stats["comm_time_s"],
+        "fused_reductions": None if marked else stats["fused_reductions"],
+        "nmse": mean_nmse(quality),
+    }
+    if rank == 0 and not marked:
+        layers = [(elements, round(ready_s, 6)) for _, elements, ready_s in profile["layers"]]
+        fields["layers"] = merge_neighbours(layers)
+        fields["backward_s"] = layers[-1][1] if layers else None
+    return fields
+
+
+def warmup_steps(steps: int) -> int:
+    """Return how many are not timed: the first 10, or the first half of a run shorter than 20."""
+    return min(_WARMUP, steps // 2)
+
+
+def _of_timed_steps(profile: Mapping[str, Any], warmup: int, ranks: int) -> dict[str, float | None]:
+    # The last step never ends, since none begins after it; of a long run the first are forgotten.
+    forgotten = profile["steps"] - 1 - len(profile["step_s"])
+    first = max(0, warmup - forgotten)
+    steps, waits, comm, coding = (
+        profile[name][first:].tolist() for name in ("step_s", "wait_s", "comm_s", "coding_s")
+    )
+    if not steps:
+        return dict.fromkeys(_TIMED)
+    comm_s = statistics.fmean(comm)
+    seen = profile["waits_seen"] or ranks == 1
+    exposed_s = statistics.fmean(waits) if ranks > 1 else 0.0  # one rank waits for nobody
+    hidden_s = max(0.0, comm_s - exposed_s) if ranks > 1 else 0.0
+    return {
+        "step_s": statistics.median(steps),
+        "step_mean_s": statistics.fmean(steps),
+        "exposed_s": exposed_s if seen else None,
+        "comm_s": comm_s,
+        "hidden_s": hidden_s if seen else None,
+        "coding_s": statistics.fmean(coding),
+    }
+
+
+_TIMED = ("step_s", "step_mean_s", "exposed_s", "comm_s", "hidden_s", "coding_s")
+
+
+def mean_nmse(quality: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Return the mean over all reductions of tensors that travel compressed, or None."""
+    coded = [q for q in quality.values() if q["coding"] != "none" and q["reductions"] > 0]
+    reductions = sum(q["reductions"] for q in coded)
+    return sum(q["mean_nmse"] * q["reductions"] for q in coded) / reductions if coded else None
+
+
+def uncoded(quality: Mapping[str, Mapping[str, Any]], *, planner: bool) -> dict[str, int]:
+    """Return for how many tensors compression was asked, and how many are float32 all the same.
+
+    Args:
+        quality: as the engine's method of this name returns it: tensors that asked alone.
+        planner: whether the planner chose; it declines a tensor before it is ever coded, so what
+            was coded before was given up by somebody else, such as the budget of the error.
+    """
+    asked = [q for q in quality.values() if q["reductions"] > 0]
+    plain = [q for q in asked if q["coding"] == "none"]
+    return {
+        "asked_tensors": len(asked),
+        "plain_tensors": len(plain),
+        "declined_tensors": sum(planner and q["mean_nmse"] == 0 for q in plain),
+        "asked_elements": sum(q["elements"] for q in asked),
+        "plain_elements": sum(q["elements"] for q in plain),
+    }
+
+
+def merge_neighbours(
+    layers: Sequence[tuple[int, float]], most: int = MOST_LAYERS
+) -> list[list[float]]:
+    """Return [[elements, ready_s], ...], at most so many: several in a row as one.
+
+    Elements add up, and what is merged is ready when its last is.
+    """
+    together = max(1, -(-len(layers) // most))
+    merged = []
+    for at in range(0, len(layers), together):
+        group = layers[at : at + together]
+        merged.append([sum(elements for elements, _ in group), group[-1][1]])
+    return merged

@@ -1,0 +1,229 @@
+"""Measure a training's steps: how long they take, and what part data and communication have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from qsgd_hpc import env
+from qsgd_hpc._base.step_mark import leave_to_meter
+from qsgd_hpc.recording import host
+from qsgd_hpc.recording.engine_record import mean_nmse, merge_neighbours, warmup_steps
+from qsgd_hpc.recording.records import record
+from qsgd_hpc.recording.step_log import WARMUP_RULE, StepLog, Waits, breakdown, mean_over_ranks
+from qsgd_hpc.rules import PLAIN_BITS
+
+__all__ = ["Meter"]
+
+Batch = TypeVar("Batch")
+
+
+class Meter:
+    """Times the steps of a training on every rank, and records what a scaling study reads.
+
+    ::
+
+        meter = Meter(hvd, global_batch_size=256, unit="images", test_samples=10000)
+        for epoch in range(epochs):
+            for x, y in meter.steps(loader):
+                ...  # forward, backward, optimizer.step()
+            meter.epoch(train_loss=loss, test_accuracy=evaluate())
+        meter.final()
+
+    A step lasts from asking the loader for a batch to asking it for the next; its data wait is the
+    loader's answer, its exposed communication the time that the rank was blocked until gradients
+    had come. What happens between the loops, such as evaluation, is not timed. Nothing but the
+    numbers that ``epoch`` and ``final`` return depends on QSGD_RECORDS being set.
+
+    Args:
+        hvd: the module that the script trains with, such as ``qsgd_hpc.torch``; initialised.
+        global_batch_size: samples in a step of all ranks together; a short last batch counts as a
+            whole one. None where it is not known: speeds are in steps per second then.
+        unit: what throughput counts: "images", "words", "samples".
+        dataset: the name of what is trained on.
+        test_samples: how many samples of all ranks together an accuracy is a share of; without it a
+            study cannot tell which differences of accuracies are chance.
+        units_per_sample: units that one sample stands for, such as the words of a sequence.
+    """
+
+    def __init__(
+        self,
+        hvd: Any,
+        *,
+        global_batch_size: int | None = None,
+        unit: str = "samples",
+        dataset: str | None = None,
+        test_samples: int | None = None,
+        units_per_sample: int = 1,
+    ) -> None:
+        leave_to_meter()
+        self._hvd = hvd
+        self._global_batch_size = global_batch_size
+        self._unit = unit if global_batch_size else "steps"
+        self._units_per_step = (global_batch_size or 1) * units_per_sample
+        self._data = {"dataset": dataset, "test_samples": test_samples}
+        self._log = StepLog()
+        self._epoch = 0
+        self._first_step = 0  # of this epoch
+        self._elapsed_s = 0.0
+        self._compute_s: list[float] = []
+        self._last: dict[str, Any] = {}
+
+    def steps(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the loader's batches, and time what the caller does with each.
+
+        A loop that is left with ``break`` or by an error does not count its last step; to end
+        early, give ``itertools.islice(loader, steps)``.
+        """
+        add, counters, clock = self._log.add, self._hvd.communication_stats, time.perf_counter
+        before, begin = counters(), clock()
+        batches = iter(loader)
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            got = clock()
+            yield batch
+            after, end = counters(), clock()
+            add(end - begin, got - begin, before, after)
+            before, begin = after, end
+
+    def compute_only(self, seconds: float | Sequence[float]) -> None:
+        """Say what a step takes without communication, as this rank has measured it.
+
+        For frameworks in which no thread of the program is blocked while gradients travel, such as
+        TensorFlow's graphs: exposed is then what a step takes beyond this and its data.
+
+        Args:
+            seconds: of one step, or of each of several.
+        """
+        self._compute_s = list(seconds) if isinstance(seconds, Sequence) else [float(seconds)]
+
+    def epoch(self, **results: Any) -> dict[str, Any]:
+        """End an epoch: every rank calls this, rank 0 records it, all get what is recorded.
+
+        Args:
+            results: numbers such as train_loss, test_accuracy (0..1) or perplexity; the mean over
+                the ranks is recorded, so a rank may give those of its own share.
+        """
+        steps = len(self._log) - self._first_step
+        mine = {"seconds": self._log.total("seconds", self._first_step), **_numbers(results)}
+        rows = self._gather(mine)
+        means = mean_over_ranks(rows)
+        self._epoch += 1
+        self._elapsed_s += means["seconds"]
+        self._last = {name: means[name] for name in results}
+        units = steps * self._units_per_step
+        told = {
+            "epoch": self._epoch,
+            "elapsed_s": self._elapsed_s,
+            "seconds": means["seconds"],
+            "throughput": units / means["seconds"] if means["seconds"] else None,
+            "unit": self._unit,
+            **self._last,
+        }
+        if self._hvd.rank() == 0:
+            record("epoch", **told)
+            self._record_steps()
+        self._first_step = len(self._log)
+        return told
+
+    def final(self, **results: Any) -> dict[str, Any]:
+        """End the training: every rank calls this, rank 0 records it, all get what is recorded.
+
+        Args:
+            results: as for ``epoch``, whose last ones hold where nothing is given here; and facts
+                in words or whole numbers, such as parameters, which rank 0's stand for.
+        """
+        if self._hvd.rank() == 0 and self._first_step < len(self._log):
+            self._record_steps()
+        self._first_step = len(self._log)
+        rows = self._gather(
+            {
+                "parts": breakdown(self._log, self._waits()),
+                "means": {
+                    "comm_time_s": self._log.total("comm_s"),
+                    "fused_reductions": self._log.total("fused_reductions"),
+                    "nmse": mean_nmse(self._hvd.compression_stats()),
+                    **_numbers({k: v for k, v in results.items() if not _is_fact(v)}),
+                },
+                "wire_bytes": int(self._log.total("wire_bytes")),
+                "gradient_bytes": int(self._log.total("gradient_bytes")),
+                "host": host.name(),
+            }
+        )
+        parts = mean_over_ranks(row["parts"] for row in rows)
+        step_s = parts["step_mean_s"]
+        told = {
+            **self._facts(),
+            "hosts": list(dict.fromkeys(row["host"] for row in rows)),
+            "throughput": self._units_per_step / step_s if step_s else None,
+            **parts,
+            **{k: sum(row[k] for row in rows) for k in ("wire_bytes", "gradient_bytes")},
+            **self._last,
+            **results,
+            **mean_over_ranks(row["means"] for row in rows),
+        }
+        if self._hvd.rank() == 0:
+            record("final", **told)
+        return told
+
+    def _gather(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+        from qsgd_hpc import objects  # brings the engine, which a login node may lack
+
+        rows: list[dict[str, Any]] = objects.allgather_object(dict(mine), name="scaling.meter")
+        return rows
+
+    def _waits(self) -> Waits:
+        from qsgd_hpc import basics
+
+        seen = basics.step_profile()["waits_seen"]
+        return Waits(self._hvd.size(), seen, self._compute_s)
+
+    def _record_steps(self) -> None:
+        raw = self._waits().raw(self._log, self._first_step)
+        record("steps", first_step=self._first_step, **raw)
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what this rank knows for all."""
+        from qsgd_hpc import basics
+
+        profile = basics.step_profile()
+        layers = [(elements, round(ready_s, 6)) for _, elements, ready_s in profile["layers"]]
+        alone = self._compute_s
+        return {
+            "ranks": self._hvd.size(),
+            "unit": self._unit,
+            "steps": len(self._log),
+            "warmup_steps": warmup_steps(len(self._log)),
+            "warmup_rule": WARMUP_RULE,
+            "global_batch_size": self._global_batch_size,
+            **self._data,
+            "bits": _bits(self._hvd.compression_stats()),
+            "algorithm": env.get("QSGD_ALGORITHM"),
+            "compute_only_s": sum(alone) / len(alone) if alone else None,
+            "layers": merge_neighbours(layers),
+            "backward_s": profile["backward_s"],
+            "gpu": host.gpu_model(),
+            "threads": host.threads(),
+        }
+
+
+def _is_fact(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, bool, list, tuple, dict))
+
+
+def _numbers(results: Mapping[str, Any]) -> dict[str, float | None]:
+    return {name: None if value is None else float(value) for name, value in results.items()}
+
+
+def _bits(tensors: Mapping[str, Mapping[str, Any]]) -> float:
+    """Return the bits in which most elements of the compressed gradients travel; 32 without any."""
+    elements: dict[float, int] = {}
+    coded = [t for t in tensors.values() if t["coding"] != "none" and t["reductions"]]
+    for each in coded:
+        elements[each["bits"]] = elements.get(each["bits"], 0) + each["elements"]
+    most = max(elements, key=lambda bits: elements[bits], default=float(PLAIN_BITS))
+    return int(most) if most == int(most) else most

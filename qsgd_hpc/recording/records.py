@@ -1,0 +1,133 @@
+"""Write measurements from inside a training script: one JSON line per event."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import PurePath
+from typing import Any
+
+from qsgd_hpc import __version__, env
+from qsgd_hpc._frameworks import FRAMEWORKS
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.recording.host import cpu_model, place
+
+__all__ = ["RESERVED", "record"]
+
+RESERVED = ("time", "host", "pid", "cpu", "cores", "load", "versions", "mpi", "place", "nonfinite")
+"""Keys that :func:`record` writes itself."""
+
+_LIBRARIES = ("numpy", *(each.module for each in FRAMEWORKS), "mpi4py")
+
+
+def record(event: str, **fields: Any) -> None:
+    """Append one event to the file that QSGD_RECORDS names; do nothing when it is unset.
+
+    Call it on rank 0 only, ``if hvd.rank() == 0: record("epoch", epoch=1, images_per_s=812.0)``.
+    The line is one write to a file opened for appending, so a reader never sees two lines mixed
+    and a killed process can tear no more than the last one.
+
+    Args:
+        event: what happened; a study reads "epoch" and "final" (scaling/README.md lists their
+            fields), anything else is kept as it is.
+        fields: JSON values, NumPy or framework scalars, lists and dicts of them. NaN and infinities
+            are written as null, and named in the line's ``nonfinite`` field: a diverged run is a
+            result too, and must not end in an error that hides it.
+    Raises:
+        UsageError: a field that JSON cannot hold or that is reserved, or a file that cannot be
+            written; all faulty fields are named at once.
+    """
+    target = env.get("QSGD_RECORDS")
+    if target is None:
+        return
+    line = _encode(event, fields)
+    try:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            written = os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise UsageError(
+            f"QSGD_RECORDS={target!r}: cannot append to it: {error.strerror}. "
+            "Point it at a file in a folder that exists and is writable, or unset it."
+        ) from None
+    if written != len(line):
+        raise UsageError(
+            f"QSGD_RECORDS={target!r}: only {written} of {len(line)} bytes were written. "
+            "Is the file system full?"
+        )
+
+
+def _encode(event: str, fields: Mapping[str, Any]) -> bytes:
+    faults: list[str] = []
+    if not isinstance(event, str) or not event:
+        faults.append(f"record: event is {event!r}; expected a name such as 'epoch' or 'final'.")
+    if taken := sorted(set(fields) & set(RESERVED)):
+        faults.append(f"record: {', '.join(taken)}: written by record itself; rename the field.")
+    nonfinite: dict[str, str] = {}
+    values = {name: _plain(value, name, nonfinite, faults) for name, value in fields.items()}
+    if faults:
+        raise UsageError("\n".join(faults))
+    body: dict[str, Any] = {"event": event, **values, **_origin()}
+    # Once a run: the engine writes its record on every rank, and looking for GPUs takes a moment.
+    if event == "final" or (event == "engine" and values.get("rank") == 0):
+        body["place"] = place(os.environ)
+    if nonfinite:
+        body["nonfinite"] = nonfinite
+    return (json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _plain(value: Any, name: str, nonfinite: dict[str, str], faults: list[str]) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        nonfinite[name] = str(float(value))
+        return None
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v, f"{name}.{k}", nonfinite, faults) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v, f"{name}[{i}]", nonfinite, faults) for i, v in enumerate(value)]
+    item = getattr(value, "item", None)  # NumPy and framework scalars
+    if callable(item):
+        try:
+            return _plain(item(), name, nonfinite, faults)
+        except (RuntimeError, TypeError, ValueError):
+            pass
+    faults.append(
+        f"record: {name} is a {type(value).__name__}; "
+        "expected a number, text, or a list or dict of them."
+    )
+    return None
+
+
+def _origin() -> dict[str, Any]:
+    versions = {"python": sys.version.split()[0], "qsgd_hpc": __version__}
+    for name in _LIBRARIES:
+        if found := getattr(sys.modules.get(name), "__version__", None):
+            versions[name] = str(found)
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    origin: dict[str, Any] = {
+        "time": now.replace("+00:00", "Z"),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        # Who shares the machine shows here: on a quiet one it is about ranks x threads.
+        "load": round(os.getloadavg()[0], 1),
+        "versions": versions,
+    }
+    # Only what the script has loaded: importing mpi4py.MPI here would start MPI.
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None:
+        origin["mpi"] = " ".join(mpi.Get_library_version().replace("\0", "").split())[:200]
+    return origin

@@ -1,0 +1,1 @@
+"""From attempts to results: medians, fits and verdicts; pure functions."""

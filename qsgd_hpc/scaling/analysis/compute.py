@@ -1,0 +1,167 @@
+"""From attempts to what a study says: pure functions; scaling/README.md defines every column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from qsgd_hpc.scaling.analysis.laws import fit_laws
+from qsgd_hpc.scaling.analysis.link import fit_link
+from qsgd_hpc.scaling.analysis.measured import curve, run
+from qsgd_hpc.scaling.analysis.quality import NONE, Quality, cut_short, default_target, quality_of
+from qsgd_hpc.scaling.analysis.results import COLUMNS, Analysis, CaseAnalysis
+from qsgd_hpc.scaling.analysis.table import SIZE, table_of
+from qsgd_hpc.scaling.analysis.verdicts import compressed_rows
+from qsgd_hpc.scaling.analysis.worth import break_even
+from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.define.plan import counts_for
+from qsgd_hpc.scaling.store.attempts import Attempt, finished
+from qsgd_hpc.scaling.store.speeds import throughput
+
+__all__ = ["COLUMNS", "Analysis", "analyse"]
+
+_CURVE = (*SIZE, "repeat", "epoch", "elapsed_s", "train_loss", "test_accuracy", "perplexity")
+
+
+def analyse(
+    attempts: Iterable[Attempt],
+    *,
+    mode: str = "strong",
+    cases: Sequence[Case] = (),
+    target: float | Mapping[Case, float | None] | None = None,
+    site: str = "",
+) -> Analysis:
+    """Reduce the finished points of a study to one table per case.
+
+    Values of a table are medians over the repeats, but for the parts of a step, which are those of
+    the run of median throughput, so that they add up. stats.py says how 95 % intervals are found. A
+    point of one rank belongs to all algorithms of its workload, framework and batch, and
+    to all bits: one rank sends nothing.
+
+    Args:
+        attempts: of the study, in the order in which they were made.
+        mode: "strong" or "weak"; decides which scaling law applies.
+        cases: those of the study, in its order; empty: those that were measured, sorted.
+        target: the quality that time_to_target_s refers to, or that of each case. Above 1 it is a
+            perplexity, else an accuracy; a case that records the other kind, and every case without
+            one, takes what all fp32 runs at the largest size reach (quality.py).
+        site: where it was measured, for sentences; empty where that is not known.
+    Returns:
+        The analysis; without cases where no point is finished.
+    """
+    measured = list(finished(attempts).values())
+    own = [(case, _of(case, measured)) for case in cases or _measured_cases(measured)]
+    found = [(case, *_one_unit(runs)) for case, runs in own if runs]
+    targets = (
+        target if isinstance(target, Mapping) else dict.fromkeys((c for c, _, _ in found), target)
+    )
+    bare = [_case(case, kept, targets.get(case), mode) for case, kept, _ in found]
+    compared = max(1, sum(map(len, map(compressed_rows, bare))))
+    counted = [replace(each, comparisons=compared) for each in bare]
+    done = tuple(replace(each, break_even=break_even(each, site)) for each in counted)
+    left_out = [c for case, _, left in found for c in _left_out(case, left)]
+    return Analysis(done, (*left_out, *_engine_only(measured), *_cut_short(measured)))
+
+
+def _measured_cases(measured: Sequence[Attempt]) -> list[Case]:
+    """Return the cases that were measured, less those that only lent their single rank."""
+    alone = {a.point.case for a in measured if a.point.ranks == 1}
+    several = {a.point.case for a in measured if a.point.ranks > 1}
+    lent = {
+        a.point.case
+        for a in measured
+        if a.point.ranks == 1 and any(counts_for(case, a.point) for case in several)
+    }
+    return sorted(several | (alone - lent))
+
+
+def _of(case: Case, measured: Sequence[Attempt]) -> list[Attempt]:
+    return [a for a in measured if counts_for(case, a.point)]
+
+
+def _one_unit(runs: Sequence[Attempt]) -> tuple[list[Attempt], list[Attempt]]:
+    """Split runs into those of the commonest unit, and the rest: no median spans two units."""
+    units = [throughput(a.final)[1] for a in runs]
+    common = max(dict.fromkeys(units), key=units.count)
+    kept = [a for a, unit in zip(runs, units, strict=True) if unit == common]
+    return kept, [a for a, unit in zip(runs, units, strict=True) if unit != common]
+
+
+def _left_out(case: Case, runs: Sequence[Attempt]) -> list[str]:
+    if not runs:
+        return []
+    units = ", ".join(sorted({throughput(a.final)[1] for a in runs}))
+    return [
+        f"Mixed units: {len(runs)} measurement(s) of {case.label} count {units} where the others "
+        "count something else. They are left out; let every run record the same unit."
+    ]
+
+
+def _engine_only(measured: Sequence[Attempt]) -> list[str]:
+    made = [a for a in measured if a.final.get("source") == "engine"]
+    if not made:
+        return []
+    return [
+        f"Engine counters: {len(made)} of {len(measured)} measurements are of scripts that record "
+        "nothing themselves. Their speed is the global batch over the median step of the slowest "
+        "rank, a step being the time from one optimiser step's gradients to the next one's; "
+        "accuracy and the wait for data are unknown, and an evaluation between two steps counts as "
+        "part of the earlier one."
+    ]
+
+
+def _cut_short(measured: Sequence[Attempt]) -> list[str]:
+    cut = [a for a in measured if cut_short(a)]
+    if not cut:
+        return []
+    return [
+        f"Quality: {len(cut)} of {len(measured)} measurements end after a few steps (--steps), "
+        "before the first pass over the data. That tells speed; what compressing costs in accuracy "
+        "or perplexity needs whole epochs, so for their cases none is shown, and none is judged."
+    ]
+
+
+def _case(case: Case, measured: Sequence[Attempt], given: float | None, mode: str) -> CaseAnalysis:
+    runs = _runs(measured)
+    quality = NONE if any(cut_short(a) for a in measured) else quality_of(runs)
+    target = given if given is not None and quality.takes(given) else default_target(runs, quality)
+    runs = _runs(measured, quality, target)
+    table, reference = table_of(runs)
+    datasets = sorted({str(a.final["dataset"]) for a in measured if a.final.get("dataset")})
+    epochs = [row for a in measured for row in curve(a)]
+    return CaseAnalysis(
+        case=case,
+        unit=throughput(measured[0].final)[1],
+        quality=quality.column,
+        target=target,
+        table=table,
+        runs=runs.replace([math.inf], np.nan),
+        curves=_sorted(pd.DataFrame(epochs, columns=list(_CURVE)), "epoch"),
+        reference=reference,
+        dataset=", ".join(datasets) or None,
+        fits=fit_laws(runs, mode),
+        link=fit_link(runs),
+        test_samples=_test_samples(runs),
+    )
+
+
+def _test_samples(runs: pd.DataFrame) -> int | None:
+    told = runs["test_samples"].dropna()
+    return None if told.empty or told.min() < 1 else int(told.min())
+
+
+def _runs(
+    measured: Sequence[Attempt], quality: Quality | None = None, target: float | None = None
+) -> pd.DataFrame:
+    return _sorted(pd.DataFrame([run(a, quality or quality_of(""), target) for a in measured]))
+
+
+def _sorted(frame: pd.DataFrame, *more: str) -> pd.DataFrame:
+    # fp32 first at each size.
+    keys = ["ranks", "bits", "nodes", "repeat", *more]
+    order = [True, False, True, True, *(True for _ in more)]
+    return frame.sort_values(keys, ascending=order, kind="stable").reset_index(drop=True)

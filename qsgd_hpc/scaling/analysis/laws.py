@@ -1,0 +1,211 @@
+"""Fit the laws of scaling to a case: Amdahl, Gustafson, and the universal scalability law.
+
+With X(p) the throughput of p ranks and X(1) = A, free in every fit:
+
+- Amdahl (AFIPS 1967), the work is fixed: X = A p / (1 + s (p - 1)), s the serial share of the time
+  of one rank.
+- Gustafson (CACM 1988), the work grows with the ranks: X = A (p - s (p - 1)), s the serial share of
+  the time of a parallel run.
+- Universal scalability law (Gunther, Guerrilla Capacity Planning, 2007):
+  X = A p / (1 + contention (p - 1) + coherency p (p - 1)); coherency makes more ranks slower.
+
+Each is linear in non-negative coefficients once relative residuals of p / X (Gustafson: of X) are
+minimised, so the best fit is unique, and its parameters stay in their bounds: shares in [0, 1],
+coherency from 0. profile.py finds their intervals, for which runs must outnumber the parameters;
+that they do by repeats or by sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy import special
+
+from qsgd_hpc.scaling.analysis.least_squares import ROUNDING, nonnegative, profile_interval
+from qsgd_hpc.scaling.analysis.results import Estimate, Fit
+from qsgd_hpc.scaling.analysis.stats import LEVEL
+from qsgd_hpc.scaling.define.plan import PLAIN_BITS
+
+__all__ = ["LAWS", "applies", "fit_law", "fit_laws", "peak_ranks"]
+
+Array = npt.NDArray[Any]
+
+LAWS = ("amdahl", "gustafson", "usl")
+_FIXED_WORK = {"amdahl": True, "gustafson": False}
+
+
+def applies(law: str, mode: str) -> bool:
+    """Tell whether a law's assumption is what a mode holds fixed; Gunther's fits both."""
+    return _FIXED_WORK.get(law, mode == "strong") == (mode == "strong")
+
+
+def fit_laws(runs: pd.DataFrame, mode: str) -> tuple[Fit, ...]:
+    """Fit all laws to every series of a case's runs: its bits, and one rank, where all start.
+
+    Laws that apply to the mode come first; the caution of the others says that they do not.
+    """
+    laws = sorted(LAWS, key=lambda law: not applies(law, mode))
+    found = []
+    for bits in sorted(runs["bits"].unique(), reverse=True):
+        series = runs[(runs["bits"] == bits) | (runs["ranks"] == 1)]
+        if bits == PLAIN_BITS or series["ranks"].max() > 1:
+            ranks, speeds = series["ranks"].to_numpy(float), series["throughput"].to_numpy(float)
+            found += [fit_law(law, int(bits), ranks, speeds, mode) for law in laws]
+    return tuple(fit for fit in found if fit is not None)
+
+
+def fit_law(law: str, bits: int, ranks: Array, speeds: Array, mode: str) -> Fit | None:
+    """Fit one law to runs; None with fewer sizes than would determine its parameters.
+
+    Args:
+        ranks, speeds: one entry per run, shape (runs,); speeds are throughputs above 0.
+        mode: "strong" or "weak", for the caution.
+    """
+    sizes = len(np.unique(ranks))
+    names = ("contention", "coherency") if law == "usl" else ("serial",)
+    if sizes < len(names) + 1:
+        return None
+    model = _Model(_columns(law, ranks, speeds))
+    values = model.solve()
+    parameters = {name: model.estimate(name, values[name]) for name in names}
+    plain = Fit(law, bits, parameters, 0.0, sizes)
+    error = _error(plain, ranks, speeds)
+    caution = " ".join(_cautions(plain, model, ranks, mode))
+    return Fit(law, bits, parameters, error, sizes, caution)
+
+
+def peak_ranks(fit: Fit) -> Estimate | None:
+    """Return the ranks of most throughput under the USL, sqrt((1 - contention) / coherency).
+
+    None for other laws, and where coherency is 0: then more ranks never harm. The interval takes
+    the corners of the parameters' intervals, so it is wider than 95 %; no upper bound where that of
+    coherency holds 0.
+    """
+    if fit.law != "usl":
+        return None
+    contention, coherency = fit.parameters["contention"], fit.parameters["coherency"]
+    if coherency.value <= 0:
+        return None
+
+    def peak(share: float, cost: float) -> float:
+        return max(1.0, math.sqrt((1 - share) / cost))
+
+    best = peak(contention.value, coherency.value)
+    if None in (contention.low, contention.high, coherency.low, coherency.high):
+        return Estimate(best)
+    assert contention.high is not None and coherency.high is not None
+    assert contention.low is not None and coherency.low is not None
+    high = peak(contention.low, coherency.low) if coherency.low > 0 else None
+    return Estimate(best, peak(contention.high, coherency.high), high)
+
+
+def _columns(law: str, ranks: Array, speeds: Array) -> Array:
+    """Return the columns whose non-negative combination is to be 1, shape (runs, coefficients).
+
+    The first two coefficients add up to 1 / A (Gustafson: A), the second's share is the serial one.
+    """
+    if law == "gustafson":
+        return np.stack([ranks, np.ones_like(ranks)], axis=1) / speeds[:, None]
+    parts = [np.ones_like(ranks), ranks]
+    if law == "usl":
+        parts.append(ranks * (ranks - 1))
+    return np.stack(parts, axis=1) * (speeds / ranks)[:, None]
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Least squares of columns against 1, coefficients not negative."""
+
+    columns: Array
+
+    @property
+    def freedom(self) -> int:
+        return int(self.columns.shape[0] - self.columns.shape[1])
+
+    def solve(self) -> dict[str, float]:
+        """Return the parameters of the best fit, under all their names."""
+        best, _ = nonnegative(self.columns)
+        whole = best[0] + best[1]
+        share = float(best[1] / whole)
+        coherency = float(best[2] / whole) if len(best) > 2 else 0.0
+        return {"serial": share, "contention": share, "coherency": coherency}
+
+    def residual_at(self, name: str, value: float) -> float:
+        """Return the sum of squares of the best fit with one parameter held."""
+        first, second, *others = self.columns.T
+        if name == "coherency":
+            free = [first + value * others[0], second + value * others[0]]
+        else:
+            free = [(1 - value) * first + value * second, *others]
+        return nonnegative(np.stack(free, axis=1))[1]
+
+    def estimate(self, name: str, value: float) -> Estimate:
+        """Return a parameter with the interval of its profile; none without spare runs."""
+        rows, coefficients = self.columns.shape
+        span = profile_interval(
+            lambda held: self.residual_at(name, held),
+            value,
+            nonnegative(self.columns)[1],
+            rows=rows,
+            coefficients=coefficients,
+            upper=None if name == "coherency" else 1.0,
+        )
+        return Estimate(value, *span) if span else Estimate(value)
+
+
+def _error(fit: Fit, ranks: Array, speeds: Array) -> float:
+    """Return the root mean square of relative residuals, of each size's median."""
+    sizes = np.unique(ranks)
+    measured = np.array([np.median(speeds[ranks == size]) for size in sizes])
+    ratio = measured / np.array([fit.speedup(float(size)) for size in sizes])
+    relative = ratio / np.exp(np.log(ratio).mean()) - 1
+    return float(np.sqrt((relative**2).mean()))
+
+
+def _cautions(fit: Fit, model: _Model, ranks: Array, mode: str) -> list[str]:
+    told = []
+    if not applies(fit.law, mode):
+        held = "fixed work" if _FIXED_WORK[fit.law] else "work that grows with the ranks"
+        told.append(f"Does not apply: it is the law of {held}, and this study is {mode} scaling.")
+    spare = fit.sizes - len(fit.parameters) - 1
+    if spare == 0:
+        told.append(
+            f"{fit.sizes} sizes determine it exactly, so the fit cannot tell whether the law holds."
+        )
+    if model.freedom < 1:
+        told.append("No interval: there are no more runs than parameters.")
+    if spare > 0 and _lack_of_fit(model, ranks):
+        told.append("The sizes depart from the law by more than their repeats vary: it is no fit.")
+    told += [
+        f"The interval of the {name} share holds every possible value: the runs do not tell it."
+        for name, estimate in fit.parameters.items()
+        if name != "coherency" and (estimate.low, estimate.high) == (0, 1)
+    ]
+    told += [
+        f"The {name} share is at its bound of {bound}."
+        for name, estimate in fit.parameters.items()
+        for bound in (0, 1)
+        if name != "coherency" and abs(estimate.value - bound) < 1e-9
+    ]
+    return told
+
+
+def _lack_of_fit(model: _Model, ranks: Array) -> bool:
+    """Test whether sizes depart from the law more than runs of one size from each other (5 %)."""
+    sizes = np.unique(ranks)
+    spare, pure = len(sizes) - model.columns.shape[1], len(ranks) - len(sizes)
+    if spare < 1 or pure < 1:
+        return False
+    # All columns of one size are proportional to one another, and so to any one of them.
+    logs = np.log(model.columns[:, 0])
+    within = sum(float(((logs[ranks == s] - logs[ranks == s].mean()) ** 2).sum()) for s in sizes)
+    between = max(nonnegative(model.columns)[1] - within, 0.0)
+    if within <= ROUNDING * len(ranks):
+        return between > 1e-9
+    ratio = (between / spare) / (within / pure)
+    return bool(ratio > special.fdtri(spare, pure, LEVEL))

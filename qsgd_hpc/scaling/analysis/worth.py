@@ -1,0 +1,142 @@
+"""Is compression worth it for this user? The break-even bandwidth, and what was measured.
+
+Fewer bits save 2 (p - 1) / p (w - b / 8) bytes per element, rank and step on the wire (w = 4) and
+cost c seconds per element of coding. They pay on links slower than
+B* = 2 (p - 1) / p (w - b / 8) / c. Both are taken as measured: the bytes that fp32 sent more, and
+the seconds that the engine's thread spent longer in coding. The model assumes that neither hides
+behind computing; the verdict therefore rests on the measured speeds alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.quality_verdict import FEW_ENOUGH
+from qsgd_hpc.scaling.analysis.results import BreakEven, CaseAnalysis
+from qsgd_hpc.scaling.analysis.verdicts import (
+    Judgement,
+    Row,
+    Verdict,
+    compressed_rows,
+    judge,
+    largest_rows,
+    plain_row,
+)
+from qsgd_hpc.scaling.define.plan import PLAIN_BITS
+
+__all__ = ["break_even"]
+
+_LOCAL = "local"
+
+
+def break_even(case: CaseAnalysis, site: str = "") -> tuple[BreakEven, ...]:
+    """Judge every row of fewer bits at the largest size; empty without fp32 beside them.
+
+    Args:
+        case: what was measured.
+        site: where, for sentences; empty where that is not known.
+    """
+    plain = plain_row(largest_rows(case))
+    if plain is None:
+        return ()
+    return tuple(_judge(case, row, plain, site) for row in compressed_rows(case))
+
+
+def _judge(case: CaseAnalysis, row: Row, plain: Row, site: str) -> BreakEven:
+    judged = judge(case, row, plain)
+    bandwidth, measured = _break_even_bandwidth(row, plain), _seen(case, plain)
+    parts = [
+        *_evidence(row, judged),
+        *_model(bandwidth, measured, judged.speed),
+        *_room(plain, judged),
+    ]
+    head = _gains_nothing(case, row, judged.speed, site)
+    reason = units.capitalised(f"{head}it {'; '.join(parts)}.")
+    return BreakEven(row["bits"], bandwidth, measured, judged.word, reason)
+
+
+def _gains_nothing(case: CaseAnalysis, row: Row, speed: Verdict, site: str) -> str:
+    """Return the start of a sentence, or nothing where there may be a gain."""
+    if speed.word not in ("same", "slower"):
+        return ""
+    where, name = _where(case, row, site), units.bits_name(row["bits"])
+    if speed.word == "slower" or speed.ratio.high is None:
+        return f"{where} this model gains nothing from {name}: "
+    return f"{where} this model gains at most {units.bound(speed.ratio.high - 1)} from {name}: "
+
+
+def _where(case: CaseAnalysis, row: Row, site: str) -> str:
+    """Return where a row was measured: its network where that is known, else the machine."""
+    if row["nodes"] > 1 and case.case.network:
+        return case.case.network_place
+    if site in ("", _LOCAL):
+        return "on one machine" if site else "here"
+    return f"on {site}" if row["nodes"] > 1 else f"within one node of {site}"
+
+
+def _break_even_bandwidth(row: Row, plain: Row) -> float | None:
+    """Return B* in bytes per second and rank."""
+    if None in (row["wire_bytes_per_step"], plain["wire_bytes_per_step"], row["coding_s"]):
+        return None
+    saved = (plain["wire_bytes_per_step"] - row["wire_bytes_per_step"]) / row["ranks"]
+    # Adding counts as coding at fewer bits alone, although fp32 adds too: B* is a little too low.
+    extra_s = row["coding_s"] - (plain["coding_s"] or 0.0)
+    if saved <= 0:
+        return 0.0
+    return float(saved / extra_s) if extra_s > 0 else math.inf
+
+
+def _seen(case: CaseAnalysis, plain: Row) -> float | None:
+    """Return bytes that a rank of fp32 sent per second of its collectives; None if unknown."""
+    runs = case.runs
+    same = runs[(runs["ranks"] == plain["ranks"]) & (runs["bits"] == PLAIN_BITS)]
+    rate = (same["wire_bytes_per_step"] / same["ranks"] / same["comm_s"]).median()
+    return float(rate) if math.isfinite(rate) and rate > 0 else None
+
+
+def _evidence(row: Row, judged: Judgement) -> Iterator[str]:
+    ratio = judged.speed.ratio
+    factor = units.times(ratio.value)
+    if judged.speed.word == "once":
+        yield f"trained at {factor} the speed of fp32 (one run; it takes three or more to tell)"
+    else:
+        noise = {
+            "same": ", which is the same within the noise",
+            "unclear": f", a difference that the noise could explain{_remedy(judged.speed)}",
+        }.get(judged.speed.word, "")
+        span = units.interval(ratio.low, ratio.high)
+        yield f"trains at {factor} the speed of fp32 (95%: {span}){noise}"
+    if clause := judged.quality.clause:
+        yield f"but it costs quality: {clause}" if judged.quality.word == "worse" else clause
+
+
+def _remedy(speed: Verdict) -> str:
+    few = 0 < speed.runs <= FEW_ENOUGH
+    return f" (about {speed.runs} runs of each would tell)" if few else ""
+
+
+def _model(bandwidth: float | None, measured: float | None, speed: Verdict) -> Iterator[str]:
+    """Yield what coding alone would cost; nothing where the measured speed refutes the model."""
+    seen = "" if measured is None else f", and here fp32 moved {units.bandwidth(measured)}"
+    if bandwidth is None:
+        return
+    gained = speed.ratio.value > 1
+    if bandwidth == 0:
+        yield "it sends no fewer bytes"
+    elif math.isinf(bandwidth):
+        yield f"its coding costs nothing measurable{seen}"
+    elif not (gained and measured is not None and measured > bandwidth):
+        yield f"its coding can pay only on links below {units.bandwidth(bandwidth)} per rank{seen}"
+
+
+def _room(plain: Row, judged: Judgement) -> Iterator[str]:
+    """Yield the most that any compression could gain, where no more than that was measured."""
+    share = plain["exposed_share"]
+    if judged.word == "yes" or not share:
+        return
+    most = math.inf if share >= 1 else 1 / (1 - share)
+    if judged.speed.ratio.value <= most:
+        end = "" if math.isinf(most) else f", so no more than {units.times(most)} can be gained"
+        yield f"fp32 waits {units.percent(share)} of a step for communication{end}"

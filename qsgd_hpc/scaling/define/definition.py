@@ -1,0 +1,179 @@
+"""From what a study file or the command line asks for to a checked definition."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qsgd_hpc.env import ALGORITHMS
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs import JobRequest
+from qsgd_hpc.jobs.profile import Site
+from qsgd_hpc.jobs.validate import fill, network_faults
+from qsgd_hpc.jobs.words import did_you_mean, minutes
+from qsgd_hpc.launch.cluster import parse as parse_network
+from qsgd_hpc.launch.cluster.network import NONE
+from qsgd_hpc.scaling.define import workloads
+from qsgd_hpc.scaling.define.plan import equal_threads
+from qsgd_hpc.scaling.define.program import Program
+from qsgd_hpc.scaling.define.study import BITS, Study
+
+__all__ = ["DEFAULTS", "define"]
+
+Wishes = Mapping[str, Any]
+
+DEFAULTS: Wishes = {
+    "workloads": [],
+    "scripts": [],
+    "frameworks": ["torch"],
+    "args": [],
+    "nodes": [1, 2],
+    "mode": "strong",
+    "bits": [32, 8, 4],
+    "algorithms": ["auto"],
+    "networks": [],
+    "repeats": 1,
+    "batch_size": 128,
+    "epochs": None,
+    "steps": None,
+    "batch_args": None,
+    "target": None,
+    "ranks_per_node": None,
+    "walltime": None,
+    "queue": None,
+    "account": None,
+    "filesystems": [],
+    "python": None,
+    "max_node_hours": None,
+    "pack": False,
+}
+"""What a study measures that does not say otherwise; the keys are those of a study file."""
+
+
+def define(
+    wishes: Wishes, folder: Path, site: Site, workdir: Path, known: Sequence[str] = ()
+) -> Study:
+    """Return the checked study that these wishes describe.
+
+    Args:
+        wishes: keys of a study file, each of the right type; see scaling/study.schema.json.
+        folder: what paths of scripts are relative to.
+        site: where it runs.
+        workdir: where its jobs run.
+        known: faults that were found on the way here, to be told with the others.
+    Raises:
+        UsageError: all faults at once, one a line.
+    """
+    asked = {**DEFAULTS, **wishes}
+    faults = list(known)
+    programs = list(_programs(asked, folder, faults))
+    faults += _word_faults(asked)
+    ranks_per_node = asked["ranks_per_node"]
+    if ranks_per_node is None:
+        ranks_per_node = fill(JobRequest(Path("x.py")), site).ranks_per_node or 1
+    study = Study(
+        programs=tuple(programs),
+        workdir=workdir,
+        mode=asked["mode"],
+        nodes=tuple(sorted(set(asked["nodes"]))),
+        bits=tuple(sorted(set(asked["bits"]), reverse=True)),
+        algorithms=tuple(dict.fromkeys(asked["algorithms"])),
+        networks=_networks(asked, site, faults),
+        ranks_per_node=ranks_per_node,
+        site=site.name,
+        repeats=asked["repeats"],
+        walltime_min=_minutes(asked["walltime"], faults),
+        queue=asked["queue"],
+        account=asked["account"],
+        filesystems=tuple(asked["filesystems"]),
+        python=asked["python"],
+        max_node_hours=asked["max_node_hours"],
+        pack=asked["pack"],
+    )
+    try:
+        study.check()
+    except UsageError as error:
+        # A workload that is not there is a fault already, and leaves nothing to train.
+        faults += [f for f in str(error).splitlines() if not (faults and "nothing to train" in f)]
+    if faults:
+        raise UsageError("\n".join(dict.fromkeys(faults)))
+    if site.scheduler == "local":
+        cores = len(os.sched_getaffinity(0))
+        study = dataclasses.replace(study, threads=equal_threads(cores, study))
+    return study
+
+
+def _programs(asked: Wishes, folder: Path, faults: list[str]) -> Iterator[Program]:
+    for own in _mappings(asked["scripts"], "script"):
+        path = Path(os.path.abspath(folder / own["script"]))  # noqa: PTH100 (links stay as given)
+        yield _program(own.get("name", path.stem), "", path, asked, own)
+    for own in _mappings(asked["workloads"], "name"):
+        frameworks: list[str] = own.get("frameworks") or asked["frameworks"]
+        for framework in dict.fromkeys(frameworks):
+            try:
+                found = workloads.find(own["name"], framework)
+            except UsageError as error:
+                faults.append(str(error))
+                continue
+            program = _program(own["name"], framework, found.script, asked, own)
+            yield dataclasses.replace(program, args=(*found.args, *program.args))
+
+
+def _mappings(entries: Sequence[str | Wishes], key: str) -> list[dict[str, Any]]:
+    return [{key: each} if isinstance(each, str) else dict(each) for each in entries]
+
+
+def _program(name: str, framework: str, script: Path, asked: Wishes, own: Wishes) -> Program:
+    both = {**asked, **own}
+    batches = both["batch_size"]
+    return Program(
+        workload=name,
+        framework=framework,
+        script=script,
+        args=(*map(str, asked["args"]), *map(str, own.get("args", ()))),
+        batch_sizes=tuple(dict.fromkeys(batches if isinstance(batches, list) else [batches])),
+        epochs=both["epochs"],
+        steps=both["steps"],
+        batch_args=None if both["batch_args"] is None else tuple(shlex.split(both["batch_args"])),
+        target=both["target"],
+    )
+
+
+def _word_faults(asked: Wishes) -> Iterator[str]:
+    for name in asked["algorithms"]:
+        if name not in ALGORITHMS:
+            yield f"algorithm {name!r}: unknown. {did_you_mean(name, ALGORITHMS)}"
+    for bits in asked["bits"]:
+        if bits not in BITS:
+            yield f"bits {bits}: expected {_listed(BITS)}."
+
+
+def _networks(asked: Wishes, site: Site, faults: list[str]) -> tuple[str, ...]:
+    """Return the networks in their own words, each once."""
+    found = []
+    for text in asked["networks"]:
+        request = JobRequest(Path("x.py"), nodes=max(asked["nodes"], default=1), network=text)
+        if wrong := list(network_faults(request, site)):
+            faults += wrong
+            continue
+        network = parse_network(text)
+        found.append(NONE if network is None else network.text)
+    return tuple(dict.fromkeys(found))
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _minutes(text: str | None, faults: list[str]) -> float | None:
+    if text is None:
+        return None
+    try:
+        return minutes(text)
+    except UsageError as error:
+        faults.append(str(error))
+        return None

@@ -1,0 +1,152 @@
+"""From a study to its points and each point's command: pure functions, nothing is started here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from qsgd_hpc import env
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.define.study import Study
+
+__all__ = [
+    "PLAIN_BITS",
+    "Point",
+    "counts_for",
+    "environment",
+    "equal_threads",
+    "global_batch",
+    "plan",
+    "script_args",
+]
+
+_ORDER_SEED = "qsgd-hpc scaling order 1"
+PLAIN_BITS = 32
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: a case on so many nodes and ranks, these bits, and which repeat (from 1)."""
+
+    case: Case
+    nodes: int
+    ranks: int
+    bits: int
+    repeat: int
+
+    @property
+    def key(self) -> str:
+        """Name of the point's folder; unique in a study."""
+        return f"{self.case.key}-nodes{self.nodes}-bits{self.bits}-repeat{self.repeat}"
+
+    @property
+    def label(self) -> str:
+        """Words for progress lines, such as '2 nodes, 4 bit'."""
+        return f"{units.nodes_name(self.nodes)}, {units.bits_name(self.bits)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the point as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Point:
+        """Rebuild a point that :meth:`to_json` wrote; raises KeyError or TypeError for another."""
+        return cls(**{**body, "case": Case(**body["case"])})
+
+
+def plan(study: Study) -> tuple[Point, ...]:
+    """Return the points of a study in the order in which they are measured.
+
+    Cases are crossed with nodes, bits and repeats. One rank sends nothing, so a point of one rank
+    is measured once per program, batch size and repeat: it is labelled 32 bit and with the first
+    algorithm, whatever bits and algorithms the study compares, and a point of one node with the
+    first network, for no network is between its ranks (see :func:`counts_for`). Each repeat
+    is a complete round in a shuffled order of its own: a machine that grows slower (heat, other
+    users) then touches all sizes alike and cannot pass for scaling. The order depends on nothing
+    but the points, so a resumed study continues the same one.
+    """
+    points: list[Point] = []
+    for repeat in range(1, study.repeats + 1):
+        sizes = {
+            _measured(study, Point(case, nodes, nodes * study.ranks_per_node, bits, repeat))
+            for case in study.cases
+            for nodes in study.nodes
+            for bits in study.bits
+        }
+        points += sorted(sizes, key=_shuffled)
+    return tuple(points)
+
+
+def counts_for(case: Case, point: Point) -> bool:
+    """Tell whether a point is one of a case's: its own, or one that all its like share.
+
+    That is one rank under any algorithm, and one node on any network.
+    """
+    own = point.case
+    if point.nodes == 1:
+        own = replace(own, network=case.network)
+    if point.ranks == 1:
+        own = replace(own, algorithm=case.algorithm)
+    return own == case
+
+
+def script_args(study: Study, point: Point) -> tuple[str, ...]:
+    """Return the script's arguments at a point: the user's own first, then what the study sets.
+
+    The convention that a script follows (scaling/README.md): ``--global-batch-size B`` is shared
+    by all ranks, ``--batch-size B`` belongs to each rank, or as its ``batch_args`` say;
+    ``--epochs E`` are passes over the data, ``--steps N`` ends after N steps.
+    """
+    program = study.program(point.case)
+    total = global_batch(study, point)
+    batch = program.batch_words(study.mode, global_batch=total, ranks=point.ranks)
+    limits = {"--epochs": program.epochs, "--steps": program.steps}
+    words = [w for name, v in limits.items() if v is not None for w in (name, str(v))]
+    return (*program.args, *batch, *words)
+
+
+def global_batch(study: Study, point: Point) -> int:
+    """Return the samples that all ranks together train on in a step."""
+    return point.case.batch_size * (point.ranks if study.mode == "weak" else 1)
+
+
+def environment(study: Study, point: Point, records: str) -> dict[str, str]:
+    """Return the variables of a point's job; `records` is the file its records go to.
+
+    Bits and algorithm are always among them: the caller's own must not leak into a point. Nor do
+    points measure the machine for a remark: the report says what compressing gains.
+    """
+    threads = {} if study.threads is None else {"OMP_NUM_THREADS": str(study.threads)}
+    return {
+        "QSGD_BITS": str(point.bits),
+        "QSGD_ALGORITHM": point.case.algorithm,
+        "QSGD_RECORDS": records,
+        "QSGD_PLANNER": env.get("QSGD_PLANNER") if env.is_set("QSGD_PLANNER") else "off",
+        **threads,
+    }
+
+
+def equal_threads(cores: int, study: Study) -> int:
+    """Return the threads of a rank when all nodes of a study are one machine with these cores.
+
+    Every size gives a rank the share of the largest one. Otherwise a single rank would take all
+    cores, and more ranks could only divide them: no study would show any speed-up.
+    """
+    return max(1, cores // (max(study.nodes) * study.ranks_per_node))
+
+
+def _measured(study: Study, point: Point) -> Point:
+    if point.nodes == 1 and study.networks:
+        point = replace(point, case=replace(point.case, network=study.networks[0]))
+    if point.ranks > 1:
+        return point
+    case = replace(point.case, algorithm=study.algorithms[0])
+    return replace(point, case=case, bits=PLAIN_BITS)
+
+
+def _shuffled(point: Point) -> str:
+    # A hash, not `random`: the same order under every Python version.
+    return hashlib.sha256(f"{_ORDER_SEED} {point.key}".encode()).hexdigest()

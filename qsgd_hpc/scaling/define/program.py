@@ -1,0 +1,124 @@
+"""One thing that a study trains: a workload of this package, or a script of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from qsgd_hpc.scaling.define.case import Case
+
+__all__ = ["Program"]
+
+# The study sets these for every point; a second one after the script would win silently.
+_OWN_OPTIONS = ("--batch-size", "--global-batch-size")
+_BATCH_ARGS = {
+    "strong": ("--global-batch-size", "{global_batch}"),
+    "weak": ("--batch-size", "{rank_batch}"),
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script and how it is called.
+
+    Attributes:
+        workload: name of the shipped workload, or the stem of the user's script.
+        script: absolute path.
+        framework: "torch" or "keras" for a shipped workload; empty for a user's script.
+        args: what follows the script on the command line, untouched.
+        batch_sizes: samples per step to measure: of all ranks (strong) or of each rank (weak).
+        epochs: passed to the script as --epochs; None leaves the script's own default.
+        steps: passed to the script as --steps; None: no limit.
+        batch_args: how the script is told its batch, with {global_batch} and {rank_batch} for the
+            samples of all ranks and of one; empty: not at all. None: by the mode, as scripts of
+            this package take it.
+        target: the quality that the time to it is asked for: a perplexity above 1, else a test
+            accuracy. None: what all fp32 runs at the largest size reach.
+    """
+
+    workload: str
+    script: Path
+    framework: str = ""
+    args: tuple[str, ...] = ()
+    batch_sizes: tuple[int, ...] = (128,)
+    epochs: int | None = None
+    steps: int | None = None
+    batch_args: tuple[str, ...] | None = None
+    target: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What tells it from the others of a study, such as 'resnet34 (torch)'."""
+        return f"{self.workload} ({self.framework})" if self.framework else self.workload
+
+    def trains(self, case: Case) -> bool:
+        """Tell whether a case is one of this program's."""
+        return (self.workload, self.framework) == (case.workload, case.framework)
+
+    def cases(
+        self, algorithms: tuple[str, ...], networks: tuple[str, ...] = ("",)
+    ) -> tuple[Case, ...]:
+        """Return its batch sizes crossed with the algorithms and the networks."""
+        return tuple(
+            Case(self.workload, self.framework, batch, algorithm, network)
+            for batch in self.batch_sizes
+            for algorithm in algorithms
+            for network in networks
+        )
+
+    def batch_words(self, mode: str, *, global_batch: int, ranks: int) -> list[str]:
+        """Return the arguments that tell the script its batch."""
+        words = _BATCH_ARGS[mode] if self.batch_args is None else self.batch_args
+        fields = {"global_batch": global_batch, "rank_batch": global_batch // ranks}
+        return [word.format(**fields) for word in words]
+
+    def faults(self, mode: str, ranks: tuple[int, ...]) -> Iterator[str]:
+        """Yield every fault, each with its remedy; `ranks` are those of the sizes to measure."""
+        if not self.script.is_file():
+            yield f"script {str(self.script)!r}: no such file. Check the path."
+        yield from self._batch_faults()
+        if self.target is not None and self.target <= 0:
+            yield f"--target {self.target:g}: expected a number above 0."
+        for option in _OWN_OPTIONS if self.batch_args is None else ():
+            if any(a == option or a.startswith(option + "=") for a in self.args):
+                yield (
+                    f"{option} stands after the script, but the study sets the batch of every "
+                    "point. Give --batch-size B before the script."
+                )
+        limits = {"--epochs": self.epochs, "--steps": self.steps}
+        for option, value in limits.items():
+            if value is not None and value < 1:
+                yield f"{option} {value}: expected at least 1."
+        for batch in self.batch_sizes:
+            if batch < 1:
+                yield f"--batch-size {batch}: expected at least 1."
+            uneven = [n for n in ranks if n >= 1 and batch >= 1 and batch % n]
+            if mode == "strong" and uneven:
+                several = " and ".join(str(n) for n in uneven)
+                yield (
+                    f"--batch-size {batch} cannot be shared by {several} ranks ({self.name}). "
+                    f"Use a multiple of {uneven[-1]}."
+                )
+
+    def _batch_faults(self) -> Iterator[str]:
+        try:
+            self.batch_words("strong", global_batch=1, ranks=1)
+        except (KeyError, IndexError, ValueError):
+            yield (
+                f"--batch-args {' '.join(self.batch_args or ())!r}: of words in braces there are "
+                "{global_batch} and {rank_batch} only. Use such as '--bs {rank_batch}'."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {**asdict(self), "script": str(self.script)}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Program:
+        """Rebuild what :meth:`to_json` wrote; raises KeyError or TypeError for anything else."""
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in body.items()
+        }
+        return cls(**{**values, "script": Path(values["script"])})

@@ -1,0 +1,1 @@
+"""The report of a study: page, Markdown, tables, plots and terminal output."""

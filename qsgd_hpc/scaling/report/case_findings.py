@@ -1,0 +1,227 @@
+"""What one case of a study found, in words: no gain is claimed that its noise could explain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.quality import quality_of
+from qsgd_hpc.scaling.analysis.quality_verdict import compare_quality
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis
+from qsgd_hpc.scaling.analysis.verdicts import (
+    Row,
+    Verdict,
+    compare_speed,
+    judge,
+    largest_rows,
+    plain_row,
+    spokesman,
+)
+from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.define.plan import PLAIN_BITS
+from qsgd_hpc.scaling.report.coded import coded_sentences
+
+__all__ = ["CaseFindings", "Tile", "case_findings", "reference_name", "speed_words"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One number of the stats strip: a label, the value, its unit, and what it refers to."""
+
+    label: str
+    value: str
+    unit: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class CaseFindings:
+    """The words of one case.
+
+    Attributes:
+        headline: one sentence, no full stop.
+        lead: the sentences under it.
+        tiles: two to six numbers of the largest size.
+        advice: whether to compress, with the numbers; empty where nothing was compressed.
+        coded: what the codes lost, and what the planner left uncoded; empty where nothing was.
+    """
+
+    case: Case
+    headline: str
+    lead: str
+    tiles: tuple[Tile, ...]
+    advice: str
+    coded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """The rows that the words are about: the largest size's fp32 and its spokesman."""
+
+    analysis: CaseAnalysis
+    largest: list[Row]
+    plain: Row | None
+    packed: Row | None
+
+    @property
+    def row(self) -> Row:
+        return self.packed if self.packed is not None else self.largest[0]
+
+
+def case_findings(analysis: CaseAnalysis, *, mode: str) -> CaseFindings:
+    """Say what a case shows at its largest size."""
+    largest = largest_rows(analysis)
+    shown = _Shown(analysis, largest, plain_row(largest), spokesman(analysis))
+    return CaseFindings(
+        case=analysis.case,
+        headline=_headline(shown),
+        lead=". ".join(_lead(shown, mode)) + ".",
+        tiles=tuple(_tiles(shown)),
+        advice=_advice(shown),
+        coded=coded_sentences(analysis),
+    )
+
+
+def reference_name(analysis: CaseAnalysis) -> str:
+    """Name the row whose speed-up is 1, such as '1 rank' or '2 ranks at 8 bit'."""
+    ranks, bits = analysis.reference
+    name = units.count(ranks, "rank")
+    return name if bits == PLAIN_BITS else f"{name} at {bits} bit"
+
+
+def speed_words(speed: Verdict) -> str:
+    """Return what a compressed training does, such as 'trains 1.30× as fast as fp32'."""
+    factor = units.times(speed.ratio.value)
+    return {
+        "faster": f"trains {factor} as fast as fp32",
+        "slower": f"trains at {factor} the speed of fp32",
+        "same": f"trains as fast as fp32, within {units.bound(speed.off)}",
+        "unclear": "shows no speed difference to fp32 above the noise",
+        "once": f"trained at {factor} the speed of fp32",
+    }[speed.word]
+
+
+def _headline(shown: _Shown) -> str:
+    where = units.nodes_name(shown.largest[0]["nodes"])
+    once = " (one run)" if any(r["repeats"] == 1 for r in shown.largest) else ""
+    if shown.plain is None or shown.packed is None:
+        return _scaling_headline(shown, where) + once
+    judged = judge(shown.analysis, shown.packed, shown.plain)
+    told, change = speed_words(judged.speed), judged.quality.change
+    if judged.quality.word == "worse":
+        told += f", but costs quality: {change}"
+    elif judged.quality.word == "untold" and change:
+        told += f", with {change}"
+    name = f"{shown.packed['bits']}-bit QSGD"
+    fewer = shown.packed["compression_ratio"]
+    if fewer is None:
+        return f"On {where}, {name} {told}{once}"
+    gained = judged.speed.word in ("faster", "same") or (
+        judged.speed.word == "once" and judged.speed.ratio.value >= 1
+    )
+    sends = "sent" if judged.speed.word == "once" else "sends"
+    joint = "and" if gained else "but"
+    return f"On {where}, {name} {sends} {units.times(fewer)} fewer bytes {joint} {told}{once}"
+
+
+def _scaling_headline(shown: _Shown, where: str) -> str:
+    best = max(shown.largest, key=lambda r: r["throughput"])
+    verb = "trains" if best["nodes"] == 1 else "train"
+    if best["ranks"] == shown.analysis.reference[0]:
+        speed = units.rate(best["throughput"], shown.analysis.unit)
+        return f"{where.capitalize()} {verb} at {speed}"
+    reference = reference_name(shown.analysis)
+    start = f"With {units.bits_name(best['bits'])}, {where}"
+    low, high = best["speedup_lo"], best["speedup_hi"]
+    if low is not None and high is not None and low <= 1 <= high:
+        show = "shows" if best["nodes"] == 1 else "show"
+        return f"{start} {show} no speed difference to {reference} above the noise"
+    return (
+        f"{start} {verb} {units.times(best['speedup'])} as "
+        f"fast as {reference}, {units.percent(best['efficiency'])} of ideal"
+    )
+
+
+def _lead(shown: _Shown, mode: str) -> Iterator[str]:
+    analysis, rows = shown.analysis, [r for r in (shown.plain, shown.packed) if r is not None]
+    first, last = analysis.reference[0], shown.largest[0]["ranks"]
+    if first != last:
+        growth = ", ".join(f"{units.bits_name(r['bits'])} {_speedup(r)}" for r in rows)
+        yield f"Speed-up from {first} to {last} ranks: {growth}"
+    if len(rows) == 2:
+        ratio = compare_speed(analysis, rows[1], rows[0]).ratio
+        if span := units.interval(ratio.low, ratio.high):
+            name = units.bits_name(rows[1]["bits"])
+            yield f"Speed of {name} over fp32: {span} with 95% confidence"
+    if analysis.quality and all(r[analysis.quality] is not None for r in rows):
+        reached = ", ".join(
+            f"{units.quality(analysis.quality, r[analysis.quality])} with "
+            f"{units.bits_name(r['bits'])}"
+            for r in rows
+        )
+        better = "" if quality_of(analysis.quality).higher_is_better else " (lower is better)"
+        yield f"{units.quality_name(analysis.quality)}{better}: {reached}"
+    batch, noun = analysis.case.batch_size, units.sample(analysis.unit)
+    yield (
+        f"The global batch stays at {batch} {noun}"
+        if mode == "strong"
+        else f"Each rank keeps its batch of {batch} {noun}"
+    )
+
+
+def _speedup(row: Row) -> str:
+    return f"{units.times(row['speedup'])} ({units.percent(row['efficiency'])} of ideal)"
+
+
+def _tiles(shown: _Shown) -> Iterator[Tile]:
+    analysis, row = shown.analysis, shown.row
+    name = units.bits_name(row["bits"])
+    where = f"{units.nodes_name(row['nodes'])}, {name}"
+    yield Tile("Throughput", units.speed(row["throughput"]), f"{analysis.unit}/s", where)
+    yield Tile(
+        "Efficiency",
+        units.percent(row["efficiency"]),
+        "of ideal",
+        f"{name}, {units.times(row['speedup'])} over {reference_name(analysis)}",
+    )
+    if row["exposed_share"] is not None:
+        share = units.percent(row["exposed_share"])
+        yield Tile("Exposed communication", share, "of a step", f"{name}{_against(shown)}")
+    if row["wire_bytes_per_step"]:
+        value, unit = units.bytes_short(row["wire_bytes_per_step"]).split()
+        ratio = row["compression_ratio"]
+        compared = row is shown.packed and ratio is not None
+        fewer = f", {units.times(ratio)} fewer than fp32" if compared else ""
+        yield Tile("On the wire", value, f"{unit} per step", f"{name}{fewer}")
+    if analysis.quality and row[analysis.quality] is not None:
+        beside = _beside(shown)
+        value = units.quality(analysis.quality, row[analysis.quality])
+        yield Tile(units.quality_name(analysis.quality), value, "", f"{name}{beside}")
+    if row["time_to_target_s"] is not None:
+        target = units.quality(analysis.quality, analysis.target)
+        value, unit = units.seconds(row["time_to_target_s"]), f"to {target}"
+        yield Tile("Time to target", value, unit, where)
+
+
+def _beside(shown: _Shown) -> str:
+    gap = quality_of(shown.analysis.quality).gap(shown.packed, shown.plain)
+    if gap is None or shown.packed is None:
+        return ""
+    noise = compare_quality(shown.analysis, shown.packed, shown.plain).detail
+    change = units.quality_gap(shown.analysis.quality, gap)
+    return f", {change} from fp32{f', {noise}' if noise else ''}"
+
+
+def _against(shown: _Shown) -> str:
+    if shown.plain is None or shown.packed is None or shown.plain["exposed_share"] is None:
+        return ""
+    return f"; fp32 {units.percent(shown.plain['exposed_share'])}"
+
+
+def _advice(shown: _Shown) -> str:
+    bits = None if shown.packed is None else shown.packed["bits"]
+    judged = next((b for b in shown.analysis.break_even if b.bits == bits), None)
+    if judged is None:
+        return ""
+    return f"Compress to {judged.bits} bit? {judged.verdict.capitalize()}. {judged.reason}"

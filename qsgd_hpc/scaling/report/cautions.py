@@ -1,0 +1,188 @@
+"""What a reader must mind before believing a study's numbers; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+from qsgd_hpc.launch.cluster.network import SHORT, bits_per_s
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.quality import ACCURACY
+from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis
+from qsgd_hpc.scaling.analysis.stats import BOOTSTRAP_FROM, proportion_bound
+from qsgd_hpc.scaling.analysis.verdicts import Row
+
+__all__ = ["Machine", "cautions"]
+
+_Place = tuple[CaseAnalysis, Row]
+
+# Efficiency that exceeds 1 by more than this is questioned.
+ABOVE_IDEAL = 0.1
+
+
+class Machine(str, Enum):
+    """What to mind where one machine was all nodes: what these were."""
+
+    ONE = (
+        "One machine: All ranks ran on one host, so its “nodes” are groups of ranks that share "
+        "cores and memory bandwidth, and bytes travel through memory, not a network. Less than "
+        "ideal speed-up is expected, and fewer bytes gain less than they would between real nodes."
+    )
+    PARTS = (
+        "One machine: Its hosts are parts of one machine (namespaces or containers), with a "
+        "network between them that the site's profile describes. They share its memory bandwidth "
+        "and caches, and cores where the profile gives them no share of their own."
+    )
+    EMULATED = (
+        "Emulated network: The nodes are hosts made on one machine, each with a network of its "
+        "own whose only way out has the rate that is named. Bytes take as long as on a network of "
+        "that rate, so what compressing gains on it is measured; but the hosts share this "
+        "machine's cores, caches and memory, so more nodes compute no faster here, and carrying "
+        "the bytes takes time on the same cores."
+    )
+
+
+def cautions(analysis: Analysis, *, mode: str, machine: Machine | None) -> tuple[str, ...]:
+    """Return the cautions of a study, each as 'Head: Sentences.'
+
+    Args:
+        machine: on which all ranks ran, where it was one.
+    """
+    rows: list[_Place] = [(case, row) for case in analysis.cases for row in case.rows()]
+    return (
+        *_noise(rows),
+        *_above_ideal(rows),
+        *((machine.value,) if machine else ()),
+        *_short_links(rows),
+        *_hidden(rows),
+        *_quality(analysis, mode),
+        *analysis.cautions,
+    )
+
+
+def _short_links(rows: list[_Place]) -> Iterator[str]:
+    short = [pair for pair in rows if (pair[1]["link_share"] or 1) < SHORT]
+    if short:
+        case, row = min(short, key=lambda pair: pair[1]["link_share"])
+        yield (
+            f"Short links: In {len(short)} of {len(rows)} rows a link reached less than "
+            f"{units.percent(SHORT)} of its rate beside a run, at worst "
+            f"{bits_per_s(row['link_bits_s'])} ({_place(case, row)}): the cores may have been too "
+            "busy to carry more. Such a row is that of the slower network; the tables mark it."
+        )
+
+
+def _noise(rows: list[_Place]) -> Iterator[str]:
+    fewest = min(row["repeats"] for _, row in rows)
+    if fewest == 1:
+        yield (
+            "Noise: At least one size was measured once, so it has no interval, and how far "
+            "another run would differ is unknown. Three or more repeats (--repeats 3) show that."
+        )
+        return
+    case, wide = max(rows, key=lambda pair: _width(pair[1]))
+    method = (
+        f"Student's t of {units.count(fewest, 'repeat')}, wide because so few repeats tell little "
+        f"of the noise; {BOOTSTRAP_FROM} or more narrow it"
+        if fewest < BOOTSTRAP_FROM
+        else f"a bootstrap of {fewest} or more repeats"
+    )
+    yield (
+        f"Noise: Values are medians with 95% intervals ({method}). The widest interval of a "
+        f"throughput spans {units.percent(_width(wide))} of its median ({_place(case, wide)}). "
+        "Where the interval of a ratio includes 1, no difference is claimed. Of twenty comparisons "
+        "of equal speeds one would pass for different by chance."
+    )
+
+
+def _width(row: Row) -> float:
+    if row["throughput_lo"] is None:
+        return 0.0
+    return float((row["throughput_hi"] - row["throughput_lo"]) / row["throughput"])
+
+
+def _place(case: CaseAnalysis, row: Row) -> str:
+    return f"{case.case.label}, {units.nodes_name(row['nodes'])}, {units.bits_name(row['bits'])}"
+
+
+def _above_ideal(rows: list[_Place]) -> Iterator[str]:
+    above = [pair for pair in rows if pair[1]["efficiency"] > 1 + ABOVE_IDEAL and _bounded(*pair)]
+    if above:
+        case, most = max(above, key=lambda pair: pair[1]["efficiency"])
+        yield (
+            f"Above ideal: {_place(case, most)} reaches {units.percent(most['efficiency'])} of "
+            "ideal. Caches can give a little of that; more often the reference was slowed by "
+            "other work on the machine. Measure again on a quiet one before quoting it."
+        )
+
+
+def _bounded(case: CaseAnalysis, row: Row) -> bool:
+    """Tell whether a row cannot be faster than ideal: not so fewer bits beside several ranks."""
+    ranks, bits = case.reference
+    return ranks == 1 or row["bits"] == bits
+
+
+def _hidden(rows: list[_Place]) -> Iterator[str]:
+    sending = [row for _, row in rows if row["comm_time_share"] is not None and row["ranks"] > 1]
+    if any(row["exposed_share"] is None for row in sending):
+        yield (
+            "Hidden communication: At least one script records the time in collectives but not how "
+            "long training waited for it. Its share of communication includes what overlaps with "
+            "computing, so it is not the time that compression could save."
+        )
+
+
+def _quality(analysis: Analysis, mode: str) -> Iterator[str]:
+    if any("digits" in (case.dataset or "") for case in analysis.cases):
+        yield (
+            "Data: At least one case trains on the small built-in digits set, not on MNIST. Speeds "
+            "and bytes are those of its small epochs, and accuracies are its own."
+        )
+    yield from _test_set(analysis)
+    yield from _one_value(analysis)
+    if any("synthetic" in (case.dataset or "") for case in analysis.cases):
+        yield (
+            "Data: At least one case trains on made-up data. Speeds and bytes are real; accuracy, "
+            "perplexity and loss say nothing of training on a real data set."
+        )
+    if mode == "weak" and any(case.quality for case in analysis.cases):
+        yield (
+            "Quality: In weak scaling the global batch grows with the ranks, so sizes differ in "
+            "quality by their optimisation too. Compare bits at one size, not sizes."
+        )
+
+
+def _test_set(analysis: Analysis) -> Iterator[str]:
+    """Say how far chance alone moves an accuracy, of the case with the smallest test set."""
+    told = [c for c in analysis.cases if c.quality == ACCURACY.column and c.test_samples]
+    if not told:
+        return
+    case = min(told, key=lambda c: c.test_samples or 0)
+    count, noun = case.test_samples or 0, units.sample(case.unit)
+    middle = float(case.table[case.quality].median())
+    bound = proportion_bound(middle, middle, samples=count, comparisons=case.comparisons)
+    yield (
+        f"Test set: {count:,} test {noun} ({case.case.label}), so one is worth "
+        f"{units.points(1 / count)[1:]}, and chance alone may part two equally good trainings by "
+        f"{units.points(bound)[1:]}. A smaller loss is not counted. The same {noun} test all bits, "
+        "which makes chance smaller than that bound."
+    )
+
+
+def _one_value(analysis: Analysis) -> Iterator[str]:
+    """Say where repeats do not show the noise of the quality."""
+    rows = [
+        case.runs_of(row)[case.quality].dropna()
+        for case in analysis.cases
+        if case.quality
+        for row in case.rows()
+    ]
+    repeated = [values for values in rows if len(values) > 1]
+    same = [values for values in repeated if values.nunique() == 1]
+    if same:
+        yield (
+            f"Same quality: In {len(same)} of {len(repeated)} rows all repeats reached one and the "
+            "same quality, as trainings of the same seed do. They show no spread of it, so they "
+            "count as one run, and no interval is given. Give each repeat a seed of its own to "
+            "learn what chance does."
+        )

@@ -1,0 +1,106 @@
+"""A table row as text: the same in the terminal, Markdown, HTML and the tips of the charts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from qsgd_hpc.launch.cluster.network import SHORT, bits_per_s
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis
+
+__all__ = ["cells", "headings", "interval", "place"]
+
+_HEADINGS = (
+    ("nodes", "Nodes"),
+    ("bits", "Bits"),
+    ("speed", "{unit}/s"),
+    ("speedup", "Speed-up"),
+    ("efficiency", "Efficiency"),
+    ("step", "Step"),
+    ("exposed", "Exposed comm."),
+    ("step_bytes", "Wire / step"),
+    ("total_bytes", "Wire total"),
+    ("compression", "Fewer bytes"),
+    ("nmse", "NMSE"),
+    ("communication", "Comm. time"),
+    ("quality", "{quality}"),
+    ("target", "To target"),
+    ("link", "Link reached"),
+)
+_NEEDS = {
+    "step": "step_s",
+    "exposed": "exposed_share",
+    "step_bytes": "wire_bytes_per_step",
+    "total_bytes": "wire_bytes_total",
+    "compression": "compression_ratio",
+    "nmse": "nmse",
+    "communication": "comm_time_share",
+    "target": "time_to_target_s",
+    "link": "link_bits_s",
+}
+
+
+def headings(case: CaseAnalysis) -> list[tuple[str, str]]:
+    """Return (key, name) of the columns to show: those that hold anything; results.csv has all."""
+    names = {
+        "unit": units.capitalised(case.unit),
+        "quality": units.quality_name(case.quality) if case.quality else "",
+    }
+    empty = {key for key, column in _NEEDS.items() if not case.table[column].notna().any()}
+    empty |= set() if case.quality else {"quality"}
+    if "exposed" not in empty:
+        # Time in collectives says less than what of it was waited for, and the row is long enough.
+        empty |= {"communication", "total_bytes"}
+    return [(key, name.format_map(names)) for key, name in _HEADINGS if key not in empty]
+
+
+def cells(row: Mapping[str, Any], case: CaseAnalysis) -> dict[str, str]:
+    """Return a table row as text, keyed like the headings; `_range` is the interval beside."""
+    sends = row["ranks"] > 1
+    return {
+        "nodes": str(row["nodes"])
+        if row["nodes"] == row["ranks"]
+        else f"{row['nodes']} ({row['ranks']} ranks)",
+        "bits": units.bits_name(row["bits"]),
+        "speed": units.speed(row["throughput"]),
+        "speed_range": _range(row, "throughput", units.speed),
+        "speedup": units.times(row["speedup"]),
+        "efficiency": units.percent(row["efficiency"]),
+        "step": units.seconds(row["step_s"]),
+        "exposed": units.percent(row["exposed_share"]),
+        "step_bytes": units.bytes_short(row["wire_bytes_per_step"]),
+        "total_bytes": units.bytes_short(row["wire_bytes_total"]),
+        "compression": units.times(row["compression_ratio"]) if sends else units.MISSING,
+        "nmse": units.nmse(row["nmse"]),
+        "communication": units.percent(row["comm_time_share"]),
+        "quality": units.quality(case.quality, row.get(case.quality)),
+        "quality_range": _range(row, case.quality, lambda v: units.quality(case.quality, v)),
+        "target": units.seconds(row["time_to_target_s"]),
+        "link": _link(row),
+    }
+
+
+def _link(row: Mapping[str, Any]) -> str:
+    """Return the rate that the slowest link reached, marked where it is not the network's."""
+    if row["link_bits_s"] is None:
+        return units.MISSING
+    return f"{bits_per_s(row['link_bits_s'])}{' (short)' if row['link_share'] < SHORT else ''}"
+
+
+def place(row: Mapping[str, Any]) -> str:
+    """Return where a row was measured, such as '2 nodes, 4 bit'."""
+    ranks = "" if row["nodes"] == row["ranks"] else f" ({row['ranks']} ranks)"
+    return f"{units.nodes_name(row['nodes'])}{ranks}, {units.bits_name(row['bits'])}"
+
+
+def interval(row: Mapping[str, Any], name: str, form: Callable[[float], str]) -> str:
+    """Return a value's 95 % interval in words, or how often it was measured."""
+    text = _range(row, name, form)
+    runs = "one run" if row["repeats"] == 1 else f"{row['repeats']} runs"
+    return f"95% interval {text}, {runs}" if text else runs
+
+
+def _range(row: Mapping[str, Any], name: str, form: Callable[[float], str]) -> str:
+    low, high = row.get(f"{name}_lo"), row.get(f"{name}_hi")
+    return "" if low is None or high is None else f"{form(low)}..{form(high)}"

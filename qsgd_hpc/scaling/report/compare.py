@@ -1,0 +1,178 @@
+"""One study beside another: the same cases, ranks and bits, and what differs in their origins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis
+from qsgd_hpc.scaling.analysis.verdicts import (
+    SAME_MARGIN,
+    Row,
+    Verdict,
+    compare_rows,
+)
+from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.report.cells import place
+
+if TYPE_CHECKING:
+    from qsgd_hpc.scaling.report.report import Report
+
+__all__ = ["HEADINGS", "Comparison", "Pair", "compare", "pair_cells", "section", "summary"]
+
+WORDS = ("faster", "slower", "same", "unclear", "once")
+# Facts of a study that say when it was measured, not with what.
+_PASSING = ("Measured", "Load")
+HEADINGS = (
+    ("place", "Point"),
+    ("ours", "This study"),
+    ("theirs", "The other"),
+    ("ratio", "Ratio"),
+    ("interval", "95% interval"),
+    ("verdict", "Verdict"),
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row that both studies have.
+
+    Attributes:
+        row, other: the table rows of this study and of the other.
+        verdict: on this study's throughput beside the other's.
+    """
+
+    case: Case
+    unit: str
+    row: Row
+    other: Row
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two studies say about each other.
+
+    Attributes:
+        ours, theirs: their names.
+        pairs: the rows that both have.
+        differences: (what, this study's, the other's) of their origins.
+        alone: how many rows only this study and only the other have.
+    """
+
+    ours: str
+    theirs: str
+    pairs: tuple[Pair, ...]
+    differences: tuple[tuple[str, str, str], ...]
+    alone: tuple[int, int]
+
+
+def compare(report: Report, other: Report, names: tuple[str, str]) -> Comparison:
+    """Join two studies by case, ranks and bits.
+
+    Raises:
+        UsageError: they share no row, or count different units.
+    """
+    mine, theirs = _rows(report.analysis), _rows(other.analysis)
+    shared = [key for key in mine if key in theirs]
+    if not shared:
+        raise UsageError(
+            f"studies {names[0]!r} and {names[1]!r} have no point in common (case, ranks, bits).\n"
+            f"{names[0]}: {_cases(report.analysis)}\n{names[1]}: {_cases(other.analysis)}\n"
+            "Compare studies of the same workload, framework, batch size and algorithm."
+        )
+    for key in shared:
+        ours, others = mine[key][0].unit, theirs[key][0].unit
+        if ours != others:
+            raise UsageError(
+                f"{key[0].label}: {names[0]!r} counts {ours}/s, {names[1]!r} {others}/s. "
+                "Record the same unit in both."
+            )
+    return Comparison(
+        ours=names[0],
+        theirs=names[1],
+        pairs=tuple(_pair(mine[key], theirs[key]) for key in shared),
+        differences=_differences(report, other),
+        alone=(len(mine) - len(shared), len(theirs) - len(shared)),
+    )
+
+
+def summary(comparison: Comparison) -> str:
+    """Return how many rows are faster, slower and neither, in one line."""
+    said = [p.verdict.word for p in comparison.pairs]
+    counts = [f"{said.count(word)} {_named(word)}" for word in WORDS if word in said]
+    return f"{comparison.ours} beside {comparison.theirs}: {', '.join(counts)}"
+
+
+def _named(word: str) -> str:
+    return "measured once" if word == "once" else word
+
+
+def pair_cells(pair: Pair, *, several: bool) -> dict[str, str]:
+    """Return a pair as text, keyed like HEADINGS."""
+    ratio = pair.verdict.ratio
+    case = f"{pair.case.label}: " if several else ""
+    return {
+        "place": case + place(pair.row),
+        "ours": f"{units.speed(pair.row['throughput'])} {pair.unit}/s",
+        "theirs": f"{units.speed(pair.other['throughput'])} {pair.unit}/s",
+        "ratio": units.times(ratio.value),
+        "interval": units.interval(ratio.low, ratio.high) or "one run",
+        "verdict": "undecided" if pair.verdict.word == "once" else pair.verdict.word,
+    }
+
+
+def section(comparison: Comparison) -> dict[str, Any]:
+    """Return what the templates show of a comparison."""
+    several = len({p.case for p in comparison.pairs}) > 1
+    return {
+        "ours": comparison.ours,
+        "theirs": comparison.theirs,
+        "summary": summary(comparison),
+        "headings": HEADINGS,
+        "rows": [
+            {**pair_cells(p, several=several), "raw_bits": p.row["bits"]} for p in comparison.pairs
+        ],
+        "differences": comparison.differences,
+        "note": _note(comparison),
+    }
+
+
+def _note(comparison: Comparison) -> str:
+    notes = [
+        "Faster and slower are said only where the interval of the ratio leaves out 1. Same: the "
+        f"interval stays within {units.percent(SAME_MARGIN)} of 1. Unclear: the noise would hide a "
+        "difference. Undecided: measured once, so that the noise is unknown."
+    ]
+    for count, name in zip(comparison.alone, (comparison.ours, comparison.theirs), strict=True):
+        if count:
+            notes.append(f"{count} {'row' if count == 1 else 'rows'} only in {name}.")
+    return " ".join(notes)
+
+
+def _rows(analysis: Analysis) -> dict[tuple[Case, int, int], tuple[CaseAnalysis, Row]]:
+    return {
+        (case.case, row["ranks"], row["bits"]): (case, row)
+        for case in analysis.cases
+        for row in case.rows()
+    }
+
+
+def _cases(analysis: Analysis) -> str:
+    return "; ".join(case.case.label for case in analysis.cases)
+
+
+def _pair(mine: tuple[CaseAnalysis, Row], theirs: tuple[CaseAnalysis, Row]) -> Pair:
+    return Pair(mine[0].case, mine[0].unit, mine[1], theirs[1], compare_rows(mine, theirs))
+
+
+def _differences(report: Report, other: Report) -> tuple[tuple[str, str, str], ...]:
+    mine, theirs = dict(report.origins.facts), dict(other.origins.facts)
+    named = [label for label in {**mine, **theirs} if label not in _PASSING]
+    return tuple(
+        (label, mine.get(label, units.MISSING), theirs.get(label, units.MISSING))
+        for label in named
+        if mine.get(label) != theirs.get(label)
+    )

@@ -1,0 +1,124 @@
+"""Panels as files: a sheet of all, and the single ones for papers and slides, as PDF and PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from qsgd_hpc.scaling.analysis.results import BREAKDOWN, CaseAnalysis
+from qsgd_hpc.scaling.report.drawing import steps
+from qsgd_hpc.scaling.report.drawing.networks import network_panels
+from qsgd_hpc.scaling.report.drawing.panel import Panel, live
+from qsgd_hpc.scaling.report.drawing.panels import (
+    accuracy_panels,
+    breakdown_panel,
+    panels,
+    speedup_panel,
+)
+from qsgd_hpc.scaling.report.drawing.style import QUIET, STYLE, colour
+from qsgd_hpc.scaling.report.networks import Family
+
+__all__ = ["write_files", "write_networks", "write_sheet"]
+
+DPI = 200
+# What a file would hold of the moment and the program that wrote it: the same records must give
+# the same bytes.
+_PNG = {"Software": None}
+_SVG = {"Date": None, "Creator": None}
+_PDF = {"CreationDate": None, "Creator": None, "Producer": None}
+_SHEET = ("throughput", "wire", "quality")
+
+
+def write_sheet(case: CaseAnalysis, title: str, subtitle: str, stem: Path) -> None:
+    """Write throughput, bytes and quality on one sheet as `stem`.png and `stem`.svg."""
+    first, *others = [p for p in panels(case) if p.name in _SHEET]
+    with _style("path", "sheet"):
+        figure = Figure(figsize=(12, 5.8))
+        FigureCanvasAgg(figure)
+        grid = figure.add_gridspec(
+            max(1, len(others)),
+            2 if others else 1,
+            width_ratios=[1.5, 1] if others else None,
+            left=0.065,
+            right=0.975 if others else 0.88,
+            top=0.77,
+            bottom=0.1,
+            wspace=0.42,
+            hspace=0.55,
+        )
+        places = [grid[:, 0], *(grid[i, 1] for i in range(len(others)))]
+        for panel, place in zip([first, *others], places, strict=True):
+            axes = figure.add_subplot(place)
+            panel.draw([axes])
+            axes.set_title(panel.title, loc="left", fontsize=11.5, fontweight="bold", pad=12)
+        figure.text(0.025, 0.935, title, fontsize=15, fontweight="bold", va="center")
+        figure.text(0.025, 0.883, subtitle, color=QUIET, va="center")
+        figure.savefig(stem.with_suffix(".png"), dpi=DPI, metadata=_PNG)
+        figure.savefig(stem.with_suffix(".svg"), metadata=_SVG)
+    file = stem.with_suffix(".svg")
+    file.write_text(live(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def write_networks(family: Family, stem: Path) -> None:
+    """Write one case on its networks as `stem`.png and `stem`.svg."""
+    made = network_panels(family)
+    with _style("path", stem.name):
+        figure = Figure(figsize=(6.6 * len(made), 4.9))
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(1, len(made), squeeze=False)
+        for panel, axes in zip(made, grid.flat, strict=True):
+            panel.draw([axes])
+            axes.set_title(panel.title, loc="left", fontsize=11.5, fontweight="bold", pad=12)
+        handles = [Patch(color=colour(int(s.series)), label=s.name) for s in made[0].key]
+        figure.legend(handles=handles, frameon=False, loc="upper right", ncols=len(handles))
+        title = f"{family.label}: hosts and network emulated on one machine"
+        figure.suptitle(title, x=0.02, ha="left", color=QUIET, fontsize=10.5)
+        figure.tight_layout(pad=0.8, w_pad=2.5)
+        figure.savefig(stem.with_suffix(".png"), dpi=DPI, metadata=_PNG)
+        figure.savefig(stem.with_suffix(".svg"), metadata=_SVG)
+    file = stem.with_suffix(".svg")
+    file.write_text(live(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def write_files(case: CaseAnalysis, folder: Path) -> list[str]:
+    """Write accuracy_N (N nodes), speedup and breakdown as PDF and PNG; return their stems."""
+    chosen = [*accuracy_panels(case), speedup_panel(case), breakdown_panel(case)]
+    made = [panel for panel in chosen if panel is not None]
+    for panel in made:
+        _write(panel, case, folder / panel.name)
+    return [panel.name for panel in made]
+
+
+def _write(panel: Panel, case: CaseAnalysis, stem: Path) -> None:
+    wide = 4.4 * panel.axes if panel.axes > 1 else 6.2
+    top = 0.45 if panel.name == "breakdown" else 0.0
+    with _style("path", panel.name):
+        figure = Figure(figsize=(wide, panel.height + 0.5 + top))
+        FigureCanvasAgg(figure)
+        axes = list(figure.subplots(1, panel.axes, squeeze=False).flat)
+        panel.draw(axes)
+        if panel.name == "breakdown":
+            steps.draw_key(axes[0], _broken_down(case))
+        figure.suptitle(
+            f"{panel.title}: {case.case.label}", fontsize=11, x=0.02, ha="left", wrap=True
+        )
+        figure.tight_layout(pad=0.6, w_pad=2.0)
+        figure.savefig(stem.with_suffix(".pdf"), metadata=_PDF)
+        figure.savefig(stem.with_suffix(".png"), dpi=DPI, metadata=_PNG)
+
+
+def _broken_down(case: CaseAnalysis) -> list[dict[str, Any]]:
+    return [r for r in case.rows() if all(r[part] is not None for part in BREAKDOWN)]
+
+
+@contextmanager
+def _style(fonts: str, salt: str) -> Iterator[None]:
+    with matplotlib.rc_context({**STYLE, "svg.fonttype": fonts, "svg.hashsalt": salt}):
+        yield

@@ -1,0 +1,186 @@
+"""Throughput, efficiency and speed-up against the number of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Fit
+from qsgd_hpc.scaling.report.cells import interval, place
+from qsgd_hpc.scaling.report.drawing.panel import mark
+from qsgd_hpc.scaling.report.drawing.style import (
+    INK,
+    PAPER,
+    QUIET,
+    Row,
+    colour,
+    logarithmic,
+    marker,
+    nodes_axis,
+    side_labels,
+    value_axis,
+)
+
+__all__ = ["best_fits", "efficiency", "speedup", "throughput"]
+
+# How far beyond the largest size a law is drawn.
+BEYOND = 2
+
+
+def throughput(axes: Any, case: CaseAnalysis, *, log: bool | None = None) -> None:
+    """Draw throughput with its intervals, and what the reference makes ideal."""
+    rows = case.rows()
+    base = next(r for r in rows if (r["ranks"], r["bits"]) == case.reference)
+    ranks = _ranks(rows)
+    nodes = sorted(ranks)
+    ideal = [base["throughput"] * ranks[n] / base["ranks"] for n in nodes]
+    log = logarithmic(nodes) if log is None else log
+    nodes_axis(axes, ranks, log=log)
+    lowest, highest = _span(rows, "throughput")
+    value_axis(axes, min(*ideal, lowest), max(*ideal, highest), log=log)
+    mark(axes.plot(nodes, ideal, color=QUIET, lw=1, dashes=(4, 3), zorder=1)[0], "ideal")
+    labels = [(ideal[-1], "ideal", QUIET)] if len(nodes) > 1 else []
+
+    def tip(row: Row) -> tuple[str, ...]:
+        return (
+            f"{units.speed(row['throughput'])} {case.unit}/s",
+            interval(row, "throughput", units.speed),
+            f"{units.times(row['speedup'])} over the reference",
+        )
+
+    labels += _lines(axes, rows, "throughput", units.speed, tip)
+    side_labels(axes, labels)
+
+
+def efficiency(axes: Any, case: CaseAnalysis) -> None:
+    """Draw efficiency with its intervals; 100 % is ideal."""
+    rows = case.rows()
+    ranks = _ranks(rows)
+    nodes = sorted(ranks)
+    nodes_axis(axes, ranks, log=logarithmic(nodes))
+    value_axis(axes, 0, max(1.0, _span(rows, "efficiency")[1]), log=False)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+    mark(axes.axhline(1, color=QUIET, lw=1, dashes=(4, 3), zorder=1), "ideal")
+
+    def tip(row: Row) -> tuple[str, ...]:
+        return (
+            f"{units.percent(row['efficiency'])} of ideal",
+            interval(row, "efficiency", units.percent),
+        )
+
+    labels = _lines(axes, rows, "efficiency", units.percent, tip)
+    side_labels(axes, [(1.0, "ideal", QUIET), *labels])
+
+
+def speedup(axes: Any, case: CaseAnalysis) -> None:
+    """Draw the speed-ups measured as points and the law that fits each series best as a line."""
+    rows = case.rows()
+    ranks = _ranks(rows)
+    nodes = sorted(ranks)
+    per_node = ranks[nodes[-1]] / nodes[-1]
+    log = logarithmic(nodes)
+    lowest, highest = _span(rows, "speedup")
+    far = nodes[-1] * BEYOND
+    count = 60
+    grid = [nodes[0] * (far / nodes[0]) ** (i / count) for i in range(count + 1)]
+    curves = [(fit, _law(fit, case, rows)) for fit in best_fits(case)]
+    top = max([highest, *(law(n * per_node) for _, law in curves for n in grid)])
+    nodes_axis(axes, {**ranks, far: int(far * per_node)}, log=log)
+    value_axis(axes, min(lowest, 1.0), top, log=log)
+    base = case.reference[0]
+    ideal = [r for n in grid if (r := n * per_node / base) <= top]
+    axes.plot(grid[: len(ideal)], ideal, color=QUIET, lw=1, dashes=(4, 3), zorder=1)
+    labels = []
+    for fit, law in curves:
+        values = [law(n * per_node) for n in grid]
+        line = axes.plot(grid, values, color=colour(fit.bits), lw=1.6, zorder=2)[0]
+        mark(line, fit.bits)
+        labels.append((values[-1], units.bits_name(fit.bits), colour(fit.bits)))
+
+    def tip(row: Row) -> tuple[str, ...]:
+        return (
+            f"speed-up {units.times(row['speedup'])}",
+            interval(row, "speedup", units.times),
+        )
+
+    for row in rows:
+        _point(axes, row, "speedup", tip(row))
+    side_labels(axes, labels)
+
+
+def best_fits(case: CaseAnalysis) -> list[Fit]:
+    """Return for each series, most bits first, the law with the smallest residuals."""
+    return [
+        min((f for f in case.fits if f.bits == bits), key=lambda f: f.error)
+        for bits in sorted({f.bits for f in case.fits}, reverse=True)
+    ]
+
+
+def _law(fit: Fit, case: CaseAnalysis, rows: Sequence[Row]) -> Callable[[float], float]:
+    # A law counts from one rank. Where the table counts from more, the series' own first size
+    # says where the law's line lies.
+    first = min((r for r in rows if _belongs(r, fit.bits)), key=lambda r: r["ranks"])
+    scale = first["speedup"] / fit.speedup(first["ranks"])
+    return lambda ranks: scale * fit.speedup(ranks)
+
+
+def _ranks(rows: Sequence[Row]) -> dict[int, int]:
+    return {r["nodes"]: r["ranks"] for r in rows}
+
+
+def _span(rows: Sequence[Row], name: str) -> tuple[float, float]:
+    lows = [r[name] if r[f"{name}_lo"] is None else r[f"{name}_lo"] for r in rows]
+    highs = [r[name] if r[f"{name}_hi"] is None else r[f"{name}_hi"] for r in rows]
+    # An interval of two repeats may reach below zero, where a logarithmic axis ends.
+    return max(min(lows), min(r[name] for r in rows) / 2), max(highs)
+
+
+def _belongs(row: Row, bits: int) -> bool:
+    # One rank sends nothing: its one measurement is where every series starts.
+    return bool(row["bits"] == bits or row["ranks"] == 1)
+
+
+def _lines(
+    axes: Any,
+    rows: Sequence[Row],
+    name: str,
+    form: Callable[[float], str],
+    tip: Callable[[Row], tuple[str, ...]],
+) -> list[tuple[float, str, str]]:
+    labels = []
+    largest = max(r["nodes"] for r in rows)
+    for bits in sorted({r["bits"] for r in rows}, reverse=True):
+        line = [r for r in rows if _belongs(r, bits)]
+        xs, ys = [r["nodes"] for r in line], [r[name] for r in line]
+        drawn = axes.plot(xs, ys, color=colour(bits), lw=2.2, solid_capstyle="round", zorder=3)
+        mark(drawn[0], bits)
+        last = line[-1]
+        if last["nodes"] == largest and last["bits"] == bits:
+            text = f"{units.bits_name(bits)}  {form(last[name])}"
+            labels.append((last[name], text, colour(bits)))
+    for row in rows:
+        _point(axes, row, name, tip(row))
+    return labels
+
+
+def _point(axes: Any, row: Row, name: str, tip: Sequence[str]) -> None:
+    alone = row["ranks"] == 1
+    series = "one" if alone else row["bits"]
+    x, shade = row["nodes"], INK if alone else colour(row["bits"])
+    low, high = row[f"{name}_lo"], row[f"{name}_hi"]
+    if low is not None and high is not None:
+        style = {"lw": 5, "alpha": 0.3, "solid_capstyle": "butt", "zorder": 2}
+        mark(axes.plot([x, x], [low, high], color=shade, **style)[0], series)
+    drawn = axes.plot(
+        x,
+        row[name],
+        "o" if alone else marker(row["bits"]),
+        color=shade,
+        ms=7.5,
+        mec=PAPER,
+        mew=1.3,
+        clip_on=False,
+        zorder=4,
+    )
+    mark(drawn[0], series, place(row), *tip)

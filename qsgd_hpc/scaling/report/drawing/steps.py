@@ -1,0 +1,126 @@
+"""Where the time of a step goes: stacked bars, one for each size and bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.results import BREAKDOWN
+from qsgd_hpc.scaling.report.cells import place
+from qsgd_hpc.scaling.report.drawing.panel import Swatch, mark
+from qsgd_hpc.scaling.report.drawing.style import GRID, PARTS, QUIET, Row, beside, colour
+
+__all__ = ["BESIDE", "NAMES", "breakdown", "breakdown_height", "breakdown_key", "draw_key"]
+
+NAMES = {
+    "compute_s": "Computing",
+    "exposed_s": "Waiting for communication",
+    "data_s": "Waiting for data",
+    "hidden_s": "Hidden communication",
+    "coding_s": "Coding",
+}
+BESIDE = ("hidden_s", "coding_s")
+"""Work of the engine's thread while the step computes: beside the bar, not part of its length."""
+_LINE, _GAP = 0.42, 0.75  # inches for a bar; lines between two sizes
+
+
+def breakdown_height(rows: Sequence[Row]) -> float:
+    """Return the inches that the bars of these rows need."""
+    return 0.55 + _LINE * (_places(rows)[-1] + 1)
+
+
+def breakdown_key(rows: Sequence[Row]) -> tuple[Swatch, ...]:
+    """Return the chart's key: the parts that at least one row has."""
+    return tuple(
+        Swatch(_series(part), NAMES[part], f"--part-{_series(part)}") for part in _parts(rows)
+    )
+
+
+def breakdown(axes: Any, rows: Sequence[Row]) -> None:
+    """Draw the parts of a step end to end; under each bar what the engine did meanwhile."""
+    places = _places(rows)
+    axes.set_yticks(places, [units.bits_name(r["bits"]) for r in rows])
+    axes.set_ylim(places[-1] + 0.6, places[0] - 0.95)
+    axes.tick_params(length=0)
+    axes.spines["left"].set_visible(False)
+    longest = max(max(_total(r), sum(r[b] or 0 for b in BESIDE)) for r in rows)
+    axes.set_xlim(0, longest * 1.14)
+    for label, row, y in zip(axes.get_yticklabels(), rows, places, strict=True):
+        label.set_color(colour(row["bits"]))
+        label.set_fontweight("bold")
+        _stack(axes, row, BREAKDOWN, y, 0.56)
+        _stack(axes, row, BESIDE, y + 0.39, 0.14)
+        beside(axes, _total(row), y, units.seconds(_total(row)), row["bits"])
+    before = None
+    for row, y in zip(rows, places, strict=True):
+        if row["ranks"] != before:
+            axes.text(0, y - 0.52, _size(row), color=QUIET, fontsize=9.5, va="bottom")
+        before = row["ranks"]
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(lambda value, _: "0" if value == 0 else units.seconds(value))
+    axes.grid(axis="x", color=GRID, lw=0.8)
+    axes.spines["bottom"].set_visible(False)
+
+
+def draw_key(axes: Any, rows: Sequence[Row]) -> None:
+    """Write the key above the bars, for files; the page has one of its own."""
+    handles = [Patch(color=PARTS[part], label=NAMES[part]) for part in _parts(rows)]
+    axes.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=3,
+        frameon=False,
+        fontsize=9.5,
+        handlelength=1,
+        handleheight=1,
+        borderaxespad=0,
+    )
+
+
+def _stack(axes: Any, row: Row, parts: Sequence[str], y: float, height: float) -> None:
+    left = 0.0
+    for part in parts:
+        if not row[part]:
+            continue
+        bar = axes.barh(y, row[part], left=left, height=height, color=PARTS[part])
+        if part in BESIDE:
+            detail = "on the engine's thread, beside the step"
+        else:
+            share = units.percent(row[part] / _total(row))
+            detail = f"{share} of a step of {units.seconds(_total(row))}"
+        value = f"{NAMES[part]}: {units.seconds(row[part])}"
+        mark(bar[0], _series(part), place(row), value, detail)
+        left += row[part]
+
+
+def _places(rows: Sequence[Row]) -> list[float]:
+    places: list[float] = []
+    for i, row in enumerate(rows):
+        if i == 0:
+            places.append(0.0)
+        else:
+            same = row["ranks"] == rows[i - 1]["ranks"]
+            places.append(places[-1] + 1 + (0.0 if same else _GAP))
+    return places
+
+
+def _parts(rows: Sequence[Row]) -> list[str]:
+    return [part for part in NAMES if any(r[part] for r in rows)]
+
+
+def _series(part: str) -> str:
+    return part.removesuffix("_s")
+
+
+def _size(row: Row) -> str:
+    ranks = "" if row["nodes"] == row["ranks"] else f", {row['ranks']} ranks"
+    return f"{units.nodes_name(row['nodes'])}{ranks}"
+
+
+def _total(row: Row) -> float:
+    return float(sum(row[part] or 0 for part in BREAKDOWN))

@@ -1,0 +1,182 @@
+"""Colours, markers and what every axis of a report has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.report.drawing.panel import mark
+
+__all__ = [
+    "GRID",
+    "INK",
+    "LOG_FROM",
+    "PAPER",
+    "PARTS",
+    "QUIET",
+    "STYLE",
+    "VARIABLES",
+    "Row",
+    "beside",
+    "bits_axis",
+    "colour",
+    "logarithmic",
+    "marker",
+    "nodes_axis",
+    "side_labels",
+    "spread",
+    "value_axis",
+]
+
+Row = Mapping[str, Any]
+
+# After Okabe and Ito, colour-blind safe, darkened so that they read as text on white; every series
+# also has a marker and a label of its own.
+INK, QUIET, GRID, PAPER = "#1a1f26", "#5c6672", "#e3e6ea", "#fefefe"
+SERIES = {32: "#4d5661", 8: "#0072b2", 4: "#c65300", 2: "#a3468c"}
+MARKERS = {32: "s", 8: "o", 4: "D", 2: "^"}
+# The parts of a step. Exposed communication is the darkest: it is what the chart is about.
+PARTS = {
+    "compute_s": "#8fb3cc",
+    "exposed_s": "#9c2f2f",
+    "data_s": "#d9b44a",
+    "hidden_s": "#d99a94",
+    "coding_s": "#6f7f4f",
+}
+# In the page every colour becomes a CSS variable, so the one SVG follows light, dark and paper.
+VARIABLES = {
+    INK: "--ink",
+    QUIET: "--quiet",
+    GRID: "--grid",
+    PAPER: "--paper",
+    **{shade: f"--bits-{bits}" for bits, shade in SERIES.items()},
+    **{shade: f"--part-{part.removesuffix('_s')}" for part, shade in PARTS.items()},
+}
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 10.5,
+    # Units and names come from the user's script; a dollar sign there is no formula.
+    "text.parse_math": False,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": QUIET,
+    "axes.facecolor": "none",
+    "figure.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    "text.color": INK,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "pdf.fonttype": 42,
+}
+# From this ratio of largest to smallest size on, both axes are logarithmic: ideal stays a line.
+LOG_FROM = 8
+LINE_INCHES = 0.21
+"""Least distance of two labels beside a chart, in inches."""
+
+
+def colour(bits: int) -> str:
+    """Return the colour of a series."""
+    return SERIES.get(bits, INK)
+
+
+def marker(bits: int) -> str:
+    """Return the marker of a series."""
+    return MARKERS.get(bits, "v")
+
+
+def logarithmic(nodes: Sequence[int]) -> bool:
+    """Tell whether these sizes are better shown on logarithmic axes."""
+    return nodes[-1] / nodes[0] >= LOG_FROM
+
+
+def nodes_axis(axes: Any, ranks: Mapping[int, int], *, log: bool) -> None:
+    """Lay out the x axis: one tick for each number of nodes, the ranks below where they differ."""
+    nodes = sorted(ranks)
+    if log:
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(nodes[0] / 1.12, nodes[-1] * 1.12)
+    else:
+        margin = 0.05 * (nodes[-1] - nodes[0] or 1)
+        axes.set_xlim(nodes[0] - margin, nodes[-1] + margin)
+    axes.set_xlabel("nodes" if ranks == {n: n for n in nodes} else "nodes (ranks below)")
+    # On a linear axis the ticks of 1, 2, 4 .. 64 would run into one another.
+    span = nodes[-1] - nodes[0] or 1
+    shown = [n for n in nodes if log or n == nodes[0] or (n - nodes[0]) / span > 0.04]
+    axes.set_xticks(shown, [str(n) if ranks[n] == n else f"{n}\n{ranks[n]}" for n in shown])
+    axes.minorticks_off()
+
+
+def value_axis(axes: Any, lowest: float, highest: float, *, log: bool) -> None:
+    """Lay out the y axis for values of at least 0; a linear one starts there."""
+    if log:
+        axes.set_yscale("log")
+        axes.set_ylim(lowest / 1.2, highest * 1.12)
+        axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    else:
+        axes.set_ylim(0, 1.05 * highest)
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(
+        lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"
+    )
+    axes.minorticks_off()
+    axes.grid(axis="y", color=GRID, lw=0.8)
+    axes.tick_params(length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def bits_axis(axes: Any, rows: Sequence[Row]) -> None:
+    """Lay out the y axis of a bar chart: one line for each row, named by its bits."""
+    axes.set_yticks(range(len(rows)), [units.bits_name(r["bits"]) for r in rows])
+    axes.set_ylim(len(rows) - 0.45, -0.55)
+    axes.tick_params(length=0)
+    axes.spines["left"].set_visible(False)
+    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_color(colour(row["bits"]))
+        label.set_fontweight("bold")
+
+
+def side_labels(axes: Any, labels: Sequence[tuple[float, str, str]]) -> None:
+    """Write (height, text, colour) right of the last points, none over another."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    right = axes.get_xlim()[1]
+    ordered = sorted(labels, key=lambda entry: entry[0])
+    wanted = [float(to_axes.transform((right, value))[1]) for value, _, _ in ordered]
+    inches = axes.get_window_extent().height / axes.figure.dpi
+    places = spread(wanted, gap=LINE_INCHES / inches)
+    for height, (_, text, shade) in zip(places, ordered, strict=True):
+        label = axes.text(
+            1.015,
+            height,
+            text,
+            transform=axes.transAxes,
+            color=shade,
+            va="center",
+            fontweight="normal" if shade == QUIET else "bold",
+        )
+        mark(label, next((bits for bits in SERIES if SERIES[bits] == shade), ""))
+
+
+def spread(heights: Sequence[float], *, gap: float) -> list[float]:
+    """Move ascending heights as little as possible until neighbours are `gap` apart."""
+    # Heights less i * gap must not fall: isotonic regression by pooling neighbours.
+    pools: list[tuple[float, int]] = []
+    for i, height in enumerate(heights):
+        mean, count = height - i * gap, 1
+        while pools and pools[-1][0] > mean:
+            before, members = pools.pop()
+            mean = (before * members + mean * count) / (members + count)
+            count += members
+        pools.append((mean, count))
+    flat = [mean for mean, count in pools for _ in range(count)]
+    return [mean + i * gap for i, mean in enumerate(flat)]
+
+
+def beside(axes: Any, x: float, y: float, text: str, bits: int, gap: float = 6) -> None:
+    """Write a text right of a point of a series."""
+    style = {"textcoords": "offset points", "va": "center", "color": INK}
+    mark(axes.annotate(text, (x, y), xytext=(gap, -0.5), **style), bits)

@@ -1,0 +1,173 @@
+"""What a study found, in words: pure, and no gain is claimed that its noise could explain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis
+from qsgd_hpc.scaling.analysis.verdicts import (
+    Judgement,
+    Row,
+    judge,
+    largest_rows,
+    plain_row,
+    spokesman,
+)
+from qsgd_hpc.scaling.define.study import Study
+from qsgd_hpc.scaling.report.case_findings import CaseFindings, Tile, case_findings
+from qsgd_hpc.scaling.report.cautions import Machine, cautions
+
+__all__ = ["CaseFindings", "Findings", "Tile", "findings"]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The report's words.
+
+    Attributes:
+        headline: one sentence for the whole study, no full stop; of one case, the case's own.
+        lead: the sentences under it; of several cases, one sentence that counts them.
+        tiles: the strip of numbers; of several cases, the extremes and where they were.
+        cautions: 'Head: Sentences.', the analysis's own included; origins.py has more.
+        cases: each case's words, in the analysis's order.
+    """
+
+    headline: str
+    lead: str
+    tiles: tuple[Tile, ...]
+    cautions: tuple[str, ...]
+    cases: tuple[CaseFindings, ...]
+
+
+def findings(study: Study, analysis: Analysis, *, machine: Machine | None) -> Findings:
+    """Say what the tables show at the largest size.
+
+    Args:
+        study: the definition.
+        analysis: with at least one case.
+        machine: that all nodes were, where it was one.
+    """
+    cases = tuple(case_findings(case, mode=study.mode) for case in analysis.cases)
+    told = cautions(analysis, mode=study.mode, machine=machine)
+    if len(cases) == 1:
+        return Findings(cases[0].headline, cases[0].lead, cases[0].tiles, told, cases)
+    gains = [gain for case in analysis.cases if (gain := _gain(case)) is not None]
+    return Findings(
+        headline=_headline(analysis, gains),
+        lead=_lead(study, analysis),
+        tiles=tuple(_tiles(analysis, gains)),
+        cautions=told,
+        cases=cases,
+    )
+
+
+@dataclass(frozen=True)
+class _Gain:
+    """A case's spokesman beside fp32."""
+
+    case: CaseAnalysis
+    row: Row
+    judged: Judgement
+
+    @property
+    def ratio(self) -> float:
+        """Its speed over fp32's."""
+        return self.judged.speed.ratio.value
+
+    @property
+    def once(self) -> bool:
+        """Whether nobody knows the noise."""
+        return self.judged.speed.word == "once"
+
+    @property
+    def name(self) -> str:
+        return f"{self.case.case.label}, {units.bits_name(self.row['bits'])}"
+
+
+def _gain(case: CaseAnalysis) -> _Gain | None:
+    packed, plain = spokesman(case), plain_row(largest_rows(case))
+    if packed is None or plain is None:
+        return None
+    return _Gain(case, packed, judge(case, packed, plain))
+
+
+def _headline(analysis: Analysis, gains: list[_Gain]) -> str:
+    if not gains:
+        return _scaling_headline(analysis)
+    once = " (one run)" if any(gain.once for gain in gains) else ""
+    pays = [gain for gain in gains if gain.judged.word == "yes"]
+    if pays:
+        best = max(pays, key=lambda gain: gain.ratio)
+        return (
+            f"In {len(pays)} of {len(gains)} cases compressing pays: QSGD trains up to "
+            f"{units.times(best.ratio)} as fast as fp32 ({best.name}){once}"
+        )
+    if all(gain.once for gain in gains):
+        span = units.span([gain.ratio for gain in gains], units.times)
+        return f"In {len(gains)} cases QSGD trained at {span} the speed of fp32{once}"
+    if all(gain.judged.word == "no" for gain in gains):
+        return f"In none of {len(gains)} cases does compressing pay"
+    return f"In none of {len(gains)} cases is compressing shown to pay{once}"
+
+
+def _scaling_headline(analysis: Analysis) -> str:
+    rows = [row for case in analysis.cases for row in largest_rows(case)]
+    count, once = len(analysis.cases), _once(rows)
+    nodes = units.span([row["nodes"] for row in rows], units.nodes_name)
+    if all(case.rows()[0]["ranks"] == case.rows()[-1]["ranks"] for case in analysis.cases):
+        return f"{count} cases on {nodes}{once}"
+    reached = units.span([row["speedup"] for row in rows], units.times)
+    ideal = units.span([row["efficiency"] for row in rows], units.percent)
+    return f"{count} cases on {nodes} speed up {reached}, {ideal} of ideal{once}"
+
+
+def _once(rows: list[Row]) -> str:
+    return " (one run)" if any(row["repeats"] == 1 for row in rows) else ""
+
+
+def _lead(study: Study, analysis: Analysis) -> str:
+    rows = [row for case in analysis.cases for row in case.rows()]
+    smallest, largest = min(r["ranks"] for r in rows), max(r["ranks"] for r in rows)
+    span = f"{smallest} to {largest}" if smallest != largest else f"{largest}"
+    runs = sum(len(case.runs) for case in analysis.cases)
+    held = (
+        "the global batch of each case is the same at every size"
+        if study.mode == "strong"
+        else "each rank keeps its case's batch at every size"
+    )
+    return (
+        f"{len(analysis.cases)} cases on {span} ranks, {runs} measurements; {held}. "
+        "A measurement of one rank counts in every case that shares it."
+    )
+
+
+def _most_efficient(analysis: Analysis) -> tuple[CaseAnalysis, Row]:
+    rows = [(case, row) for case in analysis.cases for row in largest_rows(case)]
+    return max(rows, key=lambda pair: pair[1]["efficiency"])
+
+
+def _tiles(analysis: Analysis, gains: list[_Gain]) -> Iterator[Tile]:
+    yield Tile("Cases", str(len(analysis.cases)), "", _units(analysis))
+    case, row = _most_efficient(analysis)
+    yield Tile(
+        "Highest efficiency",
+        units.percent(row["efficiency"]),
+        "of ideal",
+        f"{case.case.label}, {units.nodes_name(row['nodes'])}, {units.bits_name(row['bits'])}",
+    )
+    if gains:
+        for label, gain in (
+            ("Highest speed", max(gains, key=lambda g: g.ratio)),
+            ("Lowest speed", min(gains, key=lambda g: g.ratio)),
+        ):
+            noise = {"once": ", one run", "same": ", inside the noise"}
+            noise["unclear"] = noise["same"]
+            detail = f"{gain.name}{noise.get(gain.judged.speed.word, '')}"
+            yield Tile(label, units.times(gain.ratio), "the speed of fp32", detail)
+
+
+def _units(analysis: Analysis) -> str:
+    units = list(dict.fromkeys(case.unit for case in analysis.cases))
+    return "throughput in " + ", ".join(f"{unit}/s" for unit in units)

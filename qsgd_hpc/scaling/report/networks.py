@@ -1,0 +1,154 @@
+"""Cases that differ by the network alone, side by side: where does compressing pay; pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from qsgd_hpc.launch.cluster import parse as parse_network
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis
+from qsgd_hpc.scaling.analysis.verdicts import Judgement, Row, judge, plain_row, spokesman
+from qsgd_hpc.scaling.report.case_findings import speed_words
+from qsgd_hpc.scaling.report.cells import cells
+
+__all__ = ["Family", "families"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One case on several networks.
+
+    Attributes:
+        label: the case without its network, such as 'mnist (torch), batch 128'.
+        members: the case on each network, the slowest first, shared memory last.
+        nodes: of the largest size that all of them have.
+    """
+
+    label: str
+    members: tuple[CaseAnalysis, ...]
+    nodes: int
+
+    @property
+    def unit(self) -> str:
+        """What throughput counts."""
+        return self.members[0].unit
+
+    def rows(self, member: CaseAnalysis) -> list[Row]:
+        """Return a member's rows of the size that is compared, fp32 first."""
+        return [row for row in member.rows() if row["nodes"] == self.nodes]
+
+    @property
+    def heading(self) -> str:
+        """A heading: what is compared."""
+        return f"What the network decides: {self.label}, {units.nodes_name(self.nodes)}"
+
+    @property
+    def sentence(self) -> str:
+        """Say of each network whether compressing pays on it, as the verdicts do."""
+        found = [(m, row, judged) for m in self.members for row, judged in self._judged(m)]
+        said = [_said(*each) for each in found]
+        speeds = {judged.speed.word for _, _, judged in found}
+        if "once" in speeds:
+            said.append("It takes three runs of each (--repeats 3) to tell where compressing pays.")
+        elif "unclear" in speeds:
+            said.append("More repeats (--repeats) or a quieter machine would tell.")
+        return " ".join(said)
+
+    def _judged(self, member: CaseAnalysis) -> Iterator[tuple[Row, Judgement]]:
+        rows = self.rows(member)
+        packed, plain = spokesman(member, rows), plain_row(rows)
+        if packed is not None and plain is not None:
+            yield packed, judge(member, packed, plain)
+
+    def headings(self) -> list[tuple[str, str]]:
+        """Return (key, name) of the table's columns that hold anything."""
+        names = [("network", "Network"), ("bits", "Bits")]
+        names += [("speed", f"{units.capitalised(self.unit)}/s"), ("ratio", "Over fp32")]
+        if self.coded:
+            names.append(("nmse", "NMSE"))
+        if self.quality:
+            names.append(("quality", units.quality_name(self.quality)))
+        if self.targets:
+            names += [("target", "To target"), ("sooner", "Sooner")]
+        return [*names, ("link", "Link reached")]
+
+    @property
+    def coded(self) -> bool:
+        """Whether any row tells what coding lost."""
+        return any(r["nmse"] is not None for m in self.members for r in self.rows(m))
+
+    @property
+    def quality(self) -> str:
+        """The column of the quality; empty unless all members have the same."""
+        names = {member.quality for member in self.members}
+        return names.pop() if len(names) == 1 else ""
+
+    @property
+    def targets(self) -> bool:
+        """Whether any row tells the time to its target."""
+        return any(r["time_to_target_s"] for m in self.members for r in self.rows(m))
+
+    def table(self) -> Iterator[dict[str, str]]:
+        """Yield a row of text for each network and bits."""
+        for member in self.members:
+            rows = self.rows(member)
+            plain = plain_row(rows)
+            for row in rows:
+                yield {
+                    **cells(row, member),
+                    "network": member.case.network_label,
+                    "ratio": _over(row, plain, "throughput"),
+                    "sooner": _over(plain, row, "time_to_target_s") if plain else units.MISSING,
+                    "raw_bits": str(row["bits"]),
+                }
+
+
+def families(cases: Sequence[CaseAnalysis]) -> list[Family]:
+    """Return the cases that were measured on two or more networks, in the order of the first."""
+    found: dict[object, list[CaseAnalysis]] = {}
+    for case in cases:
+        found.setdefault(replace(case.case, network=""), []).append(case)
+    made = []
+    for members in found.values():
+        sizes = set.intersection(*({r["nodes"] for r in m.rows()} for m in members))
+        if len(members) > 1 and max(sizes, default=1) > 1:
+            members.sort(key=_rate)
+            label = replace(members[0].case, network="").label
+            made.append(Family(label, tuple(members), max(sizes)))
+    return made
+
+
+def _rate(case: CaseAnalysis) -> tuple[float, float]:
+    network = parse_network(case.case.network or None)
+    return (math.inf, 0.0) if network is None else (network.rate_bits_s, -network.latency_us)
+
+
+def _over(row: Row | None, other: Row | None, column: str) -> str:
+    if row is None or other is None or row is other or not (row[column] and other[column]):
+        return units.MISSING
+    return units.times(row[column] / other[column])
+
+
+def _said(case: CaseAnalysis, row: Row, judged: Judgement) -> str:
+    """Say whether compressing pays on one network; the words follow the judgement alone."""
+    place, name = units.capitalised(case.case.network_place), units.bits_name(row["bits"])
+    told = f"{name} {speed_words(judged.speed)}"
+    if judged.quality.word == "worse":
+        return f"{place} {told}, but costs quality ({judged.quality.change})."
+    if judged.word == "yes":
+        return f"{place} compressing pays: {told}."
+    if judged.word == "no":
+        return f"{place} compressing does not pay: {told}."
+    if judged.speed.word == "unclear":
+        factor = units.times(judged.speed.ratio.value)
+        return f"{place} the noise hides whether compressing pays ({name}: {factor})."
+    if judged.quality.sound:
+        return f"{place} {_sent(row, name)}{speed_words(judged.speed)} (one run)."
+    return f"{place} {told}; whether it costs quality is undecided: {judged.quality.clause}."
+
+
+def _sent(row: Row, name: str) -> str:
+    fewer = row["compression_ratio"]
+    return f"{name} " if fewer is None else f"{name} sent {units.times(fewer)} fewer bytes and "

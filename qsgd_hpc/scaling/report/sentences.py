@@ -1,0 +1,62 @@
+"""Fitted laws, the link and the verdicts of a case in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.results import BreakEven, CaseAnalysis, Estimate, Fit, LinkFit
+
+__all__ = ["law_sentence", "link_sentence", "links", "verdict_words"]
+
+_LAWS = {
+    "amdahl": "Amdahl’s law",
+    "gustafson": "Gustafson’s law",
+    "usl": "Universal scalability law",
+}
+_PARAMETERS = {
+    "serial": ("serial share", units.percent),
+    "contention": ("contention", units.percent),
+    "coherency": ("coherency", lambda value: f"{value:.2g}"),
+}
+_VERDICTS = {"yes": "Yes", "no": "No", "undecided": "Undecided"}
+
+
+def law_sentence(fit: Fit) -> str:
+    """Return a fitted law's parameters with their intervals, its residuals, and what to mind."""
+    named = []
+    for name, estimate in fit.parameters.items():
+        title, form = _PARAMETERS.get(name, (name, lambda value: f"{value:.3g}"))
+        named.append(f"{title} {_estimate(estimate, form)}")
+    sizes = f"{fit.sizes} sizes" if fit.sizes != 1 else "1 size"
+    text = (
+        f"{_LAWS.get(fit.law, fit.law)}, {units.bits_name(fit.bits)}: {', '.join(named)}; "
+        f"residuals {units.percent(fit.error)} of the speed-up over {sizes}."
+    )
+    return f"{text} {fit.caution}".rstrip()
+
+
+def link_sentence(link: LinkFit) -> str:
+    """Return Hockney's latency and bandwidth in words."""
+    text = (
+        f"Fitted to the communication: {_estimate(link.latency_s, units.seconds)} per message and "
+        f"{_estimate(link.bandwidth, lambda v: units.bytes_short(v) + '/s')} per rank; residuals "
+        f"{units.percent(link.error)} over {link.points} points."
+    )
+    return f"{text} {link.caution}".rstrip()
+
+
+def links(case: CaseAnalysis) -> list[str]:
+    """Return the sentence on the link, if one was fitted."""
+    return [] if case.link is None else [link_sentence(case.link)]
+
+
+def verdict_words(verdict: BreakEven) -> str:
+    """Return 'Yes', 'No' or 'Undecided'."""
+    return _VERDICTS.get(verdict.verdict, verdict.verdict)
+
+
+def _estimate(estimate: Estimate, form: Callable[[float], str]) -> str:
+    if estimate.low is None or estimate.high is None:
+        return form(estimate.value)
+    return f"{form(estimate.value)} ({form(estimate.low)}..{form(estimate.high)})"

@@ -1,0 +1,158 @@
+"""What a study costs in node-hours: at the most, by measured times, and its cap; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.define.plan import Point, plan
+from qsgd_hpc.scaling.define.study import Study
+from qsgd_hpc.scaling.store.attempts import Attempt
+
+__all__ = ["Estimate", "estimate", "expected_s", "measured_s", "over_cap", "refuse", "spent"]
+
+Times = Mapping[Point, float]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Node-hours of jobs that are still to come.
+
+    Attributes:
+        node_hours: their sum; None where neither a walltime nor a measured time tells.
+        jobs: how many jobs; with --pack, at the least.
+        bound: whether it is an upper bound (walltimes), not an expectation (measured times).
+    """
+
+    node_hours: float | None
+    jobs: int
+    bound: bool
+
+    @property
+    def sentence(self) -> str:
+        """The estimate in words, for the plan."""
+        count = f"{self.jobs} {'job' if self.jobs == 1 else 'jobs'}"
+        if self.node_hours is None:
+            return f"{count}; node-hours are not known before the first point (no walltime)."
+        if self.bound:
+            return f"{count}; at most {units.hours(self.node_hours)}, if each used its walltime."
+        return f"{count}; about {units.hours(self.node_hours)}, by the times measured so far."
+
+
+def measured_s(attempts: Iterable[Attempt]) -> dict[Point, float]:
+    """Return the longest time that each finished point took, in seconds of its job."""
+    times: dict[Point, float] = {}
+    for attempt in attempts:
+        seconds = attempt.seconds
+        if attempt.fault is None and seconds is not None:
+            times[attempt.point] = max(seconds, times.get(attempt.point, 0.0))
+    return times
+
+
+def spent(attempts: Iterable[Attempt]) -> float:
+    """Return the node-hours of all attempts whose time is known, failed ones included."""
+    return sum((a.seconds or 0.0) * a.held_nodes for a in attempts) / 3600
+
+
+def expected_s(point: Point, times: Times, mode: str) -> float | None:
+    """Return how long a point should take, from the times of others of its program; None: unknown.
+
+    The same size at the same bits tells most, then the same size. Of other sizes the longest is
+    taken; in strong scaling, times the ratio of ranks where the point has fewer.
+    """
+    own = {
+        p: s
+        for p, s in times.items()
+        if (p.case.workload, p.case.framework) == (point.case.workload, point.case.framework)
+    }
+    unlike = replace(point, repeat=0)
+    for alike in (
+        [s for p, s in own.items() if replace(p, repeat=0) == unlike],
+        [s for p, s in own.items() if (p.case, p.nodes) == (point.case, point.nodes)],
+        [s * _growth(p, point, mode) for p, s in own.items()],
+    ):
+        if alike:
+            return max(alike)
+    return None
+
+
+def _growth(measured: Point, asked: Point, mode: str) -> float:
+    return max(1.0, measured.ranks / asked.ranks) if mode == "strong" else 1.0
+
+
+def estimate(
+    study: Study, points: Sequence[Point], times: Times, walltime_min: float | None
+) -> Estimate:
+    """Estimate the jobs of these points; `walltime_min` is what one job may take at the most."""
+    limit_s = None if walltime_min is None else walltime_min * 60
+    seconds = [expected_s(p, times, study.mode) for p in points]
+    known = [s for s in seconds if s is not None]
+    bound = len(known) < len(points)
+    if study.pack:
+        total_s: float | None = limit_s if bound else sum(known)
+        jobs = 1 if limit_s is None or total_s is None else max(1, -int(-total_s // limit_s))
+        hours = None if total_s is None else max(study.nodes) * total_s / 3600
+        return Estimate(hours if points else 0.0, jobs if points else 0, bound)
+    each = [limit_s if s is None else min(s, limit_s or s) for s in seconds]
+    if any(s is None for s in each):
+        return Estimate(None, len(points), bound)
+    total = sum(p.nodes * s for p, s in zip(points, each, strict=True) if s is not None)
+    return Estimate(total / 3600, len(points), bound)
+
+
+def over_cap(study: Study, used: float, coming: float | None) -> bool:
+    """Tell whether node-hours used and coming pass the study's cap."""
+    if study.max_node_hours is None:
+        return False
+    return used + (coming or 0.0) > study.max_node_hours * (1 + 1e-9)
+
+
+def refuse(
+    study: Study, left: Sequence[Point], times: Times, used: float, walltime_min: float | None
+) -> None:
+    """Raise a UsageError, which says what fits, if the points that are left pass the cap."""
+    cap = study.max_node_hours
+    if cap is None:
+        return
+    coming = estimate(study, left, times, walltime_min)
+    if coming.node_hours is None:
+        raise UsageError(
+            "--max-node-hours needs a limit of each job: give --walltime, such as --walltime 30m."
+        )
+    if not over_cap(study, used, coming.node_hours):
+        return
+    word = "may take up to" if coming.bound else "should take"
+    before = f" after {units.hours(used)} already spent" if used else ""
+    raise UsageError(
+        f"--max-node-hours {cap:g}: the {len(left)} points that are left {word} "
+        f"{units.hours(coming.node_hours)}{before}. What fits: "
+        f"{_what_fits(study, cap - used, left, times, walltime_min)}."
+    )
+
+
+def _what_fits(
+    study: Study, room: float, left: Sequence[Point], times: Times, walltime_min: float | None
+) -> str:
+    """Name the smallest changes of the study that fit into so many node-hours."""
+
+    def fits(changed: Study) -> bool:
+        kept = set(plan(changed))
+        coming = estimate(changed, [p for p in left if p in kept], times, walltime_min)
+        return coming.node_hours is not None and coming.node_hours <= room
+
+    ways = []
+    if walltime_min is not None:
+        whole = estimate(study, left, {}, walltime_min).node_hours or 0.0
+        shorter = int(walltime_min * room / whole) if whole else 0
+        if shorter >= 1:
+            ways.append(f"--walltime {shorter}m")
+    fewer = [r for r in range(study.repeats - 1, 0, -1) if fits(replace(study, repeats=r))]
+    ways += [f"--repeats {fewer[0]}"] if fewer else []
+    sizes = [study.nodes[:n] for n in range(len(study.nodes) - 1, 0, -1)]
+    small = [nodes for nodes in sizes if fits(replace(study, nodes=nodes))]
+    ways += [f"--nodes {','.join(map(str, small[0]))}"] if small else []
+    if not study.pack and fits(replace(study, pack=True)):
+        ways.append("--pack")
+    return ", or ".join(ways) or "no smaller study; allow more node-hours"

@@ -1,0 +1,13 @@
+"""Run the points of a packed job, on its first node: ``python __main__.py PLAN``.
+
+A job names this file by its path, so it lies in a folder of its own: Python puts the folder of a
+script on the module path.
+"""
+
+import sys
+from pathlib import Path
+
+from qsgd_hpc.scaling.run.driver import drive
+
+if __name__ == "__main__":
+    drive(Path(sys.argv[1]))

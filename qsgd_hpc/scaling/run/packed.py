@@ -1,0 +1,216 @@
+"""A job that measures many points: start it, find it again, collect what its points recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qsgd_hpc import jobs
+from qsgd_hpc.jobs.events import end_of, read_events
+from qsgd_hpc.jobs.steps import Step, step_scripts
+from qsgd_hpc.scaling.define.plan import Point
+from qsgd_hpc.scaling.define.study import Study
+from qsgd_hpc.scaling.run import driver, single
+from qsgd_hpc.scaling.run.cost import measured_s
+from qsgd_hpc.scaling.run.pack import Entry, PackPlan, begun, outcome_state
+from qsgd_hpc.scaling.run.submitted import Names, job_of, submit_noted
+from qsgd_hpc.scaling.run.watcher import Ended, Watcher
+from qsgd_hpc.scaling.store.folder import AttemptFolder, PackFolder, StudyFolder, write_whole
+from qsgd_hpc.scaling.store.provenance import of_job, submission
+
+__all__ = ["Packed", "adopt", "request", "start"]
+
+DRIVER = Path(driver.__file__).with_name("__main__.py")
+
+
+@dataclass
+class Packed:
+    """A packed job that is queued or running."""
+
+    folder: StudyFolder
+    study: Study
+    pack: PackFolder
+    entries: tuple[Entry, ...]
+    job: jobs.Job
+    collected: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+    lost: int = 0
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that the job holds."""
+        return self.job.request.nodes
+
+    def look(self, watcher: Watcher) -> None:
+        """Tell the watcher which point runs, and how it goes."""
+        for entry in begun(self.entries):
+            if entry.point.key in self.collected:
+                continue
+            if entry.point.key not in self.told:
+                self.told.add(entry.point.key)
+                watcher.started(entry.point, self.job, adopted=False)
+            watcher.seen(entry.point, self.job, single.live_speed(entry.attempt.records))
+
+    def news(self) -> bool:
+        """Tell whether a point has begun or ended since the last look."""
+        return any(
+            e.point.key not in self.told or e.attempt.outcome() is not None
+            for e in begun(self.entries)
+            if e.point.key not in self.collected
+        )
+
+    def over(self) -> bool:
+        """Tell whether nothing more will come; LOST must be the answer several times."""
+        self.lost = self.lost + 1 if self.job.state is jobs.JobState.LOST else 0
+        return self.job.state.final or self.lost >= single.LOST_LOOKS
+
+    def collect(self, *, over: bool) -> Iterator[Ended]:
+        """Yield the points that have ended; once the job is over, all that have begun."""
+        started = begun(self.entries)
+        for entry in started:
+            if entry.point.key in self.collected:
+                continue
+            outcome = entry.attempt.outcome()
+            if outcome is None and over:
+                outcome = _own_record(entry.attempt)
+            if outcome is None and not over:
+                continue
+            attempt = self._attempt(entry, outcome, over=over, is_last=entry is started[-1])
+            self.folder.append(attempt)
+            self.collected.add(entry.point.key)
+            yield Ended(entry.point, attempt, entry.attempt.log)
+        if over:
+            self.pack.close()
+
+    def _attempt(
+        self, entry: Entry, outcome: dict[str, Any] | None, *, over: bool, is_last: bool
+    ) -> Any:
+        job_state = self.job.state.value
+        state, code = outcome_state(outcome, job_state, is_last=is_last and over)
+        # As the driver would have made it, for a point that it did not begin itself to end.
+        facts = dict(self.pack.note() or of_job({}, self.job.request, self.job))
+        scripts = facts.pop("scripts", {})
+        facts.pop("job_id", None)
+        asked = single.request(self.study, entry.point, entry.attempt.records)
+        facts |= scripts.get(str(asked.script), {})
+        facts |= {
+            "command": [str(asked.script), *asked.script_args],
+            "env": dict(asked.env),
+            "pack": self.pack.path.name,
+            "held_nodes": self.nodes,
+        }
+        for name in ("seconds", "nodes"):
+            if outcome and name in outcome:
+                facts[name] = outcome[name]
+        facts.setdefault("seconds", self._until_the_end(entry))
+        return single.collect(self.study, entry.point, entry.attempt, state, code, facts)
+
+    def _until_the_end(self, entry: Entry) -> float | None:
+        """Return how long a point ran that was cut off by the end of its job."""
+        began = next((e.get("at") for e in read_events(entry.attempt.step)), None)
+        ended = self.job.progress.ended_at
+        return None if began is None or ended is None else max(0.0, ended - began)
+
+    def unreached(self) -> list[Point]:
+        """Return the points that the job never began."""
+        return [e.point for e in self.entries if not e.attempt.path.is_dir()]
+
+
+def _own_record(place: AttemptFolder) -> dict[str, Any] | None:
+    """Return how a step ended by its own record: its driver was killed before it could tell."""
+    events = {e["event"]: e for e in read_events(place.step)}
+    end, start_ = events.get("end", {}), events.get("start", {})
+    code = end.get("exit_code")
+    if code != 0 or not isinstance(start_.get("at"), int | float):
+        return None
+    state, _ = end_of(code)
+    return {"state": state.value, "exit_code": code, "seconds": end["at"] - start_["at"]}
+
+
+def request(study: Study, points: Sequence[Point], plan: Path) -> jobs.JobRequest:
+    """Return the job that measures these points; `plan` is the file that its driver reads."""
+    return jobs.JobRequest(
+        script=DRIVER,
+        script_args=(str(plan),),
+        nodes=max(p.nodes for p in points),
+        ranks_per_node=study.ranks_per_node,
+        walltime_min=study.walltime_min,
+        queue=study.queue,
+        account=study.account,
+        filesystems=study.filesystems,
+        python=study.python,
+        site=study.site,
+        name=f"scale-{len(points)}-points",
+        workdir=study.workdir,
+        alone=True,
+        # The driver looks itself what still fits.
+        stop_before_min=0.0,
+    )
+
+
+def scripts(
+    study: Study, asked: jobs.JobRequest, entries: Sequence[Entry]
+) -> tuple[list[str], int | None]:
+    """Return the scripts of a job's points, and the lines of a host in their host files.
+
+    Raises:
+        UsageError: the site refuses the job, or its launcher cannot be kept to some nodes.
+    """
+    steps = [
+        Step(single.request(study, e.point, e.attempt.records), e.attempt.step, e.hosts)
+        for e in entries
+    ]
+    return step_scripts(asked, steps)
+
+
+def entries_for(folder: StudyFolder, points: Sequence[Point], pack: Path) -> tuple[Entry, ...]:
+    """Return an entry for the next attempt at each point."""
+    return tuple(Entry(p, folder.next_attempt(p), pack / f"{p.key}.sh") for p in points)
+
+
+def start(
+    folder: StudyFolder, study: Study, points: Sequence[Point], watcher: Watcher, active: list[Any]
+) -> None:
+    """Submit one job for these points and add it to the active ones."""
+    pack = folder.new_pack()
+    asked = request(study, points, pack.plan)
+    entries = entries_for(folder, points, pack.path)
+    texts, per_host = scripts(study, asked, entries)
+    for entry, text in zip(entries, texts, strict=True):
+        entry.script.write_text(text, encoding="utf-8")
+    times = measured_s(folder.attempts()[0])
+    write_whole(pack.plan, PackPlan(entries, study.mode, times, per_host).to_text())
+    facts = {"scripts": {str(p.script): submission(p.script) for p in study.programs}}
+
+    def follow(job: jobs.Job) -> None:
+        active.append(Packed(folder, study, pack, entries, job))
+
+    job = submit_noted(asked, facts, pack, _names(pack), follow)
+    watcher.packed(job, len(points), adopted=False)
+
+
+def adopt(folder: StudyFolder, study: Study) -> list[Packed]:
+    """Return the packed jobs of earlier runs from which something may be left to collect."""
+    found = []
+    collected = folder.collected()
+    for pack in folder.packs():
+        if pack.closed:
+            continue
+        job = job_of(pack, _names(pack))
+        try:
+            plan = PackPlan.from_text(pack.plan.read_text(encoding="utf-8"))
+        except (OSError, ValueError, KeyError, TypeError):
+            job = None  # killed before it was whole, so nothing was submitted
+        if job is None:
+            pack.close()
+            continue
+        had = {e.point.key for e in plan.entries if (e.point.key, e.attempt.number) in collected}
+        found.append(Packed(folder, study, pack, plan.entries, job, had, set(had)))
+    return found
+
+
+def _names(pack: PackFolder) -> Names:
+    plan = (str(pack.plan),)
+    return lambda request: request.script_args == plan

@@ -1,0 +1,169 @@
+"""A job that measures one point: start it, find it again, collect what its script recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfile
+from typing import Any
+
+from qsgd_hpc import jobs
+from qsgd_hpc.scaling.define.plan import Point, environment, global_batch, script_args
+from qsgd_hpc.scaling.define.study import Study
+from qsgd_hpc.scaling.run.submitted import Names, job_of, never_taken, submit_noted
+from qsgd_hpc.scaling.run.watcher import Ended, Watcher
+from qsgd_hpc.scaling.store.attempts import Attempt, parse_records, throughput
+from qsgd_hpc.scaling.store.folder import AttemptFolder, StudyFolder
+from qsgd_hpc.scaling.store.provenance import of_job, submission
+
+__all__ = ["Single", "collect", "left_behind", "live_speed", "request", "start"]
+
+# A scheduler that is restarted may not know a job for a while.
+LOST_LOOKS = 4
+
+
+@dataclass
+class Single:
+    """A job of one point that is queued or running."""
+
+    folder: StudyFolder
+    study: Study
+    point: Point
+    place: AttemptFolder
+    job: jobs.Job
+    lost: int = 0
+    collected: bool = False
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that the job holds."""
+        return self.point.nodes
+
+    def look(self, watcher: Watcher) -> None:
+        """Tell the watcher how the point goes."""
+        watcher.seen(self.point, self.job, live_speed(self.place.records))
+
+    def news(self) -> bool:
+        """Tell whether something is worth a look before the scheduler is asked again."""
+        return False
+
+    def over(self) -> bool:
+        """Tell whether nothing more will come; LOST must be the answer several times."""
+        self.lost = self.lost + 1 if self.job.state is jobs.JobState.LOST else 0
+        return self.job.state.final or self.lost >= LOST_LOOKS
+
+    def collect(self, *, over: bool) -> Iterator[Ended]:
+        """Yield the point's attempt once its job is over."""
+        if over and never_taken(self.job):
+            self.place.write_note({})  # names no job, so that none is looked for
+        elif over and not self.collected:
+            try:
+                copyfile(jobs.output(self.job.id), self.place.log)
+            except OSError:
+                self.place.log.write_text("(the job left no output)\n", encoding="utf-8")
+            note = self.place.note() or of_job({}, self.job.request, self.job)
+            del note["job_id"]
+            began, ended = self.job.progress.started_at, self.job.progress.ended_at
+            if began is not None and ended is not None:
+                note["seconds"] = max(0.0, ended - began)
+            state, code = self.job.state.value, self.job.exit_code
+            attempt = collect(self.study, self.point, self.place, state, code, note)
+            self.folder.append(attempt)
+            self.collected = True
+            yield Ended(self.point, attempt, self.place.log)
+
+    def unreached(self) -> list[Point]:
+        """Return the point if no scheduler ever took its job."""
+        return [self.point] if never_taken(self.job) else []
+
+
+def request(study: Study, point: Point, records: Path) -> jobs.JobRequest:
+    """Return the job of one point; `records` is the file its script appends to."""
+    return jobs.JobRequest(
+        script=study.program(point.case).script,
+        script_args=script_args(study, point),
+        nodes=point.nodes,
+        ranks_per_node=study.ranks_per_node,
+        walltime_min=study.walltime_min,
+        queue=study.queue,
+        account=study.account,
+        filesystems=study.filesystems,
+        python=study.python,
+        site=study.site,
+        network=point.case.network or None,
+        name=f"scale-n{point.nodes}-b{point.bits}",
+        env=environment(study, point, str(records)),
+        workdir=study.workdir,
+    )
+
+
+def start(
+    folder: StudyFolder, study: Study, point: Point, watcher: Watcher, active: list[Any]
+) -> None:
+    """Submit a point's job, or find that of an earlier run, and add it to the active ones."""
+    left = left_behind(folder, study, point)
+    if left is not None:
+        active.append(left)
+        return watcher.started(point, left.job, adopted=True)
+    place = folder.new_attempt(point)
+    asked = request(study, point, place.records)
+
+    def follow(job: jobs.Job) -> None:
+        active.append(Single(folder, study, point, place, job))
+
+    job = submit_noted(asked, submission(asked.script), place, _names(place), follow)
+    watcher.started(point, job, adopted=False)
+
+
+def _names(place: AttemptFolder) -> Names:
+    records = str(place.records)
+    return lambda request: request.env.get("QSGD_RECORDS") == records
+
+
+def left_behind(folder: StudyFolder, study: Study, point: Point) -> Single | None:
+    """Return the job of an earlier run whose records were not collected, running or ended."""
+    collected = folder.collected()
+    for place in reversed(folder.attempt_folders(point)):
+        if (point.key, place.number) in collected:
+            return None
+        job = job_of(place, _names(place))
+        if job is not None:
+            return Single(folder, study, point, place, job)
+    return None
+
+
+def collect(
+    study: Study,
+    point: Point,
+    place: AttemptFolder,
+    state: str,
+    exit_code: int | None,
+    provenance: dict[str, Any],
+) -> Attempt:
+    """Make the attempt of what a script has recorded, whatever became of it."""
+    try:
+        text = place.records.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        text = ""
+    records, torn = parse_records(text)
+    return Attempt(
+        point=point,
+        number=place.number,
+        state=state,
+        exit_code=exit_code,
+        records=records,
+        torn_lines=torn,
+        provenance=provenance,
+        global_batch=global_batch(study, point),
+    )
+
+
+def live_speed(path: Path) -> tuple[float, str] | None:
+    """Return the newest throughput that a running script has recorded, with its unit."""
+    try:
+        records, _ = parse_records(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    speeds = [(value, unit) for value, unit in map(throughput, records) if value]
+    return speeds[-1] if speeds else None

@@ -1,0 +1,72 @@
+"""A job and the folder that it was submitted for: whatever interrupts, the two find each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from qsgd_hpc import jobs
+from qsgd_hpc.errors import QsgdError
+from qsgd_hpc.scaling.store.provenance import of_job
+
+__all__ = ["Names", "Noted", "job_of", "never_taken", "submit_noted"]
+
+
+class Noted(Protocol):
+    """The folder of what a job is submitted for."""
+
+    def note(self) -> dict[str, Any] | None:
+        """Return what was noted of the job."""
+
+    def write_note(self, body: Mapping[str, Any]) -> None:
+        """Note it."""
+
+
+Names = Callable[[jobs.JobRequest], bool]
+
+
+def submit_noted(
+    asked: jobs.JobRequest,
+    facts: Mapping[str, Any],
+    place: Noted,
+    names: Names,
+    follow: Callable[[jobs.Job], None],
+) -> jobs.Job:
+    """Submit a job and note it in its folder; have it followed, come what may.
+
+    Args:
+        asked: the job.
+        facts: what else to note of it.
+        place: its folder.
+        names: tells this job's request from that of another.
+        follow: is called with the job, also before an interrupt meanwhile goes on.
+    """
+    try:
+        job = jobs.submit(asked)
+        place.write_note(of_job(facts, asked, job))
+    except BaseException:
+        submitted = job_of(place, names)  # an interrupt may come when the job is on its way
+        if submitted is not None:
+            follow(submitted)
+        raise
+    follow(job)
+    return job
+
+
+def job_of(place: Noted, names: Names) -> jobs.Job | None:
+    """Return the job that was submitted for a folder, if any is known."""
+    note = place.note()
+    if note is not None:
+        try:
+            return jobs.get(str(note["job_id"]))
+        except (QsgdError, KeyError):
+            return None  # its registry was cleaned; the point is measured again
+    # Killed between submitting and writing the note: the job itself names what it is for.
+    return next((j for j in jobs.list_jobs() if names(j.request)), None)
+
+
+def never_taken(job: jobs.Job) -> bool:
+    """Tell whether a job is none: who submitted it was killed before a scheduler had it."""
+    progress = job.progress  # local jobs have no other id than their own
+    began = progress.scheduler_id is not None or progress.started_at is not None
+    return progress.state is jobs.JobState.LOST and not began

@@ -1,0 +1,1 @@
+"""A study's folder: its attempts, what each recorded, and where it came from."""

@@ -1,0 +1,179 @@
+"""One attempt at a point, as the study's records.jsonl keeps it; pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from qsgd_hpc.launch.cluster.network import NONE
+from qsgd_hpc.scaling.define.plan import Point
+from qsgd_hpc.scaling.store.speeds import engine_records, final_of_engine, is_number, throughput
+
+__all__ = [
+    "RECORD_HINT",
+    "Attempt",
+    "finished",
+    "is_number",
+    "parse_attempts",
+    "parse_records",
+    "throughput",
+]
+
+FORMAT = 2
+COMPLETED = "COMPLETED"
+RECORD_HINT = (
+    "A script that trains with qsgd_hpc is measured without any line of its own. To another one, "
+    "add one line to its end, and `from qsgd_hpc.scaling import record` to its top:\n"
+    '  if hvd.rank() == 0: record("final", ranks=hvd.size(), throughput=..., unit="images")'
+)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A job that ended, with the records its script wrote, verbatim, and where they come from.
+
+    Attributes:
+        state: how the job ended, or its part that measured this point.
+        global_batch: samples of all ranks in a step, as the study asked for.
+    """
+
+    point: Point
+    number: int
+    state: str
+    exit_code: int | None
+    records: tuple[Mapping[str, Any], ...] = ()
+    torn_lines: int = 0
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    global_batch: int | None = None
+
+    @cached_property
+    def final(self) -> Mapping[str, Any]:
+        """The last "final" record, or one made of what the engine wrote, or an empty one."""
+        own = next((r for r in reversed(self.records) if r.get("event") == "final"), None)
+        return own or final_of_engine(self.records, self.global_batch)
+
+    @property
+    def engines(self) -> Mapping[Any, Mapping[str, Any]]:
+        """What the engine of each rank recorded by itself; empty of one that left nothing."""
+        return engine_records(self.records)
+
+    @property
+    def network(self) -> Mapping[str, Any]:
+        """What the launcher recorded of an emulated network; empty where there was none."""
+        return next((r for r in reversed(self.records) if r.get("event") == "network"), {})
+
+    @property
+    def seconds(self) -> float | None:
+        """How long its nodes were held for it; None where that is not known."""
+        value = self.provenance.get("seconds")
+        return float(value) if is_number(value) else None
+
+    @property
+    def held_nodes(self) -> int:
+        """Nodes that its job held: more than the point's own inside a packed job."""
+        return int(self.provenance.get("held_nodes", self.point.nodes))
+
+    @property
+    def epochs(self) -> tuple[Mapping[str, Any], ...]:
+        """The "epoch" records in the order in which they were written."""
+        return tuple(r for r in self.records if r.get("event") == "epoch")
+
+    @property
+    def silent(self) -> bool:
+        """Whether the script ended well and yet recorded no result: it lacks the one line."""
+        return self.state == COMPLETED and not self.final
+
+    @property
+    def fault(self) -> str | None:
+        """Why this attempt is no measurement, in words; None when it is one."""
+        if self.state != COMPLETED:
+            code = "" if self.exit_code is None else f", exit code {self.exit_code}"
+            return f"the job ended as {self.state}{code}"
+        if self.silent:
+            return 'there is no "final" record, nor one of the engine for every rank'
+        speed, _ = throughput(self.final)
+        if not is_number(speed) or speed <= 0:
+            old = "images_per_s" in self.final and "throughput" not in self.final
+            name = "images_per_s" if old else "throughput"
+            return f'the "final" record has {name} {speed!r}; expected a number above 0'
+        ranks = self.final.get("ranks", self.point.ranks)
+        if ranks != self.point.ranks:
+            return (
+                f"planned for {self.point.ranks} ranks, but the script saw {ranks}: "
+                "does it call hvd.init() under the launcher?"
+            )
+        wanted = self.point.case.network
+        if wanted not in ("", NONE) and self.point.nodes > 1:
+            found = self.network.get("network", "the machine's own memory")
+            if found != wanted:
+                return f"planned for a network of {wanted}, but the ranks ran on {found}"
+        return None
+
+    def to_line(self) -> bytes:
+        """Return the attempt as one line of JSON, its newline included."""
+        body = {
+            "format": FORMAT,
+            "point": self.point.to_json(),
+            "attempt": self.number,
+            "state": self.state,
+            "exit_code": self.exit_code,
+            "global_batch": self.global_batch,
+            "provenance": dict(self.provenance),
+            "torn_lines": self.torn_lines,
+            "records": [dict(r) for r in self.records],
+        }
+        return (json.dumps(body, ensure_ascii=False) + "\n").encode()
+
+
+def parse_attempts(text: str) -> tuple[list[Attempt], list[int]]:
+    """Read records.jsonl; return its attempts and the numbers (from 1) of lines that are torn."""
+    attempts: list[Attempt] = []
+    torn: list[int] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            body = json.loads(line)
+            attempts.append(
+                Attempt(
+                    point=Point.from_json(body["point"]),
+                    number=body["attempt"],
+                    state=body["state"],
+                    exit_code=body["exit_code"],
+                    records=tuple(body["records"]),
+                    torn_lines=body["torn_lines"],
+                    provenance=body["provenance"],
+                    global_batch=body.get("global_batch"),
+                )
+            )
+        except (ValueError, KeyError, TypeError):
+            torn.append(number)
+    return attempts, torn
+
+
+def parse_records(text: str) -> tuple[tuple[Mapping[str, Any], ...], int]:
+    """Read what a script recorded; return the events and how many lines are no JSON object."""
+    records: list[Mapping[str, Any]] = []
+    torn = 0
+    for line in (ln for ln in text.split("\n") if ln.strip()):
+        try:
+            body = json.loads(line)
+        except ValueError:
+            body = None
+        if isinstance(body, dict):
+            records.append(body)
+        else:
+            torn += 1
+    return tuple(records), torn
+
+
+def finished(attempts: Iterable[Attempt]) -> dict[str, Attempt]:
+    """Return the measurement of each finished point by its key: the first that has no fault."""
+    done: dict[str, Attempt] = {}
+    for attempt in attempts:
+        if attempt.fault is None:
+            done.setdefault(attempt.point.key, attempt)
+    return done

@@ -1,0 +1,259 @@
+"""The study's folder on disk: definition, attempts, and the collection that only ever grows."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.scaling.define.plan import Point
+from qsgd_hpc.scaling.define.study import Study, differences
+from qsgd_hpc.scaling.store.attempts import Attempt, parse_attempts
+
+__all__ = ["AttemptFolder", "PackFolder", "StudyFolder", "write_whole"]
+
+
+@dataclass(frozen=True)
+class AttemptFolder:
+    """points/<key>/attempt-N: the script's raw records, the job's id and a copy of its log."""
+
+    path: Path
+    number: int
+
+    @property
+    def records(self) -> Path:
+        """The file that the script appends to."""
+        return self.path / "records.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """A copy of the job's output, made when it ended."""
+        return self.path / "output.log"
+
+    @property
+    def step(self) -> Path:
+        """Where a step of a packed job notes its start and end."""
+        return self.path / "step"
+
+    def outcome(self) -> dict[str, Any] | None:
+        """Return how the step of a packed job ended; None before that, and for a whole job."""
+        return _read(self.path / "outcome.json")
+
+    def write_outcome(self, body: Mapping[str, Any]) -> None:
+        """Store how the step ended, whole or not at all."""
+        write_whole(self.path / "outcome.json", json.dumps(body, indent=1) + "\n")
+
+    def note(self) -> dict[str, Any] | None:
+        """Return what was written when the job was submitted; None if that was not reached."""
+        return _read(self.path / "attempt.json")
+
+    def write_note(self, body: Mapping[str, Any]) -> None:
+        """Store the job's id and provenance, whole or not at all."""
+        write_whole(self.path / "attempt.json", json.dumps(body, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class PackFolder:
+    """packs/pack-N: what a packed job is to do, its scripts, and its id once it is submitted."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        """The plan that the job's driver reads."""
+        return self.path / "plan.json"
+
+    def note(self) -> dict[str, Any] | None:
+        """Return what was written when the job was submitted; None if that was not reached."""
+        return _read(self.path / "pack.json")
+
+    def write_note(self, body: Mapping[str, Any]) -> None:
+        """Store the job's id and provenance, whole or not at all."""
+        write_whole(self.path / "pack.json", json.dumps(body, indent=1) + "\n")
+
+    @property
+    def closed(self) -> bool:
+        """Whether all that its job has measured is in the collection."""
+        return (self.path / "closed").exists()
+
+    def close(self) -> None:
+        """Note that nothing is left to collect."""
+        (self.path / "closed").touch()
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """One study on disk. Raw records are appended and never edited."""
+
+    path: Path
+
+    @property
+    def collection(self) -> Path:
+        """records.jsonl: one line per attempt that ended."""
+        return self.path / "records.jsonl"
+
+    def study(self) -> Study:
+        """Read the definition.
+
+        Raises:
+            UsageError: no study is here, or its study.json cannot be read.
+        """
+        file = self.path / "study.json"
+        try:
+            body = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UsageError(
+                f"{str(self.path)!r} holds no study (no study.json). "
+                "Give the folder that `qsgd-hpc scale` printed."
+            ) from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{str(file)!r}: cannot be read: {error}.") from None
+        try:
+            return Study.from_json(body)
+        except UsageError as error:
+            raise UsageError(f"{str(file)!r}: {error}") from None
+
+    def agree(self, asked: Study) -> None:
+        """Raise a UsageError if another definition lives here; write nothing."""
+        if not (self.path / "study.json").exists():
+            return
+        if found := differences(self.study(), asked):
+            head = f"{str(self.path)!r} already holds a study with another definition."
+            raise UsageError(
+                "\n".join([head, *found, "Give another folder with -o, or the same options."])
+            )
+
+    def create(self, study: Study) -> None:
+        """Store the definition, or find the same one there.
+
+        Raises:
+            UsageError: the folder holds another definition, or cannot be written.
+        """
+        self.agree(study)
+        file = self.path / "study.json"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not file.exists() or self.study() != study:  # other limits of its jobs
+                write_whole(file, json.dumps(study.to_json(), indent=1) + "\n")
+            # Found now, not after the first hour of measuring.
+            with self.collection.open("ab"):
+                pass
+        except OSError as error:
+            raise UsageError(
+                f"study folder {str(self.path)!r} cannot be written: {error.strerror}. "
+                "Choose another with -o DIR."
+            ) from None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second `qsgd-hpc scale` out while this one runs."""
+        # Not study.json, which may be replaced.
+        with self.collection.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"another qsgd-hpc scale is at work in {str(self.path)!r}. Wait for it or stop "
+                    "it; its finished points will be skipped."
+                ) from None
+            except OSError:
+                pass  # file systems without locks, such as some Lustre mounts
+            yield
+
+    def attempts(self) -> tuple[list[Attempt], list[int]]:
+        """Return the collected attempts and the numbers of torn lines.
+
+        Raises:
+            UsageError: the collection is there but cannot be read.
+        """
+        try:
+            return parse_attempts(self.collection.read_text(encoding="utf-8", errors="replace"))
+        except (FileNotFoundError, NotADirectoryError):
+            return [], []
+        except OSError as error:
+            raise UsageError(
+                f"{str(self.collection)!r}: cannot be read: {error.strerror}."
+            ) from None
+
+    def collected(self) -> set[tuple[str, int]]:
+        """Return the key and the number of each attempt in the collection."""
+        return {(a.point.key, a.number) for a in self.attempts()[0]}
+
+    def append(self, attempt: Attempt) -> None:
+        """Add one attempt and force it to disk; a torn line before it is closed, not touched.
+
+        One that is there is not added again: an interrupt may come after it was written, before
+        its caller could take note of that.
+        """
+        if (attempt.point.key, attempt.number) in self.collected():
+            return
+        line = attempt.to_line()
+        with self.collection.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = b"\n" + line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def attempt_folders(self, point: Point) -> list[AttemptFolder]:
+        """Return the attempts at a point, first to last."""
+        found = []
+        # Absolute, because a job names its records by this path.
+        for path in (self.path / "points" / point.key).resolve().glob("attempt-*"):
+            number = path.name.removeprefix("attempt-")
+            if number.isdigit():
+                found.append(AttemptFolder(path, int(number)))
+        return sorted(found, key=lambda a: a.number)
+
+    def packs(self) -> list[PackFolder]:
+        """Return the packed jobs, first to last."""
+        found = []
+        for path in (self.path / "packs").resolve().glob("pack-*"):
+            number = path.name.removeprefix("pack-")
+            if number.isdigit():
+                found.append((int(number), PackFolder(path)))
+        return [pack for _, pack in sorted(found, key=lambda each: each[0])]
+
+    def new_pack(self) -> PackFolder:
+        """Make the folder of the next packed job."""
+        path = self.path / "packs" / f"pack-{len(self.packs()) + 1}"
+        path.mkdir(parents=True)
+        return PackFolder(path.resolve())
+
+    def next_attempt(self, point: Point) -> AttemptFolder:
+        """Name the folder of the next attempt at a point; it is not there yet."""
+        number = max((a.number for a in self.attempt_folders(point)), default=0) + 1
+        path = self.path / "points" / point.key / f"attempt-{number}"
+        return AttemptFolder(path.resolve(), number)
+
+    def new_attempt(self, point: Point) -> AttemptFolder:
+        """Make the folder of the next attempt at a point."""
+        place = self.next_attempt(point)
+        place.path.mkdir(parents=True)
+        return place
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file so that a reader, or a crash, sees the old or the new content."""
+    fresh = path.with_name(path.name + ".new")
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)

@@ -1,0 +1,91 @@
+"""What the records of one run say of its speed; pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+from qsgd_hpc.recording.records import RESERVED
+
+__all__ = ["engine_records", "final_of_engine", "is_number", "throughput"]
+
+# Seconds, means over the timed steps of a rank: their mean over ranks speaks for the run.
+_MEANS = (
+    "step_s",
+    "step_mean_s",
+    "exposed_s",
+    "hidden_s",
+    "coding_s",
+    "comm_s",
+    "comm_time_s",
+    "fused_reductions",
+    "nmse",
+)
+_SUMS = ("wire_bytes", "gradient_bytes")
+_FIRST = ("steps", "warmup_steps", "warmup_rule", "layers", "backward_s")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Tell whether a recorded value can be computed with: an int or a finite float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def throughput(record: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return what a record calls its speed, as it stands there, and the unit of what is counted.
+
+    ``images_per_s`` is the word of older scripts for a throughput in images.
+    """
+    if "throughput" in record:
+        return record["throughput"], str(record.get("unit") or "samples")
+    return record.get("images_per_s"), "images"
+
+
+def engine_records(records: Sequence[Mapping[str, Any]]) -> dict[Any, Mapping[str, Any]]:
+    """Return the last "engine" record of each rank by its number."""
+    return {r.get("rank"): r for r in records if r.get("event") == "engine"}
+
+
+def final_of_engine(
+    records: Sequence[Mapping[str, Any]], global_batch: int | None
+) -> dict[str, Any]:
+    """Make a "final" record of the "engine" records of all ranks; empty when one is missing.
+
+    The slowest rank sets the pace: throughput is the global batch over its median step, or steps
+    per second where the batch is unknown. Not over its mean: the engine is told of no epochs, so a
+    test between two of them is part of a step. What the engine cannot see, such as the wait for
+    data and the accuracy, stays absent.
+    """
+    ranks = engine_records(records)
+    first = ranks.get(0)
+    if first is None or set(ranks) != set(range(first.get("ranks", 0))):
+        return {}
+    own = [ranks[rank] for rank in sorted(ranks)]
+    steps = [r.get("step_s") for r in own]
+    if not all(is_number(s) and s > 0 for s in steps):
+        return {}
+    count, unit = (1, "steps") if global_batch is None else (global_batch, "samples")
+    means = {name: _mean([r.get(name) for r in own]) for name in _MEANS}
+    sums = {name: _sum([r.get(name) for r in own]) for name in _SUMS}
+    return {
+        "event": "final",
+        "source": "engine",
+        "ranks": len(own),
+        "throughput": count / max(s for s in steps if s is not None),
+        "unit": unit,
+        **means,
+        **sums,
+        **{name: first[name] for name in (*_FIRST, *RESERVED) if name in first},
+        "global_batch_size": global_batch,
+        "hosts": list(dict.fromkeys(r["host"] for r in own if "host" in r)),
+    }
+
+
+def _mean(values: Sequence[Any]) -> float | None:
+    """Return the mean of those that are numbers: a rank that compressed nothing has no error."""
+    numbers = [v for v in values if is_number(v)]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def _sum(values: Sequence[Any]) -> float | None:
+    return sum(values) if values and all(is_number(v) for v in values) else None
