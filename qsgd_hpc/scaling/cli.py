@@ -61,7 +61,7 @@ def scale(ctx: click.Context, /, words: tuple[str, ...], **options: Any) -> None
     from qsgd_hpc.scaling.define.plan import plan
     from qsgd_hpc.scaling.report.terminal import console
     from qsgd_hpc.scaling.run import cost
-    from qsgd_hpc.scaling.run.plan_view import print_plan
+    from qsgd_hpc.scaling.run.cost import print_plan
     from qsgd_hpc.scaling.run.runner import check_sizes
     from qsgd_hpc.scaling.store.attempts import finished
 

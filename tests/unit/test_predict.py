@@ -23,10 +23,10 @@ from qsgd_hpc.scaling.predict.coding import Coding
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site
 from qsgd_hpc.scaling.predict.inputs import measured, training_of
 from qsgd_hpc.scaling.predict.model import Setting, predict
+from qsgd_hpc.scaling.predict.output import LABEL
 from qsgd_hpc.scaling.predict.overlap import Gradient, expected_maximum, fused, timeline
 from qsgd_hpc.scaling.predict.schedules import Layout, schedule
 from qsgd_hpc.scaling.predict.simgrid import SimGrid, platform_line
-from qsgd_hpc.scaling.predict.words import LABEL
 from tests.unit.predict_samples import GIGABIT, study_folder, training
 from tests.unit.scaling_samples import CASE
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from qsgd_hpc.scaling.analysis.compute import analyse
-from qsgd_hpc.scaling.analysis.quality_verdict import compare_quality
+from qsgd_hpc.scaling.analysis.quality import compare_quality
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
 from qsgd_hpc.scaling.analysis.stats import enough, proportion_bound, repeats_bound, sample_variance
 from qsgd_hpc.scaling.define.case import Case

@@ -11,8 +11,8 @@ from rich.console import Console
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.report.case_findings import coded_sentences
 from qsgd_hpc.scaling.report.cells import cells, headings
-from qsgd_hpc.scaling.report.coded import coded_sentences
 from qsgd_hpc.scaling.report.findings import findings
 from qsgd_hpc.scaling.report.page import context, render
 from qsgd_hpc.scaling.report.terminal import print_result

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qsgd_hpc.scaling.analysis.compute import analyse
-from qsgd_hpc.scaling.analysis.laws import applies, fit_law, peak_ranks
+from qsgd_hpc.scaling.analysis.fits import applies, fit_law, peak_ranks
 from qsgd_hpc.scaling.analysis.results import Estimate, Fit
 from tests.unit.scaling_samples import amdahl, attempts, gustafson, study, usl
 

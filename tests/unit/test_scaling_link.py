@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qsgd_hpc.scaling.analysis.compute import analyse
-from qsgd_hpc.scaling.analysis.link import fit_link
+from qsgd_hpc.scaling.analysis.fits import fit_link
 from qsgd_hpc.scaling.define.plan import plan
 from tests.unit.scaling_samples import PARAMETERS, metered, metered_attempts, study
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from qsgd_hpc.scaling.analysis.laws import fit_laws
-from qsgd_hpc.scaling.analysis.link import fit_link
+from qsgd_hpc.scaling.analysis.fits import fit_laws, fit_link
 from qsgd_hpc.scaling.analysis.measured import curve, run
 from qsgd_hpc.scaling.analysis.quality import NONE, Quality, cut_short, default_target, quality_of
 from qsgd_hpc.scaling.analysis.results import COLUMNS, Analysis, CaseAnalysis

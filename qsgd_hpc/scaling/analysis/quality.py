@@ -1,25 +1,223 @@
-"""How well a run trained: which number says so, which way is better, and what is close enough."""
+"""Quality of a training: its measure, and whether compression made it worse beyond noise."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Row
+from qsgd_hpc.scaling.analysis.stats import enough, proportion_bound, repeats_bound, sample_variance
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS
 from qsgd_hpc.scaling.store.attempts import Attempt
 
 __all__ = [
     "ACCURACY",
+    "FEW_ENOUGH",
     "NONE",
     "PERPLEXITY",
     "Quality",
+    "QualityVerdict",
+    "compare_quality",
     "cut_short",
     "default_target",
     "quality_of",
 ]
+
+# What is asked for where nothing is known of the noise.
+FEWEST = 3
+# Nobody repeats a training more often than this for a verdict, or has so many times the test set.
+FEW_ENOUGH = 100
+LARGER = 10
+
+Values = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class QualityVerdict:
+    """The quality of one row beside fp32's.
+
+    Attributes:
+        word: "" (nothing to compare); "kept" (no worse than fp32 less the margin); "noise" (worse,
+            but by no more than chance explains); "worse" (by more than chance explains); "untold"
+            (worse, and the runs do not tell how much chance explains).
+        change: what was seen, such as 'test accuracy −0.34 points'; empty where a value is missing.
+        clause: `change` with what chance explains, and how many runs or samples would tell; empty
+            where there is no loss.
+        detail: the same in a few words: "inside the noise", "one run" or "".
+    """
+
+    word: str
+    change: str = ""
+    clause: str = ""
+    detail: str = ""
+
+    @property
+    def sound(self) -> bool:
+        """Whether there is no loss but one that chance explains."""
+        return self.word in ("", "kept", "noise")
+
+
+def compare_quality(case: CaseAnalysis, row: Row, plain: Row | None) -> QualityVerdict:
+    """Compare the quality of a row with fp32's.
+
+    A loss counts only if it exceeds the margin and what chance explains, at 5 % for all comparisons
+    of the study together: the spread of the repeats and, of accuracies, the size of the test set.
+    Where the repeats do not differ nobody knows the first, and no loss counts.
+    """
+    quality = quality_of(case.quality)
+    if plain is None or row is plain or not quality.column:
+        return QualityVerdict("")
+    ours, theirs = (case.runs_of(r)[quality.column].to_numpy(float) for r in (row, plain))
+    if np.isnan(ours).any() and not np.isnan(theirs).any():
+        return QualityVerdict("untold", clause=_missing(quality, ours))
+    gap = quality.gap(row, plain)
+    if gap is None:
+        return QualityVerdict("")
+    noise = _Noise(case, quality, ours[~np.isnan(ours)], theirs[~np.isnan(theirs)])
+    word = _word(quality, noise, row, plain)
+    change = f"{_name(quality)} {units.quality_gap(quality.column, gap)}"
+    clause = "" if word == "kept" else change + noise.explanation(word, plain)
+    return QualityVerdict(word, change, clause, noise.detail if gap else "")
+
+
+def _word(quality: Quality, noise: _Noise, row: Row, plain: Row) -> str:
+    if quality.reaches(row[quality.column], quality.floor(plain[quality.column])):
+        return "kept"
+    if noise.explains:
+        return "noise"
+    return "untold" if noise.of_repeats is None else "worse"
+
+
+def _name(quality: Quality) -> str:
+    return units.quality_name(quality.column).lower()
+
+
+def _missing(quality: Quality, ours: Values) -> str:
+    lost = int(np.isnan(ours).sum())
+    which = "its run has" if len(ours) == 1 else f"{lost} of its {len(ours)} runs have"
+    return f"{which} no {_name(quality)}, as after a divergence"
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """What chance explains of the difference of two means.
+
+    Attributes:
+        case: for the size of its test set and the number of comparisons.
+        quality: perplexities count by their logarithms, so that differences of them are relative.
+        row, plain: of the compressed row's runs and of fp32's.
+    """
+
+    case: CaseAnalysis
+    quality: Quality
+    row: Values
+    plain: Values
+
+    @cached_property
+    def values(self) -> tuple[Values, Values]:
+        """The runs on the scale on which they are compared."""
+        if self.quality.higher_is_better:
+            return self.row, self.plain
+        return np.log(self.row), np.log(self.plain)
+
+    @cached_property
+    def loss(self) -> float:
+        """By how much the mean is worse than fp32's; negative where it is better."""
+        ours, theirs = (float(values.mean()) for values in self.values)
+        return theirs - ours if self.quality.higher_is_better else ours - theirs
+
+    @cached_property
+    def of_repeats(self) -> float | None:
+        """The bound by the repeats; None where they show no spread."""
+        return repeats_bound(*self.values, comparisons=self.case.comparisons)
+
+    @cached_property
+    def of_samples(self) -> float | None:
+        """The bound by the size of the test set; None where that is unknown, or no accuracy."""
+        count = self.case.test_samples
+        if not self.quality.higher_is_better or not count:
+            return None
+        shares = (float(values.mean()) for values in self.values)
+        return proportion_bound(*shares, samples=count, comparisons=self.case.comparisons)
+
+    @property
+    def bound(self) -> float | None:
+        """All that chance explains as far as it is known; None where nothing is."""
+        known = [b for b in (self.of_repeats, self.of_samples) if b is not None]
+        return math.hypot(*known) if known else None
+
+    @property
+    def explains(self) -> bool:
+        """Whether a loss is no larger than the bound."""
+        return self.bound is not None and self.loss <= self.bound
+
+    @property
+    def detail(self) -> str:
+        """A few words on the difference, whichever way it goes."""
+        if self.bound is not None and abs(self.loss) <= self.bound:
+            return "inside the noise"
+        return "one run" if len(self.row) == len(self.plain) == 1 else ""
+
+    def explanation(self, word: str, plain: Row) -> str:
+        """Return what follows the difference in a sentence."""
+        if word == "worse":
+            return f", where chance explains {self._span(self.bound, plain)}"
+        tested = f"{self.case.test_samples or 0:,} test {units.sample(self.case.unit)}"
+        if word == "noise":
+            source = f" on {tested}" if self.of_repeats is None else ""
+            span = self._span(self.bound, plain)
+            return f", within the {span} that chance explains{source} ({self._remedy()})"
+        beyond = ""
+        if self.of_samples is not None:
+            beyond = f", more than {tested} explain ({self._span(self.of_samples, plain)})"
+        seen = f" {self._runs()}{beyond}"
+        return f"{seen}; it takes {FEWEST} or more of each, with different seeds, to tell"
+
+    def _runs(self) -> str:
+        counts = {len(self.row), len(self.plain)}
+        if counts == {1}:
+            return "of one run each"
+        if 1 in counts:
+            return "with a single run of one of the two"
+        return "of runs that gave the same value each time"
+
+    def _remedy(self) -> str:
+        """Say how many runs or test samples would tell, by a loss as large as the one seen."""
+        several, hidden = self.case.comparisons, self.of_samples or 0.0
+        if self.loss <= 0:
+            return "more runs of each would tell"
+        if self.loss <= hidden:
+            shares = (float(values.mean()) for values in self.values)
+            each = sum(sample_variance(share, self.case.test_samples or 1) for share in shares)
+            count = enough(each, self.loss, comparisons=several)
+            if count > LARGER * (self.case.test_samples or 1):
+                return "the test set is too small to tell"
+            return f"about {_rounded(count)} test {units.sample(self.case.unit)} would tell"
+        spread = sum(float(np.var(values, ddof=1)) for values in self.values)
+        left = math.sqrt(self.loss**2 - hidden**2)
+        count = max(FEWEST, 1 + enough(spread, left, comparisons=several))
+        if count > FEW_ENOUGH:
+            return f"{FEW_ENOUGH} runs of each would not tell"
+        return f"about {_rounded(count)} runs of each would tell"
+
+    def _span(self, bound: float | None, plain: Row) -> str:
+        assert bound is not None
+        if not self.quality.higher_is_better:
+            bound = plain[self.quality.column] * math.expm1(bound)
+        return units.quality_gap(self.quality.column, bound).replace("+", "±")
+
+
+def _rounded(count: int) -> str:
+    """Return a count to two digits, as an estimate is known: '14,000'."""
+    return f"{int(float(f'{count:.2g}')):,}"
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qsgd_hpc.scaling.analysis.quality import quality_of
-from qsgd_hpc.scaling.analysis.quality_verdict import QualityVerdict, compare_quality
+from qsgd_hpc.scaling.analysis.quality import QualityVerdict, compare_quality, quality_of
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Estimate, Row
 from qsgd_hpc.scaling.analysis.stats import enough, ratio_interval
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS

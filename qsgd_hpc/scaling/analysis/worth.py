@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 
 from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.analysis.quality_verdict import FEW_ENOUGH
+from qsgd_hpc.scaling.analysis.quality import FEW_ENOUGH
 from qsgd_hpc.scaling.analysis.results import BreakEven, CaseAnalysis
 from qsgd_hpc.scaling.analysis.verdicts import (
     Judgement,

@@ -17,10 +17,17 @@ from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site, flat_fabric
 from qsgd_hpc.scaling.predict.inputs import measured, training_of
 from qsgd_hpc.scaling.predict.model import Setting
 from qsgd_hpc.scaling.predict.model import predict as predict_rows
-from qsgd_hpc.scaling.predict.output import Result, as_json, as_lines, write_folder
+from qsgd_hpc.scaling.predict.output import (
+    LABEL,
+    LIMITS,
+    Result,
+    as_json,
+    as_lines,
+    assumptions,
+    write_folder,
+)
 from qsgd_hpc.scaling.predict.simgrid import ROUTINGS, SimGrid, simulator
 from qsgd_hpc.scaling.predict.validate import Comparison, compare
-from qsgd_hpc.scaling.predict.words import LABEL, LIMITS, assumptions
 
 __all__ = ["parse_nodes", "predict"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from qsgd_hpc.scaling.predict.words import LABEL
+from qsgd_hpc.scaling.predict.output import LABEL
 from qsgd_hpc.scaling.reproduce.measure import measured_cells, run_study
 from qsgd_hpc.scaling.reproduce.predicted import predicted
 from qsgd_hpc.scaling.reproduce.published import NAMES, Cell, Published, published

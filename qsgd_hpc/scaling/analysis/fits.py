@@ -1,6 +1,6 @@
-"""Fit the laws of scaling to a case: Amdahl, Gustafson, and the universal scalability law.
+"""Fits of a case: the scaling laws of its speed, and Hockney's model of its communication.
 
-With X(p) the throughput of p ranks and X(1) = A, free in every fit:
+Laws. With X(p) the throughput of p ranks and X(1) = A, free in every fit:
 
 - Amdahl (AFIPS 1967), the work is fixed: X = A p / (1 + s (p - 1)), s the serial share of the time
   of one rank.
@@ -10,30 +10,199 @@ With X(p) the throughput of p ranks and X(1) = A, free in every fit:
   X = A p / (1 + contention (p - 1) + coherency p (p - 1)); coherency makes more ranks slower.
 
 Each is linear in non-negative coefficients once relative residuals of p / X (Gustafson: of X) are
-minimised, so the best fit is unique, and its parameters stay in their bounds: shares in [0, 1],
-coherency from 0. profile.py finds their intervals, for which runs must outnumber the parameters;
-that they do by repeats or by sizes.
+minimised, so the best fit is unique and its parameters stay in their bounds: shares in [0, 1],
+coherency from 0.
+
+Link. T = latency * messages + bytes / bandwidth (Hockney, The communication challenge for MPP,
+Parallel Computing 20, 1994), per rank and step. T is the time in collectives less that of coding,
+so it includes waiting for slower ranks. A reduction by p ranks in two phases, each rank exchanging
+with all others or around a ring, takes 2 (p - 1) messages; bytes are counted. Bits vary the bytes
+at equal messages and ranks vary the messages, which separates the two.
+
+Intervals. The interval of a quantity holds the values at which the best fit of everything else has
+a sum of squares of at most best * (1 + F(1, freedom) / freedom): Bates and Watts, Nonlinear
+Regression Analysis, 1988, chapter 6. For models that are linear once the quantity is held this is
+exact for normal noise, also for ratios of coefficients and at bounds. Runs must outnumber the
+parameters, by repeats or by sizes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import special
+from scipy import optimize, special
 
-from qsgd_hpc.scaling.analysis.least_squares import ROUNDING, nonnegative, profile_interval
-from qsgd_hpc.scaling.analysis.results import Estimate, Fit
-from qsgd_hpc.scaling.analysis.stats import LEVEL
+from qsgd_hpc.scaling.analysis.results import Estimate, Fit, LinkFit
+from qsgd_hpc.scaling.analysis.stats import LEVEL, Interval
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS
 
-__all__ = ["LAWS", "applies", "fit_law", "fit_laws", "peak_ranks"]
+__all__ = [
+    "LAWS",
+    "ROUNDING",
+    "applies",
+    "fit_law",
+    "fit_laws",
+    "fit_link",
+    "nonnegative",
+    "peak_ranks",
+    "profile_interval",
+]
 
 Array = npt.NDArray[Any]
+
+# A mean of squared relative residuals as small as this is rounding.
+ROUNDING = 1e-20
+
+
+def nonnegative(columns: Array, target: Array | None = None) -> tuple[Array, float]:
+    """Return the coefficients >= 0 of the best fit to a target (ones), and its sum of squares.
+
+    Args:
+        columns: shape (rows, coefficients), none of them all zeros.
+        target: shape (rows,).
+    """
+    # Scaled, because a model's columns can be magnitudes apart.
+    scale = np.linalg.norm(columns, axis=0)
+    wanted = np.ones(len(columns)) if target is None else target
+    best, residual = optimize.nnls(columns / scale, wanted)
+    return best / scale, float(residual) ** 2
+
+
+def profile_interval(
+    residual_at: Callable[[float], float],
+    best: float,
+    residual: float,
+    *,
+    rows: int,
+    coefficients: int,
+    upper: float | None,
+) -> Interval | None:
+    """Return the 95 % interval of a quantity in [0, upper]; None without spare rows.
+
+    Args:
+        residual_at: sum of squares of the best fit in which the quantity is held at a value.
+        best, residual: its best value, and the sum of squares there.
+        upper: its largest possible value; None where there is none.
+    """
+    freedom = rows - coefficients
+    if freedom < 1:
+        return None
+    limit = residual * (1 + float(special.fdtri(1, freedom, LEVEL)) / freedom) + ROUNDING * rows
+
+    def excess(held: float) -> float:
+        return residual_at(held) - limit
+
+    top = _outside(excess, best) if upper is None else upper
+    return _crossing(excess, best, 0.0), _crossing(excess, best, top)
+
+
+def _outside(excess: Callable[[float], float], best: float) -> float:
+    """Return a value above the interval; the search ends at 10^18 times the start."""
+    step = max(best, 1e-15)
+    for _ in range(60):
+        if excess(best + step) > 0:
+            break
+        step *= 2
+    return best + step
+
+
+def _crossing(excess: Callable[[float], float], inside: float, bound: float) -> float:
+    if inside == bound or excess(bound) <= 0:
+        return bound
+    if excess(inside) >= 0:  # a fit that is exact but for rounding
+        return inside
+    tolerance = 1e-9 * max(abs(inside), abs(bound))
+    return float(optimize.brentq(excess, inside, bound, xtol=tolerance, rtol=1e-9))
+
+
+# Columns more parallel than this (cosine) inflate the variance of both costs more than tenfold.
+_PARALLEL = 0.95
+
+
+def fit_link(runs: pd.DataFrame) -> LinkFit | None:
+    """Fit latency and bandwidth to the runs of a case; None with fewer than two rows that tell.
+
+    Relative residuals are minimised, both costs from 0; profile.py finds the intervals.
+    """
+    sending = _sending(runs)
+    points = len(sending.groupby(["ranks", "bits"]))
+    if points < 2:
+        return None
+    seconds = sending["link_s"].to_numpy()
+    columns = sending[["messages", "bytes"]].to_numpy() / seconds[:, None]
+    (latency, per_byte), residual = nonnegative(columns)
+    error = math.sqrt(residual / len(columns))
+    return LinkFit(
+        latency_s=_estimate(columns, 0, float(latency), residual),
+        bandwidth=_inverse(_estimate(columns, 1, float(per_byte), residual)),
+        error=error,
+        points=points,
+        caution=" ".join(_link_cautions(sending, columns, points, float(per_byte))),
+    )
+
+
+def _sending(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs that communicated, with messages, bytes and seconds per rank and step."""
+    told = runs[(runs["ranks"] > 1) & (runs["wire_bytes_per_step"] > 0)].copy()
+    told["bytes"] = told["wire_bytes_per_step"] / told["ranks"]
+    told["messages"] = 2 * (told["ranks"] - 1) * told["reductions_per_step"].fillna(1)
+    told["link_s"] = told["comm_s"] - told["coding_s"].fillna(0)
+    return told[told["link_s"] > 0]
+
+
+def _estimate(columns: Array, which: int, value: float, residual: float) -> Estimate:
+    held, free = columns[:, which], columns[:, [1 - which]]
+
+    def residual_at(cost: float) -> float:
+        return nonnegative(free, 1 - cost * held)[1]
+
+    span = profile_interval(
+        residual_at, value, residual, rows=len(columns), coefficients=2, upper=None
+    )
+    return Estimate(value, *span) if span else Estimate(value)
+
+
+def _inverse(cost: Estimate) -> Estimate:
+    """Return a bandwidth from seconds per byte; a cost that may be 0 has no upper bound."""
+    value = 1 / cost.value if cost.value > 0 else math.inf
+    if cost.low is None or cost.high is None:
+        return Estimate(value)
+    return Estimate(value, 1 / cost.high, 1 / cost.low if cost.low > 0 else None)
+
+
+def _link_cautions(
+    sending: pd.DataFrame, columns: Array, points: int, per_byte: float
+) -> list[str]:
+    told = []
+    if points == 2:
+        told.append("Two rows determine it exactly, so the fit cannot tell whether it holds.")
+    norms = np.linalg.norm(columns, axis=0)
+    if float(columns[:, 0] @ columns[:, 1]) > _PARALLEL * norms[0] * norms[1]:
+        told.append(
+            "Not identifiable: messages and bytes rise together in these rows, so latency and "
+            "bandwidth cannot be told apart. Measure more bits, or more sizes."
+        )
+    if sending["ranks"].nunique() == 1:
+        told.append(
+            "All rows have the same ranks: the latency holds every cost that bytes do not change."
+        )
+    if per_byte == 0:
+        told.append("More bytes took no longer, so no bandwidth can be given.")
+    if sending["reductions_per_step"].isna().any():
+        told.append(
+            "How many reductions a step takes is not recorded: the latency is that of 2 (p - 1) "
+            "messages, all reductions of a step together."
+        )
+    if sending["coding_s"].isna().any():
+        told.append("Coding is not recorded, so it counts as communication.")
+    return told
+
 
 LAWS = ("amdahl", "gustafson", "usl")
 _FIXED_WORK = {"amdahl": True, "gustafson": False}
