@@ -52,8 +52,8 @@ tensorflow = Extension(
     libraries=["dl"],
 )
 
-# No Python module either: qsgd_hpc.gpu hands it to the core. It carries its own CUDA runtime, so
-# that it loads on a machine without a GPU, too.
+# No Python module either: qsgd_hpc.runtime.gpu passes it to the core. It has its own CUDA runtime,
+# so it also loads on a machine without a GPU.
 KERNELS = "qsgd_hpc._gpu"
 OF_KERNELS = ["csrc/gpu/codec.cu"]
 # A100 and H100 are what the centres have; 75 stands for small cards. From PTX of the last one a

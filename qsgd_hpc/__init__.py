@@ -9,11 +9,11 @@ training that its job is about to end.
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from qsgd_hpc._exit_codes import EXIT_RESUBMIT
+from qsgd_hpc.errors import EXIT_RESUBMIT
 
 if TYPE_CHECKING:
     from qsgd_hpc.launch.function import run
-    from qsgd_hpc.stopping import exit_for_resubmit, should_stop
+    from qsgd_hpc.runtime.stopping import exit_for_resubmit, should_stop
 
 __all__ = ["EXIT_RESUBMIT", "__version__", "exit_for_resubmit", "run", "should_stop"]
 
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
 
         return run
     if name in ("exit_for_resubmit", "should_stop"):
-        from qsgd_hpc import stopping
+        from qsgd_hpc.runtime import stopping
 
         return getattr(stopping, name)
     raise AttributeError(f"module 'qsgd_hpc' has no attribute {name!r}")

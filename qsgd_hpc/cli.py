@@ -41,7 +41,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("qsgd_hpc.doctor:doctor", "Check this installation and say what is wrong."),
     "bench": ("qsgd_hpc.bench.cli:bench", "Time codecs and allreduces beside their limits."),
     "timeline": (
-        "qsgd_hpc._trace_cli:timeline",
+        "qsgd_hpc.timeline.cli:timeline",
         "Merge and read timelines of a job's collectives.",
     ),
     "export": (

@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from qsgd_hpc import basics, env
-from qsgd_hpc._base.parts import Part, SamplerPart, StatefulPart, ValuePart
-from qsgd_hpc._base.sampler import ElasticShares
+from qsgd_hpc import env
 from qsgd_hpc.errors import HorovodInternalError, HostsUpdatedInterrupt, RankFailedError
-from qsgd_hpc.feedback import error_feedback_state, load_error_feedback_state
-from qsgd_hpc.objects import broadcast_object
+from qsgd_hpc.frameworks.parts import Part, SamplerPart, StatefulPart, ValuePart
+from qsgd_hpc.frameworks.sampler import ElasticShares
+from qsgd_hpc.runtime import basics
+from qsgd_hpc.runtime.feedback import error_feedback_state, load_error_feedback_state
+from qsgd_hpc.runtime.objects import broadcast_object
 
 __all__ = ["HostsUpdatedInterrupt", "State", "run"]
 

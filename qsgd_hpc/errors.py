@@ -1,8 +1,12 @@
-"""The errors a user can meet. Each message says what, which values, which rank, and the remedy."""
+"""Errors a user can meet, and the exit code that asks for another job.
+
+Each message says what, which values, which rank, and the remedy.
+"""
 
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "EXIT_RESUBMIT",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
     "LaunchError",
@@ -12,6 +16,9 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
 ]
+
+EXIT_RESUBMIT = 85
+"""The training stopped at a checkpoint and asks to be submitted again."""
 
 
 class QsgdError(Exception):

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import torch
 
-from qsgd_hpc import _core, gpu
+from qsgd_hpc import _core
+from qsgd_hpc.runtime import gpu
 
 BUCKET = 512
 WARM_UP = 5

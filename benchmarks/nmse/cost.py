@@ -28,7 +28,8 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "end_to_end_torch"))
 import tasks  # noqa: E402
 
 import qsgd_hpc.torch as hvd  # noqa: E402
-from qsgd_hpc import _core, _direct  # noqa: E402
+from qsgd_hpc import _core  # noqa: E402
+from qsgd_hpc.runtime import direct  # noqa: E402
 
 
 def seconds_of(call: Callable[[], object]) -> float:
@@ -49,7 +50,7 @@ def reductions_s(model: torch.nn.Module, spec: _core.CodecSpec, repeats: int) ->
         if hvd.Compression.qsgd().coding_for_gradient("", p.shape, "float32") is not None
     ]
     samples: dict[bool, list[float]] = {True: [], False: []}
-    with _direct.communicator() as communicator:
+    with direct.communicator() as communicator:
         calls = {
             judged: communicator.prepare(arrays, op="average", coding=spec, judged=judged)
             for judged in samples

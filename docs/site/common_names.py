@@ -10,8 +10,8 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from qsgd_hpc import _common
-from qsgd_hpc._frameworks import FRAMEWORKS
+from qsgd_hpc.frameworks import common
+from qsgd_hpc.frameworks.names import FRAMEWORKS
 
 COMMON = "docs/reference/common"
 PAGES = ("docs/reference/arrays", *(f"docs/reference/{each.module}" for each in FRAMEWORKS))
@@ -25,7 +25,7 @@ def skip_common(
     if page == COMMON:
         return getattr(found, "__module__", None) == "qsgd_hpc.errors" or None
     if page in PAGES:
-        shared = found is getattr(_common, name, None)  # JAX has its own init and shutdown
+        shared = found is getattr(common, name, None)  # JAX has its own init and shutdown
         return shared or name in ("Compression", "HostsUpdatedInterrupt") or None
     return None
 

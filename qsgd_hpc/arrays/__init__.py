@@ -5,17 +5,18 @@ An array is anything that shows its memory: numpy's, and what speaks DLPack or t
 are numpy's; the forms that end in ``_`` write into what they were given.
 """
 
-from qsgd_hpc import _common, objects
-from qsgd_hpc._common import *
 from qsgd_hpc.arrays import _moves, _reductions
 from qsgd_hpc.arrays._moves import *
 from qsgd_hpc.arrays._reductions import *
 from qsgd_hpc.arrays.compression import Compression
-from qsgd_hpc.objects import *
-from qsgd_hpc.ops import barrier, join, poll, synchronize
+from qsgd_hpc.frameworks import common
+from qsgd_hpc.frameworks.common import *
+from qsgd_hpc.runtime import objects
+from qsgd_hpc.runtime.objects import *
+from qsgd_hpc.runtime.ops import barrier, join, poll, synchronize
 
 __all__ = ["Compression", "barrier", "join", "poll", "synchronize"]
 __all__ += objects.__all__
 __all__ += _moves.__all__
 __all__ += _reductions.__all__
-__all__ += _common.__all__
+__all__ += common.__all__

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.adapter import Adapter
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.adapter import Adapter
+from qsgd_hpc.runtime import ops
 
 __all__ = ["ARRAYS", "Arrays", "is_floating", "view_of", "writable_view_of"]
 

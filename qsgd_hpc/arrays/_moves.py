@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.eager import start_allgathers, start_alltoall, start_broadcast
 from qsgd_hpc.arrays._memory import ARRAYS, view_of, writable_view_of
-from qsgd_hpc.ops import Handle
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.frameworks.eager import start_allgathers, start_alltoall, start_broadcast
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Handle
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = [
     "allgather", "allgather_async", "alltoall", "alltoall_async", "broadcast", "broadcast_",

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from numpy.typing import NDArray
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.eager import start_allreduces, start_reducescatters
-from qsgd_hpc._base.reduction import reduction_of
 from qsgd_hpc.arrays._memory import ARRAYS, view_of, writable_view_of
-from qsgd_hpc.ops import Handle, Op
-from qsgd_hpc.process_sets import ProcessSet
+from qsgd_hpc.frameworks.eager import start_allreduces, start_reducescatters
+from qsgd_hpc.frameworks.reduction import reduction_of
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Handle, Op
+from qsgd_hpc.runtime.process_sets import ProcessSet
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

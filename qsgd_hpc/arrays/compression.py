@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from qsgd_hpc._base.compressors import Choices, casting
 from qsgd_hpc.arrays._memory import is_floating
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.compressors import Choices, casting
 
 __all__ = ["Compression"]
 

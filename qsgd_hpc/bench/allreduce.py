@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from qsgd_hpc import __version__, basics, planning
+from qsgd_hpc import __version__
 from qsgd_hpc.bench import explain, table
 from qsgd_hpc.bench.contestants import Contestant, engine, gloo_peers, mpi_peer, ours
 from qsgd_hpc.bench.rounds import Data, Effort, time_all
@@ -21,6 +21,7 @@ from qsgd_hpc.bench.samples import Row, Timing, compare, row_json
 from qsgd_hpc.bench.words import AUTO, PLAIN_BITS
 from qsgd_hpc.env import ALGORITHMS, COMPRESSED
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.runtime import basics, planning
 
 if TYPE_CHECKING:
     from qsgd_hpc._core import Machine
@@ -220,17 +221,17 @@ def run(request: Request) -> None:
     Raises:
         UsageError: the request is wrong, or there is one rank only.
     """
-    from qsgd_hpc import _direct, _mpi
+    from qsgd_hpc.runtime import direct, mpi_binding
 
     check(request)
-    mpi = _mpi.start_mpi()
+    mpi = mpi_binding.start_mpi()
     world = mpi.module.COMM_WORLD
     if world.Get_size() == 1:
         raise UsageError(
             "one rank has nothing to reduce with; pass -np 2, or start it with mpiexec or "
             "qsgd-hpc run"
         )
-    with _direct.communicator(threads=request.threads) as communicator:
+    with direct.communicator(threads=request.threads) as communicator:
         bench = Bench(request, mpi, communicator)
         bench.introduce()
         if request.explain and not request.trial:

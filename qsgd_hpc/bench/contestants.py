@@ -15,7 +15,7 @@ from qsgd_hpc.bench.words import PLAIN_BITS
 
 if TYPE_CHECKING:
     from qsgd_hpc._core import CodecSpec, Coding, Engine, Operation
-    from qsgd_hpc._direct import Communicator
+    from qsgd_hpc.runtime.direct import Communicator
 
 __all__ = ["Contestant", "engine", "gloo_peers", "mpi_peer", "ours", "start_gloo"]
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from qsgd_hpc import planning
 from qsgd_hpc.bench import choices
 from qsgd_hpc.bench.choices import Choice
 from qsgd_hpc.bench.contestants import ours
 from qsgd_hpc.bench.rounds import Data, Effort, time_all
 from qsgd_hpc.bench.samples import Timing
 from qsgd_hpc.bench.words import AUTO, PLAIN_BITS, size_text
+from qsgd_hpc.runtime import planning
 
 if TYPE_CHECKING:
     from qsgd_hpc._core import CodecSpec, Coding, Machine

@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import qsgd_hpc
-from qsgd_hpc._frameworks import FRAMEWORKS, Framework
 from qsgd_hpc.checkup.finding import Finding, fault, note, ok
 from qsgd_hpc.checkup.installation import REINSTALL
+from qsgd_hpc.frameworks.names import FRAMEWORKS, Framework
 
 __all__ = ["frameworks"]
 

@@ -27,7 +27,7 @@ print(json.dumps([core.__file__, core.REGION_BYTES]))
 PROBE_KERNELS = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from qsgd_hpc import gpu
+from qsgd_hpc.runtime import gpu
 from qsgd_hpc.errors import UsageError
 try:
     library = gpu.library()

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).with_name("on_path")
 # below its counterpart; everything else is in FOLDER.
 _ALIASES = {
     "horovod.common.elastic": "qsgd_hpc.elastic",
-    "horovod.common.process_sets": "qsgd_hpc.process_sets",
+    "horovod.common.process_sets": "qsgd_hpc.runtime.process_sets",
     "horovod.torch": "qsgd_hpc.torch",
     "horovod.torch.elastic.sampler": "qsgd_hpc.torch.elastic",
     "horovod.torch.elastic.state": "qsgd_hpc.torch.elastic",

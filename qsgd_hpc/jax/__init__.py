@@ -6,8 +6,8 @@ optax optimizer. Gradients are compressed when it is given
 ``QSGD_BITS`` is set (``qsgd-hpc run --bits 4`` sets it).
 """
 
-from qsgd_hpc import _common
-from qsgd_hpc._common import *
+from qsgd_hpc.frameworks import common
+from qsgd_hpc.frameworks.common import *
 from qsgd_hpc.jax import elastic, functions, ops
 from qsgd_hpc.jax.compression import Compression
 from qsgd_hpc.jax.errors import translated_errors
@@ -21,4 +21,4 @@ __all__ = ["Compression", "DistributedOptimizer", "allreduce_gradients", "elasti
 __all__ += ["init", "shutdown", "translated_errors"]
 __all__ += functions.__all__
 __all__ += ops.__all__
-__all__ += _common.__all__
+__all__ += common.__all__

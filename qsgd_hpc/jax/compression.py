@@ -6,8 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from qsgd_hpc._base.compressors import Choices, NoneCompressor, casting
 from qsgd_hpc.compression import FLOATING, Lossy
+from qsgd_hpc.frameworks.compressors import Choices, NoneCompressor, casting
 
 __all__ = ["Compression", "compressor_for"]
 

@@ -24,9 +24,9 @@ from typing import Any
 import jax
 
 import qsgd_hpc.elastic as neutral
-from qsgd_hpc._base.parts import Part
-from qsgd_hpc._base.sampler import ElasticShares
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State
+from qsgd_hpc.frameworks.parts import Part
+from qsgd_hpc.frameworks.sampler import ElasticShares
 from qsgd_hpc.jax.errors import translated_errors
 
 __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "JaxState", "run"]

@@ -12,8 +12,8 @@ import numpy as np
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jax.gradients import path_names
 from qsgd_hpc.jax.ops import broadcast_async
-from qsgd_hpc.objects import allgather_object, broadcast_object
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime.objects import allgather_object, broadcast_object
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = [
     "allgather_object",

@@ -9,18 +9,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qsgd_hpc._base.gradient_reduction import GradientReduction, checked_reduction
-from qsgd_hpc._base.grouping import batches, partition
-from qsgd_hpc._base.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, checked_reduction
+from qsgd_hpc.frameworks.grouping import batches, partition
+from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.jax.compression import compressor_for
 from qsgd_hpc.jax.ops import allreduce
 from qsgd_hpc.jax.ops._allreduce import Allreduce
 from qsgd_hpc.jax.ops._collective import is_traced
 from qsgd_hpc.jax.ops._primitive import run
-from qsgd_hpc.ops import Adasum, Average, Op, Sum
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime.ops import Adasum, Average, Op, Sum
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = ["Groups", "allreduce_gradients", "path_names", "reduce_tree"]
 

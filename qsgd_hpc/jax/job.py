@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import jax
 
-from qsgd_hpc import basics
-from qsgd_hpc.process_sets import ProcessSet
+from qsgd_hpc.runtime import basics
+from qsgd_hpc.runtime.process_sets import ProcessSet
 
 __all__ = ["init", "shutdown"]
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from qsgd_hpc._base.gradient_reduction import (
+from qsgd_hpc.frameworks.gradient_reduction import (
     GradientReduction,
     checked_reduction,
     gradient_prefix,
 )
-from qsgd_hpc._base.grouping import choose_groups
-from qsgd_hpc._base.pending import checked_passes
+from qsgd_hpc.frameworks.grouping import choose_groups
+from qsgd_hpc.frameworks.pending import checked_passes
 from qsgd_hpc.jax.gradients import Groups, reduce_tree
-from qsgd_hpc.ops import Adasum, Average, Op
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime.ops import Adasum, Average, Op
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
     import optax

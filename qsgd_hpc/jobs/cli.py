@@ -9,9 +9,8 @@ from pathlib import Path
 
 import click
 
-from qsgd_hpc._exit_codes import EXIT_RESUBMIT
 from qsgd_hpc._notices import muted
-from qsgd_hpc.errors import LaunchError, UsageError
+from qsgd_hpc.errors import EXIT_RESUBMIT, LaunchError, UsageError
 from qsgd_hpc.jobs import api, registry, view
 from qsgd_hpc.jobs.columns import screen
 from qsgd_hpc.jobs.labels import Output

@@ -4,19 +4,20 @@ For ``keras`` and ``tensorflow.keras`` alike, on the backends TensorFlow, PyTorc
 changes this import, and gives ``model.compile`` a ``hvd.DistributedOptimizer``.
 """
 
-from qsgd_hpc import _common, objects
-from qsgd_hpc._common import *
+from qsgd_hpc.frameworks import common
+from qsgd_hpc.frameworks.common import *
 from qsgd_hpc.keras import _values, callbacks, elastic
 from qsgd_hpc.keras._backend import BACKEND
 from qsgd_hpc.keras._values import *
 from qsgd_hpc.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from qsgd_hpc.keras.saving import load_model
-from qsgd_hpc.objects import *
+from qsgd_hpc.runtime import objects
+from qsgd_hpc.runtime.objects import *
 
 __all__ = ["Compression", "DistributedOptimizer", "PartialDistributedOptimizer"]
 __all__ += ["callbacks", "elastic", "load_model"]
 __all__ += objects.__all__
 __all__ += _values.__all__
-__all__ += _common.__all__
+__all__ += common.__all__
 
 Compression = BACKEND.Compression

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from qsgd_hpc import arrays
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.keras._backend import BACKEND
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = ["broadcast_values", "is_shared", "name_of", "require_equal", "value_of"]
 

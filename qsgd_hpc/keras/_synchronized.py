@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qsgd_hpc import arrays
-from qsgd_hpc._base.gradient_reduction import GradientReduction
-from qsgd_hpc._base.step_mark import marks_steps
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.step_mark import marks_steps
 from qsgd_hpc.keras._backend import BACKEND
 from qsgd_hpc.keras._replicas import broadcast_values, name_of, require_equal
 

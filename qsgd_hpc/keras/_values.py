@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsgd_hpc import arrays
-from qsgd_hpc._base.compressors import NoneCompressor
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.ops import Op
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.frameworks.compressors import NoneCompressor
+from qsgd_hpc.runtime.ops import Op
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "reducescatter"]
 

@@ -8,13 +8,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from qsgd_hpc import arrays, basics
-from qsgd_hpc._base.learning_rate import Schedule, warmup_multiplier
+from qsgd_hpc import arrays
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.learning_rate import Schedule, warmup_multiplier
 from qsgd_hpc.keras._replicas import broadcast_values, is_shared, name_of
 from qsgd_hpc.keras.optimizer import synchronization_of
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
-from qsgd_hpc.stopping import should_stop
+from qsgd_hpc.runtime import basics
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime.stopping import should_stop
 
 __all__ = [
     "BestModelCheckpoint",

@@ -20,9 +20,9 @@ from typing import Any
 
 import keras
 
-from qsgd_hpc._base.parts import Part
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.parts import Part
 from qsgd_hpc.keras._replicas import broadcast_values, is_shared, value_of
 
 __all__ = [

@@ -7,10 +7,10 @@ from typing import Any
 
 import keras
 
-from qsgd_hpc._base.gradient_reduction import checked_reduction
-from qsgd_hpc._base.grouping import choose_groups
-from qsgd_hpc._base.pending import checked_passes
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.gradient_reduction import checked_reduction
+from qsgd_hpc.frameworks.grouping import choose_groups
+from qsgd_hpc.frameworks.pending import checked_passes
 from qsgd_hpc.keras._compiled import (
     keep_copies_distributed,
     leave_steps_out_of_xla,
@@ -22,8 +22,8 @@ from qsgd_hpc.keras._synchronized import (
     SynchronizedFirst,
     SynchronizedInStep,
 )
-from qsgd_hpc.ops import Adasum, Average, Op
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime.ops import Adasum, Average, Op
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "synchronization_of"]
 

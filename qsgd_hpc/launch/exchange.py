@@ -17,8 +17,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from qsgd_hpc._lifeline import own_addresses
 from qsgd_hpc.launch import pickles
+from qsgd_hpc.runtime.lifeline import own_addresses
 
 __all__ = ["VARIABLE", "Exchange", "Failure", "Returned", "answer", "fetch"]
 

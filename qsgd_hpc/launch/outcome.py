@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from qsgd_hpc._exit_codes import EXIT_RESUBMIT
+from qsgd_hpc.errors import EXIT_RESUBMIT
 from qsgd_hpc.launch.frames import Ended, Started
 
 __all__ = ["Ledger", "explain", "list_ranks", "status_text"]

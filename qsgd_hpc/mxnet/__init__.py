@@ -12,18 +12,19 @@ except (ImportError, AttributeError) as error:  # the latter: a numpy without np
         "Python 3.10 or 3.11: pip install 'qsgd-hpc[mxnet]' in an environment of its own"
     ) from error
 
-from qsgd_hpc import _common, objects
-from qsgd_hpc._common import *
 from qsgd_hpc.arrays.compression import Compression
+from qsgd_hpc.frameworks import common
+from qsgd_hpc.frameworks.common import *
 from qsgd_hpc.mxnet import ops
 from qsgd_hpc.mxnet.functions import broadcast_parameters
 from qsgd_hpc.mxnet.ops import *
 from qsgd_hpc.mxnet.optimizer import DistributedOptimizer, DistributedTrainer
-from qsgd_hpc.objects import *
-from qsgd_hpc.ops import barrier, join
+from qsgd_hpc.runtime import objects
+from qsgd_hpc.runtime.objects import *
+from qsgd_hpc.runtime.ops import barrier, join
 
 __all__ = ["Compression", "DistributedOptimizer", "DistributedTrainer", "barrier"]
 __all__ += ["broadcast_parameters", "join"]
 __all__ += objects.__all__
 __all__ += ops.__all__
-__all__ += _common.__all__
+__all__ += common.__all__

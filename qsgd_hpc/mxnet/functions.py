@@ -9,7 +9,7 @@ import mxnet as mx
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.mxnet.ops import broadcast_
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = ["broadcast_parameters"]
 

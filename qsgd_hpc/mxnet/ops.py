@@ -8,8 +8,8 @@ from typing import Any
 from qsgd_hpc import arrays
 from qsgd_hpc.arrays import Compression
 from qsgd_hpc.mxnet._tensors import as_tensor, on_host, view_of
-from qsgd_hpc.ops import Average, Op
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime.ops import Average, Op
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = [
     "allgather",

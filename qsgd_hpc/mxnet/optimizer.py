@@ -7,15 +7,15 @@ from typing import Any
 
 import mxnet as mx
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.eager import start_allreduce
-from qsgd_hpc._base.gradient_reduction import GradientReduction, chosen_compression
-from qsgd_hpc._base.grouping import partition
 from qsgd_hpc.arrays._memory import ARRAYS
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.eager import start_allreduce
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, chosen_compression
+from qsgd_hpc.frameworks.grouping import partition
 from qsgd_hpc.mxnet._tensors import on_host, view_of
-from qsgd_hpc.ops import Handle
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Handle
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = ["DistributedOptimizer", "DistributedTrainer"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qsgd_hpc import env
-from qsgd_hpc._base.step_mark import is_mark
+from qsgd_hpc.frameworks.step_mark import is_mark
 from qsgd_hpc.recording.records import record
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from qsgd_hpc import env
-from qsgd_hpc._base.step_mark import leave_to_meter
+from qsgd_hpc.frameworks.step_mark import leave_to_meter
 from qsgd_hpc.recording import host
 from qsgd_hpc.recording.engine_record import mean_nmse, merge_neighbours, warmup_steps
 from qsgd_hpc.recording.records import record
@@ -171,13 +171,13 @@ class Meter:
         return told
 
     def _gather(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
-        from qsgd_hpc import objects  # brings the engine, which a login node may lack
+        from qsgd_hpc.runtime import objects  # brings the engine, which a login node may lack
 
         rows: list[dict[str, Any]] = objects.allgather_object(dict(mine), name="scaling.meter")
         return rows
 
     def _waits(self) -> Waits:
-        from qsgd_hpc import basics
+        from qsgd_hpc.runtime import basics
 
         seen = basics.step_profile()["waits_seen"]
         return Waits(self._hvd.size(), seen, self._compute_s)
@@ -188,7 +188,7 @@ class Meter:
 
     def _facts(self) -> dict[str, Any]:
         """Return what this rank knows for all."""
-        from qsgd_hpc import basics
+        from qsgd_hpc.runtime import basics
 
         profile = basics.step_profile()
         layers = [(elements, round(ready_s, 6)) for _, elements, ready_s in profile["layers"]]

@@ -6,8 +6,8 @@ sessions, and have gradients.
 
 from typing import Any
 
-from qsgd_hpc import _common
-from qsgd_hpc._common import *
+from qsgd_hpc.frameworks import common
+from qsgd_hpc.frameworks.common import *
 from qsgd_hpc.tensorflow import elastic, functions, ops, variables
 from qsgd_hpc.tensorflow.compression import Compression
 from qsgd_hpc.tensorflow.functions import *
@@ -29,7 +29,7 @@ __all__ = [
 __all__ += functions.__all__
 __all__ += ops.__all__
 __all__ += variables.__all__
-__all__ += _common.__all__
+__all__ += common.__all__
 
 
 def __getattr__(name: str) -> Any:

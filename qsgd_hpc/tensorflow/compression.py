@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from qsgd_hpc._base.compressors import Choices, Compressor, NoneCompressor, casting
+from qsgd_hpc.frameworks.compressors import Choices, Compressor, NoneCompressor, casting
 
 __all__ = [
     "BF16Compressor",

@@ -24,8 +24,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc._base.parts import Part
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
+from qsgd_hpc.frameworks.parts import Part
 from qsgd_hpc.tensorflow.naming import unwrapped
 from qsgd_hpc.tensorflow.variables import broadcast_variables
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from qsgd_hpc import objects
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime import objects
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn"]
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc import env, ops
-from qsgd_hpc._base.gradient_reduction import GradientReduction
-from qsgd_hpc._base.grouping import batches, partition
-from qsgd_hpc._base.pending import BATCH_BYTES
-from qsgd_hpc._base.step_mark import mark_name, marks_steps, smallest
+from qsgd_hpc import env
 from qsgd_hpc.errors import UnsupportedError
-from qsgd_hpc.ops import Adasum, Sum
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.grouping import batches, partition
+from qsgd_hpc.frameworks.pending import BATCH_BYTES
+from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Adasum, Sum
 from qsgd_hpc.tensorflow.local_sources import LocalSources
 from qsgd_hpc.tensorflow.naming import name_of, operation_names, unwrapped
 from qsgd_hpc.tensorflow.ops._allreduce import allreduce

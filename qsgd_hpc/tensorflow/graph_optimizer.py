@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc._base.gradient_reduction import GradientReduction
-from qsgd_hpc.ops import Adasum
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.runtime.ops import Adasum
 from qsgd_hpc.tensorflow.accumulation import Accumulation
 from qsgd_hpc.tensorflow.gradients import Groups, reduce_gradients
 from qsgd_hpc.tensorflow.local_sources import LocalSources

@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc._base.gradient_reduction import checked_reduction
-from qsgd_hpc._base.grouping import choose_groups
-from qsgd_hpc._base.pending import checked_passes
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.ops import Average, Op
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.frameworks.gradient_reduction import checked_reduction
+from qsgd_hpc.frameworks.grouping import choose_groups
+from qsgd_hpc.frameworks.pending import checked_passes
+from qsgd_hpc.runtime.ops import Average, Op
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.gradients import Groups
 from qsgd_hpc.tensorflow.graph_optimizer import GraphOptimizer
 

@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.ops import Sum
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime.ops import Sum
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.ops import allreduce
 
 __all__ = ["SyncBatchNormalization"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc._base.gradient_reduction import GradientReduction, checked_reduction
-from qsgd_hpc._base.grouping import choose_groups
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.ops import Average, Op
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, checked_reduction
+from qsgd_hpc.frameworks.grouping import choose_groups
+from qsgd_hpc.runtime.ops import Average, Op
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.gradients import Groups, reduce_gradients
 from qsgd_hpc.tensorflow.local_sources import LocalSources
 from qsgd_hpc.tensorflow.ops._autograph import as_written

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.naming import operation_names, unwrapped
 from qsgd_hpc.tensorflow.ops._autograph import as_written
 from qsgd_hpc.tensorflow.ops._broadcast import broadcast_all

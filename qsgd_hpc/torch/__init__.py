@@ -5,8 +5,8 @@ A script made for Horovod changes this import. Gradients are compressed when
 that says nothing about it, when ``QSGD_BITS`` is set (``qsgd-hpc run --bits 4`` sets it).
 """
 
-from qsgd_hpc import _common
-from qsgd_hpc._common import *
+from qsgd_hpc.frameworks import common
+from qsgd_hpc.frameworks.common import *
 from qsgd_hpc.torch import elastic, functions, ops
 from qsgd_hpc.torch.compression import Compression
 from qsgd_hpc.torch.functions import *
@@ -17,4 +17,4 @@ from qsgd_hpc.torch.sync_batch_norm import SyncBatchNorm
 __all__ = ["Compression", "DistributedOptimizer", "SyncBatchNorm", "elastic"]
 __all__ += functions.__all__
 __all__ += ops.__all__
-__all__ += _common.__all__
+__all__ += common.__all__

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
-from qsgd_hpc import basics
-from qsgd_hpc._base.gradient_reduction import GradientReduction
-from qsgd_hpc._base.pending import checked_passes
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.ops import Max
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.pending import checked_passes
+from qsgd_hpc.runtime import basics
+from qsgd_hpc.runtime.ops import Max
 from qsgd_hpc.torch.claims import Claim
 from qsgd_hpc.torch.naming import name_parameters
 from qsgd_hpc.torch.ops import allreduce

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from qsgd_hpc import basics
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.objects import allgather_object, broadcast_object
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime import basics
+from qsgd_hpc.runtime.objects import allgather_object, broadcast_object
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops import broadcast_async_
 
 __all__ = [

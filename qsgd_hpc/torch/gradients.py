@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
-from qsgd_hpc import basics
-from qsgd_hpc._base.gradient_reduction import GradientReduction, gradient_prefix
-from qsgd_hpc._base.grouping import partition
-from qsgd_hpc._base.pending import BATCH_BYTES, PendingGradients
 from qsgd_hpc.errors import NonFiniteGradientError, UsageError
-from qsgd_hpc.ops import Group, Handle
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, gradient_prefix
+from qsgd_hpc.frameworks.grouping import partition
+from qsgd_hpc.frameworks.pending import BATCH_BYTES, PendingGradients
+from qsgd_hpc.runtime import basics
+from qsgd_hpc.runtime.ops import Group, Handle
 from qsgd_hpc.torch.claims import Claim
 from qsgd_hpc.torch.naming import name_parameters
 from qsgd_hpc.torch.ops import sparse_allreduce_async

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
-from qsgd_hpc._base.gradient_reduction import GradientReduction, checked_reduction
-from qsgd_hpc._base.grouping import choose_groups
 from qsgd_hpc.errors import NonFiniteGradientError, UsageError
-from qsgd_hpc.ops import Adasum, Average, Op
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, checked_reduction
+from qsgd_hpc.frameworks.grouping import choose_groups
+from qsgd_hpc.runtime.ops import Adasum, Average, Op
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.adasum_optimizer import AdasumOptimizer
 from qsgd_hpc.torch.amp import make_loss_scalers_wait
 from qsgd_hpc.torch.gradients import GradientReducer

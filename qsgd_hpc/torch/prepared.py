@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from qsgd_hpc import basics
-from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc._base.eager import start_allreduce
-from qsgd_hpc._base.gradient_reduction import GradientReduction
-from qsgd_hpc.ops import Group, Handle, Operation
+from qsgd_hpc.frameworks.compressors import NoneCompressor
+from qsgd_hpc.frameworks.eager import start_allreduce
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.runtime import basics
+from qsgd_hpc.runtime.ops import Group, Handle, Operation
 from qsgd_hpc.torch.ops._tensors import TENSORS, name_of
 
 __all__ = ["GradientAllreduce", "ParameterGradient"]

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from qsgd_hpc import basics, env, ops
-from qsgd_hpc._base.gradient_reduction import GradientReduction
+from qsgd_hpc import env
 from qsgd_hpc.errors import NonFiniteGradientError
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.torch.prepared import ParameterGradient
 
 __all__ = ["Layouts", "refuse_nonfinite"]

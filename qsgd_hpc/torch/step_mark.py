@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
-from qsgd_hpc._base.step_mark import mark_name, marks_steps, smallest
-from qsgd_hpc.ops import Sum
+from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
+from qsgd_hpc.runtime.ops import Sum
 from qsgd_hpc.torch.ops import allreduce_
 
 __all__ = ["mark_step"]
@@ -15,7 +15,7 @@ __all__ = ["mark_step"]
 
 @torch.no_grad()
 def mark_step(gradients: Iterable[torch.Tensor | None], name: str) -> None:
-    """Let the engine see a step of a rank that is alone; see :mod:`qsgd_hpc._base.step_mark`.
+    """Let the engine see a step of a rank that is alone; see :mod:`qsgd_hpc.frameworks.step_mark`.
 
     Args:
         gradients: of the step.

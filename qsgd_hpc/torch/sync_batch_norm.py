@@ -9,10 +9,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from qsgd_hpc import basics
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.ops import Sum
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime import basics
+from qsgd_hpc.runtime.ops import Sum
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops import allgather, allreduce
 
 __all__ = ["SyncBatchNorm"]

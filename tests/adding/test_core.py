@@ -109,7 +109,7 @@ ON_THREADS = """
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from qsgd_hpc import _core, compression
-from qsgd_hpc._base.compressors import Choices
+from qsgd_hpc.frameworks.compressors import Choices
 
 world = _core.ThreadWorld(2)
 

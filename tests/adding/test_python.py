@@ -45,7 +45,7 @@ TOYFRAME = Toy(
     "toyframe",
     (
         before(
-            "qsgd_hpc/_frameworks.py",
+            "qsgd_hpc/frameworks/names.py",
             '    Framework("MXNet"',
             '    Framework("Toyframe", "toyframe"),\n',
         ),

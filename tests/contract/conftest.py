@@ -10,7 +10,7 @@ import functools
 
 import pytest
 
-from qsgd_hpc import basics
+from qsgd_hpc.runtime import basics
 from tests.contract.adapters import ADAPTERS
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qsgd_hpc import _core, _direct, _mpi, env
+from qsgd_hpc import _core, env
+from qsgd_hpc.runtime import direct, mpi_binding
 
 HERE = tuple(name for name in env.ALGORITHMS if not name.startswith(("hierarchical", "leaders")))
 EXACT = tuple(name for name in HERE if name not in env.COMPRESSED)
@@ -15,7 +16,7 @@ SIZES = (0, 1, 1000, 300_001)
 
 @pytest.fixture(scope="module")
 def world():
-    with _direct.communicator() as c:
+    with direct.communicator() as c:
         yield c
 
 
@@ -59,7 +60,7 @@ def test_ranks_that_share_no_memory_give_the_same_bits(world):
     data = rng.standard_normal(200_000).astype(np.float32)
     through_memory, by_message = data.copy(), data.copy()
     world.allreduce([through_memory])
-    with _direct.communicator(shared=False) as other:
+    with direct.communicator(shared=False) as other:
         report = other.allreduce([by_message])
     assert by_message.tobytes() == through_memory.tobytes()
     assert (report["wire_bytes"] > 0) == (world.size > 1)
@@ -69,7 +70,7 @@ def test_ranks_that_share_no_memory_give_the_same_bits(world):
 def test_a_split_communicator_reduces_by_itself(world):
     colour = world.rank % 2
     part = world.comm.Split(colour, key=-world.rank)
-    with _direct.communicator(part) as c:
+    with direct.communicator(part) as c:
         for algorithm in EXACT:
             x = np.full(50_000, world.rank, np.float32)
             c.allreduce([x], algorithm=algorithm)
@@ -80,7 +81,7 @@ def test_a_split_communicator_reduces_by_itself(world):
 @pytest.mark.parametrize("per_node", [1, 2, 3])
 def test_simulated_nodes_agree_with_one(world, per_node, monkeypatch):
     monkeypatch.setenv("QSGD_RANKS_PER_NODE", str(per_node))
-    with _direct.communicator() as c:
+    with direct.communicator() as c:
         nodes = -(-world.size // per_node)
         for n in SIZES:
             for algorithm in ("auto", "hierarchical", "leaders"):
@@ -122,9 +123,9 @@ def test_without_room_for_shared_memory_messages_serve(world, monkeypatch):
         monkeypatch.setattr(_core, "REGION_BYTES", 1 << 60)
         return real(mpi, comm, ranks_per_node)
 
-    real = _mpi.share_node
-    monkeypatch.setattr(_mpi, "share_node", full)
-    with _direct.communicator() as c:
+    real = mpi_binding.share_node
+    monkeypatch.setattr(mpi_binding, "share_node", full)
+    with direct.communicator() as c:
         x = values(world.rank, 1000)
         c.allreduce([x])
         assert np.array_equal(x, total(world.size, 1000))

@@ -200,7 +200,7 @@ def test_what_programs_cannot_do_is_refused_with_a_remedy():
 def test_a_program_of_another_job_is_refused():
     program = jax.jit(lambda x: hvd.allreduce(x, name="other job"))
     program(mine())
-    call = "qsgd_hpc.basics.rank"
+    call = "qsgd_hpc.runtime.basics.rank"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(call, lambda: hvd.size() + 7)
         wrong = jax.jit(lambda x: hvd.allreduce(x, name="other job")).lower(mine()).compile()

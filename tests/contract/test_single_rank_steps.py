@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import qsgd_hpc.torch as hvd
-from qsgd_hpc._base import step_mark
+from qsgd_hpc.frameworks import step_mark
 
 STEPS = 4
 

@@ -8,7 +8,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 import qsgd_hpc.tensorflow as hvd  # noqa: E402
-from qsgd_hpc._base.pending import BATCH_BYTES  # noqa: E402
+from qsgd_hpc.frameworks.pending import BATCH_BYTES  # noqa: E402
 from qsgd_hpc.tensorflow.ops._run import operations_of  # noqa: E402
 
 

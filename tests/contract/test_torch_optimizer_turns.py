@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import qsgd_hpc.torch as hvd
-from qsgd_hpc._base.pending import BATCH_BYTES
+from qsgd_hpc.frameworks.pending import BATCH_BYTES
 from tests.contract.training import linear, loss_of, needs_ranks, replicas_are_identical
 
 pytestmark = pytest.mark.usefixtures("torch_job")

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
-from qsgd_hpc import _core, gpu
+from qsgd_hpc import _core
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.runtime import gpu
 from qsgd_hpc.torch.ddp import QSGDState, compress
 from qsgd_hpc.torch.ddp.device import serves
 from tests import reference

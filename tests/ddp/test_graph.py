@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from qsgd_hpc import gpu
+from qsgd_hpc.runtime import gpu
 from qsgd_hpc.torch.ddp import QSGDState
 from tests.ddp.models import batch, bytes_of, wrapped
 from tests.ddp.ranks import Ranks, here

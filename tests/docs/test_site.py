@@ -28,7 +28,7 @@ PUBLIC = {
     "keras": "qsgd_hpc.keras",
     "jax": "qsgd_hpc.jax",
     "arrays": "qsgd_hpc.arrays",
-    "common": "qsgd_hpc._common",
+    "common": "qsgd_hpc.frameworks.common",
     "compression": "qsgd_hpc.compression",
     "jobs": "qsgd_hpc.jobs",
     "scaling": "qsgd_hpc.scaling",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qsgd_hpc import gpu
+from qsgd_hpc.runtime import gpu
 from tests.gpu.memory import DeviceMemory, HostMemory, has_device
 from tests.gpu.twin import Kernels, compile_twin
 

@@ -74,7 +74,7 @@ def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 @functools.cache
 def has_device() -> bool:
     """Tell whether there is a GPU that torch can use, and kernels for it."""
-    from qsgd_hpc import gpu
+    from qsgd_hpc.runtime import gpu
 
     library = gpu.library()
     if find_spec("torch") is None or library is None or gpu.device_type(library) != "cuda":

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from qsgd_hpc import basics
+from qsgd_hpc.runtime import basics
 from tests.contract.conftest import end_job
 
 __all__ = ["end_job"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import qsgd_hpc.keras as hvd
-from qsgd_hpc import stopping
-from qsgd_hpc._base.learning_rate import Schedule
+from qsgd_hpc.frameworks.learning_rate import Schedule
+from qsgd_hpc.runtime import stopping
 from tests.keras.training import (
     compiled,
     fit,

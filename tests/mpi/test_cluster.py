@@ -70,7 +70,7 @@ def test_each_node_is_a_host_of_its_own(run_ranks, tmp_path):
 
 SENDS = """
 import sys, time
-from qsgd_hpc.basics import communication_stats
+from qsgd_hpc.runtime.basics import communication_stats
 import numpy, qsgd_hpc.arrays as hvd
 hvd.init()
 values = numpy.ones(int(sys.argv[1]), "f4")

@@ -270,11 +270,11 @@ for i in range(100_000):
 DEATH_IN_A_DIRECT_ALLREDUCE = """
 import os, signal
 import numpy as np
-from qsgd_hpc import _direct
+from qsgd_hpc.runtime import direct
 from qsgd_hpc.errors import RankFailedError
 
 def reduce(algorithm):
-    with _direct.communicator() as c:
+    with direct.communicator() as c:
         x = np.zeros(1_000_000, np.float32)
         for i in range(100_000):
             if i == 30 and c.rank == 1:

@@ -7,9 +7,10 @@ from __future__ import annotations
 PROGRAM = """
 import sys
 import numpy as np
-from qsgd_hpc import _core, _direct
+from qsgd_hpc import _core
+from qsgd_hpc.runtime import direct
 
-with _direct.communicator(shared=False) as communicator:
+with direct.communicator(shared=False) as communicator:
     x = np.full(1 << 26, communicator.comm.Get_rank(), np.float32)
     coding = None if sys.argv[1] == "none" else _core.CodecSpec(bits=8)
     for _ in range(2):

@@ -147,7 +147,7 @@ def test_communicators_become_process_sets(run_ranks, python, tmp_path):
         "found = [facts(split), total(split)]\n"
         "hvd.shutdown()\n"
         "hvd.init(comm=[world, half])\n"
-        "from qsgd_hpc.process_sets import process_set_ids_and_ranks\n"
+        "from qsgd_hpc.runtime.process_sets import process_set_ids_and_ranks\n"
         "print(me, found, process_set_ids_and_ranks(), flush=True)\n",
     )  # fmt: skip
     both = "{0: [0, 1, 2, 3], 1: [0, 2], 2: [1, 3]}"

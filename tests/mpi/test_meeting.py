@@ -15,7 +15,7 @@ from tests.processes import without_settings
 ROOT = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("standing_in.py")
 TRAIN = """
-from qsgd_hpc import basics
+from qsgd_hpc.runtime import basics
 basics.init()
 print(f"trained as {basics.rank()} of {basics.size()}", flush=True)
 """
@@ -118,7 +118,7 @@ from pathlib import Path
 rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 while rank == 1 and not Path(sys.argv[1]).exists():
     time.sleep(0.05)
-from qsgd_hpc import basics
+from qsgd_hpc.runtime import basics
 basics.init()
 print(f"trained as {basics.rank()} of {basics.size()}", flush=True)
 """
@@ -163,7 +163,7 @@ def scanned(address, *args, **options):
         strangers[-1].sendall(said)
     return connect(address, *args, **options)
 socket.create_connection = scanned
-from qsgd_hpc import basics
+from qsgd_hpc.runtime import basics
 basics.init()
 print(f"trained as {basics.rank()} of {basics.size()} among {len(strangers)}", flush=True)
 """

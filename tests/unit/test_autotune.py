@@ -11,10 +11,10 @@ import time
 import numpy as np
 import pytest
 
-from qsgd_hpc import autotune, planning
-from qsgd_hpc._tune_search import MIB, Search, Settings, Space, require_optuna
-from qsgd_hpc.autotune import Tuner
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.runtime import autotune, planning
+from qsgd_hpc.runtime.autotune import Tuner
+from qsgd_hpc.runtime.tune_search import MIB, Search, Settings, Space, require_optuna
 from tests.unit.engine_ranks import on_ranks
 
 SPACE = Space(algorithms=("auto", "ring", "direct"), bits=(2, 4, 8))

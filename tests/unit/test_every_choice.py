@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qsgd_hpc import _core, compression, env
-from qsgd_hpc._base.compressors import Choices
+from qsgd_hpc.frameworks.compressors import Choices
 from qsgd_hpc.scaling.predict import schedules
 
 BUCKET = 512

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qsgd_hpc._base.grouping import batches
-from qsgd_hpc._base.pending import BATCH_BYTES
+from qsgd_hpc.frameworks.grouping import batches
+from qsgd_hpc.frameworks.pending import BATCH_BYTES
 
 
 def test_a_batch_ends_with_the_gradient_that_fills_it():

@@ -52,7 +52,7 @@ def test_horovod_modules_are_this_packages_own():
         "horovod.torch.functions": "qsgd_hpc.torch.functions",
         "horovod.torch.optimizer": "qsgd_hpc.torch.optimizer",
         "horovod.torch.sync_batch_norm": "qsgd_hpc.torch.sync_batch_norm",
-        "horovod.common.process_sets": "qsgd_hpc.process_sets",
+        "horovod.common.process_sets": "qsgd_hpc.runtime.process_sets",
     }
     checks = "".join(
         f"assert importlib.import_module({ours!r}) is importlib.import_module({theirs!r})\n"

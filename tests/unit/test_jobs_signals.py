@@ -31,8 +31,8 @@ setup: ["touch setting-up", "while [ -e wait ]; do sleep 0.02; done"]
 # A script that stops at a checkpoint when its job's folder says so, or SIGTERM does.
 TRAIN = """
 import pathlib, time
-import qsgd_hpc, qsgd_hpc.stopping
-qsgd_hpc.stopping.LOOK_EVERY_S = 0.02
+import qsgd_hpc, qsgd_hpc.runtime.stopping
+qsgd_hpc.runtime.stopping.LOOK_EVERY_S = 0.02
 while not qsgd_hpc.should_stop():
     pathlib.Path("running").touch()
     time.sleep(0.02)
@@ -40,13 +40,13 @@ qsgd_hpc.exit_for_resubmit()
 """
 # As when a scheduler signals each process, and the launcher passes on what it got; then once more.
 TOLD_TWICE = """
-import os, signal, qsgd_hpc, qsgd_hpc.stopping
+import os, signal, qsgd_hpc, qsgd_hpc.runtime.stopping
 assert not qsgd_hpc.should_stop()
 os.kill(os.getpid(), signal.SIGTERM)
 os.kill(os.getpid(), signal.SIGTERM)
 assert qsgd_hpc.should_stop()
 print("saved", flush=True)
-qsgd_hpc.stopping.SAME_SIGNAL_S = 0.0
+qsgd_hpc.runtime.stopping.SAME_SIGNAL_S = 0.0
 os.kill(os.getpid(), signal.SIGTERM)
 print("not ended")
 """

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from qsgd_hpc._mpi import _pointer_handles
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.runtime.mpi_binding import _pointer_handles
 
 
 def library(vendor: str, width: int) -> SimpleNamespace:
@@ -39,7 +39,7 @@ def test_an_unknown_mpi_is_named_and_can_be_tried(monkeypatch):
 def test_no_mpi_at_all_says_how_to_get_one(tmp_path):
     (tmp_path / "libempty.so").write_bytes(b"")
     done = subprocess.run(
-        [sys.executable, "-c", "import qsgd_hpc.basics as b; b.init()"],
+        [sys.executable, "-c", "import qsgd_hpc.runtime.basics as b; b.init()"],
         env={"MPI4PY_LIBMPI": str(tmp_path / "libempty.so"), "PATH": "/usr/bin"},
         capture_output=True,
         text=True,
@@ -52,7 +52,7 @@ def test_no_mpi_at_all_says_how_to_get_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("first", "finalised"),
-    [("_mpi.start_mpi()", True), ("from mpi4py import MPI", False)],
+    [("mpi_binding.start_mpi()", True), ("from mpi4py import MPI", False)],
     ids=["ours", "the-scripts"],
 )
 def test_who_started_mpi_finalises_it(first, finalised):
@@ -60,9 +60,9 @@ def test_who_started_mpi_finalises_it(first, finalised):
     code = (
         "import atexit, sys\n"
         "atexit.register(lambda: print(sys.modules['mpi4py.MPI'].Is_finalized()))  # runs last\n"
-        "from qsgd_hpc import _direct, _mpi\n"
+        "from qsgd_hpc.runtime import direct, mpi_binding\n"
         f"{first}\n"
-        "with _direct.communicator():\n"
+        "with direct.communicator():\n"
         "    pass\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qsgd_hpc._base.pending import BATCH_BYTES, PendingGradients
+from qsgd_hpc.frameworks.pending import BATCH_BYTES, PendingGradients
 
 
 class Done:

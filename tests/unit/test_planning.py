@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from qsgd_hpc import _core, planning
+from qsgd_hpc import _core
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.runtime import planning
 
 KEY = planning.Key("polaris", "MPICH 5.0.2", ranks=8, ranks_per_node=4, threads=2)
 

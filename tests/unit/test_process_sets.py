@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qsgd_hpc import basics, process_sets
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime import basics, process_sets
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qsgd_hpc import basics
-from qsgd_hpc._base.sampler import ElasticShares
+from qsgd_hpc.frameworks.sampler import ElasticShares
+from qsgd_hpc.runtime import basics
 
 
 @pytest.fixture

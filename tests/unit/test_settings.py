@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from qsgd_hpc import _core, _settings, env
+from qsgd_hpc import _core, env
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.runtime import job_settings
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def configured(monkeypatch):
     def build(shares_memory: bool = True, **variables: str) -> dict[str, object]:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        _settings.engine_config(_settings.read(), shares_memory=shares_memory)
+        job_settings.engine_config(job_settings.read(), shares_memory=shares_memory)
         return given
 
     return build
@@ -70,8 +71,8 @@ class Ranks:
 
 
 def test_settings_that_differ_are_named_with_both_values():
-    settings = _settings.read()
+    settings = job_settings.read()
     other = {**settings, "QSGD_CACHE_CAPACITY": 7}
-    _settings.require_equal(Ranks(settings, settings), settings)
+    job_settings.require_equal(Ranks(settings, settings), settings)
     with pytest.raises(UsageError, match="QSGD_CACHE_CAPACITY is 7 on rank 1 and 1024 on rank 0"):
-        _settings.require_equal(Ranks(settings, other), settings)
+        job_settings.require_equal(Ranks(settings, other), settings)

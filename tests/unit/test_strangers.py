@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from qsgd_hpc._lifeline import MOST_WAITING, TOKEN_BYTES, Greeter
 from qsgd_hpc.launch import exchange
 from qsgd_hpc.launch.exchange import Exchange, fetch
+from qsgd_hpc.runtime.lifeline import MOST_WAITING, TOKEN_BYTES, Greeter
 
 TOKEN = secrets.token_bytes(TOKEN_BYTES)
 RANKS = 4

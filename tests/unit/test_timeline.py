@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from qsgd_hpc import _core, _trace
-from qsgd_hpc._trace_cli import timeline as verbs
+from qsgd_hpc import _core
 from qsgd_hpc.errors import HorovodInternalError, UsageError
-from qsgd_hpc.timeline import Files
+from qsgd_hpc.timeline import traces
+from qsgd_hpc.timeline.cli import timeline as verbs
+from qsgd_hpc.timeline.writing import Files
 from tests.unit.engine_ranks import on_ranks
 
 CODING = _core.CodecSpec(bits=4)
@@ -203,11 +204,11 @@ def test_the_file_of_a_killed_process_holds_what_was_done(tmp_path):
     subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
     with pytest.raises(ValueError, match="Expecting"):
         json.loads(path.read_text())
-    events = _trace.load(path)
+    events = traces.load(path)
     check_format(events)
-    assert len(_trace.summarise(events).tensors) == 50
+    assert len(traces.summarise(events).tensors) == 50
     path.write_text(path.read_text()[:-20])  # in the midst of an event
-    assert len(_trace.load(path)) == len(events) - 1
+    assert len(traces.load(path)) == len(events) - 1
 
 
 def test_ranks_files_merge_into_one_that_still_follows_the_rules(tmp_path):
@@ -223,7 +224,7 @@ def test_ranks_files_merge_into_one_that_still_follows_the_rules(tmp_path):
     check_format(events)
     assert len(events) == sum(map(len, found))
     with pytest.raises(UsageError, match="both of rank 0"):
-        _trace.merge([tmp_path / "0.json", merged], tmp_path / "no.json")
+        traces.merge([tmp_path / "0.json", merged], tmp_path / "no.json")
 
 
 def span(name, tid, ts, dur, **args):
@@ -251,7 +252,7 @@ SAMPLE = [
 
 
 def test_exposed_time_is_where_the_program_waited_for_the_work():
-    summary = _trace.summarise(SAMPLE)
+    summary = traces.summarise(SAMPLE)
     assert (summary.span_us, summary.waiting_us, summary.busy_us) == (100, 25, 60)
     w, v = summary.tensors["w"], summary.tensors["v"]
     assert (w.negotiating_us, w.queued_us, w.working_us, w.exposed_us) == (30, 10, 60, 25)
@@ -273,7 +274,7 @@ def test_other_files_are_refused(tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("no timeline\n")
     with pytest.raises(UsageError, match="not a timeline"):
-        _trace.load(file)
+        traces.load(file)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qsgd_hpc import _core
-from qsgd_hpc._trace_cli import timeline as verbs
-from qsgd_hpc._trace_steps import OTHERS, of_steps
+from qsgd_hpc.timeline.cli import timeline as verbs
+from qsgd_hpc.timeline.steps import OTHERS, of_steps
 from tests.unit.test_timeline import traced
 
 PROGRAM, STEPS, TENSOR = 1, 3, 4

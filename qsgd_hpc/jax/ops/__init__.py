@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from qsgd_hpc import ops
 from qsgd_hpc.jax.ops import _moving, _reducing
 from qsgd_hpc.jax.ops._moving import *
 from qsgd_hpc.jax.ops._reducing import *
-from qsgd_hpc.ops import barrier, poll, synchronize
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import barrier, poll, synchronize
 
 __all__ = ["barrier", "join", "poll", "synchronize"]
 __all__ += _moving.__all__

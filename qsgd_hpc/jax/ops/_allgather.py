@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, ClassVar
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.eager import start_allgather
+from qsgd_hpc.frameworks.eager import start_allgather
 from qsgd_hpc.jax.ops._alltoall import Alltoall
 from qsgd_hpc.jax.ops._arrays import ARRAYS
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
 from qsgd_hpc.jax.ops._primitive import run
-from qsgd_hpc.ops import Average, Handle, Op
-from qsgd_hpc.process_sets import ProcessSet
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Average, Handle, Op
+from qsgd_hpc.runtime.process_sets import ProcessSet
 
 __all__ = ["Allgather", "summed_shares"]
 

@@ -9,17 +9,17 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.eager import start_allreduce
-from qsgd_hpc._base.reduction import CURVED, Reduction, op_for
 from qsgd_hpc._core import Coding
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.eager import start_allreduce
+from qsgd_hpc.frameworks.reduction import CURVED, Reduction, op_for
 from qsgd_hpc.jax.ops._allgather import Allgather
 from qsgd_hpc.jax.ops._arrays import ARRAYS
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
 from qsgd_hpc.jax.ops._primitive import run
-from qsgd_hpc.ops import Adasum, Handle, Op, Product, Sum
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Adasum, Handle, Op, Product, Sum
 
 __all__ = ["Allreduce", "slopes"]
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, ClassVar
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.eager import start_alltoall
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.eager import start_alltoall
 from qsgd_hpc.jax.ops._arrays import ARRAYS
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
 from qsgd_hpc.jax.ops._primitive import run
-from qsgd_hpc.ops import Handle
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Handle
 
 __all__ = ["Alltoall"]
 

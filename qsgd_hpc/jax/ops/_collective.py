@@ -10,11 +10,11 @@ from typing import Any, ClassVar, TypeVar
 
 import jax
 
-from qsgd_hpc import basics, ops
 from qsgd_hpc._core import Operation
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.ops import Handle
-from qsgd_hpc.process_sets import ProcessSet, require_member
+from qsgd_hpc.runtime import basics, ops
+from qsgd_hpc.runtime.ops import Handle
+from qsgd_hpc.runtime.process_sets import ProcessSet, require_member
 
 __all__ = ["Collective", "Shape", "is_traced", "named", "refuse_traced"]
 

@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qsgd_hpc._base.eager import as_rows
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.eager import as_rows
 from qsgd_hpc.jax.ops._allgather import Allgather
 from qsgd_hpc.jax.ops._alltoall import Alltoall
 from qsgd_hpc.jax.ops._broadcast import Broadcast
 from qsgd_hpc.jax.ops._collective import Arrays, is_traced, named, refuse_traced
 from qsgd_hpc.jax.ops._primitive import run
-from qsgd_hpc.ops import Handle
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime.ops import Handle
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = [
     "allgather",

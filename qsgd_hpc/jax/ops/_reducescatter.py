@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.eager import start_reducescatter
-from qsgd_hpc._base.reduction import CURVED, Reduction, op_for
+from qsgd_hpc.frameworks.eager import start_reducescatter
+from qsgd_hpc.frameworks.reduction import CURVED, Reduction, op_for
 from qsgd_hpc.jax.ops._allgather import Allgather, summed_shares
 from qsgd_hpc.jax.ops._allreduce import slopes
 from qsgd_hpc.jax.ops._arrays import ARRAYS
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
 from qsgd_hpc.jax.ops._primitive import run
-from qsgd_hpc.ops import Handle, Op, Sum
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Handle, Op, Sum
 
 __all__ = ["Reducescatter"]
 

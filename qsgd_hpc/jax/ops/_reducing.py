@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc._base.eager import as_rows
-from qsgd_hpc._base.reduction import (
+from qsgd_hpc.compression import Lossy
+from qsgd_hpc.frameworks.compressors import NoneCompressor
+from qsgd_hpc.frameworks.eager import as_rows
+from qsgd_hpc.frameworks.reduction import (
     CURVED,
     Reduction,
     coding_for,
@@ -20,14 +21,13 @@ from qsgd_hpc._base.reduction import (
     reduction_of,
     require_values,
 )
-from qsgd_hpc.compression import Lossy
 from qsgd_hpc.jax.compression import compressor_for
 from qsgd_hpc.jax.ops._allreduce import Allreduce
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, is_traced, named, refuse_traced
 from qsgd_hpc.jax.ops._primitive import run
 from qsgd_hpc.jax.ops._reducescatter import Reducescatter
-from qsgd_hpc.ops import Handle, Op
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime.ops import Handle, Op
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = [
     "allreduce",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from qsgd_hpc._exit_codes import EXIT_RESUBMIT
+from qsgd_hpc.errors import EXIT_RESUBMIT
 
 __all__ = ["NOT_MET", "NO_MEMORY", "PREEMPTED", "WALLTIME", "exit_words", "node_words"]
 

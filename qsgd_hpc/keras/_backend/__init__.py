@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import keras
 
-from qsgd_hpc._base.gradient_reduction import GradientReduction
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 
 __all__ = ["BACKEND", "Backend", "Reducer"]
 

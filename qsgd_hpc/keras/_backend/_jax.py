@@ -7,12 +7,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from qsgd_hpc._base.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.jax.compression import Compression
 from qsgd_hpc.jax.gradients import reduce_tree
 from qsgd_hpc.jax.ops import allreduce
 from qsgd_hpc.keras._backend import Backend, Reducer
-from qsgd_hpc.ops import Min
+from qsgd_hpc.runtime.ops import Min
 
 __all__ = ["BACKEND"]
 

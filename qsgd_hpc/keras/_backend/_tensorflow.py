@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc._base.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.keras._backend import Backend, Reducer
-from qsgd_hpc.ops import Min
+from qsgd_hpc.runtime.ops import Min
 from qsgd_hpc.tensorflow.compression import Compression
 from qsgd_hpc.tensorflow.gradients import reduce_gradients
 from qsgd_hpc.tensorflow.naming import unwrapped

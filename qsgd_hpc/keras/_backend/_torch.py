@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from qsgd_hpc import basics, ops
-from qsgd_hpc._base.gradient_reduction import GradientReduction
-from qsgd_hpc._base.grouping import partition
-from qsgd_hpc._base.pending import wait_for_all
+from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.grouping import partition
+from qsgd_hpc.frameworks.pending import wait_for_all
 from qsgd_hpc.keras._backend import Backend, Reducer
+from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.torch.compression import Compression
 from qsgd_hpc.torch.ops import allreduce
 from qsgd_hpc.torch.prepared import GradientAllreduce

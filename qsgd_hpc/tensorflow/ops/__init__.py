@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qsgd_hpc.ops import barrier
+from qsgd_hpc.runtime.ops import barrier
 from qsgd_hpc.tensorflow.ops import _allgather, _allreduce, _broadcast, _ranks, _reducescatter
 from qsgd_hpc.tensorflow.ops import _gradients as _gradients  # registers them
 from qsgd_hpc.tensorflow.ops._allgather import *

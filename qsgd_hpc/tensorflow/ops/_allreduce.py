@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc._base.reduction import Reduction, reduction_of
 from qsgd_hpc.errors import UnsupportedError
-from qsgd_hpc.ops import Average, Op, Sum, ranks_of
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.frameworks.reduction import Reduction, reduction_of
+from qsgd_hpc.runtime.ops import Average, Op, Sum, ranks_of
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.compression import Compression
 from qsgd_hpc.tensorflow.ops._allgather import gather_all
 from qsgd_hpc.tensorflow.ops._autograph import as_written

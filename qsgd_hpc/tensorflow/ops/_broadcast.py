@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc import ops
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.ops._autograph import as_written
 from qsgd_hpc.tensorflow.ops._names import full_name
 from qsgd_hpc.tensorflow.ops._run import run

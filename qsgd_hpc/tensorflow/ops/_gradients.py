@@ -11,11 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc import basics
-from qsgd_hpc._base.reduction import CURVED
 from qsgd_hpc._core import Operation
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.process_sets import process_set_ids_and_ranks
+from qsgd_hpc.frameworks.reduction import CURVED
+from qsgd_hpc.runtime import basics
+from qsgd_hpc.runtime.process_sets import process_set_ids_and_ranks
 from qsgd_hpc.tensorflow.ops._names import once_more
 from qsgd_hpc.tensorflow.ops._run import operations_of, run
 

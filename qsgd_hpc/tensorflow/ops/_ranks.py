@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from qsgd_hpc import basics, ops
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.process_sets import ProcessSet, process_set_ids_and_ranks
+from qsgd_hpc.runtime import basics, ops
+from qsgd_hpc.runtime.process_sets import ProcessSet, process_set_ids_and_ranks
 from qsgd_hpc.tensorflow.ops._autograph import as_written
 from qsgd_hpc.tensorflow.ops._run import run
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc._base.reduction import Reduction, reduction_of, require_values
-from qsgd_hpc.ops import Op
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.frameworks.reduction import Reduction, reduction_of, require_values
+from qsgd_hpc.runtime.ops import Op
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.compression import Compression
 from qsgd_hpc.tensorflow.ops._autograph import as_written
 from qsgd_hpc.tensorflow.ops._reduction import reduce_all

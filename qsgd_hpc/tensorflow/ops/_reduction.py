@@ -8,12 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc._base.reduction import CURVED, Reduction, coding_for, is_widened, op_for
 from qsgd_hpc._core import Coding
 from qsgd_hpc.compression import Lossy
-from qsgd_hpc.ops import Op
+from qsgd_hpc.frameworks.compressors import NoneCompressor
+from qsgd_hpc.frameworks.reduction import CURVED, Reduction, coding_for, is_widened, op_for
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Op
 from qsgd_hpc.tensorflow.ops._names import full_name
 from qsgd_hpc.tensorflow.ops._run import run
 

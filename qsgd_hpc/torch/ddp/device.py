@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from qsgd_hpc import _core, gpu
+from qsgd_hpc import _core
 from qsgd_hpc.compression import Lossy, Qsgd
 from qsgd_hpc.rules import as_rules
+from qsgd_hpc.runtime import gpu
 from qsgd_hpc.torch._groups import all_gather_single, why_not_carried
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
 from qsgd_hpc.torch.ddp.plan import Place, bucket_tensor

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from qsgd_hpc import _core, env, gpu
+from qsgd_hpc import _core, env
 from qsgd_hpc.compression import KINDS, Lossy, Qsgd
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import Rule
+from qsgd_hpc.runtime import gpu
 from qsgd_hpc.torch._groups import host_carrier, say, why_not_carried
 from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan, serves
 from qsgd_hpc.torch.ddp.memory import Memory

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qsgd_hpc import ops
-from qsgd_hpc.ops import barrier, poll, synchronize
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import barrier, poll, synchronize
 from qsgd_hpc.torch.ops import _allgather, _allreduce, _alltoall, _broadcast, _reducescatter
 from qsgd_hpc.torch.ops._allgather import *
 from qsgd_hpc.torch.ops._allreduce import *

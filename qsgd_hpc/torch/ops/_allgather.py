@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.eager import start_allgathers
-from qsgd_hpc.ops import Average, Handle, Op
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.frameworks.eager import start_allgathers
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Average, Handle, Op
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops._alltoall import Alltoall
 from qsgd_hpc.torch.ops._gradients import Collective, run
 from qsgd_hpc.torch.ops._tensors import TENSORS

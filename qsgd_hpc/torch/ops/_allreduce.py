@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc._base.eager import start_allreduces
-from qsgd_hpc._base.reduction import Reduction, reduction_of
-from qsgd_hpc.ops import Handle, Op
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.frameworks.compressors import NoneCompressor
+from qsgd_hpc.frameworks.eager import start_allreduces
+from qsgd_hpc.frameworks.reduction import Reduction, reduction_of
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Handle, Op
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops._reduced import Allreduce, run_scaled
 from qsgd_hpc.torch.ops._tensors import TENSORS
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from qsgd_hpc._base.eager import start_alltoall
-from qsgd_hpc.ops import Handle
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.frameworks.eager import start_alltoall
+from qsgd_hpc.runtime.ops import Handle
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops._gradients import Collective, run
 from qsgd_hpc.torch.ops._tensors import TENSORS
 

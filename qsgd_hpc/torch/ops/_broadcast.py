@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from qsgd_hpc import basics, ops
-from qsgd_hpc._base.eager import start_broadcast
-from qsgd_hpc._base.reduction import Reduction
-from qsgd_hpc.ops import Average, Handle
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.frameworks.eager import start_broadcast
+from qsgd_hpc.frameworks.reduction import Reduction
+from qsgd_hpc.runtime import basics, ops
+from qsgd_hpc.runtime.ops import Average, Handle
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops._gradients import Collective, run
 from qsgd_hpc.torch.ops._reduced import Allreduce
 from qsgd_hpc.torch.ops._tensors import TENSORS

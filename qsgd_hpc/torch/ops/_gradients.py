@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from qsgd_hpc import ops
-from qsgd_hpc.ops import Handle
-from qsgd_hpc.process_sets import ProcessSet
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Handle
+from qsgd_hpc.runtime.process_sets import ProcessSet
 
 __all__ = ["Collective", "run"]
 

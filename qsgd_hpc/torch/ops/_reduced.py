@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import torch
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.eager import start_allreduces
-from qsgd_hpc._base.reduction import CURVED, Reduction
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.ops import Adasum, Handle, Op, Product, Sum
-from qsgd_hpc.process_sets import ProcessSet
+from qsgd_hpc.frameworks.eager import start_allreduces
+from qsgd_hpc.frameworks.reduction import CURVED, Reduction
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Adasum, Handle, Op, Product, Sum
+from qsgd_hpc.runtime.process_sets import ProcessSet
 from qsgd_hpc.torch.ops._allgather import Allgather
 from qsgd_hpc.torch.ops._gradients import Collective, run
 from qsgd_hpc.torch.ops._tensors import TENSORS

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc._base.eager import start_reducescatters
-from qsgd_hpc._base.reduction import CURVED, Reduction, reduction_of, require_values
-from qsgd_hpc.ops import Handle, Op, Sum
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.frameworks.compressors import NoneCompressor
+from qsgd_hpc.frameworks.eager import start_reducescatters
+from qsgd_hpc.frameworks.reduction import CURVED, Reduction, reduction_of, require_values
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Handle, Op, Sum
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops._allgather import Allgather
 from qsgd_hpc.torch.ops._gradients import run
 from qsgd_hpc.torch.ops._reduced import Reducing, derivative, run_scaled

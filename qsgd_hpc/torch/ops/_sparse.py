@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from qsgd_hpc import ops
 from qsgd_hpc.errors import HorovodInternalError, UsageError
-from qsgd_hpc.ops import Average, Handle, Op, Sum
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Average, Handle, Op, Sum
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops._allgather import Allgather
 
 __all__ = ["sparse_allreduce_async"]

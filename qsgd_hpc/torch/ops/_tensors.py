@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.adapter import Adapter
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.adapter import Adapter
+from qsgd_hpc.runtime import ops
 
 __all__ = ["TENSORS", "name_of"]
 

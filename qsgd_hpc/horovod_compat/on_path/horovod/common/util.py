@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from qsgd_hpc import built
+from qsgd_hpc.runtime import built
 
 __all__ = [
     "check_extension",

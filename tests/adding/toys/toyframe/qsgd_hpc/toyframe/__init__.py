@@ -11,10 +11,10 @@ from qsgd_hpc.toyframe._calls import (
     reducescatter,
 )
 
-from qsgd_hpc import _common
-from qsgd_hpc._base.compressors import Choices as Compression
-from qsgd_hpc._common import *  # noqa: F403
-from qsgd_hpc.objects import allgather_object, broadcast_object
+from qsgd_hpc.frameworks import common
+from qsgd_hpc.frameworks.common import *  # noqa: F403
+from qsgd_hpc.frameworks.compressors import Choices as Compression
+from qsgd_hpc.runtime.objects import allgather_object, broadcast_object
 
 __all__ = [
     "Compression",
@@ -29,4 +29,4 @@ __all__ = [
     "grouped_reducescatter",
     "reducescatter",
 ]
-__all__ += _common.__all__
+__all__ += common.__all__

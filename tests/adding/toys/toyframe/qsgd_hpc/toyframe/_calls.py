@@ -7,12 +7,12 @@ from typing import Any
 
 from qsgd_hpc.toyframe._tensors import TENSORS
 
-from qsgd_hpc import ops
-from qsgd_hpc._base import eager
-from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc._base.reduction import Reduction
-from qsgd_hpc.ops import Average, Op
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.frameworks import eager
+from qsgd_hpc.frameworks.compressors import NoneCompressor
+from qsgd_hpc.frameworks.reduction import Reduction
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Average, Op
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from toyframe import Tensor
 
 

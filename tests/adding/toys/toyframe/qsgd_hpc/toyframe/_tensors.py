@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.adapter import Adapter
+from qsgd_hpc.frameworks.adapter import Adapter
+from qsgd_hpc.runtime import ops
 from toyframe import Tensor, empty
 
 __all__ = ["TENSORS"]

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qsgd_hpc.ops import Received
+    from qsgd_hpc.runtime.ops import Received
 
 __all__ = ["Adapter"]
 

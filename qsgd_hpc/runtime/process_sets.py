@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
-from qsgd_hpc import basics
 from qsgd_hpc._core import Operation
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.runtime import basics
 
 __all__ = [
     "ProcessSet",

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from qsgd_hpc._base.pending import BATCH_BYTES
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.pending import BATCH_BYTES
 
 __all__ = ["batches", "choose_groups", "partition"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from qsgd_hpc import basics, ops
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.objects import broadcast_object
+from qsgd_hpc.runtime import basics, ops
+from qsgd_hpc.runtime.objects import broadcast_object
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,13 +17,14 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qsgd_hpc import env, planning
-from qsgd_hpc._tune_search import Search, Settings, Space, require_optuna
+from qsgd_hpc import env
 from qsgd_hpc.errors import QsgdError, UsageError
 from qsgd_hpc.rules import PLAIN_BITS
+from qsgd_hpc.runtime import planning
+from qsgd_hpc.runtime.tune_search import Search, Settings, Space, require_optuna
 
 if TYPE_CHECKING:
-    from qsgd_hpc.basics import Context
+    from qsgd_hpc.runtime.basics import Context
 
 __all__ = ["Tuner", "start_as_set", "stop"]
 

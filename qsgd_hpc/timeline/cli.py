@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from qsgd_hpc import _trace
-from qsgd_hpc._trace_steps import OTHERS, RankSteps, of_steps
+from qsgd_hpc.timeline import traces
+from qsgd_hpc.timeline.steps import OTHERS, RankSteps, of_steps
 
 __all__ = ["timeline"]
 
@@ -48,7 +48,7 @@ def timeline() -> None:
 )  # fmt: skip
 def merge(files: tuple[Path, ...], output: Path) -> None:
     """Write the events of several ranks' FILES as one."""
-    events = _trace.merge(files, output)
+    events = traces.merge(files, output)
     click.echo(f"{output}: {events} events of {len(files)} files")
 
 
@@ -67,8 +67,8 @@ def show(file: Path, top: int) -> None:
     hidden       collectives while the program went on
     coding       of collectives, hidden or not
     """
-    events = _trace.load(file)
-    summary = _trace.summarise(events)
+    events = traces.load(file)
+    summary = traces.summarise(events)
     console = Console(width=None if Console().is_terminal else 120)
     if steps := of_steps(events):
         console.print(_steps_title(steps), highlight=False)
@@ -116,7 +116,7 @@ def _who(rank: int) -> str:
     return "others" if rank == OTHERS else f"rank {rank}"
 
 
-def _table(summary: _trace.Summary, top: int) -> Table:
+def _table(summary: traces.Summary, top: int) -> Table:
     table = Table("tensor", box=None, pad_edge=False)
     for heading in ("count", "elements", "bits", "MB sent", "negotiate ms", "queue ms", "work ms",
                     "exposed"):  # fmt: skip
@@ -131,7 +131,7 @@ def _table(summary: _trace.Summary, top: int) -> Table:
     return table
 
 
-def _totals(summary: _trace.Summary) -> str:
+def _totals(summary: traces.Summary) -> str:
     time_us = summary.span_us * max(summary.ranks, 1)
     sent = sum(t.wire_bytes for t in summary.tensors.values())
     return (

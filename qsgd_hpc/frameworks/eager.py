@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qsgd_hpc import ops
-from qsgd_hpc._base.adapter import Adapter
-from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc._base.reduction import (
+from qsgd_hpc.compression import FLOATING, Lossy
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.adapter import Adapter
+from qsgd_hpc.frameworks.compressors import NoneCompressor
+from qsgd_hpc.frameworks.reduction import (
     Reduction,
     coding_for,
     is_widened,
     op_for,
     require_values,
 )
-from qsgd_hpc.compression import FLOATING, Lossy
-from qsgd_hpc.errors import UsageError
-from qsgd_hpc.ops import Group, Handle, Op
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Group, Handle, Op
 
 if TYPE_CHECKING:
     from qsgd_hpc._core import Coding
-    from qsgd_hpc.process_sets import ProcessSet
+    from qsgd_hpc.runtime.process_sets import ProcessSet
 
 __all__ = [
     "as_rows",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from qsgd_hpc._base.compressors import NoneCompressor
 from qsgd_hpc._core import Coding
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import HorovodInternalError, UsageError
-from qsgd_hpc.ops import Adasum, Average, Max, Min, Op, Product, Sum
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.frameworks.compressors import NoneCompressor
+from qsgd_hpc.runtime.ops import Adasum, Average, Max, Min, Op, Product, Sum
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = [
     "CURVED",

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
-from qsgd_hpc import basics
+from qsgd_hpc.runtime import basics
 
 __all__ = ["ElasticShares"]
 

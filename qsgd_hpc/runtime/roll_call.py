@@ -8,8 +8,8 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from qsgd_hpc._settings import Settings, is_logged
 from qsgd_hpc.launch.seat import Seat, seat_of
+from qsgd_hpc.runtime.job_settings import Settings, is_logged
 
 __all__ = ["waiting"]
 

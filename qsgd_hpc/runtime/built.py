@@ -6,7 +6,7 @@ shared memory, so scripts that ask take the path that suits that.
 
 from __future__ import annotations
 
-from qsgd_hpc import basics
+from qsgd_hpc.runtime import basics
 
 __all__ = [
     "ccl_built",

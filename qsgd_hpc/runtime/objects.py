@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qsgd_hpc import basics, ops
-from qsgd_hpc.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.runtime import basics, ops
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = ["allgather_object", "broadcast_object"]
 

@@ -25,8 +25,9 @@ from typing import NoReturn
 
 import numpy as np
 
-from qsgd_hpc import basics, env, ops
-from qsgd_hpc._exit_codes import EXIT_RESUBMIT
+from qsgd_hpc import env
+from qsgd_hpc.errors import EXIT_RESUBMIT
+from qsgd_hpc.runtime import basics, ops
 
 __all__ = ["EXIT_RESUBMIT", "exit_for_resubmit", "should_stop"]
 

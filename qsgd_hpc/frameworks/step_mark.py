@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qsgd_hpc import basics, env
+from qsgd_hpc import env
+from qsgd_hpc.runtime import basics
 
 __all__ = ["is_mark", "leave_to_meter", "mark_name", "marks_steps", "smallest"]
 

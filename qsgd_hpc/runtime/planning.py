@@ -231,7 +231,7 @@ def machine(communicator: Any, comm: Any, key: Key) -> Machine:
     """Measure the machine of this job anew, and keep it; collective, every rank returns the same.
 
     Args:
-        communicator: qsgd_hpc._direct.Communicator.
+        communicator: qsgd_hpc.runtime.direct.Communicator.
         comm: the mpi4py communicator of the same ranks.
         key: what the measurement holds for.
     """

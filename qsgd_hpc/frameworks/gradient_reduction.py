@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qsgd_hpc import basics, env, ops
-from qsgd_hpc._base.compressors import NoneCompressor
-from qsgd_hpc._base.reduction import Reduction
+from qsgd_hpc import env
 from qsgd_hpc._core import Coding
 from qsgd_hpc.compression import Lossy, from_environment
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.ops import Adasum, Average, Group, Op, Operation, Sum
-from qsgd_hpc.process_sets import ProcessSet, global_process_set, require_member
+from qsgd_hpc.frameworks.compressors import NoneCompressor
+from qsgd_hpc.frameworks.reduction import Reduction
+from qsgd_hpc.runtime import basics, ops
+from qsgd_hpc.runtime.ops import Adasum, Average, Group, Op, Operation, Sum
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set, require_member
 
 __all__ = ["GradientReduction", "checked_reduction", "chosen_compression", "gradient_prefix"]
 

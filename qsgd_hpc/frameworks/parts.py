@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from qsgd_hpc import basics, ops
-from qsgd_hpc._base.sampler import ElasticShares
-from qsgd_hpc.objects import broadcast_object
+from qsgd_hpc.frameworks.sampler import ElasticShares
+from qsgd_hpc.runtime import basics, ops
+from qsgd_hpc.runtime.objects import broadcast_object
 
 __all__ = ["Part", "SamplerPart", "StatefulPart", "ValuePart"]
 

@@ -10,8 +10,9 @@ import atexit
 import sys
 from typing import Any
 
-from qsgd_hpc import _lifeline, _mpi, basics, env
+from qsgd_hpc import env
 from qsgd_hpc.errors import RankFailedError
+from qsgd_hpc.runtime import basics, lifeline, mpi_binding
 
 __all__ = ["Communicator", "communicator"]
 
@@ -21,9 +22,7 @@ _at_exit = False
 class Communicator:
     """A ``_core.Communicator`` and the MPI resources behind it; close it on all ranks together."""
 
-    def __init__(
-        self, core: Any, comm: Any, node: Any, window: Any, peers: _lifeline.Peers
-    ) -> None:
+    def __init__(self, core: Any, comm: Any, node: Any, window: Any, peers: lifeline.Peers) -> None:
         self.core = core
         self.comm = comm
         """This communicator's own duplicate (mpi4py)."""
@@ -42,7 +41,7 @@ class Communicator:
         if kind is None:
             self.close()
         elif issubclass(kind, RankFailedError):
-            _mpi.give_up()
+            mpi_binding.give_up()
 
     def close(self) -> None:
         """Give everything back; collective."""
@@ -50,7 +49,7 @@ class Communicator:
             return
         self.comm.Barrier()  # a goodbye before the others are done would abort nothing, but confuse
         self.core.close()
-        _lifeline.forget(self._peers)
+        lifeline.forget(self._peers)
         if self._window is not None:
             self._window.Free()
         self.comm.Free()
@@ -71,13 +70,13 @@ def communicator(comm: Any = None, threads: int | None = None, shared: bool = Tr
     global _at_exit
     import qsgd_hpc._core as _core
 
-    mpi = _mpi.start_mpi()
+    mpi = mpi_binding.start_mpi()
     own = (mpi.module.COMM_WORLD if comm is None else comm).Dup()
     own.Set_errhandler(mpi.module.ERRORS_RETURN)
     ranks_per_node = env.get("QSGD_RANKS_PER_NODE")
-    node, window = _mpi.share_node(mpi, own, ranks_per_node) if shared else (None, None)
-    core = _core.Communicator.over_mpi(_mpi.core_facts(mpi, own), node, threads or 1)
-    peers = _lifeline.connect(own) if env.get("QSGD_LIFELINE") else []
+    node, window = mpi_binding.share_node(mpi, own, ranks_per_node) if shared else (None, None)
+    core = _core.Communicator.over_mpi(mpi_binding.core_facts(mpi, own), node, threads or 1)
+    peers = lifeline.connect(own) if env.get("QSGD_LIFELINE") else []
     if peers:
         core.watch(peers, basics.GRACE_S)
     if not _at_exit:
@@ -89,6 +88,6 @@ def communicator(comm: Any = None, threads: int | None = None, shared: bool = Tr
 def _end() -> None:
     """At exit: let go of MPI, unless the engine still runs, which does so when it leaves."""
     if isinstance(getattr(sys, "last_value", None), RankFailedError):
-        _mpi.give_up()
+        mpi_binding.give_up()
     if not basics.is_initialized():
-        _mpi.finalise()
+        mpi_binding.finalise()

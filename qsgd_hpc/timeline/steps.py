@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from qsgd_hpc._trace import (
+from qsgd_hpc.timeline.traces import (
     Event,
     Rows,
     Span,

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qsgd_hpc import _clocks, _trace, env
+from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.timeline import clocks, traces
 
 if TYPE_CHECKING:
-    from qsgd_hpc.basics import Context
+    from qsgd_hpc.runtime.basics import Context
 
 __all__ = ["start_timeline", "stop_timeline"]
 
@@ -59,7 +60,7 @@ def start_timeline(path: str, mark_cycles: bool = False) -> None:
     Raises:
         UsageError: a timeline is being written already, or the file cannot be.
     """
-    from qsgd_hpc.basics import context
+    from qsgd_hpc.runtime.basics import context
 
     files = Files(path, _RANK in path or env.get("QSGD_TIMELINE_ALL_RANKS"))
     _start(context(), files, mark_cycles, together=files.all_ranks)
@@ -70,7 +71,7 @@ def stop_timeline() -> None:
 
     Where every rank writes, all must call, and rank 0 merges the files that it can see.
     """
-    from qsgd_hpc.basics import context
+    from qsgd_hpc.runtime.basics import context
 
     stop(context())
 
@@ -92,7 +93,7 @@ def _start(context: Context, files: Files, mark_cycles: bool, together: bool) ->
     """Start on this rank; where ranks start together, all raise what one of them found wrong."""
     global _files
     writes = files.all_ranks or context.rank == 0
-    zero = {"zero_s": _clocks.zero_s(context.comm)} if files.all_ranks else {}
+    zero = {"zero_s": clocks.zero_s(context.comm)} if files.all_ranks else {}
     path = files.of_rank(context.rank)
     fault = _try_start(context.engine, path, mark_cycles, zero) if writes else None
     faults = context.comm.allgather(fault) if together else [fault]
@@ -131,7 +132,7 @@ def _merge_seen(files: Files, size: int) -> None:
     paths = [files.of_rank(rank) for rank in range(size)]
     seen = [path for path in paths if path.exists()]
     try:
-        _trace.merge(seen, files.merged)
+        traces.merge(seen, files.merged)
     except (OSError, UsageError) as error:
         return _warn(f"the ranks' timelines were not merged: {error}")
     if len(seen) < size:

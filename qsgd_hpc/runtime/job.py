@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
-from qsgd_hpc import _mpi
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.runtime import mpi_binding
 
 __all__ = ["communicators"]
 
@@ -17,7 +17,7 @@ _EXPECTED = (
 )
 
 
-def communicators(mpi: _mpi.Mpi, comm: Any) -> tuple[Any, list[Any]]:
+def communicators(mpi: mpi_binding.Mpi, comm: Any) -> tuple[Any, list[Any]]:
     """Return this package's own communicator of the job, and those that become process sets.
 
     Args:
@@ -44,7 +44,7 @@ def communicators(mpi: _mpi.Mpi, comm: Any) -> tuple[Any, list[Any]]:
     return own, sets
 
 
-def _duplicate(mpi: _mpi.Mpi, comm: Any) -> Any:
+def _duplicate(mpi: mpi_binding.Mpi, comm: Any) -> Any:
     if not hasattr(comm, "Dup"):
         raise UsageError(f"init(comm={comm!r}): {_EXPECTED}")
     if comm == mpi.module.COMM_NULL:
@@ -55,7 +55,7 @@ def _duplicate(mpi: _mpi.Mpi, comm: Any) -> Any:
     return comm.Dup()
 
 
-def _of_ranks(mpi: _mpi.Mpi, ranks: list[Any]) -> Any:
+def _of_ranks(mpi: mpi_binding.Mpi, ranks: list[Any]) -> Any:
     world = mpi.module.COMM_WORLD
     rank, size = world.Get_rank(), world.Get_size()
     wrong = [r for r in ranks if not isinstance(r, Integral) or isinstance(r, bool)]

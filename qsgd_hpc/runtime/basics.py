@@ -14,21 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from qsgd_hpc import (
-    _job,
-    _lifeline,
-    _mpi,
-    _roll_call,
-    _settings,
-    autotune,
-    env,
-    planning,
-    timeline,
-)
+from qsgd_hpc import env
 from qsgd_hpc.errors import RankFailedError, UsageError
+from qsgd_hpc.runtime import autotune, job, job_settings, lifeline, mpi_binding, planning, roll_call
+from qsgd_hpc.timeline import writing
 
 if TYPE_CHECKING:
-    from qsgd_hpc.process_sets import ProcessSet
+    from qsgd_hpc.runtime.process_sets import ProcessSet
 
 __all__ = [
     "Context",
@@ -65,7 +57,7 @@ class Context:
     """This package's own duplicate of the communicator (mpi4py)."""
     window: Any
     """The MPI window of the memory that the ranks of this node share, or None."""
-    mpi: _mpi.Mpi
+    mpi: mpi_binding.Mpi
     rank: int
     size: int
     local_rank: int
@@ -122,14 +114,14 @@ def init(
                 "a rank of this job has died, so its MPI cannot be used again; end this process "
                 "and start the job from its last checkpoint"
             )
-        settings = _settings.read()
+        settings = job_settings.read()
         if process_sets == "dynamic":
             settings["QSGD_DYNAMIC_PROCESS_SETS"] = True
-        with _roll_call.waiting(settings, every_rank=comm is None):
-            mpi = _mpi.start_mpi()
-            own, split = _job.communicators(mpi, comm)
+        with roll_call.waiting(settings, every_rank=comm is None):
+            mpi = mpi_binding.start_mpi()
+            own, split = job.communicators(mpi, comm)
             try:
-                _settings.require_equal(own, settings)
+                job_settings.require_equal(own, settings)
             except UsageError:
                 own.Free()
                 raise
@@ -143,10 +135,10 @@ def init(
 
 def _set_up(split: list[Any], process_sets: Any) -> None:
     """Start what the settings ask for and register the given process sets, or undo it all."""
-    from qsgd_hpc.process_sets import ProcessSet, register
+    from qsgd_hpc.runtime.process_sets import ProcessSet, register
 
     try:
-        timeline.start_as_set(context())
+        writing.start_as_set(context())
         autotune.start_as_set(context())
         given = [] if process_sets in (None, "dynamic") else list(process_sets)
         given = [s if isinstance(s, ProcessSet) else ProcessSet(s) for s in (*split, *given)]
@@ -156,25 +148,25 @@ def _set_up(split: list[Any], process_sets: Any) -> None:
         raise
 
 
-def _build(mpi: _mpi.Mpi, comm: Any, settings: _settings.Settings) -> Context:
+def _build(mpi: mpi_binding.Mpi, comm: Any, settings: job_settings.Settings) -> Context:
     import qsgd_hpc._core as _core
 
     rank, size = comm.Get_rank(), comm.Get_size()
     per_node = settings["QSGD_RANKS_PER_NODE"]
-    nodes = _mpi.split_nodes(mpi, comm, per_node)
+    nodes = mpi_binding.split_nodes(mpi, comm, per_node)
     homogeneous = len(set(comm.allgather(nodes[1]))) == 1
-    shared, window = _mpi.share_node(mpi, comm, per_node) if size > 1 else (None, None)
-    peers = _lifeline.connect(comm) if settings["QSGD_LIFELINE"] else []
+    shared, window = mpi_binding.share_node(mpi, comm, per_node) if size > 1 else (None, None)
+    peers = lifeline.connect(comm) if settings["QSGD_LIFELINE"] else []
     key = planning.key_of(
         mpi.module, None if shared is None else shared.nodes, size, env.get("QSGD_THREADS")
     )
-    config = _settings.engine_config(
+    config = job_settings.engine_config(
         settings,
         planning.recall(comm, key) if size > 1 else None,
         lambda measured: planning.keep(key, measured),
         shares_memory=shared is not None,
     )
-    engine = _core.Engine.over_mpi(_mpi.core_facts(mpi, comm), config, shared)
+    engine = _core.Engine.over_mpi(mpi_binding.core_facts(mpi, comm), config, shared)
     engine.machine()  # measured before the script goes on and takes the cores
     if peers:
         engine.watch(peers, GRACE_S)
@@ -213,11 +205,11 @@ def _shut_down(reason: str, patience_s: float, *, record: bool) -> None:
     autotune.stop()
     _core.set_current_engine(None)
     ended.engine.shutdown(reason, patience_s)
-    _lifeline.forget()
-    timeline.stop(ended, together=not ended.engine.aborted())
+    lifeline.forget()
+    writing.stop(ended, together=not ended.engine.aborted())
     if ended.engine.aborted():
         _wrecks.append(ended)
-        _mpi.give_up()
+        mpi_binding.give_up()
         return
     if record and env.get("QSGD_RECORDS"):
         from qsgd_hpc.recording import engine_record
@@ -237,7 +229,7 @@ def _leave() -> None:
     # An error may quote a file name that is not UTF-8, or a whole file.
     reason = reason.encode("utf-8", "replace")[:_REASON_BYTES].decode("utf-8", "ignore")
     _shut_down(reason, _PATIENCE_S if failure else 1e9, record=failure is None)
-    _mpi.finalise()
+    mpi_binding.finalise()
 
 
 def is_initialized() -> bool:

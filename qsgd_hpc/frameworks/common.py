@@ -1,7 +1,15 @@
 """The part of the Horovod API that every framework's module has, and that is the same in all."""
 
-from qsgd_hpc import built, feedback
-from qsgd_hpc.basics import (
+from qsgd_hpc.errors import (
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    NonFiniteGradientError,
+    RankFailedError,
+    UsageError,
+)
+from qsgd_hpc.launch.function import run
+from qsgd_hpc.runtime import built, feedback
+from qsgd_hpc.runtime.basics import (
     communication_stats,
     compression_stats,
     cross_rank,
@@ -17,24 +25,16 @@ from qsgd_hpc.basics import (
     size,
     step_profile,
 )
-from qsgd_hpc.built import *
-from qsgd_hpc.errors import (
-    HorovodInternalError,
-    HostsUpdatedInterrupt,
-    NonFiniteGradientError,
-    RankFailedError,
-    UsageError,
-)
-from qsgd_hpc.feedback import *
-from qsgd_hpc.launch.function import run
-from qsgd_hpc.ops import Adasum, Average, Max, Min, Product, Sum
-from qsgd_hpc.process_sets import (
+from qsgd_hpc.runtime.built import *
+from qsgd_hpc.runtime.feedback import *
+from qsgd_hpc.runtime.ops import Adasum, Average, Max, Min, Product, Sum
+from qsgd_hpc.runtime.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
-from qsgd_hpc.timeline import start_timeline, stop_timeline
+from qsgd_hpc.timeline.writing import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum",

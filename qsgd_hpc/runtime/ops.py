@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qsgd_hpc import basics
 from qsgd_hpc._core import Group, Operation
-from qsgd_hpc._handle import Handle
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.process_sets import ProcessSet, global_process_set, require_member
+from qsgd_hpc.runtime import basics
+from qsgd_hpc.runtime.handle import Handle
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set, require_member
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,1 +1,0 @@
-"""Logic of the framework modules that needs no framework, written once."""

@@ -1,0 +1,1 @@
+"""What the framework modules share, independent of any framework."""

@@ -1,0 +1,1 @@
+"""The runtime of a rank: init and shutdown, collectives, settings, planning and tuning."""
