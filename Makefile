@@ -138,6 +138,7 @@ lint: setup ## Check style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.cu' '*.h')
 
 format: setup ## Rewrite the sources in the house style

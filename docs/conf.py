@@ -47,7 +47,7 @@ suppress_warnings = ["misc.highlighting_failure"]
 default_role = "literal"  # docstrings write `name`, as Markdown does
 nitpicky = True
 # Names of other projects: their documentation is not fetched, so that the site builds offline.
-nitpick_ignore = [("py:class", "qsgd_hpc.recording.meter.Batch")]  # a type variable
+nitpick_ignore = [("py:class", "qsgd_hpc.frameworks.meter.Batch")]  # a type variable
 nitpick_ignore_regex = [
     ("py:.*", r"(?!qsgd_hpc\.).*"),
     # Not public: a base class, a function of Python's private modules.

@@ -11,7 +11,7 @@ from typing import Any
 from sphinx.application import Sphinx
 
 from qsgd_hpc.frameworks import common
-from qsgd_hpc.frameworks.names import FRAMEWORKS
+from qsgd_hpc.launch.frameworks import FRAMEWORKS
 
 COMMON = "docs/reference/common"
 PAGES = ("docs/reference/arrays", *(f"docs/reference/{each.module}" for each in FRAMEWORKS))

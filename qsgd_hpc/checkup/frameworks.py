@@ -10,7 +10,7 @@ from pathlib import Path
 import qsgd_hpc
 from qsgd_hpc.checkup.finding import Finding, fault, note, ok
 from qsgd_hpc.checkup.installation import REINSTALL
-from qsgd_hpc.frameworks.names import FRAMEWORKS, Framework
+from qsgd_hpc.launch.frameworks import FRAMEWORKS, Framework
 
 __all__ = ["frameworks"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from qsgd_hpc.frameworks.names import FRAMEWORKS
+from qsgd_hpc.launch.frameworks import FRAMEWORKS
 
 __all__ = ["DISTRIBUTED", "Framework", "api_name", "frameworks", "is_distributed"]
 

@@ -23,7 +23,9 @@ from qsgd_hpc.runtime.basics import (
     rank,
     shutdown,
     size,
+    start_timeline,
     step_profile,
+    stop_timeline,
 )
 from qsgd_hpc.runtime.built import *
 from qsgd_hpc.runtime.feedback import *
@@ -34,7 +36,6 @@ from qsgd_hpc.runtime.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from qsgd_hpc.timeline.writing import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qsgd_hpc import env
+from qsgd_hpc.recording.engine_record import STEP_MARK
 from qsgd_hpc.runtime import basics
 
-__all__ = ["is_mark", "leave_to_meter", "mark_name", "marks_steps", "smallest"]
+__all__ = ["leave_to_meter", "mark_name", "marks_steps", "smallest"]
 
-_MARK = "qsgd_hpc.step."
 _metered = False
 
 
@@ -29,12 +29,7 @@ def marks_steps() -> bool:
 
 def mark_name(name: str) -> str:
     """Return the name of the operation, by the one that it would have among several ranks."""
-    return _MARK + name
-
-
-def is_mark(name: str) -> bool:
-    """Tell whether an operation has such a name."""
-    return _MARK in name
+    return STEP_MARK + name
 
 
 def smallest(sizes: Sequence[int | None]) -> int:

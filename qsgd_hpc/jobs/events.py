@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from qsgd_hpc.errors import EXIT_RESUBMIT
+from qsgd_hpc.jobs.endings import NO_MEMORY, PREEMPTED, dead_node, exit_words, node_words
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.schedulers.endings import NO_MEMORY, PREEMPTED, exit_words, node_words
-from qsgd_hpc.jobs.schedulers.pbs_nodes import dead_node
 
 __all__ = [
     "end_of",

@@ -35,7 +35,7 @@ from qsgd_hpc.jobs.records import (
     request_from_json,
     request_to_json,
 )
-from qsgd_hpc.jobs.sites import home
+from qsgd_hpc.jobs.sources import home
 from qsgd_hpc.jobs.words import did_you_mean
 
 __all__ = [

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from qsgd_hpc import __version__
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.frameworks.names import FRAMEWORKS
+from qsgd_hpc.launch.frameworks import FRAMEWORKS
 from qsgd_hpc.launch.mpi import find_launcher, find_library
 
 __all__ = ["table"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsgd_hpc.launch import pickles
-from qsgd_hpc.runtime.lifeline import own_addresses
+from qsgd_hpc.launch.meeting import own_addresses
 
 __all__ = ["VARIABLE", "Exchange", "Failure", "Returned", "answer", "fetch"]
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from qsgd_hpc.errors import LaunchError, RankFailedError, UsageError
-from qsgd_hpc.horovod_compat import installed
 from qsgd_hpc.launch.exchange import VARIABLE, Exchange, Failure
 from qsgd_hpc.launch.horovod_flags import CHANGES_NOTHING
 from qsgd_hpc.launch.options import Host, RunOptions, parse_hostfile, parse_hosts
@@ -79,7 +78,7 @@ def run(
         env={**(env or {}), VARIABLE: exchange.address},
         mpi_args=tuple(shlex.split(mpi_args) if isinstance(mpi_args, str) else mpi_args),
         network_interfaces=tuple(filter(None, (network_interfaces or "").split(","))),
-        horovod=installed(),
+        horovod=_horovod_installed(),
         output_folder=None if output_filename is None else Path(output_filename),
         start_timeout_s=start_timeout,
         verbose=bool(verbose),
@@ -89,6 +88,12 @@ def run(
     if code == 128 + signal.SIGINT:
         raise KeyboardInterrupt
     return _results(exchange.answers, ranks, code)
+
+
+def _horovod_installed() -> bool:
+    """Tell whether ``horovod`` means this package in this process."""
+    compat = sys.modules.get("qsgd_hpc.horovod_compat")
+    return compat is not None and compat.installed()
 
 
 # Arguments of Horovod's run whose flags have other names.

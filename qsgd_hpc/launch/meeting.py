@@ -20,9 +20,9 @@ from qsgd_hpc.launch.hold_port import held_port
 from qsgd_hpc.launch.options import RunOptions, local_ranks, placement
 from qsgd_hpc.launch.schedulers import NODE_FILES, in_batch_job
 
-__all__ = ["Meeting", "meeting", "remarks", "taken_port"]
+__all__ = ["Meeting", "meeting", "own_addresses", "remarks", "taken_port"]
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_LOOPBACKS = ("localhost", "127.0.0.1", "::1")
 # Below the ports that the kernel hands out by itself.
 _FIRST_PORT, _PORTS = 20_000, 12_000
 _ON_A_HOST_OF_ITS_OWN = 29_500  # torch's own choice; nobody else is there
@@ -81,14 +81,14 @@ def _address(options: RunOptions, environ: Mapping[str, str]) -> tuple[str, bool
     """Return where the first rank's host is reached, and whether that is this host."""
     if options.nodes:
         (name, _), *others = placement(options)
-        if others and name in _LOOPBACK:
+        if others and name in _LOOPBACKS:
             name = socket.gethostname()  # what other hosts can reach
     elif in_batch_job(environ):
         name = _first_node(environ)
     else:
         return "127.0.0.1", True
     own, short = (host.partition(".")[0] for host in (socket.gethostname(), name))
-    return name, name in _LOOPBACK or short == own
+    return name, name in _LOOPBACKS or short == own
 
 
 def _first_node(environ: Mapping[str, str]) -> str:
@@ -113,7 +113,7 @@ def _counts(options: RunOptions, environ: Mapping[str, str]) -> tuple[int, ...]:
 def taken_port(environ: Mapping[str, str]) -> str | None:
     """Say that the user's MASTER_PORT is another process's on this host; None: it is not."""
     address, port = environ.get("MASTER_ADDR", "localhost"), environ.get("MASTER_PORT", "")
-    if not port.isdecimal() or address not in (*_LOOPBACK, socket.gethostname()):
+    if not port.isdecimal() or address not in (*_LOOPBACKS, socket.gethostname()):
         return None
     try:
         held_port(int(port)).close()
@@ -144,3 +144,16 @@ def _starter(command: Sequence[str]) -> str | None:
     if program.startswith("python") and words:
         program = words[-1] if words[0] == "-m" else words[0]
     return program if program in _STARTERS else None
+
+
+def own_addresses() -> list[str]:
+    """Names and addresses under which the other hosts may reach this one, the likeliest first."""
+    host = socket.gethostname()
+    found = [host]
+    with contextlib.suppress(OSError):
+        found += [str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET)]
+    # The address of the interface with the default route; nothing is sent by connecting UDP.
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        found.append(probe.getsockname()[0])
+    return [*dict.fromkeys(found), "127.0.0.1"]

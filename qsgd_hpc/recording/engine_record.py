@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qsgd_hpc import env
-from qsgd_hpc.frameworks.step_mark import is_mark
 from qsgd_hpc.recording.records import record
 
 __all__ = [
     "MOST_LAYERS",
+    "STEP_MARK",
     "leave",
     "mean_nmse",
     "merge_neighbours",
@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 MOST_LAYERS = 2000
+STEP_MARK = "qsgd_hpc.step."  # in the name of an operation that only marks a step
 _WARMUP = 10
 
 
@@ -77,7 +78,7 @@ def summary(
         they nor bytes and reductions of a single rank whose gradients do not pass the engine.
     """
     warmup = warmup_steps(profile["steps"])
-    marked = any(is_mark(name) for name, *_ in profile["layers"])
+    marked = any(STEP_MARK in name for name, *_ in profile["layers"])
     fields: dict[str, Any] = {
         "rank": rank,
         "ranks": ranks,

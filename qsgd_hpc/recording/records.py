@@ -14,7 +14,7 @@ from typing import Any
 
 from qsgd_hpc import __version__, env
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.frameworks.names import FRAMEWORKS
+from qsgd_hpc.launch.frameworks import FRAMEWORKS
 from qsgd_hpc.recording.host import cpu_model, place
 
 __all__ = ["RESERVED", "record"]

@@ -39,7 +39,9 @@ __all__ = [
     "restart",
     "shutdown",
     "size",
+    "start_timeline",
     "step_profile",
+    "stop_timeline",
 ]
 
 # How long after another rank's death this process may go on without noticing; the job is to have
@@ -363,3 +365,26 @@ def compression_stats() -> dict[str, dict[str, Any]]:
     """
     stats = context().engine.quality()
     return {name.removeprefix("allreduce."): quality for name, quality in stats.items()}
+
+
+def start_timeline(path: str, mark_cycles: bool = False) -> None:
+    """Write what happens to every tensor from now on, until ``stop_timeline`` or ``shutdown``.
+
+    Rank 0 writes; calls on other ranks do nothing. With ``{rank}`` in the path, or with
+    QSGD_TIMELINE_ALL_RANKS=1, every rank writes a file of its own and all ranks must call.
+
+    Args:
+        path: the file, which is replaced. Its folder must exist.
+        mark_cycles: mark where the ranks have agreed on what to do next.
+    Raises:
+        UsageError: a timeline is being written already, or the file cannot be.
+    """
+    writing.start(context(), path, mark_cycles=mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Finish the file; harmless when there is none.
+
+    Where every rank writes, all must call, and rank 0 merges the files that it can see.
+    """
+    writing.stop(context())

@@ -17,7 +17,9 @@ import sys
 import time
 from typing import Any
 
-__all__ = ["Greeter", "Peers", "connect", "forget", "own_addresses"]
+from qsgd_hpc.launch.meeting import own_addresses
+
+__all__ = ["Greeter", "Peers", "connect", "forget"]
 
 Peers = list[tuple[int, int, str]]  # file descriptor, rank, "host nid0001, pid 4242"
 
@@ -188,19 +190,6 @@ def _reach_root(comm: Any, labels: list[str]) -> Peers:
 
 def _host(label: str) -> str:
     return label.partition(",")[0]
-
-
-def own_addresses() -> list[str]:
-    """Names and addresses under which the other hosts may reach this one, the likeliest first."""
-    host = socket.gethostname()
-    found = [host]
-    with contextlib.suppress(OSError):
-        found += [str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET)]
-    # The address of the interface with the default route; nothing is sent by connecting UDP.
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))
-        found.append(probe.getsockname()[0])
-    return [*dict.fromkeys(found), _LOOPBACK]
 
 
 def _detach(sock: socket.socket) -> int:

@@ -5,7 +5,7 @@ importing this package stays cheap: no framework, no engine; pandas and matplotl
 analysis alone.
 """
 
-from qsgd_hpc.recording.meter import Meter
+from qsgd_hpc.frameworks.meter import Meter
 from qsgd_hpc.recording.records import record
 
 __all__ = ["Meter", "record"]

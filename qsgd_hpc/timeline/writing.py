@@ -14,7 +14,7 @@ from qsgd_hpc.timeline import clocks, traces
 if TYPE_CHECKING:
     from qsgd_hpc.runtime.basics import Context
 
-__all__ = ["start_timeline", "stop_timeline"]
+__all__ = ["start", "start_as_set", "stop"]
 
 _RANK = "{rank}"
 
@@ -48,32 +48,10 @@ class Files:
 _files: Files | None = None
 
 
-def start_timeline(path: str, mark_cycles: bool = False) -> None:
-    """Write what happens to every tensor from now on, until ``stop_timeline`` or ``shutdown``.
-
-    Rank 0 writes; calls on other ranks do nothing. With ``{rank}`` in the path, or with
-    QSGD_TIMELINE_ALL_RANKS=1, every rank writes a file of its own and all ranks must call.
-
-    Args:
-        path: the file, which is replaced. Its folder must exist.
-        mark_cycles: mark where the ranks have agreed on what to do next.
-    Raises:
-        UsageError: a timeline is being written already, or the file cannot be.
-    """
-    from qsgd_hpc.runtime.basics import context
-
+def start(context: Context, path: str, *, mark_cycles: bool) -> None:
+    """Start the timeline that a program asks for; see ``basics.start_timeline``."""
     files = Files(path, _RANK in path or env.get("QSGD_TIMELINE_ALL_RANKS"))
-    _start(context(), files, mark_cycles, together=files.all_ranks)
-
-
-def stop_timeline() -> None:
-    """Finish the file; harmless when there is none.
-
-    Where every rank writes, all must call, and rank 0 merges the files that it can see.
-    """
-    from qsgd_hpc.runtime.basics import context
-
-    stop(context())
+    _start(context, files, mark_cycles, together=files.all_ranks)
 
 
 def start_as_set(context: Context) -> None:

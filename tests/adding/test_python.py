@@ -45,7 +45,7 @@ TOYFRAME = Toy(
     "toyframe",
     (
         before(
-            "qsgd_hpc/frameworks/names.py",
+            "qsgd_hpc/launch/frameworks.py",
             '    Framework("MXNet"',
             '    Framework("Toyframe", "toyframe"),\n',
         ),

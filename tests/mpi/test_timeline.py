@@ -10,7 +10,7 @@ from tests.unit.test_timeline import check_format
 PROGRAM = """
 import sys, torch
 import qsgd_hpc.torch as hvd
-from qsgd_hpc.timeline.writing import start_timeline, stop_timeline
+from qsgd_hpc.runtime.basics import start_timeline, stop_timeline
 hvd.init()
 for path in sys.argv[1:]:
     start_timeline(path)

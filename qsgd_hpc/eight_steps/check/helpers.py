@@ -14,7 +14,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.frameworks import is_distributed
 from qsgd_hpc.eight_steps.reading import Script, dotted, read
-from qsgd_hpc.frameworks.names import FRAMEWORKS
+from qsgd_hpc.launch.frameworks import FRAMEWORKS
 
 __all__ = ["Helpers", "api_names", "helpers"]
 

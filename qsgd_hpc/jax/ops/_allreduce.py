@@ -16,8 +16,7 @@ from qsgd_hpc.frameworks.eager import start_allreduce
 from qsgd_hpc.frameworks.reduction import CURVED, Reduction, op_for
 from qsgd_hpc.jax.ops._allgather import Allgather
 from qsgd_hpc.jax.ops._arrays import ARRAYS
-from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
-from qsgd_hpc.jax.ops._primitive import run
+from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, run
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Adasum, Handle, Op, Product, Sum
 

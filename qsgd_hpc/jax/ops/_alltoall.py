@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.eager import start_alltoall
 from qsgd_hpc.jax.ops._arrays import ARRAYS
-from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
-from qsgd_hpc.jax.ops._primitive import run
+from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, run
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Handle
 

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from qsgd_hpc.frameworks.eager import start_broadcast
 from qsgd_hpc.jax.ops._allreduce import Allreduce
 from qsgd_hpc.jax.ops._arrays import ARRAYS
-from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
-from qsgd_hpc.jax.ops._primitive import run
+from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, run
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.ops import Average, Handle
 

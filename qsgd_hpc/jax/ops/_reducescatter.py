@@ -13,8 +13,7 @@ from qsgd_hpc.frameworks.reduction import CURVED, Reduction, op_for
 from qsgd_hpc.jax.ops._allgather import Allgather, summed_shares
 from qsgd_hpc.jax.ops._allreduce import slopes
 from qsgd_hpc.jax.ops._arrays import ARRAYS
-from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape
-from qsgd_hpc.jax.ops._primitive import run
+from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, run
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Handle, Op, Sum
 

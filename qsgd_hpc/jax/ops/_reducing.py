@@ -23,8 +23,7 @@ from qsgd_hpc.frameworks.reduction import (
 )
 from qsgd_hpc.jax.compression import compressor_for
 from qsgd_hpc.jax.ops._allreduce import Allreduce
-from qsgd_hpc.jax.ops._collective import Arrays, Collective, is_traced, named, refuse_traced
-from qsgd_hpc.jax.ops._primitive import run
+from qsgd_hpc.jax.ops._collective import Arrays, Collective, is_traced, named, refuse_traced, run
 from qsgd_hpc.jax.ops._reducescatter import Reducescatter
 from qsgd_hpc.runtime.ops import Handle, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set

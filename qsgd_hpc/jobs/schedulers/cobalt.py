@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs.endings import WALLTIME, exit_words
 from qsgd_hpc.jobs.model import Job, JobState, Progress
 from qsgd_hpc.jobs.schedulers.command import (
     Answer,
@@ -24,7 +25,6 @@ from qsgd_hpc.jobs.schedulers.command import (
     refusal,
     submitted,
 )
-from qsgd_hpc.jobs.schedulers.endings import WALLTIME, exit_words
 from qsgd_hpc.jobs.schedulers.news import (
     merged,
     open_jobs,

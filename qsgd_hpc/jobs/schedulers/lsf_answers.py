@@ -7,9 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 
-from qsgd_hpc.jobs.model import JobState, Progress
-from qsgd_hpc.jobs.schedulers.command import Answer
-from qsgd_hpc.jobs.schedulers.endings import (
+from qsgd_hpc.jobs.endings import (
     NO_MEMORY,
     NOT_MET,
     PREEMPTED,
@@ -17,6 +15,8 @@ from qsgd_hpc.jobs.schedulers.endings import (
     exit_words,
     node_words,
 )
+from qsgd_hpc.jobs.model import JobState, Progress
+from qsgd_hpc.jobs.schedulers.command import Answer
 
 __all__ = ["COLUMNS", "Bjobs", "parse_bjobs", "time_of"]
 

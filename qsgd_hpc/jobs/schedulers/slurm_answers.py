@@ -6,15 +6,15 @@ import re
 import time
 from collections.abc import Iterable
 
-from qsgd_hpc.jobs.model import JobState, Progress
-from qsgd_hpc.jobs.schedulers.command import Answer
-from qsgd_hpc.jobs.schedulers.endings import (
+from qsgd_hpc.jobs.endings import (
     NO_MEMORY,
     PREEMPTED,
     WALLTIME,
     exit_words,
     node_words,
 )
+from qsgd_hpc.jobs.model import JobState, Progress
+from qsgd_hpc.jobs.schedulers.command import Answer
 from qsgd_hpc.jobs.schedulers.slurm_clusters import within
 
 __all__ = ["SACCT_COLUMNS", "SQUEUE_COLUMNS", "Squeue", "hosts", "parse_sacct", "parse_squeue"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qsgd_hpc.runtime import basics, built
-from qsgd_hpc.timeline.writing import start_timeline, stop_timeline
+from qsgd_hpc.runtime.basics import start_timeline, stop_timeline
 
 __all__ = ["HorovodBasics"]
 

@@ -1,12 +1,14 @@
-"""The words for how a script ended; the same for every scheduler."""
+"""How a job ended: the words for it, and the node whose death PBS notes in the job's output."""
 
 from __future__ import annotations
 
+import re
 import signal
+from pathlib import Path
 
 from qsgd_hpc.errors import EXIT_RESUBMIT
 
-__all__ = ["NOT_MET", "NO_MEMORY", "PREEMPTED", "WALLTIME", "exit_words", "node_words"]
+__all__ = ["NOT_MET", "NO_MEMORY", "PREEMPTED", "WALLTIME", "dead_node", "exit_words", "node_words"]
 
 NOT_MET = "a job that it waited for did not complete"
 NO_MEMORY = (
@@ -34,3 +36,25 @@ def node_words(nodes: tuple[str, ...]) -> str:
     if not nodes:
         return "a node of the job failed"
     return f"node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)} failed"
+
+
+TAIL_BYTES = 65_536
+# The MoM of the first node notices that another one no longer answers, writes that into the job's
+# output and ends the job by SIGTERM: to qstat, the script failed by a signal.
+# OpenPBS and Torque write "job die" or "job terminate". Code 1000 is a sister's own wish to end the
+# job, for a limit that it has exceeded on that node.
+_DEAD = re.compile(
+    r"=>> PBS: job killed: node \d+ \(([^()\s]+)\) requested job (?:die|terminate)\b"
+    r"(?!.{0,40}?code 1000\b)"
+)
+
+
+def dead_node(log: Path) -> str | None:
+    """Return the node whose loss PBS has noted at the end of a job's output, or None."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            found = _DEAD.findall(stream.read().decode("utf-8", "replace"))
+    except OSError:
+        return None
+    return found[-1] if found else None

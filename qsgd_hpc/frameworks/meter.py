@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from qsgd_hpc import env
+from qsgd_hpc.frameworks.step_log import WARMUP_RULE, StepLog, Waits, breakdown, mean_over_ranks
 from qsgd_hpc.frameworks.step_mark import leave_to_meter
 from qsgd_hpc.recording import host
 from qsgd_hpc.recording.engine_record import mean_nmse, merge_neighbours, warmup_steps
 from qsgd_hpc.recording.records import record
-from qsgd_hpc.recording.step_log import WARMUP_RULE, StepLog, Waits, breakdown, mean_over_ranks
 from qsgd_hpc.rules import PLAIN_BITS
 
 __all__ = ["Meter"]
