@@ -8,9 +8,11 @@ mostly wait, so their tests run beside those of pure functions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
-__all__ = ["GATE", "LEFT", "SERIAL", "mark"]
+__all__ = ["GATE", "LEFT", "SERIAL", "mark", "unmatched"]
 
 # Files and folders whose tests start ranks, or need the machine for themselves.
 SERIAL = (
@@ -162,6 +164,21 @@ def mark(item: pytest.Item) -> None:
         item.add_marker("serial")
     if not _in_gate(name):
         item.add_marker("full")
+
+
+def unmatched(names: Iterable[str]) -> list[str]:
+    """Return the entries for files among these tests that name none of them.
+
+    Parameters are not compared: some are of an MPI that this machine may not have.
+    """
+    collected = list(names)
+    files = {name.partition("::")[0] for name in collected}
+    return [
+        entry
+        for entry in (*SERIAL, *JOBS, *GATE, *LEFT)
+        if entry.partition("::")[0] in files
+        and not any(n.startswith(entry.partition("[")[0]) for n in collected)
+    ]
 
 
 def _in_gate(name: str) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import gate
+from tests import gate, selection
 from tests.processes import MARK, OUTCOMES, until
 
 ROOT = Path(__file__).parents[2]
@@ -277,3 +277,14 @@ def test_an_environment_that_cannot_run_the_package_is_told_before_any_test(tmp_
 
 def test_every_test_bears_the_mark_of_its_own(owner: object) -> None:
     assert os.environ[MARK] == getattr(owner, "mark", None)
+
+
+def test_an_entry_whose_test_was_renamed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "SERIAL", ())
+    monkeypatch.setattr(selection, "JOBS", ())
+    monkeypatch.setattr(
+        selection,
+        "GATE",
+        ("a.py::test_kept[.venv-openmpi]", "a.py::test_old", "b.py::test_elsewhere"),
+    )
+    assert selection.unmatched(["a.py::test_kept[.venv]", "a.py::test_new"]) == ["a.py::test_old"]
