@@ -1,4 +1,4 @@
-"""Prints the table of docs/check.md: twelve faults, each in a script of its own, and what is said.
+"""Prints the table of docs/check.md: twelve faults, each in its own script, and the report.
 
 python -m tests.check.table
 """
@@ -23,27 +23,27 @@ STYLES: Mapping[str, str] = {
 }
 # What was done to the script, by the rule and the script.
 PLANTED: Mapping[tuple[str, str], str] = {
-    ("QH301", "keras_fit"): "the line that takes a rank's part of the arrays was taken out",
-    ("QH303", "torch_loader"): "`sampler.set_epoch(epoch)` was taken out",
-    ("QH305", "torch_trainer"): "`drop_last=True` was taken out of a loader over parts by rank",
-    ("QH401", "tensorflow_session"): "`* hvd.size()` was taken out of the learning rate",
+    ("QH301", "keras_fit"): "the slice of the arrays by rank was removed",
+    ("QH303", "torch_loader"): "`sampler.set_epoch(epoch)` was removed",
+    ("QH305", "torch_trainer"): "`drop_last=True` was removed from a loader over shares by rank",
+    ("QH401", "tensorflow_session"): "`* hvd.size()` was removed from the learning rate",
     ("QH501", "jax_loop"): "the optimizer is no longer wrapped",
     ("QH502", "tensorflow_tape"): "the tape is no longer wrapped",
-    ("QH601", "tensorflow_session"): "the hook that broadcasts was taken out",
+    ("QH601", "tensorflow_session"): "the hook that broadcasts was removed",
     (
         "QH602",
         "tensorflow_tape",
     ): "`broadcast_variables(optimizer.variables, 0)` before the first step, when it has none",
-    ("QH701", "torch_trainer"): "`if not is_chief(): return` was taken out of `save()`",
-    ("QH801", "keras_fit"): "`MetricAverageCallback` was taken out",
+    ("QH701", "torch_trainer"): "`if not is_chief(): return` was removed from `save()`",
+    ("QH801", "keras_fit"): "`MetricAverageCallback` was removed",
     ("QH902", "torch_loader"): "`evaluate()`, which averages, moved under `if hvd.rank() == 0:`",
-    ("QH903", "torch_trainer"): "the average was moved behind `if self.rank != 0: return`",
+    ("QH903", "torch_trainer"): "the average was moved after `if self.rank != 0: return`",
 }
 
 
 def table() -> str:
     """Return the table in Markdown."""
-    rows = ["| script | planted | said |", "|---|---|---|"]
+    rows = ["| script | planted fault | report |", "|---|---|---|"]
     for (rule, script), planted in PLANTED.items():
         fault = next(f for f in FAULTS if f.rule == rule and f.script == script)
         (found,) = [f for f in check(parse(fault.text, CLEAN / script)) if f.rule.id == rule]
