@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KINDS",
+    "Eden",
     "Elias",
     "Lossy",
     "MinMax",
@@ -188,6 +189,9 @@ class _WithBits(Lossy):
 
     bits: int | Literal["auto"] = 4
 
+    one_bit_is_sign: ClassVar[bool] = True
+    """Else it has a code of one bit of its own."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.auto_bits:
@@ -202,7 +206,7 @@ class _WithBits(Lossy):
 
     @property
     def _is_sign(self) -> bool:
-        return self.bits == 1 and not isinstance(self, MinMax)  # whose one bit has two levels
+        return self.bits == 1 and self.one_bit_is_sign
 
     @property
     def biased(self) -> bool:  # type: ignore[override]
@@ -268,6 +272,7 @@ class MinMax(_WithBits):
     """
 
     scheme = "minmax"
+    one_bit_is_sign = False
 
 
 @dataclass(frozen=True)
@@ -275,6 +280,30 @@ class Nuqsgd(_WithBits):
     """Exponential levels (Ramezani-Kebrya et al., JMLR 2021); see :class:`Lossy`."""
 
     scheme = "nuqsgd"
+
+
+@dataclass(frozen=True)
+class Eden(_WithBits):
+    """Buckets rotated at random, on the levels that suit a normal distribution; see :class:`Lossy`.
+
+    However a gradient's elements are distributed, they are nearly normal after the rotation, so a
+    few large ones cost the others nothing: at 4 bits it loses a quarter of what QSGD does, and at 3
+    bits less than QSGD at 4. No element is sent as exactly zero, but in a bucket of zeros.
+
+    Args:
+        bits: bits per element on the wire, sign included, 1 to 8; 1 is a sign, but an unbiased one.
+
+    Source: Vargaftik et al., EDEN, ICML 2022, and DRIVE, NeurIPS 2021.
+    """
+
+    scheme = "eden"
+    feedback_bits = 1
+    one_bit_is_sign = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bucket_size & (self.bucket_size - 1):
+            raise self._fault("bucket_size", f"a power of two from 64 to {MAX_BUCKET}")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ enum CodeFlags : unsigned {
   // A code's length depends on the elements: each bucket has a slot of as many bytes as it may
   // take, which begins with a SlotLength and is filled up with zeros.
   kVaries = 16,
+  kRotates = 32,  // its buckets are powers of two
 };
 
 // Bytes of a slot that are used behind it.

@@ -12,4 +12,5 @@
   X(kTopK, topk)         \
   X(kFloat16, float16)   \
   X(kBFloat16, bfloat16) \
-  X(kElias, elias)
+  X(kElias, elias)       \
+  X(kEden, eden)

@@ -4,41 +4,12 @@
 #pragma once
 
 #include "common/dtype.h"
+#include "quant/eden_loops.h"
 #include "quant/kernels.h"
 #include "quant/pack.h"
+#include "quant/prefetch.h"
 
 namespace qsgd {
-
-// Memory is fetched into the second-level cache a block of pages ahead of its use. The pages of a
-// block take turns: hardware fetches ahead too, but in one page at a time, and eight such streams
-// carry a third more than one. Of the two passes over a bucket the second, which has more to
-// compute, fetches for both.
-constexpr size_t kPage = 4096;  // bytes
-constexpr size_t kPages = 8;
-
-// The part of the next block that falls to the tile at x. Beyond the end of the data nothing
-// happens.
-template <class T>
-QSGD_INLINE void fetch_pages(const T* x) {
-  constexpr uintptr_t kBytes = kTile * sizeof(T);
-  const auto tile = reinterpret_cast<uintptr_t>(x);
-  const uintptr_t place = tile % (kPages * kPage) / kBytes;
-  const uintptr_t block = tile - place * kBytes + kPages * kPage;
-  const uintptr_t line = block + place % kPages * kPage + place / kPages * kBytes;
-  for (uintptr_t i = 0; i < kBytes; i += 64) {
-    __builtin_prefetch(reinterpret_cast<const void*>(line + i), 0, 2);
-  }
-}
-
-// For what is written, closer to its use.
-constexpr size_t kAhead = 1024;
-
-template <class T>
-QSGD_INLINE void fetch_for_writing(const T* to) {
-  for (size_t i = 0; i < kTile * sizeof(T); i += 64) {
-    __builtin_prefetch(reinterpret_cast<const char*>(to + kAhead) + i, 1);
-  }
-}
 
 // The five rounds on all blocks of a tile at once, which hides the latency of a round.
 template <class V>
@@ -457,6 +428,7 @@ constexpr Kernels make_kernels(const char* name) {
   k.shorten[1] = shorten_loop<V, BFloat16>;
   k.add = add_loop<V>;
   k.hash_take = hash_take_loop<V>;
+  fill_eden<V>(k);
   return k;
 }
 

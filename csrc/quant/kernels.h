@@ -36,6 +36,17 @@ constexpr int kernel_type(DType dtype) {
                                      : -1;
 }
 
+// How EDEN (eden.cc) codes and decodes in some number of bits. Magnitudes are in cells: an element
+// of standard deviation 1 has eden_grow(bits) of them.
+constexpr int kEdenCells = 512;
+constexpr double eden_grow(int bits) { return bits == 1 ? 0.5 : 1 << (bits - 2); }
+struct EdenTable {
+  // By the cell that a magnitude is nearest to: the edge of a level that lies there, or a number
+  // above all magnitudes; in its lowest byte how many edges lie below.
+  alignas(64) uint32_t edges[kEdenCells];
+  alignas(64) uint32_t values[256];  // the float32 of each code
+};
+
 struct Kernels {
   const char* name;
 
@@ -81,6 +92,22 @@ struct Kernels {
   using Dequantize = void (*)(const uint8_t* codes, size_t tiles, float unit, void* out);
   Dequantize dequantize[3][9];
   Dequantize dequantize_add[9];
+
+  // EDEN's steps, of a whole bucket of `size` elements, a power of two from kTile on, and so is
+  // `work`. Each two share the rotations, without their factors of 1 / sqrt(size): what falls
+  // within a few registers is the second one's.
+  //
+  // work = x times lift, rotated. Returns |x lift|^2.
+  float (*eden_rotate)(const float* x, size_t size, float lift, uint32_t seed, float* work);
+  // By bits: codes of `work` times scale, in cells. Returns the scalar product of these with the
+  // levels that they were taken for.
+  float (*eden_code[9])(const float* work, size_t size, float scale, const EdenTable& table,
+                        uint8_t* codes);
+  // By bits: the levels of codes, rotated back.
+  void (*eden_values[9])(const uint8_t* codes, size_t size, uint32_t seed, const EdenTable& table,
+                         float* work);
+  // By "add": out = `work` times unit.
+  void (*eden_restore[2])(const float* work, size_t size, uint32_t seed, float unit, float* out);
 
   // By "bfloat16": float16 or bfloat16 elements, which need no alignment, to and from float32,
   // rounded to nearest, ties to even; beyond the range is Inf. Returns the largest magnitude among

@@ -40,7 +40,9 @@ struct Avx2 {
   static QSGD_INLINE F spread(float x) { return _mm256_set1_ps(x); }
   static QSGD_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static QSGD_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static QSGD_INLINE F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static QSGD_INLINE I bits(F a) { return _mm256_castps_si256(a); }
+  static QSGD_INLINE F of_bits(I a) { return _mm256_castsi256_ps(a); }
   static QSGD_INLINE I round(F a) { return _mm256_cvtps_epi32(a); }
   static QSGD_INLINE F to_float(I a) { return _mm256_cvtepi32_ps(a); }
 
@@ -53,7 +55,9 @@ struct Avx2 {
   static QSGD_INLINE I times(I a, I b) { return _mm256_mullo_epi32(a, b); }
   static QSGD_INLINE I both(I a, I b) { return _mm256_and_si256(a, b); }
   static QSGD_INLINE I differ(I a, I b) { return _mm256_xor_si256(a, b); }
+  static QSGD_INLINE I either(I a, I b) { return _mm256_or_si256(a, b); }
   static QSGD_INLINE I max(I a, I b) { return _mm256_max_epu32(a, b); }
+  static QSGD_INLINE I min(I a, I b) { return _mm256_min_epu32(a, b); }
   static QSGD_INLINE uint32_t largest(I a) {
     __m128i most = _mm_max_epu32(low(a), high(a));
     most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0x4e));
@@ -67,6 +71,45 @@ struct Avx2 {
   template <int Bits>
   static QSGD_INLINE I down_signed(I a) {
     return _mm256_srai_epi32(a, Bits);
+  }
+
+  template <int Bits>
+  static QSGD_INLINE I up(I a) {
+    return _mm256_slli_epi32(a, Bits);
+  }
+  static QSGD_INLINE I up(I a, int bits) { return _mm256_sll_epi32(a, _mm_cvtsi32_si128(bits)); }
+
+  // As of simd_avx512.h.
+  static QSGD_INLINE F flip(F x, I signs) {
+    return of_bits(differ(bits(x), both(signs, spread(INT32_MIN))));
+  }
+  template <int Distance>
+  static QSGD_INLINE F cross(F x) {
+    constexpr float kSecond = Distance & 1 ? -1 : 1, kThird = Distance & 2 ? -1 : 1;
+    constexpr float kFifth = Distance & 4 ? -1 : 1;
+    const F turn = _mm256_setr_ps(1, kSecond, kThird, kSecond * kThird, kFifth, kSecond * kFifth,
+                                  kThird * kFifth, kSecond * kThird * kFifth);
+    F y;
+    if constexpr (Distance == 1) y = _mm256_permute_ps(x, 0xb1);
+    if constexpr (Distance == 2) y = _mm256_permute_ps(x, 0x4e);
+    if constexpr (Distance == 4) y = _mm256_permute2f128_ps(x, x, 1);
+    return _mm256_fmadd_ps(x, turn, y);
+  }
+  static QSGD_INLINE I count_above(I count, I a, I b) {
+    return _mm256_sub_epi32(count, _mm256_cmpgt_epi32(a, b));
+  }
+  template <int Size>
+  static QSGD_INLINE I lookup(const uint32_t* table, I index) {
+    if constexpr (Size <= 8) {
+      return _mm256_permutevar8x32_epi32(load_ints(table), index);
+    } else if constexpr (Size == 16) {
+      const F upper = of_bits(_mm256_slli_epi32(index, 28));  // by the highest bit of each lane
+      return bits(_mm256_blendv_ps(
+          of_bits(_mm256_permutevar8x32_epi32(load_ints(table), index)),
+          of_bits(_mm256_permutevar8x32_epi32(load_ints(table + 8), index)), upper));
+    } else {
+      return _mm256_i32gather_epi32(reinterpret_cast<const int*>(table), index, 4);
+    }
   }
 
   // Byte 2 of each of 32 numbers.

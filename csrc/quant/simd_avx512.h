@@ -40,7 +40,9 @@ struct Avx512 {
   static QSGD_INLINE F spread(float x) { return _mm512_set1_ps(x); }
   static QSGD_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static QSGD_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static QSGD_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static QSGD_INLINE I bits(F a) { return _mm512_castps_si512(a); }
+  static QSGD_INLINE F of_bits(I a) { return _mm512_castsi512_ps(a); }
   static QSGD_INLINE I round(F a) {
     return _mm512_cvt_roundps_epi32(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
@@ -53,7 +55,9 @@ struct Avx512 {
   static QSGD_INLINE I times(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static QSGD_INLINE I both(I a, I b) { return _mm512_and_si512(a, b); }
   static QSGD_INLINE I differ(I a, I b) { return _mm512_xor_si512(a, b); }
+  static QSGD_INLINE I either(I a, I b) { return _mm512_or_si512(a, b); }
   static QSGD_INLINE I max(I a, I b) { return _mm512_max_epu32(a, b); }
+  static QSGD_INLINE I min(I a, I b) { return _mm512_min_epu32(a, b); }
   static QSGD_INLINE uint32_t largest(I a) { return _mm512_reduce_max_epu32(a); }
   template <int Bits>
   static QSGD_INLINE I down(I a) {
@@ -62,6 +66,52 @@ struct Avx512 {
   template <int Bits>
   static QSGD_INLINE I down_signed(I a) {
     return _mm512_srai_epi32(a, Bits);
+  }
+
+  template <int Bits>
+  static QSGD_INLINE I up(I a) {
+    return _mm512_slli_epi32(a, Bits);
+  }
+  static QSGD_INLINE I up(I a, int bits) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(bits)); }
+
+  // x with the other sign where the highest bit of `signs` is set.
+  static QSGD_INLINE F flip(F x, I signs) {
+    return of_bits(_mm512_ternarylogic_epi32(bits(x), signs, spread(INT32_MIN), 0x78));
+  }
+  // With y the element `Distance` lanes away: x + y, and y - x in the upper lane of each pair. The
+  // product is exact, so this rounds once, as the sum does.
+  template <int Distance>
+  static QSGD_INLINE F cross(F x) {
+    constexpr __mmask16 kUpper = Distance == 1   ? 0xaaaa
+                                 : Distance == 2 ? 0xcccc
+                                 : Distance == 4 ? 0xf0f0
+                                                 : 0xff00;
+    F y;
+    if constexpr (Distance == 1) y = _mm512_permute_ps(x, 0xb1);
+    if constexpr (Distance == 2) y = _mm512_permute_ps(x, 0x4e);
+    if constexpr (Distance == 4) y = _mm512_shuffle_f32x4(x, x, 0xb1);
+    if constexpr (Distance == 8) y = _mm512_shuffle_f32x4(x, x, 0x4e);
+    return _mm512_fmadd_ps(x, _mm512_mask_blend_ps(kUpper, spread(1.0f), spread(-1.0f)), y);
+  }
+  // `count`, one more where a > b; both below 2^31.
+  static QSGD_INLINE I count_above(I count, I a, I b) {
+    return _mm512_mask_add_epi32(count, _mm512_cmpgt_epi32_mask(a, b), count, spread(1));
+  }
+  // Entries of an aligned table of at least 16, by indices below Size.
+  template <int Size>
+  static QSGD_INLINE I lookup(const uint32_t* table, I index) {
+    const auto part = [&](int i) { return load_ints(table + 16 * i); };
+    if constexpr (Size <= 16) {
+      return _mm512_permutexvar_epi32(index, part(0));
+    } else if constexpr (Size == 32) {
+      return _mm512_permutex2var_epi32(part(0), index, part(1));
+    } else if constexpr (Size == 64) {
+      const __mmask16 upper = _mm512_test_epi32_mask(index, spread(32));
+      return _mm512_mask_blend_epi32(upper, _mm512_permutex2var_epi32(part(0), index, part(1)),
+                                     _mm512_permutex2var_epi32(part(2), index, part(3)));
+    } else {
+      return _mm512_i32gather_epi32(index, table, 4);
+    }
   }
 
   // a where the mask's bits are set, else b.

@@ -38,7 +38,9 @@ struct Neon {
   static QSGD_INLINE F spread(float x) { return vdupq_n_f32(x); }
   static QSGD_INLINE F mul(F a, F b) { return vmulq_f32(a, b); }
   static QSGD_INLINE F add(F a, F b) { return vaddq_f32(a, b); }
+  static QSGD_INLINE F sub(F a, F b) { return vsubq_f32(a, b); }
   static QSGD_INLINE I bits(F a) { return vreinterpretq_u32_f32(a); }
+  static QSGD_INLINE F of_bits(I a) { return vreinterpretq_f32_u32(a); }
   static QSGD_INLINE I round(F a) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(a)); }
   static QSGD_INLINE F to_float(I a) { return vcvtq_f32_s32(vreinterpretq_s32_u32(a)); }
 
@@ -53,7 +55,9 @@ struct Neon {
   static QSGD_INLINE I times(I a, I b) { return vmulq_u32(a, b); }
   static QSGD_INLINE I both(I a, I b) { return vandq_u32(a, b); }
   static QSGD_INLINE I differ(I a, I b) { return veorq_u32(a, b); }
+  static QSGD_INLINE I either(I a, I b) { return vorrq_u32(a, b); }
   static QSGD_INLINE I max(I a, I b) { return vmaxq_u32(a, b); }
+  static QSGD_INLINE I min(I a, I b) { return vminq_u32(a, b); }
   static QSGD_INLINE uint32_t largest(I a) { return vmaxvq_u32(a); }
   template <int Bits>
   static QSGD_INLINE I down(I a) {
@@ -62,6 +66,35 @@ struct Neon {
   template <int Bits>
   static QSGD_INLINE I down_signed(I a) {
     return vreinterpretq_u32_s32(vshrq_n_s32(vreinterpretq_s32_u32(a), Bits));
+  }
+
+  template <int Bits>
+  static QSGD_INLINE I up(I a) {
+    return vshlq_n_u32(a, Bits);
+  }
+  static QSGD_INLINE I up(I a, int bits) { return vshlq_u32(a, vdupq_n_s32(bits)); }
+
+  // As of simd_avx512.h.
+  static QSGD_INLINE F flip(F x, I signs) {
+    return of_bits(differ(bits(x), both(signs, spread(INT32_MIN))));
+  }
+  template <int Distance>
+  static QSGD_INLINE F cross(F x) {
+    constexpr uint64_t kMinus = 0x80000000u;
+    if constexpr (Distance == 1) {
+      const I turn = vreinterpretq_u32_u64(vdupq_n_u64(kMinus << 32));
+      return vaddq_f32(vrev64q_f32(x), flip(x, turn));
+    } else {
+      const I turn = vcombine_u32(vdup_n_u32(0), vdup_n_u32(kMinus));
+      return vaddq_f32(vextq_f32(x, x, 2), flip(x, turn));
+    }
+  }
+  static QSGD_INLINE I count_above(I count, I a, I b) { return vsubq_u32(count, vcgtq_u32(a, b)); }
+  template <int Size>
+  static QSGD_INLINE I lookup(const uint32_t* table, I index) {
+    const uint32_t found[4] = {table[vgetq_lane_u32(index, 0)], table[vgetq_lane_u32(index, 1)],
+                               table[vgetq_lane_u32(index, 2)], table[vgetq_lane_u32(index, 3)]};
+    return vld1q_u32(found);
   }
 
   static QSGD_INLINE void narrow(const I* numbers, int offset, uint8_t* code) {

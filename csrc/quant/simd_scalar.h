@@ -55,7 +55,11 @@ struct Scalar {
   static QSGD_INLINE F add(F a, F b) {
     return each<F>([&](int i) { return a.v[i] + b.v[i]; });
   }
+  static QSGD_INLINE F sub(F a, F b) {
+    return each<F>([&](int i) { return a.v[i] - b.v[i]; });
+  }
   static QSGD_INLINE I bits(F a) { return bit_cast<I>(a); }
+  static QSGD_INLINE F of_bits(I a) { return bit_cast<F>(a); }
 
   // To the nearest integer, ties to even, for magnitudes up to 2^31: the sum rounds.
   static QSGD_INLINE I round(F a) {
@@ -88,6 +92,12 @@ struct Scalar {
   static QSGD_INLINE I differ(I a, I b) {
     return each<I>([&](int i) { return a.v[i] ^ b.v[i]; });
   }
+  static QSGD_INLINE I either(I a, I b) {
+    return each<I>([&](int i) { return a.v[i] | b.v[i]; });
+  }
+  static QSGD_INLINE I min(I a, I b) {
+    return each<I>([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+  }
   static QSGD_INLINE I max(I a, I b) {  // of numbers below 2^31
     return each<I>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
   }
@@ -104,6 +114,33 @@ struct Scalar {
   static QSGD_INLINE I down_signed(I a) {
     return each<I>(
         [&](int i) { return static_cast<uint32_t>(static_cast<int32_t>(a.v[i]) >> Bits); });
+  }
+
+  template <int Bits>
+  static QSGD_INLINE I up(I a) {
+    return up(a, Bits);
+  }
+  static QSGD_INLINE I up(I a, int bits) {
+    return each<I>([&](int i) { return a.v[i] << bits; });
+  }
+
+  // As of simd_avx512.h.
+  static QSGD_INLINE F flip(F x, I signs) {
+    return of_bits(differ(bits(x), both(signs, spread(INT32_MIN))));
+  }
+  template <int Distance>
+  static QSGD_INLINE F cross(F x) {
+    return each<F>([&](int i) {
+      const float y = x.v[i ^ Distance];
+      return i & Distance ? y - x.v[i] : y + x.v[i];
+    });
+  }
+  static QSGD_INLINE I count_above(I count, I a, I b) {
+    return each<I>([&](int i) { return count.v[i] + (a.v[i] > b.v[i] ? 1 : 0); });
+  }
+  template <int Size>
+  static QSGD_INLINE I lookup(const uint32_t* table, I index) {
+    return each<I>([&](int i) { return table[index.v[i]]; });
   }
 
   // Byte 2 of each of a tile's numbers, plus `offset`.

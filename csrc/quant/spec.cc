@@ -77,6 +77,11 @@ void check(const CodecSpec& spec) {
     throw usage_error("bucket_size=" + std::to_string(spec.bucket) + ": choose a multiple of " +
                       std::to_string(kTile) + " up to " + std::to_string(kMaxBucket));
   }
+  if (traits_of(spec.scheme).has(kRotates) && (spec.bucket & (spec.bucket - 1)) != 0) {
+    throw usage_error("bucket_size=" + std::to_string(spec.bucket) + ": " +
+                      traits_of(spec.scheme).name + " needs a power of two from " +
+                      std::to_string(kTile) + " to " + std::to_string(kMaxBucket));
+  }
   check_k(spec);
 }
 

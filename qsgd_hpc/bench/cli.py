@@ -66,8 +66,8 @@ def bench(
 
 @bench.command(context_settings={"show_default": True})
 @click.option("--size", default="256M", help="Of the elements that are coded.")
-@click.option("--bits", default="8,4,2", help="1 to 8 each, for qsgd, minmax, nuqsgd and elias.")
-@click.option("--scheme", default="qsgd", help="Names with commas: qsgd, minmax, nuqsgd, ...")
+@click.option("--bits", default="8,4,2", help="1 to 8 each, for codes that have a choice.")
+@click.option("--scheme", default="qsgd", help="Names with commas: qsgd, eden, minmax, ...")
 @click.option("--norm", default="max", help="max, l2, or both with a comma; of qsgd.")
 @click.option("--dtype", default="float32", help="Names with commas: float32, float16, bfloat16.")
 @click.option("--threads", help="Counts with commas. [default: 1 and all cores]")

@@ -87,6 +87,15 @@ void show_all(const char* set) {
         spec.rounding = Rounding::kNearest;
         show(set, spec, dtype, count);
       }
+      for (int bits = 1; bits <= 8; ++bits) {
+        for (const uint32_t bucket : {64u, 512u, 4096u}) {
+          CodecSpec spec;
+          spec.scheme = Scheme::kEden;
+          spec.bits = bits;
+          spec.bucket = bucket;
+          show(set, spec, dtype, count);
+        }
+      }
       for (const Scheme scheme : {Scheme::kFloat16, Scheme::kBFloat16}) {
         CodecSpec spec;
         spec.scheme = scheme;

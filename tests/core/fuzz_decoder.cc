@@ -85,6 +85,7 @@ class Fuzzer {
     s.norm = one_in(2) ? Norm::kMax : Norm::kL2;
     s.rounding = one_in(4) ? Rounding::kNearest : Rounding::kStochastic;
     s.bucket = one_in(200) ? kMaxBucket : static_cast<uint32_t>(64 * (1 + below(9)));
+    if (traits.has(kRotates) && !one_in(8)) s.bucket = 64u << below(6);
     if (one_in(30)) s.bucket = static_cast<uint32_t>(random_());
     s.k = s.scheme == Scheme::kTopK ? static_cast<uint32_t>(below(70)) : 0;
     s.contract = one_in(3);

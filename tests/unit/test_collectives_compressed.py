@@ -77,6 +77,7 @@ SEVERAL = (
     _core.CodecSpec(scheme="topk", k=16),
     _core.CodecSpec(bits=2),
     _core.CodecSpec(scheme="minmax", bits=3),
+    _core.CodecSpec(scheme="eden", bits=3),
 )
 
 
@@ -84,7 +85,7 @@ SEVERAL = (
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("ranks", (1, 2, 3, 7))
 def test_each_tensor_of_a_fused_reduction_has_a_code_of_its_own(ranks, algorithm, segment):
-    counts, ids = (3000, 10, 9000, 777, 0, 5000), range(6)
+    counts, ids = (3000, 10, 9000, 777, 0, 5000, 4000), range(7)
     data = inputs(ranks, counts)
     together, reports = reduce(
         data, algorithm=algorithm, ids=ids, codings=SEVERAL, segment=segment, threads=2

@@ -8,6 +8,7 @@ import pytest
 
 from qsgd_hpc import compression, env
 from qsgd_hpc.compression import (
+    Eden,
     Elias,
     Lossy,
     MinMax,
@@ -169,7 +170,7 @@ def test_wrong_variables_are_named_with_the_remedy(monkeypatch, variables, remed
         from_variables(monkeypatch, **variables)
 
 
-@pytest.mark.parametrize("kind", [Qsgd, MinMax, Nuqsgd, Elias])
+@pytest.mark.parametrize("kind", [Qsgd, Eden, MinMax, Nuqsgd, Elias])
 def test_open_bits_begin_with_the_most_and_are_fed_back_only_if_asked(kind):
     coding = kind("auto", rules="head=4").coding_for_gradient("w", MATRIX, "float32")
     assert (coding.auto_bits, coding.spec.bits, coding.error_feedback) == (True, 8, False)

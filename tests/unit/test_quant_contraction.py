@@ -15,6 +15,8 @@ CONTRACTIONS = [
     {"scheme": "nuqsgd", "bits": 2, "rounding": "nearest"},
     {"scheme": "nuqsgd", "bits": 4, "rounding": "nearest", "norm": "l2"},
     {"scheme": "terngrad", "rounding": "nearest"},
+    {"scheme": "eden", "bits": 1},
+    {"scheme": "eden", "bits": 3},
 ]
 # Unbiased codes whose error is beyond the gradient until their scale is shrunk.
 COARSE = [

@@ -28,6 +28,8 @@ OTHERS = [
     {"scheme": "terngrad", "contract": True},
     {"scheme": "topk", "k": 8},
     {"scheme": "elias", "bits": 5},
+    {"scheme": "eden", "bits": 1},
+    {"scheme": "eden", "bits": 3},
     {"scheme": "bfloat16"},
 ]
 

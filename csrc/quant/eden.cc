@@ -1,0 +1,184 @@
+// Rotated buckets on the levels that suit the normal distribution, in which any bucket's elements
+// are then spread: Vargaftik et al., EDEN, ICML 2022, after DRIVE, NeurIPS 2021.
+//
+// A bucket x of d elements, a power of two, with zeros behind a last short one, is sent as
+//
+//   y = H D2 H D1 x,    q_i = the level nearest to z_i = y_i sqrt(d) / |x|,    u = |x| sqrt(d) /
+//   <z, q>
+//
+// and comes back as u D1 H D2 H q. H is the Hadamard matrix over sqrt(d), D1 and D2 are diagonals
+// of signs. The code of an element is its level's number, and its sign in the highest bit. Nothing
+// is random but the signs, which make it unbiased: one rotation would do for most buckets, but not
+// for those of few large elements, which it turns into d equal magnitudes, whatever the signs.
+//
+// A message says by itself how to decode it: the signs are a hash of kSeedBits bits, which take the
+// place of the lowest bits of u. That changes u by 2^-9 at most, and on average by nothing.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "common/error.h"
+#include "quant/code.h"
+#include "quant/kernels.h"
+#include "quant/lloyd_max.h"
+#include "quant/philox.h"
+
+namespace qsgd {
+namespace {
+
+constexpr uint32_t kCell = 1u << 15;       // a seed for each number below
+constexpr double kLeast = 0x1p-110;        // d times smaller still is normal
+constexpr float kMost = 0x1p100f;          // beyond, values could overflow
+constexpr uint32_t kNoEdge = 0x7f000000u;  // above all magnitudes
+
+EdenTable make_table(int bits) {
+  EdenTable table{};
+  const float* const level = lloyd_max(bits);
+  const uint32_t levels = 1u << (bits - 1);
+  for (uint32_t i = 0; i < levels; ++i) {
+    table.values[i] = bit_cast<uint32_t>(level[i]);
+    table.values[levels + i] = bit_cast<uint32_t>(-level[i]);
+  }
+  // In units of a cell, which is so small that no two edges round to the same one.
+  uint32_t below = 0;
+  for (uint32_t cell = 0; cell < kEdenCells; ++cell) {
+    table.edges[cell] = kNoEdge | below;
+    if (below + 1 == levels) continue;
+    const float middle =
+        (level[below] + level[below + 1]) / 2 * static_cast<float>(eden_grow(bits));
+    if (std::lrint(middle) != static_cast<long>(cell)) continue;
+    table.edges[cell] = (bit_cast<uint32_t>(middle) & ~0xffu) | below++;
+  }
+  return table;
+}
+
+const EdenTable& table_of(int bits) {
+  static const EdenTable tables[] = {make_table(1), make_table(2), make_table(3), make_table(4),
+                                     make_table(5), make_table(6), make_table(7), make_table(8)};
+  return tables[bits - 1];
+}
+
+size_t padded(size_t count) {
+  size_t size = kTile;
+  while (size < count) size *= 2;
+  return size;
+}
+
+uint32_t seed_of(const NoiseKey& key, uint64_t first) {
+  return Philox(key).block(first / kTile * kTileBlocks).word[0] % kCell;
+}
+uint32_t seed_in(float scale) { return bit_cast<uint32_t>(scale) % kCell; }
+
+// The nearest number whose lowest bits are the seed.
+float with_seed(double u, uint32_t seed) {
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  const auto bits = bit_cast<uint32_t>(static_cast<float>(u < kLargest ? u : kLargest));
+  const uint32_t near = (bits - seed + kCell / 2) / kCell * kCell + seed;
+  return bit_cast<float>(near < kInfinity ? near : near - kCell);
+}
+
+// A power of two that brings the largest magnitude near 1.
+float lift_of(uint32_t most) {
+  return bit_cast<float>(std::clamp(254u - (most >> 23), 1u, 253u) << 23);
+}
+
+class Eden final : public BucketCode {
+ public:
+  constexpr Eden() : BucketCode({"eden", 1, 8, 1, kRotates}) {}
+
+  size_t code_bytes(const CodecSpec& spec, size_t count) const override {
+    const size_t rest = count % spec.bucket;
+    const size_t sent = count - rest + (rest == 0 ? 0 : padded(rest));
+    return sent / 8 * static_cast<size_t>(spec.bits);
+  }
+
+ private:
+  bool encode_bucket(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
+                     const NoiseKey& key, float* scales, uint8_t* codes,
+                     Scratch& scratch) const override {
+    const Kernels& k = kernels();
+    const size_t size = padded(count);
+    const uint32_t most = k.max_magnitude(x, count);
+    if (most == 0 || most >= kInfinity) return send_none(most == 0, size, spec, scales, codes);
+    const uint32_t seed = seed_of(key, first);
+    const float lift = lift_of(most);
+    const double d = static_cast<double>(size), grow = eden_grow(spec.bits);
+    float* const work = room(size, scratch);
+    if (size != count) {  // zeros for the elements that are not there
+      std::copy_n(x, count, work + size);
+      std::fill_n(work + size + count, size - count, 0.0f);
+      x = work + size;
+    }
+    const double energy = double{k.eden_rotate(x, size, lift, seed, work)};
+    const auto scale = static_cast<float>(grow * std::sqrt(d / energy) / d);
+    const double match =
+        double{k.eden_code[spec.bits](work, size, scale, table_of(spec.bits), codes)};
+    const double u = std::sqrt(d * energy) * grow / (match * double{lift});
+    if (u < kLeast) return send_none(true, size, spec, scales, codes);
+    scales[0] = with_seed(u, seed);
+    return true;
+  }
+
+  static bool send_none(bool finite, size_t size, const CodecSpec& spec, float* scales,
+                        uint8_t* codes) {
+    scales[0] = finite ? 0 : std::numeric_limits<float>::quiet_NaN();
+    std::memset(codes, 0, size / 8 * static_cast<size_t>(spec.bits));
+    return finite;
+  }
+
+  bool decode_bucket(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+                     float* out, Scratch& scratch) const override {
+    restore<false>(scales[0], codes, count, spec, out, scratch);
+    return std::isfinite(scales[0]);
+  }
+
+  void add_bucket(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
+                  float* sum, Scratch& scratch) const override {
+    restore<true>(scales[0], codes, count, spec, sum, scratch);
+  }
+
+  template <bool Add>
+  static void restore(float scale, const uint8_t* codes, size_t count, const CodecSpec& spec,
+                      float* out, Scratch& scratch) {
+    if (scale == 0) {
+      if (!Add) std::fill_n(out, count, 0.0f);
+      return;
+    }
+    const Kernels& k = kernels();
+    const size_t size = padded(count);
+    const uint32_t seed = seed_in(scale);
+    const float unit = scale / static_cast<float>(size);
+    float* const work = room(size, scratch);
+    k.eden_values[spec.bits](codes, size, seed, table_of(spec.bits), work);
+    if (size == count && scale < kMost) return k.eden_restore[Add](work, size, seed, unit, out);
+    float* const values = work + size;
+    k.eden_restore[false](work, size, seed, unit, values);
+    constexpr float kLargest = std::numeric_limits<float>::max();
+    for (size_t i = 0; i < count; ++i) {
+      // A NaN stays.
+      const float value = values[i] > kLargest    ? kLargest
+                          : values[i] < -kLargest ? -kLargest
+                                                  : values[i];
+      out[i] = Add ? out[i] + value : value;
+    }
+  }
+
+  // Twice `size` floats that begin with a line of the caches.
+  static float* room(size_t size, Scratch& scratch) {
+    constexpr size_t kLine = 64 / sizeof(float);
+    scratch.values.resize(2 * size + kLine);
+    const auto address = reinterpret_cast<uintptr_t>(scratch.values.data()) / sizeof(float);
+    return scratch.values.data() + (kLine - address % kLine) % kLine;
+  }
+};
+
+}  // namespace
+
+const Code& eden_code() {
+  static constexpr Eden code;
+  return code;
+}
+
+}  // namespace qsgd

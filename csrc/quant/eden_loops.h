@@ -1,0 +1,374 @@
+// The loops of EDEN (eden.cc) over a vector type, as those of kernel_loops.h.
+//
+// All instruction sets round alike because every sum has one order: a rotation is the butterflies
+// of rising distances 1, 2, 4..., the other one those of falling distances, and elements are summed
+// in 32 lanes. Distances up to a group of elements take one pass, in registers; larger ones take
+// the turn between the two rotations, which goes through memory that the caches hold.
+#pragma once
+
+#include "quant/kernels.h"
+#include "quant/pack.h"
+#include "quant/prefetch.h"
+
+namespace qsgd {
+
+constexpr int kSignBlock = 512;  // elements with the signs of kSignWords words
+constexpr int kSignWords = 16;
+constexpr int kSumLanes = 32;
+
+// Butterflies within each of `Count` vectors, then between them; falling: the other way round.
+template <class V, int Count, int Distance>
+QSGD_INLINE void cross_vectors(typename V::F* v) {
+#pragma GCC unroll 16
+  for (int i = 0; i < Count; ++i) {
+    if ((i & Distance) != 0) continue;
+    const typename V::F a = v[i], b = v[i + Distance];
+    v[i] = V::add(a, b);
+    v[i + Distance] = V::sub(a, b);
+  }
+}
+
+template <class V, int Count, int Distance = 1>
+QSGD_INLINE void rise_vectors(typename V::F* v) {
+  if constexpr (Distance < Count) {
+    cross_vectors<V, Count, Distance>(v);
+    rise_vectors<V, Count, 2 * Distance>(v);
+  }
+}
+
+template <class V, int Count, int Distance = Count / 2>
+QSGD_INLINE void fall_vectors(typename V::F* v) {
+  if constexpr (Distance > 0) {
+    cross_vectors<V, Count, Distance>(v);
+    fall_vectors<V, Count, Distance / 2>(v);
+  }
+}
+
+template <class V, int Distance = 1>
+QSGD_INLINE typename V::F rise_lanes(typename V::F x) {
+  if constexpr (Distance == V::kLanes) {
+    return x;
+  } else {
+    return rise_lanes<V, 2 * Distance>(V::template cross<Distance>(x));
+  }
+}
+
+template <class V, int Distance = V::kLanes / 2>
+QSGD_INLINE typename V::F fall_lanes(typename V::F x) {
+  if constexpr (Distance == 0) {
+    return x;
+  } else {
+    return fall_lanes<V, Distance / 2>(V::template cross<Distance>(x));
+  }
+}
+
+// Sums in kSumLanes lanes, of which a vector of elements takes the next ones.
+template <class V>
+class LaneSum {
+ public:
+  static constexpr int kVectors = kSumLanes / V::kLanes;
+
+  QSGD_INLINE LaneSum() {
+#pragma GCC unroll 8
+    for (auto& sum : sums_) sum = V::spread(0.0f);
+  }
+  QSGD_INLINE void add(int vector, typename V::F term) {
+    sums_[vector % kVectors] = V::add(sums_[vector % kVectors], term);
+  }
+  // In halves.
+  QSGD_INLINE float total() {
+#pragma GCC unroll 4
+    for (int half = kVectors / 2; half > 0; half /= 2) {
+      for (int i = 0; i < half; ++i) sums_[i] = V::add(sums_[i], sums_[i + half]);
+    }
+    float lanes[V::kLanes];
+    V::store(lanes, fall_lanes<V>(sums_[0]));
+    return lanes[0];
+  }
+
+ private:
+  typename V::F sums_[kVectors];
+};
+
+// The signs of successive vectors of elements: a word has those of 32 elements, 16 apart, the
+// highest bit for the first.
+template <class V>
+class Signs {
+ public:
+  static constexpr int kVectors = kSignWords / V::kLanes;
+
+  QSGD_INLINE explicit Signs(const uint32_t* words) : next_(words) { load(); }
+  // Called before each group of elements that begins here.
+  QSGD_INLINE void at(size_t element) {
+    if (element > 0 && element % kSignBlock == 0) load();
+  }
+  QSGD_INLINE typename V::F flip(int vector, typename V::F x) {
+    typename V::I& word = words_[vector % kVectors];
+    const typename V::F flipped = V::flip(x, word);
+    word = V::add(word, word);
+    return flipped;
+  }
+
+ private:
+  QSGD_INLINE void load() {
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) words_[i] = V::load_ints(next_ + i * V::kLanes);
+    next_ += kSignWords;
+  }
+
+  const uint32_t* next_;
+  typename V::I words_[kVectors];
+};
+
+// The words of a seed: `which` of its two diagonals. The hash is Wellons's (Prospecting for hash
+// functions, 2018), of numbers that no other seed has.
+template <class V>
+QSGD_INLINE void sign_words(uint32_t seed, uint32_t which, size_t size, uint32_t* words) {
+  using I = typename V::I;
+  alignas(64) uint32_t count[V::kLanes];
+  for (int i = 0; i < V::kLanes; ++i) count[i] = static_cast<uint32_t>(i);
+  const I counter = V::load_ints(count);
+  const size_t blocks = (size + kSignBlock - 1) / kSignBlock;
+  for (size_t i = 0; i < blocks * kSignWords; i += V::kLanes) {
+    const uint32_t first = (seed << 12 | which << 11) + static_cast<uint32_t>(i);
+    I x = V::add(counter, V::spread(static_cast<int32_t>(first)));
+    x = V::times(V::differ(x, V::template down<16>(x)), V::spread(0x7feb352d));
+    x = V::times(V::differ(x, V::template down<15>(x)), V::spread(int32_t(0x846ca68bu)));
+    V::store_ints(words + i, V::differ(x, V::template down<16>(x)));
+  }
+}
+
+// Vectors of a group: whole tiles, and as many as registers have room for.
+template <class V>
+constexpr int kGroup = V::kLanes < 8 ? 16 : 8;
+
+// Calls load(element, vector) for the vectors of each group, and writes what the rising butterflies
+// within the group make of them.
+template <class V, int Count, class Load>
+QSGD_INLINE void rise(size_t size, float* work, const Load& load) {
+  for (size_t at = 0; at < size; at += Count * V::kLanes) {
+    typename V::F v[Count];
+    load(at, v);
+#pragma GCC unroll 16
+    for (int i = 0; i < Count; ++i) v[i] = rise_lanes<V>(v[i]);
+    rise_vectors<V, Count>(v);
+#pragma GCC unroll 16
+    for (int i = 0; i < Count; ++i) V::store(work + at + i * V::kLanes, v[i]);
+  }
+}
+
+// Calls store(element, v) with what the falling butterflies within each group make of it.
+template <class V, int Count, class Store>
+QSGD_INLINE void fall(const float* work, size_t size, const Store& store) {
+  for (size_t at = 0; at < size; at += Count * V::kLanes) {
+    typename V::F v[Count];
+#pragma GCC unroll 16
+    for (int i = 0; i < Count; ++i) v[i] = V::load(work + at + i * V::kLanes);
+    fall_vectors<V, Count>(v);
+#pragma GCC unroll 16
+    for (int i = 0; i < Count; ++i) v[i] = fall_lanes<V>(v[i]);
+    store(at, v);
+  }
+}
+
+// Butterflies between `Count` vectors `distance` elements apart, all over the bucket. Turning:
+// rising, then the second signs, then falling.
+enum class Way { kRise, kTurn, kFall };
+
+template <class V, int Count, Way kWay>
+QSGD_INLINE void stride(float* work, size_t size, size_t distance, const uint32_t* words) {
+  for (size_t block = 0; block < size; block += Count * distance) {
+    for (size_t at = block; at < block + distance; at += V::kLanes) {
+      typename V::F v[Count];
+#pragma GCC unroll 8
+      for (int i = 0; i < Count; ++i) v[i] = V::load(work + at + i * distance);
+      if constexpr (kWay != Way::kFall) rise_vectors<V, Count>(v);
+      if constexpr (kWay == Way::kTurn) {
+#pragma GCC unroll 8
+        for (int i = 0; i < Count; ++i) {
+          const size_t element = at + i * distance;
+          const uint32_t* const word =
+              words + element / kSignBlock * kSignWords + element % kSignWords;
+          const auto row = static_cast<int>(element % kSignBlock / kSignWords);
+          v[i] = V::flip(v[i], V::up(V::load_ints(word), row));
+        }
+      }
+      if constexpr (kWay != Way::kRise) fall_vectors<V, Count>(v);
+#pragma GCC unroll 8
+      for (int i = 0; i < Count; ++i) V::store(work + at + i * distance, v[i]);
+    }
+  }
+}
+
+// All butterflies of distances from `group` elements on: up, signs, down.
+template <class V>
+QSGD_INLINE void turn(float* work, size_t size, size_t group, const uint32_t* words) {
+  size_t distance = group;
+  for (; size / distance > 8; distance *= 8) stride<V, 8, Way::kRise>(work, size, distance, words);
+  switch (size / distance) {
+    case 8:
+      stride<V, 8, Way::kTurn>(work, size, distance, words);
+      break;
+    case 4:
+      stride<V, 4, Way::kTurn>(work, size, distance, words);
+      break;
+    case 2:
+      stride<V, 2, Way::kTurn>(work, size, distance, words);
+      break;
+    default:
+      stride<V, 1, Way::kTurn>(work, size, distance, words);
+  }
+  while (distance > group) {
+    distance /= 8;
+    stride<V, 8, Way::kFall>(work, size, distance, words);
+  }
+}
+
+constexpr size_t kMostWords = (1u << 16) / 32;  // of the largest bucket
+
+template <int N>
+struct Group {
+  static constexpr int kVectors = N;
+};
+
+// Calls f with the Group of such a bucket: 64 elements may be fewer than it has otherwise.
+template <class V, class F>
+QSGD_INLINE void with_group(size_t size, const F& f) {
+  if constexpr (kGroup<V> * V::kLanes > kTile) {
+    if (size == kTile) return f(Group<kTile / V::kLanes>());
+  }
+  f(Group<kGroup<V>>());
+}
+
+template <class V>
+float eden_rotate_loop(const float* x, size_t size, float lift, uint32_t seed, float* work) {
+  alignas(64) uint32_t words[2][kMostWords];
+  for (uint32_t which = 0; which < 2; ++which) sign_words<V>(seed, which, size, words[which]);
+  const typename V::F factor = V::spread(lift);
+  LaneSum<V> squares;
+  Signs<V> signs(words[0]);
+  with_group<V>(size, [&](auto group) {
+    constexpr int kCount = decltype(group)::kVectors;
+    rise<V, kCount>(size, work, [&](size_t at, typename V::F* v) {
+      signs.at(at);
+      fetch_pages(x + at);
+      if constexpr (kCount * V::kLanes > kTile) fetch_pages(x + at + kTile);
+#pragma GCC unroll 16
+      for (int i = 0; i < kCount; ++i) {
+        const typename V::F value = V::mul(V::load(x + at + i * V::kLanes), factor);
+        squares.add(i, V::mul(value, value));
+        v[i] = signs.flip(i, value);
+      }
+    });
+    turn<V>(work, size, kCount * V::kLanes, words[1]);
+  });
+  return squares.total();
+}
+
+// The cells that differ.
+constexpr int eden_cells(int bits) {
+  return bits == 8 ? kEdenCells : bits < 4 ? 1 << (bits - 1) : 1 << bits;
+}
+
+template <class V, int Bits>
+float eden_code_loop(const float* work, size_t size, float scale, const EdenTable& table,
+                     uint8_t* codes) {
+  using I = typename V::I;
+  constexpr int kCells = eden_cells(Bits);
+  const typename V::F factor = V::spread(scale);
+  LaneSum<V> match;
+  with_group<V>(size, [&](auto group) {
+    constexpr int kCount = decltype(group)::kVectors;
+    fall<V, kCount>(work, size, [&](size_t /*at*/, const typename V::F* v) {
+      I numbers[kCount];
+#pragma GCC unroll 16
+      for (int i = 0; i < kCount; ++i) {
+        const I z = V::bits(V::mul(v[i], factor));
+        const I magnitude = V::both(z, V::spread(0x7fffffff));
+        I level = V::spread(0);
+        if constexpr (Bits > 1) {
+          const I cell = V::min(V::round(V::of_bits(magnitude)), V::spread(kCells - 1));
+          const I edge = V::template lookup<kCells>(table.edges, cell);
+          level = V::count_above(V::both(edge, V::spread(0xff)), magnitude, edge);
+        }
+        const I value = V::template lookup<(1 << Bits) / 2>(table.values, level);
+        match.add(i, V::mul(V::of_bits(magnitude), V::of_bits(value)));
+        // Its copies above are not sent, but make a byte that narrow() does not take for too large.
+        const I sign =
+            V::both(V::template down_signed<16 - Bits>(z), V::spread(-(1 << (15 + Bits))));
+        numbers[i] = V::either(V::template up<16>(level), sign);
+      }
+      constexpr int kOfTile = kTile / V::kLanes;
+#pragma GCC unroll 2
+      for (int i = 0; i < kCount; i += kOfTile) {
+        alignas(64) uint8_t code[kTile];
+        V::narrow(numbers + i, 0, code);
+        pack_tile<Bits>(code, codes);
+        codes += 8 * Bits;
+      }
+    });
+  });
+  return match.total();
+}
+
+template <class V, int Bits>
+void eden_values_loop(const uint8_t* codes, size_t size, uint32_t seed, const EdenTable& table,
+                      float* work) {
+  alignas(64) uint32_t words[kMostWords];
+  sign_words<V>(seed, 1, size, words);
+  with_group<V>(size, [&](auto group) {
+    constexpr int kCount = decltype(group)::kVectors;
+    rise<V, kCount>(size, work, [&](size_t /*at*/, typename V::F* v) {
+      alignas(64) uint8_t code[kCount * V::kLanes];
+#pragma GCC unroll 2
+      for (int i = 0; i < kCount * V::kLanes; i += kTile, codes += 8 * Bits) {
+        unpack_tile<Bits>(codes, code + i);
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < kCount; ++i) {
+        const typename V::I one = V::widen(code + i * V::kLanes);
+        v[i] = V::of_bits(V::template lookup<1 << Bits>(table.values, one));
+      }
+    });
+    turn<V>(work, size, kCount * V::kLanes, words);
+  });
+}
+
+template <class V, bool Add>
+void eden_restore_loop(const float* work, size_t size, uint32_t seed, float unit, float* out) {
+  alignas(64) uint32_t words[kMostWords];
+  sign_words<V>(seed, 0, size, words);
+  const typename V::F factor = V::spread(unit);
+  Signs<V> signs(words);
+  with_group<V>(size, [&](auto group) {
+    constexpr int kCount = decltype(group)::kVectors;
+    fall<V, kCount>(work, size, [&](size_t at, const typename V::F* v) {
+      signs.at(at);
+      fetch_for_writing(out + at);
+      if constexpr (kCount * V::kLanes > kTile) fetch_for_writing(out + at + kTile);
+#pragma GCC unroll 16
+      for (int i = 0; i < kCount; ++i) {
+        float* const to = out + at + i * V::kLanes;
+        const typename V::F value = V::mul(signs.flip(i, v[i]), factor);
+        V::store(to, Add ? V::add(V::load(to), value) : value);
+      }
+    });
+  });
+}
+
+template <class V, int Bits>
+constexpr void fill_eden_bits(Kernels& k) {
+  k.eden_code[Bits] = eden_code_loop<V, Bits>;
+  k.eden_values[Bits] = eden_values_loop<V, Bits>;
+  if constexpr (Bits > 1) fill_eden_bits<V, Bits - 1>(k);
+}
+
+template <class V>
+constexpr void fill_eden(Kernels& k) {
+  k.eden_rotate = eden_rotate_loop<V>;
+  k.eden_restore[0] = eden_restore_loop<V, false>;
+  k.eden_restore[1] = eden_restore_loop<V, true>;
+  fill_eden_bits<V, 8>(k);
+}
+
+}  // namespace qsgd
