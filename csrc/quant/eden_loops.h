@@ -12,6 +12,9 @@
 
 namespace qsgd {
 
+// What a loop keeps in registers stays there only where its lambdas are part of it.
+#define QSGD_INLINE_LAMBDA __attribute__((always_inline))
+
 constexpr int kSignBlock = 512;  // elements with the signs of kSignWords words
 constexpr int kSignWords = 16;
 constexpr int kSumLanes = 32;
@@ -177,25 +180,43 @@ enum class Way { kRise, kTurn, kFall };
 
 template <class V, int Count, Way kWay>
 QSGD_INLINE void stride(float* work, size_t size, size_t distance, const uint32_t* words) {
+  constexpr int kParts = kSignWords / V::kLanes;
   for (size_t block = 0; block < size; block += Count * distance) {
-    for (size_t at = block; at < block + distance; at += V::kLanes) {
-      typename V::F v[Count];
-#pragma GCC unroll 8
-      for (int i = 0; i < Count; ++i) v[i] = V::load(work + at + i * distance);
-      if constexpr (kWay != Way::kFall) rise_vectors<V, Count>(v);
+    for (size_t at = block; at < block + distance; at += kSignBlock) {
+      // The signs of what begins here and at each distance from it, one after the other.
+      typename V::I signs[kWay == Way::kTurn ? Count * kParts : 1];
       if constexpr (kWay == Way::kTurn) {
-#pragma GCC unroll 8
-        for (int i = 0; i < Count; ++i) {
-          const size_t element = at + i * distance;
+#pragma GCC unroll 32
+        for (int i = 0; i < Count * kParts; ++i) {
+          const size_t element = at + i / kParts * distance;
           const uint32_t* const word =
-              words + element / kSignBlock * kSignWords + element % kSignWords;
+              words + element / kSignBlock * kSignWords + i % kParts * V::kLanes;
           const auto row = static_cast<int>(element % kSignBlock / kSignWords);
-          v[i] = V::flip(v[i], V::up(V::load_ints(word), row));
+          signs[i] = V::up(V::load_ints(word), row);
         }
       }
-      if constexpr (kWay != Way::kRise) fall_vectors<V, Count>(v);
+      const size_t end = at + kSignBlock < block + distance ? at + kSignBlock : block + distance;
+      for (size_t row = at; row < end; row += kSignWords) {
+#pragma GCC unroll 4
+        for (int part = 0; part < kParts; ++part) {
+          float* const from = work + row + part * V::kLanes;
+          typename V::F v[Count];
 #pragma GCC unroll 8
-      for (int i = 0; i < Count; ++i) V::store(work + at + i * distance, v[i]);
+          for (int i = 0; i < Count; ++i) v[i] = V::load(from + i * distance);
+          if constexpr (kWay != Way::kFall) rise_vectors<V, Count>(v);
+          if constexpr (kWay == Way::kTurn) {
+#pragma GCC unroll 8
+            for (int i = 0; i < Count; ++i) {
+              typename V::I& sign = signs[i * kParts + part];
+              v[i] = V::flip(v[i], sign);
+              sign = V::add(sign, sign);
+            }
+          }
+          if constexpr (kWay != Way::kRise) fall_vectors<V, Count>(v);
+#pragma GCC unroll 8
+          for (int i = 0; i < Count; ++i) V::store(from + i * distance, v[i]);
+        }
+      }
     }
   }
 }
@@ -247,9 +268,9 @@ float eden_rotate_loop(const float* x, size_t size, float lift, uint32_t seed, f
   const typename V::F factor = V::spread(lift);
   LaneSum<V> squares;
   Signs<V> signs(words[0]);
-  with_group<V>(size, [&](auto group) {
+  with_group<V>(size, [&](auto group) QSGD_INLINE_LAMBDA {
     constexpr int kCount = decltype(group)::kVectors;
-    rise<V, kCount>(size, work, [&](size_t at, typename V::F* v) {
+    rise<V, kCount>(size, work, [&](size_t at, typename V::F* v) QSGD_INLINE_LAMBDA {
       signs.at(at);
       fetch_pages(x + at);
       if constexpr (kCount * V::kLanes > kTile) fetch_pages(x + at + kTile);
@@ -277,9 +298,9 @@ float eden_code_loop(const float* work, size_t size, float scale, const EdenTabl
   constexpr int kCells = eden_cells(Bits);
   const typename V::F factor = V::spread(scale);
   LaneSum<V> match;
-  with_group<V>(size, [&](auto group) {
+  with_group<V>(size, [&](auto group) QSGD_INLINE_LAMBDA {
     constexpr int kCount = decltype(group)::kVectors;
-    fall<V, kCount>(work, size, [&](size_t /*at*/, const typename V::F* v) {
+    fall<V, kCount>(work, size, [&](size_t /*at*/, const typename V::F* v) QSGD_INLINE_LAMBDA {
       I numbers[kCount];
 #pragma GCC unroll 16
       for (int i = 0; i < kCount; ++i) {
@@ -301,9 +322,7 @@ float eden_code_loop(const float* work, size_t size, float scale, const EdenTabl
       constexpr int kOfTile = kTile / V::kLanes;
 #pragma GCC unroll 2
       for (int i = 0; i < kCount; i += kOfTile) {
-        alignas(64) uint8_t code[kTile];
-        V::narrow(numbers + i, 0, code);
-        pack_tile<Bits>(code, codes);
+        V::template pack_codes<Bits>(numbers + i, codes);
         codes += 8 * Bits;
       }
     });
@@ -316,13 +335,13 @@ void eden_values_loop(const uint8_t* codes, size_t size, uint32_t seed, const Ed
                       float* work) {
   alignas(64) uint32_t words[kMostWords];
   sign_words<V>(seed, 1, size, words);
-  with_group<V>(size, [&](auto group) {
+  with_group<V>(size, [&](auto group) QSGD_INLINE_LAMBDA {
     constexpr int kCount = decltype(group)::kVectors;
-    rise<V, kCount>(size, work, [&](size_t /*at*/, typename V::F* v) {
+    rise<V, kCount>(size, work, [&](size_t /*at*/, typename V::F* v) QSGD_INLINE_LAMBDA {
       alignas(64) uint8_t code[kCount * V::kLanes];
 #pragma GCC unroll 2
       for (int i = 0; i < kCount * V::kLanes; i += kTile, codes += 8 * Bits) {
-        unpack_tile<Bits>(codes, code + i);
+        V::template unpack_codes<Bits>(codes, code + i);
       }
 #pragma GCC unroll 16
       for (int i = 0; i < kCount; ++i) {
@@ -340,9 +359,9 @@ void eden_restore_loop(const float* work, size_t size, uint32_t seed, float unit
   sign_words<V>(seed, 0, size, words);
   const typename V::F factor = V::spread(unit);
   Signs<V> signs(words);
-  with_group<V>(size, [&](auto group) {
+  with_group<V>(size, [&](auto group) QSGD_INLINE_LAMBDA {
     constexpr int kCount = decltype(group)::kVectors;
-    fall<V, kCount>(work, size, [&](size_t at, const typename V::F* v) {
+    fall<V, kCount>(work, size, [&](size_t at, const typename V::F* v) QSGD_INLINE_LAMBDA {
       signs.at(at);
       fetch_for_writing(out + at);
       if constexpr (kCount * V::kLanes > kTile) fetch_for_writing(out + at + kTile);

@@ -82,16 +82,16 @@ struct Avx512 {
   // product is exact, so this rounds once, as the sum does.
   template <int Distance>
   static QSGD_INLINE F cross(F x) {
-    constexpr __mmask16 kUpper = Distance == 1   ? 0xaaaa
-                                 : Distance == 2 ? 0xcccc
-                                 : Distance == 4 ? 0xf0f0
-                                                 : 0xff00;
+    constexpr auto kTurn = [](int lane) { return lane & Distance ? -1.0f : 1.0f; };
+    const F turn = _mm512_setr_ps(kTurn(0), kTurn(1), kTurn(2), kTurn(3), kTurn(4), kTurn(5),
+                                  kTurn(6), kTurn(7), kTurn(8), kTurn(9), kTurn(10), kTurn(11),
+                                  kTurn(12), kTurn(13), kTurn(14), kTurn(15));
     F y;
     if constexpr (Distance == 1) y = _mm512_permute_ps(x, 0xb1);
     if constexpr (Distance == 2) y = _mm512_permute_ps(x, 0x4e);
     if constexpr (Distance == 4) y = _mm512_shuffle_f32x4(x, x, 0xb1);
     if constexpr (Distance == 8) y = _mm512_shuffle_f32x4(x, x, 0x4e);
-    return _mm512_fmadd_ps(x, _mm512_mask_blend_ps(kUpper, spread(1.0f), spread(-1.0f)), y);
+    return _mm512_fmadd_ps(x, turn, y);
   }
   // `count`, one more where a > b; both below 2^31.
   static QSGD_INLINE I count_above(I count, I a, I b) {
@@ -134,6 +134,28 @@ struct Avx512 {
   static QSGD_INLINE void narrow(const I* numbers, int offset, uint8_t* code) {
     const I shift = _mm512_set1_epi8(static_cast<char>(offset));
     _mm512_storeu_si512(code, _mm512_add_epi8(bytes(numbers), shift));
+  }
+
+  // A tile's codes of any bits, a byte each in byte 2 of its numbers, as pack_tile() packs them.
+  template <int Bits>
+  static QSGD_INLINE void pack_codes(const I* numbers, uint8_t* out) {
+    const I code = bytes(numbers);
+    if constexpr (Bits == 8) _mm512_storeu_si512(out, code);
+    if constexpr (Bits >= 4 && Bits < 8) pack_field<4, Bits - 4>(code, out);
+    if constexpr ((Bits & 2) != 0) pack_field<2, (Bits & 1)>(code, out + 8 * (Bits & 4));
+    if constexpr ((Bits & 1) != 0) pack_field<1, 0>(code, out + 8 * (Bits & 6));
+  }
+  // The inverse: a byte for each.
+  template <int Bits>
+  static QSGD_INLINE void unpack_codes(const uint8_t* in, uint8_t* code) {
+    I all = _mm512_setzero_si512();
+    if constexpr (Bits == 8) all = load_ints(in);
+    if constexpr (Bits >= 4 && Bits < 8) all = unpacked_field<4, Bits - 4>(in);
+    if constexpr ((Bits & 2) != 0) {
+      all = either(all, unpacked_field<2, (Bits & 1)>(in + 8 * (Bits & 4)));
+    }
+    if constexpr ((Bits & 1) != 0) all = either(all, unpacked_field<1, 0>(in + 8 * (Bits & 6)));
+    _mm512_storeu_si512(code, all);
   }
 
   static constexpr bool kPacks = true;  // the fields of 8, 4 and 2 bits, without pack_tile()
@@ -189,6 +211,46 @@ struct Avx512 {
   }
   static QSGD_INLINE I aes_round(I a, I key) { return _mm512_aesenc_epi128(a, key); }
   static QSGD_INLINE I aes_last(I a, I key) { return _mm512_aesenclast_epi128(a, key); }
+
+ private:
+  // How far to the left a field of Bits bits from Shift on goes within its eight bytes.
+  template <int Bits, int Shift>
+  static QSGD_INLINE I turns() {
+    constexpr auto kTurn = [](int word) { return word / Bits * Bits - Shift; };
+    return _mm512_setr_epi64(kTurn(0), kTurn(1), kTurn(2), kTurn(3), kTurn(4), kTurn(5), kTurn(6),
+                             kTurn(7));
+  }
+  template <int Bits, int Shift>
+  static QSGD_INLINE void pack_field(I code, uint8_t* out) {
+    const I field = both(code, _mm512_set1_epi8(((1 << Bits) - 1) << Shift));
+    const I placed = _mm512_rolv_epi64(field, turns<Bits, Shift>());
+    const __m256i four =
+        _mm256_or_si256(_mm512_castsi512_si256(placed), _mm512_extracti64x4_epi64(placed, 1));
+    if constexpr (Bits == 4) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), four);
+      return;
+    }
+    const __m128i two =
+        _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+    if constexpr (Bits == 2) _mm_storeu_si128(reinterpret_cast<__m128i*>(out), two);
+    if constexpr (Bits == 1) {
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out),
+                       _mm_or_si128(two, _mm_unpackhi_epi64(two, two)));
+    }
+  }
+  template <int Bits, int Shift>
+  static QSGD_INLINE I unpacked_field(const uint8_t* in) {
+    I field;
+    if constexpr (Bits == 4) {
+      field = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)));
+    } else if constexpr (Bits == 2) {
+      field = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)));
+    } else {
+      field = _mm512_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in)));
+    }
+    return both(_mm512_rorv_epi64(field, turns<Bits, Shift>()),
+                _mm512_set1_epi8(((1 << Bits) - 1) << Shift));
+  }
 };
 
 }  // namespace qsgd

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "common/dtype.h"
+#include "quant/pack.h"
 
 namespace qsgd {
 
@@ -105,6 +106,17 @@ struct Neon {
       const uint8x8_t high = vmovn_u16(vcombine_u16(level(2), level(3)));
       vst1q_u8(code + 16 * quarter, vaddq_u8(vcombine_u8(low, high), shift));
     }
+  }
+  // As of simd_avx512.h.
+  template <int Bits>
+  static QSGD_INLINE void pack_codes(const I* numbers, uint8_t* out) {
+    alignas(64) uint8_t code[kTile];
+    narrow(numbers, 0, code);
+    pack_tile<Bits>(code, out);
+  }
+  template <int Bits>
+  static QSGD_INLINE void unpack_codes(const uint8_t* in, uint8_t* code) {
+    unpack_tile<Bits>(in, code);
   }
   static constexpr bool kPacks = false;
   static QSGD_INLINE I widen(const uint8_t* code) {
