@@ -22,6 +22,7 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 SEED_BITS = 15
 LEAST = 2.0**-110
+FAINT, STRONG = 2.0**-100, 2.0**100
 LANES = 32
 
 
@@ -136,11 +137,15 @@ def encode_bucket(x: Floats, bits: int, seed: int, rotations: int = 2) -> tuple[
     nothing = np.zeros(size, dtype=np.uint8)
     if not x.any():
         return np.float32(0), nothing
-    exponent = int(np.abs(x).max().view(np.uint32)) >> 23
-    lift = np.float32(2.0 ** min(max(127 - exponent, -126), 126))
-    value = np.zeros(size, dtype=np.float32)
-    value[: x.size] = x * lift
-    energy = float(lane_sum(value * value))
+    value, lift = np.zeros(size, dtype=np.float32), np.float32(1)
+    value[: x.size] = x
+    with np.errstate(over="ignore", under="ignore"):
+        energy = float(lane_sum(value * value))
+    if not FAINT <= energy <= STRONG:
+        exponent = int(np.abs(x).max().view(np.uint32)) >> 23
+        lift = np.float32(2.0 ** min(max(127 - exponent, -126), 126))
+        value *= lift
+        energy = float(lane_sum(value * value))
     y = hadamard(value * signs(seed, 0, size), rising=True)
     if rotations == 2:
         y = hadamard(y * signs(seed, 1, size), rising=False)

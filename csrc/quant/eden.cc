@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <string>
 
@@ -28,10 +29,11 @@
 namespace qsgd {
 namespace {
 
-constexpr uint32_t kCell = 1u << 15;       // a seed for each number below
-constexpr double kLeast = 0x1p-110;        // d times smaller still is normal
-constexpr float kMost = 0x1p100f;          // beyond, values could overflow
-constexpr uint32_t kNoEdge = 0x7f000000u;  // above all magnitudes
+constexpr uint32_t kCell = 1u << 15;                    // a seed for each number below
+constexpr double kLeast = 0x1p-110;                     // d times smaller still is normal
+constexpr double kFaint = 0x1p-100, kStrong = 0x1p100;  // |x|^2 that float32 has room to square
+constexpr float kMost = 0x1p100f;                       // beyond, values could overflow
+constexpr uint32_t kNoEdge = 0x7f000000u;               // above all magnitudes
 
 EdenTable make_table(int bits) {
   EdenTable table{};
@@ -84,6 +86,25 @@ float lift_of(uint32_t most) {
   return bit_cast<float>(std::clamp(254u - (most >> 23), 1u, 253u) << 23);
 }
 
+// Memory of a bucket's size that begins with a line of the caches; and the same again if asked for.
+class Room {
+ public:
+  template <class Scratch>
+  Room(size_t size, bool twice, Scratch& scratch) : work(few_), other(nullptr) {
+    constexpr size_t kLine = 64 / sizeof(float);
+    if (size <= std::size(few_) && !twice) return;
+    scratch.values.resize(2 * size + kLine);
+    const auto address = reinterpret_cast<uintptr_t>(scratch.values.data()) / sizeof(float);
+    work = scratch.values.data() + (kLine - address % kLine) % kLine;
+    other = work + size;
+  }
+  float* work;
+  float* other;
+
+ private:
+  alignas(64) float few_[512];
+};
+
 class Eden final : public BucketCode {
  public:
   constexpr Eden() : BucketCode({"eden", 1, 8, 1, kRotates}) {}
@@ -100,18 +121,23 @@ class Eden final : public BucketCode {
                      Scratch& scratch) const override {
     const Kernels& k = kernels();
     const size_t size = padded(count);
-    const uint32_t most = k.max_magnitude(x, count);
-    if (most == 0 || most >= kInfinity) return send_none(most == 0, size, spec, scales, codes);
     const uint32_t seed = seed_of(key, first);
-    const float lift = lift_of(most);
-    const double d = static_cast<double>(size), grow = eden_grow(spec.bits);
-    float* const work = room(size, scratch);
+    Room room(size, size != count, scratch);
+    float* const work = room.work;
     if (size != count) {  // zeros for the elements that are not there
-      std::copy_n(x, count, work + size);
-      std::fill_n(work + size + count, size - count, 0.0f);
-      x = work + size;
+      std::copy_n(x, count, room.other);
+      std::fill_n(room.other + count, size - count, 0.0f);
+      x = room.other;
     }
-    const double energy = double{k.eden_rotate(x, size, lift, seed, work)};
+    float lift = 1;
+    double energy = double{k.eden_rotate(x, size, lift, seed, work)};
+    if (!(energy >= kFaint && energy <= kStrong)) {
+      const uint32_t most = k.max_magnitude(x, size);
+      if (most == 0 || most >= kInfinity) return send_none(most == 0, size, spec, scales, codes);
+      lift = lift_of(most);
+      energy = double{k.eden_rotate(x, size, lift, seed, work)};
+    }
+    const double d = static_cast<double>(size), grow = eden_grow(spec.bits);
     const auto scale = static_cast<float>(grow * std::sqrt(d / energy) / d);
     const double match =
         double{k.eden_code[spec.bits](work, size, scale, table_of(spec.bits), codes)};
@@ -150,11 +176,12 @@ class Eden final : public BucketCode {
     const size_t size = padded(count);
     const uint32_t seed = seed_in(scale);
     const float unit = scale / static_cast<float>(size);
-    float* const work = room(size, scratch);
-    k.eden_values[spec.bits](codes, size, seed, table_of(spec.bits), work);
-    if (size == count && scale < kMost) return k.eden_restore[Add](work, size, seed, unit, out);
-    float* const values = work + size;
-    k.eden_restore[false](work, size, seed, unit, values);
+    const bool whole = size == count && scale < kMost;
+    Room room(size, !whole, scratch);
+    k.eden_values[spec.bits](codes, size, seed, table_of(spec.bits), room.work);
+    if (whole) return k.eden_restore[Add](room.work, size, seed, unit, out);
+    float* const values = room.other;
+    k.eden_restore[false](room.work, size, seed, unit, values);
     constexpr float kLargest = std::numeric_limits<float>::max();
     for (size_t i = 0; i < count; ++i) {
       // A NaN stays.
@@ -163,14 +190,6 @@ class Eden final : public BucketCode {
                                                   : values[i];
       out[i] = Add ? out[i] + value : value;
     }
-  }
-
-  // Twice `size` floats that begin with a line of the caches.
-  static float* room(size_t size, Scratch& scratch) {
-    constexpr size_t kLine = 64 / sizeof(float);
-    scratch.values.resize(2 * size + kLine);
-    const auto address = reinterpret_cast<uintptr_t>(scratch.values.data()) / sizeof(float);
-    return scratch.values.data() + (kLine - address % kLine) % kLine;
   }
 };
 
