@@ -71,6 +71,7 @@ CHOSEN = (
     *(Code(f"qsgd {bits} bit", "qsgd", {"bits": bits, "norm": "max"}) for bits in BITS),
     Code("qsgd 4 bit l2", "qsgd", {"bits": 4, "norm": "l2"}),
     *(Code(f"qsgd {bits} bit nearest", "qsgd", {"bits": bits, **NEAREST}) for bits in (4, 2)),
+    *(Code(f"eden {bits} bit", "eden", {"bits": bits}) for bits in (4, 3, 2, 1)),
     Code("sign (1 bit)", "sign"),
     Code("minmax 4 bit", "minmax", {"bits": 4}),
     Code("minmax 2 bit", "minmax", {"bits": 2}),
