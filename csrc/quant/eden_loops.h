@@ -221,9 +221,10 @@ QSGD_INLINE void stride(float* work, size_t size, size_t distance, const uint32_
   }
 }
 
-// All butterflies of distances from `group` elements on: up, signs, down.
+// All butterflies of distances from `group` elements on: up, signs, down. A function of its own: it
+// is the largest part of the loops below, and the same for all bits.
 template <class V>
-QSGD_INLINE void turn(float* work, size_t size, size_t group, const uint32_t* words) {
+__attribute__((noinline)) void turn(float* work, size_t size, size_t group, const uint32_t* words) {
   size_t distance = group;
   for (; size / distance > 8; distance *= 8) stride<V, 8, Way::kRise>(work, size, distance, words);
   switch (size / distance) {
