@@ -4,12 +4,14 @@
 
 #include "planner/codec_timing.h"
 #include "planner/words.h"
+#include "quant/code.h"
 
 namespace qsgd {
 namespace {
 
-// More accurate first; with fewer, training needs error feedback, which is the user's to decide.
-constexpr int kAutoBits[] = {8, 4};
+// More accurate first; with fewer than a code's fewest_auto, training needs error feedback, which
+// is the user's to decide.
+constexpr int kAutoBits[] = {8, 4, 3};
 constexpr int kWeighed = 16;         // a few steps of most models
 constexpr size_t kMostSizes = 4096;  // a program whose sizes never come again could fill the memory
 
@@ -50,6 +52,7 @@ std::optional<CodecSpec> Economy::choose_bits(const CodecSpec& spec, size_t coun
   PlanRequest request = request_;
   std::string news;
   for (const int bits : kAutoBits) {
+    if (bits < traits_of(spec.scheme).fewest_auto) continue;
     request.codecs.push_back(spec);
     request.codecs.back().bits = bits;
     const std::optional<size_t> least = least_count(request.codecs.back());
@@ -92,7 +95,9 @@ Economy::Known& Economy::known(const std::optional<CodecSpec>& spec) {
   known_.back()->spec = spec;
   const std::vector<CodecCost>& timed = machine_->codecs;
   const bool is_timed = std::any_of(timed.begin(), timed.end(), [&](const CodecCost& cost) {
-    return !spec || cost.spec.scheme == spec->scheme;
+    // What QSGD costs hardly depends on the bits, and some of them are always measured.
+    return !spec || (cost.spec.scheme == spec->scheme &&
+                     (spec->scheme == Scheme::kQsgd || cost.spec.bits == spec->bits));
   });
   if (spec && !is_timed) machine_->codecs.push_back(time_codec(*spec, workers_));
   return *known_.back();

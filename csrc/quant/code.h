@@ -40,7 +40,8 @@ struct CodeTraits {
   int most_bits;
   int scales;  // float32 of a bucket
   unsigned flags;
-  int worth_bits = 0;  // those with which QSGD loses about as much; 0: its own
+  int worth_bits = 0;   // those with which QSGD loses about as much; 0: its own
+  int fewest_auto = 4;  // of those that the planner chooses: with fewer, training may notice
 
   bool has_choice() const { return fewest_bits != most_bits; }
   bool has(CodeFlags flag) const { return (flags & flag) != 0; }

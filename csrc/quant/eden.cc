@@ -107,7 +107,7 @@ class Room {
 
 class Eden final : public BucketCode {
  public:
-  constexpr Eden() : BucketCode({"eden", 1, 8, 1, kRotates}) {}
+  constexpr Eden() : BucketCode({"eden", 1, 8, 1, kRotates, 0, 3}) {}
 
   size_t code_bytes(const CodecSpec& spec, size_t count) const override {
     const size_t rest = count % spec.bucket;
