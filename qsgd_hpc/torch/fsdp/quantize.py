@@ -9,13 +9,15 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from qsgd_hpc import env
-from qsgd_hpc.compression import Qsgd
+from qsgd_hpc.compression import Eden, Lossy, Qsgd
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import Rule, as_rules
 from qsgd_hpc.torch.fsdp.collectives import QSGDAllGather, QSGDReduceScatter, ShardedModule, Traffic
 from qsgd_hpc.torch.fsdp.layout import parts_of, sharded_modules
 
 __all__ = ["QuantizedShards", "is_quantized", "quantize_fsdp"]
+
+SCHEMES: Mapping[str, type[Qsgd | Eden]] = {"qsgd": Qsgd, "eden": Eden}
 
 Rules = str | Iterable[Rule | tuple[str, int | str]]
 
@@ -73,13 +75,14 @@ def quantize_fsdp(
     gradient_bits: int | None = 4,
     weight_bits: int | None = 8,
     *,
+    scheme: str = "qsgd",
     rules: Rules = (),
     weight_rules: Rules = (),
     seed: int | None = None,
     threads: int | None = None,
     **settings: Any,
 ) -> QuantizedShards:
-    """Reduce the gradients and gather the weights of a model under FSDP2 as QSGD codes.
+    """Reduce the gradients and gather the weights of a model under FSDP2 as codes of few bits.
 
     Call it on every rank, after ``fully_shard`` and before the first step::
 
@@ -93,17 +96,18 @@ def quantize_fsdp(
 
     Args:
         model: or a part of it; every module within that ``fully_shard`` was called on.
-        gradient_bits: per element, sign included, 2 to 8; None leaves gradients as they are. One
-            bit needs error feedback, which would take a float32 copy of the unsharded gradients on
-            each rank: there is none here.
+        gradient_bits: per element, sign included, 2 to 8, of ``eden`` from 1; None leaves gradients
+            as they are. One bit of ``qsgd`` needs error feedback, which would take a float32 copy
+            of the unsharded gradients on each rank: there is none here.
         weight_bits: the same of the weights.
+        scheme: ``qsgd`` or ``eden``, of both.
         rules: bits of single gradients by name or number of elements, as in
             ``"head*=8, *.embed=32"``.
         weight_rules: the same of the weights.
         seed: of the rounding noise, equal on every rank; None takes QSGD_SEED.
         threads: that code a shard; None takes QSGD_THREADS.
-        **settings: ``bucket_size``, ``norm``, ``rounding``, ``min_elements``, of both; unset,
-            QSGD_* decide.
+        **settings: ``bucket_size`` and ``min_elements``, and of ``qsgd`` ``norm`` and
+            ``rounding``, of both; unset, QSGD_* decide.
     Returns:
         what counts the bytes, for checkpoints, too.
     Raises:
@@ -112,8 +116,8 @@ def quantize_fsdp(
     modules = sharded_modules(model)
     if not modules:
         raise UsageError(_no_module(model))
-    gradients = _compression("gradient_bits", gradient_bits, rules, settings)
-    weights = _compression("weight_bits", weight_bits, weight_rules, settings)
+    gradients = _compression("gradient_bits", gradient_bits, scheme, rules, settings)
+    weights = _compression("weight_bits", weight_bits, scheme, weight_rules, settings)
     seed = env.get("QSGD_SEED") if seed is None else seed
     threads = env.get("QSGD_THREADS") if threads is None else threads
     shared, reductions, gatherings = {}, [], []
@@ -138,21 +142,25 @@ def is_quantized(module: nn.Module) -> bool:
 
 
 def _compression(
-    what: str, bits: int | None, rules: Rules, settings: Mapping[str, Any]
-) -> Qsgd | None:
+    what: str, bits: int | None, scheme: str, rules: Rules, settings: Mapping[str, Any]
+) -> Lossy | None:
     if bits is None:
         return None
+    if scheme not in SCHEMES:
+        raise UsageError(f"quantize_fsdp(scheme={scheme!r}): choose {' or '.join(SCHEMES)}")
     given: dict[str, Any] = {**settings, "bits": bits}
     if rules:
         given["rules"] = rules
     try:
-        compression = Qsgd(error_feedback=False, nmse_budget=None, **given)
+        compression = SCHEMES[scheme](error_feedback=False, nmse_budget=None, **given)
     except TypeError as error:
         raise UsageError(
-            f"quantize_fsdp: {error}; it takes bucket_size, norm, rounding and min_elements"
+            f"quantize_fsdp: {error}; it takes bucket_size and min_elements, and of qsgd norm and "
+            "rounding"
         ) from None
     compression.require_fixed_length("quantize_fsdp")
-    if 1 in (bits, *(rule.bits for rule in as_rules(compression.rules))):
+    one_bit = 1 in (bits, *(rule.bits for rule in as_rules(compression.rules)))
+    if one_bit and compression.one_bit_is_sign:
         raise UsageError(
             f"quantize_fsdp({what}=1): one bit needs error feedback, which FSDP2 leaves no room "
             "for; choose 2 to 8"
