@@ -92,6 +92,8 @@ void bind_spec(pybind11::module_& m) {
            py::kw_only(), py::arg("scheme") = "qsgd", py::arg("bits") = py::none(),
            py::arg("bucket_size") = 512, py::arg("norm") = "max",
            py::arg("rounding") = "stochastic", py::arg("k") = 0, py::arg("contract") = false)
+      .def_property_readonly(
+          "scheme", [](const CodecSpec& spec) { return qsgd::traits_of(spec.scheme).name; })
       .def_readonly("bits", &CodecSpec::bits)
       .def_readonly("bucket_size", &CodecSpec::bucket)
       .def_property_readonly("biased", &qsgd::biased)

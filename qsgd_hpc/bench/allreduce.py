@@ -19,12 +19,13 @@ from qsgd_hpc.bench.contestants import Contestant, engine, gloo_peers, mpi_peer,
 from qsgd_hpc.bench.rounds import Data, Effort, time_all
 from qsgd_hpc.bench.samples import Row, Timing, compare, row_json
 from qsgd_hpc.bench.words import AUTO, PLAIN_BITS
+from qsgd_hpc.compression import KINDS, has_choice_of_bits
 from qsgd_hpc.env import ALGORITHMS, COMPRESSED
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime import basics, planning
 
 if TYPE_CHECKING:
-    from qsgd_hpc._core import Machine
+    from qsgd_hpc._core import CodecSpec, Machine
 
 __all__ = ["Request", "run"]
 
@@ -38,6 +39,8 @@ class Request:
 
     sizes: Sequence[int]
     bits: Sequence[int | str]
+    schemes: Sequence[str] = ("qsgd",)
+    """Of the codes; each has a choice of bits."""
     algorithms: Sequence[str] = (AUTO,)
     peers: bool = False
     explain: bool = False
@@ -63,7 +66,8 @@ class Bench:
         self.key = planning.key_of(
             mpi.module, communicator.nodes, self.comm.Get_size(), request.threads
         )
-        self.machine: Machine = planning.machine(communicator, self.comm, self.key)
+        asked = [spec for bits in request.bits if bits != AUTO for spec in self.codecs(bits)]
+        self.machine: Machine = planning.machine(communicator, self.comm, self.key, asked)
 
     def say(self, text: str | Text = "") -> None:
         """Print on rank 0."""
@@ -99,24 +103,46 @@ class Bench:
         found = []
         for bits in self.request.bits:
             if bits == AUTO:
-                plan = explain.plan(self.machine, count, [AUTO])
-                chosen = plan.spec.bits if plan.spec else PLAIN_BITS
-                entry = ours(self.communicator, chosen, plan.spec, plan.algorithm)
-                entry.what = f"auto: {entry.what}"
-                found.append(entry)
-                continue
-            coded = bits != PLAIN_BITS
-            spec = explain.spec_of(int(bits)) if coded else None
-            training = explain.coding_of(int(bits)) if coded else None
-            for name in fitting(self.request.algorithms, coded):
-                if name == AUTO and training and training.error_feedback:
-                    found.append(engine(basics.context().engine, int(bits), training))
-                    continue
-                found.append(ours(self.communicator, int(bits), spec, self.named(name, coded)))
-            if not coded and AUTO in self.request.algorithms:
-                found.append(engine(basics.context().engine))
+                found.append(self.planned(count))
+            elif bits == PLAIN_BITS:
+                found += self.exact()
+            else:
+                for scheme in self.request.schemes:
+                    found += self.coded(int(bits), scheme)
         fresh = [Contestant(p.what, p.run, is_peer=True, is_exact=p.is_exact) for p in peers]
         return [*found, *fresh]
+
+    def codecs(self, bits: int | str) -> list[CodecSpec]:
+        """Return the codes that so many bits stand for; for auto, all that were measured."""
+        if bits == AUTO:
+            return [cost[0] for cost in self.machine.codecs]
+        if bits == PLAIN_BITS:
+            return []
+        return [explain.spec_of(int(bits), scheme) for scheme in self.request.schemes]
+
+    def planned(self, count: int) -> Contestant:
+        """Return what the planner would do with so many elements."""
+        plan = explain.plan(self.machine, count, self.codecs(AUTO))
+        entry = ours(self.communicator, plan.spec, plan.algorithm)
+        entry.what = f"auto: {entry.what}"
+        return entry
+
+    def exact(self) -> list[Contestant]:
+        """Return the ways of float32, the engine's among them."""
+        names = fitting(self.request.algorithms, coded=False)
+        found = [ours(self.communicator, None, self.named(name, coded=False)) for name in names]
+        return [*found, engine(basics.context().engine)] if AUTO in names else found
+
+    def coded(self, bits: int, scheme: str) -> list[Contestant]:
+        """Return the ways of a code; that of a training where it adds error feedback."""
+        spec, training = explain.spec_of(bits, scheme), explain.coding_of(bits, scheme)
+        found = []
+        for name in fitting(self.request.algorithms, coded=True):
+            if name == AUTO and training.error_feedback:
+                found.append(engine(basics.context().engine, training))
+            else:
+                found.append(ours(self.communicator, spec, self.named(name, coded=True)))
+        return found
 
     def named(self, algorithm: str, coded: bool) -> str:
         """Return what auto stands for here."""
@@ -200,7 +226,7 @@ def check(request: Request) -> None:
     """Refuse what cannot be measured.
 
     Raises:
-        UsageError: an algorithm is unknown, or nothing fits together.
+        UsageError: an algorithm or a scheme is unknown, or nothing fits together.
     """
     rows = [bits for bits in request.bits if fitting(request.algorithms, bits != PLAIN_BITS)]
     if not rows:
@@ -209,6 +235,10 @@ def check(request: Request) -> None:
             f"{','.join(map(str, request.bits))}: {', '.join(COMPRESSED)} "
             "compress (1 to 8 bits), the others send float32 (32 bits)"
         )
+    fixed = [scheme for scheme in request.schemes if not has_choice_of_bits(scheme)]
+    if fixed:
+        known = ", ".join(filter(has_choice_of_bits, KINDS))
+        raise UsageError(f"--scheme: {fixed[0]!r} has no choice of bits; choose from {known}")
     if request.trial and not request.explain:
         raise UsageError("--trial goes with --explain, whose choices it tries; add --explain")
     if request.json_path is not None and not request.json_path.absolute().parent.is_dir():

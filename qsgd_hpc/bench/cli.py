@@ -154,6 +154,7 @@ def _thread_counts(text: str | None) -> list[int]:
 )
 @click.option("--sizes", default="4K:64M", help="FROM:TO[:FACTOR], or sizes with commas.")
 @click.option("--bits", default="32,8,4,2", help="1 to 8, 32 (float32), auto (as planned).")
+@click.option("--scheme", default="qsgd", help="Of the codes, with commas: qsgd, eden, minmax, ...")
 @click.option(
     "--algorithm",
     default="auto",
@@ -177,6 +178,7 @@ def allreduce(
     network: str | None,
     sizes: str,
     bits: str,
+    scheme: str,
     algorithm: str,
     peers: bool,
     explain: bool,
@@ -200,6 +202,8 @@ def allreduce(
       qsgd-hpc bench allreduce -np 4 --network 1gbit --sizes 64K,1M,16M,100M --peers
     Two compressed algorithms against each other:
       qsgd-hpc bench allreduce -np 4 --bits 4 --algorithm sra,allgather --sizes 64K,1M
+    QSGD's code against EDEN's:
+      qsgd-hpc bench allreduce -np 4 --network 1gbit --bits 4,3 --scheme qsgd,eden --sizes 16M
     Whether compressing pays here:
       qsgd-hpc bench allreduce -np 2 --explain
     How good that plan is, of two codes:
@@ -221,6 +225,7 @@ def allreduce(
     request = Request(
         sizes=parse_sizes(sizes),
         bits=parse_bits(bits),
+        schemes=tuple(name.strip() for name in scheme.split(",")),
         algorithms=tuple(name.strip() for name in algorithm.split(",")),
         peers=peers,
         explain=explain,
@@ -246,7 +251,7 @@ def allreduce(
         )
     if ranks < 2:
         raise UsageError(f"-np {ranks}: at least 2 ranks are needed to reduce anything")
-    words = ["--sizes", sizes, "--bits", bits, "--algorithm", algorithm]
+    words = ["--sizes", sizes, "--bits", bits, "--scheme", scheme, "--algorithm", algorithm]
     words += ["--threads", str(threads)] if threads else []
     sys.exit(_start(ranks, joined, request, words))
 

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qsgd_hpc.bench.words import PLAIN_BITS
-
 if TYPE_CHECKING:
     from qsgd_hpc._core import CodecSpec, Coding, Engine, Operation
     from qsgd_hpc.runtime.direct import Communicator
 
-__all__ = ["Contestant", "engine", "gloo_peers", "mpi_peer", "ours", "start_gloo"]
+__all__ = ["Contestant", "engine", "gloo_peers", "mpi_peer", "ours", "start_gloo", "title"]
 
 Floats = NDArray[np.float32]
 
@@ -37,7 +35,15 @@ class Contestant:
     nmse: float | None = None
 
 
-def ours(communicator: Communicator, bits: int, spec: CodecSpec | None, name: str) -> Contestant:
+def title(spec: CodecSpec | None) -> str:
+    """Return what a row calls a code: ``4 bit`` of QSGD's, ``eden 3 bit``, or ``fp32``."""
+    if spec is None:
+        return "fp32"
+    prefix = "" if spec.scheme in ("qsgd", "sign") else f"{spec.scheme} "
+    return f"{prefix}{spec.bits} bit"
+
+
+def ours(communicator: Communicator, spec: CodecSpec | None, name: str) -> Contestant:
     """Return this package's allreduce; ``name`` is its algorithm."""
     prepared: Callable[[], int] | None = None
     array: Floats | None = None
@@ -48,20 +54,17 @@ def ours(communicator: Communicator, bits: int, spec: CodecSpec | None, name: st
             prepared, array = communicator.prepare([x], coding=spec, algorithm=name), x
         return prepared()
 
-    exact = bits == PLAIN_BITS
-    what = "fp32" if exact else f"{bits} bit"
-    return Contestant(what, run, algorithm=name, is_exact=exact)
+    return Contestant(title(spec), run, algorithm=name, is_exact=spec is None)
 
 
-def engine(core: Engine, bits: int = PLAIN_BITS, coding: Coding | None = None) -> Contestant:
+def engine(core: Engine, coding: Coding | None = None) -> Contestant:
     """Return an allreduce as a training script starts it: named, and agreed on first.
 
     Args:
         core: of this job.
-        bits: those of the coding.
         coding: how it is coded; with error feedback, the engine keeps it. None sends float32.
     """
-    what = "engine fp32" if coding is None else f"{bits} bit"
+    what = "engine fp32" if coding is None else title(coding.spec)
     if coding is not None and coding.error_feedback:
         what += " feedback"
     operation: Operation | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,10 @@ from rich.text import Text
 
 from qsgd_hpc.bench import choices
 from qsgd_hpc.bench.choices import Choice
-from qsgd_hpc.bench.contestants import ours
+from qsgd_hpc.bench.contestants import ours, title
 from qsgd_hpc.bench.rounds import Data, Effort, time_all
 from qsgd_hpc.bench.samples import Timing
 from qsgd_hpc.bench.words import AUTO, PLAIN_BITS, size_text
-from qsgd_hpc.runtime import planning
 
 if TYPE_CHECKING:
     from qsgd_hpc._core import CodecSpec, Coding, Machine
@@ -27,44 +26,44 @@ FAR = 3.0
 """So many times the fastest prediction: not tried."""
 
 
-def coding_of(bits: int, *, lasting: bool = True) -> Coding:
+def coding_of(bits: int, scheme: str, *, lasting: bool = True) -> Coding:
     """Return how so many bits are coded, with the bucket and norm that the environment sets.
 
     Args:
         bits: 1 to 8.
+        scheme: a code that has a choice of bits.
         lasting: as in training, with error feedback where that adds it; else each call by itself.
     """
-    from qsgd_hpc.compression import Qsgd
+    from qsgd_hpc.compression import KINDS
 
-    return Qsgd(bits).coding(lasting=lasting)
+    return KINDS[scheme](bits).coding(lasting=lasting)  # type: ignore[call-arg]
 
 
-def spec_of(bits: int) -> CodecSpec:
+def spec_of(bits: int, scheme: str) -> CodecSpec:
     """Return the code of a call by itself."""
-    return coding_of(bits, lasting=False).spec
+    return coding_of(bits, scheme, lasting=False).spec
 
 
-def plan(machine: Machine, count: int, bits: Sequence[int | str]) -> Any:
-    """Return the plan for a message that travels alone, in a code of so many bits or as float32.
-
-    Args:
-        machine: what was measured.
-        count: elements.
-        bits: which codes there are; "auto" is all that were measured.
-    """
+def plan(machine: Machine, count: int, codecs: Sequence[CodecSpec]) -> Any:
+    """Return the plan for a message that travels alone, in one of these codes or as float32."""
     from qsgd_hpc import _core
 
-    codecs = planning.codecs() if AUTO in bits else []
-    codecs += [spec_of(int(b)) for b in bits if b not in (AUTO, PLAIN_BITS)]
     return _core.plan(machine, count=count, codecs=codecs, any_algorithm=True)
 
 
 def by_prediction(bench: Bench) -> None:
     """Print the plan of each size and bits; nothing is tried."""
     for size_bytes in bench.request.sizes:
-        for bits in bench.request.bits:
-            found = plan(bench.machine, size_bytes // FLOAT_BYTES, [bits])
+        for codecs in _alternatives(bench):
+            found = plan(bench.machine, size_bytes // FLOAT_BYTES, codecs)
             bench.say(f"{size_text(size_bytes):>8}  {found.algorithm:18}  {found.reason}")
+
+
+def _alternatives(bench: Bench) -> Iterator[list[CodecSpec]]:
+    """Yield the codes of each plan: all that were measured for auto, else each by itself."""
+    for bits in bench.request.bits:
+        codecs = bench.codecs(bits)
+        yield from [codecs] if bits in (AUTO, PLAIN_BITS) else [[spec] for spec in codecs]
 
 
 def by_trial(bench: Bench) -> list[dict[str, Any]]:
@@ -84,36 +83,38 @@ def by_trial(bench: Bench) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Way:
-    bits: int
     spec: CodecSpec | None
     choice: Choice
 
 
-def _ways(machine: Machine, count: int, bits: Sequence[int | str]) -> list[_Way]:
+def _ways(bench: Bench, count: int) -> list[_Way]:
     """Return all that the planner knows to do with so many elements."""
     from qsgd_hpc import _core
 
-    planned = plan(machine, count, bits)
+    machine, bits = bench.machine, bench.request.bits
+    planned = plan(machine, count, [spec for b in bits for spec in bench.codecs(b)])
+    asked: list[CodecSpec | None] = []
+    for b in bits:
+        asked += [None] if b == PLAIN_BITS else bench.codecs(b) if b != AUTO else []
     found = []
-    for width in [int(b) for b in bits if b != AUTO]:
-        spec = None if width == PLAIN_BITS else spec_of(width)
+    for spec in asked:
         for name in machine.known(compressed=spec is not None):
             choice = Choice(
-                code="fp32" if spec is None else f"{width} bit",
+                code=title(spec),
                 algorithm=name,
                 predicted_s=_core.allreduce_s(machine, algorithm=name, count=count, coding=spec),
                 planned=(name, spec) == (planned.algorithm, planned.spec),
             )
-            found.append(_Way(width, spec, choice))
+            found.append(_Way(spec, choice))
     return found
 
 
 def _try_out(bench: Bench, count: int) -> list[Choice]:
     """Return the choices of a size with the times that they took; collective."""
-    ways = _ways(bench.machine, count, bench.request.bits)
+    ways = _ways(bench, count)
     longest_s = FAR * min(way.choice.predicted_s for way in ways)
     tried = [w for w in ways if w.choice.planned or w.choice.predicted_s <= longest_s]
-    contestants = [ours(bench.communicator, w.bits, w.spec, w.choice.algorithm) for w in tried]
+    contestants = [ours(bench.communicator, w.spec, w.choice.algorithm) for w in tried]
     effort = Effort(bench.request.rounds, bench.request.seconds)
     time_all(contestants, Data(bench.comm, bench.mpi, count), bench.comm, bench.mpi, effort)
     measured = [

@@ -13,7 +13,7 @@ __all__ = ["LEGEND", "header", "line"]
 
 COLUMNS = (
     ("size", 8),
-    ("what", 14),
+    ("what", 19),
     ("algorithm", 18),
     ("min", 9),
     ("median", 9),

@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -37,7 +37,7 @@ __all__ = [
     "to_json",
 ]
 
-SCHEMA = 2
+SCHEMA = 3
 # The codes whose speed is measured; others count as the nearest of these.
 MEASURED: tuple[dict[str, Any], ...] = (
     {"scheme": "qsgd", "bits": 8},
@@ -113,19 +113,25 @@ def to_json(measured: Machine) -> dict[str, Any]:
         alpha_s, beta_s_per_byte = getattr(measured, name)
         found[name] = {"alpha_s": alpha_s, "beta_s_per_byte": beta_s_per_byte}
     found["codecs"] = [
-        {**spec, **dict(zip(COSTS, cost[1:], strict=True))}
-        for spec, cost in zip(MEASURED, measured.codecs, strict=True)
+        {**_code_json(cost[0]), **dict(zip(COSTS, cost[1:], strict=True))}
+        for cost in measured.codecs
     ]
     found["observed"] = [
         {
             "algorithm": algorithm,
-            "bits": None if spec is None else spec.bits,
+            **_code_json(spec),
             "count": count,
             "seconds": seconds,
         }
         for algorithm, spec, count, seconds in measured.observed
     ]
     return found
+
+
+def _code_json(spec: CodecSpec | None) -> dict[str, Any]:
+    if spec is None:
+        return {"scheme": None, "bits": None}
+    return {"scheme": spec.scheme, "bits": spec.bits}
 
 
 def from_json(found: Mapping[str, Any]) -> Machine:
@@ -146,9 +152,10 @@ def from_json(found: Mapping[str, Any]) -> Machine:
             (CodecSpec(scheme=c["scheme"], bits=c["bits"]), *(c[name] for name in COSTS))
             for c in found["codecs"]
         ]
-        specs = {None: None, **{cost[0].bits: cost[0] for cost in costs}}
+        specs = {(spec.scheme, spec.bits): spec for spec, *_ in costs} | {(None, None): None}
         observed = [
-            (o["algorithm"], specs[o["bits"]], o["count"], o["seconds"]) for o in found["observed"]
+            (o["algorithm"], specs[o["scheme"], o["bits"]], o["count"], o["seconds"])
+            for o in found["observed"]
         ]
         return Machine(codecs=costs, observed=observed, **fields)
     except (KeyError, TypeError) as error:
@@ -227,15 +234,19 @@ def keep(key: Key, measured: Machine) -> None:
         )
 
 
-def machine(communicator: Any, comm: Any, key: Key) -> Machine:
+def machine(communicator: Any, comm: Any, key: Key, more: Iterable[CodecSpec] = ()) -> Machine:
     """Measure the machine of this job anew, and keep it; collective, every rank returns the same.
 
     Args:
         communicator: qsgd_hpc.runtime.direct.Communicator.
         comm: the mpi4py communicator of the same ranks.
         key: what the measurement holds for.
+        more: codes that are measured, too, where :func:`codecs` has none of their scheme.
     """
-    measured: Machine = communicator.measure(codecs(), ranks_per_node=key.ranks_per_node)
+    usual = codecs()
+    known = {spec.scheme for spec in usual}
+    asked = [*usual, *(spec for spec in more if spec.scheme not in known)]
+    measured: Machine = communicator.measure(asked, ranks_per_node=key.ranks_per_node)
     if comm.Get_rank() == 0:
         keep(key, measured)
     return measured

@@ -35,7 +35,7 @@ def test_two_ranks_beside_their_peers(python, tmp_path):
     path = tmp_path / "allreduce.json"
     done = bench(
         python, "-np", "2", "--sizes", "4K:64K", "--bits", "32,8,4,2,auto", "--rounds", "3",
-        "--peers", "--json", str(path), QSGD_HOME=str(tmp_path),
+        "--scheme", "qsgd,eden", "--peers", "--json", str(path), QSGD_HOME=str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads(path.read_text())
@@ -44,12 +44,13 @@ def test_two_ranks_beside_their_peers(python, tmp_path):
     rows = record["rows"]
     assert sorted({row["size_bytes"] for row in rows}) == [4096, 16384, 65536]
     whats = [row["what"] for row in rows if row["size_bytes"] == 4096]
-    assert whats[:5] == ["fp32", "engine fp32", "8 bit", "4 bit", "2 bit feedback"]
-    assert whats[5].startswith("auto: ")
-    assert whats[6:] == ["MPI_Allreduce", "gloo fp32", "gloo fp16"]
+    assert whats[:4] == ["fp32", "engine fp32", "8 bit", "eden 8 bit"]
+    assert whats[4:8] == ["4 bit", "eden 4 bit", "2 bit feedback", "eden 2 bit"]
+    assert whats[8].startswith("auto: ")
+    assert whats[9:] == ["MPI_Allreduce", "gloo fp32", "gloo fp16"]
     assert all(0 < row["min_s"] <= row["median_s"] <= row["p99_s"] for row in rows)
     for row in rows:
-        if row["what"] == "8 bit":
+        if row["what"] in ("8 bit", "eden 8 bit"):
             # (8 + 32/512) / 32 of the bytes, 2 (p-1)/p of them, and a header per message.
             body = row["size_bytes"] * (8 + 32 / 512) / 32
             assert body <= row["wire_bytes"] <= body + 2 * 32 + 64
@@ -64,11 +65,13 @@ def test_two_ranks_beside_their_peers(python, tmp_path):
 
 def test_explain_prints_one_plan_per_size_and_measures_no_table(python, tmp_path):
     done = bench(
-        python, "-np", "2", "--sizes", "4K,1M", "--bits", "8", "--explain", QSGD_HOME=str(tmp_path)
-    )
+        python, "-np", "2", "--sizes", "4K,1M", "--bits", "8", "--scheme", "qsgd,eden", "--explain",
+        QSGD_HOME=str(tmp_path),
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     plans = [line for line in done.stdout.splitlines() if "8 bit: " in line]
     assert len(plans) == 2
+    assert done.stdout.count("eden(bits=8") == 2
     assert all(" in " in line and "fp32 " in line for line in plans)
     assert "busbw" not in done.stdout
     (kept,) = (tmp_path / "machines").iterdir()

@@ -41,6 +41,7 @@ def bench(monkeypatch, capsys):
         (["allreduce", "-np", "2", "--algorithm", "rings"], "'rings' is not one of auto, direct"),
         (["allreduce", "-np", "2", "--algorithm", "ring", "--bits", "8,4"], "suits none of"),
         (["allreduce", "-np", "2", "--algorithm", "sra", "--bits", "32"], "suits none of"),
+        (["allreduce", "-np", "2", "--scheme", "qsgd,topk"], "'topk' has no choice of bits"),
         (["allreduce", "-np", "2", "--json", "/nowhere/x.json"], "there is no such folder"),
         (["codec", "--size", "1K,2K"], "one size"),
         (["codec", "--bits", "32"], "1 to 8"),
