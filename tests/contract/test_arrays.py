@@ -137,13 +137,13 @@ def test_what_has_no_meaning_elsewhere_is_refused():
         hvd.allreduce(OnDevice(np.zeros(3)))
 
 
-@pytest.mark.parametrize("compression", ["fp16", "bf16", "qsgd"])
+@pytest.mark.parametrize("compression", ["fp16", "bf16", "qsgd", "eden"])
 def test_compression_of_a_gradient(compression):
     if compression == "bf16":
         pytest.importorskip("ml_dtypes")
     chosen = getattr(hvd.Compression, compression)
     mine = np.random.default_rng(hvd.rank()).standard_normal(4096).astype(np.float32)
-    options = {"compression": chosen(bits=8) if compression == "qsgd" else chosen}
+    options = {"compression": chosen if "16" in compression else chosen(bits=8)}
     found = hvd.allreduce(mine, "compressed", **options)
     exact = hvd.allreduce(mine)
     assert found.dtype == np.float32

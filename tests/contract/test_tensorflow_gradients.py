@@ -225,9 +225,10 @@ def test_a_tape_may_be_wrapped_at_any_time(when):
         hvd.DistributedGradientTape(distributed)
 
 
-def test_compressed_gradients_are_equal_on_every_rank(traced):
+@pytest.mark.parametrize("code", ["qsgd", "eden"])
+def test_compressed_gradients_are_equal_on_every_rank(traced, code):
     variable = tf.Variable(tf.random.stateless_normal((64, 64), [hvd.rank(), 1]), name="w")
-    lossy = hvd.Compression.qsgd(bits=8, min_elements=0)
+    lossy = getattr(hvd.Compression, code)(bits=8, min_elements=0)
     (gradient,) = gradients(
         traced, [variable], lambda v: tf.reduce_sum(v[0] ** 2) / 2, compression=lossy
     )

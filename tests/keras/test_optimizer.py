@@ -193,9 +193,10 @@ def test_an_overflow_on_one_rank_is_one_on_all():
 
 
 @several_ranks
-def test_compressed_gradients_leave_replicas_identical():
-    code = hvd.Compression.qsgd(bits=4, min_elements=1)
-    model = compiled(of(keras.optimizers.Adam(0.02), compression=code))
+@pytest.mark.parametrize("code", ["qsgd", "eden"])
+def test_compressed_gradients_leave_replicas_identical(code):
+    compression = getattr(hvd.Compression, code)(bits=4, min_elements=1)
+    model = compiled(of(keras.optimizers.Adam(0.02), compression=compression))
     before = hvd.compression_stats()
     history = fit(model, epochs=4)
     assert replicas_are_identical(model)
