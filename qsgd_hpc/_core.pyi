@@ -87,6 +87,7 @@ class ThreadWorld:
     def most_waiting(self) -> int: ...
 
 REGION_BYTES: int
+COMPILER: str
 ALGORITHMS: tuple[str, ...]
 COMPRESSED_ALGORITHMS: tuple[str, ...]
 SCHEMES: tuple[str, ...]

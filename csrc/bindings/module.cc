@@ -9,6 +9,12 @@ namespace py = pybind11;
 
 namespace {
 
+#if defined(__clang__)
+constexpr char kCompiler[] = "Clang " __clang_version__;
+#else
+constexpr char kCompiler[] = "GCC " __VERSION__;
+#endif
+
 const char* class_of(qsgd::ErrorKind kind) {
   switch (kind) {
     case qsgd::ErrorKind::kUsage:
@@ -41,6 +47,7 @@ void bind_roll_call(py::module_& m) {
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The compiled core of qsgd-hpc: codec, collectives, engine.";
+  m.attr("COMPILER") = kCompiler;
   py::register_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);

@@ -24,7 +24,7 @@ QSGD_INLINE Dots dots_loop(const T* a, const T* b, size_t count) {
     for (int lane = 0; lane < kLanes; ++lane) add(i + lane, lane);
   }
   for (; i < count; ++i) add(i, 0);
-  Dots dots;
+  Dots dots{};
   for (int lane = 0; lane < kLanes; ++lane) dots += {ab[lane], aa[lane], bb[lane]};
   return dots;
 }
@@ -71,7 +71,7 @@ Dots dots_of(const void* a, const void* b, DType dtype, size_t count) {
   if (dtype == DType::kFloat32) {
     return dots_32(static_cast<const float*>(a), static_cast<const float*>(b), count);
   }
-  Dots dots;
+  Dots dots{};
   for_blocks(dtype, count, [&](size_t at, size_t n, float* wide_a, float* wide_b) {
     to_floats(static_cast<const char*>(a) + at, dtype, n, wide_a);
     to_floats(static_cast<const char*>(b) + at, dtype, n, wide_b);

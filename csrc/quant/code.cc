@@ -58,6 +58,14 @@ double Code::mean_code_bytes(const CodecSpec& spec, size_t count) const {
   return static_cast<double>(code_bytes(spec, count));
 }
 
+QSGD_CLONES
+void keep_rest(const float* value, size_t count, float* left) {
+  for (size_t i = 0; i < count; ++i) {
+    const float rest = value[i] - left[i];
+    left[i] = magnitude_bits(rest) < kInfinity ? rest : 0.0f;
+  }
+}
+
 bool Code::encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
                           const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes,
                           float* left) const {
@@ -71,14 +79,6 @@ bool Code::encode_keeping(const void* x, DType dtype, float by, size_t count, ui
     keep_rest(value, size, left + at);
   });
   return finite;
-}
-
-QSGD_CLONES
-void keep_rest(const float* value, size_t count, float* left) {
-  for (size_t i = 0; i < count; ++i) {
-    const float rest = value[i] - left[i];
-    left[i] = magnitude_bits(rest) < kInfinity ? rest : 0.0f;
-  }
 }
 
 bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,

@@ -1,6 +1,6 @@
 #include "quant/kernels.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GNUC__)
 
 #include <immintrin.h>
 
@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "common/cpu.h"
 #include "common/dtype.h"
 
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,aes")
+QSGD_BEGIN_TARGET("avx2,fma,f16c,aes")
 #include "quant/kernel_loops.h"
 #include "quant/simd_avx2.h"
 
@@ -23,15 +23,11 @@ constexpr Kernels kAvx2 = make_kernels<Avx2>("avx2");
 
 }  // namespace
 }  // namespace qsgd
-#pragma GCC pop_options
+QSGD_END_TARGET
 
 namespace qsgd {
 
-const Kernels* avx2_kernels() {
-  const bool runs = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("aes");
-  return runs ? &kAvx2 : nullptr;
-}
+const Kernels* avx2_kernels() { return has_avx2() ? &kAvx2 : nullptr; }
 
 }  // namespace qsgd
 

@@ -1,20 +1,18 @@
 #include "quant/kernels.h"
 
-#if defined(__aarch64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__aarch64__) && defined(__linux__) && defined(__GNUC__)
 
 #include <arm_neon.h>
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
 
 #include <cstdint>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "common/cpu.h"
 #include "common/dtype.h"
 
-#pragma GCC push_options
-#pragma GCC target("+crypto")
+QSGD_BEGIN_TARGET("+crypto")
 #include "quant/kernel_loops.h"
 #include "quant/simd_neon.h"
 
@@ -25,11 +23,11 @@ constexpr Kernels kNeon = make_kernels<Neon>("neon");
 
 }  // namespace
 }  // namespace qsgd
-#pragma GCC pop_options
+QSGD_END_TARGET
 
 namespace qsgd {
 
-const Kernels* neon_kernels() { return getauxval(AT_HWCAP) & HWCAP_AES ? &kNeon : nullptr; }
+const Kernels* neon_kernels() { return has_neon() ? &kNeon : nullptr; }
 
 }  // namespace qsgd
 

@@ -21,7 +21,7 @@ PROBE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 import qsgd_hpc._core as core
-print(json.dumps([core.__file__, core.REGION_BYTES]))
+print(json.dumps([core.__file__, core.COMPILER, core.REGION_BYTES]))
 """
 
 PROBE_KERNELS = """
@@ -68,10 +68,10 @@ def package() -> list[Finding]:
 def core() -> list[Finding]:
     """Load the compiled core."""
     try:
-        path, _ = probe_core()
+        path, compiler, _ = probe_core()
     except RuntimeError as error:
         return [fault("compiled core", str(error), REINSTALL)]
-    return [ok("compiled core", path)]
+    return [ok("compiled core", f"{path}, by {compiler}")]
 
 
 def gpu_kernels() -> list[Finding]:
@@ -88,8 +88,8 @@ def gpu_kernels() -> list[Finding]:
 
 
 @functools.cache
-def probe_core() -> tuple[str, int]:
-    """Return the file of the core, and the bytes of memory that a rank shares with its node.
+def probe_core() -> tuple[str, str, int]:
+    """Return the core's file, its compiler, and the bytes that a rank shares with its node.
 
     Raises:
         RuntimeError: it cannot be loaded; the message says why.
@@ -98,5 +98,5 @@ def probe_core() -> tuple[str, int]:
     if answer.code != 0:
         lines = answer.err.strip().splitlines() or [f"it ended with code {answer.code}"]
         raise RuntimeError(f"cannot be loaded: {lines[-1]}")
-    path, region_bytes = json.loads(answer.out.splitlines()[-1])
-    return str(path), int(region_bytes)
+    path, compiler, region_bytes = json.loads(answer.out.splitlines()[-1])
+    return str(path), str(compiler).strip(), int(region_bytes)

@@ -36,7 +36,7 @@ def shared_memory(folder: Path = SHARED) -> list[Finding]:
         return [note("shared memory", f"{folder}: {error.strerror}", remedy)]
     text = f"{folder}, {free_bytes >> 20} MB free"
     try:
-        _, region_bytes = probe_core()
+        *_, region_bytes = probe_core()
     except RuntimeError:
         return [ok("shared memory", text)]
     ranks, cores = free_bytes // region_bytes, os.cpu_count() or 1
