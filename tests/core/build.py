@@ -9,16 +9,17 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from building.compiler import choose
+
 __all__ = ["ROOT", "build", "native_compiler", "sources_of"]
 
 ROOT = Path(__file__).parents[2]
 
 
-def native_compiler() -> str:
-    """Return this machine's C++ compiler."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    assert compiler, "the package could not have been built without a C++ compiler"
-    return compiler
+def native_compiler() -> list[str]:
+    """Return the command of this machine's C++ compiler, or of the one that stands in for it."""
+    own = shutil.which("g++") or shutil.which("c++")
+    return [own] if own else list(choose().command)
 
 
 def sources_of(folders: Iterable[str]) -> list[Path]:
@@ -27,10 +28,14 @@ def sources_of(folders: Iterable[str]) -> list[Path]:
 
 
 def build(
-    program: Path, compiler: str, flags: Sequence[str], sources: Iterable[Path], *link: str
+    program: Path,
+    compiler: Sequence[str],
+    flags: Sequence[str],
+    sources: Iterable[Path],
+    *link: str,
 ) -> None:
     """Compile the sources, as many at once as there are cores, and link them."""
-    words = [compiler, "-std=c++17", "-ffp-contract=off", f"-I{ROOT / 'csrc'}", *flags]
+    words = [*compiler, "-std=c++17", "-ffp-contract=off", f"-I{ROOT / 'csrc'}", *flags]
 
     def compile_one(source: Path) -> str:
         target = program.parent / f"{source.parent.name}-{source.stem}.o"

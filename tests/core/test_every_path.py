@@ -19,7 +19,7 @@ from tests.core.build import build, native_compiler, sources_of
 ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 
 
-def digests(folder: Path, compiler: str, *emulator: str) -> dict[str, list[str]]:
+def digests(folder: Path, compiler: list[str], *emulator: str) -> dict[str, list[str]]:
     """Compile the program and return, by instruction set, the digests of all its cases."""
     sources = [*sources_of(("quant", "common")), Path(__file__).parent / "every_path.cc"]
     program = folder / "every_path"
@@ -52,7 +52,7 @@ def test_every_instruction_set_of_this_machine_gives_the_same_bytes(here):
     reason="no cross compiler and emulator for ARM; `make arm` installs them",
 )
 def test_an_arm_gives_the_bytes_of_this_machine(here, tmp_path):
-    found = digests(tmp_path, ARM_COMPILER, ARM_EMULATOR)
+    found = digests(tmp_path, [ARM_COMPILER], ARM_EMULATOR)
     assert list(found) == ["neon", "scalar"]
     assert found["neon"] == here["scalar"]
     assert found["scalar"] == here["scalar"]

@@ -6,7 +6,6 @@ The twin is the same source compiled for the CPU, run thread by thread on host m
 from __future__ import annotations
 
 import ctypes as c
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests import reference
+from tests.core.build import ROOT, native_compiler
 from tests.gpu.memory import Memory
 
-ROOT = Path(__file__).parents[2]
 KEY = {"seed": (7 << 32) + 5, "tensor": 9, "step": 11, "rank": 3}
 Bytes = NDArray[np.uint8]
 DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -242,13 +241,11 @@ class Kernels:
 
 def compile_twin(folder: Path) -> Path:
     """Compile the kernels for the CPU, with checks of undefined behaviour, and return the path."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    assert compiler, "the package could not have been built without a C++ compiler"
     target = folder / "libqsgd_gpu_twin.so"
     flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
              "-ffp-contract=off", "-fsanitize=undefined", "-fno-sanitize-recover=all",
              "-fno-sanitize=float-cast-overflow", "-shared", "-fPIC", "-DQSGD_GPU_TWIN",
              "-DQSGD_NO_CLONES", f"-I{ROOT / 'csrc'}", f"-I{Path(__file__).parent}"]  # fmt: skip
     source = ROOT / "csrc" / "gpu" / "codec.cu"
-    subprocess.run([compiler, *flags, "-x", "c++", source, "-o", target], check=True)
+    subprocess.run([*native_compiler(), *flags, "-x", "c++", source, "-o", target], check=True)
     return target

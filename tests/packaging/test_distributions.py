@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import sysconfig
 import tarfile
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.packaging.environments import ROOT, environment, run
+
 pytestmark = pytest.mark.timeout(1800)
-ROOT = Path(__file__).parents[2]
 SHIPPED = [
     "jobs/polaris.yaml",
     "jobs/schema.json",
@@ -34,14 +32,6 @@ def shared_objects(tmp_path_factory):
         patch.setenv("QSGD_CXXFLAGS", "-O0")  # what is built here need not be fast
         patch.setenv("QSGD_GPU", "none")
         yield
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run(
-        list(map(str, command)), cwd=cwd, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
 
 
 def in_tree(folder: str, pattern: str) -> set[str]:
@@ -77,22 +67,16 @@ def sources(sdist, tmp_path_factory) -> Path:
     return next(folder.iterdir())
 
 
-def environment(folder: Path) -> Path:
-    """Return the Python of a new environment that sees this one's packages behind its own."""
-    venv.create(folder, with_pip=False)
-    python = folder / "bin" / "python"
-    purelib = run(
-        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder
-    ).strip()
-    line = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
-    (Path(purelib) / "zz_first_environment.pth").write_text(line)
-    return python
-
-
 def test_sdist_carries_sources_and_data(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    assert {*SHIPPED, "LICENSE", *in_tree("csrc", "*.*"), *in_tree("qsgd_hpc", "*.py")} <= names
+    assert {
+        *SHIPPED,
+        "LICENSE",
+        *in_tree("csrc", "*.*"),
+        *in_tree("building", "*.*"),
+        *in_tree("qsgd_hpc", "*.py"),
+    } <= names
     assert not [name for name in names if name.endswith((".pyc", ".so"))]
 
 

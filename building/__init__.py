@@ -1,0 +1,1 @@
+"""Builds and releases this package; no part of what is installed."""

@@ -1,0 +1,22 @@
+"""The build backend: that of setuptools, which asks for a compiler where the machine has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from setuptools import build_meta
+from setuptools.build_meta import *  # noqa: F403
+
+from building.compiler import choose
+
+Settings = dict[str, Any] | None
+
+
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    """Return what setuptools asks for, and the package of a compiler where that is needed."""
+    return build_meta.get_requires_for_build_wheel(config_settings) + choose().requirements
+
+
+def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
+    """Return the same for an editable install."""
+    return build_meta.get_requires_for_build_editable(config_settings) + choose().requirements

@@ -1,0 +1,143 @@
+"""Choose the C++ compiler of a build: this machine's, or where that cannot do it, PyPI's ziglang.
+
+    python -m building.compiler                  say which one it is
+    python -m building.compiler --requirement    print what pip must install for it, if anything
+
+QSGD_TARGET=x86_64-linux-gnu.2.17 has ziglang compile for that processor and that glibc in any case,
+as wheels for all machines need it; QSGD_TARGET=native refuses ziglang.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["GLIBC", "Compiler", "architecture", "choose"]
+
+ROOT = Path(__file__).parents[1]
+GLIBC = "2.17"  # of 2012: older than that of any system with a Python 3.10
+ZIGLANG = "ziglang>=0.14"
+# The hardest of our sources for an old compiler: those of this machine's vector instructions.
+TRIAL = ("csrc/quant/kernels_avx512.cc", "csrc/quant/kernels_neon.cc")
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler.
+
+    Attributes:
+        command: what compiles and links C++.
+        usual: setuptools would take it by itself.
+        target: empty: this machine's own; else the target that ziglang compiles for.
+        why: of ziglang, why it was chosen.
+    """
+
+    command: tuple[str, ...]
+    usual: bool = False
+    target: str = ""
+    why: str = ""
+
+    @property
+    def flags(self) -> list[str]:
+        """What this compiler needs to compile as the others do by themselves."""
+        if not self.target:
+            return []
+        # At -O0, ziglang checks for undefined behaviour, and ends the process. Its headers are of
+        # a newer glibc than this Python's, which names another POSIX.
+        return ["-fomit-frame-pointer", "-fno-sanitize=all", "-Wno-macro-redefined"]
+
+    @property
+    def link_flags(self) -> list[str]:
+        """The same, to link: without symbols, which nobody could use without ziglang's library."""
+        return ["-s"] if self.target else []
+
+    @property
+    def requirements(self) -> list[str]:
+        """What pip must install for it."""
+        return [ZIGLANG] if self.target else []
+
+    def __str__(self) -> str:
+        if not self.target:
+            return f"{self.command[0]} compiles"
+        return f"PyPI's ziglang compiles for {self.target} ({self.why})"
+
+
+def choose(environ: Mapping[str, str] = os.environ) -> Compiler:
+    """Return the compiler of this build.
+
+    Raises:
+        SystemExit: QSGD_TARGET=native, and this machine has none that will do.
+    """
+    target = environ.get("QSGD_TARGET", "")
+    if target not in ("", "native"):
+        return ziglang(target, "QSGD_TARGET asks for it")
+    faults = []
+    for place, command in enumerate(installed(environ)):
+        fault = trial(command)
+        if not fault:
+            return Compiler(command, usual=place == 0)
+        faults.append(f"{shlex.join(command)}: {fault}")
+    why = "no C++17 compiler here: " + "; ".join(faults)
+    if target == "native":
+        raise SystemExit(f"QSGD_TARGET=native: {why}")
+    return ziglang(f"{platform.machine()}-linux-gnu.{GLIBC}", why)
+
+
+def architecture(target: str) -> str:
+    """Return the processor that a target is for; of none, that of this machine."""
+    return target.partition("-")[0] if "-" in target else platform.machine()
+
+
+def ziglang(target: str, why: str) -> Compiler:
+    """Return the compiler in PyPI's package ziglang, which need not be installed yet."""
+    return Compiler(
+        (sys.executable, "-m", "ziglang", "c++", "-target", target), target=target, why=why
+    )
+
+
+def installed(environ: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """Yield the compilers to try: the one that CXX names, or this Python's and the usual ones."""
+    named = environ.get("CXX")
+    commands = [named] if named else [sysconfig.get_config_var("CXX") or "", "g++", "c++"]
+    yield from dict.fromkeys(tuple(shlex.split(command)) for command in commands if command)
+
+
+def trial(command: tuple[str, ...]) -> str:
+    """Return why a compiler cannot build this package; empty: it can."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["-std=c++17", "-O0", "-w", "-fPIC", "-shared", "-Icsrc", *TRIAL]
+        try:
+            done = subprocess.run(
+                [*command, *words, "-o", str(Path(folder, "trial.so"))],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        except OSError as error:
+            return error.strerror or "it cannot be run"
+    if done.returncode == 0:
+        return ""
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return next((line for line in lines if "error" in line), lines[0])
+
+
+def main() -> None:
+    """Answer the Makefile."""
+    chosen = choose()
+    if "--requirement" in sys.argv[1:]:
+        print(*chosen.requirements)
+    else:
+        print(f"== {chosen}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Build wheels that every Linux of their processor can install, whatever MPI it has.
+
+    python -m building.wheel                            for the Python that runs this
+    python -m building.wheel --every-python             for every CPython from 3.10 on found here
+    python -m building.wheel --target aarch64-linux-gnu.2.17
+
+Each is compiled from the sdist by ziglang, named by auditwheel for the oldest glibc that it runs
+with, and the same bytes for the same commit. The tools' versions are in constraints.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from building.compiler import GLIBC, ROOT, architecture
+
+__all__ = ["build_sdist", "build_wheel", "main", "pythons"]
+
+TOOLS = Path(__file__).with_name("constraints.txt")
+OLDEST = (3, 10)  # requires-python of the package
+MIB = 2**20
+# Of a wheel without GPU kernels.
+LARGEST_BYTES = 3 * MIB
+
+
+def run(*command: str | Path, **environ: str) -> str:
+    """Run a command with these variables and return what it printed.
+
+    Raises:
+        SystemExit: it failed; with the end of what it said.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        [str(word) for word in command],
+        env={**os.environ, "PATH": path, **environ},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        said = "\n".join((done.stdout + done.stderr).splitlines()[-30:])
+        raise SystemExit(f"{said}\n{' '.join(map(str, command))}: exit code {done.returncode}")
+    return done.stdout
+
+
+def commit_time() -> str:
+    """Return the time that files in archives get: the commit's, if nobody has said another."""
+    said = os.environ.get("SOURCE_DATE_EPOCH")
+    return said or run("git", "log", "-1", "--format=%ct").strip()
+
+
+def build_environ() -> dict[str, str]:
+    """Return the variables with which the same sources give the same bytes."""
+    return {
+        "SOURCE_DATE_EPOCH": commit_time(),
+        "PIP_CONSTRAINT": str(TOOLS),
+        "PIP_BUILD_CONSTRAINT": str(TOOLS),  # its name since pip 25.3
+    }
+
+
+def build_sdist(out: Path) -> Path:
+    """Return the archive of this tree's sources, made anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(sys.executable, "-m", "build", "--sdist", "--outdir", folder, ROOT, **build_environ())
+        return move(next(Path(folder).glob("*.tar.gz")), out)
+
+
+def build_wheel(sdist: Path, python: Path, target: str, out: Path) -> Path:
+    """Return the wheel for one Python, which auditwheel has named.
+
+    Args:
+        sdist: the sources.
+        python: an interpreter; it needs its headers, and nothing installed.
+        target: what ziglang compiles for, as in ``x86_64-linux-gnu.2.17``.
+        out: folder of the wheel.
+
+    Raises:
+        SystemExit: a step failed, or the wheel needs more than the target has.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        raw, named = Path(name, "raw"), Path(name, "named")
+        pip = [sys.executable, "-m", "pip", "--python", python, "wheel", "--no-deps"]
+        run(*pip, "--wheel-dir", raw, sdist, **build_environ(), QSGD_TARGET=target)
+        tag = f"manylinux_{target.rpartition('gnu.')[2].replace('.', '_')}_{architecture(target)}"
+        auditwheel = [sys.executable, "-m", "auditwheel", "repair", "--plat", tag]
+        run(*auditwheel, "--wheel-dir", named, *raw.glob("*.whl"), **build_environ())
+        return move(next(named.glob("*.whl")), out)
+
+
+def move(file: Path, folder: Path) -> Path:
+    """Move a file into a folder, over one of its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.move(file, folder / file.name))
+
+
+def check(wheel: Path) -> None:
+    """Refuse a wheel that holds what it should not.
+
+    Raises:
+        SystemExit: naming what.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    allowed = re.compile(r"qsgd_hpc(-[^/]+\.dist-info)?/(?!.*(tests?/|\.pyc$))")
+    if stray := [name for name in names if not allowed.match(name)]:
+        raise SystemExit(f"{wheel.name} holds {stray[0]}, which is no part of the package")
+    if not [name for name in names if name.endswith("/LICENSE")]:
+        raise SystemExit(f"{wheel.name} lacks the licence")
+    size_bytes = wheel.stat().st_size
+    kernels = any(name.startswith("qsgd_hpc/_gpu.") for name in names)
+    if size_bytes > LARGEST_BYTES and not kernels:
+        raise SystemExit(f"{wheel.name} has {size_bytes / MIB:.1f} MiB; at most 3 are meant")
+
+
+def pythons() -> Iterator[Path]:
+    """Yield one interpreter of each CPython from 3.10 on: from PATH, pyenv and uv."""
+    homes = [Path(folder) for folder in os.get_exec_path()]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", Path.home() / ".local/share/uv/python"))
+    homes += [*sorted(pyenv.glob("*/bin")), *sorted(uv.glob("cpython-*/bin"))]
+    seen: set[tuple[int, ...]] = set()
+    for python in [Path(sys.executable), *(p for home in homes for p in home.glob("python3.*"))]:
+        version = version_of(python)
+        if version >= OLDEST and version not in seen:
+            seen.add(version)
+            yield python
+
+
+def version_of(python: Path) -> tuple[int, ...]:
+    """Return an interpreter's version, as in (3, 12); (): it is no CPython that can be built for.
+
+    A free-threaded one is none: the core relies on the lock.
+    """
+    if not re.fullmatch(r"python3?(\.\d+)?", python.name):
+        return ()
+    ask = (
+        "import os, sys, sysconfig as s; "
+        "fit = sys.implementation.name == 'cpython' and not s.get_config_var('Py_GIL_DISABLED') "
+        "and os.path.exists(s.get_path('include') + '/Python.h'); "
+        "print(*sys.version_info[:2] if fit else ())"
+    )
+    command = [python, "-c", ask]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return tuple(map(int, done.stdout.split())) if done.returncode == 0 else ()
+
+
+def main(arguments: Sequence[str] | None = None) -> list[Path]:
+    """Build what is asked for; return the wheels."""
+    parser = argparse.ArgumentParser(
+        prog="python -m building.wheel",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("--every-python", action="store_true")
+    parser.add_argument("--target", action="append", help="may be given several times")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    asked = parser.parse_args(arguments)
+    targets = asked.target or [f"{platform.machine()}-linux-gnu.{GLIBC}"]
+    interpreters = pythons() if asked.every_python else [Path(sys.executable)]
+    made = []
+    with tempfile.TemporaryDirectory() as folder:
+        sdist = build_sdist(Path(folder))
+        for python, target in itertools.product(interpreters, targets):
+            begun_s = time.monotonic()
+            wheel = build_wheel(sdist, python, target, asked.out.resolve())
+            check(wheel)
+            took_s, size_mib = time.monotonic() - begun_s, wheel.stat().st_size / MIB
+            print(f"{wheel}: {size_mib:.2f} MiB in {took_s:.0f} s", flush=True)
+            made.append(wheel)
+    return made
+
+
+if __name__ == "__main__":
+    main()

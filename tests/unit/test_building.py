@@ -1,0 +1,111 @@
+"""The choice of a compiler, and what a wheel may hold."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from importlib.metadata import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from building import release, wheel
+from building.compiler import GLIBC, ROOT, choose
+
+# What GCC 7 says of the vector AES instructions.
+REFUSAL = 'error: attribute(target("vaes")) is unknown'
+
+
+@pytest.fixture
+def old_compiler(tmp_path: Path) -> str:
+    """A compiler that is there, and knows too little."""
+    path = tmp_path / "g++-7"
+    path.write_text(f"#!/bin/sh\necho 'kernels.cc:20: {REFUSAL}' >&2\nexit 1\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_compiler_that_fails_a_trial_gives_way_to_ziglang(old_compiler):
+    chosen = choose({"CXX": old_compiler})
+    assert chosen.target.endswith(f"-linux-gnu.{GLIBC}")
+    assert chosen.requirements[0].startswith("ziglang")
+    assert old_compiler in str(chosen)
+    assert REFUSAL in str(chosen)
+
+
+def test_a_compiler_that_is_not_there_gives_way_to_ziglang():
+    chosen = choose({"CXX": "no-such-compiler -m64"})
+    assert chosen.requirements
+    assert "no-such-compiler -m64: No such file or directory" in str(chosen)
+
+
+def test_ziglang_can_be_refused(old_compiler):
+    with pytest.raises(SystemExit, match="QSGD_TARGET=native: no C"):
+        choose({"CXX": old_compiler, "QSGD_TARGET": "native"})
+
+
+def test_a_target_is_for_ziglang_whatever_else_is_there(old_compiler):
+    chosen = choose({"QSGD_TARGET": "aarch64-linux-gnu.2.17"})
+    assert chosen.command[-2:] == ("-target", "aarch64-linux-gnu.2.17")
+
+
+@pytest.mark.parametrize(
+    ("names", "refusal"),
+    [
+        (["qsgd_hpc/__init__.py", "qsgd_hpc-1.dist-info/licenses/LICENSE"], ""),
+        (["qsgd_hpc/__init__.py", "qsgd_hpc-1.dist-info/METADATA"], "lacks the licence"),
+        (["tests/test_wheel.py"], "holds tests/test_wheel.py"),
+        (["qsgd_hpc/tests/test_wheel.py"], "holds qsgd_hpc/tests/test_wheel.py"),
+        (["qsgd_hpc/__init__.pyc"], "holds qsgd_hpc/__init__.pyc"),
+        (["csrc/engine/engine.cc"], "holds csrc/engine/engine.cc"),
+    ],
+)
+def test_a_wheel_holds_the_package_and_its_licence_alone(names, refusal, tmp_path):
+    made = tmp_path / "qsgd_hpc-1-cp311-cp311-manylinux_2_17_x86_64.whl"
+    with zipfile.ZipFile(made, "w") as archive:
+        for name in names:
+            archive.writestr(name, "")
+    if not refusal:
+        return wheel.check(made)
+    with pytest.raises(SystemExit, match=refusal):
+        wheel.check(made)
+
+
+def test_recipes_are_of_this_version_and_know_what_it_needs():
+    wanted = [Requirement(text) for text in metadata("qsgd-hpc").get_all("Requires-Dist")]
+    names = [each.name for each in wanted if each.marker is None]
+    assert len(names) > 10
+    for path in ("spack/package.py", "conda-forge/recipe.yaml"):
+        text = (ROOT / "recipes" / path).read_text()
+        assert [name for name in names if name not in text.lower()] == [], path
+    for path in [path for path in (ROOT / "recipes").rglob("*") if path.is_file()]:
+        text = path.name + path.read_text()
+        assert release.version() in text, path
+
+
+def tree(folder: Path, title: str) -> Path:
+    """Return a folder with the files that name the version, the changelog under this title."""
+    for name in ("pyproject.toml", "CITATION.cff"):
+        shutil.copy(ROOT / name, folder)
+    text = f"# Changelog\n\n## {title}\n\n- one\n\n## [0.0.1]\n"
+    (folder / "CHANGELOG.md").write_text(text)
+    return folder
+
+
+def test_a_release_needs_a_dated_section_of_its_version(tmp_path):
+    number = release.version()
+    assert release.faults(tree(tmp_path, title=f"[{number}] - 2026-12-01")) == []
+    assert release.notes(tmp_path)[1] == "- one\n"
+    for title in (f"[{number}] - unreleased", "[9.9.9] - 2026-12-01"):
+        (fault,) = release.faults(tree(tmp_path, title=title))
+        assert title in fault
+
+
+def test_a_release_has_one_version(tmp_path):
+    tree(tmp_path, title=f"[{release.version()}] - 2026-12-01")
+    cited = tmp_path / "CITATION.cff"
+    cited.write_text(cited.read_text().replace(release.version(), "9.9.9"))
+    (fault,) = release.faults(tmp_path)
+    assert "9.9.9" in fault and release.version() in fault
+    assert not [f for f in release.faults(ROOT) if "CITATION" in f]
