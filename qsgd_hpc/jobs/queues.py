@@ -54,7 +54,7 @@ def queue_faults(
         if pick(site, nodes, walltime_min):
             return []
         remedy = _remedy(site, None, nodes, walltime_min)
-        return [f"no queue of {site.name} takes {_size(nodes, walltime_min)} unasked. {remedy}"]
+        return [f"no queue of {site.name} takes {_size(nodes, walltime_min)} by default. {remedy}"]
     queue = site.queues.get(asked)
     if queue is None:
         return [
@@ -144,8 +144,8 @@ def _misfits(site: Site, queue: Queue, nodes: int, walltime_min: float | None) -
                 for q in behind
             )
             yield (
-                f"{what} would accept {_size(nodes, walltime_min)} and then lose the job without a "
-                f"word: it passes jobs on, and none of its targets fits ({ranges})."
+                f"{what} would accept {_size(nodes, walltime_min)} and then drop the job "
+                f"silently: it is a routing queue, and none of its targets fits ({ranges})."
             )
 
 

@@ -226,9 +226,9 @@ def _site_notes(request: JobRequest, site: Site) -> Iterator[str]:
         yield f"{site.name} is no longer there: {site.retired}."
     if site.generic:
         yield (
-            f"site '{site.name}' is the profile of any machine with {site.scheduler}: it knows "
-            "neither queues nor GPUs of this one. `qsgd-hpc sites new NAME` writes a profile from "
-            "what the scheduler says; --site chooses another."
+            f"site '{site.name}' is the generic profile for {site.scheduler}, without the queues "
+            "and GPUs of this machine. `qsgd-hpc sites new NAME` writes a profile from the "
+            "scheduler's information; --site selects another."
         )
     queue = site.queues.get(request.queue or "")
     if queue is not None and (said := remark(queue)):

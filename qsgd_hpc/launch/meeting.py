@@ -118,7 +118,7 @@ def taken_port(environ: Mapping[str, str]) -> str | None:
     try:
         held_port(int(port)).close()
     except (OSError, OverflowError) as error:
-        return f"MASTER_PORT={port} cannot be had on this host: {error}"
+        return f"MASTER_PORT={port} is not available on this host: {error}"
     return None
 
 
@@ -130,7 +130,7 @@ def remarks(options: RunOptions, environ: Mapping[str, str]) -> Iterator[str]:
     if given != str(options.ranks):
         yield f"WORLD_SIZE={given} was set before; the ranks get {options.ranks}, as -np says"
     if options.network is None and (taken := taken_port(environ)) is not None:
-        yield f"{taken}. Unset it, and the ranks meet at a port that is held for them"
+        yield f"{taken}. Unset it, and the run reserves a port"
     if (starter := _starter(options.command)) and local_ranks(options) > 1:
         yield (
             f"{starter} starts processes itself, on each of these ranks. Leave it out: "

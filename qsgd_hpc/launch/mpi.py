@@ -176,7 +176,7 @@ def find_launcher(library: Library, environ: Mapping[str, str] | None = None) ->
     if strangers:
         raise UsageError(
             f"mpi4py uses {library.name}{where}, but the mpiexec found is another MPI's: "
-            f"{', '.join(strangers[:3])}. Ranks started so would each be alone. "
+            f"{', '.join(strangers[:3])}. Ranks started by it would not see each other. "
             f"Put the bin folder of {library.vendor} first in PATH, or point MPI4PY_LIBMPI to the "
             "libmpi of that mpiexec."
         )

@@ -257,8 +257,8 @@ def test_ranks_that_train_alone_are_told_once(
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("CUDA error: invalid device ordinal", "LOCAL_RANK=1 is no GPU that this rank sees (CUDA_"),
-        ("EADDRINUSE: port: 47, ...", "MASTER_PORT=47 is another process's on here: leave it"),
+        ("CUDA error: invalid device ordinal", "LOCAL_RANK=1 is not a GPU that this rank sees ("),
+        ("EADDRINUSE: port: 47, ...", "MASTER_PORT=47 is in use by another process on here: unset"),
         ("CUDA error: out of memory", None),
     ],
     ids=["no such GPU", "taken port", "another error"],

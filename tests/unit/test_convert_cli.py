@@ -57,7 +57,7 @@ def test_what_is_to_be_decided_is_listed_with_lines():
         ("import lightning\nimport torch\n", "Lightning has a strategy"),
         (
             "import torch\ntorch.distributed.init_process_group('nccl')\n",
-            "distributed already, by torch.distributed.init_process_group()",
+            "already distributed by torch.distributed.init_process_group()",
         ),
         ("import torch, jax\n", "choose by --framework"),
     ],

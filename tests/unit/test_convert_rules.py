@@ -102,13 +102,13 @@ def test_a_rate_that_the_loop_sets_anew_is_marked_where_it_is_set():
     assert "multiply it by hvd.size()" in note.text
     lines = made.after.splitlines()
     at = lines.index("        optimizer.param_groups[0]['lr'] = rate(step)")
-    assert lines[at - 2].strip().startswith("# qsgd-hpc: TODO this sets the learning rate anew")
+    assert lines[at - 2].strip().startswith("# qsgd-hpc: TODO this sets the learning rate again")
 
 
 @pytest.mark.parametrize("change", ["['lr'] *= 0.5", "['lr'] = group['initial_lr'] * rise(step)"])
 def test_a_rate_that_the_loop_only_changes_is_scaled_where_it_began(change):
     made = done(torch_script(clip=f"group{change}\n        "))
-    assert ["have it rise" in note.text for note in made.to_decide] == [True]
+    assert ["raise it to this" in note.text for note in made.to_decide] == [True]
 
 
 def test_a_loader_with_options_by_name_gets_the_sampler_among_them():

@@ -100,7 +100,7 @@ def test_every_size_gets_a_fitting_queue_or_a_fault() -> None:
 
 def test_job_that_prod_would_swallow_is_refused() -> None:
     text = faults("polaris", nodes=12, walltime_min=300, queue="prod", account="p")
-    assert "lose the job without a word" in text
+    assert "drop the job silently" in text
     assert "--nodes 25 or --walltime 03:00:00 or less" in text
 
 
@@ -210,7 +210,7 @@ def test_auto_chooses_by_size_though_the_profile_has_a_default_queue() -> None:
 
 def test_auto_without_a_fitting_queue_is_refused() -> None:
     text = faults("polaris", nodes=12, walltime_min=300, queue="auto", account="p")
-    assert "no queue of polaris takes 12 nodes for 05:00:00 unasked" in text
+    assert "no queue of polaris takes 12 nodes for 05:00:00 by default" in text
 
 
 def test_auto_leaves_the_choice_to_a_scheduler_whose_queues_are_unknown() -> None:
@@ -234,7 +234,7 @@ def test_queue_that_counts_gpus_is_never_chosen_unasked() -> None:
 
 def test_no_job_lands_on_nodes_without_gpu_because_it_is_large() -> None:
     text = faults("frontera", nodes=20, walltime_min=60)
-    assert "no queue of frontera takes 20 nodes for 01:00:00 unasked" in text
+    assert "no queue of frontera takes 20 nodes for 01:00:00 by default" in text
     assert "--queue normal (nodes without GPU)" in text
 
 
@@ -332,7 +332,7 @@ def test_limits_are_notes_and_no_faults() -> None:
 
 
 def test_guessed_and_retired_sites_say_so() -> None:
-    assert "the profile of any machine with slurm" in notes("slurm")
+    assert "the generic profile for slurm" in notes("slurm")
     assert "no longer there" in notes("stampede2-knl")
     assert notes("local") == ""
 

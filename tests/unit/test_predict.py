@@ -330,7 +330,7 @@ def test_validation_says_how_far_repeats_are_apart(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--site", "local"), "says nothing about its network"),
+        (("--site", "local"), "has no `network` in its profile"),
         ((), "Give --site NAME, or --link-gbps"),
         (("--site", "polaris", "--nodes", "a"), "expected 8..496"),
         (("--site", "polaris", "--bits", "3"), "expected some of 32,8,4,2"),

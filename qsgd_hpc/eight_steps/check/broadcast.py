@@ -57,9 +57,9 @@ def check_missing(facts: Facts) -> Iterator[Finding]:
     wraps = facts.calls(*WRAPPERS, *TAPES)
     where = wraps[0] if wraps else facts.events[facts.training[0]].call
     same = seeded_alike(facts)
-    reason = "the ranks start with weights of their own"
+    reason = "the ranks start with different weights"
     if same:
-        reason = "the ranks start alike only as long as one seed gives all the same weights"
+        reason = "the ranks start equal only as long as one seed gives all the same weights"
     yield facts.finding(
         "QH601",
         where,

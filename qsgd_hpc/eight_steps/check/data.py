@@ -73,7 +73,7 @@ def check_loaders(facts: Facts) -> Iterator[Finding]:
             reason = "every rank trains on all of it"
             yield facts.finding("QH301", call, reason, edits=loader_edits(facts, call), absent=True)
         elif unequal(facts, call):
-            reason = "a rank whose part is larger takes one batch more, and waits for ever"
+            reason = "a rank with a larger share takes one more batch and waits forever"
             yield facts.finding("QH305", call, reason, edits=drop_edits(facts, call))
 
 

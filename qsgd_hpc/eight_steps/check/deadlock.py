@@ -63,7 +63,7 @@ def alone(facts: Facts, call: cst.Call, name: str, inner: str, branch: Branch) -
     called = facts.script.code(call.func)
     if name:
         return facts.finding("QH901", call, f"{called} {where}; the other ranks never call it")
-    reason = f"{called} calls {inner} and {where}; the other ranks never come to it"
+    reason = f"{called} calls {inner} and {where}; the other ranks never reach it"
     return facts.finding("QH902", call, reason)
 
 

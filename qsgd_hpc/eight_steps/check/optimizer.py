@@ -170,7 +170,7 @@ def check_wrapped(facts: Facts) -> Iterator[Finding]:
         if made in wrapped or not trained_with(facts, made):
             continue
         edits = () if in_wrapper(facts, made) else wrap_edits(facts, made)
-        reason = f"{script.code(made.func)} steps with the gradients of its own rank alone"
+        reason = f"{script.code(made.func)} uses only the gradients of its own rank"
         yield facts.finding("QH501", made, reason, edits=edits, absent=True)
     yield from check_unused(facts)
     yield from check_named(facts)
@@ -270,7 +270,7 @@ def check_tape(facts: Facts) -> Iterator[Finding]:
         name = dotted(taken.func.value) if isinstance(taken.func, cst.Attribute) else ""
         line = f"{name} = {script.alias}.DistributedGradientTape({name})"
         edits = insert_before(script, taken, line) if name else ()
-        reason = "its gradients are those of its own rank alone"
+        reason = "it returns only the gradients of its own rank"
         yield facts.finding("QH502", tape, reason, edits=edits, absent=True)
 
 

@@ -118,7 +118,7 @@ def _framework(script: Script) -> Framework:
             raise UsageError(f"{script.path}: trains with {module}; {OTHERS[module]}")
     for name in DISTRIBUTED_CALLS:
         if name in called:
-            raise UsageError(f"{script.path}: distributed already, by {name}()")
+            raise UsageError(f"{script.path}: already distributed by {name}()")
     found = set(script.frameworks)
     compiles = any(name.endswith(".compile") for name in called)
     if Framework.KERAS in found and not compiles:
@@ -133,7 +133,7 @@ def _framework(script: Script) -> Framework:
             f"{script.path}: trains with several frameworks ({names}): choose by --framework"
         )
     raise UsageError(
-        f"{script.path}: nothing here that trains in a way that can be converted. Looked for "
+        f"{script.path}: no training that can be converted was found. Looked for "
         "imports of torch or jax, for model.compile and model.fit of Keras, for "
         "tf.GradientTape and for sessions of TensorFlow 1; a framework can be chosen by --framework"
     )

@@ -109,7 +109,7 @@ def _rates(plan: Plan, call: cst.Call, steps: Steps) -> None:
         elif place is None or not optax:
             plan.before(call, *plan.comment(4, LINEAR, call))
             plan.replace(rate, scaled(script, rate))
-            plan.todo(call, "have the learning rate rise to this over a warm-up.")
+            plan.todo(call, "raise the learning rate to this value over a warm-up.")
         else:
             plan.before(call, *plan.comment(4, f"{LINEAR} {RISE}", call))
             text = f"{script.code(rate)}, {scaled(script, rate)}, {count}"

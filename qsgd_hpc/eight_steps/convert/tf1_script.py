@@ -42,7 +42,7 @@ def convert_tf1(plan: Plan) -> None:
         if rate is not None:
             scale(plan, rate)
             plan.before(call, *plan.comment(4, LINEAR, call))
-            plan.todo(call, "have the learning rate rise to this over a warm-up.")
+            plan.todo(call, "raise the learning rate to this value over a warm-up.")
         else:
             plan.todo(call, "multiply the learning rate by hvd.size(), after a warm-up.")
         plan.before(call, *plan.comment(5, MEAN, call))

@@ -110,7 +110,7 @@ def _rate(plan: Plan, call: cst.Call, steps: Steps) -> None:
     ) or any(script.called(c).endswith("learning_rate.assign") for c in script.calls)
     if rate is None or not tf or place is None or sets or not is_number(script, rate):
         if scale_optimizer(plan, call):
-            plan.todo(call, "have the learning rate rise to this over a warm-up.")
+            plan.todo(call, "raise the learning rate to this value over a warm-up.")
         return
     plan.before(call, *plan.comment(4, f"{LINEAR} {RISE}", call))
     schedule = f"{tf}.keras.optimizers.schedules.PolynomialDecay"

@@ -73,8 +73,8 @@ def warm_up(
         if _is_forgotten(script, key):
             plan.todo(
                 key,
-                "this sets the learning rate anew: multiply it by hvd.size() too, "
-                "with a rise to that over a warm-up.",
+                "this sets the learning rate again: multiply it by hvd.size() too, "
+                "and warm up to it.",
             )
             return
     if "CyclicLR" in own:
@@ -82,7 +82,7 @@ def warm_up(
         return
     if own or by_hand or resumed:
         why = own[0] if own else "the script" if by_hand else "the checkpoint"
-        plan.todo(statement, f"{why} sets the learning rate: have it rise to this over a warm-up.")
+        plan.todo(statement, f"{why} sets the learning rate: raise it to this over a warm-up.")
         return
     text = (
         "The first weights cannot stand such steps, so the rate rises to it over the first epoch."

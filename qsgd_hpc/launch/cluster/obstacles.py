@@ -32,8 +32,7 @@ def explain_tool(name: str, steps: str = "", said: str | None = None) -> str:
         for words, module, remedy in _MODULES:
             if words in steps:
                 return (
-                    f"--network needs {module} in the kernel, which this one has not "
-                    f"({name}: {said}); {remedy}"
+                    f"--network needs {module}, which this kernel lacks ({name}: {said}); {remedy}"
                 )
     return f"--network: {name} could not build the network: {said}"
 

@@ -174,7 +174,7 @@ def _tell(joined: tuple[int, str]) -> None:
     alone = "each of them trains alone" if many == 1 else f"this one trains with {many - 1} others"
     sys.stderr.write(
         f"qsgd-hpc: {_STARTED} ranks were started, but {alone}: {remedy}. "
-        "--no-torchrun, if that is meant\n"
+        "If this is intended, use --no-torchrun\n"
     )
     sys.stderr.flush()
 
@@ -188,14 +188,14 @@ def _explain(kind: Any, value: Any, traceback: Any) -> None:
     ]
     if "invalid device ordinal" in text:
         sys.stderr.write(
-            f"qsgd-hpc: LOCAL_RANK={environ.get('LOCAL_RANK')} is no GPU that this rank sees"
+            f"qsgd-hpc: LOCAL_RANK={environ.get('LOCAL_RANK')} is not a GPU that this rank sees"
             f"{' (' + ', '.join(seen) + ')' if seen else ''}: start no more ranks on a node than "
             "it has GPUs (--ranks-per-node), and let each see all of them (--gpu-view all)\n"
         )
     elif "EADDRINUSE" in text or "address already in use" in text.lower():
         sys.stderr.write(
-            f"qsgd-hpc: MASTER_PORT={environ.get('MASTER_PORT')} is another process's on "
-            f"{environ.get('MASTER_ADDR')}: leave it unset, and ranks get a port that is held\n"
+            f"qsgd-hpc: MASTER_PORT={environ.get('MASTER_PORT')} is in use by another process "
+            f"on {environ.get('MASTER_ADDR')}: unset it, and the run reserves a port\n"
         )
 
 

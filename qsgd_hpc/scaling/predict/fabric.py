@@ -54,7 +54,7 @@ def fabric_of_site(site: Site) -> Fabric:
     network = site.network
     if network is None:
         raise UsageError(
-            f"site {site.name!r} says nothing about its network, so nothing can be predicted for "
+            f"site {site.name!r} has no `network` in its profile, so nothing can be predicted for "
             f"it. Add `network:` to its profile (jobs/README.md), or give --link-gbps and "
             "--link-latency-us."
         )

@@ -159,7 +159,7 @@ class StudyFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UsageError(
-                    f"another qsgd-hpc scale is at work in {str(self.path)!r}. Wait for it or stop "
+                    f"another qsgd-hpc scale is running in {str(self.path)!r}. Wait for it or stop "
                     "it; its finished points will be skipped."
                 ) from None
             except OSError:

@@ -33,7 +33,7 @@ loss = tf.losses.sparse_softmax_cross_entropy(y, logits)
 
 # Step 4: scale the learning rate. A batch hvd.size() times larger takes steps hvd.size() times
 # larger.
-# qsgd-hpc: TODO have the learning rate rise to this over a warm-up.
+# qsgd-hpc: TODO raise the learning rate to this value over a warm-up.
 # Step 5: wrap the optimizer. Each step uses the mean of all ranks' gradients.
 optimizer = hvd.DistributedOptimizer(tf.train.MomentumOptimizer(0.05 * hvd.size(), momentum=0.9))
 train_op = optimizer.minimize(loss)

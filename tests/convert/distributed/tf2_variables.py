@@ -25,7 +25,7 @@ w = tf.Variable(tf.zeros([5, 1]))
 b = tf.Variable(0.0)
 # Step 4: scale the learning rate. A batch hvd.size() times larger takes steps hvd.size() times
 # larger.
-# qsgd-hpc: TODO have the learning rate rise to this over a warm-up.
+# qsgd-hpc: TODO raise the learning rate to this value over a warm-up.
 opt = tf.keras.optimizers.SGD(0.02 * hvd.size())
 batch_size = 16
 
