@@ -52,6 +52,8 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!qsgd_hpc\.).*"),
     # Not public: a base class, a function of Python's private modules.
     ("py:.*", r"qsgd_hpc\.(.*\.)?_(?!handle).*"),
+    # Described under the names by which the framework modules export them.
+    ("py:class", r"qsgd_hpc\.frameworks\.(compressors\.NoneCompressor|sampler\.ElasticShares)"),
     # What quantize_fsdp hands to QuantizedShards, which nobody else makes.
     ("py:class", r"qsgd_hpc\.torch\.fsdp\.collectives\.(ShardedModule|Traffic)"),
 ]
