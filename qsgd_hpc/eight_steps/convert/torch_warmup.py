@@ -74,7 +74,7 @@ def warm_up(
             plan.todo(
                 key,
                 "this sets the learning rate again: multiply it by hvd.size() too, "
-                "and warm up to it.",
+                "with a warm-up.",
             )
             return
     if "CyclicLR" in own:
