@@ -73,8 +73,7 @@ def warm_up(
         if _is_forgotten(script, key):
             plan.todo(
                 key,
-                "this sets the learning rate again: multiply it by hvd.size() too, "
-                "with a warm-up.",
+                "this sets the learning rate again: multiply it by hvd.size() too, with a warm-up.",
             )
             return
     if "CyclicLR" in own:
