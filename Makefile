@@ -46,7 +46,7 @@ $(VENV)/.ready: pyproject.toml setup.py building/compiler.py constraints.txt $(s
 	@test -x $(VENV)/bin/python || $(TWICE) 'making $(VENV)' $(PYTHON) -m venv $(VENV)
 	@$(TWICE) 'installing PyTorch, TensorFlow and JAX' $(VENV)/$(PIP) '$(TORCH)' '$(TENSORFLOW)' '$(JAX)'
 	@$(VENV)/bin/python -m building.compiler
-	@$(VENV)/bin/python -m building.compiler --requirement | xargs --no-run-if-empty $(VENV)/$(PIP)
+	@$(VENV)/bin/python -m building.compiler --requirement | xargs --no-run-if-empty $(TWICE) 'installing a C++ compiler' $(VENV)/$(PIP)
 	@$(TWICE) 'building qsgd-hpc and installing what it needs' $(VENV)/$(PIP) --editable '.[$(EXTRAS)]'
 	@touch $@
 
