@@ -76,10 +76,26 @@ class EngineConfig:
         stall_warning_s: float = 60.0,
         stall_shutdown_s: float = 0.0,
         deadlock_s: float = 10.0,
+        fan_out: int = 0,
         kept_steps: int = 65536,
         log: Callable[[str], None] | None = None,
         measured: Callable[[Machine], None] | None = None,
     ) -> None: ...
+
+class Tree:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        nodes: Sequence[Sequence[int]] | None = None,
+        fan_out: int = 0,
+    ) -> None: ...
+    @property
+    def parent(self) -> int:
+        """-1 of rank 0."""
+    @property
+    def children(self) -> list[int]: ...
+    def below(self, child: int) -> list[int]: ...
 
 class ThreadWorld:
     def __init__(self, size: int) -> None: ...

@@ -48,7 +48,7 @@ EngineConfig make_config(uint64_t seed, size_t fusion_bytes, const std::string& 
                          size_t segment_elements, std::optional<Machine> machine,
                          bool measure_at_start, size_t cache_capacity, double cycle_time_s,
                          double stall_warning_s, double stall_shutdown_s, double deadlock_s,
-                         size_t kept_steps, py::object log, py::object measured) {
+                         int fan_out, size_t kept_steps, py::object log, py::object measured) {
   EngineConfig config;
   config.seed = seed;
   config.fusion_bytes = fusion_bytes;
@@ -64,6 +64,7 @@ EngineConfig make_config(uint64_t seed, size_t fusion_bytes, const std::string& 
   config.stall_warning_s = stall_warning_s;
   config.stall_shutdown_s = stall_shutdown_s;
   config.deadlock_s = deadlock_s;
+  config.fan_out = fan_out;
   config.kept_steps = kept_steps;
   config.log = with_gil<const std::string&>(std::move(log));
   config.measured = with_gil<const Machine&>(std::move(measured));
@@ -105,6 +106,7 @@ py::dict stats(const Engine& engine) {
   d["shared_memory_bytes"] = s.shared_memory_bytes;
   d["control_bytes"] = s.control_bytes;
   d["mailed_bytes"] = s.mailed_bytes;
+  d["messages_heard"] = s.messages_heard;
   d["gradient_bytes"] = s.work.gradient_bytes;
   d["allreduces"] = s.work.allreduces;
   d["fused_reductions"] = s.work.fused;
@@ -200,7 +202,7 @@ void bind_engine(py::module_& m) {
            py::arg("segment_elements") = 0, py::arg("machine") = py::none(),
            py::arg("measure_at_start") = false, py::arg("cache_capacity") = 1024,
            py::arg("cycle_time_s") = 0.0, py::arg("stall_warning_s") = 60.0,
-           py::arg("stall_shutdown_s") = 0.0, py::arg("deadlock_s") = 10.0,
+           py::arg("stall_shutdown_s") = 0.0, py::arg("deadlock_s") = 10.0, py::arg("fan_out") = 0,
            py::arg("kept_steps") = size_t{65536}, py::arg("log") = py::none(),
            py::arg("measured") = py::none());
 

@@ -4,6 +4,7 @@
 #include "bindings/bindings.h"
 #include "common/error.h"
 #include "engine/roll_call.h"
+#include "engine/tree.h"
 
 namespace py = pybind11;
 
@@ -26,6 +27,18 @@ const char* class_of(qsgd::ErrorKind kind) {
     default:
       return "HorovodInternalError";
   }
+}
+
+void bind_tree(py::module_& m) {
+  using qsgd::Tree;
+  py::class_<Tree>(m, "Tree")
+      .def(py::init(
+               [](int rank, int size, const std::optional<std::vector<std::vector<int>>>& nodes,
+                  int fan_out) { return Tree(rank, size, nodes ? &*nodes : nullptr, fan_out); }),
+           py::arg("rank"), py::arg("size"), py::arg("nodes") = py::none(), py::arg("fan_out") = 0)
+      .def_property_readonly("parent", &Tree::parent, "-1 of rank 0.")
+      .def_property_readonly("children", &Tree::children)
+      .def("below", [](const Tree& tree, size_t child) { return tree.below(child).list(); });
 }
 
 void bind_roll_call(py::module_& m) {
@@ -65,4 +78,5 @@ PYBIND11_MODULE(_core, m) {
   bind_communicator(m);
   bind_planner(m);
   bind_roll_call(m);
+  bind_tree(m);
 }

@@ -23,6 +23,10 @@ class Writer {
     append(text.data(), text.size());
   }
   void append(const std::vector<char>& bytes) { append(bytes.data(), bytes.size()); }
+  void append(const char* bytes, size_t size) {
+    if (size > 0 && bytes_.capacity() == 0) bytes_.reserve(kMostMessages);
+    bytes_.insert(bytes_.end(), bytes, bytes + size);
+  }
   const std::vector<char>& bytes() const { return bytes_; }
   bool empty() const { return bytes_.empty(); }
   // Keeps the memory for what is written next.
@@ -30,11 +34,6 @@ class Writer {
 
  private:
   static constexpr size_t kMostMessages = 192;  // are no longer
-
-  void append(const char* bytes, size_t size) {
-    if (size > 0 && bytes_.capacity() == 0) bytes_.reserve(kMostMessages);
-    bytes_.insert(bytes_.end(), bytes, bytes + size);
-  }
 
   std::vector<char> bytes_;
 };
@@ -53,6 +52,7 @@ class Reader {
     return std::string(take(size), size);
   }
   bool done() const { return at_ == end_; }
+  const char* at() const { return at_; }
 
  private:
   const char* take(size_t size) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 namespace qsgd {
 namespace {
@@ -9,6 +10,51 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr std::chrono::milliseconds kWatch{50};
+constexpr std::chrono::milliseconds kGathering{1};
+
+void write_ranks(const RankSet& ranks, Writer& to) {
+  const std::vector<int> list = ranks.list();
+  write_list(Numbers(list.begin(), list.end()), to);
+}
+
+RankSet read_ranks(Reader& from) { return RankSet::of(read_list(from)); }
+
+void write_keys(const std::vector<Key>& keys, Writer& to) {
+  for (const auto& [set, name] : keys) {
+    to.put(set);
+    to.put(name);
+  }
+}
+
+std::vector<Key> read_keys(Reader& from) {
+  std::vector<Key> keys;
+  while (!from.done()) {
+    const auto set = from.get<int32_t>();
+    keys.emplace_back(set, from.text());
+  }
+  return keys;
+}
+
+// After which someone hears of a tensor that some ranks lack; 0: never.
+double stall_s(const Agreement::Config& config) {
+  const double warning_s = config.log ? config.stall_warning_s : 0;
+  if (warning_s <= 0 || config.stall_shutdown_s <= 0) {
+    return std::max(warning_s, config.stall_shutdown_s);
+  }
+  return std::min(warning_s, config.stall_shutdown_s);
+}
+
+// Rank 0 asks for what it is about to warn of; but it must have heard of it at all.
+Relay::Clock::duration relay_patience(const Agreement::Config& config) {
+  constexpr double kMost = 5;
+  const double stall = stall_s(config);
+  return std::chrono::duration_cast<Relay::Clock::duration>(
+      Seconds(stall > 0 ? std::min(stall / 4, kMost) : kMost));
+}
+
+size_t book_lines(const Agreement::Config& config) {
+  return std::min(config.cache_capacity, kMaxBook);
+}
 
 }  // namespace
 
@@ -16,87 +62,192 @@ Agreement::Agreement(Transport& transport, SharedNode* node, Timeline& timeline,
     : transport_(transport),
       timeline_(timeline),
       config_(std::move(config)),
+      tree_(transport.rank(), transport.size(), node != nullptr ? &node->nodes() : nullptr,
+            config_.fan_out),
+      self_(RankSet::one(transport.rank())),
       coordinator_(size(), node, config_.tuning, config_.planning),
-      messenger_(transport, node,
-                 [this](int peer, FrameType type, Reader body) { on_message(peer, type, body); }),
-      sent_(std::min(config_.cache_capacity, kMaxBook)),
-      heard_(static_cast<size_t>(is_first() ? size() : 0),
-             HeardBook(std::min(config_.cache_capacity, kMaxBook))),
-      names_(std::min(config_.cache_capacity, kMaxBook)) {}
+      relay_(tree_, relay_patience(config_)),
+      messenger_(transport, node, tree_,
+                 [this](int child, FrameType type, Reader body) { on_message(child, type, body); }),
+      sent_(book_lines(config_)),
+      heard_(tree_.children().size(), HeardBook(book_lines(config_), pool_)),
+      names_(book_lines(config_)),
+      answers_(tree_.children().size()) {}
 
 void Agreement::submit(std::vector<Submission>& submissions) {
   last_submission_ = Coordinator::Clock::now();
   told_waits_.clear();  // rank 0 takes these for a sign that this rank goes on
-  if (is_first()) {
-    for (Submission& submission : submissions) receive(0, std::move(submission));
-    return;
+  for (Submission& submission : submissions) {
+    if (has_others_below()) submission.operation = pool_->twin(submission.operation);
+    receive(self_, std::move(submission));
   }
-  for (const Submission& submission : submissions) note_arrival(rank(), *submission.operation);
-  Writer known, items;
-  sent_.write(submissions, known, items);
-  // Known ones first: what is new may take their places in the books.
-  if (!known.bytes().empty()) messenger_.send(0, FrameType::kKnown, known.bytes());
-  if (!items.bytes().empty()) messenger_.send(0, FrameType::kSubmissions, items.bytes());
+  if (relay_.has_reports() && may_report()) send_reports();
 }
 
 void Agreement::leave(const std::string& reason) {
   left_ = true;
   last_submission_ = Coordinator::Clock::now();
   told_waits_.clear();
-  if (is_first()) return coordinator_.leave(0, reason);
-  Writer item;
-  item.put(reason);
-  messenger_.send(0, FrameType::kLeave, item.bytes());
+  hear_leave(rank(), reason);
 }
 
-void Agreement::receive(int rank, Submission submission) {
-  note_arrival(rank, *submission.operation);
-  coordinator_.submit(rank, std::move(submission));
+void Agreement::receive(const RankSet& ranks, Submission submission) {
+  note_arrival(ranks, submission);
+  if (is_first()) {
+    coordinator_.submit(ranks, std::move(submission));
+  } else {
+    relay_.submit(ranks, std::move(submission));
+  }
+}
+
+// All below that child, and itself, are ready: those that are in the set.
+void Agreement::receive_whole(int child, Submission submission) {
+  const RankSet& below = tree_.below(static_cast<size_t>(child));
+  const int32_t set = submission.operation->set;
+  if (set == 0) return receive(below, std::move(submission));
+  const Members members = is_first() ? coordinator_.members(set) : relay_.members(set);
+  receive(members != nullptr ? below & *members : below, std::move(submission));
 }
 
 bool Agreement::make_progress() {
+  if (!agreed_.empty() || measures_next_) return true;
   const bool heard = messenger_.progress();
-  if (is_first()) answer();
+  if (is_first()) {
+    answer();
+  } else {
+    relay_.watch();
+    if (relay_.has_reports() && may_report()) send_reports();
+  }
   return heard;
 }
 
-void Agreement::on_message(int peer, FrameType type, Reader body) {
+// Of what becomes ready bit by bit, a relay gathers some: else its parent had a message of each
+// tensor from each child. What nothing is under way before goes on at once.
+bool Agreement::may_report() const {
+  return answered_ || !has_others_below() ||
+         std::chrono::steady_clock::now() - reported_at_ >= kGathering;
+}
+
+// What this rank and those below it are ready for.
+void Agreement::send_reports() {
+  answered_ = false;
+  if (has_others_below()) reported_at_ = std::chrono::steady_clock::now();
+  for (const Report& report : relay_.take_reports()) {
+    Writer known, items;
+    if (!report.whole) {
+      write_ranks(report.ranks, known);
+      write_ranks(report.ranks, items);
+    }
+    const size_t head = known.bytes().size();
+    sent_.write(report.submissions, known, items);
+    const auto kind = [&](FrameType whole, FrameType some) { return report.whole ? whole : some; };
+    // Known ones first: what is new may take their places in the books.
+    if (known.bytes().size() > head) {
+      messenger_.send(Messenger::kParent, kind(FrameType::kKnown, FrameType::kSomeKnown),
+                      known.bytes());
+    }
+    if (items.bytes().size() > head) {
+      messenger_.send(Messenger::kParent,
+                      kind(FrameType::kSubmissions, FrameType::kSomeSubmissions), items.bytes());
+    }
+  }
+}
+
+void Agreement::on_message(int child, FrameType type, Reader body) {
+  const auto book = [&]() -> HeardBook& { return heard_.at(static_cast<size_t>(child)); };
   switch (type) {
     case FrameType::kSubmissions:
-      while (!body.done()) receive(peer, heard_.at(static_cast<size_t>(peer)).read_item(body));
+      while (!body.done()) receive_whole(child, book().read_item(body));
       return;
     case FrameType::kKnown:
-      for (Submission& submission : heard_.at(static_cast<size_t>(peer)).read_known(body)) {
-        receive(peer, std::move(submission));
+      for (Submission& submission : book().read_known(body)) {
+        receive_whole(child, std::move(submission));
       }
       return;
-    case FrameType::kLeave:
-      return coordinator_.leave(peer, body.text());
+    case FrameType::kSomeSubmissions: {
+      const RankSet ranks = read_ranks(body);
+      while (!body.done()) receive(ranks, book().read_item(body));
+      return;
+    }
+    case FrameType::kSomeKnown: {
+      const RankSet ranks = read_ranks(body);
+      for (Submission& submission : book().read_known(body)) receive(ranks, std::move(submission));
+      return;
+    }
+    case FrameType::kLeave: {
+      const auto rank = body.get<int32_t>();
+      return hear_leave(rank, body.text());
+    }
+    case FrameType::kBlocked: {
+      const auto rank = body.get<int32_t>();
+      return hear_block(rank, read_keys(body));
+    }
     case FrameType::kResponses:
       return read_responses(body);
-    case FrameType::kBlocked: {
-      std::vector<Key> keys;
-      while (!body.done()) {
-        const auto set = body.get<int32_t>();
-        keys.emplace_back(set, body.text());
-      }
-      return coordinator_.block(peer, std::move(keys));
-    }
     case FrameType::kMeasure:
+      send_down(FrameType::kMeasure);
+      messenger_.flush_down();
       measures_next_ = true;
       return;
+    case FrameType::kTell: {
+      const std::vector<Key> keys = read_keys(body);
+      Writer names;
+      write_keys(keys, names);
+      send_to_relays(FrameType::kTell, names.bytes());
+      return relay_.tell(keys);
+    }
+    case FrameType::kApart:
+      send_to_relays(FrameType::kApart, {});
+      return relay_.tell_all();
     case FrameType::kFarewell:
+      send_down(FrameType::kFarewell, /*last=*/true);
       over_ = true;
       return;
   }
-  throw internal_error("control message of unknown type from rank " + std::to_string(peer));
+  throw internal_error("control message of unknown type, from child " + std::to_string(child) +
+                       " of rank " + std::to_string(rank()));
 }
 
+void Agreement::hear_leave(int rank, const std::string& reason) {
+  if (is_first()) {
+    // What only that rank lacks fails, so rank 0 must hear of it, and of what comes then.
+    if (!std::exchange(told_apart_, true)) send_to_relays(FrameType::kApart, {});
+    return coordinator_.leave(rank, reason);
+  }
+  relay_.leave(rank);
+  send_reports();
+  Writer item;
+  item.put(static_cast<int32_t>(rank));
+  item.put(reason);
+  messenger_.send(Messenger::kParent, FrameType::kLeave, item.bytes(), relay_.all_left());
+}
+
+void Agreement::hear_block(int rank, std::vector<Key> waits_for) {
+  if (is_first()) return coordinator_.block(rank, std::move(waits_for));
+  relay_.block(rank);
+  send_reports();
+  Writer items;
+  items.put(static_cast<int32_t>(rank));
+  write_keys(waits_for, items);
+  messenger_.send(Messenger::kParent, FrameType::kBlocked, items.bytes());
+}
+
+// Each goes on to where someone is told, before this rank takes part in any.
 void Agreement::read_responses(Reader& body) {
-  std::vector<Response> responses;
-  while (!body.done()) responses.push_back(Response::read(body, names_));
-  note_agreement(responses);
-  std::move(responses.begin(), responses.end(), std::back_inserter(agreed_));
+  answered_ = true;
+  std::vector<Response> mine;
+  while (!body.done()) {
+    const char* const begin = body.at();
+    Response response = Response::read(body, names_);
+    // Of a set that is no more, everyone is told.
+    const Members members = relay_.members(response.set);
+    address(members, begin, static_cast<size_t>(body.at() - begin));
+    relay_.note(response);
+    if (members == nullptr || members->has(rank())) mine.push_back(std::move(response));
+  }
+  send_addressed();
+  note_agreement(mine);
+  std::move(mine.begin(), mine.end(), std::back_inserter(agreed_));
 }
 
 // Rank 0 tells everyone what to do next, itself last.
@@ -106,46 +257,62 @@ void Agreement::answer() {
     if (config_.log) config_.log(sentence);
   }
   if (!responses.empty()) {
-    send_out(responses);
+    for (size_t i = 0; size() > 1 && i < responses.size(); ++i) {
+      answer_.clear();
+      responses[i].write(answer_, names_);
+      address(responses[i].recipients, answer_.bytes().data(), answer_.bytes().size());
+    }
+    send_addressed();
     note_agreement(responses);
-    const auto others = [](const Response& r) { return r.recipients->front() != 0; };
+    const auto others = [](const Response& r) { return !r.recipients->has(0); };
     std::remove_copy_if(std::make_move_iterator(responses.begin()),
                         std::make_move_iterator(responses.end()), std::back_inserter(agreed_),
                         others);
   }
   if (coordinator_.waits_for_machine() && !measures_next_) {
-    send_to_all(FrameType::kMeasure);
-    messenger_.flush();
+    send_down(FrameType::kMeasure);
+    messenger_.flush_down();
     measures_next_ = true;
   }
   if (coordinator_.all_left() && !coordinator_.waits_for_machine() && !over_) {
-    send_to_all(FrameType::kFarewell);
+    send_down(FrameType::kFarewell, /*last=*/true);
     over_ = true;
   }
 }
 
-// To each rank what is for its sets, all in one order, so that no two wait for each other.
-void Agreement::send_out(const std::vector<Response>& responses) {
-  if (size() == 1) return;
-  answers_.resize(static_cast<size_t>(size()));
-  for (const Response& response : responses) {
-    answer_.clear();
-    response.write(answer_, names_);
-    for (const int peer : *response.recipients) {
-      if (peer != 0) answers_[static_cast<size_t>(peer)].append(answer_.bytes());
-    }
+// To the children that are told, or have someone below them who is: what is for each, all in one
+// order, so that no two wait for each other.
+void Agreement::address(const Members& recipients, const char* bytes, size_t size) {
+  for (size_t child = 0; child < answers_.size(); ++child) {
+    const bool told = recipients == nullptr || tree_.below(child).meets(*recipients);
+    if (told) answers_[child].append(bytes, size);
   }
-  for (int peer = 1; peer < size(); ++peer) {
-    Writer& mine = answers_[static_cast<size_t>(peer)];
-    if (!mine.empty()) messenger_.send(peer, FrameType::kResponses, mine.bytes());
-    mine.clear();
-  }
-  // What comes next may go through shared memory, where messages move on only once in a while.
-  messenger_.flush();
 }
 
-void Agreement::send_to_all(FrameType type) {
-  for (int peer = 1; peer < size(); ++peer) messenger_.send(peer, type, {});
+void Agreement::send_addressed() {
+  if (answers_.empty()) return;
+  for (size_t child = 0; child < answers_.size(); ++child) {
+    Writer& theirs = answers_[child];
+    if (!theirs.empty()) {
+      messenger_.send(static_cast<int>(child), FrameType::kResponses, theirs.bytes());
+    }
+    theirs.clear();
+  }
+  // What comes next may go through shared memory, where messages move on only once in a while.
+  messenger_.flush_down();
+}
+
+// Others hold nothing back, and may sleep.
+void Agreement::send_to_relays(FrameType type, const std::vector<char>& body) {
+  for (size_t child = 0; child < tree_.children().size(); ++child) {
+    if (tree_.below(child).count() > 1) messenger_.send(static_cast<int>(child), type, body);
+  }
+}
+
+void Agreement::send_down(FrameType type, bool last) {
+  for (size_t child = 0; child < tree_.children().size(); ++child) {
+    messenger_.send(static_cast<int>(child), type, {}, last);
+  }
 }
 
 void Agreement::watch_waits(const Entries& entries) {
@@ -156,6 +323,7 @@ void Agreement::watch_waits(const Entries& entries) {
     report_own_waits(entries);
   }
   if (!is_first()) return;
+  ask_for_late();
   if (config_.stall_warning_s > 0 && config_.log) {
     for (const std::string& sentence : coordinator_.stalled(config_.stall_warning_s)) {
       config_.log(sentence);
@@ -166,25 +334,36 @@ void Agreement::watch_waits(const Entries& entries) {
   if (!overdue.empty()) config_.give_up(overdue);
 }
 
+// Long before rank 0 says who is missing, those who are not must be known to it.
+void Agreement::ask_for_late() {
+  const double stall = stall_s(config_);
+  if (stall <= 0 || tree_.children().empty()) return;
+  const std::vector<Key> keys = coordinator_.to_ask_for(stall / 2);
+  if (keys.empty()) return;
+  Writer names;
+  write_keys(keys, names);
+  send_to_relays(FrameType::kTell, names.bytes());
+}
+
 // Rank 0 hears what the program here waits for, once; a submission after that takes it back.
 void Agreement::report_own_waits(const Entries& entries) {
   std::vector<Key> keys = entries.waited_for(config_.deadlock_s);
-  if (keys == told_waits_) return;
+  if (keys == told_waits_ || left_) return;
   told_waits_ = keys;
-  if (keys.empty()) return;
-  if (is_first()) return coordinator_.block(0, std::move(keys));
-  Writer items;
-  for (const auto& [set, name] : keys) {
-    items.put(set);
-    items.put(name);
-  }
-  messenger_.send(0, FrameType::kBlocked, items.bytes());
+  if (!keys.empty()) hear_block(rank(), std::move(keys));
 }
 
-void Agreement::note_arrival(int rank, const Operation& operation) {
-  if (!timeline_.on()) return;
-  timeline_.arrived(Timeline::row_of(operation.set, operation.name), describe(operation.kind), rank,
-                    Timeline::Clock::now());
+// Of ranks whose word comes together, the one that was last is named last.
+void Agreement::note_arrival(const RankSet& ranks, const Submission& submission) {
+  if (!timeline_.on() || (!is_first() && ranks != self_)) return;
+  const Operation& o = *submission.operation;
+  std::vector<int> order = ranks.list();
+  const auto last = std::find(order.begin(), order.end(), submission.last);
+  if (last != order.end()) std::rotate(last, last + 1, order.end());
+  for (const int rank : order) {
+    timeline_.arrived(Timeline::row_of(o.set, o.name), describe(o.kind), rank,
+                      Timeline::Clock::now());
+  }
 }
 
 void Agreement::note_agreement(const std::vector<Response>& responses) {

@@ -1,7 +1,9 @@
-// How the ranks agree on what to carry out next: each tells rank 0 which operations it is ready
-// for, and rank 0 tells all of them what every rank of a set is ready for, in one order.
+// How the ranks agree on what to carry out next: rank 0 hears which operations each is ready for,
+// and tells all of them what every rank of a set is ready for, in one order. All this goes along a
+// tree, whose inner ranks say once what all below them are ready for, and hand on the answers.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "engine/coordinator.h"
 #include "engine/entries.h"
 #include "engine/messenger.h"
+#include "engine/relay.h"
 #include "engine/timeline.h"
 
 namespace qsgd {
@@ -25,6 +28,7 @@ class Agreement {
     double stall_warning_s = 60;   // 0: never
     double stall_shutdown_s = 0;   // ends the job then; 0: never
     double deadlock_s = 10;        // ranks that have waited so long for one another fail; 0: never
+    int fan_out = 0;               // as in Tree
     std::function<void(const std::string&)> log;
     std::function<void(const std::string&)> give_up;  // the job, on all ranks
   };
@@ -37,7 +41,9 @@ class Agreement {
   // And for nothing more.
   void leave(const std::string& reason);
   bool has_left() const { return left_; }
-  // Hears the others, and on rank 0 answers them. True if anything happened.
+  // Hears the others, and answers them or hands on what they say. True if anything happened. Does
+  // nothing before what was agreed on is carried out: others may be at it, and what they are sent
+  // meanwhile may not leave this rank before it takes part.
   bool make_progress();
   // Looks, now and then, for ranks that wait for too long; `entries` are what this rank waits for.
   void watch_waits(const Entries& entries);
@@ -52,8 +58,17 @@ class Agreement {
   bool is_over() const { return over_; }  // every rank has left
   // Whether others may have something to say while this rank is ready for nothing; and if not,
   // whether they may have soon.
-  bool must_listen() const { return left_ || (is_first() && coordinator_.watches_others()); }
-  bool has_sets_of_others() const { return coordinator_.has_sets_of_others(); }
+  bool must_listen() const {
+    return left_ || coordinator_.watches_others() || relay_.watches_others() ||
+           relay_.has_reports();
+  }
+  bool has_sets_of_others() const {
+    return is_first() ? coordinator_.has_sets_of_others() : relay_.has_sets_of_others();
+  }
+  // Whether this rank hears others at all, which it must do now and then even with nothing to do.
+  bool has_others_below() const { return !tree_.children().empty(); }
+  // Whether each of its naps may delay what others say to one another.
+  bool is_on_the_way() const { return tree_.is_on_the_way(); }
 
   // On rank 0:
   void tune(const Tuning& tuning) { coordinator_.tune(tuning); }
@@ -62,38 +77,54 @@ class Agreement {
   }
 
   BytesGiven bytes_sent() const { return messenger_.bytes_sent(); }
+  uint64_t messages_heard() const { return messenger_.heard(); }
 
  private:
   int rank() const { return transport_.rank(); }
   int size() const { return transport_.size(); }
   bool is_first() const { return rank() == 0; }
-  void receive(int rank, Submission submission);
-  void on_message(int peer, FrameType type, Reader body);
+  void receive(const RankSet& ranks, Submission submission);
+  void receive_whole(int child, Submission submission);
+  void on_message(int child, FrameType type, Reader body);
+  void hear_leave(int rank, const std::string& reason);
+  void hear_block(int rank, std::vector<Key> waits_for);
   void read_responses(Reader& body);
   void answer();
-  void send_out(const std::vector<Response>& responses);
-  void send_to_all(FrameType type);
+  void address(const Members& recipients, const char* bytes, size_t size);
+  void send_addressed();
+  void send_to_relays(FrameType type, const std::vector<char>& body);
+  void send_down(FrameType type, bool last = false);
+  bool may_report() const;
+  void send_reports();
+  void ask_for_late();
   void report_own_waits(const Entries& entries);
-  void note_arrival(int rank, const Operation& operation);
+  void note_arrival(const RankSet& ranks, const Submission& submission);
   void note_agreement(const std::vector<Response>& responses);
 
   Transport& transport_;
   Timeline& timeline_;
   const Config config_;
+  const Tree tree_;
+  const RankSet self_;
   Coordinator coordinator_;  // used on rank 0
+  Relay relay_;              // on the others
   Messenger messenger_;
   SentBook sent_;
-  std::vector<HeardBook> heard_;  // on rank 0, by rank
+  std::shared_ptr<OperationPool> pool_ = std::make_shared<OperationPool>();
+  std::vector<HeardBook> heard_;  // by child
   NameBook names_;
   std::vector<Response> agreed_;
   bool measures_next_ = false;
+  bool told_apart_ = false;  // on rank 0: the others are to tell all as it comes
+  std::chrono::steady_clock::time_point reported_at_;  // to the parent
+  bool answered_ = true;                               // since then
   bool left_ = false;
   bool over_ = false;
   Coordinator::Clock::time_point last_watch_ = Coordinator::Clock::now();
   Coordinator::Clock::time_point last_submission_ = Coordinator::Clock::now();
   std::vector<Key> told_waits_;  // what rank 0 knows that the program here waits for
   // Kept for their memory.
-  std::vector<Writer> answers_;  // by rank
+  std::vector<Writer> answers_;  // by child
   Writer answer_;
 };
 

@@ -19,7 +19,45 @@ bool reports_nmse(const Operation& operation) {
   return operation.coding && operation.coding->nmse_budget > 0;
 }
 
+// Whether a number may stand for it.
+bool may_be_known(const Submission& submission) {
+  return submission.operation->lasting && submission.rows.empty();
+}
+
+// Neighbours of which one rank was the last together.
+void write_last(const std::vector<int>& ranks, Writer& to) {
+  for (auto run = ranks.begin(); run != ranks.end();) {
+    const auto end = std::find_if(run, ranks.end(), [&](int rank) { return rank != *run; });
+    to.put(static_cast<uint16_t>(end - run));
+    to.put(static_cast<int32_t>(*run));
+    run = end;
+  }
+}
+
+void read_last(Reader& from, std::vector<Submission>& submissions) {
+  for (size_t at = 0; at < submissions.size();) {
+    const auto end = at + from.get<uint16_t>();
+    const auto rank = from.get<int32_t>();
+    while (at < end) submissions.at(at++).last = rank;
+  }
+}
+
 }  // namespace
+
+OperationPtr OperationPool::pooled(OperationPtr operation) {
+  if (operations_.size() >= kMaxBook) operations_.clear();  // of names that come no more, too
+  OperationPtr& one = operations_[operation->key()];
+  if (one == nullptr || !(*one == *operation)) one = std::move(operation);
+  return one;
+}
+
+OperationPtr OperationPool::twin(const OperationPtr& own) {
+  if (!own->lasting) return own;
+  if (twins_.size() >= kMaxBook) twins_.clear();
+  OperationPtr& one = twins_[own];
+  if (one == nullptr) one = pooled(own);
+  return one;
+}
 
 void write_numbers(const std::vector<uint16_t>& numbers, Writer& to) {
   std::vector<std::pair<uint16_t, uint16_t>> runs;  // first number, how many
@@ -50,34 +88,43 @@ std::vector<uint16_t> read_numbers(Reader& from) {
 }
 
 void SentBook::write(const std::vector<Submission>& submissions, Writer& known, Writer& items) {
-  std::vector<uint16_t> numbers;
+  std::vector<uint16_t> numbers, fresh;
+  std::vector<int> last;
   Writer errors;
-  for (const auto& [operation, nmse] : submissions) {
-    if (const uint16_t* const number = find(*operation)) {
+  for (const Submission& submission : submissions) {
+    const OperationPtr& operation = submission.operation;
+    const uint16_t* const number = find(submission);
+    // Known ones are read first, before those that are new here.
+    if (number != nullptr && std::count(fresh.begin(), fresh.end(), *number) == 0) {
       numbers.push_back(*number);
-      if (reports_nmse(*operation)) errors.put(nmse);
+      if (reports_nmse(*operation)) errors.put(submission.nmse);
+      last.push_back(submission.last);
       continue;
     }
-    if (operation->lasting) add(operation);
+    if (may_be_known(submission) && !operations_.empty()) fresh.push_back(add(operation));
     qsgd::write(*operation, items);
-    items.put(nmse);
+    items.put(submission.nmse);
+    write_list(submission.rows, items);
+    items.put(static_cast<int32_t>(submission.last));
   }
   if (numbers.empty()) return;
   write_numbers(numbers, known);
   known.append(errors.bytes());
+  const bool of_one = std::all_of(last.begin(), last.end(), [](int rank) { return rank < 0; });
+  if (!of_one) write_last(last, known);
 }
 
-const uint16_t* SentBook::find(const Operation& operation) const {
+const uint16_t* SentBook::find(const Submission& submission) const {
+  const Operation& operation = *submission.operation;
+  if (!may_be_known(submission)) return nullptr;
   const auto prepared = prepared_.find(&operation);
   if (prepared != prepared_.end()) return &prepared->second;
-  if (!operation.lasting) return nullptr;
   const auto line = lines_.find(operation.key());
   if (line == lines_.end() || !(*operations_[line->second] == operation)) return nullptr;
   return &line->second;
 }
 
-void SentBook::add(const OperationPtr& operation) {
-  if (operations_.empty()) return;
+uint16_t SentBook::add(const OperationPtr& operation) {
   const size_t place = place_of(written_++, operations_.size());
   OperationPtr& line = operations_[place];
   if (line != nullptr) {
@@ -87,13 +134,17 @@ void SentBook::add(const OperationPtr& operation) {
     if (old != lines_.end() && old->second == place) lines_.erase(old);
   }
   line = operation;
-  lines_[operation->key()] = prepared_[operation.get()] = static_cast<uint16_t>(place);
+  return lines_[operation->key()] = prepared_[operation.get()] = static_cast<uint16_t>(place);
 }
 
 Submission HeardBook::read_item(Reader& from) {
   Submission submission{std::make_shared<const Operation>(read_operation(from))};
   submission.nmse = from.get<double>();
-  if (submission.operation->lasting) add(submission.operation);
+  submission.rows = read_list(from);
+  submission.last = from.get<int32_t>();
+  if (!may_be_known(submission)) return submission;
+  submission.operation = pool_->pooled(std::move(submission.operation));
+  add(submission.operation);
   return submission;
 }
 
@@ -107,9 +158,10 @@ void HeardBook::add(const OperationPtr& operation) {
 std::vector<Submission> HeardBook::read_known(Reader& from) {
   std::vector<Submission> submissions;
   for (const uint16_t number : read_numbers(from)) submissions.push_back({lines_.at(number)});
-  for (auto& [operation, nmse] : submissions) {
-    if (reports_nmse(*operation)) nmse = from.get<double>();
+  for (Submission& submission : submissions) {
+    if (reports_nmse(*submission.operation)) submission.nmse = from.get<double>();
   }
+  if (!from.done()) read_last(from, submissions);
   return submissions;
 }
 

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "engine/operation.h"
@@ -16,17 +18,35 @@ namespace qsgd {
 
 constexpr size_t kMaxBook = 4096;  // lines
 
-// That a rank is ready for an operation.
+// That a rank, or several, are ready for an operation.
 struct Submission {
   OperationPtr operation;
-  double nmse = 0;  // of this rank's codes of the name when it last came
+  double nmse = 0;  // of a rank's codes of the name when it last came, the largest
+  Numbers rows{};   // of an allgather of several ranks, in order; or all as the operation says
+  int last = -1;    // which of several ranks came last
+
+  // What the n-th of the ranks brings to an allgather.
+  int64_t rows_of(size_t place) const { return rows.empty() ? operation->rows() : rows.at(place); }
+};
+
+// Of operations that are equal one is kept, whichever rank has told of it, so that most comparisons
+// are of addresses.
+class OperationPool {
+ public:
+  OperationPtr pooled(OperationPtr operation);
+  // The same for one that may come again itself, as this rank's own do: found by its address.
+  OperationPtr twin(const OperationPtr& own);
+
+ private:
+  KeyMap<OperationPtr> operations_;
+  std::unordered_map<OperationPtr, OperationPtr> twins_;
 };
 
 // Numbers in a row are written as one run, so a step's gradients take a few bytes.
 void write_numbers(const std::vector<uint16_t>& numbers, Writer& to);
 std::vector<uint16_t> read_numbers(Reader& from);
 
-// What this rank has told rank 0 of itself.
+// What this rank has told its parent.
 class SentBook {
  public:
   explicit SentBook(size_t capacity) : operations_(capacity) {}
@@ -35,8 +55,8 @@ class SentBook {
   void write(const std::vector<Submission>& submissions, Writer& known, Writer& items);
 
  private:
-  const uint16_t* find(const Operation& operation) const;
-  void add(const OperationPtr& operation);
+  const uint16_t* find(const Submission& submission) const;
+  uint16_t add(const OperationPtr& operation);
 
   std::vector<OperationPtr> operations_;  // by number
   uint64_t written_ = 0;
@@ -45,10 +65,11 @@ class SentBook {
   std::unordered_map<const Operation*, uint16_t> prepared_;
 };
 
-// What rank 0 has heard from one rank.
+// What a rank has heard from one of its children.
 class HeardBook {
  public:
-  explicit HeardBook(size_t capacity) : capacity_(capacity) {}
+  HeardBook(size_t capacity, std::shared_ptr<OperationPool> pool)
+      : capacity_(capacity), pool_(std::move(pool)) {}
 
   // Reads back what SentBook::write() made of one item, or of the known ones.
   Submission read_item(Reader& from);
@@ -58,6 +79,7 @@ class HeardBook {
   void add(const OperationPtr& operation);
 
   size_t capacity_;
+  std::shared_ptr<OperationPool> pool_;
   std::vector<OperationPtr> lines_;
   uint64_t written_ = 0;
 };

@@ -1,7 +1,6 @@
 #include "engine/coordinator.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "quant/code.h"
 
@@ -13,8 +12,20 @@ using Seconds = std::chrono::duration<double>;
 constexpr size_t kRanksListed = 8;
 constexpr size_t kKeysListed = 4;
 
-size_t place_in(const std::vector<int>& ranks, int rank) {
-  return static_cast<size_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+std::string listed(const std::vector<int>& ranks) {
+  std::string list;
+  for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
+  return list;
+}
+
+// What these of a set's `all` ranks bring to an allgather goes into its list.
+void note_rows(const RankSet& ranks, const RankSet& all, const Submission& submission,
+               Numbers& rows) {
+  size_t place = 0, nth = 0;
+  for (const int rank : all.list()) {
+    if (ranks.has(rank)) rows.at(place) = submission.rows_of(nth++);
+    ++place;
+  }
 }
 
 // Zeros change no sum; what else a rank that has joined would bring is nowhere defined.
@@ -46,22 +57,23 @@ std::string who_waits(const std::map<Key, std::vector<int>>& waiting) {
 }  // namespace
 
 Coordinator::Coordinator(int size, const SharedNode* node, const Tuning& tuning, Planning planning)
-    : size_(size),
-      node_(node),
-      tuning_(tuning),
-      economy_(size, planning),
-      joined_(static_cast<size_t>(size), false),
-      blocked_(static_cast<size_t>(size)) {
-  std::vector<int> everyone(static_cast<size_t>(size));
-  std::iota(everyone.begin(), everyone.end(), 0);
-  sets_[0] = std::make_shared<const std::vector<int>>(std::move(everyone));
+    : size_(size), node_(node), tuning_(tuning), economy_(size, planning) {
+  sets_[0] = std::make_shared<const RankSet>(RankSet::all(size));
 }
 
-void Coordinator::submit(int rank, Submission submission) {
-  blocked_[static_cast<size_t>(rank)].clear();  // another thread of it goes on
+Members Coordinator::members(int32_t set) const {
+  const auto it = sets_.find(set);
+  return it == sets_.end() ? nullptr : it->second;
+}
+
+void Coordinator::submit(const RankSet& ranks, Submission submission) {
+  for (auto it = blocked_.begin(); it != blocked_.end();) {
+    it = ranks.has(it->first) ? blocked_.erase(it) : std::next(it);  // another thread of it goes on
+  }
   const Operation& o = *submission.operation;
+  const int rank = ranks.first();
   if (sets_.count(o.set) == 0) return refuse(std::move(submission.operation));
-  if (o.group) groups_.note(rank, o);
+  if (o.group) groups_.note(ranks, o);
   const auto [it, fresh] = pending_.try_emplace(o.key());
   Pending& p = it->second;
   if (fresh) {
@@ -71,13 +83,13 @@ void Coordinator::submit(int rank, Submission submission) {
   }
   if (p.grouped != o.group.has_value() || group_of(*p.operation) != group_of(o)) ungroup(p, o);
   p.nmse = std::max(p.nmse, submission.nmse);
-  if (!p.rows.empty()) p.rows.at(place_in(*p.ranks, rank)) = o.rows();
-  // What it had submitted has failed there meanwhile, with an operation of that name before.
-  const bool again = p.has[static_cast<size_t>(rank)];
-  p.has[static_cast<size_t>(rank)] = true;
+  if (!p.rows.empty()) note_rows(ranks, *p.ranks, submission, p.rows);
+  // Some may have been there: what they had submitted has failed meanwhile, with an operation of
+  // that name before.
+  p.has |= ranks;
+  p.missing -= ranks;
   p.last_rank = rank;
-  if (!again) --p.missing;
-  const bool complete = p.missing == 0;
+  const bool complete = p.missing.empty();
   if (o.kind == OpKind::kJoin) join(rank);
   if (complete) {
     agree(it);
@@ -99,7 +111,7 @@ void Coordinator::break_group(const GroupKey& key, ErrorKind error, const std::s
 }
 
 void Coordinator::settle(const GroupKey& key) {
-  const Ranks ranks = ranks_of(key.first);
+  const Members ranks = sets_.at(key.first);
   if (!groups_.is_whole(key, *ranks, joined_)) return;
   const bool broken = groups_.fault_of(key).kind != ErrorKind::kNone;
   for (auto it = pending_.begin(); it != pending_.end();) {
@@ -126,37 +138,34 @@ void Coordinator::refuse(OperationPtr operation) {
   agreed.message = "tensor '" + operation->name + "': process set " +
                    std::to_string(operation->set) +
                    " was removed meanwhile; wait for its handles first";
-  agreed.ranks = ranks_of(0);
+  agreed.ranks = sets_.at(0);
   agreed.operation = std::move(operation);
   push(std::move(agreed));
 }
 
 void Coordinator::begin(Pending& p, int rank, OperationPtr operation) {
-  p.ranks = ranks_of(operation->set);
-  const std::vector<int>& ranks = *p.ranks;
+  p.ranks = sets_.at(operation->set);
   p.grouped = operation->group.has_value();
   p.operation = std::move(operation);
   p.first_rank = rank;
-  p.has.assign(static_cast<size_t>(size_), false);
-  p.missing = static_cast<int>(ranks.size());
-  if (p.operation->kind != OpKind::kJoin) {
-    p.missing -= static_cast<int>(std::count_if(
-        ranks.begin(), ranks.end(), [this](int r) { return joined_[static_cast<size_t>(r)]; }));
+  p.missing = *p.ranks;
+  if (p.operation->kind != OpKind::kJoin) p.missing -= joined_;
+  if (p.operation->kind == OpKind::kAllgather) {
+    p.rows.resize(static_cast<size_t>(p.ranks->count()));
   }
-  if (p.operation->kind == OpKind::kAllgather) p.rows.resize(ranks.size());
   p.since = Clock::now();
-  others_ += ranks.front() != 0;
+  others_ += !p.ranks->has(0);
 }
 
 // `rank` takes part in everything from now on.
 void Coordinator::join(int rank) {
-  joined_[static_cast<size_t>(rank)] = true;
+  joined_.add(rank);
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
     Pending& p = it->second;
-    const bool counted = p.operation->kind != OpKind::kJoin && !p.has[static_cast<size_t>(rank)] &&
-                         place_in(*p.ranks, rank) < p.ranks->size();
-    if (counted && --p.missing == 0) agree(it);
+    const bool counted = p.operation->kind != OpKind::kJoin && p.missing.has(rank);
+    if (counted) p.missing.remove(rank);
+    if (counted && p.missing.empty()) agree(it);
     it = next;
   }
   for (const GroupKey& key : groups_.keys()) settle(key);
@@ -185,7 +194,7 @@ void Coordinator::agree(Table::iterator it) {
 
 void Coordinator::decide(Agreed& agreed, const Pending& p) {
   const Operation& o = *agreed.operation;
-  const std::string joined = joined_in(*p.ranks);
+  const std::string joined = listed((joined_ & *p.ranks).list());
   if (!joined.empty() && !can_go_on_without(o)) {
     agreed.error = ErrorKind::kInternal;
     agreed.message = "tensor '" + o.name + "': rank(s) " + joined + " have joined, so there can " +
@@ -200,7 +209,7 @@ void Coordinator::decide(Agreed& agreed, const Pending& p) {
       return remove_set(agreed);
     case OpKind::kJoin:
       agreed.value = p.last_rank;
-      joined_.assign(joined_.size(), false);
+      joined_.clear();
       return;
     default:
       agreed.rows = p.rows;
@@ -237,7 +246,7 @@ Algorithm Coordinator::algorithm(const Agreed& agreed) {
   } else if (is_compressed(wanted) != coded || (!whole && traits_of(wanted).has(kNeedsNode))) {
     wanted = Algorithm::kAuto;
   }
-  return resolve(static_cast<int>(agreed.ranks->size()), whole ? node_ : nullptr, coded, wanted);
+  return resolve(agreed.ranks->count(), whole ? node_ : nullptr, coded, wanted);
 }
 
 std::optional<CodecSpec> Coordinator::coding(const Operation& o, double nmse) {
@@ -263,7 +272,7 @@ void Coordinator::push(Agreed agreed) {
 
 Coordinator::Pending Coordinator::take(Table::iterator it) {
   Pending p = std::move(it->second);
-  others_ -= p.ranks->front() != 0;
+  others_ -= !p.ranks->has(0);
   pending_.erase(it);
   return p;
 }
@@ -284,21 +293,12 @@ std::vector<Response> Coordinator::take_ready() {
 
 bool Coordinator::has_sets_of_others() const {
   return std::any_of(sets_.begin(), sets_.end(),
-                     [](const auto& set) { return set.second->front() != 0; });
-}
-
-std::string Coordinator::joined_in(const std::vector<int>& ranks) const {
-  std::string list;
-  for (const int rank : ranks) {
-    if (!joined_[static_cast<size_t>(rank)]) continue;
-    list += (list.empty() ? "" : ", ") + std::to_string(rank);
-  }
-  return list;
+                     [](const auto& set) { return !set.second->has(0); });
 }
 
 void Coordinator::add_set(Agreed& agreed) {
   const Numbers& wanted = agreed.operation->ranks;
-  const std::vector<int> ranks(wanted.begin(), wanted.end());
+  const RankSet ranks = RankSet::of(wanted);
   for (const auto& [id, others] : sets_) {
     if (*others != ranks) continue;
     agreed.error = ErrorKind::kUsage;
@@ -307,7 +307,7 @@ void Coordinator::add_set(Agreed& agreed) {
     return;
   }
   agreed.value = next_set_++;
-  sets_[static_cast<int32_t>(agreed.value)] = std::make_shared<const std::vector<int>>(ranks);
+  sets_[static_cast<int32_t>(agreed.value)] = std::make_shared<const RankSet>(ranks);
 }
 
 void Coordinator::remove_set(Agreed& agreed) {
@@ -355,10 +355,9 @@ void Coordinator::leave(int rank, const std::string& reason) {
 void Coordinator::fail_unreachable() {
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
-    const std::vector<int>& ranks = *it->second.ranks;
+    const RankSet lacking = *it->second.ranks - it->second.has;
     for (const auto& [rank, reason] : left_) {
-      if (it->second.has[static_cast<size_t>(rank)]) continue;
-      if (place_in(ranks, rank) == ranks.size()) continue;
+      if (!lacking.has(rank)) continue;
       fail(it, ErrorKind::kRankFailed,
            "rank " + std::to_string(rank) + " left the job (" + reason +
                ") without submitting tensor '" + it->first.second +
@@ -370,28 +369,25 @@ void Coordinator::fail_unreachable() {
   }
 }
 
-bool Coordinator::has_left(int rank) const {
-  return std::any_of(left_.begin(), left_.end(),
-                     [rank](const auto& left) { return left.first == rank; });
-}
-
 void Coordinator::block(int rank, std::vector<Key> waits_for) {
-  blocked_[static_cast<size_t>(rank)] = std::move(waits_for);
+  blocked_[rank] = std::move(waits_for);
   fail_deadlocked();
 }
 
 void Coordinator::fail_deadlocked() {
+  if (blocked_.size() + left_.size() < static_cast<size_t>(size_)) return;
   std::map<Key, std::vector<int>> waiting;
-  for (int rank = 0; rank < size_; ++rank) {
-    bool blocked = has_left(rank);
-    for (const Key& key : blocked_[static_cast<size_t>(rank)]) {
+  RankSet going_on = *sets_.at(0);
+  for (const auto& [rank, reason] : left_) going_on.remove(rank);
+  for (const auto& [rank, keys] : blocked_) {
+    for (const Key& key : keys) {
       const auto it = pending_.find(key);
-      if (it == pending_.end() || !it->second.has[static_cast<size_t>(rank)]) continue;
-      blocked = true;
+      if (it == pending_.end() || !it->second.has.has(rank)) continue;
+      going_on.remove(rank);
       waiting[key].push_back(rank);
     }
-    if (!blocked) return;
   }
+  if (!going_on.empty()) return;
   const std::string who = who_waits(waiting);
   for (const auto& [key, ranks] : waiting) {
     const auto it = pending_.find(key);
@@ -422,6 +418,18 @@ std::vector<std::string> Coordinator::stalled(double patience_s) {
   return sentences;
 }
 
+std::vector<Key> Coordinator::to_ask_for(double patience_s) {
+  std::vector<Key> keys;
+  const auto now = Clock::now();
+  for (auto& [key, pending] : pending_) {
+    const bool late = Seconds(now - pending.since).count() >= patience_s;
+    if (pending.asked_for || !late || pending.operation->kind == OpKind::kJoin) continue;
+    pending.asked_for = true;
+    keys.push_back(key);
+  }
+  return keys;
+}
+
 std::string Coordinator::overdue(double patience_s) const {
   const auto now = Clock::now();
   for (const auto& [key, pending] : pending_) {
@@ -441,18 +449,11 @@ std::string Coordinator::waits(const Key& key, const Pending& pending) const {
 }
 
 std::string Coordinator::ranks_missing(const Pending& pending) const {
-  std::string text = pending.missing == 1 ? "rank" : "ranks";
-  size_t listed = 0;
-  for (const int rank : *pending.ranks) {
-    const auto r = static_cast<size_t>(rank);
-    if (pending.has[r] || (joined_[r] && pending.operation->kind != OpKind::kJoin)) continue;
-    if (listed++ == kRanksListed) {
-      return text + " and " + std::to_string(static_cast<size_t>(pending.missing) - kRanksListed) +
-             " more";
-    }
-    text += (listed > 1 ? ", " : " ") + std::to_string(rank);
-  }
-  return text;
+  std::vector<int> ranks = pending.missing.list();
+  const size_t more = ranks.size() - std::min(ranks.size(), kRanksListed);
+  const char* const noun = ranks.size() == 1 ? "rank " : "ranks ";
+  ranks.resize(ranks.size() - more);
+  return noun + listed(ranks) + (more > 0 ? " and " + std::to_string(more) + " more" : "");
 }
 
 }  // namespace qsgd

@@ -20,19 +20,21 @@ namespace qsgd {
 
 class Coordinator {
  public:
-  using Ranks = std::shared_ptr<const std::vector<int>>;
   using Clock = CoarseClock;
 
   // `node` is the memory that rank 0 shares with others, as the other ranks do on their nodes.
   Coordinator(int size, const SharedNode* node, const Tuning& tuning, Planning planning);
 
-  void submit(int rank, Submission submission);
+  // Each of these ranks is ready for it.
+  void submit(const RankSet& ranks, Submission submission);
   // `rank` submits nothing any more; what it has not submitted can never be reduced.
   void leave(int rank, const std::string& reason);
   // `rank` does nothing but wait for these, and has for long. Where all ranks do so, for different
   // ones, none will ever go on: what they wait for fails.
   void block(int rank, std::vector<Key> waits_for);
   bool all_left() const { return static_cast<int>(left_.size()) == size_; }
+  // The ranks of a set; null where there is no such set.
+  Members members(int32_t set) const;
   // What has become ready, fused, in the order of becoming so. Nothing before the cycle time has
   // passed since the first of it did, nor while it waits for the economy to know the machine.
   std::vector<Response> take_ready();
@@ -40,6 +42,9 @@ class Coordinator {
   void know_machine(const Machine& machine, const PlanRequest& request, Workers* workers);
   // One sentence per tensor that has waited longer than `patience_s` for some ranks; each once.
   std::vector<std::string> stalled(double patience_s);
+  // What has waited so long for some ranks that rank 0 should hear of every rank that comes; each
+  // once.
+  std::vector<Key> to_ask_for(double patience_s);
   // A sentence on a tensor that has waited so long that the job is to end, or nothing.
   std::string overdue(double patience_s) const;
   // Whether anything waits for ranks of a set without rank 0, which nothing else wakes then.
@@ -53,19 +58,19 @@ class Coordinator {
   struct Pending {
     OperationPtr operation;  // of the first rank that came
     bool grouped = false;    // its group holds it back
-    Ranks ranks;             // of its set
+    Members ranks;           // of its set
     int first_rank = 0, last_rank = 0;
-    std::vector<bool> has;  // by rank
-    int missing = 0;
-    std::string fault;          // what the ranks disagree on
-    double nmse = 0;            // the largest that a rank has reported
-    std::vector<int64_t> rows;  // of an allgather, by place in the set
+    RankSet has;        // that have submitted it
+    RankSet missing;    // for which it waits
+    std::string fault;  // what the ranks disagree on
+    double nmse = 0;    // the largest that a rank has reported
+    Numbers rows;       // of an allgather, by place in the set
     Clock::time_point since;
+    bool asked_for = false;
     bool warned = false;
   };
   using Table = std::map<Key, Pending>;
 
-  Ranks ranks_of(int32_t set) const { return sets_.at(set); }
   void begin(Pending& pending, int rank, OperationPtr operation);
   void refuse(OperationPtr operation);
   void agree(Table::iterator it);
@@ -73,7 +78,6 @@ class Coordinator {
   void join(int rank);
   void add_set(Agreed& agreed);
   void remove_set(Agreed& agreed);
-  std::string joined_in(const std::vector<int>& ranks) const;
   // Ends a group that all ranks have submitted; what only some of them have fails it.
   void settle(const GroupKey& key);
   // The ranks disagree on what group the tensor is in, so it is in none.
@@ -83,7 +87,6 @@ class Coordinator {
   void fail(Table::iterator it, ErrorKind error, const std::string& message);
   void fail_unreachable();
   void fail_deadlocked();
-  bool has_left(int rank) const;
   std::string ranks_missing(const Pending& pending) const;
   std::string waits(const Key& key, const Pending& pending) const;
   void decide_how_they_travel();
@@ -97,7 +100,7 @@ class Coordinator {
   Tuning tuning_;
   NmseBudget budget_;
   Economy economy_;
-  std::map<int32_t, Ranks> sets_;
+  std::map<int32_t, Members> sets_;
   int32_t next_set_ = 1;
   Table pending_;
   GroupTally groups_;
@@ -105,9 +108,9 @@ class Coordinator {
   bool waits_for_machine_ = false;
   std::chrono::steady_clock::time_point ready_since_;  // where there is a cycle time
   int others_ = 0;                                     // of pending_, those of sets without rank 0
-  std::vector<bool> joined_;                           // by rank
-  std::vector<std::vector<Key>> blocked_;              // by rank: what alone it waits for
-  std::vector<std::pair<int, std::string>> left_;      // rank and reason, the first cause first
+  RankSet joined_;
+  std::map<int, std::vector<Key>> blocked_;        // by rank: what alone it waits for
+  std::vector<std::pair<int, std::string>> left_;  // rank and reason, the first cause first
 };
 
 }  // namespace qsgd

@@ -32,6 +32,7 @@ Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> 
                   config_.stall_warning_s,
                   config_.stall_shutdown_s,
                   config_.deadlock_s,
+                  config_.fan_out,
                   config_.log,
                   [this](const std::string& message) { give_up(message); }}),
       communicator_{*transport_, node_.get(), workers_.get()},
@@ -213,6 +214,7 @@ EngineStats Engine::stats() const {
   const BytesGiven control = agreement_.bytes_sent();
   stats.control_bytes = control.total();
   stats.mailed_bytes = control.in_memory;
+  stats.messages_heard = agreement_.messages_heard();
   stats.steps = steps_.steps();
   stats.wait_time_s = waits_->total_s();
   return stats;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -40,6 +41,7 @@ struct EngineConfig {
   double stall_warning_s = 60;     // 0: never
   double stall_shutdown_s = 0;     // ends the job then; 0: never
   double deadlock_s = 10;          // ranks that have waited so long for one another fail; 0: never
+  int fan_out = 0;                 // of the tree in which ranks agree, between nodes; see there
   size_t kept_steps = 65536;       // whose figures step_profile() has, the latest
   // Warnings; called from whichever thread is at work here, mostly the engine's own.
   std::function<void(const std::string&)> log;
@@ -53,6 +55,7 @@ struct EngineStats {
   uint64_t shared_memory_bytes = 0;  // those of them that others read in memory it shares
   uint64_t control_bytes = 0;        // those of them that only told what to do
   uint64_t mailed_bytes = 0;         // those of these that went through memory
+  uint64_t messages_heard = 0;       // of control
   uint64_t steps = 0;                // begun; see StepClock
   double wait_time_s = 0;            // in which a thread of the program waited for a handle
 };
@@ -181,6 +184,7 @@ class Engine {
   Operations& everyone_;  // of set 0
   Executor executor_;
   Backoff backoff_;
+  std::optional<std::chrono::steady_clock::time_point> idle_since_;  // where its naps are short
 
   // What threads of the program have handed in.
   mutable std::mutex mutex_;  // guards what follows

@@ -1,4 +1,5 @@
 // What the engine's own thread does; see engine_drive.cc for who else may.
+#include <algorithm>
 #include <utility>
 
 #include "common/thread_name.h"
@@ -8,8 +9,12 @@
 namespace qsgd {
 namespace {
 
-constexpr std::chrono::milliseconds kCoordinatorNap{20};
+constexpr std::chrono::milliseconds kLongNap{20};
 constexpr std::chrono::milliseconds kShortNap{1};  // where others work without this rank
+// Of a rank whose naps add up with those of others between a rank and rank 0: at most this, or a
+// hundredth of the wait, where others sleep for a fifth of it.
+constexpr std::chrono::nanoseconds kRelayNap{400'000};
+constexpr int kRelayShare = 100;
 
 }  // namespace
 
@@ -58,11 +63,12 @@ bool Engine::collect() {
   }
   agreement_.tune(tuning);
   const bool busy = !collected_.empty() || leaving;
-  for (auto& [operation, nmse] : collected_) {
-    if (!operation->coding || operation->coding->nmse_budget <= 0) continue;
-    if (!sets_.has(operation->set)) continue;
-    const QualityLog& quality = sets_.operations(operation->set).reducer().quality();
-    nmse = quality.last_nmse(operation->name);
+  for (Submission& submission : collected_) {
+    const Operation& operation = *submission.operation;
+    if (!operation.coding || operation.coding->nmse_budget <= 0) continue;
+    if (!sets_.has(operation.set)) continue;
+    const QualityLog& quality = sets_.operations(operation.set).reducer().quality();
+    submission.nmse = quality.last_nmse(operation.name);
   }
   if (!collected_.empty()) agreement_.submit(collected_);
   if (leaving) agreement_.leave(reason_);
@@ -75,17 +81,20 @@ void Engine::carry_out_agreed() {
   if (agreement_.take_measures_next()) learn_machine();
 }
 
-// Sleeps when there is nothing to do: without a wake-up on the other ranks, with a slow one on
-// rank 0, which must hear of ranks that leave; and naps while the others are to be heard. A new
+// Sleeps when there is nothing to do: without a wake-up on a rank that nobody speaks to then, with
+// a slow one where others below it may leave or wait; and naps while they are to be heard. A new
 // submission ends either, and others may drive meanwhile.
 void Engine::sleep_if_idle(bool busy, std::unique_lock<std::mutex>& driving) {
-  if (busy) return backoff_.reset();
+  if (busy) {
+    idle_since_.reset();
+    return backoff_.reset();
+  }
   std::unique_lock<std::mutex> lock(mutex_);
   const auto work = [this] { return !entries_.empty() || leaving_ || abort_->raised(); };
   if (!agreement_.must_listen() && !work()) {
-    const auto nap = agreement_.has_sets_of_others() ? kShortNap : kCoordinatorNap;
+    const auto nap = agreement_.has_sets_of_others() ? kShortNap : kLongNap;
     driving.unlock();
-    if (rank() == 0) {
+    if (rank() == 0 || agreement_.has_others_below()) {
       changed_.wait_for(lock, nap, work);
     } else {
       changed_.wait(lock, work);
@@ -95,8 +104,13 @@ void Engine::sleep_if_idle(bool busy, std::unique_lock<std::mutex>& driving) {
     return backoff_.reset();
   }
   lock.unlock();
-  const std::chrono::nanoseconds nap = backoff_.pause_or_nap();
+  std::chrono::nanoseconds nap = backoff_.pause_or_nap();
   if (nap.count() == 0) return;
+  if (agreement_.is_on_the_way()) {
+    const auto now = std::chrono::steady_clock::now();
+    if (!idle_since_) idle_since_ = now;
+    nap = std::min(nap, std::max(kRelayNap, (now - *idle_since_) / kRelayShare));
+  }
   driving.unlock();
   lock.lock();
   changed_.wait_for(lock, nap, [this] { return news_.load() || abort_->raised(); });

@@ -4,31 +4,43 @@
 
 namespace qsgd {
 
-void GroupTally::note(int rank, const Operation& member) {
-  Count& count = groups_[group_of(member)].counts[rank];
-  ++count.submitted;
-  count.expected = member.group->size;
+void GroupTally::note(RankSet ranks, const Operation& member) {
+  std::vector<Count>& counts = groups_[group_of(member)].counts;
+  const size_t before = counts.size();
+  for (size_t i = 0; i < before && !ranks.empty(); ++i) {
+    if (!counts[i].ranks.meets(ranks)) continue;
+    Count some = counts[i];
+    some.ranks &= ranks;
+    ranks -= some.ranks;
+    counts[i].ranks -= some.ranks;
+    ++some.submitted;
+    some.expected = member.group->size;
+    if (counts[i].ranks.empty()) {
+      counts[i] = std::move(some);
+    } else {
+      counts.push_back(std::move(some));
+    }
+  }
+  if (!ranks.empty()) counts.push_back({std::move(ranks), 1, member.group->size});
 }
 
-bool GroupTally::is_whole(const GroupKey& key, const std::vector<int>& ranks,
-                          const std::vector<bool>& joined) const {
+bool GroupTally::is_whole(const GroupKey& key, const RankSet& ranks, const RankSet& joined) const {
   const auto group = groups_.find(key);
   if (group == groups_.end()) return false;
-  const std::map<int, Count>& counts = group->second.counts;
-  return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
-    const auto it = counts.find(rank);
-    if (it == counts.end()) return bool(joined[static_cast<size_t>(rank)]);
-    return it->second.submitted >= it->second.expected;
-  });
+  RankSet missing = ranks - joined;
+  for (const Count& count : group->second.counts) {
+    if (count.submitted < count.expected && count.ranks.meets(ranks)) return false;
+    missing -= count.ranks;
+  }
+  return missing.empty();
 }
 
 bool GroupTally::is_over(const GroupKey& key) const {
   const auto group = groups_.find(key);
   if (group == groups_.end()) return true;
-  const std::map<int, Count>& counts = group->second.counts;
-  return std::all_of(counts.begin(), counts.end(), [](const auto& rank_and_count) {
-    return rank_and_count.second.submitted >= rank_and_count.second.expected;
-  });
+  const std::vector<Count>& counts = group->second.counts;
+  return std::all_of(counts.begin(), counts.end(),
+                     [](const Count& count) { return count.submitted >= count.expected; });
 }
 
 void GroupTally::break_up(const GroupKey& key, GroupFault fault) {

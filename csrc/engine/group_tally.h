@@ -9,6 +9,7 @@
 
 #include "common/error.h"
 #include "engine/operation.h"
+#include "engine/rank_set.h"
 
 namespace qsgd {
 
@@ -24,11 +25,10 @@ inline GroupKey group_of(const Operation& o) { return {o.set, o.group ? o.group-
 
 class GroupTally {
  public:
-  // `rank` has submitted one more member, and says how many there are.
-  void note(int rank, const Operation& member);
+  // Each of `ranks` has submitted one more member, and says how many there are.
+  void note(RankSet ranks, const Operation& member);
   // Whether every one of `ranks`, those apart that have joined, has submitted all it will.
-  bool is_whole(const GroupKey& key, const std::vector<int>& ranks,
-                const std::vector<bool>& joined) const;
+  bool is_whole(const GroupKey& key, const RankSet& ranks, const RankSet& joined) const;
   // The group will not end well: its members fail, those too that are yet to come, until every
   // rank has submitted all that it will. Of a group that nobody has submitted to, nothing is kept.
   void break_up(const GroupKey& key, GroupFault fault);
@@ -42,11 +42,12 @@ class GroupTally {
 
  private:
   struct Count {
+    RankSet ranks;
     uint32_t submitted = 0;
     uint32_t expected = 0;
   };
   struct Group {
-    std::map<int, Count> counts;  // by rank
+    std::vector<Count> counts;  // of ranks that have submitted alike so far
     GroupFault fault;
   };
   std::map<GroupKey, Group> groups_;

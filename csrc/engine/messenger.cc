@@ -7,19 +7,13 @@
 namespace qsgd {
 namespace {
 
-struct Header {
-  uint32_t size_bytes;  // of what follows
-  uint32_t number;      // of the frame
-  FrameType type;
-  bool more;  // frames of the same message
-};
-
 constexpr size_t kFrameBytes = 64 << 10;
-constexpr size_t kMostBody = kFrameBytes - sizeof(Header);
 // MPI brings little to a rank that has a mailbox, and each look costs.
 constexpr unsigned kLooks = 16;
 
-Header header_of(const std::vector<char>& frame) {
+}  // namespace
+
+Messenger::Header Messenger::header_of(const std::vector<char>& frame) {
   Header header;
   std::memcpy(&header, frame.data(), sizeof header);
   if (header.size_bytes > frame.size() - sizeof header) {
@@ -28,75 +22,77 @@ Header header_of(const std::vector<char>& frame) {
   return header;
 }
 
-// After it the sender sends nothing more. MPI brings it, whose receive would else be left over.
-bool is_last(FrameType type) { return type == FrameType::kLeave || type == FrameType::kFarewell; }
+Messenger::Messenger(Transport& transport, SharedNode* node, const Tree& tree, OnMessage on_message)
+    : transport_(transport), node_(node), on_message_(std::move(on_message)) {
+  if (!tree.is_root()) add_peer(tree.parent(), kParent);
+  first_child_ = peers_.size();
+  int child = 0;
+  for (const int rank : tree.children()) add_peer(rank, child++);
+}
 
-}  // namespace
-
-Messenger::Messenger(Transport& transport, SharedNode* node, OnMessage on_message)
-    : transport_(transport),
-      node_(node),
-      send_tag_(transport.rank() == 0 ? Tag::kResponse : Tag::kSubmit),
-      receive_tag_(transport.rank() == 0 ? Tag::kSubmit : Tag::kResponse),
-      on_message_(std::move(on_message)) {
-  const int first = transport.rank() == 0 ? 1 : 0;
-  const int last = transport.rank() == 0 ? transport.size() : 1;
-  for (int rank = first; rank < last; ++rank) {
-    peers_.push_back(std::make_unique<Peer>());
-    Peer& peer = *peers_.back();
-    peer.rank = rank;
-    peer.buffer.resize(kFrameBytes);
-    if (node_ != nullptr && node_->is_near(rank)) join_mailboxes(peer);
-    listen(peer);
-  }
+void Messenger::add_peer(int rank, int child) {
+  peers_.push_back(std::make_unique<Peer>());
+  Peer& peer = *peers_.back();
+  peer.rank = rank;
+  peer.child = child;
+  peer.buffer.resize(kFrameBytes);
+  if (node_ != nullptr && node_->is_near(rank)) join_mailboxes(peer);
+  listen(peer);
 }
 
 void Messenger::join_mailboxes(Peer& peer) {
-  const bool first = transport_.rank() == 0;
-  const int owner = first ? peer.rank : transport_.rank();
-  void* const up = node_->mailbox(owner, SharedNode::Mail::kToFirst);
-  void* const down = node_->mailbox(owner, SharedNode::Mail::kFromFirst);
-  peer.outbox.emplace(first ? down : up);
-  peer.inbox.emplace(first ? up : down);
+  const bool leads = !peer.is_parent();
+  const int owner = leads ? peer.rank : transport_.rank();
+  void* const up = node_->mailbox(owner, SharedNode::Mail::kUp);
+  void* const down = node_->mailbox(owner, SharedNode::Mail::kDown);
+  peer.outbox.emplace(leads ? down : up);
+  peer.inbox.emplace(leads ? up : down);
 }
 
 void Messenger::listen(Peer& peer) {
+  const Tag tag = peer.is_parent() ? Tag::kResponse : Tag::kSubmit;
   peer.arrived = false;
-  peer.request = transport_.irecv(peer.rank, receive_tag_, peer.buffer.data(), peer.buffer.size());
+  peer.request = transport_.irecv(peer.rank, tag, peer.buffer.data(), peer.buffer.size());
 }
 
-void Messenger::send(int rank, FrameType type, const std::vector<char>& body) {
-  Peer& peer = *peers_.at(static_cast<size_t>(transport_.rank() == 0 ? rank - 1 : rank));
+void Messenger::send(int child, FrameType type, const std::vector<char>& body, bool last) {
+  constexpr size_t kMostBody = kFrameBytes - sizeof(Header);
+  Peer& peer = *peers_.at(child == kParent ? 0 : first_child_ + static_cast<size_t>(child));
   size_t at = 0;
   do {
     const size_t part = std::min(body.size() - at, kMostBody);
-    post(peer, type, body.data() + at, part, at + part < body.size());
+    const bool more = at + part < body.size();
+    post(peer, {static_cast<uint32_t>(part), peer.sent++, type, more, last && !more},
+         body.data() + at);
     at += part;
   } while (at < body.size());
 }
 
-void Messenger::post(Peer& peer, FrameType type, const char* body, size_t size_bytes, bool more) {
-  const Header header{static_cast<uint32_t>(size_bytes), peer.sent++, type, more};
-  const size_t frame_bytes = sizeof header + size_bytes;
+void Messenger::post(Peer& peer, Header header, const char* body) {
+  const size_t frame_bytes = sizeof header + header.size_bytes;
   std::vector<char>& frame = frame_;
   frame.resize(frame_bytes);
   std::memcpy(frame.data(), &header, sizeof header);
-  if (size_bytes > 0) std::memcpy(frame.data() + sizeof header, body, size_bytes);
-  if (peer.outbox && !is_last(type) && peer.outbox->put(frame)) {
+  if (header.size_bytes > 0) std::memcpy(frame.data() + sizeof header, body, header.size_bytes);
+  if (peer.outbox && !header.last && peer.outbox->put(frame)) {
     mailed_bytes_.fetch_add(frame_bytes, std::memory_order_relaxed);
     return node_->count_given(frame_bytes);
   }
   sent_bytes_.fetch_add(frame_bytes, std::memory_order_relaxed);
-  outgoing_.push_back({std::move(frame), nullptr});
+  outgoing_.push_back({!peer.is_parent(), std::move(frame), nullptr});
   Outgoing& sent = outgoing_.back();
-  sent.request = transport_.isend(peer.rank, send_tag_, sent.bytes.data(), sent.bytes.size());
+  const Tag tag = peer.is_parent() ? Tag::kSubmit : Tag::kResponse;
+  sent.request = transport_.isend(peer.rank, tag, sent.bytes.data(), sent.bytes.size());
 }
 
 bool Messenger::progress() {
   bool any = false;
   outgoing_.remove_if([](Outgoing& sent) { return sent.request->test(); });
   for (const auto& peer : peers_) {
-    while (peer->open && hear(*peer)) any = true;
+    while (peer->open && hear(*peer)) {
+      any = true;
+      if (peer->is_parent()) break;
+    }
   }
   return any;
 }
@@ -116,7 +112,7 @@ bool Messenger::hear(Peer& peer) {
   const Header header = header_of(peer.buffer);
   const std::vector<char> frame(peer.buffer.begin(),
                                 peer.buffer.begin() + sizeof header + header.size_bytes);
-  if (!is_last(header.type)) listen(peer);
+  if (!header.last) listen(peer);
   handle(peer, frame);
   return true;
 }
@@ -124,20 +120,28 @@ bool Messenger::hear(Peer& peer) {
 void Messenger::handle(Peer& peer, const std::vector<char>& frame) {
   const Header header = header_of(frame);
   ++peer.heard;
-  peer.open = !is_last(header.type);
+  peer.open = !header.last;
   const char* const body = frame.data() + sizeof header;
+  if (!header.more) heard_.fetch_add(1, std::memory_order_relaxed);
   if (!header.more && peer.message.empty()) {
-    return on_message_(peer.rank, header.type, Reader(body, header.size_bytes));
+    return on_message_(peer.child, header.type, Reader(body, header.size_bytes));
   }
   peer.message.insert(peer.message.end(), body, body + header.size_bytes);
   if (header.more) return;
   const std::vector<char> message = std::exchange(peer.message, {});
-  on_message_(peer.rank, header.type, Reader(message.data(), message.size()));
+  on_message_(peer.child, header.type, Reader(message.data(), message.size()));
 }
 
 void Messenger::flush() {
   for (Outgoing& sent : outgoing_) transport_.wait(sent.request);
   outgoing_.clear();
+}
+
+void Messenger::flush_down() {
+  for (Outgoing& sent : outgoing_) {
+    if (sent.down) transport_.wait(sent.request);
+  }
+  outgoing_.remove_if([](const Outgoing& sent) { return sent.down; });
 }
 
 BytesGiven Messenger::bytes_sent() const {

@@ -182,6 +182,10 @@ bool has_rows(OpKind kind) {
 
 bool reduces(OpKind kind) { return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter; }
 
+bool changes_ranks(OpKind kind) {
+  return kind == OpKind::kJoin || kind == OpKind::kAddSet || kind == OpKind::kRemoveSet;
+}
+
 size_t Operation::count() const { return product(shape.begin(), shape.end()); }
 size_t Operation::row_count() const { return product(shape.begin() + 1, shape.end()); }
 

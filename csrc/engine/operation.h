@@ -44,6 +44,8 @@ const char* describe(OpKind kind);
 // Whether it deals with the first dimension apart from the others.
 bool has_rows(OpKind kind);
 bool reduces(OpKind kind);
+// Whether others take part from then on in what comes, so that all must hear of it.
+bool changes_ranks(OpKind kind);
 
 constexpr size_t kMaxName = 1024;  // bytes
 

@@ -79,7 +79,9 @@ Response ReadyQueue::take_one(size_t fusion_bytes) {
     response_size += response_bytes(next);
     response.names.push_back(next.operation->name);
     if (next.coding) response.codings.push_back(*next.coding);
-    if (next.joined) response.operations.push_back(next.operation);
+    if (next.joined || changes_ranks(next.operation->kind)) {
+      response.operations.push_back(next.operation);
+    }
   };
   add(first);
   // Past what may not travel with the first: coded and exact gradients take turns in most models.

@@ -17,9 +17,9 @@ namespace qsgd {
 // An operation that every rank of its set has submitted, or that all of them must fail.
 struct Agreed {
   OperationPtr operation;
-  std::shared_ptr<const std::vector<int>> ranks;  // of its set
-  bool grouped = false;                           // held back for the others of its group
-  std::optional<CodecSpec> coding;                // in which it travels
+  Members ranks;                    // of its set
+  bool grouped = false;             // held back for the others of its group
+  std::optional<CodecSpec> coding;  // in which it travels
   ErrorKind error = ErrorKind::kNone;
   std::string message;
   double nmse = 0;            // the largest that a rank has reported

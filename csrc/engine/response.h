@@ -10,6 +10,7 @@
 #include "common/error.h"
 #include "engine/books.h"
 #include "engine/operation.h"
+#include "engine/rank_set.h"
 #include "engine/segment_size.h"
 #include "quant/codec.h"
 
@@ -30,10 +31,11 @@ struct Response {
   int64_t value = 0;                       // the answer to what has one
   bool grouped = false;                    // they end together, if need be in failure
   bool group_goes_on = false;              // and together with those of the next response
-  // On rank 0: elements altogether, and who is told, in ascending order.
+  // On rank 0: elements altogether, and who is told.
   size_t count = 0;
-  std::shared_ptr<const std::vector<int>> recipients;
-  std::vector<OperationPtr> operations;  // of each name, where ranks take part that have joined
+  Members recipients;
+  // Of each name, where ranks take part that have joined, or learn from it who is in a set.
+  std::vector<OperationPtr> operations;
 
   // Both ends read and write all responses with one book each, in one order.
   void write(Writer& to, NameBook& book) const;

@@ -30,8 +30,9 @@ class SharedNode {
   // Two sets of slots, so that the two ways to use them need not wait for each other.
   enum class Lane : size_t { kOneShot, kTwoPhase, kLanes };
   static constexpr size_t kHeaderBytes = 4096;
-  // Between the region's owner and the node's first rank: to that one, and from it.
-  enum class Mail : size_t { kToFirst, kFromFirst, kMails };
+  // Between the region's owner and one other rank of the node, which leads it: to that one, and
+  // from it.
+  enum class Mail : size_t { kUp, kDown, kMails };
   static constexpr size_t kMailAt =
       kHeaderBytes + static_cast<size_t>(Lane::kLanes) * kSlots * kSlotBytes;
   static constexpr size_t kRegionBytes =

@@ -300,6 +300,7 @@ void run_rank(const std::shared_ptr<ThreadWorld>& world, int rank, int ranks_per
   EngineConfig config;
   config.deadlock_s = 1e-6;  // however short: ranks that only wait for what is on its way go on
   config.kept_steps = kKeptSteps;
+  config.fan_out = world->size() % 3;  // of 3 a star, of 4 a chain, of 5 something between
   if (world->size() == 3) config.cache_capacity = 4;  // names are forgotten and learnt again
   auto transport = std::make_unique<ThreadTransport>(world, rank);
   auto node = ranks_per_node == 0 ? nullptr : make_thread_node(*world, *transport, ranks_per_node);

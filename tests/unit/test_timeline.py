@@ -81,6 +81,21 @@ def test_a_row_shows_who_came_when_and_what_was_done(tmp_path):
     assert by_name["ALLREDUCE"]["ts"] >= by_name["QUEUE"]["ts"] >= by_name["rank 1"]["ts"]
 
 
+def test_who_came_last_is_known_through_other_ranks(tmp_path):
+    """In a chain, rank 1 tells rank 0 of all others at once."""
+
+    def program(me):
+        for late_s in (0, 0.3):  # less than what is told apart
+            me.barrier("all are here").wait()
+            time.sleep(late_s if me.rank == 2 else 0)
+            me.allreduce("allreduce.w", np.ones(4)).wait()
+
+    first, *_ = traced(tmp_path, program, ranks=4, fan_out=1)
+    marks = [e["args"]["rank"] for e in row(first, "allreduce.w") if e["name"].startswith("rank ")]
+    assert sorted(marks[4:]) == [0, 1, 2, 3]
+    assert marks[-1] == 2
+
+
 def test_an_operation_tells_bytes_bits_and_error(tmp_path):
     def program(me):
         x = np.random.default_rng(me.rank).standard_normal(51200).astype(np.float32)
