@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "common/error.h"
@@ -12,6 +14,7 @@ namespace {
 
 // MPI counts are ints; longer messages travel in parts, which MPI keeps in order.
 constexpr size_t kPartBytes = size_t{1} << 30;
+constexpr std::chrono::seconds kLifelineDelay{1};  // at most; mostly milliseconds
 
 // Large enough for the MPI_Status of any MPI (24 to 40 bytes); nobody reads it, and passing one
 // spares the constant MPI_STATUS_IGNORE, whose value differs.
@@ -138,8 +141,16 @@ class MpiTransport final : public Transport {
     return request;
   }
 
+  // A message fails where its peer has died, but also where that has given up because another rank
+  // has: the lifeline says which, if not at once.
   void check(int code, const char* what, int peer) const {
     if (code == 0) return;
+    const AbortFlag& abort = *shared_abort_flag();
+    const auto end = std::chrono::steady_clock::now() + kLifelineDelay;
+    while (!abort.raised() && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    abort.check();
     char text[4096] = {};
     int length = 0;
     mpi_.error_string(code, text, &length);
