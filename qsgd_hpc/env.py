@@ -324,6 +324,11 @@ TABLE: dict[str, Variable] = {
         10.0,
         "seconds for which all ranks may wait for different tensors before these fail; 0: for ever",
     ),
+    "QSGD_FAN_OUT": Variable(
+        _at_least(int, 0),
+        0,
+        "fan-out, between nodes, of the tree in which ranks agree; 0: a star to 33 ranks, then 8",
+    ),
     "QSGD_DYNAMIC_PROCESS_SETS": Variable(
         flag,
         False,

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <unordered_map>
 #include <utility>
 
 #include "common/thread_name.h"
@@ -114,16 +115,16 @@ std::string RollCall::name_of(int local_rank) const {
 }
 
 std::set<int> RollCall::present() const {
+  std::unordered_map<std::string, int> names;
+  for (int r = 0; r < seat_.local_size; ++r) names[name_of(r)] = r;
   std::set<int> found{seat_.local_rank};
   std::ifstream sockets(kSockets);
   std::string line;
   while (std::getline(sockets, line)) {
     const size_t at = line.find('@');
     if (at == std::string::npos) continue;
-    const std::string name = line.substr(at + 1);
-    for (int r = 0; r < seat_.local_size; ++r) {
-      if (name == name_of(r)) found.insert(r);
-    }
+    const auto known = names.find(line.substr(at + 1));
+    if (known != names.end()) found.insert(known->second);
   }
   return found;
 }

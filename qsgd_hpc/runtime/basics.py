@@ -154,11 +154,10 @@ def _build(mpi: mpi_binding.Mpi, comm: Any, settings: job_settings.Settings) -> 
     import qsgd_hpc._core as _core
 
     rank, size = comm.Get_rank(), comm.Get_size()
-    per_node = settings["QSGD_RANKS_PER_NODE"]
-    nodes = mpi_binding.split_nodes(mpi, comm, per_node)
-    homogeneous = len(set(comm.allgather(nodes[1]))) == 1
-    shared, window = mpi_binding.share_node(mpi, comm, per_node) if size > 1 else (None, None)
-    peers = lifeline.connect(comm) if settings["QSGD_LIFELINE"] else []
+    layout = mpi_binding.find_layout(mpi, comm, settings["QSGD_RANKS_PER_NODE"])
+    shared, window = mpi_binding.share_node(mpi, comm, layout) if size > 1 else (None, None)
+    tree = _core.Tree(rank, size, layout.nodes, settings["QSGD_FAN_OUT"])
+    peers = lifeline.connect(comm, tree) if settings["QSGD_LIFELINE"] else []
     key = planning.key_of(
         mpi.module, None if shared is None else shared.nodes, size, env.get("QSGD_THREADS")
     )
@@ -174,7 +173,20 @@ def _build(mpi: mpi_binding.Mpi, comm: Any, settings: job_settings.Settings) -> 
         engine.watch(peers, GRACE_S)
     _core.set_current_engine(engine)
     dynamic = settings["QSGD_DYNAMIC_PROCESS_SETS"]
-    return Context(engine, comm, window, mpi, rank, size, *nodes, homogeneous, dynamic)
+    return Context(
+        engine=engine,
+        comm=comm,
+        window=window,
+        mpi=mpi,
+        rank=rank,
+        size=size,
+        local_rank=layout.local_rank,
+        local_size=len(layout.node),
+        cross_rank=layout.across.index(rank),
+        cross_size=len(layout.across),
+        homogeneous=layout.homogeneous,
+        dynamic_process_sets=dynamic,
+    )
 
 
 def shutdown() -> None:

@@ -73,10 +73,11 @@ def communicator(comm: Any = None, threads: int | None = None, shared: bool = Tr
     mpi = mpi_binding.start_mpi()
     own = (mpi.module.COMM_WORLD if comm is None else comm).Dup()
     own.Set_errhandler(mpi.module.ERRORS_RETURN)
-    ranks_per_node = env.get("QSGD_RANKS_PER_NODE")
-    node, window = mpi_binding.share_node(mpi, own, ranks_per_node) if shared else (None, None)
+    layout = mpi_binding.find_layout(mpi, own, env.get("QSGD_RANKS_PER_NODE"))
+    node, window = mpi_binding.share_node(mpi, own, layout) if shared else (None, None)
     core = _core.Communicator.over_mpi(mpi_binding.core_facts(mpi, own), node, threads or 1)
-    peers = lifeline.connect(own) if env.get("QSGD_LIFELINE") else []
+    tree = _core.Tree(own.Get_rank(), own.Get_size(), layout.nodes, env.get("QSGD_FAN_OUT"))
+    peers = lifeline.connect(own, tree) if env.get("QSGD_LIFELINE") else []
     if peers:
         core.watch(peers, basics.GRACE_S)
     if not _at_exit:

@@ -39,6 +39,7 @@ _AGREED = (
     "QSGD_STALL_WARNING_S",
     "QSGD_STALL_SHUTDOWN_S",
     "QSGD_DEADLOCK_S",
+    "QSGD_FAN_OUT",
     "QSGD_DYNAMIC_PROCESS_SETS",
 )
 
@@ -58,6 +59,9 @@ def require_equal(comm: Any, settings: Settings) -> None:
     Raises:
         UsageError: every setting that differs, with both values.
     """
+    # Of many ranks, each would else read what all others say, which is the same.
+    if comm.allreduce(settings, op=_same):
+        return
     everyone = comm.allgather(settings)
     faults = []
     for name in settings:
@@ -70,6 +74,11 @@ def require_equal(comm: Any, settings: Settings) -> None:
                 break
     if faults:
         raise UsageError("\n".join(faults))
+
+
+def _same(ours: Settings | None, theirs: Settings | None) -> Settings | None:
+    """Return the settings of two ranks, or nothing where they differ."""
+    return ours if ours == theirs else None
 
 
 def engine_config(
@@ -108,6 +117,7 @@ def engine_config(
         stall_warning_s=settings["QSGD_STALL_WARNING_S"],
         stall_shutdown_s=settings["QSGD_STALL_SHUTDOWN_S"],
         deadlock_s=settings["QSGD_DEADLOCK_S"],
+        fan_out=settings["QSGD_FAN_OUT"],
         log=_warn if is_logged("warning") else None,
     )
 

@@ -1,4 +1,7 @@
-"""Connects every rank to rank 0 over TCP, so that the core can tell at once that a rank died.
+"""Connects ranks over TCP, so that the core can tell at once that a rank died.
+
+Connections follow the tree in which the ranks agree, so that none has many; the core hands on what
+it learns to all of its own.
 
 The sockets carry nothing while all is well. They are closed in forked children (data loaders),
 which would otherwise keep a dead rank's connection open.
@@ -15,6 +18,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Collection
 from typing import Any
 
 from qsgd_hpc.launch.meeting import own_addresses
@@ -33,38 +37,40 @@ _LOOPBACK = "127.0.0.1"
 _GREETING = struct.Struct(f"!{TOKEN_BYTES}sI")
 
 
-def connect(comm: Any) -> Peers:
-    """Build the star around rank 0; collective over ``comm`` (mpi4py).
+def connect(comm: Any, tree: Any) -> Peers:
+    """Connect this rank to its parent and its children; collective over ``comm`` (mpi4py).
 
     Returns an empty list on every rank, after a warning of rank 0, when the hosts cannot reach each
     other over TCP: training works without, only a dead rank is then not named.
+
+    Args:
+        comm: the job.
+        tree: this rank's _core.Tree.
     """
     if comm.Get_size() == 1:
         return []
-    labels = comm.allgather(f"host {socket.gethostname()}, pid {os.getpid()}")
-    peers = _accept_all(comm, labels) if comm.Get_rank() == 0 else _reach_root(comm, labels)
-    faults = [fault for fault in comm.allgather(_fault(comm, peers)) if fault]
-    if faults:
+    label = f"host {socket.gethostname()}, pid {os.getpid()}"
+    # The children first: a parent waits for all of its own, however far they have come.
+    peers = _accept_children(comm, tree.children, label) if tree.children else []
+    if tree.parent >= 0:
+        peers += _reach_parent(comm, tree.parent, label)
+    wanted = len(tree.children) + (tree.parent >= 0)
+    few = f"rank {comm.Get_rank()} has {len(peers)} of {wanted} TCP connections"
+    fault = comm.allreduce("" if len(peers) == wanted else few, op=max)
+    if fault:
         for fd, _, _ in peers:
             os.close(fd)
         if comm.Get_rank() == 0:
             # Not a Python warning: made an error, it would leave the other ranks waiting.
-            text = f"{faults[0]}; a rank that dies will not be named. QSGD_LIFELINE=0 silences this"
+            text = f"{fault}; a rank that dies will not be named. QSGD_LIFELINE=0 silences this"
             print(f"qsgd-hpc: warning: {text}", file=sys.stderr, flush=True)
         return []
     _open.extend(fd for fd, _, _ in peers)
     return peers
 
 
-def _fault(comm: Any, peers: Peers) -> str:
-    wanted = comm.Get_size() - 1 if comm.Get_rank() == 0 else 1
-    if len(peers) == wanted:
-        return ""
-    return f"rank {comm.Get_rank()} has {len(peers)} of {wanted} TCP connections"
-
-
 class Greeter:
-    """Rank 0's end of the greetings: waits for all connections at once.
+    """A parent's end of the greetings: waits for all connections at once.
 
     Port scanners and health checks connect to every port. One that is silent, slow or says
     something else delays no rank; what greets right and leaves is found by the lifeline itself.
@@ -73,10 +79,10 @@ class Greeter:
     Args:
         server: a listening socket.
         token: what a rank of this job knows.
-        ranks: how many there are, this one included.
+        ranks: which are to come.
     """
 
-    def __init__(self, server: socket.socket, token: bytes, ranks: int) -> None:
+    def __init__(self, server: socket.socket, token: bytes, ranks: Collection[int]) -> None:
         self.found: dict[int, socket.socket] = {}
         self._server, self._token, self._ranks = server, token, ranks
         self._heard: dict[socket.socket, bytearray] = {}  # the one that came first is first
@@ -93,8 +99,8 @@ class Greeter:
         self._selector.close()
 
     def complete(self) -> bool:
-        """Tell whether every other rank has greeted."""
-        return len(self.found) == self._ranks - 1
+        """Tell whether all have greeted."""
+        return len(self.found) == len(self._ranks)
 
     def greet(self, patience_s: float) -> bool:
         """Take what has come, after waiting for it; tell whether a rank was among it."""
@@ -137,7 +143,7 @@ class Greeter:
         if len(greeting) < _GREETING.size:
             return None
         token, rank = _GREETING.unpack(greeting)
-        if not hmac.compare_digest(token, self._token) or not 0 < rank < self._ranks:
+        if not hmac.compare_digest(token, self._token) or rank not in self._ranks:
             return None
         try:
             sock.sendall(self._token)  # fits the empty buffer of a new connection
@@ -151,14 +157,14 @@ class Greeter:
         return sock
 
 
-def _accept_all(comm: Any, labels: list[str]) -> Peers:
+def _accept_children(comm: Any, children: Collection[int], label: str) -> Peers:
     token = secrets.token_bytes(TOKEN_BYTES)
-    size = comm.Get_size()
     with (
-        socket.create_server(("", 0), backlog=size + MOST_WAITING) as server,
-        Greeter(server, token, size) as greeter,
+        socket.create_server(("", 0), backlog=len(children) + MOST_WAITING) as server,
+        Greeter(server, token, children) as greeter,
     ):
-        comm.bcast((own_addresses(), server.getsockname()[1], token))
+        door = (own_addresses(), server.getsockname()[1], token, label)
+        told = [comm.isend(door, child) for child in children]
         heard_s = time.monotonic()
         while not greeter.complete() and time.monotonic() < heard_s + CONNECT_TIMEOUT_S:
             # Some networks move a message only while its sender is inside MPI, and the others wait
@@ -166,24 +172,35 @@ def _accept_all(comm: Any, labels: list[str]) -> Peers:
             comm.Iprobe()
             if greeter.greet(PROGRESS_S):
                 heard_s = time.monotonic()
+    labels = {child: comm.recv(source=child) for child in children}
+    for request in told:
+        request.wait()
     return [(_detach(greeter.found[rank]), rank, labels[rank]) for rank in sorted(greeter.found)]
 
 
-def _reach_root(comm: Any, labels: list[str]) -> Peers:
-    addresses, port, token = comm.bcast(None)
-    if _host(labels[0]) == _host(labels[comm.Get_rank()]):
+def _reach_parent(comm: Any, parent: int, label: str) -> Peers:
+    told = comm.isend(label, parent)
+    addresses, port, token, theirs = comm.recv(source=parent)
+    peers = _greet(addresses, port, token, comm.Get_rank(), near=_host(theirs) == _host(label))
+    told.wait()
+    return [(fd, parent, theirs) for fd in peers]
+
+
+def _greet(addresses: list[str], port: int, token: bytes, rank: int, *, near: bool) -> list[int]:
+    """Return the connection to the parent, or none."""
+    if near:
         addresses = [_LOOPBACK, *addresses]  # asks no name server, which may take seconds
     for address in dict.fromkeys(addresses):
         try:
             sock = socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S / 4)
         except OSError:
             continue
-        # Hosts may bear one name, and others may listen at the same port: only the root answers so,
-        # and it waits longer than one of them may be silent.
+        # Hosts may bear one name, and others may listen at the same port: only the parent answers
+        # so, and it waits longer than one of them may be silent.
         with contextlib.suppress(OSError):
-            sock.sendall(_GREETING.pack(token, comm.Get_rank()))
+            sock.sendall(_GREETING.pack(token, rank))
             if sock.recv(TOKEN_BYTES, socket.MSG_WAITALL) == token:
-                return [(_detach(sock), 0, labels[0])]
+                return [_detach(sock)]
         sock.close()
     return []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,13 @@ from qsgd_hpc.launch.loaded import SHORT_ADDRESSES, is_installed, loaded_library
 from qsgd_hpc.launch.remedies import LoadedMpi, apart
 
 __all__ = [
+    "Layout",
     "Mpi",
     "core_facts",
     "finalise",
+    "find_layout",
     "give_up",
     "share_node",
-    "split_nodes",
     "start_mpi",
 ]
 
@@ -162,25 +164,55 @@ def _pointer_handles(module: Any, library: str) -> bool:
     return found == "pointer"
 
 
-def split_nodes(mpi: Mpi, comm: Any, ranks_per_node: int | None) -> tuple[int, int, int, int]:
-    """Return local_rank, local_size, cross_rank, cross_size.
+@dataclass(frozen=True)
+class Layout:
+    """Which ranks share a node, and this rank's place among them."""
+
+    nodes: list[list[int]]
+    """The ranks of each, ascending; rank 0's node first."""
+    rank: int
+
+    @property
+    def node(self) -> list[int]:
+        """The ranks of this rank's own."""
+        return next(ranks for ranks in self.nodes if self.rank in ranks)
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number on its node."""
+        return self.node.index(self.rank)
+
+    @property
+    def across(self) -> list[int]:
+        """Every node's rank of this local rank, ascending."""
+        local = self.local_rank
+        return sorted(ranks[local] for ranks in self.nodes if local < len(ranks))
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether every node has equally many ranks."""
+        return len({len(ranks) for ranks in self.nodes}) == 1
+
+
+def find_layout(mpi: Mpi, comm: Any, ranks_per_node: int | None) -> Layout:
+    """Return which ranks share a node; collective over ``comm``.
 
     A node is what shares memory, or each run of ``ranks_per_node`` ranks when that is given.
     """
-    rank = comm.Get_rank()
-    local = _split_local(mpi, comm, ranks_per_node)
-    cross = comm.Split(local.Get_rank(), key=rank)
-    facts = local.Get_rank(), local.Get_size(), cross.Get_rank(), cross.Get_size()
-    local.Free()
-    cross.Free()
-    return facts
-
-
-def _split_local(mpi: Mpi, comm: Any, ranks_per_node: int | None) -> Any:
-    rank = comm.Get_rank()
-    if ranks_per_node is None:
-        return comm.Split_type(mpi.module.COMM_TYPE_SHARED, key=rank)
-    return comm.Split(rank // ranks_per_node, key=rank)
+    rank, size = comm.Get_rank(), comm.Get_size()
+    if ranks_per_node is not None:
+        firsts = [r - r % ranks_per_node for r in range(size)]
+    else:
+        local = comm.Split_type(mpi.module.COMM_TYPE_SHARED, key=rank)
+        first = array("i", [local.bcast(rank)])
+        local.Free()
+        gathered = array("i", bytes(size * first.itemsize))
+        comm.Allgather([first, mpi.module.INT], [gathered, mpi.module.INT])
+        firsts = list(gathered)
+    nodes: dict[int, list[int]] = {}
+    for each, its_first in enumerate(firsts):
+        nodes.setdefault(its_first, []).append(each)
+    return Layout(sorted(nodes.values()), rank)
 
 
 def core_facts(mpi: Mpi, comm: Any) -> Any:
@@ -208,7 +240,7 @@ def _shared_memory_free() -> int:
     return facts.f_bavail * facts.f_frsize
 
 
-def share_node(mpi: Mpi, comm: Any, ranks_per_node: int | None) -> tuple[Any, Any]:
+def share_node(mpi: Mpi, comm: Any, layout: Layout) -> tuple[Any, Any]:
     """Allocate the memory that the ranks of a node share; collective over ``comm``.
 
     Returns:
@@ -218,7 +250,7 @@ def share_node(mpi: Mpi, comm: Any, ranks_per_node: int | None) -> tuple[Any, An
     import qsgd_hpc._core as _core
 
     module = mpi.module
-    local = _split_local(mpi, comm, ranks_per_node)
+    local = comm.Split(layout.node[0], key=layout.rank)
     # Asked first, because Open MPI leaves the other ranks waiting when one cannot allocate.
     needed_bytes = local.Get_size() * (_core.REGION_BYTES + _ALIGNMENT)
     if not comm.allreduce(_shared_memory_free() >= needed_bytes, op=module.LAND):
@@ -241,6 +273,6 @@ def share_node(mpi: Mpi, comm: Any, ranks_per_node: int | None) -> tuple[Any, An
     ]
     own, _ = window.Shared_query(local.Get_rank())
     own[:] = bytes(len(own))
-    nodes = sorted(set(comm.allgather(tuple(local.allgather(comm.Get_rank())))))  # also a barrier
+    local.Barrier()
     local.Free()
-    return _core.NodeFacts(nodes=[list(ranks) for ranks in nodes], bases=bases), window
+    return _core.NodeFacts(nodes=layout.nodes, bases=bases), window

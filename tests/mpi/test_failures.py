@@ -273,11 +273,11 @@ import numpy as np
 from qsgd_hpc.runtime import direct
 from qsgd_hpc.errors import RankFailedError
 
-def reduce(algorithm):
+def reduce(algorithm, victim=1):
     with direct.communicator() as c:
         x = np.zeros(1_000_000, np.float32)
         for i in range(100_000):
-            if i == 30 and c.rank == 1:
+            if i == 30 and c.rank == victim:
                 os.kill(os.getpid(), signal.SIGKILL)
             c.allreduce([x], algorithm=algorithm)
 
@@ -311,3 +311,18 @@ def test_survivors_of_a_death_during_a_direct_allreduce_may_save_and_end(
     assert done.returncode == 128 + 9
     assert done.stdout.count("saved: rank 1 (host") == 2
     assert time.monotonic() - start_s < ENDED_WITHIN_S
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("victim", [1, 7])
+def test_a_death_is_named_on_the_other_side_of_the_tree(run_ranks, python, tmp_path, victim):
+    """Each rank a node: 1 and 2 are below 0, 7 is below 3, and that below 1."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"{DEATH_IN_A_DIRECT_ALLREDUCE}"
+        f"try: reduce('direct', {victim})\n"
+        "except RankFailedError as error: print('saved:', error)\n"
+    )
+    done = run_ranks(8, python, str(script), QSGD_RANKS_PER_NODE="1", QSGD_FAN_OUT="2")
+    assert done.returncode == 128 + 9
+    assert done.stdout.count(f"saved: rank {victim} (host") == 7, done.stdout

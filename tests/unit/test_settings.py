@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 
 from qsgd_hpc import _core, env
@@ -68,6 +71,9 @@ class Ranks:
 
     def allgather(self, _: object) -> list[dict[str, object]]:
         return self.settings
+
+    def allreduce(self, _: object, op: Callable[[object, object], object]) -> object:
+        return functools.reduce(op, self.settings)
 
 
 def test_settings_that_differ_are_named_with_both_values():

@@ -34,7 +34,7 @@ def door() -> Iterator[tuple[Greeter, tuple[str, int]]]:
     """Rank 0's Greeter, and the address where it listens."""
     with (
         socket.create_server(("127.0.0.1", 0), backlog=4 * MOST_WAITING) as server,
-        Greeter(server, TOKEN, RANKS) as greeter,
+        Greeter(server, TOKEN, range(1, RANKS)) as greeter,
     ):
         yield greeter, server.getsockname()
 
