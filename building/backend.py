@@ -14,9 +14,11 @@ Settings = dict[str, Any] | None
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
     """Return what setuptools asks for, and the package of a compiler where that is needed."""
-    return build_meta.get_requires_for_build_wheel(config_settings) + choose().requirements
+    needed = build_meta.get_requires_for_build_wheel(config_settings)
+    return [*needed, *choose().requirements]
 
 
 def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
     """Return the same for an editable install."""
-    return build_meta.get_requires_for_build_editable(config_settings) + choose().requirements
+    needed = build_meta.get_requires_for_build_editable(config_settings)
+    return [*needed, *choose().requirements]

@@ -11,6 +11,7 @@ with, and the same bytes for the same commit. The tools' versions are in constra
 from __future__ import annotations
 
 import argparse
+import gzip
 import itertools
 import os
 import platform
@@ -18,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import zipfile
@@ -75,7 +77,25 @@ def build_sdist(out: Path) -> Path:
     """Return the archive of this tree's sources, made anew."""
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "build", "--sdist", "--outdir", folder, ROOT, **build_environ())
-        return move(next(Path(folder).glob("*.tar.gz")), out)
+        return rewrite(next(Path(folder).glob("*.tar.gz")), out, int(commit_time()))
+
+
+def rewrite(archive: Path, folder: Path, time_s: int) -> Path:
+    """Write a tar archive anew, with one time, owner and mode for all: the same bytes each time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / archive.name
+    with (
+        tarfile.open(archive) as old,
+        target.open("wb") as file,
+        gzip.GzipFile("", "wb", fileobj=file, mtime=time_s) as stream,
+        tarfile.open(fileobj=stream, mode="w") as new,
+    ):
+        for member in sorted(old, key=lambda member: member.name):
+            plain = tarfile.TarInfo(member.name)
+            plain.type, plain.size, plain.mtime = member.type, member.size, time_s
+            plain.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            new.addfile(plain, old.extractfile(member) if member.isfile() else None)
+    return target
 
 
 def build_wheel(sdist: Path, python: Path, target: str, out: Path) -> Path:
@@ -92,11 +112,12 @@ def build_wheel(sdist: Path, python: Path, target: str, out: Path) -> Path:
     """
     with tempfile.TemporaryDirectory() as name:
         raw, named = Path(name, "raw"), Path(name, "named")
-        pip = [sys.executable, "-m", "pip", "--python", python, "wheel", "--no-deps"]
-        run(*pip, "--wheel-dir", raw, sdist, **build_environ(), QSGD_TARGET=target)
+        environ = {**build_environ(), "QSGD_TARGET": target}
+        pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
+        run(*pip, "wheel", "--no-deps", "--wheel-dir", raw, sdist, **environ)
         tag = f"manylinux_{target.rpartition('gnu.')[2].replace('.', '_')}_{architecture(target)}"
         auditwheel = [sys.executable, "-m", "auditwheel", "repair", "--plat", tag]
-        run(*auditwheel, "--wheel-dir", named, *raw.glob("*.whl"), **build_environ())
+        run(*auditwheel, "--wheel-dir", named, *raw.glob("*.whl"), **environ)
         return move(next(named.glob("*.whl")), out)
 
 
@@ -152,8 +173,7 @@ def version_of(python: Path) -> tuple[int, ...]:
         "and os.path.exists(s.get_path('include') + '/Python.h'); "
         "print(*sys.version_info[:2] if fit else ())"
     )
-    command = [python, "-c", ask]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False)
     return tuple(map(int, done.stdout.split())) if done.returncode == 0 else ()
 
 
@@ -170,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Path]:
     asked = parser.parse_args(arguments)
     targets = asked.target or [f"{platform.machine()}-linux-gnu.{GLIBC}"]
     interpreters = pythons() if asked.every_python else [Path(sys.executable)]
+    os.umask(0o022)  # archives keep modes
     made = []
     with tempfile.TemporaryDirectory() as folder:
         sdist = build_sdist(Path(folder))

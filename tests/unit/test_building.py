@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
 import zipfile
 from importlib.metadata import metadata
 from pathlib import Path
@@ -70,6 +71,23 @@ def test_a_wheel_holds_the_package_and_its_licence_alone(names, refusal, tmp_pat
         return wheel.check(made)
     with pytest.raises(SystemExit, match=refusal):
         wheel.check(made)
+
+
+def test_sources_are_packed_to_the_same_bytes_at_any_time(tmp_path):
+    packed = []
+    for place, mode in (("one", 0o700), ("two", 0o755)):
+        folder = tmp_path / place
+        folder.mkdir()
+        (folder / "b.sh").write_text("exit\n")
+        (folder / "b.sh").chmod(mode)
+        with tarfile.open(folder / "a.tar.gz", "w:gz") as archive:
+            archive.add(folder / "b.sh", "a/b.sh")
+        written = wheel.rewrite(folder / "a.tar.gz", folder / "out", 1_700_000_000)
+        packed.append(written.read_bytes())
+        with tarfile.open(written) as archive:
+            assert archive.extractfile("a/b.sh").read() == b"exit\n"
+            assert archive.getmember("a/b.sh").mode == 0o755
+    assert packed[0] == packed[1]
 
 
 def test_recipes_are_of_this_version_and_know_what_it_needs():
