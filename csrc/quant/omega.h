@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/clones.h"
 #include "common/error.h"
 
 namespace qsgd {
@@ -31,18 +32,19 @@ inline Codeword omega(uint32_t n) {
   return word;
 }
 
+// Always inlined, as what reads below: its state stays in registers, whichever compiler it is.
 class BitWriter {
  public:
   explicit BitWriter(std::vector<uint8_t>& out) : out_(out) {}
 
-  void put(uint64_t bits, int length) {  // length <= 56
+  QSGD_INLINE void put(uint64_t bits, int length) {  // length <= 56
     pending_ = pending_ << length | bits;
     waiting_ += length;
     for (; waiting_ >= 8; waiting_ -= 8) {
       out_.push_back(static_cast<uint8_t>(pending_ >> (waiting_ - 8)));
     }
   }
-  void put_omega(uint32_t n) {
+  QSGD_INLINE void put_omega(uint32_t n) {
     const Codeword word = n < kShort ? short_words()[n] : omega(n);
     put(word.bits, word.length);
   }
@@ -71,7 +73,7 @@ class BitReader {
  public:
   BitReader(const uint8_t* bytes, size_t size) : bytes_(bytes), size_(size) {}
 
-  uint64_t get(int length) {  // length <= 56
+  QSGD_INLINE uint64_t get(int length) {  // length <= 56
     while (waiting_ < length) {
       if (at_ == size_) throw internal_error("the codes are cut short");
       pending_ = pending_ << 8 | bytes_[at_++];
@@ -80,7 +82,7 @@ class BitReader {
     waiting_ -= length;
     return pending_ >> waiting_ & ((uint64_t{1} << length) - 1);
   }
-  uint32_t get_omega() {
+  QSGD_INLINE uint32_t get_omega() {
     uint32_t n = 1;
     while (get(1) == 1) {
       if (n > 31) throw internal_error("a number is beyond 32 bits");
