@@ -45,8 +45,7 @@ $(VENV)/.ready: pyproject.toml setup.py building/compiler.py constraints.txt $(s
 	@echo "== setting up $(VENV) (a few minutes the first time) =="
 	@test -x $(VENV)/bin/python || $(TWICE) 'making $(VENV)' $(PYTHON) -m venv $(VENV)
 	@$(TWICE) 'installing PyTorch, TensorFlow and JAX' $(VENV)/$(PIP) '$(TORCH)' '$(TENSORFLOW)' '$(JAX)'
-	@$(VENV)/bin/python -m building.compiler
-	@$(VENV)/bin/python -m building.compiler --requirement | xargs --no-run-if-empty $(TWICE) 'installing a C++ compiler' $(VENV)/$(PIP)
+	@$(VENV)/bin/python -m building.compiler | xargs --no-run-if-empty $(TWICE) 'installing a C++ compiler' $(VENV)/$(PIP)
 	@$(TWICE) 'building qsgd-hpc and installing what it needs' $(VENV)/$(PIP) --editable '.[$(EXTRAS)]'
 	@touch $@
 
@@ -142,8 +141,7 @@ wheel: $(VENV_WHEEL)/.ready ## Build a wheel for this Python that any Linux and 
 	$(VENV_WHEEL)/bin/python -m building.wheel
 
 wheels: $(VENV_WHEEL)/.ready ## The same for every CPython from 3.10 on that is here, and for two processors
-	$(VENV_WHEEL)/bin/python -m building.wheel --every-python \
-	  --target x86_64-linux-gnu.2.17 --target aarch64-linux-gnu.2.17
+	$(VENV_WHEEL)/bin/python -m building.wheel --every-python --every-target
 
 release: $(VENV_WHEEL)/.ready ## Build and check all that a release uploads, from a clean tree
 	$(VENV_WHEEL)/bin/python -m building.release

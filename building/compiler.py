@@ -1,7 +1,6 @@
 """Choose the C++ compiler of a build: this machine's, or where that cannot do it, PyPI's ziglang.
 
-    python -m building.compiler                  say which one it is
-    python -m building.compiler --requirement    print what pip must install for it, if anything
+    python -m building.compiler    print what pip must install for it, if anything; stderr names it
 
 QSGD_TARGET=x86_64-linux-gnu.2.17 has ziglang compile for that processor and that glibc in any case,
 as wheels for all machines need it; QSGD_TARGET=native refuses ziglang.
@@ -133,10 +132,8 @@ def trial(command: tuple[str, ...]) -> str:
 def main() -> None:
     """Answer the Makefile."""
     chosen = choose()
-    if "--requirement" in sys.argv[1:]:
-        print(*chosen.requirements)
-    else:
-        print(f"== {chosen}")
+    print(f"== {chosen}", file=sys.stderr)
+    print(*chosen.requirements)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from building.wheel import build_sdist, main, run
 __all__ = ["faults", "notes", "version"]
 
 DIST = ROOT / "dist"
-TARGETS = ("x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17")
 
 
 def version(root: Path = ROOT) -> str:
@@ -66,7 +65,7 @@ def release() -> None:
     if found:
         raise SystemExit("\n".join(["cannot release:", *found]))
     shutil.rmtree(DIST, ignore_errors=True)
-    wheels = main(["--every-python", *(word for t in TARGETS for word in ("--target", t))])
+    wheels = main(["--every-python", "--every-target"])
     files = sorted([build_sdist(DIST), *wheels])
     run(sys.executable, "-m", "twine", "check", "--strict", *files)
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]

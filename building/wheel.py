@@ -2,6 +2,7 @@
 
     python -m building.wheel                            for the Python that runs this
     python -m building.wheel --every-python             for every CPython from 3.10 on found here
+    python -m building.wheel --every-target             for every processor of a release
     python -m building.wheel --target aarch64-linux-gnu.2.17
 
 Each is compiled from the sdist by ziglang, named by auditwheel for the oldest glibc that it runs
@@ -35,6 +36,7 @@ OLDEST = (3, 10)  # requires-python of the package
 MIB = 2**20
 # Of a wheel without GPU kernels.
 LARGEST_BYTES = 3 * MIB
+TARGETS = [f"{processor}-linux-gnu.{GLIBC}" for processor in ("x86_64", "aarch64")]
 
 
 def run(*command: str | Path, **environ: str) -> str:
@@ -186,6 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Path]:
     )
     parser.add_argument("--every-python", action="store_true")
     parser.add_argument("--target", action="append", help="may be given several times")
+    parser.add_argument("--every-target", action="store_const", const=TARGETS, dest="target")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     asked = parser.parse_args(arguments)
     targets = asked.target or [f"{platform.machine()}-linux-gnu.{GLIBC}"]
