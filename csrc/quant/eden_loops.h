@@ -47,6 +47,28 @@ QSGD_INLINE void fall_vectors(typename V::F* v) {
   }
 }
 
+// A tile's codes, in byte 2 of its numbers, as fields of `Bits` bits.
+template <class V, int Bits>
+QSGD_INLINE void pack_codes(const typename V::I* numbers, uint8_t* out) {
+  if constexpr (V::kPacksCodes) {
+    V::template pack_codes<Bits>(numbers, out);
+  } else {
+    alignas(64) uint8_t code[kTile];
+    V::narrow(numbers, 0, code);
+    pack_tile<Bits>(code, out);
+  }
+}
+
+// The inverse: a byte for each.
+template <class V, int Bits>
+QSGD_INLINE void unpack_codes(const uint8_t* in, uint8_t* code) {
+  if constexpr (V::kPacksCodes) {
+    V::template unpack_codes<Bits>(in, code);
+  } else {
+    unpack_tile<Bits>(in, code);
+  }
+}
+
 template <class V, int Distance = 1>
 QSGD_INLINE typename V::F rise_lanes(typename V::F x) {
   if constexpr (Distance == V::kLanes) {
@@ -323,7 +345,7 @@ float eden_code_loop(const float* work, size_t size, float scale, const EdenTabl
       constexpr int kOfTile = kTile / V::kLanes;
 #pragma GCC unroll 2
       for (int i = 0; i < kCount; i += kOfTile) {
-        V::template pack_codes<Bits>(numbers + i, codes);
+        pack_codes<V, Bits>(numbers + i, codes);
         codes += 8 * Bits;
       }
     });
@@ -342,7 +364,7 @@ void eden_values_loop(const uint8_t* codes, size_t size, uint32_t seed, const Ed
       alignas(64) uint8_t code[kCount * V::kLanes];
 #pragma GCC unroll 2
       for (int i = 0; i < kCount * V::kLanes; i += kTile, codes += 8 * Bits) {
-        V::template unpack_codes<Bits>(codes, code + i);
+        unpack_codes<V, Bits>(codes, code + i);
       }
 #pragma GCC unroll 16
       for (int i = 0; i < kCount; ++i) {

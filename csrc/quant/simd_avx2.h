@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "common/dtype.h"
-#include "quant/pack.h"
 
 namespace qsgd {
 
@@ -128,17 +127,7 @@ struct Avx2 {
     store_ints(code + 32, _mm256_add_epi8(bytes(numbers + 4), shift));
   }
 
-  // As of simd_avx512.h.
-  template <int Bits>
-  static QSGD_INLINE void pack_codes(const I* numbers, uint8_t* out) {
-    alignas(64) uint8_t code[kTile];
-    narrow(numbers, 0, code);
-    pack_tile<Bits>(code, out);
-  }
-  template <int Bits>
-  static QSGD_INLINE void unpack_codes(const uint8_t* in, uint8_t* code) {
-    unpack_tile<Bits>(in, code);
-  }
+  static constexpr bool kPacksCodes = false;
   static constexpr bool kPacks = true;  // the fields of 8, 4 and 2 bits, without pack_tile()
   template <int Bits>
   static QSGD_INLINE void pack(const I* numbers, uint8_t* codes) {

@@ -136,6 +136,7 @@ struct Avx512 {
     _mm512_storeu_si512(code, _mm512_add_epi8(bytes(numbers), shift));
   }
 
+  static constexpr bool kPacksCodes = true;  // of any bits, without pack_tile()
   // A tile's codes of any bits, a byte each in byte 2 of its numbers, as pack_tile() packs them.
   template <int Bits>
   static QSGD_INLINE void pack_codes(const I* numbers, uint8_t* out) {

@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "common/dtype.h"
-#include "quant/pack.h"
 
 namespace qsgd {
 
@@ -107,17 +106,7 @@ struct Neon {
       vst1q_u8(code + 16 * quarter, vaddq_u8(vcombine_u8(low, high), shift));
     }
   }
-  // As of simd_avx512.h.
-  template <int Bits>
-  static QSGD_INLINE void pack_codes(const I* numbers, uint8_t* out) {
-    alignas(64) uint8_t code[kTile];
-    narrow(numbers, 0, code);
-    pack_tile<Bits>(code, out);
-  }
-  template <int Bits>
-  static QSGD_INLINE void unpack_codes(const uint8_t* in, uint8_t* code) {
-    unpack_tile<Bits>(in, code);
-  }
+  static constexpr bool kPacksCodes = false;
   static constexpr bool kPacks = false;
   static QSGD_INLINE I widen(const uint8_t* code) {
     uint32_t four;

@@ -7,7 +7,6 @@
 
 #include "common/dtype.h"
 #include "quant/aes.h"
-#include "quant/pack.h"
 
 namespace qsgd {
 
@@ -150,17 +149,7 @@ struct Scalar {
       code[i] = static_cast<uint8_t>((numbers[i / 4].v[i % 4] >> 16) + unsigned(offset));
     }
   }
-  // As of simd_avx512.h.
-  template <int Bits>
-  static QSGD_INLINE void pack_codes(const I* numbers, uint8_t* out) {
-    alignas(64) uint8_t code[kTile];
-    narrow(numbers, 0, code);
-    pack_tile<Bits>(code, out);
-  }
-  template <int Bits>
-  static QSGD_INLINE void unpack_codes(const uint8_t* in, uint8_t* code) {
-    unpack_tile<Bits>(in, code);
-  }
+  static constexpr bool kPacksCodes = false;
   static constexpr bool kPacks = false;
   static QSGD_INLINE I widen(const uint8_t* code) {
     return each<I>([&](int i) { return uint32_t{code[i]}; });
