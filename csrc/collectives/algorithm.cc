@@ -25,6 +25,12 @@ const std::array<const AlgorithmTraits*, kAlgorithms>& table() {
 
 }  // namespace
 
+Algorithm auto_among(int ranks, bool compressed) {
+  constexpr int kMostSraRanks = 64;  // beyond, messages cost more than another quantisation
+  if (!compressed) return Algorithm::kDirect;
+  return ranks > kMostSraRanks ? Algorithm::kSra2d : Algorithm::kSra;
+}
+
 const AlgorithmTraits& traits_of(Algorithm algorithm) {
   const auto index = static_cast<size_t>(algorithm);
   if (index == 0 || index > kAlgorithms) {

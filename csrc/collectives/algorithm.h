@@ -72,6 +72,8 @@ struct AlgorithmTraits {
   bool has(AlgorithmFlags flag) const { return (flags & flag) != 0; }
 };
 
+// What kAuto stands for among ranks none of which share memory.
+Algorithm auto_among(int ranks, bool compressed);
 // Throws an internal error for kAuto, which has none.
 const AlgorithmTraits& traits_of(Algorithm algorithm);
 

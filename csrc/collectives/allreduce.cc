@@ -6,9 +6,6 @@
 namespace qsgd {
 namespace {
 
-// Beyond, the second level of a two-dimensional exchange costs less than 64 messages per rank.
-constexpr int kMostSraRanks = 64;
-
 // Why the ranks do not suit the algorithm; empty if they do.
 std::string misfit(const Communicator& communicator, Algorithm algorithm) {
   const AlgorithmTraits& traits = traits_of(algorithm);
@@ -53,12 +50,9 @@ Algorithm resolve(int ranks, const SharedNode* node, bool compressed, Algorithm 
   if (algorithm != Algorithm::kAuto) return algorithm;
   const bool nodes_of_several =
       node != nullptr && !one_node && static_cast<size_t>(ranks) > node->nodes().size();
-  if (compressed) {
-    if (nodes_of_several) return Algorithm::kHierarchicalSra;
-    return ranks > kMostSraRanks ? Algorithm::kSra2d : Algorithm::kSra;
-  }
-  if (one_node) return Algorithm::kShared;
-  return nodes_of_several ? Algorithm::kHierarchical : Algorithm::kDirect;
+  if (one_node && !compressed) return Algorithm::kShared;
+  if (!nodes_of_several) return auto_among(ranks, compressed);
+  return compressed ? Algorithm::kHierarchicalSra : Algorithm::kHierarchical;
 }
 
 void allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,

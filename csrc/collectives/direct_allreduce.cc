@@ -6,6 +6,7 @@
 #include "collectives/algorithm.h"
 #include "collectives/exchange.h"
 #include "collectives/gather_allreduce.h"
+#include "collectives/rabenseifner.h"
 #include "collectives/recursive_doubling.h"
 #include "collectives/schedule.h"
 #include "collectives/stream.h"
@@ -146,12 +147,20 @@ class Direct {
 }  // namespace
 
 DirectWay direct_way(int ranks, size_t size_bytes) {
-  // Up to here bytes cost less than messages do. Doubling sends sums, a gather all addends.
+  // Up to here bytes cost less than messages do. Doubling sends sums, a gather all addends; both
+  // doubling and halving send surplus ranks' addends beforehand, and then their results.
   constexpr size_t kDoublingBytes = size_t{64} << 10;
-  constexpr size_t kGatherBytes = size_t{16} << 10;
+  constexpr size_t kSmallBytes = size_t{16} << 10;
+  constexpr size_t kGatheredBytes = size_t{128} << 10;
+  constexpr int kHalvingRanks = 16;
   const bool is_power_of_two = (ranks & (ranks - 1)) == 0;
   if (is_power_of_two && size_bytes <= kDoublingBytes) return DirectWay::kDoubling;
-  return size_bytes <= kGatherBytes ? DirectWay::kGather : DirectWay::kExchange;
+  const auto p = static_cast<size_t>(ranks);
+  if (size_bytes <= kSmallBytes) {
+    return p * size_bytes <= kGatheredBytes ? DirectWay::kGather : DirectWay::kDoubling;
+  }
+  const bool parts_are_small = size_bytes <= p * kSmallBytes;
+  return ranks >= kHalvingRanks && parts_are_small ? DirectWay::kHalving : DirectWay::kExchange;
 }
 
 void direct_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
@@ -164,6 +173,8 @@ void direct_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
       return recursive_doubling_allreduce(transport, tensors, args);
     case DirectWay::kGather:
       return gather_allreduce(transport, stream);
+    case DirectWay::kHalving:
+      return rabenseifner_allreduce(transport, tensors, args);
     case DirectWay::kExchange:
       return Direct(transport, stream).run();
   }
@@ -181,6 +192,8 @@ Load direct_load(const Layout& layout, size_t count, double width) {
       load.messages = std::ceil(std::log2(p));
       load.wire_bytes = load.added_bytes = (p - 1) * bytes;
       return load;
+    case DirectWay::kHalving:
+      return traits_of(Algorithm::kRabenseifner).load(layout, count, width);
     case DirectWay::kExchange:
       break;
   }

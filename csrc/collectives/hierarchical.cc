@@ -2,9 +2,7 @@
 
 #include <algorithm>
 
-#include "collectives/direct_allreduce.h"
 #include "collectives/node_shards.h"
-#include "collectives/sra_allreduce.h"
 #include "transport/subset_transport.h"
 
 namespace qsgd {
@@ -34,12 +32,15 @@ void reduce_across(Communicator& communicator, std::vector<ReduceTensor>& shards
   ReduceArgs sums = args;
   sums.prescale = 1;
   if (average) sums.op = ReduceOp::kSum;
-  if (compressed && across.size() > 1) {
-    if (average) sums.postscale /= size;
-    return sra_allreduce(across, shards, sums, seed, communicator.workers);
+  const bool coded = compressed && across.size() > 1;
+  if (!coded) {
+    sums.postscale = 1;
+  } else if (average) {
+    sums.postscale /= size;
   }
-  sums.postscale = 1;
-  direct_allreduce(across, shards, sums);
+  Communicator between{across, nullptr, communicator.workers};
+  traits_of(auto_among(across.size(), coded)).run(between, shards, sums, seed);
+  if (coded) return;
   for (ReduceTensor& shard : shards) {
     shard.result_finite = scale_copy(shard.out, shard.out, shard.count, args.dtype, args.postscale,
                                      average ? size : 1);
@@ -81,11 +82,12 @@ Range hierarchical_owned(const SharedNode& node, int owners, size_t count, size_
 namespace {
 
 // Every owner takes its shard across the nodes.
-Load load_of(Algorithm across, const Layout& layout, int owners, size_t count, double width) {
+Load load_of(bool compressed, const Layout& layout, int owners, size_t count, double width) {
   Load load;
-  if (layout.nodes() > 1) {
+  const int nodes = layout.nodes();
+  if (nodes > 1) {
     const size_t shard = count / static_cast<size_t>(owners);
-    load = traits_of(across).load({layout.nodes(), 1}, shard, width);
+    load = traits_of(auto_among(nodes, compressed)).load({nodes, 1}, shard, width);
   }
   load.shared_bytes = static_cast<double>(count) * sizeof(float);
   return load;
@@ -103,7 +105,7 @@ const AlgorithmTraits& hierarchical_algorithm() {
   static constexpr AlgorithmTraits traits{
       "hierarchical", kNeedsNode | kAcross, run<hierarchical_algorithm>,
       [](const Layout& layout, size_t count, double width) {
-        return load_of(Algorithm::kDirect, layout, layout.ranks_per_node, count, width);
+        return load_of(/*compressed=*/false, layout, layout.ranks_per_node, count, width);
       }};
   return traits;
 }
@@ -112,7 +114,7 @@ const AlgorithmTraits& leaders_algorithm() {
   static constexpr AlgorithmTraits traits{
       "leaders", kNeedsNode | kAcross | kLeaders, run<leaders_algorithm>,
       [](const Layout& layout, size_t count, double width) {
-        return load_of(Algorithm::kDirect, layout, 1, count, width);
+        return load_of(/*compressed=*/false, layout, 1, count, width);
       }};
   return traits;
 }
@@ -121,7 +123,7 @@ const AlgorithmTraits& hierarchical_sra_algorithm() {
   static constexpr AlgorithmTraits traits{
       "hierarchical_sra", kCompresses | kNeedsNode | kAcross, run<hierarchical_sra_algorithm>,
       [](const Layout& layout, size_t count, double width) {
-        return load_of(Algorithm::kSra, layout, layout.ranks_per_node, count, width);
+        return load_of(/*compressed=*/true, layout, layout.ranks_per_node, count, width);
       }};
   return traits;
 }
@@ -130,7 +132,7 @@ const AlgorithmTraits& leaders_sra_algorithm() {
   static constexpr AlgorithmTraits traits{
       "leaders_sra", kCompresses | kNeedsNode | kAcross | kLeaders, run<leaders_sra_algorithm>,
       [](const Layout& layout, size_t count, double width) {
-        return load_of(Algorithm::kSra, layout, 1, count, width);
+        return load_of(/*compressed=*/true, layout, 1, count, width);
       }};
   return traits;
 }

@@ -10,8 +10,8 @@ namespace qsgd {
 
 // Sums within every node in the order of TreeSum, each of its owners a shard; reduces each shard
 // across the nodes, in the order of their first ranks; shares the shards within the node. Where the
-// algorithm compresses, messages across nodes are compressed by SRA and shards are cut at whole
-// buckets. communicator.node must not be null.
+// algorithm compresses, messages across nodes are compressed, by SRA or, among many nodes, its
+// two-dimensional form, and shards are cut at whole buckets. communicator.node must not be null.
 void hierarchical_allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
                             const ReduceArgs& args, const AlgorithmTraits& algorithm,
                             uint64_t seed);

@@ -10,35 +10,49 @@
 namespace qsgd {
 namespace {
 
+// A rank's place is its number with the bits in reverse: the first exchange, of the largest parts,
+// is between the halves of all places, and so between neighbours, and sums are in the order of
+// TreeSum.
 class Halves {
  public:
   Halves(Transport& transport, Packed& values, const ReduceArgs& args, int ranks)
-      : transport_(transport), values_(values), args_(args), ranks_(ranks) {}
+      : transport_(transport),
+        values_(values),
+        args_(args),
+        ranks_(ranks),
+        place_(reversed(transport.rank())) {}
 
   void run() {
     KeptOnFailure<std::vector<char>> incoming;
     for (int hop = ranks_ / 2; hop > 0; hop /= 2) halve(hop, *incoming);
     for (int hop = 1; hop < ranks_; hop *= 2) {
-      const int peer = transport_.rank() ^ hop;
-      const Range mine = group(transport_.rank(), hop), theirs = group(peer, hop);
-      exchange(peer, Tag::kGather, mine, values_.at(theirs.begin), theirs.size());
+      const int peer = place_ ^ hop;
+      const Range mine = group(place_, hop), theirs = group(peer, hop);
+      exchange(reversed(peer), Tag::kGather, mine, values_.at(theirs.begin), theirs.size());
     }
   }
 
  private:
-  // The elements of the `width` ranks whose group `rank` is in.
-  Range group(int rank, int width) const {
-    const int first = rank / width * width;
+  // Both a rank's place, and the rank in a place.
+  int reversed(int number) const {
+    int result = 0;
+    for (int bit = 1; bit < ranks_; bit *= 2) result = 2 * result + ((number & bit) != 0 ? 1 : 0);
+    return result;
+  }
+
+  // The elements of the `width` places in whose group `place` is.
+  Range group(int place, int width) const {
+    const int first = place / width * width;
     return {part_of(values_.count(), 1, ranks_, first).begin,
             part_of(values_.count(), 1, ranks_, first + width - 1).end};
   }
 
   // Keeps this rank's half of what its group of 2 `hop` ranks still shares, gives the other away.
   void halve(int hop, std::vector<char>& incoming) {
-    const int peer = transport_.rank() ^ hop;
-    const Range mine = group(transport_.rank(), hop);
+    const int peer = reversed(place_ ^ hop);
+    const Range mine = group(place_, hop);
     if (incoming.empty()) incoming.resize(mine.size() * values_.element() + values_.element());
-    exchange(peer, Tag::kData, group(peer, hop), incoming.data(), mine.size());
+    exchange(peer, Tag::kData, group(place_ ^ hop, hop), incoming.data(), mine.size());
     reduce_ordered(values_.at(mine.begin), incoming.data(), mine.size(), args_.dtype, args_.op,
                    peer < transport_.rank());
   }
@@ -58,6 +72,7 @@ class Halves {
   Packed& values_;
   const ReduceArgs& args_;
   const int ranks_;
+  const int place_;
 };
 
 }  // namespace

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from benchmarks.accuracy.formulas import FORMULAS
 from qsgd_hpc import _core
 from qsgd_hpc.errors import UsageError
 
@@ -14,7 +15,7 @@ RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 SIZES = (0, 1, 2, 511, 512, 513, 5000)
 LARGE = 1_000_003  # many segments in every algorithm, and no multiple of anything
 NODES = {
-    "shared": 16,
+    "shared": 24,
     "hierarchical": 2,
     "leaders": 2,
 }  # ranks per node that the algorithm is run with
@@ -116,13 +117,13 @@ def tree_sum(addends):
     return sums[0]
 
 
-@pytest.mark.parametrize("ranks", (*RANKS, 16))
+@pytest.mark.parametrize("ranks", (*RANKS, 16, 24))
 def test_all_that_auto_takes_sums_in_one_order_whatever_is_fused(ranks):
     """One order of additions, so `auto` may choose by size and by place, and jobs repeat."""
-    counts = (40_000, 10, 3000, 12_000)  # too large, and small enough, for each shorter way
+    counts = (80_000, 10, 3000, 12_000)  # too large, and small enough, for each shorter way
     data = inputs(ranks, counts)
     expected = [tree_sum([d[t] for d in data]).tobytes() for t in range(len(counts))]
-    for algorithm in ("direct", "shared", "recursive_doubling", "auto"):
+    for algorithm in ("direct", "shared", "recursive_doubling", "rabenseifner", "auto"):
         together, _ = allreduce(data, algorithm)
         assert [x.tobytes() for x in together] == expected
         for t in range(len(counts)):
@@ -189,6 +190,17 @@ def test_hierarchical_sra_compresses_across_nodes_only(ranks_per_node, algorithm
     assert sum(in_messages(r) for r in reports) < 2 * n * 1.1 * 1.05
     more, _ = allreduce([[*d, d[0][:600]] for d in data], algorithm, ranks_per_node, coding=coding)
     assert more[0].tobytes() == result[0].tobytes()
+
+
+@pytest.mark.parametrize(("nodes", "flat"), [(4, "sra"), (66, "sra2d")])
+def test_many_nodes_exchange_in_two_dimensions(nodes, flat):
+    """Nodes sum exactly within, so the error is that of as many ranks; it tells the exchange."""
+    coding, variance = _core.CodecSpec(bits=4), 0.036  # of Gaussian data
+    data = inputs(2 * nodes, (512 * 64,))
+    result, _ = allreduce(data, "hierarchical_sra", 2, coding=coding)
+    exact = np.sum([d[0] for d in data], axis=0, dtype=np.float64)
+    error = np.sum((result[0] - exact) ** 2) / np.sum(exact**2)
+    assert error == pytest.approx(FORMULAS[flat](variance, nodes), rel=0.1)
 
 
 @pytest.mark.parametrize("ranks", (2, 3, 4, 7))

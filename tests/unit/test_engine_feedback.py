@@ -52,6 +52,24 @@ def test_results_and_what_is_owed_add_up_to_the_gradients(ranks, op, coding):
     assert np.allclose(sent + rest, exact, atol=1e-4 * ranks)
 
 
+def test_what_is_owed_adds_up_where_many_nodes_exchange_in_two_dimensions():
+    ranks, count = 132, 66 * 64 * 2 + 7  # two ranks of a node; more buckets than nodes
+
+    def program(me):
+        total = np.zeros(count)
+        for step in range(3):
+            x = gradient(me.rank, step, count)
+            me.allreduce("w", x, "average", TWO, error_feedback=True).wait()
+            total += x
+        return total, me.engine.owed_share("w")
+
+    results = on_ranks(ranks, program, ranks_per_node=2)
+    exact = sum(gradient(r, s, count).astype(np.float64) for r in range(ranks) for s in range(3))
+    rest = owed(share for _, share in results)
+    assert np.abs(rest).max() > 1e-3
+    assert np.allclose(results[0][0] + rest, exact / ranks, atol=1e-3)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_feedback_keeps_weights_without_a_gradient_near_where_they_are(ranks):
     """One bit sends such an element as plus or minus its bucket's mean magnitude."""

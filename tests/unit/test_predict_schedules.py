@@ -44,7 +44,7 @@ def core_bytes(algorithm, layout, tensors, coding):
 
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("algorithm", FLAT)
-@pytest.mark.parametrize("ranks", (2, 3, 4, 8))
+@pytest.mark.parametrize("ranks", (2, 3, 4, 8, 18))
 def test_every_rank_sends_what_the_core_sends(ranks, algorithm, name):
     layout, tensors = Layout(ranks), LISTS[name]
     coding = Coding(4) if algorithm in COMPRESSED else None
@@ -64,6 +64,15 @@ def test_nodes_exchange_what_the_core_exchanges(ranks, per_node, kind, bits, nam
     core = core_bytes(algorithm, layout, tensors, coding)
     assert ours.sent().tolist() == [sent for sent, _ in core]
     assert ours.memory_bytes.tolist() == [given for _, given in core]
+
+
+@pytest.mark.parametrize("bits", (None, 4))
+def test_many_nodes_exchange_what_the_core_exchanges(bits):
+    layout, tensors = Layout(132, 2), LISTS["fused"]
+    coding = None if bits is None else Coding(bits)
+    ours = schedule("auto", layout, tensors, coding)
+    core = core_bytes(ours.algorithm, layout, tensors, coding)
+    assert ours.sent().tolist() == [sent for sent, _ in core]
 
 
 @pytest.mark.parametrize("ranks", (2, 4))

@@ -28,8 +28,12 @@ __all__ = ["ALGORITHMS", "Layout", "Messages", "Phase", "Schedule", "resolve", "
 
 DOUBLING_BYTES = 64 << 10
 """Up to here `direct` is recursive doubling, among a power of two of ranks."""
-GATHER_BYTES = 16 << 10
-"""Up to here it sends whole messages among others."""
+SMALL_BYTES = 16 << 10
+"""Up to here a message costs more than its bytes do: `direct` sends few."""
+GATHERED_BYTES = 128 << 10
+"""Up to here, of all ranks together, it sends whole messages among others."""
+HALVING_RANKS = 16
+"""From here on it halves what is small for so many ranks."""
 SHARED_ONCE_BYTES = 16 << 10
 """Up to here ranks of a node read each other's inputs, without cutting them."""
 MOST_SRA_RANKS = 64
@@ -195,16 +199,19 @@ def _exchange(ranks: int, scattered: np.ndarray, gathered: np.ndarray) -> tuple[
 
 def _direct(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
     total = sum(count for count, _ in tensors)
-    if ranks.bit_count() == 1 and total * FLOAT_BYTES <= DOUBLING_BYTES:
+    size = total * FLOAT_BYTES
+    gathers = ranks.bit_count() > 1 and ranks * size <= GATHERED_BYTES
+    if size <= (DOUBLING_BYTES if ranks.bit_count() == 1 else SMALL_BYTES) and not gathers:
         return _recursive_doubling(ranks, tensors, coding)
-    if total * FLOAT_BYTES > GATHER_BYTES:
+    if size > SMALL_BYTES:
+        if ranks >= HALVING_RANKS and size <= ranks * SMALL_BYTES:
+            return _rabenseifner(ranks, tensors, coding)
         sizes = np.diff(parts(total, 64, ranks)) * FLOAT_BYTES
         return _exchange(ranks, sizes, sizes)
 
     def doubling(i: int) -> Messages:
         have = 1 << i
-        size = total * FLOAT_BYTES * min(have, ranks - have)
-        return _shift(ranks, ranks - have, np.full(ranks, size))
+        return _shift(ranks, ranks - have, np.full(ranks, size * min(have, ranks - have)))
 
     return (Phase("gather", (ranks - 1).bit_length(), doubling, pattern="doubling"),)
 
@@ -313,6 +320,7 @@ def _rabenseifner(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[
     rounds = ranks.bit_length() - 1
     sources = np.arange(1 << rounds)
     cuts = parts(count, 1, len(sources))
+    places = sum(((sources >> bit) & 1) << (rounds - 1 - bit) for bit in range(rounds))
 
     def group_bytes(member: np.ndarray, width: int) -> np.ndarray:
         first = member // width * width
@@ -321,10 +329,11 @@ def _rabenseifner(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[
 
     def halve(i: int) -> Messages:
         hop = len(sources) >> (i + 1)
-        return Messages(sources, sources ^ hop, group_bytes(sources ^ hop, hop))
+        return Messages(sources, sources ^ (1 << i), group_bytes(places ^ hop, hop))
 
     def double(i: int) -> Messages:
-        return Messages(sources, sources ^ (1 << i), group_bytes(sources, 1 << i))
+        hop = len(sources) >> (i + 1)
+        return Messages(sources, sources ^ hop, group_bytes(places, 1 << i))
 
     inner = (
         Phase("halve", rounds, halve, pattern="halves"),
@@ -351,7 +360,8 @@ def _hierarchical(name: str, layout: Layout, tensors: Tensors, coding: Coding | 
         [(int(size[j]), tensor[1]) for size, tensor in zip(sizes, tensors, strict=True)]
         for j in range(owners)
     ]
-    across = _sra if coding else _direct
+    coded = _sra2d if nodes > MOST_SRA_RANKS else _sra
+    across = coded if coding else _direct
     by_shard = [across(nodes, shard, coding) for shard in shards]
     counts = np.array([sum(count for count, _ in shard) for shard in shards], dtype=np.int64)
     own = np.pad(counts, (0, per_node - owners))
