@@ -9,6 +9,7 @@ from typing import Any
 from qsgd_hpc import env
 from qsgd_hpc.compression import from_environment
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.runtime.mpi_binding import holds_everywhere
 
 __all__ = ["Settings", "engine_config", "is_logged", "read", "require_equal"]
 
@@ -60,7 +61,7 @@ def require_equal(comm: Any, settings: Settings) -> None:
         UsageError: every setting that differs, with both values.
     """
     # Of many ranks, each would else read what all others say, which is the same.
-    if comm.allreduce(settings, op=_same):
+    if holds_everywhere(comm, settings == comm.bcast(settings)):
         return
     everyone = comm.allgather(settings)
     faults = []
@@ -74,11 +75,6 @@ def require_equal(comm: Any, settings: Settings) -> None:
                 break
     if faults:
         raise UsageError("\n".join(faults))
-
-
-def _same(ours: Settings | None, theirs: Settings | None) -> Settings | None:
-    """Return the settings of two ranks, or nothing where they differ."""
-    return ours if ours == theirs else None
 
 
 def engine_config(

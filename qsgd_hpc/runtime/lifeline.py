@@ -22,6 +22,7 @@ from collections.abc import Collection
 from typing import Any
 
 from qsgd_hpc.launch.meeting import own_addresses
+from qsgd_hpc.runtime.mpi_binding import holds_everywhere
 
 __all__ = ["Greeter", "Peers", "connect", "forget"]
 
@@ -55,9 +56,9 @@ def connect(comm: Any, tree: Any) -> Peers:
     if tree.parent >= 0:
         peers += _reach_parent(comm, tree.parent, label)
     wanted = len(tree.children) + (tree.parent >= 0)
-    few = f"rank {comm.Get_rank()} has {len(peers)} of {wanted} TCP connections"
-    fault = comm.allreduce("" if len(peers) == wanted else few, op=max)
-    if fault:
+    if not holds_everywhere(comm, len(peers) == wanted):
+        few = f"rank {comm.Get_rank()} has {len(peers)} of {wanted} TCP connections"
+        fault = comm.allreduce("" if len(peers) == wanted else few, op=max)
         for fd, _, _ in peers:
             os.close(fd)
         if comm.Get_rank() == 0:

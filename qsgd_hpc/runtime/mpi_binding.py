@@ -28,6 +28,7 @@ __all__ = [
     "finalise",
     "find_layout",
     "give_up",
+    "holds_everywhere",
     "share_node",
     "start_mpi",
 ]
@@ -215,6 +216,16 @@ def find_layout(mpi: Mpi, comm: Any, ranks_per_node: int | None) -> Layout:
     return Layout(sorted(nodes.values()), rank)
 
 
+def holds_everywhere(comm: Any, holds: bool) -> bool:
+    """Tell whether something holds on every rank; collective over ``comm``.
+
+    One reduction of a number: comm.allreduce() pickles, and takes several messages for each step.
+    """
+    lacking, lacking_in_all = array("i", [not holds]), array("i", [0])
+    comm.Allreduce(lacking, lacking_in_all)
+    return lacking_in_all[0] == 0
+
+
 def core_facts(mpi: Mpi, comm: Any) -> Any:
     """Return what the core must know to send messages over ``comm``: a _core.MpiFacts."""
     import qsgd_hpc._core as _core
@@ -253,16 +264,14 @@ def share_node(mpi: Mpi, comm: Any, layout: Layout) -> tuple[Any, Any]:
     local = comm.Split(layout.node[0], key=layout.rank)
     # Asked first, because Open MPI leaves the other ranks waiting when one cannot allocate.
     needed_bytes = local.Get_size() * (_core.REGION_BYTES + _ALIGNMENT)
-    if not comm.allreduce(_shared_memory_free() >= needed_bytes, op=module.LAND):
-        local.Free()
-        return None, None
     window: Any = None
-    # Without the hint all regions lie in one block on the first rank's memory controller.
-    info = module.Info.Create({"alloc_shared_noncontig": "true"})
-    with contextlib.suppress(module.Exception):  # /dev/shm may be full on one node
-        window = module.Win.Allocate_shared(_core.REGION_BYTES + _ALIGNMENT, 1, info, local)
-    info.Free()
-    if not comm.allreduce(window is not None, op=module.LAND):
+    if holds_everywhere(local, _shared_memory_free() >= needed_bytes):
+        # Without the hint all regions lie in one block on the first rank's memory controller.
+        info = module.Info.Create({"alloc_shared_noncontig": "true"})
+        with contextlib.suppress(module.Exception):  # /dev/shm may be full all the same
+            window = module.Win.Allocate_shared(_core.REGION_BYTES + _ALIGNMENT, 1, info, local)
+        info.Free()
+    if not holds_everywhere(comm, window is not None):
         if window is not None:
             window.Free()
         local.Free()

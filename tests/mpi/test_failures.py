@@ -326,3 +326,33 @@ def test_a_death_is_named_on_the_other_side_of_the_tree(run_ranks, python, tmp_p
     done = run_ranks(8, python, str(script), QSGD_RANKS_PER_NODE="1", QSGD_FAN_OUT="2")
     assert done.returncode == 128 + 9
     assert done.stdout.count(f"saved: rank {victim} (host") == 7, done.stdout
+
+
+DEATH_IN_TRAINING = """
+import os, signal, sys
+import numpy as np
+import qsgd_hpc.arrays as hvd
+from qsgd_hpc.errors import RankFailedError
+
+hvd.init()
+try:
+    for step in range(100_000):
+        if step == 3 and hvd.rank() == int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.allreduce(np.ones(100, np.float32), name="gradient")
+except RankFailedError as error:
+    print("saved:", error)
+"""
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("victim", [0, 4, 63])
+def test_a_death_is_named_on_16_nodes_of_4(run_ranks, python, tmp_path, victim):
+    """Rank 4 leads a node, and the leaders of seven others are below it; 63 is a leaf there."""
+    script = tmp_path / "script.py"
+    script.write_text(DEATH_IN_TRAINING)
+    done = run_ranks(
+        64, python, str(script), str(victim), QSGD_RANKS_PER_NODE="4", OMP_NUM_THREADS="1"
+    )
+    assert done.returncode == 128 + 9
+    assert done.stdout.count(f"saved: rank {victim} (host") == 63, done.stdout

@@ -9,6 +9,7 @@ import random
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ import qsgd_hpc.torch as hvd
 
 MOST_OPERATIONS = 12
 MOST = 4  # of an element
+LARGE = (0, 4097, 65_536, 300_000)  # elements
+MOST_HELD = 8 * 300_000  # elements of all ranks, which each of them computes the result from
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Room for a product of all ranks' elements.
@@ -170,8 +173,10 @@ def _draw_one(chance: random.Random, seed: str, number: int, where: hvd.ProcessS
     cut = kind in ("allgather", "alltoall", "reducescatter")  # along the first dimension
     shape = tuple(chance.choice((1, 2, 3, 17, 64)) for _ in range(chance.randint(cut, 3)))
     if kind in REDUCING and chance.random() < 0.1:
-        shape = (chance.choice((0, 4097, 65_536, 300_000)),)
+        shape = (chance.choice(LARGE),)
     members = tuple(where.ranks or ())
+    while prod(shape) * len(members) > MOST_HELD:
+        shape = (*shape[:-1], shape[-1] // 4)
     # A name comes again with another shape or type: what was known of it must not be used.
     name = f"{kind}.{number}" + (f".{shape}" if kind == "coded" else "")
     bits, root = chance.choice((2, 4, 8)), chance.choice(members)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from array import array
 
 import pytest
 
@@ -72,8 +71,11 @@ class Ranks:
     def allgather(self, _: object) -> list[dict[str, object]]:
         return self.settings
 
-    def allreduce(self, _: object, op: Callable[[object, object], object]) -> object:
-        return functools.reduce(op, self.settings)
+    def bcast(self, _: object) -> dict[str, object]:
+        return self.settings[0]
+
+    def Allreduce(self, _: object, total: array[int]) -> None:
+        total[0] = sum(settings != self.settings[0] for settings in self.settings)
 
 
 def test_settings_that_differ_are_named_with_both_values():
