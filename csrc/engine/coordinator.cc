@@ -76,12 +76,11 @@ void Coordinator::submit(const RankSet& ranks, Submission submission) {
   if (o.group) groups_.note(ranks, o);
   const auto [it, fresh] = pending_.try_emplace(o.key());
   Pending& p = it->second;
-  if (fresh) {
-    begin(p, rank, submission.operation);
-  } else if (p.fault.empty() && p.operation != submission.operation) {
-    p.fault = difference(p.first_rank, *p.operation, rank, o);
+  if (fresh) begin(p, rank, submission.operation);
+  if (p.operation != submission.operation) {
+    if (p.fault.empty()) p.fault = difference(p.first_rank, *p.operation, rank, o);
+    if (p.grouped != o.group.has_value() || group_of(*p.operation) != group_of(o)) ungroup(p, o);
   }
-  if (p.grouped != o.group.has_value() || group_of(*p.operation) != group_of(o)) ungroup(p, o);
   p.nmse = std::max(p.nmse, submission.nmse);
   if (!p.rows.empty()) note_rows(ranks, *p.ranks, submission, p.rows);
   // Some may have been there: what they had submitted has failed meanwhile, with an operation of

@@ -12,9 +12,9 @@ namespace {
 constexpr std::chrono::milliseconds kLongNap{20};
 constexpr std::chrono::milliseconds kShortNap{1};  // where others work without this rank
 // Of a rank whose naps add up with those of others between a rank and rank 0: at most this, or a
-// hundredth of the wait, where others sleep for a fifth of it.
+// fiftieth of the wait, where others sleep for a fifth of it.
 constexpr std::chrono::nanoseconds kRelayNap{400'000};
-constexpr int kRelayShare = 100;
+constexpr int kRelayShare = 50;
 
 }  // namespace
 
