@@ -66,6 +66,9 @@ BITS = (2, 4, 8, 32)
 def predict(**options: Any) -> None:
     """Predict step time, throughput and efficiency on more nodes than were measured.
 
+    "comm ms" is all that the engine does in a step, "agree ms" the part of it until all ranks know
+    what to reduce, "exposed ms" what the backward pass does not hide.
+
     \b
       qsgd-hpc predict --from scaling-results/train --site polaris --nodes 8..496
       qsgd-hpc predict --from scaling-results/train --link-gbps 1 --validate

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qsgd_hpc.env import COMPRESSED
+from qsgd_hpc.scaling.predict.agreement import agreement, root_s
 from qsgd_hpc.scaling.predict.closed_form import Network, phase_s
 from qsgd_hpc.scaling.predict.coding import FLOAT_BYTES, Coding
 from qsgd_hpc.scaling.predict.fabric import Fabric
@@ -27,8 +28,6 @@ SEGMENT_BYTES = 256 << 10
 MEMORY_PASSES = 5
 """A gradient's passes over memory in a node's own reduction: into the shared memory (2), summed
 (1), and out of it (2)."""
-FRAME_S = 1e-6
-"""Rank 0 reads what is ready from every other rank, and answers: each takes about this long."""
 MIN_ELEMENTS = 1024
 """Smaller gradients are not coded (QSGD_MIN_ELEMENTS)."""
 
@@ -60,7 +59,8 @@ class Prediction:
     """One row: seconds per step, unit per second, and shares from 0 to 1.
 
     step_s is the sum of compute_s, straggler_s, staging_s, data_s and exposed_s. comm_s is all that
-    the engine's thread does, hidden or not; efficiency is against ranks that wait for nobody.
+    the engine's thread does, hidden or not; of it, ranks agree on what to reduce for agree_s, and
+    rank 0 works for that for root_s. efficiency is against ranks that wait for nobody.
     """
 
     nodes: int
@@ -74,6 +74,8 @@ class Prediction:
     data_s: float
     exposed_s: float
     comm_s: float
+    agree_s: float
+    root_s: float
     throughput: float
     speedup: float
     efficiency: float
@@ -136,18 +138,23 @@ def _predict_one(
         Gradient(count, ready * faster if setting.overlaps else backward_s, _coded(count, bits))
         for count, ready in training.layers
     ]
+    alone = layout.ranks == 1
+    spread_s = training.jitter * compute_s
+
+    def agree_s(tensors: int, waited: bool) -> float:
+        return agreement(layout, fabric, tensors, spread_s if waited else 0.0).seconds
+
     step = timeline(
         gradients,
         backward_s,
         _reducer(training, fabric, setting, layout, bits, network),
-        control_s=_control_s(layout, fabric),
+        agree_s=agree_s,
         cycle_s=setting.cycle_s,
         fusion_bytes=setting.fusion_bytes,
     )
-    alone = layout.ranks == 1
     exposed_s = 0.0 if alone else step.exposed_s
     staging_s = _staging_s(training, fabric)
-    straggler_s = training.jitter * compute_s * expected_maximum(layout.ranks)
+    straggler_s = spread_s * expected_maximum(layout.ranks)
     step_s = compute_s + straggler_s + staging_s + training.data_s + exposed_s
     throughput = layout.ranks * training.batch * share / step_s
     speedup = throughput / (training.throughput * setting.speedup)
@@ -163,6 +170,8 @@ def _predict_one(
         training.data_s,
         exposed_s,
         0.0 if alone else step.comm_s,
+        step.agree_s,
+        root_s(agreement(layout, fabric, 1).heard, step.agreements, len(gradients)),
         throughput,
         speedup,
         speedup / layout.ranks,
@@ -172,11 +181,6 @@ def _predict_one(
 
 def _coded(count: int, bits: int) -> bool:
     return bits != PLAIN_BITS and count >= MIN_ELEMENTS
-
-
-def _control_s(layout: Layout, fabric: Fabric) -> float:
-    alpha_s = fabric.across_s if layout.nodes > 1 else fabric.within_s
-    return 2 * alpha_s + (layout.ranks - 1) * FRAME_S
 
 
 def _staging_s(training: TrainingProfile, fabric: Fabric) -> float:

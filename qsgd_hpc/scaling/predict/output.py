@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from qsgd_hpc.scaling.predict.agreement import FRAME_S, STAR, TENSOR_S
 from qsgd_hpc.scaling.predict.fabric import Fabric
-from qsgd_hpc.scaling.predict.model import FRAME_S, Prediction, Setting
+from qsgd_hpc.scaling.predict.model import Prediction, Setting
 from qsgd_hpc.scaling.predict.training import TrainingProfile
 from qsgd_hpc.scaling.units import bits_name, speed
 
@@ -74,7 +75,9 @@ def assumptions(
             f"The job has as few groups or leaf switches as hold it, for itself; {routing} routing."
         )
     found.append(
-        f"To agree on what is ready, rank 0 spends {FRAME_S * 1e6:g} us on each other rank."
+        f"Ranks agree on what is ready along a tree, up to {STAR} as a star: sending a message "
+        f"takes {FRAME_S * 1e6:g} us, and reading one {FRAME_S * 1e6:g} us and "
+        f"{TENSOR_S * 1e6:g} us for each gradient in it. A rank that waits for slower ones sleeps."
     )
     return found
 
@@ -83,7 +86,10 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:].rstrip(".") + "."
 
 
-COLUMNS = ("nodes", "ranks", "bits", "step ms", "{unit}/s", "efficiency", "exposed ms", "comm ms")
+COLUMNS = (
+    *("nodes", "ranks", "bits", "step ms", "{unit}/s", "efficiency"),
+    *("exposed ms", "comm ms", "agree ms"),
+)
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,7 @@ def _cells(result: Result) -> tuple[list[str], list[list[str]]]:
             f"{row.efficiency:.1%}",
             f"{row.exposed_s * 1e3:.3g}",
             f"{row.comm_s * 1e3:.3g}",
+            f"{row.agree_s * 1e3:.3g}",
         ]
         if other:
             cells += [

@@ -29,13 +29,17 @@ class StepTimeline:
 
     Attributes:
         comm_s: the engine's thread is at work.
+        agree_s: of that, until ranks have agreed on what to reduce.
         exposed_s: from the last gradient's submission to the end of the last reduction.
         collectives: how many reductions.
+        agreements: how often ranks agreed.
     """
 
     comm_s: float
+    agree_s: float
     exposed_s: float
     collectives: int
+    agreements: int
 
 
 def fused(ready: Sequence[Gradient], fusion_bytes: int) -> list[list[Gradient]]:
@@ -68,7 +72,7 @@ def timeline(
     end_s: float,
     reduce_s: Callable[[int, bool], float],
     *,
-    control_s: float = 0.0,
+    agree_s: Callable[[int, bool], float] = lambda *_: 0.0,
     cycle_s: float = 0.0,
     fusion_bytes: int = FUSION_BYTES,
 ) -> StepTimeline:
@@ -80,25 +84,30 @@ def timeline(
         gradients: in order of submission, with times from the first one on.
         end_s: when the backward pass ends, on the same clock.
         reduce_s: seconds of one reduction, by elements and whether they are coded.
-        control_s: to agree on what is ready, each time.
+        agree_s: seconds to agree, by gradients and whether ranks have waited for them: those that
+            became ready during a reduction find all ranks together at its end.
         cycle_s: QSGD_CYCLE_TIME_MS.
         fusion_bytes: QSGD_FUSION_BYTES.
     """
     waiting = deque(sorted(gradients, key=lambda g: g.ready_s))
-    now = busy = 0.0
-    collectives = 0
+    now, busy, agreeing = -math.inf, 0.0, 0.0
+    collectives = agreements = 0
     while waiting:
-        now = max(now, waiting[0].ready_s + cycle_s)
+        next_s = waiting[0].ready_s + cycle_s
+        waited = next_s > now
+        now = max(now, next_s)
         taken = []
         while waiting and waiting[0].ready_s <= now:
             taken.append(waiting.popleft())
-        spent = control_s
+        agreements += 1
+        spent = agree_s(len(taken), waited)
+        agreeing += spent
         for batch in fused(taken, fusion_bytes):
             spent += reduce_s(sum(g.count for g in batch), batch[0].coded)
             collectives += 1
         now += spent
         busy += spent
-    return StepTimeline(busy, max(0.0, now - end_s), collectives)
+    return StepTimeline(busy, agreeing, max(0.0, now - end_s), collectives, agreements)
 
 
 def expected_maximum(ranks: int) -> float:
