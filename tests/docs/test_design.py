@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,13 @@ def test_calls_of_a_gradients_way_and_files_of_the_page_exist() -> None:
             assert re.search(pattern, text), f"{file} has no {call}"
     for file in re.findall(r"`((?:csrc|docs|qsgd_hpc|templates|tests)/[\w/.]+\.\w+)`", PAGE):
         assert re.search(r"\bX\b", file) or (ROOT / file).exists(), file
+
+
+@pytest.mark.parametrize("site", ["polaris", "frontier"])
+def test_times_to_agree_are_those_of_the_simulation(
+    site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "agreement"))
+    simulate = import_module("simulate")
+    sys.modules.pop("simulate")
+    assert all(simulate.row(site, ranks) in PAGE for ranks in (64, 512))
