@@ -151,12 +151,29 @@ def cuda_runtime() -> list[str]:
     return [*folders, "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
 
 
+def keep_python_from_all_but_bindings(compiler: Any) -> None:
+    """Give Python's headers and pybind11's to the bindings alone.
+
+    All else is then compiled by the same words for each Python, and ziglang, which remembers what
+    it has compiled, does so once for the wheels of all.
+    """
+    compile_one = compiler._compile
+
+    def compile_source(obj: str, src: str, ext: str, cc_args: list[str], *rest: Any) -> None:
+        if not src.startswith("csrc/bindings/"):
+            cc_args = [word for word in cc_args if word == "-Icsrc" or not word.startswith("-I")]
+        compile_one(obj, src, ext, cc_args, *rest)
+
+    compiler._compile = compile_source
+
+
 class BuildExtensions(build_ext):
     """Has C++ compiled by the compiler that was chosen, and the kernels by their own."""
 
     def build_extensions(self) -> None:
         self.chosen = choose()
         use(self.chosen, self.compiler)
+        keep_python_from_all_but_bindings(self.compiler)
         super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
