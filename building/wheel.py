@@ -198,6 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Path]:
     with tempfile.TemporaryDirectory() as folder:
         sdist = build_sdist(Path(folder))
         for python, target in itertools.product(interpreters, targets):
+            print(f"== compiling for {target} and {python}: some minutes", flush=True)
             begun_s = time.monotonic()
             wheel = build_wheel(sdist, python, target, asked.out.resolve())
             check(wheel)
