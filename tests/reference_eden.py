@@ -23,7 +23,6 @@ Codes = NDArray[np.uint8]
 SEED_BITS = 15
 LEAST = 2.0**-110
 FAINT, STRONG = 2.0**-100, 2.0**100
-LANES = 32
 
 
 @functools.cache
@@ -102,19 +101,24 @@ def hadamard(x: Floats, *, rising: bool) -> Floats:
     return x
 
 
-def lane_sum(terms: Floats) -> np.float32:
-    """Add in float32 in the core's order: element i to sum i % 32, then the sums in halves."""
-    lanes = np.cumsum(terms.reshape(-1, LANES), axis=0, dtype=np.float32)[-1]
+def tree_sum(terms: Floats) -> np.float32:
+    """Add in float32 in the core's order: rows of 16 elements in pairs, then those in halves."""
+    rows = terms.reshape(-1, 16)
+    while len(rows) > 1:
+        rows = rows[0::2] + rows[1::2]
+    lanes = rows[0]
     while lanes.size > 1:
         lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
     return np.float32(lanes[0])
 
 
-def seed_of(first_tile: int, *, seed: int, tensor: int, step: int, rank: int) -> int:
+def seed_of(
+    first_tile: int, *, seed: int, tensor: int, step: int, rank: int, phase: int = 1
+) -> int:
     """Return the seed of a bucket: the lowest bits of the first block of its noise, Philox's."""
     both = reference.stirred(seed, tensor)
     block = first_tile * reference.TILE_BLOCKS
-    counter = np.array([[block % 2**32, block >> 32, step, rank << 4 | 1]], dtype=np.uint32)
+    counter = np.array([[block % 2**32, block >> 32, step, rank << 4 | phase]], dtype=np.uint32)
     drawn = reference.philox(counter, (both % 2**32, both >> 32), reference.PHILOX_ROUNDS)
     return int(drawn[0, 0]) % 2**SEED_BITS
 
@@ -123,9 +127,9 @@ def padded(count: int) -> int:
     return max(reference.TILE, 1 << (count - 1).bit_length())
 
 
-def with_seed(u: float, seed: int) -> np.float32:
+def with_seed(u: np.float32, seed: int) -> np.float32:
     """Return the float32 nearest to u whose lowest bits are the seed."""
-    bits = int(np.float32(min(u, float(np.finfo(np.float32).max))).view(np.uint32))
+    bits = int(min(u, np.finfo(np.float32).max).view(np.uint32))
     cell = 2**SEED_BITS
     near = (bits - seed + cell // 2) // cell * cell + seed
     return np.uint32(near - cell if near >= 0x7F800000 else near).view(np.float32)
@@ -140,23 +144,24 @@ def encode_bucket(x: Floats, bits: int, seed: int, rotations: int = 2) -> tuple[
     value, lift = np.zeros(size, dtype=np.float32), np.float32(1)
     value[: x.size] = x
     with np.errstate(over="ignore", under="ignore"):
-        energy = float(lane_sum(value * value))
+        energy = tree_sum(value * value)
     if not FAINT <= energy <= STRONG:
         exponent = int(np.abs(x).max().view(np.uint32)) >> 23
         lift = np.float32(2.0 ** min(max(127 - exponent, -126), 126))
         value *= lift
-        energy = float(lane_sum(value * value))
+        energy = tree_sum(value * value)
     y = hadamard(value * signs(seed, 0, size), rising=True)
     if rotations == 2:
         y = hadamard(y * signs(seed, 1, size), rising=False)
-    grow = 2.0 ** (bits - 2)
-    length = size if rotations == 2 else math.sqrt(size)
-    z = y * np.float32(grow * math.sqrt(size / energy) / length)
-    edges, levels = edges_of(bits) * np.float32(grow), levels_of(bits)
+    d, grow = np.float32(size), np.float32(2.0 ** (bits - 2))
+    length = d if rotations == 2 else np.sqrt(d)
+    z = y * (grow * np.sqrt(d / energy) / length)
+    edges, levels = edges_of(bits) * grow, levels_of(bits)
     magnitude = np.abs(z)
     code = np.searchsorted(edges, magnitude, side="left")
-    match = float(lane_sum(magnitude * levels[code]))
-    u = math.sqrt(size * energy) * grow / (match * float(lift))
+    match = tree_sum(magnitude * levels[code])
+    with np.errstate(over="ignore"):
+        u = grow * np.sqrt(d * energy) / match / lift
     if u < LEAST:
         return np.float32(0), nothing
     return with_seed(u, seed), (code + np.signbit(z) * 2 ** (bits - 1)).astype(np.uint8)
@@ -177,11 +182,11 @@ def decode_bucket(u: np.float32, codes: Codes, bits: int, rotations: int = 2) ->
         return np.clip(values * (u / np.float32(length)), -most, most)
 
 
-def message_body(x: Floats, *, bits: int, bucket: int, **key: int) -> Codes:
+def message_body(x: Floats, *, bits: int, bucket: int, first_tile: int = 0, **key: int) -> Codes:
     """Return the scales and packed codes of a tensor, as they travel behind the header."""
     scales, codes = [], [np.zeros(0, dtype=np.uint8)]
     for begin in range(0, x.size, bucket):
-        seed = seed_of(begin // reference.TILE, **key)
+        seed = seed_of(first_tile + begin // reference.TILE, **key)
         scale, code = encode_bucket(x[begin : begin + bucket], bits, seed)
         scales.append(scale)
         codes.append(reference.pack(code, bits))

@@ -12,9 +12,12 @@
 #define QSGD_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 
-// Where a compiler for GPUs reads a header, its functions are for both sides.
+// Where a compiler for GPUs reads a header, its functions are for both sides, but tables, and what
+// reads them, for the GPU's.
 #if defined(__CUDACC__) || defined(__HIP__)
 #define QSGD_INLINE __host__ __device__ inline __attribute__((always_inline))
+#define QSGD_TABLE __device__
 #else
 #define QSGD_INLINE inline __attribute__((always_inline))
+#define QSGD_TABLE
 #endif

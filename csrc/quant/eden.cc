@@ -3,37 +3,33 @@
 //
 // A bucket x of d elements, a power of two, with zeros behind a last short one, is sent as
 //
-//   y = H D2 H D1 x,    q_i = the level nearest to z_i = y_i sqrt(d) / |x|,    u = |x| sqrt(d) /
-//   <z, q>
+//   y = H D2 H D1 x
+//   q_i = the level nearest to z_i = y_i sqrt(d) / |x|
+//   u = |x| sqrt(d) / <z, q>
 //
 // and comes back as u D1 H D2 H q. H is the Hadamard matrix over sqrt(d), D1 and D2 are diagonals
 // of signs. The code of an element is its level's number, and its sign in the highest bit. Nothing
-// is random but the signs, which make it unbiased: one rotation would do for most buckets, but not
-// for those of few large elements, which it turns into d equal magnitudes, whatever the signs.
+// is random but the signs, which make it unbiased. One rotation would do for most buckets, but not
+// for those of few large elements, of which it makes few magnitudes, whatever the signs.
 //
-// A message says by itself how to decode it: the signs are a hash of kSeedBits bits, which take the
-// place of the lowest bits of u. That changes u by 2^-9 at most, and on average by nothing.
+// A message says by itself how to decode it: the signs are a hash of a seed, which takes the place
+// of the lowest bits of u. That changes u by 2^-9 at most, and on average by nothing.
+#include "quant/eden.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <iterator>
 #include <limits>
-#include <string>
 
-#include "common/error.h"
 #include "quant/code.h"
 #include "quant/kernels.h"
-#include "quant/lloyd_max.h"
 #include "quant/philox.h"
 
 namespace qsgd {
 namespace {
 
-constexpr uint32_t kCell = 1u << 15;                    // a seed for each number below
-constexpr double kLeast = 0x1p-110;                     // d times smaller still is normal
-constexpr double kFaint = 0x1p-100, kStrong = 0x1p100;  // |x|^2 that float32 has room to square
-constexpr float kMost = 0x1p100f;                       // beyond, values could overflow
-constexpr uint32_t kNoEdge = 0x7f000000u;               // above all magnitudes
+constexpr uint32_t kNoEdge = 0x7f000000u;  // above all magnitudes
 
 EdenTable make_table(int bits) {
   EdenTable table{};
@@ -48,10 +44,10 @@ EdenTable make_table(int bits) {
   for (uint32_t cell = 0; cell < kEdenCells; ++cell) {
     table.edges[cell] = kNoEdge | below;
     if (below + 1 == levels) continue;
-    const float middle =
-        (level[below] + level[below + 1]) / 2 * static_cast<float>(eden_grow(bits));
-    if (std::lrint(middle) != static_cast<long>(cell)) continue;
-    table.edges[cell] = (bit_cast<uint32_t>(middle) & ~0xffu) | below++;
+    const float edge = eden_edge(bits, static_cast<int>(below));
+    if (std::lrint(edge) != static_cast<long>(cell)) continue;
+    table.edges[cell] = bit_cast<uint32_t>(edge);
+    ++below;
   }
   return table;
 }
@@ -60,30 +56,6 @@ const EdenTable& table_of(int bits) {
   static const EdenTable tables[] = {make_table(1), make_table(2), make_table(3), make_table(4),
                                      make_table(5), make_table(6), make_table(7), make_table(8)};
   return tables[bits - 1];
-}
-
-size_t padded(size_t count) {
-  size_t size = kTile;
-  while (size < count) size *= 2;
-  return size;
-}
-
-uint32_t seed_of(const NoiseKey& key, uint64_t first) {
-  return Philox(key).block(first / kTile * kTileBlocks).word[0] % kCell;
-}
-uint32_t seed_in(float scale) { return bit_cast<uint32_t>(scale) % kCell; }
-
-// The nearest number whose lowest bits are the seed.
-float with_seed(double u, uint32_t seed) {
-  constexpr double kLargest = std::numeric_limits<float>::max();
-  const auto bits = bit_cast<uint32_t>(static_cast<float>(u < kLargest ? u : kLargest));
-  const uint32_t near = (bits - seed + kCell / 2) / kCell * kCell + seed;
-  return bit_cast<float>(near < kInfinity ? near : near - kCell);
-}
-
-// A power of two that brings the largest magnitude near 1.
-float lift_of(uint32_t most) {
-  return bit_cast<float>(std::clamp(254u - (most >> 23), 1u, 253u) << 23);
 }
 
 // Memory of a bucket's size that begins with a line of the caches; and the same again if asked for.
@@ -111,7 +83,7 @@ class Eden final : public BucketCode {
 
   size_t code_bytes(const CodecSpec& spec, size_t count) const override {
     const size_t rest = count % spec.bucket;
-    const size_t sent = count - rest + (rest == 0 ? 0 : padded(rest));
+    const size_t sent = count - rest + (rest == 0 ? 0 : eden_size(rest));
     return sent / 8 * static_cast<size_t>(spec.bits);
   }
 
@@ -120,8 +92,8 @@ class Eden final : public BucketCode {
                      const NoiseKey& key, float* scales, uint8_t* codes,
                      Scratch& scratch) const override {
     const Kernels& k = kernels();
-    const size_t size = padded(count);
-    const uint32_t seed = seed_of(key, first);
+    const size_t size = eden_size(count);
+    const uint32_t seed = eden_seed(Philox(key), first);
     Room room(size, size != count, scratch);
     float* const work = room.work;
     if (size != count) {  // zeros for the elements that are not there
@@ -130,20 +102,19 @@ class Eden final : public BucketCode {
       x = room.other;
     }
     float lift = 1;
-    double energy = double{k.eden_rotate(x, size, lift, seed, work)};
-    if (!(energy >= kFaint && energy <= kStrong)) {
+    float energy = k.eden_rotate(x, size, lift, seed, work);
+    if (!(energy >= kEdenFaint && energy <= kEdenStrong)) {
       const uint32_t most = k.max_magnitude(x, size);
       if (most == 0 || most >= kInfinity) return send_none(most == 0, size, spec, scales, codes);
-      lift = lift_of(most);
-      energy = double{k.eden_rotate(x, size, lift, seed, work)};
+      lift = eden_lift(most);
+      energy = k.eden_rotate(x, size, lift, seed, work);
     }
-    const double d = static_cast<double>(size), grow = eden_grow(spec.bits);
-    const auto scale = static_cast<float>(grow * std::sqrt(d / energy) / d);
-    const double match =
-        double{k.eden_code[spec.bits](work, size, scale, table_of(spec.bits), codes)};
-    const double u = std::sqrt(d * energy) * grow / (match * double{lift});
-    if (u < kLeast) return send_none(true, size, spec, scales, codes);
-    scales[0] = with_seed(u, seed);
+    const float d = static_cast<float>(size), grow = eden_grow(spec.bits);
+    const float scale = grow * std::sqrt(d / energy) / d;
+    const float match = k.eden_code[spec.bits](work, size, scale, table_of(spec.bits), codes);
+    const float u = grow * std::sqrt(d * energy) / match / lift;
+    if (u < kEdenLeast) return send_none(true, size, spec, scales, codes);
+    scales[0] = eden_with_seed(u, seed);
     return true;
   }
 
@@ -173,10 +144,10 @@ class Eden final : public BucketCode {
       return;
     }
     const Kernels& k = kernels();
-    const size_t size = padded(count);
-    const uint32_t seed = seed_in(scale);
+    const size_t size = eden_size(count);
+    const uint32_t seed = eden_seed_in(scale);
     const float unit = scale / static_cast<float>(size);
-    const bool whole = size == count && scale < kMost;
+    const bool whole = size == count && scale < kEdenMost;
     Room room(size, !whole, scratch);
     k.eden_values[spec.bits](codes, size, seed, table_of(spec.bits), room.work);
     if (whole) return k.eden_restore[Add](room.work, size, seed, unit, out);

@@ -1,11 +1,12 @@
 // The loops of EDEN (eden.cc) over a vector type, as those of kernel_loops.h.
 //
 // All instruction sets round alike because every sum has one order: a rotation is the butterflies
-// of rising distances 1, 2, 4..., the other one those of falling distances, and elements are summed
-// in 32 lanes. Distances up to a group of elements take one pass, in registers; larger ones take
-// the turn between the two rotations, which goes through memory that the caches hold.
+// of rising distances 1, 2, 4..., the other one those of falling distances, and sums are trees
+// (TreeSum). Distances up to a group of elements take one pass, in registers; larger ones take the
+// turn between the two rotations, which goes through memory that the caches hold.
 #pragma once
 
+#include "quant/eden.h"
 #include "quant/kernels.h"
 #include "quant/pack.h"
 #include "quant/prefetch.h"
@@ -15,9 +16,7 @@ namespace qsgd {
 // What a loop keeps in registers stays there only where its lambdas are part of it.
 #define QSGD_INLINE_LAMBDA __attribute__((always_inline))
 
-constexpr int kSignBlock = 512;  // elements with the signs of kSignWords words
-constexpr int kSignWords = 16;
-constexpr int kSumLanes = 32;
+constexpr int kSumLanes = 16;
 
 // Butterflies within each of `Count` vectors, then between them; falling: the other way round.
 template <class V, int Count, int Distance>
@@ -47,12 +46,15 @@ QSGD_INLINE void fall_vectors(typename V::F* v) {
   }
 }
 
-// A tile's codes, in byte 2 of its numbers, as fields of `Bits` bits.
+// A tile's codes, numbers below 256, as fields of `Bits` bits.
 template <class V, int Bits>
-QSGD_INLINE void pack_codes(const typename V::I* numbers, uint8_t* out) {
+QSGD_INLINE void pack_codes(const typename V::I* code_of, uint8_t* out) {
   if constexpr (V::kPacksCodes) {
-    V::template pack_codes<Bits>(numbers, out);
+    V::template pack_codes<Bits>(code_of, out);
   } else {
+    constexpr int kCount = kTile / V::kLanes;
+    typename V::I numbers[kCount];
+    for (int i = 0; i < kCount; ++i) numbers[i] = V::template up<16>(code_of[i]);
     alignas(64) uint8_t code[kTile];
     V::narrow(numbers, 0, code);
     pack_tile<Bits>(code, out);
@@ -87,36 +89,54 @@ QSGD_INLINE typename V::F fall_lanes(typename V::F x) {
   }
 }
 
-// Sums in kSumLanes lanes, of which a vector of elements takes the next ones.
+// A sum as a tree that vectors and a GPU's lanes can both follow: rows of kSumLanes elements in
+// pairs within a tile, then tiles in pairs, then the lanes that are left, in halves.
 template <class V>
-class LaneSum {
+class TreeSum {
  public:
-  static constexpr int kVectors = kSumLanes / V::kLanes;
+  static constexpr int kParts = kSumLanes / V::kLanes;  // vectors of a row
 
-  QSGD_INLINE LaneSum() {
-#pragma GCC unroll 8
-    for (auto& sum : sums_) sum = V::spread(0.0f);
-  }
-  QSGD_INLINE void add(int vector, typename V::F term) {
-    sums_[vector % kVectors] = V::add(sums_[vector % kVectors], term);
-  }
-  // In halves.
-  QSGD_INLINE float total() {
+  // The next tile's terms.
+  QSGD_INLINE void add(const typename V::F* terms) {
+    typename V::F row[kParts];
 #pragma GCC unroll 4
-    for (int half = kVectors / 2; half > 0; half /= 2) {
-      for (int i = 0; i < half; ++i) sums_[i] = V::add(sums_[i], sums_[i + half]);
+    for (int part = 0; part < kParts; ++part) {
+      row[part] = V::add(V::add(terms[part], terms[kParts + part]),
+                         V::add(terms[2 * kParts + part], terms[3 * kParts + part]));
+    }
+    level_ = 0;
+    for (unsigned left = tiles_++; (left & 1) != 0; left >>= 1, ++level_) {
+      for (int part = 0; part < kParts; ++part) {
+        row[part] = V::add(V::load(sums_[level_] + part * V::kLanes), row[part]);
+      }
+    }
+    for (int part = 0; part < kParts; ++part) {
+      V::store(sums_[level_] + part * V::kLanes, row[part]);
+    }
+  }
+  // Of as many tiles as are a power of two.
+  QSGD_INLINE float total() const {
+    const float* const row = sums_[level_];
+    typename V::F parts[kParts];
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) parts[part] = V::load(row + part * V::kLanes);
+#pragma GCC unroll 2
+    for (int half = kParts / 2; half > 0; half /= 2) {
+      for (int i = 0; i < half; ++i) parts[i] = V::add(parts[i], parts[i + half]);
     }
     float lanes[V::kLanes];
-    V::store(lanes, fall_lanes<V>(sums_[0]));
+    V::store(lanes, fall_lanes<V>(parts[0]));
     return lanes[0];
   }
 
  private:
-  typename V::F sums_[kVectors];
+  static constexpr int kMostLevels = 11;  // for 2^10 tiles
+  alignas(64) float sums_[kMostLevels][kSumLanes];
+  unsigned tiles_ = 0;
+  int level_ = 0;
 };
 
-// The signs of successive vectors of elements: a word has those of 32 elements, 16 apart, the
-// highest bit for the first.
+// The signs of successive vectors of elements.
 template <class V>
 class Signs {
  public:
@@ -145,8 +165,6 @@ class Signs {
   typename V::I words_[kVectors];
 };
 
-// The words of a seed: `which` of its two diagonals. The hash is Wellons's (Prospecting for hash
-// functions, 2018), of numbers that no other seed has.
 template <class V>
 QSGD_INLINE void sign_words(uint32_t seed, uint32_t which, size_t size, uint32_t* words) {
   using I = typename V::I;
@@ -155,10 +173,10 @@ QSGD_INLINE void sign_words(uint32_t seed, uint32_t which, size_t size, uint32_t
   const I counter = V::load_ints(count);
   const size_t blocks = (size + kSignBlock - 1) / kSignBlock;
   for (size_t i = 0; i < blocks * kSignWords; i += V::kLanes) {
-    const uint32_t first = (seed << 12 | which << 11) + static_cast<uint32_t>(i);
-    I x = V::add(counter, V::spread(static_cast<int32_t>(first)));
-    x = V::times(V::differ(x, V::template down<16>(x)), V::spread(0x7feb352d));
-    x = V::times(V::differ(x, V::template down<15>(x)), V::spread(int32_t(0x846ca68bu)));
+    const uint32_t first = eden_sign_counter(seed, which, static_cast<uint32_t>(i));
+    I x = V::add(counter, V::spread(int32_t(first)));
+    x = V::times(V::differ(x, V::template down<16>(x)), V::spread(int32_t(kSignHash1)));
+    x = V::times(V::differ(x, V::template down<15>(x)), V::spread(int32_t(kSignHash2)));
     V::store_ints(words + i, V::differ(x, V::template down<16>(x)));
   }
 }
@@ -167,7 +185,7 @@ QSGD_INLINE void sign_words(uint32_t seed, uint32_t which, size_t size, uint32_t
 template <class V>
 constexpr int kGroup = V::kLanes < 8 ? 16 : 8;
 
-// Calls load(element, vector) for the vectors of each group, and writes what the rising butterflies
+// Calls load(element, v) for the vectors v of each group, and writes what the rising butterflies
 // within the group make of them.
 template <class V, int Count, class Load>
 QSGD_INLINE void rise(size_t size, float* work, const Load& load) {
@@ -289,7 +307,7 @@ float eden_rotate_loop(const float* x, size_t size, float lift, uint32_t seed, f
   alignas(64) uint32_t words[2][kMostWords];
   for (uint32_t which = 0; which < 2; ++which) sign_words<V>(seed, which, size, words[which]);
   const typename V::F factor = V::spread(lift);
-  LaneSum<V> squares;
+  TreeSum<V> squares;
   Signs<V> signs(words[0]);
   with_group<V>(size, [&](auto group) QSGD_INLINE_LAMBDA {
     constexpr int kCount = decltype(group)::kVectors;
@@ -297,12 +315,15 @@ float eden_rotate_loop(const float* x, size_t size, float lift, uint32_t seed, f
       signs.at(at);
       fetch_pages(x + at);
       if constexpr (kCount * V::kLanes > kTile) fetch_pages(x + at + kTile);
+      typename V::F square[kCount];
 #pragma GCC unroll 16
       for (int i = 0; i < kCount; ++i) {
         const typename V::F value = V::mul(V::load(x + at + i * V::kLanes), factor);
-        squares.add(i, V::mul(value, value));
+        square[i] = V::mul(value, value);
         v[i] = signs.flip(i, value);
       }
+#pragma GCC unroll 2
+      for (int i = 0; i < kCount; i += kTile / V::kLanes) squares.add(square + i);
     });
     turn<V>(work, size, kCount * V::kLanes, words[1]);
   });
@@ -318,34 +339,33 @@ template <class V, int Bits>
 float eden_code_loop(const float* work, size_t size, float scale, const EdenTable& table,
                      uint8_t* codes) {
   using I = typename V::I;
-  constexpr int kCells = eden_cells(Bits);
+  constexpr int kCells = eden_cells(Bits), kLevels = (1 << Bits) / 2;
   const typename V::F factor = V::spread(scale);
-  LaneSum<V> match;
+  TreeSum<V> match;
   with_group<V>(size, [&](auto group) QSGD_INLINE_LAMBDA {
     constexpr int kCount = decltype(group)::kVectors;
     fall<V, kCount>(work, size, [&](size_t /*at*/, const typename V::F* v) QSGD_INLINE_LAMBDA {
-      I numbers[kCount];
+      I codes_of[kCount];
+      typename V::F product[kCount];
 #pragma GCC unroll 16
       for (int i = 0; i < kCount; ++i) {
         const I z = V::bits(V::mul(v[i], factor));
         const I magnitude = V::both(z, V::spread(0x7fffffff));
-        I level = V::spread(0);
+        I level = V::spread(0);  // above its lowest byte there may be anything
         if constexpr (Bits > 1) {
           const I cell = V::min(V::round(V::of_bits(magnitude)), V::spread(kCells - 1));
           const I edge = V::template lookup<kCells>(table.edges, cell);
-          level = V::count_above(V::both(edge, V::spread(0xff)), magnitude, edge);
+          level = V::count_above(edge, magnitude, edge);
         }
-        const I value = V::template lookup<(1 << Bits) / 2>(table.values, level);
-        match.add(i, V::mul(V::of_bits(magnitude), V::of_bits(value)));
-        // Its copies above are not sent, but make a byte that narrow() does not take for too large.
-        const I sign =
-            V::both(V::template down_signed<16 - Bits>(z), V::spread(-(1 << (15 + Bits))));
-        numbers[i] = V::either(V::template up<16>(level), sign);
+        const I value = V::template lookup<kLevels>(table.values, level);
+        product[i] = V::mul(V::of_bits(magnitude), V::of_bits(value));
+        codes_of[i] = V::select(V::spread(kLevels - 1), level, V::template down<32 - Bits>(z));
       }
       constexpr int kOfTile = kTile / V::kLanes;
 #pragma GCC unroll 2
       for (int i = 0; i < kCount; i += kOfTile) {
-        pack_codes<V, Bits>(numbers + i, codes);
+        match.add(product + i);
+        pack_codes<V, Bits>(codes_of + i, codes);
         codes += 8 * Bits;
       }
     });

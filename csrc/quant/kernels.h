@@ -36,10 +36,8 @@ constexpr int kernel_type(DType dtype) {
                                      : -1;
 }
 
-// How EDEN (eden.cc) codes and decodes in some number of bits. Magnitudes are in cells: an element
-// of standard deviation 1 has eden_grow(bits) of them.
+// How EDEN (eden.h) codes and decodes in some number of bits.
 constexpr int kEdenCells = 512;
-constexpr double eden_grow(int bits) { return bits == 1 ? 0.5 : 1 << (bits - 2); }
 struct EdenTable {
   // By the cell that a magnitude is nearest to: the edge of a level that lies there, or a number
   // above all magnitudes; in its lowest byte how many edges lie below.

@@ -2,9 +2,11 @@
 // PCM, 1982; Max, 1960): those above zero for 1 bit, then for 2 bits... The tests find them again.
 #pragma once
 
+#include "common/clones.h"
+
 namespace qsgd {
 
-constexpr float kLloydMax[255] = {
+QSGD_TABLE constexpr float kLloydMax[255] = {
     0.797884583f,  0.452780038f,  1.51041758f,   0.24509418f,   0.756005287f,  1.34390926f,
     2.15194559f,   0.128395036f,  0.388048291f,  0.656759143f,  0.942340434f,  1.25623119f,
     1.6180464f,    2.06901717f,   2.73258948f,   0.0658896565f, 0.198051825f,  0.331378311f,
@@ -51,6 +53,8 @@ constexpr float kLloydMax[255] = {
 };
 
 // The 2^(bits - 1) levels above zero, the least one first.
-inline const float* lloyd_max(int bits) { return kLloydMax + (1 << (bits - 1)) - 1; }
+QSGD_TABLE inline __attribute__((always_inline)) const float* lloyd_max(int bits) {
+  return kLloydMax + (1 << (bits - 1)) - 1;
+}
 
 }  // namespace qsgd

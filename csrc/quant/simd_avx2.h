@@ -98,6 +98,9 @@ struct Avx2 {
   static QSGD_INLINE I count_above(I count, I a, I b) {
     return _mm256_sub_epi32(count, _mm256_cmpgt_epi32(a, b));
   }
+  static QSGD_INLINE I select(I mask, I a, I b) {
+    return either(both(mask, a), _mm256_andnot_si256(mask, b));
+  }
   template <int Size>
   static QSGD_INLINE I lookup(const uint32_t* table, I index) {
     if constexpr (Size <= 8) {
@@ -108,7 +111,8 @@ struct Avx2 {
           of_bits(_mm256_permutevar8x32_epi32(load_ints(table), index)),
           of_bits(_mm256_permutevar8x32_epi32(load_ints(table + 8), index)), upper));
     } else {
-      return _mm256_i32gather_epi32(reinterpret_cast<const int*>(table), index, 4);
+      const I place = both(index, spread(Size - 1));
+      return _mm256_i32gather_epi32(reinterpret_cast<const int*>(table), place, 4);
     }
   }
 
@@ -127,7 +131,39 @@ struct Avx2 {
     store_ints(code + 32, _mm256_add_epi8(bytes(numbers + 4), shift));
   }
 
-  static constexpr bool kPacksCodes = false;
+  static constexpr bool kPacksCodes = true;
+  // As of simd_avx512.h.
+  template <int Bits>
+  static QSGD_INLINE void pack_codes(const I* code_of, uint8_t* out) {
+    const auto half = [&](int i) {
+      const I low = _mm256_packus_epi32(code_of[i], code_of[i + 1]);
+      const I high = _mm256_packus_epi32(code_of[i + 2], code_of[i + 3]);
+      return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high),
+                                         _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    };
+    const I codes[2] = {half(0), half(4)};
+    if constexpr (Bits == 8) {
+      store_ints(out, codes[0]);
+      store_ints(out + 32, codes[1]);
+    }
+    if constexpr (Bits >= 4 && Bits < 8) pack_field<4, Bits - 4>(codes, out);
+    if constexpr ((Bits & 2) != 0) pack_field<2, (Bits & 1)>(codes, out + 8 * (Bits & 4));
+    if constexpr ((Bits & 1) != 0) pack_field<1, 0>(codes, out + 8 * (Bits & 6));
+  }
+  template <int Bits>
+  static QSGD_INLINE void unpack_codes(const uint8_t* in, uint8_t* code) {
+    I all[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    if constexpr (Bits == 8) {
+      all[0] = load_ints(in);
+      all[1] = load_ints(in + 32);
+    }
+    if constexpr (Bits >= 4 && Bits < 8) unpack_field<4, Bits - 4>(in, all);
+    if constexpr ((Bits & 2) != 0) unpack_field<2, (Bits & 1)>(in + 8 * (Bits & 4), all);
+    if constexpr ((Bits & 1) != 0) unpack_field<1, 0>(in + 8 * (Bits & 6), all);
+    store_ints(code, all[0]);
+    store_ints(code + 32, all[1]);
+  }
+
   static constexpr bool kPacks = true;  // the fields of 8, 4 and 2 bits, without pack_tile()
   template <int Bits>
   static QSGD_INLINE void pack(const I* numbers, uint8_t* codes) {
@@ -192,6 +228,49 @@ struct Avx2 {
   }
 
  private:
+  // How far to the left a field of Bits bits goes within its eight bytes, which are words 4 `half`
+  // and on of eight.
+  template <int Bits>
+  static QSGD_INLINE I turns(int half) {
+    const auto turn = [half](int word) -> int64_t { return (4 * half + word) / Bits * Bits; };
+    return _mm256_setr_epi64x(turn(0), turn(1), turn(2), turn(3));
+  }
+  template <int Bits, int Shift>
+  static QSGD_INLINE void pack_field(const I* codes, uint8_t* out) {
+    const I mask = _mm256_set1_epi8((1 << Bits) - 1);
+    const auto placed = [&](int half) {
+      const I field = both(_mm256_srli_epi64(codes[half], Shift), mask);
+      return _mm256_sllv_epi64(field, turns<Bits>(half));
+    };
+    const I four = either(placed(0), placed(1));
+    if constexpr (Bits == 4) {
+      store_ints(out, four);
+    } else {
+      const __m128i two = _mm_or_si128(low(four), high(four));
+      if constexpr (Bits == 2) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out), two);
+      } else {
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(out),
+                         _mm_or_si128(two, _mm_unpackhi_epi64(two, two)));
+      }
+    }
+  }
+  template <int Bits, int Shift>
+  static QSGD_INLINE void unpack_field(const uint8_t* in, I* all) {
+    I field;
+    if constexpr (Bits == 4) {
+      field = load_ints(in);
+    } else if constexpr (Bits == 2) {
+      field = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)));
+    } else {
+      field = _mm256_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in)));
+    }
+    const I mask = _mm256_set1_epi8((1 << Bits) - 1);
+    for (int half = 0; half < 2; ++half) {
+      const I codes = both(_mm256_srlv_epi64(field, turns<Bits>(half)), mask);
+      all[half] = either(all[half], _mm256_slli_epi64(codes, Shift));
+    }
+  }
   static QSGD_INLINE __m128i low(I a) { return _mm256_castsi256_si128(a); }
   static QSGD_INLINE __m128i high(I a) { return _mm256_extracti128_si256(a, 1); }
 };

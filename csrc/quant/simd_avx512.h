@@ -97,7 +97,12 @@ struct Avx512 {
   static QSGD_INLINE I count_above(I count, I a, I b) {
     return _mm512_mask_add_epi32(count, _mm512_cmpgt_epi32_mask(a, b), count, spread(1));
   }
-  // Entries of an aligned table of at least 16, by indices below Size.
+  // a where the mask's bits are set, else b.
+  static QSGD_INLINE I select(I mask, I a, I b) {
+    return _mm512_ternarylogic_epi32(mask, a, b, 0xca);
+  }
+  // Entries of an aligned table of at least 16, by the lowest bytes of indices, which are below
+  // Size.
   template <int Size>
   static QSGD_INLINE I lookup(const uint32_t* table, I index) {
     const auto part = [&](int i) { return load_ints(table + 16 * i); };
@@ -110,13 +115,12 @@ struct Avx512 {
       return _mm512_mask_blend_epi32(upper, _mm512_permutex2var_epi32(part(0), index, part(1)),
                                      _mm512_permutex2var_epi32(part(2), index, part(3)));
     } else {
-      return _mm512_i32gather_epi32(index, table, 4);
+      return _mm512_i32gather_epi32(both(index, spread(Size - 1)), table, 4);
     }
   }
 
-  // a where the mask's bits are set, else b.
   static QSGD_INLINE I choose(uint32_t mask, I a, I b) {
-    return _mm512_ternarylogic_epi32(spread(static_cast<int32_t>(mask)), a, b, 0xca);
+    return select(spread(static_cast<int32_t>(mask)), a, b);
   }
 
   // Byte 2 of each number, in order, in the four bytes of each lane: those of numbers[0], [2], [1]
@@ -137,10 +141,17 @@ struct Avx512 {
   }
 
   static constexpr bool kPacksCodes = true;  // of any bits, without pack_tile()
-  // A tile's codes of any bits, a byte each in byte 2 of its numbers, as pack_tile() packs them.
+  // A tile's codes of any bits as pack_tile() packs them; each is a number below 256.
   template <int Bits>
-  static QSGD_INLINE void pack_codes(const I* numbers, uint8_t* out) {
-    const I code = bytes(numbers);
+  static QSGD_INLINE void pack_codes(const I* code_of, uint8_t* out) {
+    const I three =
+        _mm512_ternarylogic_epi32(code_of[0], up<8>(code_of[1]), up<16>(code_of[2]), 0xfe);
+    // Lane l, byte b of these is element 16 b + l.
+    const I order =
+        _mm512_setr_epi32(0x0c080400, 0x1c181410, 0x2c282420, 0x3c383430, 0x0d090501, 0x1d191511,
+                          0x2d292521, 0x3d393531, 0x0e0a0602, 0x1e1a1612, 0x2e2a2622, 0x3e3a3632,
+                          0x0f0b0703, 0x1f1b1713, 0x2f2b2723, 0x3f3b3733);
+    const I code = _mm512_permutexvar_epi8(order, either(three, up<24>(code_of[3])));
     if constexpr (Bits == 8) _mm512_storeu_si512(out, code);
     if constexpr (Bits >= 4 && Bits < 8) pack_field<4, Bits - 4>(code, out);
     if constexpr ((Bits & 2) != 0) pack_field<2, (Bits & 1)>(code, out + 8 * (Bits & 4));
@@ -229,14 +240,15 @@ struct Avx512 {
         _mm256_or_si256(_mm512_castsi512_si256(placed), _mm512_extracti64x4_epi64(placed, 1));
     if constexpr (Bits == 4) {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), four);
-      return;
-    }
-    const __m128i two =
-        _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
-    if constexpr (Bits == 2) _mm_storeu_si128(reinterpret_cast<__m128i*>(out), two);
-    if constexpr (Bits == 1) {
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(out),
-                       _mm_or_si128(two, _mm_unpackhi_epi64(two, two)));
+    } else {
+      const __m128i two =
+          _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+      if constexpr (Bits == 2) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out), two);
+      } else {
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(out),
+                         _mm_or_si128(two, _mm_unpackhi_epi64(two, two)));
+      }
     }
   }
   template <int Bits, int Shift>

@@ -90,10 +90,12 @@ struct Neon {
     }
   }
   static QSGD_INLINE I count_above(I count, I a, I b) { return vsubq_u32(count, vcgtq_u32(a, b)); }
+  static QSGD_INLINE I select(I mask, I a, I b) { return vbslq_u32(mask, a, b); }
   template <int Size>
   static QSGD_INLINE I lookup(const uint32_t* table, I index) {
-    const uint32_t found[4] = {table[vgetq_lane_u32(index, 0)], table[vgetq_lane_u32(index, 1)],
-                               table[vgetq_lane_u32(index, 2)], table[vgetq_lane_u32(index, 3)]};
+    const auto entry = [&](uint32_t i) { return table[i % Size]; };
+    const uint32_t found[4] = {entry(vgetq_lane_u32(index, 0)), entry(vgetq_lane_u32(index, 1)),
+                               entry(vgetq_lane_u32(index, 2)), entry(vgetq_lane_u32(index, 3))};
     return vld1q_u32(found);
   }
 

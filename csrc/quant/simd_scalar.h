@@ -138,9 +138,12 @@ struct Scalar {
   static QSGD_INLINE I count_above(I count, I a, I b) {
     return each<I>([&](int i) { return count.v[i] + (a.v[i] > b.v[i] ? 1 : 0); });
   }
+  static QSGD_INLINE I select(I mask, I a, I b) {
+    return each<I>([&](int i) { return (a.v[i] & mask.v[i]) | (b.v[i] & ~mask.v[i]); });
+  }
   template <int Size>
   static QSGD_INLINE I lookup(const uint32_t* table, I index) {
-    return each<I>([&](int i) { return table[index.v[i]]; });
+    return each<I>([&](int i) { return table[index.v[i] % Size]; });
   }
 
   // Byte 2 of each of a tile's numbers, plus `offset`.
