@@ -50,11 +50,11 @@ class Row:
 
 
 class Kernels:
-    """The kernels of one width, as rank 0 of two would use them on ``count`` elements of each."""
+    """The kernels of one code, as rank 0 of two would use them on ``count`` elements of each."""
 
-    def __init__(self, library: str, bits: int, count: int, device: torch.device) -> None:
+    def __init__(self, library: str, scheme: str, bits: int, count: int, device: torch.device):
         self.count = count
-        spec = _core.CodecSpec(bits=bits, bucket_size=BUCKET)
+        spec = _core.CodecSpec(scheme=scheme, bits=bits, bucket_size=BUCKET)
         tensors = [_core.BucketTensor(at=0, count=2 * count, id=0, spec=spec)]
         self._coder = _core.GpuBucket(library, tensors, dtype="float32", seed=1, rank=0, size=2)
         self._tables = [
@@ -109,13 +109,24 @@ def contestants(library: str, count: int, device: torch.device) -> Iterator[Cont
     yield Contestant("copy", None, 8 * count, lambda: target.copy_(x))
     compiled = torch.compile(quantise, dynamic=False)
     for bits in (8, 4):
-        kernels = Kernels(library, bits, count, device)
+        yield from of_kernels(library, "qsgd", bits, count, device)
         codes = count * bits / 8 + 4 * count / BUCKET
-        yield Contestant("encode", bits, 4 * count + codes, kernels.encode)
-        yield Contestant("fused", bits, 4 * count + 2 * codes, kernels.fused)
-        yield Contestant("decode", bits, 2 * (4 * count + codes), kernels.decode)
         for name, act in (("torch, eager", quantise), ("torch.compile", compiled)):
             yield Contestant(name, bits, 4 * count + codes, lambda act=act, bits=bits: act(x, bits))
+    for bits in (4, 3):
+        yield from of_kernels(library, "eden", bits, count, device)
+
+
+def of_kernels(
+    library: str, scheme: str, bits: int, count: int, device: torch.device
+) -> Iterator[Contestant]:
+    """Yield the three kernels of a code."""
+    kernels = Kernels(library, scheme, bits, count, device)
+    codes = count * bits / 8 + 4 * count / BUCKET
+    prefix = "" if scheme == "qsgd" else f"{scheme} "
+    yield Contestant(prefix + "encode", bits, 4 * count + codes, kernels.encode)
+    yield Contestant(prefix + "fused", bits, 4 * count + 2 * codes, kernels.fused)
+    yield Contestant(prefix + "decode", bits, 2 * (4 * count + codes), kernels.decode)
 
 
 def timed(run: Callable[[], object], device: torch.device) -> float:

@@ -4,6 +4,8 @@
 // memory. A block takes a larger bucket, and reads it once more from the caches for its second
 // pass.
 #include "gpu/codec.h"
+#include "gpu/eden.h"
+#include "gpu/encoding.h"
 #include "gpu/quantize.h"
 #include "gpu/sources.h"
 #include "gpu/values.h"
@@ -11,30 +13,7 @@
 namespace qsgd::gpu {
 namespace {
 
-constexpr int kWarps = 4;       // of a block, where each has a bucket of its own
-constexpr int kMostWarps = 32;  // of a block, where they share one
-
-// What an encoder reads and writes beside its source.
-struct Encoding {
-  Pieces pieces;
-  Code code;
-  Draw draw;
-  uint8_t* message;
-  uint32_t* nonfinite;
-
-  __device__ __forceinline__ Philox philox(const Piece& piece) const {
-    const uint32_t step = draw.step + (draw.later == nullptr ? 0 : *draw.later);
-    return {piece.tensor, uint64_t{draw.who} << 32 | step};
-  }
-  __device__ __forceinline__ uint32_t* codes(const Piece& piece) const {
-    return reinterpret_cast<uint32_t*>(message + piece.codes_at);
-  }
-  __device__ __forceinline__ void report(const Bucket& bucket, float scale) const {
-    float* const scales = reinterpret_cast<float*>(message + bucket.piece.scales_at);
-    scales[bucket.index] = scale;
-    if (nonfinite != nullptr && scale != scale) atomicOr(nonfinite, 1u);
-  }
-};
+constexpr int kMostWarps = 32;  // of a block that has one bucket
 
 // Buckets of up to 512 elements: 2^shift lanes for each, all of a warp unless the bucket is a power
 // of two and has less work for them. kPlain: with the largest norm, as quantize() has it.
@@ -162,13 +141,6 @@ __global__ void __launch_bounds__(kMostWarps* kLanes)
   }
 }
 
-struct Decoding {
-  Pieces pieces;
-  Code code;
-  const uint8_t* message;
-  uint32_t* nonfinite;
-};
-
 // 2^shift lanes for a bucket: a part of a warp, or whole warps that lie together.
 template <class Real, bool Add>
 __global__ void __launch_bounds__(256, 4) decode_kernel(Real* out, const Decoding from, int shift) {
@@ -186,15 +158,20 @@ __global__ void __launch_bounds__(256, 4) decode_kernel(Real* out, const Decodin
                [&](int i, float x) { value[i] = Add ? value[i] + x : x; });
     to.store(at, j, value);
   }
-  if (from.nonfinite == nullptr || part != 0 || bucket.begin == bucket.end) return;
-  const uint32_t scale = __float_as_uint(scale_of(from.message, bucket));
-  if ((scale & 0x7fffffffu) >= kInfinity) atomicOr(from.nonfinite, 1u);
+  if (part == 0) from.report(bucket);
 }
 
+bool rotates(const Run& run) { return run.spec.scheme == Scheme::kEden; }
+
 const char* refuse(const Run& run) {
-  if (run.spec.scheme != Scheme::kQsgd) return "only QSGD's own code is made on GPUs";
-  if (run.spec.bits < 2 || run.spec.bits > 8) return "bits must be 2 to 8";
-  if (run.spec.bucket == 0 || run.spec.bucket % kTile != 0) return "bucket not a multiple of 64";
+  const uint32_t bucket = run.spec.bucket;
+  if (run.spec.scheme != Scheme::kQsgd && !rotates(run)) return "a code without GPU kernels";
+  if (run.spec.bits > 8 || run.spec.bits < 1) return "bits must be 1 to 8";
+  if (run.spec.bits == 1 && !rotates(run)) return "bits must be 2 to 8";
+  if (bucket == 0 || bucket % kTile != 0) return "bucket not a multiple of 64";
+  if (rotates(run) && ((bucket & (bucket - 1)) != 0 || bucket > kMostRotated)) {
+    return "bucket not a power of two up to 512";
+  }
   return nullptr;
 }
 
@@ -230,6 +207,17 @@ const char* encode_from(const Source& source, const Run& run, const Draw& draw, 
   return last_error();
 }
 
+template <class Source>
+const char* encode_rotated_from(const Source& source, const Run& run, const Draw& draw,
+                                uint8_t* message, Stream stream) {
+  const Encoding to{run.pieces, Code(run.spec), draw, message, run.nonfinite};
+  const int shift = lanes_shift(to.code.bucket);
+  const size_t of_block = size_t{kWarps} << (kLanesShift - shift);
+  launch(encode_rotated<Source>, (run.pieces.buckets + of_block - 1) / of_block, kWarps * kLanes,
+         stream, source, to, shift);
+  return last_error();
+}
+
 // Calls f with a value of the C++ type behind a floating `t`.
 template <class F>
 const char* floating(DType t, const F& f) {
@@ -259,7 +247,9 @@ const char* encode(const void* x, const Run& run, const Draw& draw, uint8_t* mes
   if (run.pieces.buckets == 0) return nullptr;
   return floating(run.dtype, [&](auto real) {
     using Real = decltype(real);
-    return encode_from(FromArray<Real>{elements<Real>(x)}, run, draw, message, stream);
+    const FromArray<Real> array{elements<Real>(x)};
+    if (!rotates(run)) return encode_from(array, run, draw, message, stream);
+    return encode_rotated_from(RotatedArray<Real>{array}, run, draw, message, stream);
   });
 }
 
@@ -267,6 +257,13 @@ template <class Real, bool Add>
 const char* decode_to(const uint8_t* message, const Run& run, Real* out, Stream stream) {
   constexpr unsigned kThreads = 256;
   const Decoding from{run.pieces, Code(run.spec), message, run.nonfinite};
+  if (rotates(run)) {
+    const int lanes = lanes_shift(from.code.bucket);
+    const size_t of_block = size_t{kWarps} << (kLanesShift - lanes);
+    launch(decode_rotated<Real, Add>, (run.pieces.buckets + of_block - 1) / of_block,
+           kWarps * kLanes, stream, out, from, lanes);
+    return last_error();
+  }
   const int shift = from.code.bucket > kSpan ? log2_of(kThreads) : lanes_shift(from.code.bucket);
   const size_t threads = run.pieces.buckets << shift;
   launch(decode_kernel<Real, Add>, (threads + kThreads - 1) / kThreads, kThreads, stream, out, from,
@@ -298,7 +295,8 @@ const char* sum_encode(const Addends& addends, const void* x, const Run& run, co
   return floating(run.dtype, [&](auto real) {
     using Real = decltype(real);
     const FromSum<Real> sum{{elements<Real>(x)}, addends, Code(run.spec)};
-    return encode_from(sum, run, draw, message, stream);
+    if (!rotates(run)) return encode_from(sum, run, draw, message, stream);
+    return encode_rotated_from(RotatedSum<Real>{sum}, run, draw, message, stream);
   });
 }
 

@@ -76,6 +76,10 @@ struct FromSum {
                    at / kTile, j, [&](int i, float x) { value[i] += x; });
       }
     }
+    finish(piece, at, j, value);
+  }
+  // What is done with the sum of a lane's elements.
+  __device__ __forceinline__ void finish(const Piece& piece, size_t at, int j, float* value) const {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) value[i] *= addends.factor;
     if (at + kTile > piece.count) {

@@ -86,6 +86,16 @@ def test_rules_by_name_choose_bits(ranks: Ranks, library: str) -> None:
         assert max(errors[1:2] + errors[3:]) < 1e-10
 
 
+def test_buckets_are_rotated_on_the_device(ranks: Ranks, library: str) -> None:
+    """With error feedback, which one bit asks for; 3 bits lose no more than QSGD's 4."""
+    for bits, bound in ((3, BOUNDS[4]), (1, 3)):
+        answers = ranks.run(on_device, library, reduced, bits, {"scheme": "eden"}, size=3)
+        assert len({grads for grads, _ in answers}) == 1, "replicas differ"
+        for _, errors in answers:
+            assert all(1e-7 < matrix <= bound for matrix in errors[:4:2])
+            assert max(errors[1::2] + errors[4:]) < 1e-10
+
+
 def one_tensors_input(step: int, rank: int) -> torch.Tensor:
     return torch.randn(3000, generator=torch.Generator().manual_seed(100 * step + rank))
 
@@ -203,13 +213,16 @@ def test_other_types(ranks: Ranks, library: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "settings"), [(None, {"scheme": "terngrad"}), (1, {}), (4, {"rules": "0.*=1"})]
-)
+    ("bits", "settings"),
+    [(None, {"scheme": "terngrad"}), (1, {}), (4, {"rules": "0.*=1"}),
+     (4, {"scheme": "eden", "bucket_size": 1024})],
+)  # fmt: skip
 def test_codes_that_the_kernels_do_not_know_go_by_the_host(twin, monkeypatch, bits, settings):
     monkeypatch.setenv("QSGD_GPU_LIBRARY", twin)
     flat, group = torch.zeros(4), mock.Mock()
     assert serves(flat, QSGDState(bits=bits, **settings).compression, group) is None
     assert serves(flat, QSGDState(bits=4).compression, group) == twin
+    assert serves(flat, QSGDState(bits=1, scheme="eden").compression, group) == twin
     monkeypatch.setenv("QSGD_GPU_LIBRARY", "none")
     assert serves(flat, QSGDState(bits=4).compression, group) is None
 

@@ -27,6 +27,7 @@ def test_the_benchmark_prints_every_contestant(twin: Path, tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     names = ["copy", *2 * ["encode", "fused", "decode", "torch, eager", "torch.compile"]]
+    names += 2 * ["eden encode", "eden fused", "eden decode"]
     assert [line[:14].strip() for line in done.stdout.splitlines()[2:]] == names
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert [row["name"] for row in rows] == names

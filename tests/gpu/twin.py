@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests import reference
+from qsgd_hpc import _core
+from tests import reference, reference_eden
 from tests.core.build import ROOT, native_compiler
 from tests.gpu.memory import Memory
 
@@ -98,16 +99,21 @@ class Code:
     rounding: str = "stochastic"
     bucket: int = 512
     contract: bool = False
+    scheme: str = "qsgd"
 
     def spec(self) -> CodecSpec:
         norm, rounding = self.norm == "l2", self.rounding == "nearest"
-        return CodecSpec(0, self.bits, norm, rounding, self.bucket, 0, self.contract)
+        scheme = _core.SCHEMES.index(self.scheme)
+        return CodecSpec(scheme, self.bits, norm, rounding, self.bucket, 0, self.contract)
 
     def scale_bytes(self, count: int) -> int:
         return 4 * -(-count // self.bucket)
 
     def bytes(self, count: int) -> int:
         """Of a message of one piece: its scales, then its codes."""
+        rest = count % self.bucket
+        if self.scheme == "eden" and rest:
+            count += reference_eden.padded(rest) - rest
         return self.scale_bytes(count) + -(-count // 64) * 8 * self.bits
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from qsgd_hpc import _core
-from qsgd_hpc.compression import Lossy, Qsgd
+from qsgd_hpc.compression import Eden, Lossy, Qsgd
 from qsgd_hpc.rules import as_rules
 from qsgd_hpc.runtime import gpu
 from qsgd_hpc.torch._groups import all_gather_single, why_not_carried
@@ -22,25 +22,40 @@ from qsgd_hpc.torch.ddp.memory import Memory, Slot
 from qsgd_hpc.torch.ddp.plan import Place, bucket_tensor
 from qsgd_hpc.torch.ops._tensors import name_of
 
-__all__ = ["DevicePlan", "Queue", "make_device_plan", "serves"]
+__all__ = ["DevicePlan", "Queue", "make_device_plan", "serves", "why_on_host"]
 
-FEWEST_BITS = 2  # that the kernels know
+FEWEST_BITS = 2  # of QSGD's that the kernels know
+MOST_ROTATED = 512  # elements of one of EDEN's buckets
 
 
 def serves(flat: torch.Tensor, compression: Lossy, group: Any) -> str | None:
     """Return the kernels that can code such a bucket for the group; None: the host must.
 
-    They know QSGD's own code, and the group must carry the device's memory, as NCCL does.
+    They know QSGD's own code and EDEN's, and the group must carry the device's memory, as NCCL
+    does.
     """
+    return gpu.library() if why_on_host(flat.device, compression, group) is None else None
+
+
+def why_on_host(device: torch.device, compression: Lossy, group: Any) -> str | None:
+    """Return why a device's buckets are coded in host memory; None: they stay where they are."""
     library = gpu.library()
-    if library is None or gpu.device_type(library) != flat.device.type:
-        return None
+    if library is None or gpu.device_type(library) != device.type:
+        return f"this installation has no kernels for {device.type}"
+    return _why_unknown(compression) or why_not_carried(group, device)
+
+
+def _why_unknown(compression: Lossy) -> str | None:
+    """Return what the kernels lack for this code in all bits that it may take; None: nothing."""
+    if isinstance(compression, Eden):
+        size = compression.bucket_size
+        few = f"its kernels rotate up to {MOST_ROTATED} elements, and bucket_size is {size}"
+        return few if size > MOST_ROTATED else None
     if not isinstance(compression, Qsgd):
-        return None
+        return f"its kernels do not know {type(compression).__name__}"
     rules = [rule.bits for rule in as_rules(compression.rules)]
-    if min([compression.coding().spec.bits, *rules]) < FEWEST_BITS:
-        return None
-    return library if why_not_carried(group, flat.device) is None else None
+    fewest = min([compression.coding().spec.bits, *rules])
+    return f"its kernels code in {FEWEST_BITS} bits or more" if fewest < FEWEST_BITS else None
 
 
 class Queue:

@@ -9,12 +9,11 @@ import torch
 import torch.distributed as dist
 
 from qsgd_hpc import _core, env
-from qsgd_hpc.compression import KINDS, Lossy, Qsgd
+from qsgd_hpc.compression import KINDS, Lossy
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import Rule
-from qsgd_hpc.runtime import gpu
 from qsgd_hpc.torch._groups import host_carrier, say, why_not_carried
-from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan, serves
+from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan, serves, why_on_host
 from qsgd_hpc.torch.ddp.memory import Memory
 from qsgd_hpc.torch.ddp.pipeline import Job, Pipeline
 from qsgd_hpc.torch.ddp.plan import Place, Plan, make_plan
@@ -133,7 +132,8 @@ class QSGDState:
     def _start_pipeline(self, device: torch.device) -> Pipeline:
         if self._pipeline is None:
             if device.type != "cpu":
-                say(_through_the_host(device, self.compression))
+                reason = why_on_host(device, self.compression, self._group())
+                say(f"DDP's gradients on {device} are coded in pinned host memory: {reason}")
             self._pipeline = Pipeline(self._carry_codes())
         return self._pipeline
 
@@ -235,18 +235,6 @@ class QSGDState:
         self.__dict__.update(saved, process_group=None, scaler=None, _memory=Memory(None))
         self._forget_group()
         self.load_state_dict(state)
-
-
-def _through_the_host(device: torch.device, compression: Lossy) -> str:
-    """Say that buckets of a device are coded in host memory, and what would keep them there."""
-    kernels = gpu.library()
-    if kernels is None or gpu.device_type(kernels) != device.type:
-        reason = f"this installation has no kernels for {device.type}"
-    elif not isinstance(compression, Qsgd):
-        reason = f"its kernels do not know {type(compression).__name__}"
-    else:
-        reason = "they want 2 bits or more, and a process group that carries the device's memory"
-    return f"DDP's gradients on {device} are coded in pinned host memory: {reason}"
 
 
 def _compression(

@@ -1,0 +1,231 @@
+// EDEN's code (quant/eden.cc) of buckets of up to a span: kernels, and what they add to those of
+// QSGD's own. Arithmetic is that of the CPU's codec, so that bytes are the same.
+#pragma once
+
+#include <cmath>
+
+#include "gpu/encoding.h"
+#include "gpu/quantize.h"
+#include "gpu/rotation.h"
+#include "gpu/sources.h"
+
+namespace qsgd::gpu {
+
+// The levels of as many bits, for all threads of a block.
+struct Levels {
+  float value[128];
+  float edge[128];
+
+  __device__ __forceinline__ void fill(int bits) {
+    const int levels = 1 << (bits - 1);
+    for (int i = static_cast<int>(threadIdx.x); i < levels; i += static_cast<int>(blockDim.x)) {
+      value[i] = lloyd_max(bits)[i];
+      if (i + 1 < levels) edge[i] = eden_edge(bits, i);
+    }
+    __syncthreads();
+  }
+  // How many edges lie below.
+  __device__ __forceinline__ uint32_t find(float magnitude, int bits) const {
+    uint32_t level = 0;
+    for (uint32_t step = (1u << (bits - 1)) / 2; step > 0; step /= 2) {
+      if (magnitude > edge[level + step - 1]) level += step;
+    }
+    return level;
+  }
+};
+
+// A lane's place in a bucket of EDEN's, 2^shift lanes being its.
+struct Place {
+  __device__ __forceinline__ Place(const Pieces& pieces, uint32_t of, size_t thread, int shift)
+      : part(static_cast<int>(thread) & ((1 << shift) - 1)),
+        j(part % kTileLanes),
+        bucket(gpu::find(pieces, thread >> shift, of)),
+        at(bucket.begin + part / kTileLanes * kTile),
+        size(bucket.begin == bucket.end ? 0 : eden_size(bucket.end - bucket.begin)),
+        mine(at < bucket.begin + size),
+        rotation(of, size, part) {}
+  int part, j;
+  Bucket bucket;
+  size_t at;
+  uint32_t size;
+  bool mine;
+  Rotation rotation;
+};
+
+// What a bucket's codes are worth, of which the lane has byte c of word[p].
+__device__ __forceinline__ void rotate_back(const uint32_t* word, float scale, int bits,
+                                            const Place& place, const Levels& levels,
+                                            float* value) {
+  const uint32_t below = (1u << (bits - 1)) - 1;
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    const uint32_t code = (word[i / 4] >> (8 * (i % 4))) & 0xffu;
+    const uint32_t sign = (code >> (bits - 1)) << 31;
+    value[i] = __uint_as_float(__float_as_uint(levels.value[code & below]) ^ sign);
+  }
+  const uint32_t seed = eden_seed_in(scale);
+  place.rotation.rise(value);
+  place.rotation.flip_inner(value, seed);
+  place.rotation.fall(value);
+  place.rotation.flip_outer(value, seed);
+  const float unit = scale / static_cast<float>(place.size);
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    float x = scale == 0 ? 0 : value[i] * unit;
+    if (x > kMost) x = kMost;  // a NaN stays
+    if (x < -kMost) x = -kMost;
+    value[i] = x;
+  }
+}
+
+// What a message's codes of the place are worth.
+__device__ __forceinline__ void read_rotated(const uint8_t* message, const Code& code,
+                                             const Place& place, const Levels& levels,
+                                             float* value) {
+  const Bucket& bucket = place.bucket;
+  uint32_t word[4] = {};
+  const float scale = place.size == 0 ? 0 : scale_of(message, bucket);
+  if (place.mine) {
+    const auto* const codes = reinterpret_cast<const uint32_t*>(message + bucket.piece.codes_at);
+    unpack(codes + place.at / kTile * (2 * code.bits), code.bits, place.j, word);
+  }
+  rotate_back(word, scale, code.bits, place, levels, value);
+}
+
+// Where elements are from, as of sources.h; all lanes of a warp come to load().
+template <class Real>
+struct RotatedArray : FromArray<Real> {
+  __device__ __forceinline__ void load(const Place& place, const Levels& /*levels*/,
+                                       float* value) const {
+    if (place.mine) FromArray<Real>::load(place.bucket, place.at, place.j, value);
+  }
+};
+
+template <class Real>
+struct RotatedSum : FromSum<Real> {
+  __device__ __forceinline__ void load(const Place& place, const Levels& levels,
+                                       float* value) const {
+#pragma unroll 1
+    for (int rank = 0; rank < this->addends.ranks; ++rank) {
+      float addend[kMine] = {};
+      if (rank != this->addends.own) {
+        read_rotated(this->addends.messages + this->addends.stride * static_cast<size_t>(rank),
+                     this->code, place, levels, addend);
+      } else if (place.mine) {
+        this->input.load(place.bucket, place.at, place.j, addend);
+      }
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) value[i] += addend[i];
+    }
+    if (place.mine) {
+      this->finish(place.bucket.piece, place.at, place.j, value);
+      return;
+    }
+    // Lanes behind a short bucket have read no codes, but rotated something back all the same.
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) value[i] = 0;
+  }
+};
+
+// Sets `word` to the codes of a lane's elements; returns the bucket's scale. `lanes` hold it.
+__device__ __forceinline__ float code_rotated(const float* value, const Place& place, int lanes,
+                                              uint32_t seed, int bits, const Levels& levels,
+                                              uint32_t* word) {
+  float y[kMine], term[kMine];
+  const auto set = [&](float lift) {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      y[i] = value[i] * lift;
+      term[i] = y[i] * y[i];
+    }
+    return place.rotation.sum(term);
+  };
+  float lift = 1, energy = set(1);
+  const bool unfit = !(energy >= kEdenFaint && energy <= kEdenStrong);
+  uint32_t most = 1;
+  if (max_of_lanes(unfit ? 1 : 0, kLanes) != 0) {
+    const uint32_t largest = max_of_lanes(largest_magnitude(value), lanes);
+    if (unfit) {
+      most = largest;
+      lift = eden_lift(most);
+    }
+    energy = set(lift);
+  }
+  place.rotation.flip_outer(y, seed);
+  place.rotation.rise(y);
+  place.rotation.flip_inner(y, seed);
+  place.rotation.fall(y);
+  const float d = static_cast<float>(place.size), grow = eden_grow(bits);
+  const float scale = grow * sqrtf(d / energy) / d;
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    word[p] = 0;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float z = y[4 * p + c] * scale;
+      const float magnitude = fabsf(z);
+      const uint32_t level = levels.find(magnitude, bits);
+      term[4 * p + c] = magnitude * levels.value[level];
+      const uint32_t sign = (__float_as_uint(z) >> 31) << (bits - 1);
+      word[p] |= (level | sign) << (8 * c);
+    }
+  }
+  const float match = place.rotation.sum(term);
+  const float u = grow * sqrtf(d * energy) / match / lift;
+  if (most != 0 && most < kInfinity && u >= kEdenLeast) return eden_with_seed(u, seed);
+#pragma unroll
+  for (int p = 0; p < 4; ++p) word[p] = 0;
+  return most < kInfinity ? 0 : __uint_as_float(0x7fc00000u);
+}
+
+// 2^shift lanes for each bucket.
+template <class Source>
+__global__ void __launch_bounds__(kWarps* kLanes)
+    encode_rotated(const Source source, const Encoding to, int shift) {
+  __shared__ Levels levels;
+  const Code& code = to.code;
+  levels.fill(code.bits);
+  const Place place(to.pieces, code.bucket, size_t{blockIdx.x} * blockDim.x + threadIdx.x, shift);
+  const Bucket& bucket = place.bucket;
+  const size_t tile = place.at / kTile;
+  float value[kMine] = {};
+  source.load(place, levels, value);
+  const uint32_t seed = eden_seed(to.philox(bucket.piece), bucket.piece.first + bucket.begin);
+  uint32_t word[4];
+  const float scale = code_rotated(value, place, 1 << shift, seed, code.bits, levels, word);
+  pack(word, code.bits, place.j,
+       place.mine ? to.codes(bucket.piece) + tile * (2 * code.bits) : nullptr);
+  if (place.mine && place.part == 0) to.report(bucket, scale);
+  const bool keeps = place.mine && source.keeps(bucket.piece);
+  if (max_of_lanes(keeps ? 1 : 0, kLanes) == 0) return;
+  float sent[kMine];
+  rotate_back(word, scale, code.bits, place, levels, sent);
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) value[i] -= sent[i];
+  if (keeps) source.keep(bucket.piece, place.at, place.j, value);
+}
+
+template <class Real, bool Add>
+__global__ void __launch_bounds__(kWarps* kLanes)
+    decode_rotated(Real* out, const Decoding from, int shift) {
+  __shared__ Levels levels;
+  levels.fill(from.code.bits);
+  const Place place(from.pieces, from.code.bucket, size_t{blockIdx.x} * blockDim.x + threadIdx.x,
+                    shift);
+  const Piece& piece = place.bucket.piece;
+  float value[kMine];
+  read_rotated(from.message, from.code, place, levels, value);
+  if (place.mine) {
+    const auto to = Array<Real>::of(out + piece.at, piece.count);
+    if constexpr (Add) {
+      float sum[kMine];
+      to.load(place.at, place.j, sum);
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) value[i] = sum[i] + value[i];
+    }
+    to.store(place.at, place.j, value);
+  }
+  if (place.part == 0) from.report(place.bucket);
+}
+
+}  // namespace qsgd::gpu

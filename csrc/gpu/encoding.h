@@ -1,0 +1,45 @@
+// What an encoder and a decoder read and write beside their elements.
+#pragma once
+
+#include "gpu/pieces.h"
+#include "gpu/tile.h"
+
+namespace qsgd::gpu {
+
+constexpr int kWarps = 4;  // of a block, where each has buckets of its own
+
+struct Encoding {
+  Pieces pieces;
+  Code code;
+  Draw draw;
+  uint8_t* message;
+  uint32_t* nonfinite;
+
+  __device__ __forceinline__ Philox philox(const Piece& piece) const {
+    const uint32_t step = draw.step + (draw.later == nullptr ? 0 : *draw.later);
+    return {piece.tensor, uint64_t{draw.who} << 32 | step};
+  }
+  __device__ __forceinline__ uint32_t* codes(const Piece& piece) const {
+    return reinterpret_cast<uint32_t*>(message + piece.codes_at);
+  }
+  __device__ __forceinline__ void report(const Bucket& bucket, float scale) const {
+    float* const scales = reinterpret_cast<float*>(message + bucket.piece.scales_at);
+    scales[bucket.index] = scale;
+    if (nonfinite != nullptr && scale != scale) atomicOr(nonfinite, 1u);
+  }
+};
+
+struct Decoding {
+  Pieces pieces;
+  Code code;
+  const uint8_t* message;
+  uint32_t* nonfinite;
+
+  __device__ __forceinline__ void report(const Bucket& bucket) const {
+    if (nonfinite == nullptr || bucket.begin == bucket.end) return;
+    const auto* const scales = reinterpret_cast<const uint32_t*>(message + bucket.piece.scales_at);
+    if ((scales[bucket.index] & 0x7fffffffu) >= kInfinity) atomicOr(nonfinite, 1u);
+  }
+};
+
+}  // namespace qsgd::gpu
