@@ -45,10 +45,11 @@ EdenTable make_table(int bits) {
     table.edges[cell] = kNoEdge | below;
     if (below + 1 == levels) continue;
     const float edge = eden_edge(bits, static_cast<int>(below));
-    if (std::lrint(edge) != static_cast<long>(cell)) continue;
+    if (std::min(std::lrint(edge), kEdenCells - 1L) != static_cast<long>(cell)) continue;
     table.edges[cell] = bit_cast<uint32_t>(edge);
     ++below;
   }
+  table.last_edge = below + 1 == levels ? kNoEdge : bit_cast<uint32_t>(eden_edge(bits, int(below)));
   return table;
 }
 

@@ -331,9 +331,7 @@ float eden_rotate_loop(const float* x, size_t size, float lift, uint32_t seed, f
 }
 
 // The cells that differ.
-constexpr int eden_cells(int bits) {
-  return bits == 8 ? kEdenCells : bits < 4 ? 1 << (bits - 1) : 1 << bits;
-}
+constexpr int eden_cells(int bits) { return bits < 4 ? 1 << (bits - 1) : 1 << bits; }
 
 template <class V, int Bits>
 float eden_code_loop(const float* work, size_t size, float scale, const EdenTable& table,
@@ -356,6 +354,9 @@ float eden_code_loop(const float* work, size_t size, float scale, const EdenTabl
           const I cell = V::min(V::round(V::of_bits(magnitude)), V::spread(kCells - 1));
           const I edge = V::template lookup<kCells>(table.edges, cell);
           level = V::count_above(edge, magnitude, edge);
+          if constexpr (Bits == 8) {
+            level = V::count_above(level, magnitude, V::spread(int32_t(table.last_edge)));
+          }
         }
         const I value = V::template lookup<kLevels>(table.values, level);
         product[i] = V::mul(V::of_bits(magnitude), V::of_bits(value));
@@ -371,6 +372,19 @@ float eden_code_loop(const float* work, size_t size, float scale, const EdenTabl
     });
   });
   return match.total();
+}
+
+// What codes stand for; of a large table it looks among those above zero only.
+template <class V, int Bits>
+QSGD_INLINE typename V::F level_of(typename V::I code, const EdenTable& table) {
+  if constexpr ((1 << Bits) <= V::kLookup) {
+    return V::of_bits(V::template lookup<1 << Bits>(table.values, code));
+  } else {
+    constexpr int kLevels = (1 << Bits) / 2;
+    const typename V::I level = V::both(code, V::spread(kLevels - 1));
+    return V::flip(V::of_bits(V::template lookup<kLevels>(table.values, level)),
+                   V::template up<32 - Bits>(code));
+  }
 }
 
 template <class V, int Bits>
@@ -389,7 +403,7 @@ void eden_values_loop(const uint8_t* codes, size_t size, uint32_t seed, const Ed
 #pragma GCC unroll 16
       for (int i = 0; i < kCount; ++i) {
         const typename V::I one = V::widen(code + i * V::kLanes);
-        v[i] = V::of_bits(V::template lookup<1 << Bits>(table.values, one));
+        v[i] = level_of<V, Bits>(one, table);
       }
     });
     turn<V>(work, size, kCount * V::kLanes, words);

@@ -37,11 +37,13 @@ constexpr int kernel_type(DType dtype) {
 }
 
 // How EDEN (eden.h) codes and decodes in some number of bits.
-constexpr int kEdenCells = 512;
+constexpr int kEdenCells = 256;
 struct EdenTable {
   // By the cell that a magnitude is nearest to: the edge of a level that lies there, or a number
-  // above all magnitudes; in its lowest byte how many edges lie below.
+  // above all magnitudes; in its lowest byte how many edges lie below. Beyond the last cell is
+  // another edge of 8 bits.
   alignas(64) uint32_t edges[kEdenCells];
+  uint32_t last_edge;
   alignas(64) uint32_t values[256];  // the float32 of each code
 };
 

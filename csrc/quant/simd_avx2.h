@@ -101,6 +101,7 @@ struct Avx2 {
   static QSGD_INLINE I select(I mask, I a, I b) {
     return either(both(mask, a), _mm256_andnot_si256(mask, b));
   }
+  static constexpr int kLookup = 8;
   template <int Size>
   static QSGD_INLINE I lookup(const uint32_t* table, I index) {
     if constexpr (Size <= 8) {

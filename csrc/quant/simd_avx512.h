@@ -101,21 +101,19 @@ struct Avx512 {
   static QSGD_INLINE I select(I mask, I a, I b) {
     return _mm512_ternarylogic_epi32(mask, a, b, 0xca);
   }
+  static constexpr int kLookup = 32;  // entries that take one instruction
   // Entries of an aligned table of at least 16, by the lowest bytes of indices, which are below
   // Size.
   template <int Size>
   static QSGD_INLINE I lookup(const uint32_t* table, I index) {
-    const auto part = [&](int i) { return load_ints(table + 16 * i); };
     if constexpr (Size <= 16) {
-      return _mm512_permutexvar_epi32(index, part(0));
+      return _mm512_permutexvar_epi32(index, load_ints(table));
     } else if constexpr (Size == 32) {
-      return _mm512_permutex2var_epi32(part(0), index, part(1));
-    } else if constexpr (Size == 64) {
-      const __mmask16 upper = _mm512_test_epi32_mask(index, spread(32));
-      return _mm512_mask_blend_epi32(upper, _mm512_permutex2var_epi32(part(0), index, part(1)),
-                                     _mm512_permutex2var_epi32(part(2), index, part(3)));
-    } else {
-      return _mm512_i32gather_epi32(both(index, spread(Size - 1)), table, 4);
+      return _mm512_permutex2var_epi32(load_ints(table), index, load_ints(table + 16));
+    } else {  // half the instructions of a gather's
+      const __mmask16 upper = _mm512_test_epi32_mask(index, spread(Size / 2));
+      return _mm512_mask_blend_epi32(upper, lookup<Size / 2>(table, index),
+                                     lookup<Size / 2>(table + Size / 2, index));
     }
   }
 

@@ -141,6 +141,7 @@ struct Scalar {
   static QSGD_INLINE I select(I mask, I a, I b) {
     return each<I>([&](int i) { return (a.v[i] & mask.v[i]) | (b.v[i] & ~mask.v[i]); });
   }
+  static constexpr int kLookup = 256;
   template <int Size>
   static QSGD_INLINE I lookup(const uint32_t* table, I index) {
     return each<I>([&](int i) { return table[index.v[i] % Size]; });
