@@ -16,8 +16,8 @@ struct PlanRequest {
   // Whether auto leaves the choice to the plan, among all algorithms that were observed. Else it is
   // what the machine says, whose bits do not depend on what a tensor is fused with.
   bool any_algorithm = false;
-  // A step to fewer bits, the first from float32, must save this part of the time: errors are not
-  // taken for a gain that the noise of a measurement could explain.
+  // A step to a code that loses more, the first from float32, must save this part of the time:
+  // errors are not taken for a gain that the noise of a measurement could explain.
   double worth = 0.05;
 };
 

@@ -231,6 +231,27 @@ def test_fewer_bits_must_save_time():
     assert plan(bound, 25 * MI, (8, 4, 2)).spec == SPECS[8]
 
 
+@pytest.mark.parametrize(
+    ("byte_s", "eden_s", "chosen"),
+    [
+        (GIGABIT_S, 1.0, "eden(bits=3"),  # a quarter fewer bytes than QSGD's 4 bits
+        (1e-10, 1.0, "eden(bits=4"),  # coding is the limit, and costs all the same
+        (1e-10, 4.0, "qsgd(bits=8"),  # it costs more, and QSGD's 8 bits lose least
+    ],
+)
+def test_a_code_that_loses_more_must_save_time(byte_s, eden_s, chosen):
+    """QSGD's 4 bits lose four times as much as EDEN's, and more than its 3."""
+    codecs = [SPECS[4], *(_core.CodecSpec(scheme="eden", bits=bits) for bits in (4, 3))]
+    if "qsgd" in chosen:
+        codecs.append(SPECS[8])
+    cost_s = [CODEC_S * (eden_s if spec.scheme == "eden" else 1.0) for spec in codecs]
+    costs = [(spec, s, s, s) for spec, s in zip(codecs, cost_s, strict=True)]
+    m = _core.Machine(ranks=4, across=(ALPHA_S, byte_s), codecs=costs)
+    plans = [_core.plan(m, count=25 * MI, codecs=each) for each in itertools.permutations(codecs)]
+    assert len({(p.algorithm, repr(p.spec), p.seconds, p.reason) for p in plans}) == 1
+    assert repr(plans[0].spec).startswith(chosen)
+
+
 def test_the_order_of_the_codecs_does_not_count():
     m = machine(byte_s=3e-10)
     for count in (1, 1000, MI, 25 * MI):
