@@ -70,8 +70,12 @@ def test_error_feedback_trains_biased_codes_that_stall_without(make, limit):
     assert excess(make(error_feedback=False)) > 4 * limit
 
 
-def test_two_bits_with_error_feedback_train_to_the_uncompressed_loss():
-    assert excess(hvd.Compression.qsgd(bits=2)) < 0.01
+@pytest.mark.parametrize(
+    "compression", [hvd.Compression.qsgd(bits=2), hvd.Compression.eden(bits=1)]
+)
+def test_few_bits_with_error_feedback_train_to_the_uncompressed_loss(compression):
+    assert compression.feeds_back
+    assert excess(compression) < 0.01
 
 
 def test_codes_whose_length_varies_train_and_send_what_they_need():
@@ -80,10 +84,12 @@ def test_codes_whose_length_varies_train_and_send_what_they_need():
     assert weight["bits"] == 0 if hvd.size() == 1 else 1 < weight["bits"] < 3.2
 
 
-def test_open_bits_are_chosen_alike_on_every_rank_and_train():
-    assert excess(hvd.Compression.qsgd(bits="auto")) < 0.1
-    (weight,) = qualities(hvd.Compression.qsgd(bits="auto"), steps=2)
-    assert round(weight["bits"]) in ((32,) if hvd.size() == 1 else (4, 8, 32))
+@pytest.mark.parametrize(("code", "fewest"), [("qsgd", 4), ("eden", 3)])
+def test_open_bits_are_chosen_alike_on_every_rank_and_train(code, fewest):
+    compression = getattr(hvd.Compression, code)(bits="auto")
+    assert excess(compression) < 0.1
+    (weight,) = qualities(compression, steps=2)
+    assert round(weight["bits"]) in ((32,) if hvd.size() == 1 else (fewest, 4, 8, 32))
     assert hvd.broadcast_object(weight["coding"], 0) == weight["coding"]
 
 
@@ -104,9 +110,11 @@ def test_rules_give_each_parameter_its_bits():
     assert bias["nmse"] < 1e-3 < weight["nmse"]  # its owner may have coded none of the bias
 
 
-def test_a_budget_raises_the_bits_of_what_exceeds_it():
-    (weight,) = qualities(hvd.Compression.qsgd(bits=2, nmse_budget=0.2), steps=4)
-    assert weight["bits"] == 4
+@pytest.mark.parametrize(("code", "bits", "enough"), [("qsgd", 2, 4), ("eden", 1, 2)])
+def test_a_budget_raises_the_bits_of_what_exceeds_it(code, bits, enough):
+    compression = getattr(hvd.Compression, code)(bits=bits, nmse_budget=0.2)
+    (weight,) = qualities(compression, steps=4)
+    assert weight["bits"] == enough
     assert weight["nmse"] < 0.2
     everyone = [hvd.broadcast_object(weight["coding"], rank) for rank in range(hvd.size())]
     assert len(set(everyone)) == 1
@@ -121,7 +129,9 @@ def restart(ranks):
     hvd.init(comm=MPI.COMM_WORLD.Split(0 if rank < ranks else rank, rank))
 
 
-@pytest.mark.parametrize("compression", [hvd.Compression.topk(0.05), hvd.Compression.sign()])
+@pytest.mark.parametrize(
+    "compression", [hvd.Compression.topk(0.05), hvd.Compression.sign(), hvd.Compression.eden(1)]
+)
 def test_what_is_owed_survives_a_restart_on_more_ranks(compression):
     """Sums of results and what is still owed, over both jobs, make up all gradients."""
     world = hvd.size()
