@@ -88,7 +88,7 @@ test-all: setup setup-openmpi slurm simgrid browser ecosystem arm $(VENV_MXNET)/
 	$(VENV)/bin/python -m tests.gate --all
 
 test-quick: setup ## Pure functions alone, in about two minutes
-	$(PYTEST) -n 2 --dist loadfile -m 'not serial and not full'
+	$(PYTEST) --gate -n 2 --dist loadfile -m 'not serial'
 
 pins: setup ## Take the newest development tools, and write their versions to constraints.txt
 	$(VENV)/bin/python -m tests.pins --names | xargs $(VENV)/bin/pip install --quiet --upgrade

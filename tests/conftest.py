@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import os
 import secrets
 import subprocess
@@ -18,10 +17,8 @@ from typing import Any, TextIO
 import pytest
 
 from qsgd_hpc.launch.shared_memory import sweep
-from tests import selection
 from tests.processes import (
     MARK,
-    OUTCOMES,
     VANISH_S,
     OwnedPopen,
     Owner,
@@ -33,36 +30,43 @@ FAILED = pytest.StashKey[bool]()
 # pytest-timeout ends a test from within the interpreter; compiled code that never returns to it is
 # ended from outside, with the process and the stacks of all its threads.
 HARD_LIMIT_MARGIN_S = float(os.environ.get("TESTS_MARGIN_S", "30"))
+LONGEST_S = 1800.0  # the longest that a test asks for: it builds, or trains for long
+SILENCE_MARGIN_S = 180.0  # a test that takes too long is ended by itself, before this
 SHOWN_CHARS = 20_000
 # pytest points fd 2 at a file of its own while it loads this file and while a test runs; this is
 # the stderr from before.
 STDERR = pytest.StashKey[TextIO]()
 
 
-class OutcomeLog:
-    """Appends what becomes of each test as it happens, so that a crash loses nothing."""
+class Watchdog:
+    """Ends a run whose workers say nothing any more: they may wait for it, and it for them."""
 
-    def __init__(self, file: Path) -> None:
-        self._stream = file.open("a", encoding="utf-8")
+    def __init__(self, config: pytest.Config) -> None:
+        longest_s = float(config.getoption("timeout") or LONGEST_S) + SILENCE_MARGIN_S
+        self._silence_s = float(os.environ.get("TESTS_SILENCE_S", longest_s))
+        self._stderr = config.stash[STDERR]
+        self._arm(longest_s)
 
-    def _write(self, **entry: str) -> None:
-        print(json.dumps(entry), file=self._stream, flush=True)
+    def _arm(self, limit_s: float) -> None:
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=self._stderr)
 
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._write(test=nodeid, state="begun")
+    def pytest_runtest_logstart(self) -> None:
+        self._arm(self._silence_s)
 
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self._write(test=nodeid, state="ended")
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._write(test=report.nodeid, outcome=report.outcome)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self._write(test=report.nodeid, outcome=report.outcome)
+    def pytest_runtest_logreport(self) -> None:
+        self._arm(self._silence_s)
 
     def pytest_unconfigure(self) -> None:
-        self._stream.close()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gate", action="store_true", help="run what every change must pass")
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Tell whether this process runs tests for another, which pytest-xdist has started."""
+    return hasattr(config, "workerinput")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,7 +78,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[MARK] = os.environ.get(MARK, f"session-{secrets.token_hex(4)}") + "."
     # What frameworks and MPIs leave in the folder for temporary files goes with this one, whose
     # name is short because names of sockets are.
-    own = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
+    beside = Path(tempfile.gettempdir()).parent if is_worker(config) else None
+    own = tempfile.TemporaryDirectory(prefix="tests-", dir=beside, ignore_cleanup_errors=True)
     config.add_cleanup(own.cleanup)
     Path(own.name).chmod(0o1777)  # as /tmp: a database runs as a user of its own
     os.environ["TMPDIR"] = own.name
@@ -82,20 +87,43 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[STDERR] = os.fdopen(os.dup(2), "w")
     config.add_cleanup(config.stash[STDERR].close)
     subprocess.Popen = OwnedPopen  # type: ignore[misc]
-    # Not an option: pytest's workers would take its value for the name of a test. And not for the
-    # tests that tests run.
-    outcomes = os.environ.pop(OUTCOMES, None)
-    if outcomes and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(OutcomeLog(Path(outcomes)))
+    if config.getoption("numprocesses", None) and not is_worker(config):
+        config.pluginmanager.register(Watchdog(config))
+
+
+def in_gate(item: pytest.Item) -> bool:
+    """Tell whether every change must pass this test.
+
+    A test that is marked ``serial`` or ``full`` must be marked ``gate``, too, and ``gate(mpi=2)``
+    under the second MPI. Every other test is part of the gate.
+    """
+    marks = {mark.name for mark in item.iter_markers()}
+    mpi = 2 if "second_mpi" in marks else 1
+    chosen = {mark.kwargs.get("mpi", 1) for mark in item.iter_markers("gate")}
+    return mpi in chosen or not marks & {"serial", "full"}
+
+
+def idle_marks(item: pytest.Item) -> Iterator[str]:
+    """Yield what is wrong with marks that change nothing."""
+    marks = {mark.name for mark in item.iter_markers()}
+    if {"serial", "full"} <= marks:
+        yield "'full' changes nothing beside 'serial'"
+    if "gate" in marks and not marks & {"serial", "full"}:
+        yield "'gate' changes nothing without 'serial' or 'full'"
+    for mark in item.iter_markers("gate"):
+        if mark.args or mark.kwargs not in ({}, {"mpi": 2}):
+            yield "'gate' takes nothing but mpi=2"
+        elif mark.kwargs and ("python" not in item.fixturenames or "one_mpi" in marks):
+            yield "'gate(mpi=2)' changes nothing: the test runs under one MPI"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        selection.mark(item)
-    # A test that was renamed must not leave the gate unnoticed. Asked for by name, it is alone.
-    lost = selection.unmatched([item.nodeid for item in items])
-    if lost and not any("::" in each for each in config.args):
-        raise pytest.UsageError(f"tests/selection.py names what no test is called: {lost}")
+    if idle := [f"{item.nodeid}: {each}" for item in items for each in idle_marks(item)]:
+        raise pytest.UsageError("\n".join(idle))
+    if config.getoption("gate", False):
+        out = [item for item in items if not in_gate(item)]
+        items[:] = [item for item in items if in_gate(item)]
+        config.hook.pytest_deselected(items=out)
 
 
 def _limit_s(item: pytest.Item) -> float:
@@ -164,7 +192,7 @@ def _printed(item: pytest.Item) -> list[tuple[str, str]]:
 @pytest.hookimpl(trylast=True)  # after the teardown of what a broken-off session had set up
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End what fixtures of the whole session have left running, and say so."""
-    if hasattr(session.config, "workerinput") or session.config.getoption("numprocesses", None):
+    if is_worker(session.config) or session.config.getoption("numprocesses", None):
         return  # what is marked so are workers; whoever started them looks after them
     for line in end_marked(os.environ[MARK]):
         print(f"outlived the tests: {line}", file=session.config.stash[STDERR], flush=True)

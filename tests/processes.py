@@ -30,7 +30,6 @@ __all__ = [
 ]
 
 MARK = "TEST_OWNER"  # not QSGD_*: tests take those out of the environment
-OUTCOMES = "TEST_OUTCOMES"  # the file for what becomes of each test
 # A job's last processes write its end into its folder after whoever waits for it has seen it.
 VANISH_S = float(os.environ.get("TESTS_VANISH_S", "60"))
 REAP_S = 5.0  # until a killed child can be waited for

@@ -9,7 +9,7 @@ import pytest
 
 from tests.adding.scratch import Scratch, Toy, before, documented
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.serial]
 
 COARSE = Toy(
     "coarse",

@@ -18,3 +18,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     started = Browser(binary, tmp_path_factory.mktemp("profile"))
     yield started
     started.close()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker("serial")

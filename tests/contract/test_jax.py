@@ -9,6 +9,8 @@ import pytest
 
 from tests.contract.training import needs_ranks
 
+pytestmark = pytest.mark.full
+
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests.contract.training import needs_ranks
 
+pytestmark = pytest.mark.full
+
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
 jnp = jax.numpy

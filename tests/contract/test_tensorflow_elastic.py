@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.full
+
 tf = pytest.importorskip("tensorflow")
 
 import qsgd_hpc.tensorflow as hvd  # noqa: E402

@@ -7,6 +7,8 @@ import pickle
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.full
+
 tf = pytest.importorskip("tensorflow")
 
 import qsgd_hpc.tensorflow as hvd  # noqa: E402

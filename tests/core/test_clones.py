@@ -14,10 +14,16 @@ import pytest
 
 from tests.core.build import ROOT, native_compiler
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists() or not shutil.which("nm"),
-    reason="elsewhere there is one form; nm lists them",
-)
+pytestmark = [
+    pytest.mark.serial,
+    pytest.mark.gate,
+    pytest.mark.skipif(
+        platform.machine() != "x86_64"
+        or not Path("/proc/cpuinfo").exists()
+        or not shutil.which("nm"),
+        reason="elsewhere there is one form; nm lists them",
+    ),
+]
 
 # As the psABI of x86-64 lists them, by the kernel's names.
 LEVELS = {

@@ -16,6 +16,8 @@ import pytest
 from qsgd_hpc import _core
 from tests.core.build import build, native_compiler, sources_of
 
+pytestmark = pytest.mark.serial
+
 ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 
 

@@ -7,6 +7,10 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.serial
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import subprocess
 
+import pytest
+
 from tests.core.build import ROOT, build, native_compiler
+
+pytestmark = [pytest.mark.serial, pytest.mark.gate]
 
 
 def test_a_wait_of_slow_turns_soon_naps_and_ever_longer(tmp_path):

@@ -10,6 +10,8 @@ import pytest
 
 from tests.core.build import build, native_compiler, sources_of
 
+pytestmark = pytest.mark.serial
+
 FOLDERS = ("common", "quant", "transport", "collectives", "planner", "engine")
 
 

@@ -21,3 +21,8 @@ def ranks(
     together = Ranks(tmp_path_factory.mktemp("ranks"), request.param)
     yield together
     assert together.close() == [0, 0, 0, 0]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker("serial")
+    item.add_marker("gate")

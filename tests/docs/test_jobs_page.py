@@ -18,6 +18,8 @@ from qsgd_hpc import jobs
 from qsgd_hpc.cli import cli
 from tests.docs.pages import BLOCK, assert_printed, blocks, sessions
 
+pytestmark = pytest.mark.serial
+
 PAGE = Path(__file__).parents[2] / "docs" / "jobs.md"
 # Times, folders and how busy the machine is differ; every other character must be the same.
 VOLATILE = re.compile(
@@ -95,6 +97,7 @@ def masked(line: str) -> str:
     return VOLATILE.sub("#", line).rstrip()
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("command", dict.fromkeys(commands()))
 def test_command_is_one_that_there_is(command: str) -> None:
     try:
@@ -103,11 +106,13 @@ def test_command_is_one_that_there_is(command: str) -> None:
         pytest.fail(f"docs/jobs.md: {command}: {error.format_message()}")
 
 
+@pytest.mark.gate
 def test_an_option_that_there_is_not_is_found() -> None:
     with pytest.raises(click.UsageError):
         parse("qsgd-hpc submit --chian 3 train.py")
 
 
+@pytest.mark.gate
 def test_options_that_the_page_names_are_there() -> None:
     known = {option for verb in cli.list_commands(click.Context(cli)) for option in _options(verb)}
     words = " ".join(re.findall(r"`([^`\n]+)`", said()))
@@ -123,6 +128,7 @@ def _options(verb: str) -> set[str]:
     return {word for parameter in command.params for word in parameter.opts}
 
 
+@pytest.mark.gate
 def test_every_command_prints_what_the_page_says(folder: Path) -> None:
     """In order and in one folder, as a reader would."""
     (folder / "train.py").write_text(STAND_IN)
@@ -134,6 +140,7 @@ def test_every_command_prints_what_the_page_says(folder: Path) -> None:
         assert_printed(session, printed.replace(str(folder), "/home/me/project"), masked)
 
 
+@pytest.mark.gate
 def test_the_python_example_runs(folder: Path) -> None:
     (folder / "train.py").write_text(STAND_IN)
     (example,) = [text for _, text in blocks(PAGE, "python") if "JobRequest" in text]

@@ -10,12 +10,12 @@ import pytest
 from qsgd_hpc import env
 from tests.docs.pages import Session, assert_printed, assert_quotes, run_page, sessions
 
-pytestmark = pytest.mark.one_mpi
 TUTORIALS = Path(__file__).parents[2] / "tutorials"
 NEEDS_DATA = "<!-- test: needs data -->"
 LESSONS = sorted(page.parent.relative_to(TUTORIALS) for page in TUTORIALS.glob("**/README.md"))
 
 
+@pytest.mark.serial
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("lesson", LESSONS, ids=str)
 def test_every_command_prints_what_the_lesson_says(lesson: Path, tmp_path: Path) -> None:

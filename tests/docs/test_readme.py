@@ -28,6 +28,7 @@ def without_ranges(line: str) -> str:
     return masked(OF_SEVERAL.sub("", line).replace(" sends ", " sent "))
 
 
+@pytest.mark.serial
 @pytest.mark.timeout(1800)
 def test_every_command_prints_what_the_readme_says(tmp_path):
     """In order and in one folder, as a reader would."""
@@ -39,6 +40,8 @@ def test_every_command_prints_what_the_readme_says(tmp_path):
     run_page(page, tmp_path, home=tmp_path / "home", shorter=SHORTER, mask=without_ranges)
 
 
+@pytest.mark.gate
+@pytest.mark.serial
 def test_quick_commands_print_what_the_readme_says(tmp_path):
     """Those that take seconds, in order and in one folder."""
     shutil.copytree(ROOT / "tutorials", tmp_path / "tutorials")

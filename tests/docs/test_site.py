@@ -18,7 +18,6 @@ from qsgd_hpc.cli import VERBS
 from tests.docs.pages import BLOCK, blocks, repository_pages
 
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
-pytestmark = pytest.mark.one_mpi
 ROOT = Path(__file__).parents[2]
 PUBLIC = {
     "qsgd_hpc": "qsgd_hpc",

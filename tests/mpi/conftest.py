@@ -28,7 +28,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pythons = os.environ.get("QSGD_TEST_PYTHON", sys.executable).split(os.pathsep)
         if metafunc.definition.get_closest_marker("one_mpi"):
             pythons = pythons[:1]  # long ones, in which nothing depends on the MPI
-        metafunc.parametrize("python", pythons, ids=lambda path: Path(path).parents[1].name)
+        marked = [
+            pytest.param(path, marks=[pytest.mark.second_mpi] if number else [])
+            for number, path in enumerate(pythons)
+        ]
+        metafunc.parametrize("python", marked, ids=lambda path: Path(path).parents[1].name)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker("serial")
 
 
 @pytest.fixture

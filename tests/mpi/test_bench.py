@@ -31,6 +31,7 @@ def bench(python, *words, **environ):
     return start([python, "-m", "qsgd_hpc", "bench", "allreduce", *words], **environ)
 
 
+@pytest.mark.gate
 def test_two_ranks_beside_their_peers(python, tmp_path):
     path = tmp_path / "allreduce.json"
     done = bench(
@@ -112,6 +113,7 @@ def test_hosts_of_a_network_are_held_to_its_rate(python, tmp_path):
     assert coded["median_s"] < fp32["median_s"] / 3
 
 
+@pytest.mark.gate
 def test_ranks_that_run_already_take_no_network(run_ranks, python):
     done = run_ranks(
         2, python, "-m", "qsgd_hpc", "bench", "allreduce", "--network", "1gbit", "--rounds", "1"
@@ -124,6 +126,7 @@ def share(*words):
     return start([sys.executable, str(CPU_SHARE), *words])
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "words", [["2", "true"], ["half", "true"], ["0.5"], ["0.5", "--"], ["0", "true"], []]
 )

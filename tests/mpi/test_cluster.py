@@ -45,6 +45,8 @@ Path(f"{os.environ['FOUND']}/{hvd.rank()}").write_text(json.dumps(found))
 """
 
 
+@pytest.mark.gate
+@pytest.mark.gate(mpi=2)
 def test_each_node_is_a_host_of_its_own(run_ranks, tmp_path):
     script = tmp_path / "where.py"
     script.write_text(WHERE)
@@ -84,6 +86,7 @@ if hvd.rank() == 0:
 """
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("rate", [100])
 def test_bytes_take_as_long_as_at_that_rate_and_are_those_that_the_engine_counts(
     run_ranks, tmp_path, rate
@@ -166,6 +169,7 @@ def all_network_spaces() -> set[str]:
     return found
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_when_the_launcher_is_gone(stays, tmp_path, number):
     machine = sorted(Path("/sys/class/net").iterdir())
@@ -223,6 +227,7 @@ DENIED = 'echo 0 > /proc/sys/user/max_user_namespaces; exec setpriv --bounding-s
 --inh-caps=-all --no-new-privs "$@"'
 
 
+@pytest.mark.gate
 def test_where_namespaces_are_denied_the_remedy_is_named(python):
     """In a user namespace whose own users get no namespaces, and without rights there."""
     inside = ["unshare", "--user", "--map-root-user", "sh", "-c", DENIED, "_"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytestmark = pytest.mark.gate
+
 SCRIPT = """
 import os, signal, sys
 import torch, qsgd_hpc.torch as hvd

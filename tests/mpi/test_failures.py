@@ -38,7 +38,8 @@ def play(run_ranks, python, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.gate
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.gate(mpi=2))])
 def test_a_killed_rank_is_named_by_the_others_and_ends_the_job(play, victim):
     done, seconds = play(
         3,
@@ -73,6 +74,7 @@ time.sleep(300)
     assert seconds < ENDED_WITHIN_S
 
 
+@pytest.mark.gate
 def test_an_exception_on_one_rank_ends_all_with_its_text(play):
     done, _ = play(
         3,
@@ -104,6 +106,7 @@ MPI.COMM_WORLD.Barrier()
     assert seconds < ENDED_WITHIN_S
 
 
+@pytest.mark.gate
 @pytest.mark.one_mpi
 @pytest.mark.parametrize("text", ["'x' * 70_000", "'é' * 5_000", "os.fsdecode(b'file\\xff')"])
 def test_any_error_text_reaches_the_others(play, text):
@@ -119,6 +122,7 @@ step(0)
     assert "rank 0 left the job (it ended with ValueError: " in done.stderr
 
 
+@pytest.mark.gate
 def test_a_survivor_may_save_and_end_but_not_start_again(play):
     done, _ = play(
         2,
@@ -142,6 +146,7 @@ except hvd.RankFailedError:
     assert "saved" in done.stdout
 
 
+@pytest.mark.gate
 def test_a_forked_child_ends_and_cannot_communicate(play):
     done, _ = play(
         2,
@@ -161,12 +166,14 @@ step(1)
     assert done.stdout.count("was forked from rank") == 2
 
 
+@pytest.mark.gate
 def test_a_rank_that_has_fewer_steps_is_named(play):
     done, _ = play(2, "for i in range(10 - me):\n    step(i)\n")
     assert done.returncode == 1
     assert "rank 1 left the job (its script ended) without submitting tensor" in done.stderr
 
 
+@pytest.mark.gate
 def test_a_rank_stopped_for_a_while_is_not_taken_for_dead(play):
     done, _ = play(
         2,
@@ -185,6 +192,7 @@ print("finished", me, flush=True)
     assert "finished 1" in done.stdout
 
 
+@pytest.mark.gate
 def test_nan_on_one_rank_is_reported_by_all(play):
     done, _ = play(
         2,
@@ -201,6 +209,7 @@ hvd.allreduce(x, name="fc.weight", compression=coded)
     assert all("'allreduce.fc.weight'" in line and "rank(s) 1" in line for line in errors)
 
 
+@pytest.mark.gate
 def test_settings_that_differ_between_ranks_are_refused_at_init(run_ranks, python, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -216,6 +225,7 @@ def test_settings_that_differ_between_ranks_are_refused_at_init(run_ranks, pytho
     assert "QSGD_SEED is 1 on rank 1 and 0 on rank 0" in done.stderr
 
 
+@pytest.mark.gate
 def test_bad_settings_name_the_variable_before_a_rank_starts(play):
     done, _ = play(2, "", QSGD_NORM="l3")
     assert done.returncode == 2
@@ -223,6 +233,7 @@ def test_bad_settings_name_the_variable_before_a_rank_starts(play):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.gate
 def test_a_thread_level_that_is_too_low_is_named(run_ranks, python, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -284,6 +295,7 @@ def reduce(algorithm, victim=1):
 """
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("algorithm", ["shared", "direct"])
 def test_a_death_during_a_direct_allreduce_is_named(run_ranks, python, tmp_path, algorithm):
     """Ranks that wait for shared memory have no message that could fail."""
@@ -296,6 +308,7 @@ def test_a_death_during_a_direct_allreduce_is_named(run_ranks, python, tmp_path,
     assert time.monotonic() - start_s < ENDED_WITHIN_S
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("algorithm", ["shared", "direct"])
 def test_survivors_of_a_death_during_a_direct_allreduce_may_save_and_end(
     run_ranks, python, tmp_path, algorithm

@@ -90,6 +90,7 @@ def _extract(archive: Path, folder: Path) -> None:
                 return
 
 
+@pytest.mark.gate
 def test_no_script_knows_of_this_package():
     for script in SCRIPTS.glob("*.py"):
         code = re.sub(r'""".*?"""', "", script.read_text(), count=1, flags=re.S)
@@ -97,7 +98,9 @@ def test_no_script_knows_of_this_package():
         assert "qsgd" not in code
 
 
-@pytest.mark.parametrize(("ranks", "bits"), [(2, "32"), (3, "4")])
+@pytest.mark.parametrize(
+    ("ranks", "bits"), [pytest.param(2, "32", marks=pytest.mark.gate), (3, "4")]
+)
 def test_synthetic_benchmark_prints_its_speed(horovod, ranks, bits):
     options = ("--bits", bits)
     said = horovod("synthetic_benchmark.py", "--fp16-allreduce", options=options, ranks=ranks)

@@ -39,6 +39,7 @@ def check(run_ranks, python, tmp_path, ranks: int, body: str, *options: str) -> 
     return sorted(done.stdout.splitlines())
 
 
+@pytest.mark.gate
 def test_sub_communicators_train_side_by_side_each_on_its_own(run_ranks, python, tmp_path):
     lines = check(
         run_ranks, python, tmp_path, 4,
@@ -159,6 +160,7 @@ def test_communicators_become_process_sets(run_ranks, python, tmp_path):
     ]
 
 
+@pytest.mark.gate
 def test_sets_come_and_go_where_that_is_allowed(run_ranks, python, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

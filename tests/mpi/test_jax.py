@@ -19,6 +19,7 @@ def example(tmp_path):
     return script
 
 
+@pytest.mark.gate
 @pytest.mark.one_mpi
 def test_the_script_of_the_docs_trains_on_two_ranks(run_ranks, python, example):
     with example.open("a") as script:
@@ -33,6 +34,7 @@ def test_the_script_of_the_docs_trains_on_two_ranks(run_ranks, python, example):
     assert float(found) < 0.2
 
 
+@pytest.mark.gate
 @pytest.mark.one_mpi
 def test_a_killed_rank_ends_the_compiled_program_of_the_other(run_ranks, python, example):
     text = example.read_text().replace("range(100)", "range(10**6)")

@@ -23,7 +23,7 @@ LESSON = str(Path(__file__).parents[2] / "tutorials" / "mnist_keras" / "train_mn
         ("tensorflow", 2),
         ("tensorflow", 3),
         ("tensorflow", 4),
-        ("torch", 2),
+        pytest.param("torch", 2, marks=pytest.mark.gate),
         ("jax", 2),
     ],
 )

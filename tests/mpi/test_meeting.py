@@ -12,6 +12,8 @@ import pytest
 
 from tests.processes import without_settings
 
+pytestmark = pytest.mark.gate
+
 ROOT = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("standing_in.py")
 TRAIN = """
@@ -53,6 +55,7 @@ def libmpi(python: str) -> str:
     return str(Path(python).parents[1] / "lib" / "libmpi.so")
 
 
+@pytest.mark.gate(mpi=2)
 @pytest.mark.parametrize(
     ("launcher", "word"),
     [
@@ -94,6 +97,7 @@ def test_a_horovod_script_is_told_the_same(start):
     assert done.stderr.count("but MPI sees this one alone") == 2, done.stderr
 
 
+@pytest.mark.gate(mpi=2)
 def test_ranks_under_the_mpiexec_of_another_mpi_do_not_train(start, python):
     pythons = os.environ.get("QSGD_TEST_PYTHON", "").split(os.pathsep)
     others = [each for each in pythons if each and each != python]

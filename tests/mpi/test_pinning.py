@@ -17,6 +17,8 @@ from qsgd_hpc.jobs.profile import Cpu, Gpu, Site
 from qsgd_hpc.jobs.validate import fill
 from qsgd_hpc.launch import place
 
+pytestmark = pytest.mark.gate
+
 CORES = sorted(os.sched_getaffinity(0))
 SITE = Site(
     name="here",

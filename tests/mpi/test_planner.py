@@ -61,6 +61,7 @@ def kept(tmp_path: Path) -> dict[str, int]:
     return {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("home/machines/*.json")}
 
 
+@pytest.mark.gate
 def test_open_bits_are_chosen_by_what_one_job_measures_and_the_next_recalls(job, tmp_path):
     first, said = job({}, QSGD_BITS="auto")
     assert said.count("planner: bits=auto: qsgd(bits=8") == 1

@@ -31,6 +31,7 @@ def launch(python, tmp_path):
     return start
 
 
+@pytest.mark.gate
 def test_results_come_back_by_rank_from_a_closure(launch):
     done = launch(
         "factor = 3\n"
@@ -54,6 +55,7 @@ def test_functions_of_modules_beside_the_script_are_found(launch, tmp_path):
     assert done.stdout == "[42, 42]\n", done.stderr
 
 
+@pytest.mark.gate
 def test_the_rank_that_failed_first_is_named_with_its_traceback(launch):
     done = launch(
         "def work():\n"

@@ -12,6 +12,8 @@ import pytest
 
 from tests.processes import without_settings
 
+pytestmark = pytest.mark.gate
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120.0
 
@@ -91,7 +93,7 @@ sys.stdout.write(f"{comm.rank} {comm.size} {total} {bits} {sys.argv[1:]}\\n")
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.gate(mpi=2)), 4])
 def test_ranks_form_one_world_and_get_their_arguments(shell: Shell, ranks: int) -> None:
     done = shell.run("-np", str(ranks), "--bits", "4", shell.script(HELLO), "-np", "x y", "--env")
     assert done.returncode == 0, done.stderr
@@ -336,6 +338,7 @@ signal.pause()
 """
 
 
+@pytest.mark.gate(mpi=2)
 def test_memory_of_killed_ranks_is_given_back_and_that_of_other_runs_stays(shell: Shell) -> None:
     script = shell.script(HOLDS)
     other = shell.start("-np", "2", script, "stays")

@@ -43,6 +43,7 @@ print(sums == right, len(found), all(found), flush=True)
 """
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "imports",
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from qsgd_hpc.timeline import traces
 from tests.unit.test_timeline import check_format
 
@@ -45,6 +47,7 @@ def test_the_environment_starts_rank_0_alone_or_all_ranks(run_ranks, python, tmp
         assert len(list(folder.iterdir())) == (3 if len(ranks) == 2 else 1)
 
 
+@pytest.mark.gate
 def test_calls_start_and_stop_it_and_ranks_share_a_time_axis(run_ranks, python, tmp_path):
     paths = [str(tmp_path / "alone.json"), str(tmp_path / "rank{rank}.json")]
     result = run_ranks(2, python, "-c", PROGRAM, *paths)

@@ -61,7 +61,7 @@ def places(text: str) -> list[list[object]]:
     return sorted(map(json.loads, re.findall(r"\[[^\[\]]*(?:\[[^\]]*\])?\]", text)))
 
 
-@pytest.mark.parametrize("script", ["ddp", "fsdp"])
+@pytest.mark.parametrize("script", [pytest.param("ddp", marks=pytest.mark.gate), "fsdp"])
 def test_a_script_trains_as_under_torchrun(run_ranks, tmp_path: Path, script: str) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "train.py"
@@ -74,6 +74,7 @@ def test_a_script_trains_as_under_torchrun(run_ranks, tmp_path: Path, script: st
     assert places(by_torchrun(str(path))) == ours
 
 
+@pytest.mark.gate
 def test_each_rank_is_told_its_place(run_ranks, tmp_path: Path) -> None:
     path = tmp_path / "place.py"
     path.write_text(PLACE)

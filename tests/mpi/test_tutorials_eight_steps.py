@@ -24,6 +24,7 @@ def _body(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("framework", NEEDS)
 def test_a_pair_differs_in_the_eight_steps_and_imports_alone(framework: str) -> None:
     serial, distributed = (_body(LESSONS / framework / f"{n}.py") for n in ("train", "train_hvd"))

@@ -125,6 +125,7 @@ def test_a_chain_of_jobs_in_4_bits_with_dropout_ends_as_one_job_does(
     assert not list(tmp_path.glob(".c*"))
 
 
+@pytest.mark.gate
 def test_where_there_is_no_text_one_line_says_where_to_get_it(
     run_ranks: Run, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_where_there_is_no_text_one_line_says_where_to_get_it(
     assert ended.stderr.count("simple-examples.tgz of Mikolov") == 1
 
 
+@pytest.mark.gate
 def test_the_lessons_table_is_that_of_the_recorded_runs() -> None:
     printed = subprocess.run(
         [sys.executable, str(LESSON / "table.py")], check=True, capture_output=True, text=True

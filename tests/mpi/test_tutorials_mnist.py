@@ -59,7 +59,7 @@ def _train(run_ranks: Run, records: Path, ranks: int, *command: str, **more: str
     return _events(records)[-1]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.gate), 3])
 def test_the_mnist_lesson_writes_each_epoch_and_one_final_record(
     run_ranks: Run, tmp_path: Path, small_mnist: str, ranks: int
 ) -> None:
@@ -116,6 +116,7 @@ def test_bits_from_the_launcher_or_the_script_cut_the_bytes_alike(
     assert plain / launcher > 6
 
 
+@pytest.mark.gate
 def test_resuming_after_a_kill_gives_what_an_uninterrupted_run_gives(
     run_ranks: Run, tmp_path: Path, small_mnist: str
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_damaged_checkpoint_ends_in_one_line_and_an_absent_one_in_a_fresh_star
         assert ended.stderr.count("not a checkpoint of this network") == 1
 
 
+@pytest.mark.gate
 def test_a_damaged_data_file_is_named_once_without_traceback(
     run_ranks: Run, tmp_path: Path
 ) -> None:

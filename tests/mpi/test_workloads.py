@@ -64,7 +64,7 @@ def check(final: dict[str, Any], records: dict[str, list[dict[str, Any]]], quali
 @pytest.mark.parametrize(
     ("workload", "quality", "options"),
     [
-        ("mnist", "test_accuracy", ()),
+        pytest.param("mnist", "test_accuracy", (), marks=pytest.mark.gate),
         ("resnet34", "test_accuracy", PHOTOS),
         ("resnet50", "test_accuracy", PHOTOS),
         ("ptb-small", "perplexity", ("--global-batch-size", "5")),

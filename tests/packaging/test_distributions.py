@@ -11,7 +11,7 @@ import pytest
 
 from tests.packaging.environments import ROOT, environment, run
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.serial]
 SHIPPED = [
     "jobs/polaris.yaml",
     "jobs/schema.json",
@@ -67,6 +67,7 @@ def sources(sdist, tmp_path_factory) -> Path:
     return next(folder.iterdir())
 
 
+@pytest.mark.gate
 def test_sdist_carries_sources_and_data(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}

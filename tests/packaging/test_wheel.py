@@ -21,7 +21,7 @@ from qsgd_hpc import _core
 from tests.core.test_clones import check_best_form
 from tests.packaging.environments import ROOT, environment, run
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.serial]
 
 # By other processors' names, in folders of versions, behind wrappers: all that could compile.
 COMPILERS = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|c89|c99|nvcc|hipcc)(-[\d.]+)?")

@@ -52,3 +52,7 @@ def bed(slurm: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         if not job.state.ended:
             jobs.cancel(job.id)
     subprocess.run(["scancel", "--user=root"], check=False)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker("serial")

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import gate, selection
-from tests.processes import MARK, OUTCOMES, until
+from tests import gate
+from tests.processes import MARK, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,14 +26,13 @@ def rules(folder: Path) -> tuple[str, ...]:
     They are read where those of the project are: from a conftest.py, with output captured.
     """
     (folder / "conftest.py").write_text("from tests.conftest import *\n")
-    settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder))
-    return (*settings, "-p", "no:cacheprovider")
+    return ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder))
 
 
 def run_pytest(folder: Path, body: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run tests under the rules of this project."""
     (folder / "test_it.py").write_text(textwrap.dedent(body))
-    command = [sys.executable, "-m", "pytest", *rules(folder), *options]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *rules(folder), *options]
     return subprocess.run(
         [*command, str(folder / "test_it.py")],
         cwd=ROOT,
@@ -158,21 +157,22 @@ FLAKY = """
 """
 
 
+def run_gate(folder: Path, body: str, **more: int) -> gate.Result:
+    """Run tests as the gate does, without repeating itself: it runs one part."""
+    (folder / "test_it.py").write_text(textwrap.dedent(body))
+    options = (*rules(folder), str(folder))
+    return gate.run({"all": ("-n", "1")}, folder / "records", *options, **more)
+
+
 @pytest.mark.usefixtures("from_elsewhere")
 @pytest.mark.parametrize("holds", [True, False])
 def test_what_passes_when_tried_again_is_flaky_and_what_fails_again_is_red(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], holds: bool
+    tmp_path: Path, holds: bool
 ) -> None:
-    (tmp_path / "test_it.py").write_text(textwrap.dedent(FLAKY.format(holds=holds)))
-    options = rules(tmp_path)
-    file = str(tmp_path / "test_it.py")
-    result = gate.verdict([gate.Phase("all", (*options, file))], tmp_path, options)
-    said = capfd.readouterr().out
+    result = run_gate(tmp_path, FLAKY.format(holds=holds))
     assert result.flaky == ["test_it.py::test_fails_once"]
-    assert "flaky: test_it.py::test_fails_once" in said
+    assert result.failed == ([] if holds else ["test_it.py::test_fails_always"])
     assert result.well == holds
-    assert ("failed twice: test_it.py::test_fails_always" in said) != holds
-    assert list(result.failed) == ([] if holds else ["test_it.py::test_fails_always"])
     assert str(result) == f"{2 + holds} passed, {1 - holds} failed, 0 skipped"
 
 
@@ -181,88 +181,92 @@ def test_many_failures_end_the_run_and_are_not_tried_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     many = "import pytest\n@pytest.mark.parametrize('i', range(9))\ndef test_bad(i): assert False\n"
-    (tmp_path / "test_it.py").write_text(many)
-    phase = gate.Phase("all", (*rules(tmp_path), str(tmp_path / "test_it.py")), most_failed=3)
-    result = gate.verdict([phase, phase], tmp_path, rules(tmp_path))
-    assert (result.well, len(result.failed), result.flaky) == (False, 3, [])
-    said = capfd.readouterr().out
-    assert said.count("== all ==") == 1 and "once more" not in said
+    result = run_gate(tmp_path, many, most_failed=3)
+    assert (len(result.failed), result.flaky) == (3, [])
+    assert "== again ==" not in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("from_elsewhere")
-def test_a_run_that_is_broken_off_is_red_and_names_the_test(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "test_it.py").write_text("import os\ndef test_gone(): os._exit(3)\n")
-    options = rules(tmp_path)
-    phase = gate.Phase("all", (*options, str(tmp_path / "test_it.py")))
-    result = gate.verdict([phase], tmp_path, options)
-    assert not result.well
-    assert list(result.failed) == ["test_it.py::test_gone"]
-    assert (
-        "broken off, with pytest's exit code 3, in: test_it.py::test_gone" in capfd.readouterr().out
-    )
+def test_a_test_that_ends_its_process_is_named_and_those_after_it_run(tmp_path: Path) -> None:
+    result = run_gate(tmp_path, "import os\ndef test_gone(): os._exit(3)\ndef test_good(): pass\n")
+    assert result.failed == ["test_it.py::test_gone"]
+    assert result.passed == 1
 
 
-def test_a_run_that_falls_silent_is_ended_with_its_stacks_and_all_it_has_started(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    body = """
-        import subprocess, sys, threading
-        from pathlib import Path
-        def test_never_ends():
-            child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-            Path(__file__).with_name("pid").write_text(f"{child.pid}\\n")
-            threading.Event().wait()
-    """
-    (tmp_path / "test_it.py").write_text(textwrap.dedent(body))
-    file = tmp_path / "outcomes.jsonl"
-    run = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-s", "-n", "1", *rules(tmp_path), "test_it.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), OUTCOMES: str(file)},
-    )
-    pid = tmp_path / "pid"
-    until(lambda: pid.exists() and pid.read_text().endswith("\n"), process=run)
-    gate.wait(run, file, longest_s=1)
-    after = capfd.readouterr()
-    assert run.returncode == -signal.SIGABRT
-    assert "for 1 s no test has begun or ended: the run was ended" in after.out
-    assert "in test_never_ends" in after.err
-    assert gate.read(file).broken_off == ("test_it.py::test_never_ends",)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        child = psutil.Process(int(pid.read_text()))
-        assert child.status() == psutil.STATUS_ZOMBIE
+@pytest.mark.usefixtures("from_elsewhere")
+@pytest.mark.parametrize("body", ["import nothing_of_that_name", ""], ids=["broken", "empty"])
+def test_a_run_that_cannot_begin_is_red(tmp_path: Path, body: str) -> None:
+    assert not run_gate(tmp_path, body).well
 
 
-ENDED_FROM_OUTSIDE = """
-    import subprocess, sys
+NEVER_ENDS = """
+    import subprocess, threading
     from pathlib import Path
-    def test_waits():
+    def test_never_ends():
         child = subprocess.Popen(["sleep", "600"], start_new_session=True)
         Path(__file__).with_name("pid").write_text(f"{child.pid}\\n")
-        child.wait()
+        threading.Event().wait()
 """
 
 
-@pytest.mark.usefixtures("from_elsewhere")
-@pytest.mark.parametrize("how", gate.ENDINGS)
-def test_a_run_that_is_ended_from_outside_ends_all_that_it_has_started(
-    tmp_path: Path, how: signal.Signals
-) -> None:
-    (tmp_path / "test_it.py").write_text(textwrap.dedent(ENDED_FROM_OUTSIDE))
-    phase = gate.Phase("all", (*rules(tmp_path), str(tmp_path / "test_it.py")))
-    main = "import sys; from tests import gate; sys.argv = ['gate']"
-    body = f"{main}; gate.phases = lambda _: [gate.{phase}]; sys.exit(gate.main())"
-    run = subprocess.Popen([sys.executable, "-c", body], cwd=tmp_path, stdout=subprocess.PIPE)
+@pytest.fixture
+def endless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """Start a whole run of a test that never ends; return it, and what the test has started."""
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(NEVER_ENDS))
+    options = (*rules(tmp_path), str(tmp_path))
+    body = f"""
+        import sys
+        from pathlib import Path
+        from tests import gate
+        parts = {{"all": ("-n", "1")}}
+        result, clean = gate.guarded(lambda: gate.run(parts, Path("records"), *{options}))
+        sys.exit(10 * result.broken + clean)
+    """
+    run = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(body)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **request.param},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     pid = tmp_path / "pid"
     until(lambda: pid.exists() and pid.read_text().endswith("\n"), process=run)
+    return run, psutil.Process(int(pid.read_text()))
+
+
+def check_ended(process: psutil.Process) -> None:
+    """Check that a process has ended; init may not have reaped it yet."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("endless", [{"TESTS_SILENCE_S": "1"}], indirect=True, ids=["silent"])
+def test_a_run_that_falls_silent_is_ended_with_its_stacks_and_all_it_has_started(
+    endless: tuple[subprocess.Popen[str], psutil.Process],
+) -> None:
+    run, child = endless
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode == 10
+    assert "Timeout (0:00:01)!" in said and "xdist/dsession.py" in said
+    assert "the run itself broke off" in said
+    assert "outlived the tests:" in said and "sleep 600" in said
+    check_ended(child)
+
+
+@pytest.mark.parametrize("endless", [{}], indirect=True, ids=["ended"])
+@pytest.mark.parametrize("how", gate.ENDINGS)
+def test_a_run_that_is_ended_from_outside_ends_all_that_it_has_started(
+    endless: tuple[subprocess.Popen[str], psutil.Process], how: signal.Signals
+) -> None:
+    run, child = endless
     run.send_signal(how)
     said, _ = run.communicate(timeout=60)
     assert run.returncode == 128 + how
-    assert b"outlived the tests:" in said and b"sleep 600" in said
-    with contextlib.suppress(psutil.NoSuchProcess):  # init may not have reaped it yet
-        assert psutil.Process(int(pid.read_text())).status() == psutil.STATUS_ZOMBIE
+    assert "outlived the tests:" in said and "sleep 600" in said
+    check_ended(child)
 
 
 def test_an_environment_that_cannot_run_the_package_is_told_before_any_test(tmp_path: Path) -> None:
@@ -279,12 +283,48 @@ def test_every_test_bears_the_mark_of_its_own(owner: object) -> None:
     assert os.environ[MARK] == getattr(owner, "mark", None)
 
 
-def test_an_entry_whose_test_was_renamed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "SERIAL", ())
-    monkeypatch.setattr(selection, "JOBS", ())
-    monkeypatch.setattr(
-        selection,
-        "GATE",
-        ("a.py::test_kept[.venv-openmpi]", "a.py::test_old", "b.py::test_elsewhere"),
-    )
-    assert selection.unmatched(["a.py::test_kept[.venv]", "a.py::test_new"]) == ["a.py::test_old"]
+def test_a_mark_that_changes_nothing_is_refused(tmp_path: Path) -> None:
+    body = """
+        import pytest
+        @pytest.mark.gate
+        def test_1(): pass
+        @pytest.mark.serial
+        @pytest.mark.full
+        def test_2(): pass
+        @pytest.mark.full
+        @pytest.mark.gate(mpi=3)
+        def test_3(): pass
+        @pytest.mark.full
+        @pytest.mark.gate(mpi=2)
+        def test_4(): pass
+    """
+    done = run_pytest(tmp_path, body)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert [line.partition("::")[2] for line in done.stderr.splitlines() if "::" in line] == [
+        "test_1: 'gate' changes nothing without 'serial' or 'full'",
+        "test_2: 'full' changes nothing beside 'serial'",
+        "test_3: 'gate' takes nothing but mpi=2",
+        "test_4: 'gate(mpi=2)' changes nothing: the test runs under one MPI",
+    ]
+
+
+def test_what_is_serial_or_full_is_part_of_the_gate_where_it_is_marked_so(tmp_path: Path) -> None:
+    body = """
+        import pytest
+        def test_plain(): pass
+        @pytest.mark.full
+        def test_full(): pass
+        @pytest.mark.serial
+        def test_serial(): pass
+        @pytest.mark.gate
+        @pytest.mark.serial
+        def test_chosen(): pass
+        MPIS = [1, pytest.param(2, marks=pytest.mark.second_mpi)]
+        @pytest.mark.serial
+        @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.gate(mpi=2))])
+        @pytest.mark.parametrize("python", MPIS)
+        def test_second(python, ranks): pass
+    """
+    done = run_pytest(tmp_path, body, "--gate", "--collect-only", "-q")
+    found = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    assert found == ["test_plain", "test_chosen", "test_second[2-2]"]

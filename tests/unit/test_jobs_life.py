@@ -20,6 +20,8 @@ from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.events import read_events
 from tests.processes import until
 
+pytestmark = pytest.mark.full
+
 # Counts to 3 in a file, one number in each run, and then is done.
 COUNTER = """
 import pathlib, sys
@@ -67,6 +69,7 @@ def cli(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.gate
 def test_a_chain_goes_on_after_each_stop_and_the_rest_has_nothing_to_do(place: Path) -> None:
     parts = jobs.submit_all(jobs.JobRequest(write(place, COUNTER), chain=5))
     waited = cli("wait", parts[0].id)
@@ -127,6 +130,7 @@ def test_cancelling_a_part_cancels_what_continues_it(place: Path) -> None:
     assert states(*(part.id for part in parts)) == ["CANCELLED"] * 3
 
 
+@pytest.mark.gate
 def test_a_job_runs_after_the_one_it_needs_and_not_after_its_failure(place: Path) -> None:
     bad = jobs.submit(
         jobs.JobRequest(write(place, "import time; time.sleep(2); raise SystemExit(1)"))
@@ -217,6 +221,7 @@ def test_racing_submissions_with_one_key_reach_the_scheduler_once(
     assert registry.ids() == [made[0]["id"]]
 
 
+@pytest.mark.gate
 def test_racing_submissions_lose_and_double_nothing(place: Path) -> None:
     write(place, "print('ran')")
     command = [sys.executable, "-m", "qsgd_hpc", "submit", "--json", "job.py"]
@@ -266,6 +271,7 @@ def test_a_job_runs_in_the_folder_that_is_named(place: Path) -> None:
     assert "local-1 has this key already; nothing was submitted" in again.stdout
 
 
+@pytest.mark.gate
 def test_a_running_job_stops_at_its_checkpoint_when_asked(place: Path) -> None:
     body = """
 import sys, time, qsgd_hpc
@@ -363,6 +369,7 @@ def small_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", disk], check=True)
 
 
+@pytest.mark.gate
 def test_a_full_disk_loses_no_job_and_makes_no_half_one(place: Path, small_disk: Path) -> None:
     job = jobs.submit(jobs.JobRequest(write(place, "print('ran')")))
     assert states(job.id) == ["COMPLETED"]

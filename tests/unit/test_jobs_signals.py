@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from qsgd_hpc.jobs.model import Job
 from tests.unit.fake_schedulers import Fakes, fakes
 
 __all__ = ["fakes"]
+
+pytestmark = pytest.mark.full
 
 DEADLINE_S = 60.0
 PROFILE = """
@@ -139,23 +142,32 @@ def noted(job: Job) -> list[tuple[str, int | None]]:
     return [(event["event"], event.get("exit_code")) for event in read_events(job.directory)]
 
 
-HOW = pytest.mark.parametrize("how", ["shell", "stdin"])
-WHOLE = pytest.mark.parametrize("whole", [False, True], ids=["leader", "session"])
+def ways(*whens: str, gate: str = "") -> pytest.MarkDecorator:
+    """Parametrize by when, to whom and how; one combination is in the gate."""
+    choices = {"when": whens, "whom": ("leader", "session"), "how": ("shell", "stdin")}
+    if not whens:
+        del choices["when"]
+    every = {"-".join(way): way for way in itertools.product(*choices.values())}
+    return pytest.mark.parametrize(
+        list(choices),
+        [
+            pytest.param(*way, id=name, marks=[pytest.mark.gate] if name == gate else [])
+            for name, way in every.items()
+        ],
+    )
 
 
-@HOW
-@WHOLE
-@pytest.mark.parametrize("begun", [True, False], ids=["running", "setup"])
+@ways("running", "setup", gate="running-session-shell")
 def test_sigusr1_lets_a_job_stop_at_its_checkpoint(
-    start: Start, tmp_path: Path, how: str, whole: bool, begun: bool
+    start: Start, tmp_path: Path, when: str, whom: str, how: str
 ) -> None:
     (tmp_path / "wait").touch()
     job, mom = start(how)
     wait_for(tmp_path / "setting-up")
-    if begun:
+    if when == "running":
         (tmp_path / "wait").unlink()
         wait_for(tmp_path / "running")
-    mom.signal(signal.SIGUSR1, whole)
+    mom.signal(signal.SIGUSR1, whole=whom == "session")
     wait_for(job.directory / "stop")
     (tmp_path / "wait").unlink(missing_ok=True)
     assert mom.wait() == 85, job.log_path.read_text()
@@ -163,28 +175,26 @@ def test_sigusr1_lets_a_job_stop_at_its_checkpoint(
     assert (job.directory / "outcome").read_text() == "85\n"
 
 
-@HOW
-@WHOLE
+@ways(gate="session-shell")
 def test_sigterm_lets_a_job_stop_at_its_checkpoint(
-    start: Start, tmp_path: Path, how: str, whole: bool
+    start: Start, tmp_path: Path, whom: str, how: str
 ) -> None:
     job, mom = start(how)
     wait_for(tmp_path / "running")
-    mom.signal(signal.SIGTERM, whole)
+    mom.signal(signal.SIGTERM, whole=whom == "session")
     assert mom.wait() == 85, job.log_path.read_text()
     assert noted(job) == [("start", None), ("terminate", None), ("end", 85)]
     assert not (job.directory / "outcome").exists()
 
 
-@HOW
-@WHOLE
+@ways()
 def test_sigterm_before_its_ranks_ends_a_job(
-    start: Start, tmp_path: Path, how: str, whole: bool
+    start: Start, tmp_path: Path, whom: str, how: str
 ) -> None:
     (tmp_path / "wait").touch()
     job, mom = start(how)
     wait_for(tmp_path / "setting-up")
-    mom.signal(signal.SIGTERM, whole)
+    mom.signal(signal.SIGTERM, whole=whom == "session")
     assert mom.wait() == 143, job.log_path.read_text()
     assert noted(job) == [("start", None), ("terminate", None), ("end", 143)]
     assert not (tmp_path / "running").exists()

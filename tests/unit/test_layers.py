@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.one_mpi
 CSRC = Path(__file__).parents[2] / "csrc"
 LAYERS = (
     {"bindings"},

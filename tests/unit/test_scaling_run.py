@@ -15,6 +15,8 @@ from qsgd_hpc.scaling.store.attempts import finished
 from qsgd_hpc.scaling.store.folder import StudyFolder
 from tests.processes import until
 
+pytestmark = pytest.mark.serial
+
 # A workload by the convention of scaling/README.md; --hold keeps 8-bit points busy until a file
 # exists.
 WORKLOAD = """
@@ -105,6 +107,7 @@ def place(tmp_path):
     return Place(tmp_path)
 
 
+@pytest.mark.gate
 def test_a_study_runs_every_point_and_ends_with_its_table_and_report(place):
     out, _ = place.scale("--bits", "32,4", "--epochs", "2", "@--note", "@a b'c\"d")
     done = finished(place.study.attempts()[0])
@@ -147,7 +150,9 @@ def test_a_failed_point_is_shown_with_its_log_and_only_it_is_tried_again(place):
     assert "the same script (2 versions)" in (place.folder / "study/REPORT.md").read_text()
 
 
-@pytest.mark.parametrize("moment", ["runs", "is being submitted"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("runs", marks=pytest.mark.gate), "is being submitted"]
+)
 def test_ctrl_c_cancels_the_job_and_the_same_command_goes_on(place, moment):
     words = ("scale", "-o", "study", "--bits", "32,8", "work load.py", "--hold", "go")
     process = place.start(*words)
@@ -169,6 +174,7 @@ def test_ctrl_c_cancels_the_job_and_the_same_command_goes_on(place, moment):
     assert len(finished(place.study.attempts()[0])) == 3
 
 
+@pytest.mark.gate
 def test_after_sigkill_the_running_job_is_followed_not_started_twice(place):
     words = ("scale", "-o", "study", "--nodes", "2", "--bits", "8", "work load.py", "--hold", "go")
     process = place.start(*words)
@@ -224,6 +230,7 @@ def test_when_all_points_fail_the_end_of_the_log_is_shown(place):
     assert "all 1 points failed" in err
 
 
+@pytest.mark.gate
 def test_faults_are_named_together_before_anything_is_written(place):
     _, err = place.scale("--nodes", "0,2,x", "--bits", "5", script="gone.py", code=2)
     for word in ("--nodes '0'", "--nodes 'x'", "--bits '5'", "gone.py"):
@@ -231,6 +238,7 @@ def test_faults_are_named_together_before_anything_is_written(place):
     assert not (place.folder / "study").exists()
 
 
+@pytest.mark.gate
 def test_a_dry_run_prints_the_plan_and_writes_nothing(place):
     out, _ = place.scale("--dry-run", "--nodes", "1,2", "--bits", "32,8,4", "--repeats", "2")
     assert out.count("to measure") == 8
@@ -261,6 +269,7 @@ def test_a_batch_site_is_not_charged_without_consent(place):
     assert not (place.folder / "scaling-results").exists()
 
 
+@pytest.mark.gate
 def test_a_packed_study_is_one_job_and_after_sigkill_nothing_is_lost_or_repeated(place):
     words = ("scale", "-o", "study", "--pack", "--bits", "32,8", "work load.py", "--hold", "go")
     process = place.start(*words)
