@@ -117,6 +117,14 @@ def idle_marks(item: pytest.Item) -> Iterator[str]:
             yield "'gate(mpi=2)' changes nothing: the test runs under one MPI"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of no use to the gate: each worker would import TensorFlow for them."""
+    if not config.getoption("gate", False) or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return ("pytestmark = pytest.mark.full" in text and "mark.gate" not in text) or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if idle := [f"{item.nodeid}: {each}" for item in items for each in idle_marks(item)]:
         raise pytest.UsageError("\n".join(idle))

@@ -29,6 +29,7 @@ def test_the_report_is_what_the_records_give(name: str, tmp_path: Path) -> None:
     for file in ("REPORT.md", "results.tex"):
         assert (tmp_path / file).read_text() == (STUDIES / name / file).read_text()
     assert (tmp_path / "report.html").stat().st_size > 100_000
+    assert (tmp_path / "networks-1.svg").exists() == (name == "networks")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -325,6 +325,9 @@ def test_what_is_serial_or_full_is_part_of_the_gate_where_it_is_marked_so(tmp_pa
         @pytest.mark.parametrize("python", MPIS)
         def test_second(python, ranks): pass
     """
-    done = run_pytest(tmp_path, body, "--gate", "--collect-only", "-q")
+    other = tmp_path / "test_other.py"
+    other.write_text("import pytest\npytestmark = pytest.mark.full\nassert False, 'imported'\n")
+    done = run_pytest(tmp_path, body, str(tmp_path), "--gate", "--collect-only", "-q")
+    assert done.returncode == 0, done.stdout
     found = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
     assert found == ["test_plain", "test_chosen", "test_second[2-2]"]

@@ -18,10 +18,10 @@ from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.report.cautions import Machine, cautions
 from qsgd_hpc.scaling.report.networks import families
 from qsgd_hpc.scaling.report.origins import origins
-from qsgd_hpc.scaling.report.report import load, write
+from qsgd_hpc.scaling.report.page import context, render
+from qsgd_hpc.scaling.report.report import load
 from qsgd_hpc.scaling.run.single import request
-from qsgd_hpc.scaling.store.folder import StudyFolder
-from tests.unit.scaling_samples import metered, study
+from tests.unit.scaling_samples import metered, study, written
 
 NETWORKS = ("100mbit", "10gbit", "none")
 # What compressing gains on each, by bits.
@@ -139,28 +139,23 @@ def test_one_network_is_no_family_and_one_node_has_no_network():
     ("reached", "marked"),
     [
         (0.7, True),
-        # Each draws all plots.
+        # Each draws all charts.
         pytest.param(0.95, False, marks=pytest.mark.full),
         pytest.param(0.901, False, marks=pytest.mark.full),
     ],
 )
 def test_links_that_fell_short_are_marked(tmp_path, reached, marked):
-    whole = study(networks=NETWORKS, bits=(32, 4), workdir=tmp_path)
-    folder = StudyFolder(tmp_path / "study")
-    folder.create(whole)
-    for attempt in measured(whole, reached):
-        folder.append(attempt)
-    report = load(folder)
+    whole = study(networks=("100mbit", "10gbit"), bits=(32, 4), workdir=tmp_path)
+    report = load(written(tmp_path / "study", whole, measured(whole, reached)))
     assert report.origins.machine is Machine.EMULATED
-    page = write(report, tmp_path / "out")
-    html, markdown = page.read_text(), (tmp_path / "out" / "REPORT.md").read_text()
+    shown = context(report, [["plot"]] * 2, None)
+    html, markdown = render("report.html.j2", shown), render("report.md.j2", shown)
     for text in (html, markdown):
         assert "hosts and network emulated on one machine" in text
         assert "What the network decides" in text
         assert ("(short)" in text) is marked
         assert ("Short links" in text) is marked
         assert "share this machine" in text
-    assert (tmp_path / "out" / "networks-1.svg").exists()
     assert html.count('id="networks-1-networks"') == html.count('id="networks-1-times"') == 1
     table = report.analysis.cases[0].table
     two = table[table["nodes"] == 2]["link_share"]
