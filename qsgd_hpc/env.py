@@ -1,7 +1,7 @@
-"""Every QSGD_* environment variable, in one table: the only place in Python that reads them.
+"""The table of all QSGD_* environment variables; the only module in Python that reads them.
 
-Precedence everywhere: argument, environment, site profile, default. What scripts and job files set
-for Horovod (HOROVOD_*) is read where the QSGD_* variable is not set.
+Precedence: argument, environment, site profile, default. A HOROVOD_* variable is read if the
+QSGD_* variable is not set.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def _at_least(kind: type[int] | type[float], least: float) -> Callable[[str], An
         except ValueError:
             raise ValueError(f"expected {parse.__doc__}") from None
         if not least <= value < 2**63:
-            raise ValueError(f"expected {parse.__doc__}, and less than 2^63")
+            raise ValueError(f"expected {parse.__doc__} and below 2^63")
         return value
 
-    parse.__doc__ = f"a {'whole ' if kind is int else ''}number of at least {least:g}"
+    parse.__doc__ = f"{'an integer' if kind is int else 'a number'}, at least {least:g}"
     return parse
 
 
@@ -68,7 +68,7 @@ def _bits(text: str) -> int | str:
     if word == AUTO_BITS:
         return AUTO_BITS
     if word not in map(str, (*range(1, 9), PLAIN_BITS)):
-        raise ValueError("expected 1 to 8, 32 (plain float32) or auto (as is fastest here)")
+        raise ValueError("expected 1 to 8, 32 (plain float32) or auto (the fastest here)")
     return int(word)
 
 
@@ -115,7 +115,7 @@ def _log_level(text: str) -> str:
 
 
 def _timeline_twin(text: str) -> str | None:
-    # Horovod's word for "start_timeline() will be called": here it may be called at any time.
+    # In Horovod, DYNAMIC announces a call of start_timeline(). Here it is always allowed.
     return None if text == "DYNAMIC" else text
 
 
@@ -144,9 +144,9 @@ class Twin:
 
     Args:
         name: HOROVOD_...
-        parse: its text to the value of the QSGD_* variable; None from it leaves that unset.
-            Default: as the QSGD_* variable is parsed.
-        remark: what a reader of its row should know.
+        parse: converts its text to the value of the QSGD_* variable, or to None, which leaves
+            that unset. Default: the parser of the QSGD_* variable.
+        remark: a note for its row in docs/settings.md.
     """
 
     name: str
@@ -156,11 +156,11 @@ class Twin:
 
 @dataclass(frozen=True)
 class Variable:
-    """One row: how to parse it, what it is when unset, what it does, and Horovod's names for it.
+    """One row: parser, default, description, and Horovod's names for the variable.
 
-    The docstring of `parse` says which values there are; docs/settings.md shows it. `horovods` is
-    what it is when unset in a script that has imported ``horovod``, where that differs. Those that
-    are `of_jobs` are set by ``run`` and the scripts of jobs, and not by users.
+    The docstring of `parse` lists the valid values; docs/settings.md shows it. `horovods` is the
+    default in a script that has imported ``horovod``, if it differs. Variables that are `of_jobs`
+    are set by ``run`` and the scripts of jobs, not by users.
     """
 
     parse: Callable[[str], Any]
@@ -171,7 +171,7 @@ class Variable:
     of_jobs: bool = False
 
 
-# Those of the core, which this module does not load.
+# The algorithms of the core, which this module does not load.
 EXACT = (
     "direct", "ring", "recursive_doubling", "rabenseifner", "shared", "hierarchical", "leaders",
 )  # fmt: skip
@@ -184,17 +184,17 @@ TABLE: dict[str, Variable] = {
     "QSGD_BITS": Variable(
         _bits,
         None,
-        "bits per gradient element for a DistributedOptimizer that names no compression",
+        "bits per gradient element, if the script sets no compression",
     ),
     "QSGD_WEIGHT_BITS": Variable(
         _weight_bits,
         None,
-        "bits per element of the weights that FSDP2 gathers, in scripts that say nothing of it",
+        "bits per element of the weights that FSDP2 gathers, if the script sets none",
     ),
     "QSGD_SCHEME": Variable(
         _scheme,
         None,
-        "code for a DistributedOptimizer that names no compression; unset: qsgd",
+        "code, if the script sets no compression; unset: qsgd",
     ),
     "QSGD_BUCKET_SIZE": Variable(
         _at_least(int, 64), 512, "elements that share one norm; a multiple of 64"
@@ -206,91 +206,93 @@ TABLE: dict[str, Variable] = {
     "QSGD_ROUNDING": Variable(
         _one_of("stochastic", "nearest"),
         "stochastic",
-        "rounding to levels; nearest is biased",
+        "rounding to quantisation levels; nearest is biased",
     ),
     "QSGD_ERROR_FEEDBACK": Variable(
-        _feedback, None, "adding what coding lost to the next step: on, off, or auto where needed"
+        _feedback, None, "error feedback: on, off, or auto (on if the code needs it)"
     ),
     "QSGD_RULES": Variable(
-        parse_rules, (), "bits of single tensors by name or size: `*.bias=32, embed*=8, >1M=2`"
+        parse_rules, (), "bits for tensors by name or size: `*.bias=32, embed*=8, >1M=2`"
     ),
     "QSGD_NMSE_BUDGET": Variable(
-        _budget, None, "error (NMSE) above which a tensor's bits are raised, at last to float32"
+        _budget, None, "error (NMSE) above which a tensor gets more bits, up to float32"
     ),
     "QSGD_SEED": Variable(_at_least(int, 0), 0, "seed of the rounding noise; equal on every rank"),
     "QSGD_ALGORITHM": Variable(
         _one_of(*ALGORITHMS),
         "auto",
-        "allreduce of uncompressed gradients, or of compressed ones if it is a compressed one",
+        "allreduce algorithm; it applies to compressed gradients if it is a compressed algorithm, "
+        "else to uncompressed ones",
         (
             Twin(
                 "HOROVOD_HIERARCHICAL_ALLREDUCE",
                 _hierarchical,
-                "1 asks for `hierarchical` where the ranks of a node share memory",
+                "1 selects `hierarchical` if the ranks of a node share memory",
             ),
         ),
     ),
     "QSGD_PLANNER": Variable(
         _planner,
         "advise",
-        "measuring the machine once: on compresses only where that saves time, advise says once "
-        "where it costs time",
+        "planner, which measures the machine once: on compresses only if that saves time, advise "
+        "warns once if compression costs time",
     ),
     "QSGD_THREADS": Variable(
-        _at_least(int, 1), 1, "threads of each rank that code gradients beside the training"
+        _at_least(int, 1), 1, "threads per rank that code gradients during the training"
     ),
     "QSGD_GPU_LIBRARY": Variable(
-        str, "", "file of GPU kernels to use for the package's own; none: code on the host"
+        str, "", "file of GPU kernels instead of the package's; none: code on the host"
     ),
     "QSGD_FUSION_BYTES": Variable(
         _at_least(int, 0),
         64 << 20,
-        "gradient bytes that one fused reduction may hold",
+        "largest number of gradient bytes in one fused reduction",
         (Twin("HOROVOD_FUSION_THRESHOLD"),),
     ),
     "QSGD_SEGMENT_ELEMENTS": Variable(
         _segment,
         0,
-        "elements that a message of a compressed reduction holds, a power of two; 0: 2^18",
+        "elements per message of a compressed reduction, a power of two; 0: 2^18",
     ),
     "QSGD_CYCLE_TIME_MS": Variable(
         _at_least(float, 0),
         0.0,
-        "milliseconds to wait after the first ready tensor for more to fuse with it",
+        "milliseconds to wait, after the first ready tensor, for tensors to fuse with it",
         (Twin("HOROVOD_CYCLE_TIME"),),
     ),
     "QSGD_CACHE_CAPACITY": Variable(
         _at_least(int, 0),
         1024,
-        "tensors that ranks announce by number once they have agreed on them; 0: none",
+        "tensors that ranks announce by number instead of name once they are known; 0: none",
         (Twin("HOROVOD_CACHE_CAPACITY"),),
     ),
     "QSGD_AUTOTUNE": Variable(
         flag,
         False,
-        "trying fusion sizes, cycle times and algorithms while training, and keeping the fastest",
+        "autotuning: trial of fusion sizes, cycle times and algorithms during the training; the "
+        "fastest are kept",
         (Twin("HOROVOD_AUTOTUNE"),),
     ),
     "QSGD_AUTOTUNE_LOG": Variable(
         str,
         None,
-        "CSV file for what autotuning has tried and measured",
+        "CSV file for the trials of autotuning and their results",
         (Twin("HOROVOD_AUTOTUNE_LOG"),),
     ),
     "QSGD_TIMELINE": Variable(
         str,
         None,
-        "file for the timeline of the collectives, which opens in Perfetto",
+        "file for the timeline of the collectives, for Perfetto",
         (
             Twin(
                 "HOROVOD_TIMELINE",
                 _timeline_twin,
-                "`DYNAMIC` needs no setting: `start_timeline` may always be called",
+                "`DYNAMIC` has no effect: `start_timeline` can always be called",
             ),
         ),
     ),
     "QSGD_TIMELINE_ALL_RANKS": Variable(
-        flag, False, "a timeline file for each rank, and one of all, instead of rank 0's alone"
+        flag, False, "a timeline file for each rank and a merged one, instead of rank 0's alone"
     ),
     "HOROVOD_TIMELINE_MARK_CYCLES": Variable(
         flag, False, "`start_timeline(mark_cycles=True)`, for the timeline of `QSGD_TIMELINE`"
@@ -298,13 +300,13 @@ TABLE: dict[str, Variable] = {
     "QSGD_NONFINITE": Variable(
         _one_of("error", "warn", "propagate"),
         "error",
-        "what a gradient with NaN or Inf does: raise on every rank, warn once, or pass silently",
+        "reaction to NaN or Inf in a gradient: raise an error on every rank, warn once, or ignore",
         horovods="warn",
     ),
     "QSGD_STALL_WARNING_S": Variable(
         _at_least(float, 0),
         60.0,
-        "seconds before a tensor that some ranks lack is named; 0: never",
+        "seconds until a warning names a tensor that some ranks have not submitted; 0: never",
         (
             Twin("HOROVOD_STALL_CHECK_DISABLE", _never, "1 sets it to 0"),
             Twin("HOROVOD_STALL_CHECK_TIME_SECONDS"),
@@ -313,7 +315,7 @@ TABLE: dict[str, Variable] = {
     "QSGD_STALL_SHUTDOWN_S": Variable(
         _at_least(float, 0),
         0.0,
-        "seconds after which a tensor that some ranks lack ends the job; 0: never",
+        "seconds until a tensor that some ranks have not submitted ends the job; 0: never",
         (
             Twin("HOROVOD_STALL_CHECK_DISABLE", _never, "1 sets it to 0"),
             Twin("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
@@ -322,83 +324,81 @@ TABLE: dict[str, Variable] = {
     "QSGD_DEADLOCK_S": Variable(
         _at_least(float, 0),
         10.0,
-        "seconds for which all ranks may wait for different tensors before these fail; 0: for ever",
+        "seconds for which all ranks may wait for different tensors before these fail; 0: no limit",
     ),
     "QSGD_FAN_OUT": Variable(
         _at_least(int, 0),
         0,
-        "fan-out, between nodes, of the tree in which ranks agree; 0: a star to 33 ranks, then 8",
+        "fan-out between nodes of the engine's tree; 0: a star up to 33 ranks, then 8",
     ),
     "QSGD_DYNAMIC_PROCESS_SETS": Variable(
         flag,
         False,
-        "permission to add and remove process sets after init",
+        "whether process sets can be added and removed after init",
         (Twin("HOROVOD_DYNAMIC_PROCESS_SETS"),),
     ),
     "QSGD_LOG_LEVEL": Variable(
         _log_level,
         "warning",
-        "least serious message of the engine that is printed",
+        "lowest level of the engine's messages that is printed",
         (Twin("HOROVOD_LOG_LEVEL"),),
     ),
-    "QSGD_LIFELINE": Variable(flag, True, "watch the other ranks over TCP, so a dead one is named"),
+    "QSGD_LIFELINE": Variable(flag, True, "detection of dead ranks over TCP"),
     "QSGD_RANKS_PER_NODE": Variable(
-        _at_least(int, 1), None, "treat each run of so many ranks as one node (simulated nodes)"
+        _at_least(int, 1), None, "number of consecutive ranks to treat as one node (for tests)"
     ),
     "QSGD_MPI_ABI": Variable(
-        _one_of("int", "pointer"), None, "handle type of an MPI that this package does not know"
+        _one_of("int", "pointer"), None, "handle type of an MPI that is not recognised"
     ),
     "QSGD_ELASTIC_CHECKPOINT": Variable(
-        str, None, "file to which elastic.run writes each commit, and at which it resumes"
+        str, None, "file to which elastic.run writes each commit, and from which it resumes"
     ),
     "QSGD_RANKS": Variable(
         _at_least(int, 1),
         None,
-        "ranks that were started together, which init compares",
+        "number of ranks that were started together; init checks it",
         of_jobs=True,
     ),
     "QSGD_ALLOW_SINGLETON": Variable(
         flag,
         False,
-        "permission for ranks that were started together, but that MPI did not join, to train "
-        "apart",
+        "whether ranks that were started together, but that MPI did not connect, may train "
+        "separately",
     ),
     "QSGD_RUN_GRACE_S": Variable(
-        _at_least(float, 0), 22.0, "seconds that ranks have to end once one has failed (run)"
+        _at_least(float, 0), 22.0, "seconds that ranks have to end after one has failed (run)"
     ),
     "QSGD_RUN_FUNCTION": Variable(
-        str, None, "where a rank of `qsgd_hpc.run` fetches its function", of_jobs=True
+        str, None, "address from which a rank of `qsgd_hpc.run` fetches its function", of_jobs=True
     ),
     "QSGD_DATA": Variable(str, None, "folder that holds the tutorials' data sets"),
-    "QSGD_HOME": Variable(str, "~/.qsgd-hpc", "where jobs and measured machines are kept"),
+    "QSGD_HOME": Variable(str, "~/.qsgd-hpc", "folder for jobs and for measurements of machines"),
     "QSGD_PLAN_CACHE": Variable(
-        flag, True, "plan with what an earlier job of the same site, MPI and layout has measured"
+        flag, True, "reuse of the measurements of earlier jobs with the same site, MPI and layout"
     ),
-    "QSGD_JOB_DIR": Variable(str, None, "folder of the job that this process is of", of_jobs=True),
+    "QSGD_JOB_DIR": Variable(str, None, "folder of this process's job", of_jobs=True),
     "QSGD_ATTEMPT": Variable(
-        _at_least(int, 0), 0, "jobs of the same training that came before", of_jobs=True
+        _at_least(int, 0), 0, "number of earlier jobs of the same training", of_jobs=True
     ),
     "QSGD_SITE": Variable(str, None, "site profile to use instead of detecting one"),
     "QSGD_ACCOUNT": Variable(str, None, "account (project) that pays for submitted jobs"),
     "QSGD_RECORDS": Variable(
         str,
         None,
-        "JSON-lines file that qsgd_hpc.scaling.record appends to, and every rank as it leaves",
+        "JSON Lines file to which qsgd_hpc.scaling.record appends, and every rank when it ends",
     ),
 }
 
 
 def is_set(name: str, environ: Mapping[str, str] | None = None, *, twins: bool = True) -> bool:
-    """Tell whether the variable, or its twin, is in the environment and not empty."""
+    """Tell whether the variable, or Horovod's, is in the environment and not empty."""
     found = os.environ if environ is None else environ
     names = [name, *(twin.name for twin in TABLE[name].twins if twins)]
     return any(found.get(each) for each in names)
 
 
 def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
-    """Return a variable's parsed value, else its twin's, else its default. Empty is unset.
-
-    Horovod hands NaN and Inf on, and so a script that imports ``horovod`` gets them.
+    """Return a variable's parsed value, else that of Horovod's, else the default. Empty is unset.
 
     Raises:
         UsageError: the text cannot be parsed; the message names the variable that was read.
@@ -412,7 +412,7 @@ def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
         try:
             value = (source.parse or row.parse)(text)
         except ValueError as error:
-            raise UsageError(f"{source.name}={text!r}: {error}. It sets the {row.what}.") from None
+            raise UsageError(f"{source.name}={text!r}: {error}. Meaning: {row.what}.") from None
         if value is not None or source.name == name:
             return value
     if row.horovods is not None and "horovod" in sys.modules:

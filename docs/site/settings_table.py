@@ -1,7 +1,7 @@
 """Write the tables of docs/settings.md from qsgd_hpc/env.py, where every variable is one row.
 
-The page is kept in the repository, so that it can be read on a code host; `make docs` writes it
-anew, and a test tells when that was forgotten.
+The page is kept in the repository so that it can be read on a code host. `make docs` updates it, and
+a test fails if it is out of date.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from qsgd_hpc.rules import parse_rules
 
 PAGE = Path(__file__).parents[1] / "settings.md"
 TABLE = re.compile(r"(<!-- (\w+): written by \S+ -->\n).*?(<!-- end -->)", re.S)
-# What these accept is said in prose: on the page itself, and in docs/compression.md.
+# The page itself, and docs/compression.md, describe these values.
 VALUES = {env.flag: "a boolean", str: "text", parse_rules: "rules"}
 
 
 def settings() -> str:
     """Return the table of this package's variables."""
-    lines = ["| variable | what it sets | values | default |", "|---|---|---|---|"]
+    lines = ["| variable | meaning | values | default |", "|---|---|---|---|"]
     for name, row in env.TABLE.items():
         if row.of_jobs or not name.startswith("QSGD_"):
             continue
@@ -43,8 +43,8 @@ def _said(value: object) -> str:
 
 
 def of_jobs() -> str:
-    """Return the table of those that users do not set."""
-    lines = ["| variable | what it tells |", "|---|---|"]
+    """Return the table of the variables that users do not set."""
+    lines = ["| variable | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {row.what} |" for name, row in env.TABLE.items() if row.of_jobs]
     return "\n".join(lines)
 
@@ -57,7 +57,7 @@ def twins() -> str:
             here[name].append(row.what)
         for twin in row.twins:
             here[twin.name].append(f"`{name}`" + (f" ({twin.remark})" if twin.remark else ""))
-    lines = ["| Horovod's variable | here |", "|---|---|"]
+    lines = ["| variable of Horovod | variable here |", "|---|---|"]
     lines += [f"| `{name}` | {', '.join(found)} |" for name, found in here.items()]
     return "\n".join(lines)
 
