@@ -73,12 +73,12 @@ def _cell(verdict: Verdict) -> str:
 
 
 def summary(records: list[dict[str, Any]]) -> str:
-    """Return in a sentence how many plans are how good."""
+    """Summarise the plans in one sentence."""
     misses = [verdict.miss for record in records for _, verdict in verdicts(record)]
     close = sum(miss <= CLOSE for miss in misses)
     return (
-        f"{close} of {len(misses)} plans are within {CLOSE:.0%} of the fastest choice, "
-        f"the worst is {max(misses):.0%} behind it."
+        f"{close} of {len(misses)} plans are within {CLOSE:.0%} of the fastest choice; "
+        f"the worst takes {max(misses):.0%} longer."
     )
 
 
