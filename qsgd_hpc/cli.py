@@ -20,15 +20,15 @@ __all__ = ["main", "main_of"]
 VERBS: dict[str, tuple[str, str]] = {
     "convert": (
         "qsgd_hpc.eight_steps.convert.cli:convert",
-        "Make a distributed training script of a serial one.",
+        "Convert a serial training script to a distributed one.",
     ),
     "check": (
         "qsgd_hpc.eight_steps.check.cli:check_command",
-        "Say which of the eight steps a script lacks.",
+        "Check a distributed script for missing steps and mistakes.",
     ),
     "run": ("qsgd_hpc.launch.cli:run", "Start ranks on this machine or on a list of hosts."),
     "submit": ("qsgd_hpc.jobs.submit_cli:submit", "Render, check and submit a batch job."),
-    "resubmit": ("qsgd_hpc.jobs.submit_cli:resubmit", "Submit a job that has ended once more."),
+    "resubmit": ("qsgd_hpc.jobs.submit_cli:resubmit", "Submit a job again after it has ended."),
     "status": ("qsgd_hpc.jobs.cli:status", "Show the state of one job."),
     "logs": ("qsgd_hpc.jobs.cli:logs", "Print or follow a job's output."),
     "wait": ("qsgd_hpc.jobs.cli:wait", "Wait until jobs have ended."),
@@ -36,22 +36,22 @@ VERBS: dict[str, tuple[str, str]] = {
     "list": ("qsgd_hpc.jobs.cli:list_jobs", "List your jobs, newest first."),
     "sites": (
         "qsgd_hpc.jobs.sites_cli:sites",
-        "List, show, check or write the site profiles.",
+        "List, show, check or write site profiles.",
     ),
-    "doctor": ("qsgd_hpc.doctor:doctor", "Check this installation and say what is wrong."),
-    "bench": ("qsgd_hpc.bench.cli:bench", "Time codecs and allreduces beside their limits."),
+    "doctor": ("qsgd_hpc.doctor:doctor", "Check this installation and report faults."),
+    "bench": ("qsgd_hpc.bench.cli:bench", "Benchmark codecs and allreduces."),
     "timeline": (
         "qsgd_hpc.timeline.cli:timeline",
-        "Merge and read timelines of a job's collectives.",
+        "Summarise or merge timelines of collectives.",
     ),
     "export": (
         "qsgd_hpc.export.cli:export",
-        "Write a trained model that loads without qsgd-hpc.",
+        "Export a trained model so that it loads without qsgd-hpc.",
     ),
     "scale": ("qsgd_hpc.scaling.cli:scale", "Run a scaling study and write its report."),
     "report": (
         "qsgd_hpc.scaling.report.cli:report",
-        "Write the report of a study again from its records.",
+        "Write a study's report again from its records.",
     ),
     "predict": (
         "qsgd_hpc.scaling.predict.cli:predict",
@@ -90,11 +90,11 @@ def cli(ctx: click.Context) -> None:
     """Train on many nodes with 4 to 16 times fewer gradient bytes.
 
     \b
-    Make a serial script parallel:  qsgd-hpc convert train.py -o train_hvd.py
-    Try it here, on two ranks:      qsgd-hpc run -np 2 --bits 4 python train.py
-    Submit it as a job:             qsgd-hpc submit --nodes 8 train.py
-    See the batch script first:     qsgd-hpc submit --site polaris --nodes 8 --dry-run train.py
-    Measure how it scales:          qsgd-hpc scale --nodes 1,2 --bits 32,8,4 train.py
+    Convert a serial script:  qsgd-hpc convert train.py -o train_hvd.py
+    Run it on two ranks:      qsgd-hpc run -np 2 --bits 4 python train.py
+    Submit it as a job:       qsgd-hpc submit --nodes 8 train.py
+    Show the batch script:    qsgd-hpc submit --site polaris --nodes 8 --dry-run train.py
+    Measure its scaling:      qsgd-hpc scale --nodes 1,2 --bits 32,8,4 train.py
     """
     ctx.with_resource(listening(lambda text: click.echo(f"qsgd-hpc: {text}", err=True)))
 

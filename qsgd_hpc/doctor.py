@@ -1,4 +1,4 @@
-"""The verb doctor: is this installation fit for work, and if not, what is to be done."""
+"""The command doctor: reports faults of the installation, and their remedies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOPIC_WIDTH = 15
 def doctor(as_json: bool) -> None:
     """Check this installation: Python, core, MPI, frameworks, site, job folder, memory, GPUs.
 
-    Nothing is changed and no framework is imported. Exit code 1: there is a fault.
+    Changes nothing and imports no framework. Exit code 1: there is a fault.
     """
     found = examine()
     if as_json:

@@ -1,4 +1,4 @@
-"""The verb ``qsgd-hpc bench``."""
+"""The command ``qsgd-hpc bench``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
-# Set by mpiexec, srun and PALS for the ranks that they start, and for nothing else.
+# Set by mpiexec, srun and PALS for the ranks that they start, and nowhere else.
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_STEP_ID")
 
 
@@ -35,25 +35,25 @@ def launched(environ: Mapping[str, str]) -> bool:
     is_flag=False,
     flag_value="",
     metavar="[SIZES]",
-    help="What is planned, and why; with SIZES, beside what every choice takes.",
+    help="Print the plan and its reasons; with SIZES, also the measured times of every choice.",
 )
-@click.option("-np", "-n", "ranks", type=int, metavar="N", help="Ranks for --explain.")
-@click.option("--network", metavar="RATE", help="Of the hosts for --explain.")
+@click.option("-np", "-n", "ranks", type=int, metavar="N", help="Number of ranks for --explain.")
+@click.option("--network", metavar="RATE", help="Link rate of emulated hosts for --explain.")
 @click.pass_context
 def bench(
     context: click.Context, explain: str | None, ranks: int | None, network: str | None
 ) -> None:
-    """Measure codecs and allreduces of this machine, beside its limits and its peers.
+    """Benchmark codecs and allreduces, compared with the machine's limits and with MPI and gloo.
 
     \b
-    How fast gradients are coded on one core and on all:
+    Speed of the codecs on one core and on all:
       qsgd-hpc bench codec
-    How fast they are reduced, beside MPI_Allreduce and gloo:
+    Speed of allreduces, compared with MPI_Allreduce and gloo:
       qsgd-hpc bench allreduce -np 2 --sizes 4K:64M --peers
-    Which sizes it pays to compress here, and why:
+    Sizes for which compression saves time here, with reasons:
       qsgd-hpc bench --explain -np 2
-    How long 1 MB takes in every code by every algorithm, as planned and in fact, on four hosts
-    joined at 1 Gb/s, emulated here:
+    Predicted and measured times of 1 MB in every code by every algorithm, on four emulated hosts
+    joined at 1 Gb/s:
       qsgd-hpc bench --explain 1M -np 4 --network 1gbit
     """
     if context.invoked_subcommand is None:
@@ -65,17 +65,19 @@ def bench(
 
 
 @bench.command(context_settings={"show_default": True})
-@click.option("--size", default="256M", help="Of the elements that are coded.")
-@click.option("--bits", default="8,4,2", help="1 to 8 each, for codes that have a choice.")
-@click.option("--scheme", default="qsgd", help="Names with commas: qsgd, eden, minmax, ...")
-@click.option("--norm", default="max", help="max, l2, or both with a comma; of qsgd.")
-@click.option("--dtype", default="float32", help="Names with commas: float32, float16, bfloat16.")
-@click.option("--threads", help="Counts with commas. [default: 1 and all cores]")
+@click.option("--size", default="256M", help="Size of the buffer.")
+@click.option("--bits", default="8,4,2", help="Comma-separated, 1 to 8.")
+@click.option("--scheme", default="qsgd", help="Comma-separated: qsgd, eden, minmax, ...")
+@click.option("--norm", default="max", help="Comma-separated: max, l2; for qsgd.")
+@click.option("--dtype", default="float32", help="Comma-separated: float32, float16, bfloat16.")
+@click.option("--threads", help="Comma-separated numbers. [default: 1 and all cores]")
 @click.option(
     "--instruction-set", metavar="NAME", help="avx512, avx2, neon, scalar. [default: the fastest]"
 )
-@click.option("--rounds", type=click.IntRange(1), default=7, help="Samples of each row.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all numbers.")
+@click.option("--rounds", type=click.IntRange(1), default=7, help="Samples per row.")
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="File for all numbers, as JSON."
+)
 def codec(
     size: str,
     bits: str,
@@ -87,21 +89,21 @@ def codec(
     rounds: int,
     json_path: Path | None,
 ) -> None:
-    """Time encode, decode and decode-and-add of one process.
+    """Benchmark encode, decode and decode-and-add in one process.
 
-    Each is printed beside a plain loop over the same memory in the same run: a scan for the
-    largest magnitude for encoders, y += x for decoders and for encoders with error feedback, which
-    read and write what is left over; on more threads, beside the same on one.
-    All operations take turns. A checksum is made, or checked, on the way.
+    Each is compared with a simple loop over the same memory in the same run: encoders with a scan
+    for the largest magnitude; decoders, and encoders with error feedback, which read and write
+    residuals, with y += x; several threads with one. All operations alternate. Times include
+    computing or checking the checksum.
 
     \b
-    The figures of benchmarks/:
+    The measurements in benchmarks/:
       qsgd-hpc bench codec --size 256M --bits 8,4
-    What the paper's norm costs:
+    The cost of the paper's norm:
       qsgd-hpc bench codec --norm max,l2 --threads 1
     Other schemes:
       qsgd-hpc bench codec --scheme minmax,terngrad,topk --threads 1
-    Gradients of 16 bits, without AVX-512:
+    16-bit gradients, without AVX-512:
       qsgd-hpc bench codec --dtype float16,bfloat16 --instruction-set avx2
     """
     from qsgd_hpc.bench.codec import DTYPES, Request, run
@@ -140,7 +142,7 @@ def _thread_counts(text: str | None) -> list[int]:
     words = text.split(",")
     if not all(word.isdecimal() and int(word) >= 1 for word in words):
         raise UsageError(
-            f"--threads {text}: expected counts of at least 1 with commas, such as 1,4"
+            f"--threads {text}: expected comma-separated numbers of at least 1, such as 1,4"
         )
     return sorted({int(word) for word in words})
 
@@ -150,29 +152,37 @@ def _thread_counts(text: str | None) -> list[int]:
 @click.option(
     "--network",
     metavar="RATE[,latency=T]",
-    help="Each rank on a host of its own, joined at 100mbit, 1gbit, ... (emulated).",
+    help="Emulate a host for each rank; links of 100mbit, 1gbit, ...",
 )
-@click.option("--sizes", default="4K:64M", help="FROM:TO[:FACTOR], or sizes with commas.")
-@click.option("--bits", default="32,8,4,2", help="1 to 8, 32 (float32), auto (as planned).")
-@click.option("--scheme", default="qsgd", help="Of the codes, with commas: qsgd, eden, minmax, ...")
+@click.option("--sizes", default="4K:64M", help="FROM:TO[:FACTOR], or comma-separated sizes.")
+@click.option(
+    "--bits",
+    default="32,8,4,2",
+    help="Comma-separated: 1 to 8, 32 (float32), auto (the planner's choice).",
+)
+@click.option("--scheme", default="qsgd", help="Comma-separated: qsgd, eden, minmax, ...")
 @click.option(
     "--algorithm",
     default="auto",
-    help=f"Names with commas. Exact: {', '.join(EXACT)}. Compressed: {', '.join(COMPRESSED)}.",
+    help=f"Comma-separated. Exact: {', '.join(EXACT)}. Compressed: {', '.join(COMPRESSED)}.",
 )
-@click.option("--peers", is_flag=True, help="MPI_Allreduce and torch's gloo in the same job.")
-@click.option("--explain", is_flag=True, help="Print what is planned per size and why, no table.")
-@click.option("--trial", is_flag=True, help="With --explain: try every choice beside the plan.")
-@click.option("--threads", type=click.IntRange(1), help="Per rank. [default: OMP_NUM_THREADS or 1]")
+@click.option("--peers", is_flag=True, help="Also measure MPI_Allreduce and torch's gloo.")
+@click.option("--explain", is_flag=True, help="Print the plan per size and its reasons instead.")
+@click.option("--trial", is_flag=True, help="With --explain: also measure every choice.")
+@click.option(
+    "--threads", type=click.IntRange(1), help="Threads per rank. [default: OMP_NUM_THREADS or 1]"
+)
 @click.option(
     "--bandwidth",
     type=click.FloatRange(0, min_open=True),
     metavar="GBPS",
-    help="Gb/s of a rank's link, for the limit. [default: of --network, else as measured]",
+    help="Link rate of a rank in Gb/s, for the limit. [default: of --network, else measured]",
 )
-@click.option("--rounds", type=click.IntRange(1), help="Samples of each row. [default: by time]")
-@click.option("--seconds", type=float, default=2.0, help="Time for each size; at least 5 rounds.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all numbers.")
+@click.option("--rounds", type=click.IntRange(1), help="Samples per row. [default: by time]")
+@click.option("--seconds", type=float, default=2.0, help="Time per size; at least 5 rounds.")
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="File for all numbers, as JSON."
+)
 def allreduce(
     ranks: int | None,
     network: str | None,
@@ -189,32 +199,31 @@ def allreduce(
     seconds: float,
     json_path: Path | None,
 ) -> None:
-    """Time sums of float32 over all ranks, compressed and not.
+    """Benchmark allreduces of float32, compressed and uncompressed.
 
-    With -np it starts its ranks here, with --network as on machines that are apart. For several
-    real hosts, start it as any other program: mpiexec, srun, or qsgd-hpc run -np 4 -H h1:2,h2:2
+    With -np, ranks are started on this machine; with --network, on emulated hosts. On several real
+    hosts, start it like any MPI program: with mpiexec, srun, or qsgd-hpc run -np 4 -H h1:2,h2:2
     python -m qsgd_hpc bench allreduce.
 
     \b
-    Beside the peers, as the figures in benchmarks/ were made:
+    The measurements in benchmarks/, with MPI_Allreduce and gloo:
       qsgd-hpc bench allreduce -np 2 --sizes 4K:256M --peers --json fp32.json
-    The same on four hosts, joined at 1 Gb/s:
+    The same on four emulated hosts, joined at 1 Gb/s:
       qsgd-hpc bench allreduce -np 4 --network 1gbit --sizes 64K,1M,16M,100M --peers
-    Two compressed algorithms against each other:
+    Two compressed algorithms:
       qsgd-hpc bench allreduce -np 4 --bits 4 --algorithm sra,allgather --sizes 64K,1M
-    QSGD's code against EDEN's:
+    Two codes, QSGD and EDEN:
       qsgd-hpc bench allreduce -np 4 --network 1gbit --bits 4,3 --scheme qsgd,eden --sizes 16M
-    Whether compressing pays here:
+    Whether compression saves time here:
       qsgd-hpc bench allreduce -np 2 --explain
-    How good that plan is, of two codes:
+    The plan for two codes, compared with measurements:
       qsgd-hpc bench allreduce -np 2 --explain --trial --bits 32,4 --sizes 64K,1M
 
-    All contestants of a size take turns, so that what disturbs the machine disturbs them alike. A
-    sample is the slowest rank's time from a barrier on; small sizes are called several times per
-    sample.
+    All contestants of a size alternate, so that disturbances affect them equally. A sample is the
+    slowest rank's time after a barrier; small sizes are called several times per sample.
 
-    "engine" and "feedback" rows go the whole way of a named tensor of a training. Feedback is in
-    the rows of the bits at which training has it: 2 and 1, all with QSGD_ERROR_FEEDBACK=on.
+    "engine" and "feedback" rows include the engine's negotiation of a named tensor. Rows use error
+    feedback where training does: for 2 and 1 bits, and for all with QSGD_ERROR_FEEDBACK=on.
     """
     from qsgd_hpc.bench.allreduce import Request, check, run
     from qsgd_hpc.launch.cluster import parse as parse_network
@@ -257,7 +266,7 @@ def allreduce(
 
 
 def _start(ranks: int, network: Network | None, request: Request, words: list[str]) -> int:
-    """Run this command on ranks of this machine; return the exit code."""
+    """Run this command on ranks of this machine and return the exit code."""
     from qsgd_hpc.launch import run as launch
     from qsgd_hpc.launch.options import RunOptions
 

@@ -16,14 +16,15 @@ __all__ = ["export"]
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option(
     "--import", "imports", multiple=True, metavar="MODULE",
-    help="A module that defines layers of your own; may be given several times.",
+    help="Module that defines custom layers; can be repeated.",
 )  # fmt: skip
 def export(source: Path, target: Path, imports: tuple[str, ...]) -> None:
-    """Write a trained model so that it loads where qsgd-hpc is not installed.
+    """Export a trained model so that it loads without qsgd-hpc.
 
-    SOURCE is a .keras file, a SavedModel's folder, or the prefix of a TensorFlow checkpoint;
-    TARGET becomes the same kind, without the operations and classes of this package and without
-    what only training needs. It is then loaded in a process that cannot import qsgd_hpc.
+    SOURCE is a .keras file, the folder of a SavedModel, or the prefix of a TensorFlow checkpoint.
+    TARGET has the same format, without the operations and classes of this package and without
+    the parts that only training needs. As a test, it is loaded in a process that cannot import
+    qsgd_hpc.
 
     \b
     qsgd-hpc export model.keras inference.keras

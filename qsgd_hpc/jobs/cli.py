@@ -1,4 +1,4 @@
-"""The verbs status, logs, wait, cancel and list."""
+"""The commands status, logs, wait, cancel and list."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["cancel", "list_jobs", "logs", "status", "wait"]
 
 FOLLOW_S = 0.3
 TIMED_OUT = 3
-SILENT = 4  # the scheduler does not answer: what is shown is older, or nothing was cancelled
+SILENT = 4  # the scheduler does not answer: the state shown is older, or nothing was cancelled
 _GOOD = (JobState.COMPLETED, JobState.STOPPED)
 
 
@@ -29,9 +29,9 @@ _GOOD = (JobState.COMPLETED, JobState.STOPPED)
 @click.argument("job_id", metavar="ID", required=False)
 @as_json_option
 def status(job_id: str | None, as_json: bool) -> None:
-    """Show the state of job ID (default: the newest), why, where its log is and what to do next.
+    """Show the state of job ID (default: the newest), its cause, its log and the next command.
 
-    Exit code 4: the scheduler does not answer, and this is what it last said.
+    Exit code 4: the scheduler does not answer; the state shown is the last known one.
     """
     job = api.get(job_id or _newest())
     if as_json:
@@ -45,8 +45,10 @@ def status(job_id: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("job_id", metavar="ID", required=False)
-@click.option("-f", "--follow", "following", is_flag=True, help="Go on until it has ended.")
-@click.option("--rank", type=int, help="Print the output of one rank alone.")
+@click.option(
+    "-f", "--follow", "following", is_flag=True, help="Follow the output until the job has ended."
+)
+@click.option("--rank", type=int, help="Print the output of one rank only.")
 @click.option("--task", type=int, help="Print the output of one task of an array.")
 def logs(job_id: str | None, following: bool, rank: int | None, task: int | None) -> None:
     """Print the output of all ranks of job ID (default: the newest)."""
@@ -72,7 +74,7 @@ def _log_of(job: Job, task: int | None) -> Path:
 def follow(
     job: Job, path: Path | None = None, rank: int | None = None, *, once: bool = False
 ) -> None:
-    """Print a job's output until it has ended; with ``once``, what there is now."""
+    """Print a job's output until it has ended; with ``once``, the output so far."""
     output = Output(path or job.log_path, rank, job.request.ranks)
     patience = api.Patience()
     patience.begin([job])
@@ -83,13 +85,13 @@ def follow(
             with muted(bool(job.progress.silence)):
                 job = api.get(job.id)
         output.print_new()
-    # What was written between the last look and the end.
+    # Print the lines written between the last check and the end.
     output.print_new()
     if rank is not None and job.state.ended and not output.labelled and view.has_output(job):
         raise UsageError(
-            f"no line of {job.id}'s output says which rank wrote it: the launcher of site "
-            f"'{job.site}' has no option for that in its profile (launcher: label). See it whole "
-            f"with `qsgd-hpc logs {job.id}`."
+            f"the lines of {job.id}'s output are not labelled with ranks: the profile of site "
+            f"'{job.site}' has no option of the launcher for that (launcher: label). Show the "
+            f"whole output with `qsgd-hpc logs {job.id}`."
         )
     if not once:
         click.echo(f"{job.id} {job.state.value} {job.progress.why}".rstrip(), err=True)
@@ -100,14 +102,14 @@ def follow(
 @click.option(
     "--timeout",
     type=Walltime("s"),
-    help="Give up after 30m, 90s, 2h, a plain number of seconds; exit code 3 then.",
+    help="Give up after this time (exit code 3): 30m, 90s, 2h; a plain number is seconds.",
 )
 @as_json_option
 def wait(job_ids: tuple[str, ...], timeout: float | None, as_json: bool) -> None:
-    """Wait until jobs, and the parts of their chains, have ended.
+    """Wait until jobs and their chains have ended.
 
-    Exit code 0: all completed; 85: one stopped at a checkpoint and nothing continues it; 1: another
-    end; 3: the time was over; 4: it was over while the scheduler did not answer.
+    Exit code 0: all completed; 85: a job stopped at a checkpoint and no job continues it; 1: a job
+    ended otherwise; 3: timeout; 4: timeout while the scheduler did not answer.
     """
     timeout_s = None if timeout is None else timeout * 60
     parts = (part for job_id in job_ids for part in (job_id, *(j.id for j in api.chain(job_id))))
@@ -115,7 +117,7 @@ def wait(job_ids: tuple[str, ...], timeout: float | None, as_json: bool) -> None
     try:
         jobs = api.wait(job_ids, timeout_s, on_change=None if as_json else _say)
     except KeyboardInterrupt:
-        click.echo("stopped waiting; the jobs go on", err=True)
+        click.echo("stopped waiting; the jobs continue", err=True)
         sys.exit(130)
     if as_json:
         _print_json([view.as_json(job) for job in jobs])
@@ -125,7 +127,7 @@ def wait(job_ids: tuple[str, ...], timeout: float | None, as_json: bool) -> None
 
 
 def _verdict(jobs: list[Job]) -> int:
-    """Return the exit code of ``wait``; of a chain the last part tells how it ended."""
+    """Return the exit code of ``wait``; for a chain, its last job decides."""
     continued = {job.previous for job in jobs}
     ends = {job.state for job in jobs if job.id not in continued}
     if ends <= {JobState.COMPLETED}:
@@ -146,12 +148,12 @@ def _say(job: Job) -> None:
 @click.option(
     "--at-checkpoint",
     is_flag=True,
-    help="Ask the script to stop at its next checkpoint instead: should_stop() turns true.",
+    help="Ask the script to stop at its next checkpoint instead: should_stop() becomes true.",
 )
 def cancel(job_ids: tuple[str, ...], at_checkpoint: bool) -> None:
-    """End jobs, every process that they have started, and what waits for them in a chain.
+    """Cancel jobs, all their processes, and the later jobs of their chains.
 
-    Exit code 4: the scheduler did not cancel one.
+    Exit code 4: the scheduler did not cancel a job.
     """
     faults, alive = [], []
     for job_id in job_ids:
@@ -186,7 +188,7 @@ def cancel(job_ids: tuple[str, ...], at_checkpoint: bool) -> None:
 def list_jobs(as_json: bool) -> None:
     """List your jobs, newest first.
 
-    Exit code 4: a scheduler does not answer, and of its jobs this is what it last said.
+    Exit code 4: a scheduler does not answer; the last known state of its jobs is shown.
     """
     jobs = api.list_jobs()[::-1]
     if as_json:

@@ -1,4 +1,4 @@
-"""The verb sites: list, show, check and write site profiles."""
+"""The command sites: list, show, check and write site profiles."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for
 def sites() -> None:
     """List, show, check or write site profiles.
 
-    Your own go to $QSGD_HOME/sites/NAME.yaml, a project's to .qsgd-hpc/sites/NAME.yaml in its
-    folder; both override the shipped profile of that name key by key.
+    Your own profiles are files $QSGD_HOME/sites/NAME.yaml, those of a project .qsgd-hpc/sites/
+    NAME.yaml in its folder. Both override the included profile of that name key by key.
     """
 
 
 @sites.command("list")
 @_AS_JSON
 def list_sites(as_json: bool) -> None:
-    """List all profiles and mark the one that is used here."""
+    """List all profiles and mark the one in use here."""
     here = _here()
     rows = [sites_view.row(name, here) for name in profiles.names()]
     if as_json:
@@ -50,7 +50,7 @@ def list_sites(as_json: bool) -> None:
 @_AS_JSON
 @click.argument("name", required=False)
 def show_site(name: str | None, as_json: bool) -> None:
-    """Show profile NAME (default: the one used here): queues, notes, and its YAML files."""
+    """Show profile NAME (default: the one in use here): queues, notes, and its YAML files."""
     name = name or profiles.choose(None).name
     if as_json:
         click.echo(json.dumps(sites_view.profile_json(merged(name)), indent=2))
@@ -61,15 +61,14 @@ def show_site(name: str | None, as_json: bool) -> None:
 
 
 @sites.command("check")
-@click.option("--no-machine", is_flag=True, help="Check the files alone; ask no scheduler.")
+@click.option("--no-machine", is_flag=True, help="Check the files only; query no scheduler.")
 @_AS_JSON
 @click.argument("name", required=False)
 def check_site(name: str | None, no_machine: bool, as_json: bool) -> None:
-    """Check profile NAME; without NAME the one used here, or all where there is no scheduler.
+    """Check profile NAME. Default: the one in use here, or all if there is no scheduler.
 
-    Its files are checked, facts that nobody has confirmed are listed, and on the machine itself
-    queues, limits and nodes are compared with what the scheduler says. Exit code 1: a fault, or a
-    difference.
+    Checks its files and lists unconfirmed facts. On the machine itself, compares queues, limits and
+    nodes with the scheduler's answers. Exit code 1: a fault or a difference.
     """
     host = profiles.find_host()
     wanted = [name] if name else [profiles.choose(None, host).name]
@@ -84,7 +83,7 @@ def check_site(name: str | None, no_machine: bool, as_json: bool) -> None:
             if report.differs:
                 screen().print(sites_view.differences_table(report))
                 own = profiles.home() / "sites" / f"{report.name}.yaml"
-                click.echo(f"  What is not yours to edit is overridden, key by key, in {own}")
+                click.echo(f"  To override a profile that you cannot edit, key by key: {own}")
     for fault in package_faults():
         click.echo(f"qsgd-hpc: {fault}", err=True)
     sys.exit(0 if all(report.is_sound for report in reports) else 1)
@@ -94,13 +93,15 @@ def check_site(name: str | None, no_machine: bool, as_json: bool) -> None:
 @click.option(
     "--scheduler",
     type=click.Choice(list(live.ASKED)),
-    help="Default: the one of this machine.",
+    help="Default: the scheduler of this machine.",
 )
-@click.option("--stdout", "to_stdout", is_flag=True, help="Print the profile and write no file.")
-@click.option("--force", is_flag=True, help="Replace a profile that is there.")
+@click.option(
+    "--stdout", "to_stdout", is_flag=True, help="Print the profile instead of writing a file."
+)
+@click.option("--force", is_flag=True, help="Replace an existing profile.")
 @click.argument("name")
 def new_site(name: str, scheduler: str | None, to_stdout: bool, force: bool) -> None:
-    """Write a first profile NAME of this machine, from what its scheduler says."""
+    """Write a draft of profile NAME for this machine, from its scheduler's answers."""
     host = profiles.find_host()
     scheduler = scheduler or next((s for s in host.schedulers if s in live.ASKED), None)
     text = new_profile(name, scheduler, host, force=force or to_stdout)

@@ -1,4 +1,4 @@
-"""The verbs submit and resubmit."""
+"""The commands submit and resubmit."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def submit(
 ) -> None:
     """Check, render and submit a job that runs SCRIPT on every rank.
 
-    Everything after SCRIPT belongs to the script. A fault is reported before anything is
-    submitted, all faults at once.
+    Arguments after SCRIPT are passed to the script. All faults of the request are reported at once,
+    before anything is submitted.
 
     \b
     On this machine:      qsgd-hpc submit --nodes 2 train.py --epochs 3
     A Horovod script:     qsgd-hpc submit --nodes 2 --horovod --bits 4 train.py
-    See a PBS script:     qsgd-hpc submit --site polaris --account proj --nodes 8 --dry-run train.py
-    Over three walltimes: qsgd-hpc submit --nodes 8 --walltime 1h --chain 3 train.py
+    Show a PBS script:    qsgd-hpc submit --site polaris --account proj --nodes 8 --dry-run train.py
+    Three walltimes:      qsgd-hpc submit --nodes 8 --walltime 1h --chain 3 train.py
     Four learning rates:  qsgd-hpc submit --nodes 2 --array lr=0.1,0.2,0.4,0.8 train.py
     """
     request = JobRequest(
@@ -79,7 +79,7 @@ def _note(text: str) -> None:
 
 
 def _verified(request: JobRequest, dry_run: bool) -> bool:
-    """Show where ranks sit, or should sit; tell whether that is well."""
+    """Show the pinning of the ranks, or the expected one; return whether it is correct."""
     from qsgd_hpc.jobs.verify_pinning import pinning_preview, pinning_report, pinning_request
 
     console = Console()
@@ -94,21 +94,21 @@ def _verified(request: JobRequest, dry_run: bool) -> bool:
 
 @click.command()
 @click.argument("job_id", metavar="ID")
-@click.option("--nodes", type=int, help="Another number of nodes this time.")
+@click.option("--nodes", type=int, help="Another number of nodes.")
+@click.option("--walltime", "walltime_min", type=Walltime(), help="Another walltime.")
+@click.option("--queue", help="Another queue.")
+@click.option("--account", help="Another project to charge.")
+@list_option("--exclude", "exclude", "NODE", "Nodes to exclude, in addition to failed ones.")
 @click.option(
-    "--walltime", "walltime_min", type=Walltime(), help="Another walltime, as submit takes it."
+    "--force", is_flag=True, help="Submit even if ID has completed, or another job continues it."
 )
-@click.option("--queue", help="Another queue this time.")
-@click.option("--account", help="Another project that pays.")
-@list_option("--exclude", "exclude", "NODE", "Nodes to avoid, besides those that failed.")
-@click.option("--force", is_flag=True, help="Although it is complete, or another job continues it.")
 @click.option("--watch", is_flag=True, help="Follow the output until the job has ended.")
 @as_json_option
 def resubmit(job_id: str, force: bool, watch: bool, as_json: bool, **options: Any) -> None:
-    """Submit job ID, which has ended, once more: its script goes on from its last checkpoint.
+    """Submit job ID again after it has ended; its script resumes from the last checkpoint.
 
     The new job runs the same script with the same arguments in the same folder. Nodes whose
-    failure ended the job are excluded, where the scheduler can do that.
+    failure ended the job are excluded if the scheduler supports it.
     """
     changes = {key: value for key, value in options.items() if value not in (None, ())}
     if "exclude" in changes:

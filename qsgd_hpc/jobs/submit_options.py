@@ -1,4 +1,4 @@
-"""The options of submit, by what they are about."""
+"""The options of submit, grouped by topic."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def _pairs(flag: str, example: str) -> Callable[..., dict[str, str]]:
 
 
 def _words(_ctx: Any, _param: Any, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Take values one by one, with commas, or both."""
+    """Accept repeated values, comma-separated values, or both."""
     return tuple(word for value in given for word in value.split(",") if word)
 
 
 def list_option(
     flag: str, name: str, metavar: str, text: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return an option of which the user may give several values, apart or with commas."""
+    """Return an option with several values, repeated or comma-separated."""
     return click.option(flag, name, multiple=True, metavar=metavar, callback=_words, help=text)
 
 
@@ -60,15 +60,13 @@ SHAPE = (
         type=int,
         default=1,
         show_default=True,
-        help="Nodes; on a machine without a scheduler, groups of ranks.",
+        help="Number of nodes; without a scheduler, groups of ranks on this machine.",
     ),
-    click.option(
-        "--ranks-per-node", type=int, help="Default: one per GPU; one where there is none."
-    ),
+    click.option("--ranks-per-node", type=int, help="Default: one per GPU, or one without GPUs."),
     click.option(
         "--network",
         metavar="RATE[,latency=T]",
-        help="On this machine: make each node a host of its own, joined at 100mbit, 1gbit, ...",
+        help="On this machine: emulate a host for each node; links of 100mbit, 1gbit, ...",
     ),
     click.option(
         "--walltime",
@@ -79,27 +77,29 @@ SHAPE = (
         "--queue",
         help="Queue, partition or QOS; auto: the first that fits. Default: the site's, or auto.",
     ),
-    click.option("--account", help="Project that pays. Default: QSGD_ACCOUNT, then the profile's."),
+    click.option("--account", help="Project to charge. Default: QSGD_ACCOUNT, then the profile's."),
     click.option(
-        "--filesystems", help="Those that the job uses, as in home,eagle. Default: the site's."
+        "--filesystems", help="File systems of the job, as in home,eagle. Default: the site's."
     ),
     click.option(
         "--site",
-        help="Profile to use (see `qsgd-hpc sites list`). Default: QSGD_SITE, then "
-        "the site of this login host, then this machine.",
+        help="Site profile (see `qsgd-hpc sites list`). Default: QSGD_SITE, then the site of "
+        "this login host, then this machine.",
     ),
-    click.option("--name", help="Name of the job. Default: made from the script's."),
+    click.option("--name", help="Name of the job. Default: derived from the script's."),
     click.option(
         "--workdir",
         type=click.Path(path_type=Path),
-        help="Folder in which the job runs, and SCRIPT is looked for. Default: this one.",
+        help="Folder in which the job runs, and which contains SCRIPT. Default: this one.",
     ),
 )
 ENVIRONMENT = (
-    list_option("--modules", "modules", "A,B", "Environment modules that the job loads."),
-    click.option("--conda", metavar="ENV", help="Conda environment that it activates."),
+    list_option("--modules", "modules", "A,B", "Environment modules to load in the job."),
+    click.option("--conda", metavar="ENV", help="Conda environment to activate in the job."),
     click.option(
-        "--venv", type=click.Path(path_type=Path), help="Virtual environment that it activates."
+        "--venv",
+        type=click.Path(path_type=Path),
+        help="Virtual environment to activate in the job.",
     ),
     click.option(
         "--env",
@@ -107,7 +107,7 @@ ENVIRONMENT = (
         multiple=True,
         metavar="NAME=VALUE",
         callback=_pairs("--env", "NAME=VALUE"),
-        help="Variable for every rank; repeat for more.",
+        help="Environment variable for every rank; can be repeated.",
     ),
     click.option(
         "--bits",
@@ -122,58 +122,61 @@ ENVIRONMENT = (
     click.option(
         "--torchrun/--no-torchrun",
         default=None,
-        help="Tell each rank what torchrun would: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ... "
-        "Default: yes, but not with --horovod.",
+        help="Set torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ... "
+        "Default: yes, except with --horovod.",
     ),
-    click.option("--python", help="Interpreter of the script on the nodes."),
+    click.option("--python", help="Python interpreter for the script on the nodes."),
     click.option(
         "--gpu-view",
         type=click.Choice(["all", "one"]),
-        help="all: a rank sees its node's GPUs, its own at index local_rank; one: its own alone. "
-        "Default: the site's.",
+        help="GPUs that a rank sees. all: those of its node, its own at index local_rank; one: "
+        "its own only. Default: the site's.",
     ),
     list_option(
         "--without",
         "without",
         "LIBRARY",
-        "Leave out what the site's profile sets for nccl, rccl or ccl.",
+        "Omit the profile's settings for a library: nccl, rccl or ccl.",
     ),
 )
 LIFE = (
-    list_option("--after", "after", "ID", "Start when that job has completed; any:ID: has ended."),
+    list_option(
+        "--after", "after", "ID", "Start after job ID has completed; any:ID: after it has ended."
+    ),
     click.option(
         "--chain",
         type=int,
         default=1,
         metavar="N",
-        help="Up to N jobs, one after another: each goes on from the checkpoint of the one before.",
+        help="Submit up to N jobs in sequence; each resumes from the checkpoint of the last.",
     ),
     click.option(
         "--requeue",
         is_flag=True,
-        help="Let the scheduler start the job again when a node fails; Slurm and LSF also when it "
+        help="Make the scheduler restart the job if a node fails; with Slurm and LSF also if it "
         "stops at a checkpoint.",
     ),
     click.option(
         "--stop-before",
         "stop_before",
         type=Walltime(),
-        help="Time that the script needs to write a checkpoint: should_stop() turns true that long "
-        "before the walltime; a plain number is minutes. Default: 5m, or a tenth of a short "
-        "walltime.",
+        help="Time needed to write a checkpoint: should_stop() becomes true this long before the "
+        "walltime; a plain number is minutes. Default: 5m, or a tenth of a short walltime.",
     ),
     click.option(
         "--array",
         multiple=True,
         metavar="KEY=A,B",
         callback=_pairs("--array", "KEY=A,B"),
-        help="One task for each value, with --KEY VALUE after the script's arguments; repeated: "
-        "for each combination.",
+        help="Run one task per value, with --KEY VALUE after the script's arguments; if repeated, "
+        "one per combination.",
     ),
-    click.option("--at-once", type=int, metavar="N", help="Tasks that may run at the same time."),
-    list_option("--exclude", "exclude", "NODE", "Nodes that the job must not get."),
     click.option(
-        "--key", help="Name of this submission: a second one with the same key submits nothing."
+        "--at-once", type=int, metavar="N", help="Largest number of tasks that run concurrently."
+    ),
+    list_option("--exclude", "exclude", "NODE", "Nodes to exclude."),
+    click.option(
+        "--key", help="Idempotency key: a second submission with the same key has no effect."
     ),
 )
 TEXT = (
@@ -181,27 +184,27 @@ TEXT = (
         "--extra",
         multiple=True,
         metavar="DIRECTIVE",
-        help="Further line for the scheduler, as in --extra '#PBS -l place=free'.",
+        help="Additional directive for the scheduler, as in --extra '#PBS -l place=free'.",
     ),
     click.option(
         "--template",
         type=click.Path(path_type=Path),
-        help="Jinja2 template of your own for the job script.",
+        help="Custom Jinja2 template for the job script.",
     ),
-    click.option("--dry-run", is_flag=True, help="Print the job script and submit nothing."),
+    click.option("--dry-run", is_flag=True, help="Print the job script without submitting it."),
     click.option("--watch", is_flag=True, help="Follow the output until the job has ended."),
     click.option(
         "--verify-pinning",
         is_flag=True,
-        help="Run a short job of this shape instead, and draw which cores and GPU each rank got; "
-        "with --dry-run, which it should get.",
+        help="Run a short job of this shape instead, and draw the cores and the GPU of each rank; "
+        "with --dry-run, draw the expected ones.",
     ),
     as_json_option,
 )
 
 
 def submit_options(function: Any) -> Any:
-    """Give a command all options of submit."""
+    """Add all options of submit to a command."""
     for option in reversed((*SHAPE, *ENVIRONMENT, *LIFE, *TEXT)):
         function = option(function)
     return function

@@ -12,12 +12,12 @@ from qsgd_hpc.rules import AUTO_BITS
 __all__ = ["HELP", "WEIGHT_BITS", "WEIGHT_HELP", "Bits"]
 
 WEIGHT_BITS = click.IntRange(2, 8)
-WEIGHT_HELP = "Bits per element of the weights that FSDP2 gathers: 2 to 8. Default: as they are."
-HELP = "Bits per gradient element: 1 to 8; 32 is off; auto: 8, 4 or off, as is fastest here."
+WEIGHT_HELP = "Bits per element of the weights that FSDP2 gathers: 2 to 8. Default: uncompressed."
+HELP = "Bits per gradient element: 1 to 8; 32: off; auto: 8, 4 or off, whichever is fastest here."
 
 
 class Bits(click.ParamType[Any]):
-    """What QSGD_BITS may be."""
+    """A value of QSGD_BITS."""
 
     name = "bits"
 

@@ -42,28 +42,46 @@ def _check_build(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
 )
 @where(
-    "-np", "-n", "--num-proc", "ranks", type=int, required=True, metavar="N", help="Ranks to start."
+    "-np",
+    "-n",
+    "--num-proc",
+    "ranks",
+    type=int,
+    required=True,
+    metavar="N",
+    help="Number of ranks.",
 )
-@where("-H", "--hosts", metavar="h1:2,h2:2", help="Hosts and how many ranks each takes.")
-@where("--hostfile", "-hostfile", type=PATH, help="Hosts, one a line: h1 slots=2, or h1:2.")
-@where("--ranks-per-node", type=int, metavar="R", help="Treat each run of R ranks as one node.")
+@where("-H", "--hosts", metavar="h1:2,h2:2", help="Hosts and the number of ranks on each.")
+@where(
+    "--hostfile", "-hostfile", type=PATH, help="File with one host per line: h1 slots=2, or h1:2."
+)
+@where("--ranks-per-node", type=int, metavar="R", help="Treat R consecutive ranks as one node.")
 @where(
     "--network",
     metavar="RATE[,latency=T]",
-    help="Give each node a host of its own on this machine, joined at 100mbit, 1gbit, ...",
+    help="Emulate a host for each node on this machine; links of 100mbit, 1gbit, ...",
 )
 @where(
     "--network-interfaces",
     "--network-interface",
     default="",
     metavar="eth0,...",
-    help="Interfaces that messages may take.",
+    help="Network interfaces to use.",
 )
-@where("--start-timeout", type=float, metavar="S", help="Seconds that ranks have to start.")
-@where("--env", "env", multiple=True, metavar="K=V", help="Set a variable for the ranks.")
+@where(
+    "--start-timeout",
+    type=float,
+    metavar="S",
+    help="Time limit for the start of all ranks, in seconds.",
+)
+@where(
+    "--env", "env", multiple=True, metavar="K=V", help="Set an environment variable for the ranks."
+)
 @where("--mpi-args", default="", metavar="'...'", help="More options for mpiexec.")
-@where("--binding-args", default="", metavar="'...'", help="The same, for binding to cores.")
-@where("--dry-run", is_flag=True, help="Print the command and its variables; run nothing.")
+@where(
+    "--binding-args", default="", metavar="'...'", help="Options of mpiexec for binding to cores."
+)
+@where("--dry-run", is_flag=True, help="Print the command and its variables without running it.")
 @where(
     "--check-build",
     "-cb",
@@ -71,7 +89,7 @@ def _check_build(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     expose_value=False,
     is_eager=True,
     callback=_check_build,
-    help="Show what is there to run with, and end.",
+    help="Print the available frameworks and MPI, and exit.",
 )
 @where("--host-discovery-script", hidden=True)
 @click.version_option(__version__, prog_name="qsgd-hpc", hidden=True)
@@ -103,8 +121,8 @@ def _check_build(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     default=None,
     cls=GroupedOption,
     group="Training",
-    help="Tell each rank what torchrun would: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ... "
-    "Default: yes, but not with --horovod.",
+    help="Set torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ... "
+    "Default: yes, except with --horovod.",
 )
 @output("--prefix-output", is_flag=True, help="Put [rank] before every line.")
 @output(
@@ -118,9 +136,9 @@ def _check_build(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     "--output-filename",
     type=PATH,
     metavar="FOLDER",
-    help="Also keep it in FOLDER/rank.N/stdout and stderr.",
+    help="Also write the output to FOLDER/rank.N/stdout and stderr.",
 )
-@output("-v", "--verbose", is_flag=True, help="Say which MPI and which mpiexec.")
+@output("-v", "--verbose", is_flag=True, help="Print the MPI and the mpiexec in use.")
 @click.option(
     "--config-file",
     type=PATH,
@@ -157,28 +175,28 @@ def run(
 ) -> None:
     """Start COMMAND on N ranks with the MPI that mpi4py uses.
 
-    Options of run come first; everything from COMMAND on belongs to it. A script that ends in .py
-    needs no "python" before it.
+    Options of run precede COMMAND; all later arguments are passed to it. "python" can be omitted
+    before a script that ends in .py.
 
     \b
-    Two ranks here, gradients in 4 bits:
+    Two ranks on this machine, gradients in 4 bits:
       qsgd-hpc run -np 2 --bits 4 train.py --epochs 3
-    A script made for Horovod, unchanged:
+    An unchanged Horovod script:
       qsgd-hpc run -np 2 --horovod --bits 4 train.py
-    A script made for torchrun (DDP, FSDP2, Lightning, Accelerate, Trainer), unchanged:
+    An unchanged script for torchrun (DDP, FSDP2, Lightning, Accelerate, Trainer):
       qsgd-hpc run -np 2 train_ddp.py
-    Four ranks on two hosts, every line marked with its rank:
+    Four ranks on two hosts, with the rank before each line of output:
       qsgd-hpc run -np 4 -H node1:2,node2:2 --prefix-output train.py
-    Four hosts on this machine, joined at 1 Gb/s, to see what a cluster's network would do:
+    Four emulated hosts on this machine, joined at 1 Gb/s:
       qsgd-hpc run -np 4 --network 1gbit --bits 4 train.py
-    See what would be run, as if on two nodes of two ranks:
+    Show the command for two nodes with two ranks each:
       qsgd-hpc run -np 4 --ranks-per-node 2 --dry-run train.py
 
-    When a rank fails, the message names the first one, and its exit code (128 + signal) becomes
-    that of run; the others have QSGD_RUN_GRACE_S (22) seconds to end. Ctrl-C ends every rank.
-    Ranks read /dev/null as stdin; with "python - < train.py" each gets the program.
-    OMP_NUM_THREADS is cores / ranks per host unless it is set. The other flags of horovodrun are
-    accepted; run says of each why it changes nothing.
+    If a rank fails, run names the first one and exits with its exit code (or 128 + signal); the
+    other ranks have QSGD_RUN_GRACE_S (22) seconds to end. Ctrl-C ends all ranks. The stdin of ranks
+    is /dev/null; with "python - < train.py" each rank gets the program. OMP_NUM_THREADS defaults to
+    cores / ranks per host. Other flags of horovodrun are accepted; for each, run prints why it has
+    no effect.
     """
     faults: list[str] = []
     checked = partial(_checked, faults)
@@ -211,7 +229,7 @@ def run(
     if faults:
         raise UsageError("\n".join(faults))
     for remark in remarks:
-        click.echo(f"qsgd-hpc run: {remark}; the flag changes nothing", err=True)
+        click.echo(f"qsgd-hpc run: {remark}; the flag has no effect", err=True)
     if dry_run:
         _show(options)
     else:
@@ -219,7 +237,7 @@ def run(
 
 
 def _checked(faults: list[str], parse: Callable[[], Any], otherwise: Any) -> Any:
-    """Return what ``parse`` does; note its fault, to name all of them at once."""
+    """Return the result of ``parse``; collect its error, so that all are reported at once."""
     try:
         return parse()
     except UsageError as error:

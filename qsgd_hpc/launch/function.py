@@ -57,7 +57,7 @@ def run(
         output_filename: folder for what the ranks print: rank.N/stdout and rank.N/stderr.
         start_timeout: seconds that the ranks have to start.
         verbose: say which MPI runs.
-        horovods: arguments of Horovod's that change nothing here (use_mpi, ssh_port, ...).
+        horovods: arguments of Horovod's that have no effect here (use_mpi, ssh_port, ...).
 
     Returns:
         The results by rank.
@@ -108,17 +108,17 @@ _FLAGS = {
 
 
 def _remark(horovods: Mapping[str, Any]) -> None:
-    """Say of Horovod's other arguments why they change nothing.
+    """Print why Horovod's other arguments have no effect.
 
     Raises:
-        TypeError: an argument that Horovod does not have either.
+        TypeError: an argument that Horovod does not have.
     """
     for name, value in horovods.items():
         reason = CHANGES_NOTHING.get(_FLAGS.get(name, f"--{name.replace('_', '-')}"))
         if reason is None:
             raise TypeError(f"run() got an unexpected keyword argument {name!r}")
         if value:
-            say(f"{name}={value!r}: {reason}; the argument changes nothing")
+            say(f"{name}={value!r}: {reason}; the argument has no effect")
 
 
 def _hosts(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> tuple[Host, ...]:

@@ -1,4 +1,4 @@
-"""horovodrun's flags: which setting each stands for here, and which change nothing and why."""
+"""The flags of horovodrun: the setting of each, or the reason why it has no effect."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Setting:
 
     Args:
         option: as on the command line.
-        variable: what it sets.
-        what: one line for --help; empty for a flag that the next one's line speaks of.
-        key: where it stands in a configuration file.
+        variable: the variable that it sets.
+        what: one line for --help; empty if the next flag's line describes it, too.
+        key: its section and key in a configuration file.
         kind: bool for a flag with a ``--no-`` form, else the type of its value.
-        text: from its value to the text of the variable; None sets nothing.
+        text: converts its value to the text of the variable; None leaves the variable unset.
     """
 
     option: str
@@ -63,45 +63,50 @@ def _never_if_off(value: bool) -> str | None:
 
 SETTINGS = (
     Setting("--fusion-threshold-mb", "QSGD_FUSION_BYTES",
-            "MiB of gradients that one reduction may hold.", ("params", "fusion_threshold_mb"),
+            "Largest fused reduction, in MiB of gradients.", ("params", "fusion_threshold_mb"),
             float, lambda mb: str(int(mb * 2**20))),
     Setting("--cycle-time-ms", "QSGD_CYCLE_TIME_MS",
-            "Wait so long for more to fuse with what is ready.", ("params", "cycle_time_ms"),
+            "Time to wait for more tensors to fuse, in ms.", ("params", "cycle_time_ms"),
             float),
     Setting("--cache-capacity", "QSGD_CACHE_CAPACITY",
-            "Tensors announced by number; 0 is none.", ("params", "cache_capacity"), int),
+            "Tensors announced by number instead of name; 0: none.",
+            ("params", "cache_capacity"), int),
     Setting("--hierarchical-allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE",
             "Reduce within each node first.", ("params", "hierarchical_allreduce"),
             bool, _on_off),
     Setting("--autotune", "QSGD_AUTOTUNE",
-            "Try settings while training and keep the fastest.", ("autotune", "enabled"),
+            "Tune settings during the training.", ("autotune", "enabled"),
             bool, _on_off),
     Setting("--autotune-log-file", "QSGD_AUTOTUNE_LOG",
-            "CSV of what was tried.", ("autotune", "log_file")),
+            "CSV file for the trials of autotuning.", ("autotune", "log_file")),
     Setting("--timeline-filename", "QSGD_TIMELINE",
-            "Write a timeline that opens in Perfetto.", ("timeline", "filename")),
+            "File for a timeline, for Perfetto.", ("timeline", "filename")),
     Setting("--timeline-mark-cycles", "HOROVOD_TIMELINE_MARK_CYCLES",
-            "Mark the engine's cycles in it.", ("timeline", "mark_cycles"), bool, _on_off),
+            "Mark the engine's cycles in the timeline.", ("timeline", "mark_cycles"),
+            bool, _on_off),
     Setting("--stall-check", "QSGD_STALL_WARNING_S",
-            "Name tensors that some ranks lack (default).", ("stall_check", "enabled"),
+            "Warn of tensors that some ranks have not submitted (default: on).",
+            ("stall_check", "enabled"),
             bool, _never_if_off),
     Setting("--stall-check-warning-time-seconds", "QSGD_STALL_WARNING_S",
-            "How long they may lack one.", ("stall_check", "warning_time_seconds"), float),
+            "Time until that warning.", ("stall_check", "warning_time_seconds"), float),
     Setting("--stall-check-shutdown-time-seconds", "QSGD_STALL_SHUTDOWN_S",
-            "When to end the job over one.", ("stall_check", "shutdown_time_seconds"), float),
+            "Time until such a tensor ends the job.", ("stall_check", "shutdown_time_seconds"),
+            float),
     Setting("--log-level", "QSGD_LOG_LEVEL",
-            "trace, debug, info, warning, error, fatal or off.", ("logging", "level")),
+            "Lowest level that is printed: trace, debug, info, warning, error, fatal or off.",
+            ("logging", "level")),
 )  # fmt: skip
 
-_TUNER = "the optimiser that autotunes here has no such knob"
-_FIXED = "a job keeps the ranks that -np starts"
-_GPU = "no NCCL is used"
-_STAMP = "the engine's messages have no time in them; --prefix-output-with-timestamp adds one"
+_TUNER = "the autotuner of qsgd-hpc has no such parameter"
+_FIXED = "the number of ranks of a job is fixed by -np"
+_GPU = "NCCL is not used"
+_STAMP = "the engine's messages have no timestamps; --prefix-output-with-timestamp adds them"
 CHANGES_NOTHING: dict[str, str] = {
-    "--gloo": "ranks are started by MPI, which needs no change in the script",
+    "--gloo": "MPI starts the ranks; the script needs no change",
     "--mpi": "MPI is always used",
     "--jsrun": "the launcher of the MPI in use starts the ranks",
-    "--disable-cache": "no checks of the hosts are remembered",
+    "--disable-cache": "results of host checks are not cached",
     "--ssh-port": "mpiexec starts the ranks; set Port for the host in ~/.ssh/config",
     "--ssh-identity-file": "mpiexec starts the ranks; set IdentityFile in ~/.ssh/config",
     "--min-np": _FIXED,
@@ -110,13 +115,13 @@ CHANGES_NOTHING: dict[str, str] = {
     "--elastic-timeout": _FIXED,
     "--reset-limit": _FIXED,
     "--blacklist-cooldown-range": _FIXED,
-    "--hierarchical-allgather": "gathers take the way that suits the layout of the ranks",
+    "--hierarchical-allgather": "the algorithm is chosen by the layout of the ranks",
     "--autotune-warmup-samples": _TUNER,
     "--autotune-steps-per-sample": _TUNER,
     "--autotune-bayes-opt-max-samples": _TUNER,
     "--autotune-gaussian-process-noise": _TUNER,
     "--mpi-threads-disable": "the engine needs an MPI with threads",
-    "--tcp": "MPI chooses the network; --network-interfaces narrows it",
+    "--tcp": "MPI chooses the network; --network-interfaces restricts it",
     "--num-nccl-streams": _GPU,
     "--thread-affinity": "the engine's thread sleeps when idle and shares the rank's cores",
     "--gloo-timeout-seconds": "gloo is not used",
@@ -124,9 +129,9 @@ CHANGES_NOTHING: dict[str, str] = {
     "--log-without-timestamp": _STAMP,
     "--log-hide-timestamp": _STAMP,
 }
-"""Flags of horovodrun's, and why they change nothing."""
+"""Flags of horovodrun that have no effect, and the reason."""
 
-# Other names of theirs.
+# Aliases of these flags.
 ALSO: dict[str, tuple[str, ...]] = {
     "--min-np": ("--min-num-proc",),
     "--max-np": ("--max-num-proc",),
@@ -136,14 +141,14 @@ ALSO: dict[str, tuple[str, ...]] = {
     "--mpi-threads-disable": ("--no-mpi-threads-disable",),
     "--log-hide-timestamp": ("--no-log-hide-timestamp",),
 }
-# How many values follow, where that is not one.
+# The number of values of a flag, if it is not one.
 _VALUES = {
     "--blacklist-cooldown-range": 2,
     **dict.fromkeys(("--gloo", "--mpi", "--jsrun", "--tcp", "--disable-cache"), 0),
     **dict.fromkeys(("--hierarchical-allgather", "--mpi-threads-disable"), 0),
     **{name: 0 for name, why in CHANGES_NOTHING.items() if why is _STAMP},
 }
-# Their places in a configuration file.
+# Section and key in a configuration file.
 _SECTIONS = {
     "--hierarchical-allgather": ("params", "hierarchical_allgather"),
     "--autotune-warmup-samples": ("autotune", "warmup_samples"),
@@ -158,12 +163,16 @@ _SECTIONS = {
 
 
 def values_after(option: str) -> int:
-    """Return how many values follow a flag that changes nothing."""
+    """Return the number of values of a flag that has no effect."""
     return _VALUES.get(option, 1)
 
 
 def variables_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that flags set; ``values`` by argument name, None where not given."""
+    """Return the variables that flags set.
+
+    Args:
+        values: by argument name; None if not given.
+    """
     found: dict[str, str] = {}
     for setting in SETTINGS:
         value = values.get(setting.name)
@@ -179,10 +188,10 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Read horovodrun's YAML configuration.
 
     Returns:
-        Values by argument name, and the options in it that change nothing here.
+        Values by argument name, and the options in it that have no effect here.
     Raises:
-        UsageError: the file cannot be read; every unknown section or key, and every value of the
-            wrong kind, one per line.
+        UsageError: the file cannot be read, or has unknown sections or keys or values of a wrong
+            type; one per line.
     """
     import yaml
 

@@ -26,7 +26,7 @@ GROUP = "Tuning and observing, as horovodrun"
 
 
 def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command, whose function then gets them as keyword arguments."""
+    """Add the options to a command; its function gets them as keyword arguments."""
     for option in reversed(CHANGES_NOTHING):
         count = values_after(option)
         value: dict[str, Any] = {"nargs": count} if count else {"is_flag": True, "default": None}
@@ -47,14 +47,14 @@ def _option(setting: Setting) -> Callable[..., Any]:
 
 
 def settle(given: Mapping[str, Any], config: Path | None) -> tuple[dict[str, str], list[str]]:
-    """Return the variables for the ranks, and what to say of flags that change nothing.
+    """Return the variables for the ranks, and remarks on flags that have no effect.
 
     Args:
-        given: by argument name, None where not given; what is given wins over the file.
+        given: by argument name, None if not given; these win over the file.
         config: horovodrun's configuration file.
 
     Raises:
-        UsageError: the file is wrong.
+        UsageError: the file is invalid.
     """
     values, unused = ({}, []) if config is None else read_config(config)
     values |= {name: value for name, value in given.items() if value is not None}

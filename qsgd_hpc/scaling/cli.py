@@ -30,19 +30,19 @@ LOCAL = "local"
 @scale_options
 @click.pass_context
 def scale(ctx: click.Context, /, words: tuple[str, ...], **options: Any) -> None:
-    """Measure how a training scales over nodes and bits, and write the report.
+    """Measure the scaling of a training over nodes and bits, and write a report.
 
-    What is trained is a SCRIPT of yours (what follows it belongs to it), workloads of this package
-    (--workload), or what a study file names (STUDY.yaml; its options may stand on both sides).
+    Trains your SCRIPT (later arguments are passed to it), workloads of this package (--workload),
+    or the trainings of a study file (STUDY.yaml; options can stand before or after it).
 
-    Each point is a job of its own, or with --pack a part of one large job, with QSGD_BITS set. The
-    study appends --global-batch-size B (strong) or --batch-size B (weak), and --epochs E and
-    --steps N if you give them, to the script's arguments. A script that trains with qsgd_hpc is
-    measured as it is; with a Meter (`from qsgd_hpc.scaling import Meter`) the report also has
-    accuracies and where a step's time goes.
+    Each point is a separate job, or with --pack a part of one large job, with QSGD_BITS set. The
+    study appends --global-batch-size B (strong) or --batch-size B (weak) to the script's arguments,
+    and --epochs E and --steps N if given. A script that uses qsgd_hpc needs no change. With a Meter
+    (`from qsgd_hpc.scaling import Meter`) the report also has accuracies and the parts of a step's
+    time.
 
-    Run the same command again to resume a study: finished points are skipped, failed ones are
-    tried again, and nothing that was measured is lost.
+    To resume a study, run the same command again: finished points are skipped, failed points are
+    repeated, and all measurements are kept.
 
     \b
     On this machine:  qsgd-hpc scale --nodes 1,2 --bits 32,8,4 train.py
@@ -52,8 +52,8 @@ def scale(ctx: click.Context, /, words: tuple[str, ...], **options: Any) -> None
     From a file:      qsgd-hpc scale study.yaml
     Only the plan:    qsgd-hpc scale --dry-run study.yaml
 
-    A study file holds the same things under the same names, and more: each workload may have its
-    own batch sizes, limits and arguments. Copy the commented one of this package:
+    A study file has the same settings under the same names. In addition, each workload can have its
+    own batch sizes, limits and arguments. Start from the commented example:
 
     \b
         qsgd-hpc scale --example > study.yaml
@@ -67,7 +67,7 @@ def scale(ctx: click.Context, /, words: tuple[str, ...], **options: Any) -> None
 
     wanted = asked(ctx, words)
     site = choose(wanted.site)
-    study = define(wanted.wishes, wanted.folder, site, Path.cwd(), wanted.faults)
+    study = define(wanted.settings, wanted.folder, site, Path.cwd(), wanted.faults)
     folder = StudyFolder(
         options["output"] or Path("scaling-results") / f"{wanted.name}-{study.mode}"
     )
@@ -113,21 +113,21 @@ def _measure(
         kept = len(finished(folder.attempts()[0]))
         click.echo(
             f"\nStopped; the running job was cancelled. {kept} of {progress.total} points are "
-            "finished and kept. Run the same command to go on.",
+            "finished and kept. Run the same command to resume.",
             err=True,
         )
         sys.exit(130)
     hint = f"\n{RECORD_HINT}" if any(a.silent for a in failed) else ""
     if progress.done == 0:
         raise UsageError(
-            f"all {len(failed)} points failed, so there is nothing to report. The end of each log "
-            f"is above; the logs are in {folder.path / 'points'}.{hint}"
+            f"all {len(failed)} points failed; there is no report. The end of each log is above; "
+            f"the logs are in {folder.path / 'points'}.{hint}"
         )
     show(folder, screen, None)
     if failed:
         click.echo(
             f"{len(failed)} of {progress.total} points failed and are not in the table. Run the "
-            f"same command to try them again.{hint}",
+            f"same command to repeat them.{hint}",
             err=True,
         )
         sys.exit(1)
@@ -135,7 +135,7 @@ def _measure(
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the study like Ctrl-C: jobs cancelled, study resumable."""
+    """Make SIGTERM end the study like Ctrl-C: jobs are cancelled, the study can be resumed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""``qsgd-hpc timeline``: where the time went, by step and by tensor; and one file of several."""
+"""``qsgd-hpc timeline``: time by step and by tensor; merging of files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class _ShowsFiles(click.Group):
-    """Takes what is no verb for a file to show."""
+    """A group that treats unknown commands as files to show."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -31,12 +31,12 @@ class _ShowsFiles(click.Group):
 
 @click.group(cls=_ShowsFiles)
 def timeline() -> None:
-    """Read and merge timelines, which QSGD_TIMELINE or start_timeline() wrote.
+    """Summarise and merge timelines that QSGD_TIMELINE or start_timeline() wrote.
 
     \b
-        qsgd-hpc timeline t.json        where the steps' time went, and which tensors took it
+        qsgd-hpc timeline t.json        show the time by part of a step and by tensor
 
-    Open a file at https://ui.perfetto.dev to look at it.
+    To view a file, open it at https://ui.perfetto.dev.
     """
 
 
@@ -44,28 +44,28 @@ def timeline() -> None:
 @click.argument("files", nargs=-1, required=True, type=_FILE)
 @click.option(
     "-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write.",
+    help="Output file.",
 )  # fmt: skip
 def merge(files: tuple[Path, ...], output: Path) -> None:
-    """Write the events of several ranks' FILES as one."""
+    """Merge the FILES of several ranks into one."""
     events = traces.merge(files, output)
     click.echo(f"{output}: {events} events of {len(files)} files")
 
 
 @timeline.command()
 @click.argument("file", type=_FILE)
-@click.option("--top", default=20, show_default=True, help="Tensors to list, the busiest first.")
+@click.option("--top", default=20, show_default=True, help="Number of tensors to list, by time.")
 def show(file: Path, top: int) -> None:
-    """Print where the time of FILE's steps went, and which tensors took how long.
+    """Print the time by part of a step and by tensor of FILE.
 
     \b
-    computing    the program waited for no result
-    waiting for  it waited for a tensor that this other rank did not have yet
-    exposed      it waited while its engine was in collectives
-    agreeing     it waited for neither: ranks agreed on what was next
-    These four are the step. Beside them ran
-    hidden       collectives while the program went on
-    coding       of collectives, hidden or not
+    computing    the program did not wait for a result
+    waiting for  it waited for another rank to submit a tensor
+    exposed      it waited while its engine executed collectives
+    agreeing     it waited while ranks negotiated the next operation
+    The step is the sum of these four. In parallel to them ran
+    hidden       collectives during which the program did not wait
+    coding       the codec, in hidden or exposed collectives
     """
     events = traces.load(file)
     summary = traces.summarise(events)

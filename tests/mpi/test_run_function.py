@@ -113,7 +113,7 @@ def test_horovods_arguments_are_known_and_others_refused(launch):
         " max_num_proc=None, slots=None, cooldown_range=None, network_interfaces=None))\n"
         "qsgd_hpc.run(os.getcwd, nump=2)\n"
     )
-    assert "use_gloo=True: ranks are started by MPI" in done.stderr
+    assert "use_gloo=True: MPI starts the ranks" in done.stderr
     assert "ssh_port=22: mpiexec starts the ranks" in done.stderr
     assert "min_np" not in done.stderr
     assert "TypeError: run() got an unexpected keyword argument 'nump'" in done.stderr

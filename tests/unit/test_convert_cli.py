@@ -34,7 +34,7 @@ def test_a_script_is_written_and_what_to_do_next_is_said(tmp_path):
     assert f"qsgd-hpc run -np 2 {out}" in done.stdout
     again = convert(str(out))
     assert again.stdout == out.read_text()
-    assert "distributed already; nothing changed" in again.stderr
+    assert "already distributed; nothing changed" in again.stderr
 
 
 def test_a_diff_can_be_shown_instead():

@@ -64,7 +64,7 @@ def test_flag_without_effect_is_accepted_and_says_why(asked, option):
     for name in (option, *ALSO.get(option, ())):
         _, output = asked(name, *["7"] * values_after(option))
         assert output == (
-            f"qsgd-hpc run: {option}: {CHANGES_NOTHING[option]}; the flag changes nothing\n"
+            f"qsgd-hpc run: {option}: {CHANGES_NOTHING[option]}; the flag has no effect\n"
         )
 
 

@@ -344,7 +344,7 @@ def test_ranks_of_an_output_without_labels_cannot_be_told_apart(place: Path) -> 
     assert states(job.id) == ["COMPLETED"]
     asked = cli("logs", "--rank", "1", job.id)
     assert asked.returncode == 2
-    assert "says which rank wrote it" in asked.stderr
+    assert "are not labelled with ranks" in asked.stderr
     assert "the job has ranks 0 to 1" in cli("logs", "--rank", "2", job.id).stderr
 
 

@@ -21,22 +21,23 @@ __all__ = ["check_command"]
 
 @click.command("check")
 @click.argument("scripts", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--fix", "mend", is_flag=True, help="Mend what can be mended safely.")
-@click.option("--diff", "show", is_flag=True, help="Show what --fix would change, or changed.")
+@click.option("--fix", "mend", is_flag=True, help="Apply the safe corrections.")
+@click.option("--diff", "show", is_flag=True, help="Print what --fix would change, or has changed.")
 @click.option("--json", "json_", is_flag=True, help="Print JSON, for programs.")
 @click.option("--sarif", "sarif_", is_flag=True, help="Print SARIF 2.1.0, for code hosts.")
 def check_command(
     scripts: tuple[Path, ...], mend: bool, show: bool, json_: bool, sarif_: bool
 ) -> None:
-    """Check distributed training scripts, of Horovod or of this package, for the eight steps.
+    """Check distributed training scripts, for Horovod or this package, for the eight steps.
 
-    Nothing is imported or run. Each finding has a place, a rule, a reason and a remedy; a comment
-    `# qsgd-hpc: ignore[QH301]` silences it. Exit code 0: no error and no warning (there may be
-    notes); 1: there are some; 2: a file cannot be read, or is not a distributed script.
+    The scripts are neither imported nor run. Each finding has a position, a rule, a reason and a
+    remedy. A comment `# qsgd-hpc: ignore[QH301]` suppresses it. Exit code 0: no errors or warnings
+    (notes are possible); 1: errors or warnings; 2: a file cannot be read, or is not a distributed
+    script.
 
     \b
     qsgd-hpc check train.py
-    qsgd-hpc check --diff train.py       # what --fix would do
+    qsgd-hpc check --diff train.py       # show what --fix would do
     qsgd-hpc check --sarif *.py > findings.sarif
     """
     if (json_ and sarif_) or (show and (json_ or sarif_)):
@@ -61,12 +62,12 @@ def check_command(
 
 
 def is_distributed(script: Script) -> bool:
-    """Say whether a script, or a module beside it that it imports, is a distributed one."""
+    """Return whether a script, or a local module that it imports, is distributed."""
     return bool(script.distributed or helpers(script).names)
 
 
 def outcome(script: Script, mend: bool) -> Fixed:
-    """Return a script's findings, those that are left where it is mended."""
+    """Return a script's findings, after fixing it if `mend` is set."""
     return fix(script) if mend else examine(script)
 
 
@@ -96,10 +97,10 @@ def report(results: list[Fixed], json_: bool, sarif_: bool, to_stderr: bool) -> 
 
 
 def serial_text(script: Script) -> str:
-    """Say of a script without hvd what to do about it."""
+    """Return the message for a script without hvd."""
     return (
         f"{script.path}: not a distributed script: it imports neither horovod nor a framework's "
-        f"module of qsgd_hpc. Make one of it with: qsgd-hpc convert {script.path}"
+        f"module of qsgd_hpc. Convert it with: qsgd-hpc convert {script.path}"
     )
 
 

@@ -32,20 +32,20 @@ def _write(out: Path, done: Conversion) -> None:
 @click.argument("script", type=click.Path(path_type=Path))
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
-    help="Write the distributed script there; without it, to standard output.",
+    help="File for the distributed script. Default: standard output.",
 )  # fmt: skip
 @click.option(
     "--framework", type=click.Choice(["auto", *FRAMEWORKS]), default="auto", show_default=True,
-    help="What the script trains with.",
+    help="Framework of the script.",
 )  # fmt: skip
-@click.option("--diff", is_flag=True, help="Show what changes instead of the whole script.")
-@click.option("--explain", is_flag=True, help="Say step by step what was done, and why.")
+@click.option("--diff", is_flag=True, help="Print the changes instead of the whole script.")
+@click.option("--explain", is_flag=True, help="Print what was done in each step, and why.")
 def convert(script: Path, output: Path | None, framework: str, diff: bool, explain: bool) -> None:
-    """Make a distributed training script of a serial one.
+    """Convert a serial training script to a distributed one.
 
-    The eight steps are taken where they belong, each with a comment; all else stays as it is. What
-    cannot be decided is marked "# qsgd-hpc: TODO" and listed at the end. On one rank the new
-    script does what the old one did. PyTorch, Keras, TensorFlow 1 and 2, JAX.
+    Each of the eight steps is inserted with a comment; the rest is not changed. Open decisions are
+    marked "# qsgd-hpc: TODO" and listed at the end. On one rank, the new script does the same as
+    the old one. Supports PyTorch, Keras, TensorFlow 1 and 2, and JAX.
 
     \b
     qsgd-hpc convert train.py -o train_hvd.py
@@ -60,9 +60,9 @@ def convert(script: Path, output: Path | None, framework: str, diff: bool, expla
     elif output is None:
         click.echo(done.after, nl=False)
     if not done.changed:
-        click.echo(f"{script}: distributed already; nothing changed", err=True)
+        click.echo(f"{script}: already distributed; nothing changed", err=True)
         return
-    # What is for reading must not end up in the script that standard output may be saved as.
+    # Standard output may be redirected to a script, so text for the user goes to stderr.
     apart = output is None
     if explain:
         click.echo(explanation(done), err=apart)

@@ -24,9 +24,9 @@ from qsgd_hpc.scaling.define.study import BITS, Study
 
 __all__ = ["DEFAULTS", "define"]
 
-Wishes = Mapping[str, Any]
+Settings = Mapping[str, Any]
 
-DEFAULTS: Wishes = {
+DEFAULTS: Settings = {
     "workloads": [],
     "scripts": [],
     "frameworks": ["torch"],
@@ -55,12 +55,12 @@ DEFAULTS: Wishes = {
 
 
 def define(
-    wishes: Wishes, folder: Path, site: Site, workdir: Path, known: Sequence[str] = ()
+    settings: Settings, folder: Path, site: Site, workdir: Path, known: Sequence[str] = ()
 ) -> Study:
-    """Return the checked study that these wishes describe.
+    """Return the checked study that these settings describe.
 
     Args:
-        wishes: keys of a study file, each of the right type; see scaling/study.schema.json.
+        settings: keys of a study file, each of the right type; see scaling/study.schema.json.
         folder: what paths of scripts are relative to.
         site: where it runs.
         workdir: where its jobs run.
@@ -68,7 +68,7 @@ def define(
     Raises:
         UsageError: all faults at once, one a line.
     """
-    asked = {**DEFAULTS, **wishes}
+    asked = {**DEFAULTS, **settings}
     faults = list(known)
     programs = list(_programs(asked, folder, faults))
     faults += _word_faults(asked)
@@ -107,7 +107,7 @@ def define(
     return study
 
 
-def _programs(asked: Wishes, folder: Path, faults: list[str]) -> Iterator[Program]:
+def _programs(asked: Settings, folder: Path, faults: list[str]) -> Iterator[Program]:
     for own in _mappings(asked["scripts"], "script"):
         path = Path(os.path.abspath(folder / own["script"]))  # noqa: PTH100 (links stay as given)
         yield _program(own.get("name", path.stem), "", path, asked, own)
@@ -123,11 +123,11 @@ def _programs(asked: Wishes, folder: Path, faults: list[str]) -> Iterator[Progra
             yield dataclasses.replace(program, args=(*found.args, *program.args))
 
 
-def _mappings(entries: Sequence[str | Wishes], key: str) -> list[dict[str, Any]]:
+def _mappings(entries: Sequence[str | Settings], key: str) -> list[dict[str, Any]]:
     return [{key: each} if isinstance(each, str) else dict(each) for each in entries]
 
 
-def _program(name: str, framework: str, script: Path, asked: Wishes, own: Wishes) -> Program:
+def _program(name: str, framework: str, script: Path, asked: Settings, own: Settings) -> Program:
     both = {**asked, **own}
     batches = both["batch_size"]
     return Program(
@@ -143,7 +143,7 @@ def _program(name: str, framework: str, script: Path, asked: Wishes, own: Wishes
     )
 
 
-def _word_faults(asked: Wishes) -> Iterator[str]:
+def _word_faults(asked: Settings) -> Iterator[str]:
     for name in asked["algorithms"]:
         if name not in ALGORITHMS:
             yield f"algorithm {name!r}: unknown. {did_you_mean(name, ALGORITHMS)}"
@@ -152,7 +152,7 @@ def _word_faults(asked: Wishes) -> Iterator[str]:
             yield f"bits {bits}: expected {_listed(BITS)}."
 
 
-def _networks(asked: Wishes, site: Site, faults: list[str]) -> tuple[str, ...]:
+def _networks(asked: Settings, site: Site, faults: list[str]) -> tuple[str, ...]:
     """Return the networks in their own words, each once."""
     found = []
     for text in asked["networks"]:

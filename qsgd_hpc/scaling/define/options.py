@@ -1,4 +1,4 @@
-"""The options of ``qsgd-hpc scale``, and what they and a study file together ask for."""
+"""The options of ``qsgd-hpc scale``, combined with those of a study file."""
 
 from __future__ import annotations
 
@@ -26,67 +26,68 @@ def _example(ctx: click.Context, _param: click.Parameter, given: bool) -> None:
 
 
 OPTIONS = (
-    click.option("--site", help="Site profile. Default: this machine's, see `qsgd-hpc sites`."),
+    click.option("--site", help="Site profile (see `qsgd-hpc sites`). Default: this machine's."),
     click.option("--nodes", help="Node counts to measure.  [default: 1,2]"),
     click.option(
         "--mode",
         type=click.Choice(MODES),
-        help="strong: the global batch stays the same; weak: the batch of each rank does.  "
-        "[default: strong]",
+        help="strong: constant global batch; weak: constant batch per rank.  [default: strong]",
     ),
-    click.option(
-        "--bits", help="Bits per gradient element; 32 is plain float32.  [default: 32,8,4]"
-    ),
+    click.option("--bits", help="Bits per gradient element; 32: uncompressed.  [default: 32,8,4]"),
     click.option("--algorithms", help="Allreduce algorithms to compare.  [default: auto]"),
     click.option(
         "--network",
         metavar="RATE[,latency=T],...",
-        help="On this machine: make each node a host of its own, joined at each of these rates, "
-        "such as 100mbit,1gbit; none: they share memory.",
+        help="On this machine: emulate a host for each node, at each of these link rates, such as "
+        "100mbit,1gbit; none: shared memory.",
     ),
     click.option(
         "--repeats",
         type=int,
-        help="Measurements of each point. From 3 on, noise shows.  [default: 1]",
+        help="Measurements of each point; 3 or more show the noise.  [default: 1]",
     ),
     click.option(
         "--batch-size",
-        help="Samples per step: global (strong), per rank (weak); several to compare them.  "
+        help="Samples per step: global (strong) or per rank (weak); several are compared.  "
         "[default: 128]",
     ),
-    click.option("--epochs", type=int, help="Passed on to the script. Default: the script's own."),
-    click.option("--steps", type=int, help="Passed on too: end a run after so many steps."),
+    click.option("--epochs", type=int, help="Passed to the script. Default: the script's own."),
+    click.option("--steps", type=int, help="Passed to the script: number of steps of a run."),
     click.option(
         "--batch-args",
-        help="How the script takes its batch, such as '--bs {rank_batch}'; {global_batch} is that "
-        "of all ranks; '' for a script that takes none.  [default: --global-batch-size or "
-        "--batch-size, by the mode]",
+        help="The script's arguments for its batch size, such as '--bs {rank_batch}'; "
+        "{global_batch} is that of all ranks; '' if it has none.  [default: --global-batch-size "
+        "or --batch-size, by the mode]",
     ),
     click.option(
         "--target",
         type=float,
-        help="Test accuracy (or perplexity, above 1) whose time to reach is reported.  "
-        "[default: what fp32 reaches]",
+        help="Test accuracy (or perplexity, above 1); the time to reach it is reported.  "
+        "[default: the value that fp32 reaches]",
     ),
-    click.option("--workload", help="Train workloads of this package, such as resnet34,mnist."),
-    click.option("--framework", help="Of the workloads: torch, keras.  [default: torch]"),
+    click.option("--workload", help="Workloads of this package, such as resnet34,mnist."),
+    click.option(
+        "--framework", help="Frameworks of the workloads: torch, keras.  [default: torch]"
+    ),
     click.option("--ranks-per-node", type=int, help="Default: the site's, such as one per GPU."),
     click.option(
         "--walltime",
-        help="Limit of each job, such as 30m or 1h30m; a plain number is minutes. "
+        help="Walltime of each job, such as 30m or 1h30m; a plain number is minutes. "
         "Default: the site's.",
     ),
     click.option("--queue", help="Queue of every job."),
-    click.option("--account", help="Project that pays for the jobs."),
-    click.option("--filesystems", help="File systems that the jobs need, such as home,eagle."),
-    click.option("--python", help="Interpreter of the scripts on the nodes; it needs qsgd_hpc."),
+    click.option("--account", help="Project to charge for the jobs."),
+    click.option("--filesystems", help="File systems of the jobs, such as home,eagle."),
     click.option(
-        "--max-node-hours", type=float, help="Submit nothing that could cost more than this in all."
+        "--python", help="Python interpreter for the scripts on the nodes; it needs qsgd_hpc."
+    ),
+    click.option(
+        "--max-node-hours", type=float, help="Submit nothing if the study could cost more."
     ),
     click.option(
         "--pack/--separate",
         default=None,
-        help="All points inside one job of the largest size, or a job for each.  "
+        help="Run all points in one job of the largest size, or in a job each.  "
         "[default: separate]",
     ),
     click.option(
@@ -100,14 +101,12 @@ OPTIONS = (
         type=click.IntRange(1),
         default=1,
         show_default=True,
-        help="Jobs queued at a time.",
+        help="Largest number of jobs queued at a time.",
     ),
     click.option(
         "-y", "--yes", is_flag=True, help="Do not ask before submitting to a batch system."
     ),
-    click.option(
-        "--dry-run", is_flag=True, help="Print the plan and its cost; run and write nothing."
-    ),
+    click.option("--dry-run", is_flag=True, help="Print the plan and its cost without running it."),
     click.option(
         "--example",
         is_flag=True,
@@ -124,7 +123,7 @@ OPTIONS = (
     ),
 )
 
-# Options that a study file has too, under these names, and how their text is read.
+# Options that a study file also has, and their names there.
 _WORDS = {
     "algorithms": "algorithms",
     "framework": "frameworks",
@@ -136,7 +135,7 @@ _ALSO_SAME = ("max_node_hours", "pack", "batch_args", "target", "python")
 
 
 def scale_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command these options and arguments."""
+    """Add these options and arguments to a command."""
     for option in reversed(OPTIONS):
         function = option(function)
     return function
@@ -154,17 +153,17 @@ class Scale(click.Command):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a study shall be, by the keys of a study file.
+    """The requested study, by the keys of a study file.
 
     Attributes:
-        wishes: file and command line together; the latter wins.
+        settings: those of file and command line; the latter wins.
         site: name of the site profile; None: this machine's.
-        folder: what paths of scripts are relative to.
-        name: what the study's folder is called by default.
+        folder: to which paths of scripts are relative.
+        name: default name of the study's folder.
         faults: of the options; the rest of the definition may have more.
     """
 
-    wishes: Mapping[str, Any]
+    settings: Mapping[str, Any]
     site: str | None
     folder: Path
     name: str
@@ -172,34 +171,38 @@ class Asked:
 
 
 def asked(ctx: click.Context, words: tuple[str, ...]) -> Asked:
-    """Put the study file and the options together.
+    """Combine the study file and the options.
 
     Raises:
-        UsageError: nothing to train, or all faults of the file at once.
+        UsageError: there is nothing to train, or all faults of the file at once.
     """
     file = Path(words[0]) if words and is_study_file(Path(words[0])) else None
     given = {name: value for name, value in ctx.params.items() if value is not None}
     if file is None and not words and "workload" not in given:
-        raise UsageError("nothing to train. Give a SCRIPT, a STUDY.yaml, or --workload NAME.")
-    own, faults = _wishes(given)
+        raise UsageError("nothing to train. Give a SCRIPT, a STUDY.yaml or --workload NAME.")
+    own, faults = _settings(given)
     if file is not None:
         if len(words) > 1:
             raise UsageError(
                 f"{words[1]!r} follows the study file, which takes no arguments. Put a script's "
                 "arguments into its args."
             )
-        wishes = {**read_study_file(file), **own}
+        settings = {**read_study_file(file), **own}
         return Asked(
-            wishes, own.get("site", wishes.get("site")), file.absolute().parent, file.stem, faults
+            settings,
+            own.get("site", settings.get("site")),
+            file.absolute().parent,
+            file.stem,
+            faults,
         )
     if "workloads" in own:
         named = {**own, "args": list(words)}
         return Asked(named, own.get("site"), Path.cwd(), "-".join(own["workloads"]), faults)
-    wishes = {**own, "scripts": [words[0]], "args": list(words[1:])}
-    return Asked(wishes, own.get("site"), Path.cwd(), Path(words[0]).stem, faults)
+    settings = {**own, "scripts": [words[0]], "args": list(words[1:])}
+    return Asked(settings, own.get("site"), Path.cwd(), Path(words[0]).stem, faults)
 
 
-def _wishes(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     faults: list[str] = []
     found = {name: given[name] for name in (*_SAME, *_ALSO_SAME, "site") if name in given}
     for option, key in _WORDS.items():

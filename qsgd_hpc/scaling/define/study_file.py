@@ -26,7 +26,7 @@ def is_study_file(path: Path) -> bool:
 
 
 def read_study_file(path: Path) -> dict[str, Any]:
-    """Return the wishes that a study file states, each of the right type.
+    """Return the settings of a study file, each of the right type.
 
     Raises:
         UsageError: it cannot be read; or every unknown key and value, each with its line.
@@ -40,8 +40,8 @@ def read_study_file(path: Path) -> dict[str, Any]:
     faults = sorted((document.line(where), text) for where, text in study_faults(document.data))
     if faults:
         raise UsageError("\n".join(f"{path}, line {line}: {text}" for line, text in faults))
-    wishes: dict[str, Any] = document.data
-    return wishes
+    settings: dict[str, Any] = document.data
+    return settings
 
 
 def study_faults(body: Any) -> Iterator[Fault]:

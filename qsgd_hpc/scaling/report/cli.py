@@ -1,4 +1,4 @@
-"""``qsgd-hpc report``: the report of a study, from its raw records alone."""
+"""``qsgd-hpc report``: writes the report of a study from its raw records."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ __all__ = ["report", "show"]
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="Where to write. Default: FOLDER; with --vs: FOLDER/vs-<name of the other>.",
+    help="Output folder. Default: FOLDER; with --vs: FOLDER/vs-<name of the other>.",
 )
 @click.option(
     "--vs",
     "other",
     type=click.Path(path_type=Path),
-    help="Another study's folder, to compare with: the same cases, ranks and bits.",
+    help="Folder of another study to compare with, for equal cases, ranks and bits.",
 )
 @click.option(
     "--rows",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Append one row per size to this CSV file, in a form that does not depend on the site.",
+    help="Append one row per size to this CSV file, whose format is the same for all sites.",
 )
-@click.option("--system", help="The machine's name in --rows. Default: the study's site.")
+@click.option("--system", help="Name of the machine in --rows. Default: the study's site.")
 def report(
     folder: Path, output: Path | None, other: Path | None, rows: Path | None, system: str | None
 ) -> None:
-    """Write the report of the study in FOLDER again, from its raw records alone.
+    """Write the report of the study in FOLDER again from its raw records.
 
-    Writes report.html, REPORT.md, results.csv, results.tex and the plots. The same records give
-    the same files, so every number can be checked.
+    Writes report.html, REPORT.md, results.csv, results.tex and the plots. Equal records give equal
+    files, so every number can be verified.
 
     \b
     Compare with an earlier study:     qsgd-hpc report NOW --vs BEFORE

@@ -1,4 +1,4 @@
-"""``qsgd-hpc reproduce``: published tables beside this project's predictions or measurements."""
+"""``qsgd-hpc reproduce``: compares published tables with predictions or measurements."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ __all__ = ["reproduce"]
 
 @click.command(context_settings={"show_default": True})
 @click.argument("name", type=click.Choice(NAMES))
-@click.option("--measure", is_flag=True, help="Train the like of it on this machine; takes long.")
+@click.option(
+    "--measure", is_flag=True, help="Measure a similar training on this machine; takes long."
+)
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
-    help="Folder of a study that --measure, or you, ran before.",
+    help="Folder of an earlier study, of --measure or of `scale`.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     default=Path("reproduce"),
-    help="Folder that --measure writes to.",
+    help="Output folder of --measure.",
 )
 @click.option("--json", "as_data", is_flag=True, help="Print JSON.")
 def reproduce(name: str, measure: bool, results: Path | None, output: Path, as_data: bool) -> None:
-    """Show a published table beside what is predicted, or measured here, for each number.
+    """Compare each number of a published table with a prediction, or a measurement here.
 
     \b
       qsgd-hpc reproduce qsgd-tf
