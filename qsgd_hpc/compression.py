@@ -92,7 +92,7 @@ class Lossy(ABC):
         if not isinstance(size, int) or not 0 < size <= MAX_BUCKET or size % BUCKET_MULTIPLE:
             raise self._fault("bucket_size", f"a multiple of {BUCKET_MULTIPLE} up to {MAX_BUCKET}")
         if self.error_feedback not in (None, True, False):
-            raise self._fault("error_feedback", "True, False, or None for where it is needed")
+            raise self._fault("error_feedback", "True, False, or None (on if the code needs it)")
         if self.nmse_budget is not None and not self.nmse_budget > 0:
             raise self._fault("nmse_budget", "a number above 0, such as 0.01, or None")
 
@@ -145,13 +145,14 @@ class Lossy(ABC):
         """
         if self.varies:
             raise UsageError(
-                f"{caller}: the length of {self.scheme} codes varies, and torch.distributed's "
-                "messages do not; choose another, or let hvd.DistributedOptimizer reduce them"
+                f"{caller}: {self.scheme} codes have a variable length, which "
+                "torch.distributed's messages do not support; choose another code, or use "
+                "hvd.DistributedOptimizer"
             )
         if self.auto_bits:
             raise UsageError(
-                f"{caller}(bits='auto'): the planner does not know how fast torch.distributed is; "
-                "choose 1 to 8, or let hvd.DistributedOptimizer reduce the gradients"
+                f"{caller}(bits='auto'): the planner does not measure torch.distributed; choose "
+                "1 to 8, or use hvd.DistributedOptimizer"
             )
 
     @abstractmethod
@@ -258,8 +259,9 @@ class Qsgd(_WithBits):
 @functools.cache
 def _warn_of_bias() -> None:
     warnings.warn(
-        "rounding='nearest' is biased: its errors do not average out over ranks and steps. Error "
-        "feedback, on for it by default, makes up for that; rounding='stochastic' has no bias",
+        "rounding='nearest' is biased: its errors do not average out over ranks and steps. "
+        "Turn on error feedback (the default for it), or use rounding='stochastic', which is "
+        "unbiased",
         stacklevel=4,
     )
 
@@ -364,7 +366,7 @@ class TopK(Lossy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.ratio <= 1:
-            raise self._fault("ratio", "a share above 0 and up to 1, such as 0.01")
+            raise self._fault("ratio", "a ratio above 0 and up to 1, such as 0.01")
 
     def _bits(self) -> int:
         return 32  # of an element that is sent
@@ -392,7 +394,7 @@ def from_environment() -> Lossy | None:
         return kind() if bits is None else kind(bits)
     if bits is not None:
         raise UsageError(
-            f"QSGD_BITS={bits} with QSGD_SCHEME={scheme}: this scheme has no choice of bits; "
-            "unset QSGD_BITS, or set it to 32 for no compression"
+            f"QSGD_BITS={bits} with QSGD_SCHEME={scheme}: this scheme has a fixed number of "
+            "bits; unset QSGD_BITS, or set it to 32 for no compression"
         )
     return kind()

@@ -141,7 +141,7 @@ class State:
             return False
         owed = None
         if found and file is not None:
-            print(f"qsgd-hpc: resuming at the commit in {file}", file=sys.stderr, flush=True)
+            print(f"qsgd-hpc: resuming from the commit in {file}", file=sys.stderr, flush=True)
             with file.open("rb") as stream:
                 content = self._load(stream)
             for name, captured in content["parts"].items():
@@ -221,9 +221,9 @@ def _all_live(error: HorovodInternalError) -> bool:
 def _last_words(state: State, error: Exception) -> str:
     file = state._file
     remedy = (
-        f"The last commit is in {file}: start the job again, and it resumes there."
+        f"The last commit is in {file}: restart the job to resume from it."
         if file is not None and state._commits
-        else "Name a file in QSGD_ELASTIC_CHECKPOINT and call state.commit() now and then, so "
-        "that a job that is started again resumes there."
+        else "Set QSGD_ELASTIC_CHECKPOINT to a file and call state.commit() periodically, so "
+        "that a restarted job resumes from it."
     )
-    return f"{error}\nThis job cannot go on without that rank. {remedy}"
+    return f"{error}\nThis job cannot continue without that rank. {remedy}"

@@ -118,7 +118,7 @@ def main(bits: str, repeats: int, path: Path | None) -> None:
             )
     if hvd.rank() != 0:
         return
-    print("| gradients of | bits | reduction without | with | step | difference, share of the step |")
+    print("| gradients of | bits | reduction without | with | step | share of the step |")
     print("|---|---|---|---|---|---|")
     for row in rows:
         times = " | ".join(

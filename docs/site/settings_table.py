@@ -1,7 +1,7 @@
 """Write the tables of docs/settings.md from qsgd_hpc/env.py, where every variable is one row.
 
-The page is kept in the repository so that it can be read on a code host. `make docs` updates it, and
-a test fails if it is out of date.
+The page is kept in the repository so that it can be read on a code host. `make docs` updates it,
+and a test fails if it is out of date.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def view_of(array: Any) -> Array:
         view = np.asarray(array)
     if view.dtype.hasobject:
         raise UsageError(
-            f"an array of {view.dtype} holds addresses of Python objects, which mean nothing on "
-            "other ranks; use allgather_object or broadcast_object"
+            f"an array of {view.dtype} contains Python objects, whose addresses are not valid "
+            "on other ranks; use allgather_object or broadcast_object"
         )
     return view
 
@@ -47,7 +47,7 @@ def writable_view_of(array: Any, operation: str) -> Array:
     view = _shared(array)
     if view is not None and view.flags.writeable:
         return view
-    what = "shows no memory of its own" if view is None else "is read-only"
+    what = "does not expose its memory" if view is None else "is read-only"
     raise UsageError(
         f"{operation} replaces its argument, but this {type(array).__name__} {what}; use "
         f"{operation.rstrip('_')}, which returns a new array"
@@ -73,8 +73,8 @@ def _through_dlpack(array: Any) -> Array | None:
         if hasattr(array, "__array__") and _on_host(array):
             return None  # such as bfloat16, of which numpy's DLPack knows nothing
         raise UsageError(
-            f"this {type(array).__name__} cannot be read through DLPack ({error}); pass a copy of "
-            "it in the host's memory, in a type that numpy has"
+            f"this {type(array).__name__} cannot be read through DLPack ({error}); pass a copy "
+            "in host memory, of a type that numpy supports"
         ) from None
 
 

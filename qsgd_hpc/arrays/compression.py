@@ -18,7 +18,7 @@ def _bfloat16() -> np.dtype[Any]:
         import ml_dtypes
     except ImportError:
         raise UsageError(
-            "numpy has no bfloat16 by itself: pip install ml_dtypes, or choose Compression.fp16"
+            "numpy alone has no bfloat16: pip install ml_dtypes, or choose Compression.fp16"
         ) from None
     dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return dtype

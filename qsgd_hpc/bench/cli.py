@@ -123,7 +123,7 @@ def codec(
 
 def _one(sizes: list[int], text: str) -> list[int]:
     if len(sizes) != 1:
-        raise UsageError(f"--size {text}: one size is measured at a time")
+        raise UsageError(f"--size {text}: only one size is possible")
     return sizes
 
 
@@ -249,8 +249,8 @@ def allreduce(
     if launched(os.environ):
         if joined is not None:
             raise UsageError(
-                f"--network {network}: these ranks are started already; give it to bench "
-                "allreduce -np 2, or to qsgd-hpc run"
+                f"--network {network}: these ranks are already started; use the option with "
+                "bench allreduce -np 2, or with qsgd-hpc run"
             )
         run(request)
         return
@@ -259,7 +259,7 @@ def allreduce(
             "bench allreduce needs ranks: pass -np 2, or start it with mpiexec or qsgd-hpc run"
         )
     if ranks < 2:
-        raise UsageError(f"-np {ranks}: at least 2 ranks are needed to reduce anything")
+        raise UsageError(f"-np {ranks}: at least 2 ranks are needed")
     words = ["--sizes", sizes, "--bits", bits, "--scheme", scheme, "--algorithm", algorithm]
     words += ["--threads", str(threads)] if threads else []
     sys.exit(_start(ranks, joined, request, words))

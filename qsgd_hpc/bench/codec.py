@@ -125,7 +125,7 @@ def time_all(found: Sequence[Operation], rounds: int, screen: Console) -> None:
     """Time the operations in turns; the first round warms up. A terminal sees a progress bar."""
     steps = track(
         range(rounds + 1),
-        description=f"{len(found)} operations, in turns",
+        description=f"{len(found)} operations, alternating",
         console=screen,
         transient=True,
         disable=not screen.is_terminal,
@@ -225,8 +225,8 @@ def run(request: Request) -> None:
         found = operations(request)
         screen.print(
             f"qsgd-hpc {__version__}: {size_text(request.size_bytes)} of "
-            f"{', '.join(request.dtypes)}, {request.rounds} rounds, {chosen}; "
-            "GB/s of what is coded"
+            f"{', '.join(request.dtypes)}, {request.rounds} rounds, {chosen}; GB/s of "
+            "uncompressed data"
         )
         time_all(found, request.rounds, screen)
     heads = ("operation", "code", "threads", "min", "median", "p99", "GB/s", "beside")

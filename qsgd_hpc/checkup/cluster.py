@@ -23,8 +23,8 @@ def emulated_network() -> list[Finding]:
     try:
         trial(SLOW, 2)
     except ClusterError as error:
-        return [ok(TOPIC, "hosts joined at a rate can be made here"), _note(str(error))]
-    return [ok(TOPIC, "hosts joined at a rate, and with a latency, can be made here")]
+        return [ok(TOPIC, "emulated hosts with a link rate are available"), _note(str(error))]
+    return [ok(TOPIC, "emulated hosts with a link rate and a latency are available")]
 
 
 def _note(text: str) -> Finding:

@@ -36,9 +36,9 @@ def _finding(framework: Framework) -> Finding | None:
     least = _least(extra)
     if least and _numbers(has) < _numbers(least):
         remedy = f"Run `pip install 'qsgd-hpc[{extra}]'`."
-        return fault(name, f"{has} is older than {least}, the first that is served", remedy)
+        return fault(name, f"{has} is older than {least}, the oldest supported version", remedy)
     if not binding:
-        return ok(name, f"{has}, served by the compiled core")
+        return ok(name, f"{has}, supported by the compiled core")
     file = next(
         (f for suffix in EXTENSION_SUFFIXES if (f := _file(binding, suffix)).exists()), None
     )

@@ -28,7 +28,7 @@ def job_folder() -> list[Finding]:
         trial = Path(tempfile.mkdtemp(prefix=".qsgd-hpc-doctor-", dir=there))
     except OSError as error:
         text = f"{folder} cannot be written: {error.strerror or error}"
-        return [fault("job folder", text, "Set QSGD_HOME to a folder that can be written.")]
+        return [fault("job folder", text, "Set QSGD_HOME to a writable folder.")]
     try:
         found = [_room(folder, there), *_renames(folder, trial), *_locks(folder, trial)]
     finally:
@@ -58,7 +58,13 @@ def _renames(folder: Path, trial: Path) -> list[Finding]:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return []
         raise
-    return [fault("job folder", f"{folder} lets one job's record replace another's", ELSEWHERE)]
+    return [
+        fault(
+            "job folder",
+            f"{folder} does not prevent a job's record from replacing another's",
+            ELSEWHERE,
+        )
+    ]
 
 
 def _locks(folder: Path, trial: Path) -> list[Finding]:
@@ -72,7 +78,7 @@ def _locks(folder: Path, trial: Path) -> list[Finding]:
             return []
         return [fault("job folder", f"locks in {folder} have no effect", ELSEWHERE)]
     except OSError as error:
-        text = f"{folder} has no locks ({error.strerror}): local jobs cannot take turns"
+        text = f"{folder} has no locks ({error.strerror}): local jobs cannot run in sequence"
         return [fault("job folder", text, ELSEWHERE)]
     finally:
         os.close(first)

@@ -61,7 +61,7 @@ def package() -> list[Finding]:
     folder = Path(qsgd_hpc.__file__).parent
     text = f"{qsgd_hpc.__version__}, {folder}"
     if qsgd_hpc.__version__.endswith("unknown"):
-        return [note("qsgd-hpc", f"{text}: a source tree that is not installed", REINSTALL)]
+        return [note("qsgd-hpc", f"{text}: a source tree, not installed", REINSTALL)]
     return [ok("qsgd-hpc", text)]
 
 

@@ -32,7 +32,7 @@ def shared_memory(folder: Path = SHARED) -> list[Finding]:
     try:
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
-        remedy = "Mount a tmpfs there; ranks of a node send through MPI meanwhile."
+        remedy = "Mount a tmpfs there; until then, ranks of a node communicate through MPI."
         return [note("shared memory", f"{folder}: {error.strerror}", remedy)]
     text = f"{folder}, {free_bytes >> 20} MB free"
     try:
@@ -43,7 +43,7 @@ def shared_memory(folder: Path = SHARED) -> list[Finding]:
     if ranks >= cores:
         return [ok("shared memory", text)]
     text += f": room for {counted(ranks, 'rank')} of {counted(cores, 'core')}"
-    remedy = "Beyond that ranks of a node send through MPI. In a container: --shm-size=1g."
+    remedy = "Further ranks of a node communicate through MPI. In a container: --shm-size=1g."
     return [note("shared memory", text, remedy)]
 
 
@@ -61,9 +61,9 @@ def gpus() -> list[Finding]:
             found.append(ok("GPUs", f"{counted(len(seen), 'GPU')} seen by {command[0]}"))
         else:
             text = f"{command[0]} sees none: {said or f'exit code {answer.code}'}"
-            found.append(note("GPUs", text, "On a login node that is as it should be."))
+            found.append(note("GPUs", text, "On a login node this is expected."))
     names = ", ".join(command[0] for command in GPU_COMMANDS)
-    return found or [ok("GPUs", f"none here (none of {names} is on PATH)")]
+    return found or [ok("GPUs", f"none (none of {names} is on PATH)")]
 
 
 def variables(environ: Mapping[str, str] | None = None) -> list[Finding]:
@@ -78,7 +78,7 @@ def variables(environ: Mapping[str, str] | None = None) -> list[Finding]:
     known = {*env.TABLE, *OTHERS}
     for name in sorted(key for key in environ if key.startswith("QSGD_") and key not in known):
         near = did_you_mean(name, env.TABLE)
-        remedy = near if near.startswith("Did") else "See docs/settings.md for those that are read."
-        found.append(note("variables", f"{name} is read by nothing", remedy))
+        remedy = near if near.startswith("Did") else "See docs/settings.md for the variables."
+        found.append(note("variables", f"{name} is not a setting", remedy))
     count = sum(env.is_set(name, environ) for name in env.TABLE)
     return found or [ok("variables", f"{counted(count, 'setting')} from the environment")]

@@ -28,7 +28,7 @@ def _launcher(library: Library) -> list[Finding]:
         launcher = find_launcher(library)
     except UsageError as error:
         if find_host().schedulers:
-            remedy = "Jobs are started by the site's launcher; `qsgd-hpc run` needs one here."
+            remedy = "Jobs use the site's launcher; `qsgd-hpc run` needs one here."
             return [note("launcher", str(error), remedy)]
         return [fault("launcher", str(error), "`qsgd-hpc run` cannot start ranks without it.")]
     found = [ok("launcher", f"{launcher.version}, {launcher.path}")]
@@ -37,8 +37,8 @@ def _launcher(library: Library) -> list[Finding]:
         found.append(
             note(
                 "launcher",
-                f"{first} comes first on PATH, and is not the one that fits {library.name}",
-                f"Start ranks by `qsgd-hpc run`, or by {launcher.path}.",
+                f"{first} is first on PATH and does not belong to {library.name}",
+                f"Start ranks with `qsgd-hpc run` or {launcher.path}.",
             )
         )
     return found

@@ -38,8 +38,8 @@ def _chosen(here: Site) -> list[Finding]:
     path = shutil.which(command) if command else None
     text = f"{here.name}: {here.description}" + (f"; {path}" if path else "")
     if here.generic:
-        remedy = "Run `qsgd-hpc sites new NAME` to write a profile from what the scheduler says."
-        return [note("site", f"{text}: its queues and GPUs are not known", remedy)]
+        remedy = "Run `qsgd-hpc sites new NAME` to write a profile from the scheduler's answers."
+        return [note("site", f"{text}: queues and GPUs are unknown", remedy)]
     if command and not path:
         remedy = f"Log in to {here.name}, or unset QSGD_SITE."
         return [fault("site", f"{text}; {command} is not on PATH", remedy)]
@@ -47,8 +47,8 @@ def _chosen(here: Site) -> list[Finding]:
     if marks := unconfirmed(merged(here.name)):
         words = ", ".join(map(dotted, marks))
         remedy = f"Run `qsgd-hpc sites check {here.name}` to compare it with the machine."
-        found.append(note("site", f"not confirmed of {here.name}: {words}", remedy))
+        found.append(note("site", f"not confirmed for {here.name}: {words}", remedy))
     if "account" in here.required and not (here.default_account or env.get("QSGD_ACCOUNT")):
         remedy = f"Set QSGD_ACCOUNT, or write defaults: {{account: PROJECT}} for {here.name}."
-        found.append(note("site", "no account: each submit needs --account", remedy))
+        found.append(note("site", "no account: submit needs --account", remedy))
     return found

@@ -25,24 +25,24 @@ def torchrun() -> list[Finding]:
         with meeting(RunOptions(2, ("script.py",)), os.environ) as place:
             where = f"{place.address}, port {place.port}" if place else ""
     except (OSError, UsageError) as error:
-        return [note(TOPIC, f"no place where ranks could meet: {error}")]
+        return [note(TOPIC, f"no address at which ranks could meet: {error}")]
     told = "ranks of `run` and of jobs get RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ..., and meet"
     given = [f"{name}={os.environ[name]}" for name in ("MASTER_ADDR", "MASTER_PORT")
              if name in os.environ]  # fmt: skip
     if given:
-        remedy = "Unset it, unless they are to meet there: `run` finds a place by itself."
+        remedy = "Unset it, unless ranks should meet there: `run` chooses an address automatically."
         found = [note(TOPIC, f"{told} where this shell says: {', '.join(given)}", remedy)]
     else:
         found = [ok(TOPIC, f"{told} at {where}")]
     if (taken := taken_port(os.environ)) is not None:
-        found.append(note(TOPIC, taken, "Unset MASTER_PORT: `run` holds a port that is free."))
+        found.append(note(TOPIC, taken, "Unset MASTER_PORT: `run` reserves a free port."))
     stale = [f"{name}={os.environ[name]}" for name in OF_A_RANK if name in os.environ]
     if stale:
         found.append(
             note(
                 TOPIC,
-                f"{', '.join(stale)} in this shell: `run` writes over it, but a script that is "
-                "started without `run` takes itself for that rank, and waits for the others",
+                f"{', '.join(stale)} in this shell: `run` overwrites it, but a script started "
+                "without `run` uses this rank and waits for the others",
                 f"unset {' '.join(word.partition('=')[0] for word in stale)}",
             )
         )

@@ -105,7 +105,7 @@ def _rebuild(source: Path, target: Path, config: dict[str, Any], imports: Sequen
 def _class_of(own: dict[str, Any]) -> type:
     if own["class_name"] not in COUNTERPARTS:
         raise UsageError(
-            f"{own['class_name']} of {own['module']} has no counterpart in Keras; known are "
+            f"{own['class_name']} of {own['module']} has no equivalent in Keras; known: "
             + ", ".join(COUNTERPARTS)
         )
     kind: type = getattr(importlib.import_module(own["module"]), own["class_name"])

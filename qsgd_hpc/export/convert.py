@@ -46,8 +46,8 @@ def _kind(source: Path) -> str:
         return "checkpoint"
     raise UsageError(
         f"{source}: expected a .keras file, a folder with saved_model.pb, or the prefix of a "
-        "checkpoint (there is PREFIX.index). Weights alone (.weights.h5) hold nothing of this "
-        "package: use them as they are"
+        "checkpoint (there is PREFIX.index). Files with weights only (.weights.h5) do not "
+        "depend on this package: use them directly"
     )
 
 

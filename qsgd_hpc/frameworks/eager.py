@@ -78,8 +78,8 @@ def as_rows(tensor: Any, operation: str, words: str = "tensors") -> Any:
     """Return a tensor, which must have a first dimension to be cut along."""
     if not tensor.ndim:
         raise UsageError(
-            f"{operation} cuts {words} along their first dimension, and a scalar has none; pass "
-            "x.reshape(1)"
+            f"{operation} splits {words} along the first dimension, which a scalar does not "
+            "have; pass x.reshape(1)"
         )
     return tensor
 

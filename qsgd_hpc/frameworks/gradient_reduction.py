@@ -151,9 +151,9 @@ def chosen_compression(compression: Any, op: Op = Average) -> Any:
             names = ("QSGD_BITS", "QSGD_SCHEME")
             said = [f"{name}={env.get(name)}" for name in names if env.is_set(name)]
             warnings.warn(
-                "gradients are sent as they are: compression=Compression.none in the script goes "
-                f"over {' and '.join(said)} from the command line or the environment; leave the "
-                "argument out to let those decide",
+                "gradients are sent uncompressed: compression=Compression.none in the script "
+                f"overrides {' and '.join(said)} of the command line or the environment; remove "
+                "the argument to use them",
                 stacklevel=4,
             )
     if compression is None:

@@ -19,7 +19,7 @@ def choose_groups(num_groups: int, groups: Any) -> Any:
         UsageError: both are given, or a number that is negative.
     """
     if num_groups and groups is not None:
-        raise UsageError("pass groups= or the older num_groups=, not both")
+        raise UsageError("pass groups= or the deprecated num_groups=, not both")
     chosen = num_groups if groups is None else groups
     if isinstance(chosen, int) and chosen < 0:
         raise UsageError(f"groups={chosen}: choose 0 (none) or more, or a list of lists")
@@ -44,7 +44,9 @@ def partition(parameters: Sequence[Any], groups: int | Sequence[Sequence[Any]]) 
             if id(member) not in known:
                 raise UsageError(f"groups[{number}] has a tensor that the optimizer does not have")
             if id(member) in seen:
-                raise UsageError(f"groups[{number}] has a parameter of another group, or one twice")
+                raise UsageError(
+                    f"groups[{number}] has a parameter that is in another group or listed twice"
+                )
             seen.add(id(member))
     return [list(group) for group in groups if group]
 

@@ -45,8 +45,9 @@ class Schedule:
             return self.initial_lr * self.multiplier(epoch)
         if not steps_per_epoch:
             raise UsageError(
-                "how many batches an epoch has is not known here, and the learning rate changes "
-                "with each: pass steps_per_epoch= to the callback (or to fit), or staircase=True"
+                "the number of batches per epoch is unknown, and the learning rate changes "
+                "with each batch: pass steps_per_epoch= to the callback (or to fit), or "
+                "staircase=True"
             )
         return self.initial_lr * self.multiplier(epoch + batch / steps_per_epoch)
 

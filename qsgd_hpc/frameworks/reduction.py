@@ -50,7 +50,7 @@ def choose_op(op: Op | None, average: bool | None) -> Op:
     if average is None:
         return Average if op is None else op
     if op is not None:
-        raise UsageError("pass op= or the older average=, not both")
+        raise UsageError("pass op= or the deprecated average=, not both")
     return Average if average else Sum
 
 

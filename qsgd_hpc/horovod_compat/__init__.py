@@ -27,8 +27,8 @@ def install() -> None:
     origin = getattr(sys.modules.get("horovod"), "__file__", None)
     if origin is not None and not origin.startswith(str(FOLDER)):
         raise UsageError(
-            f"{origin} is imported already; call qsgd_hpc.horovod_compat.install() before "
-            "anything imports horovod"
+            f"{origin} is already imported; call qsgd_hpc.horovod_compat.install() before "
+            "horovod is imported"
         )
     sys.meta_path.insert(0, HorovodFinder())
     hidden = other_horovod()

@@ -259,8 +259,8 @@ def _extend_checkpoints(keras: Any) -> None:
         ) -> None:
             if period not in (None, 1):
                 raise UsageError(
-                    f"ModelCheckpoint(period={period}): Keras 3 has no period; save every epoch, "
-                    "or pass save_freq=the number of batches in so many epochs"
+                    f"ModelCheckpoint(period={period}): Keras 3 has no period; save every "
+                    "epoch, or pass save_freq=<number of batches in that many epochs>"
                 )
             weights_only = kwargs.get("save_weights_only", args[3] if len(args) > 3 else False)
             if weights_only and _is_old_hdf5(filepath):
@@ -285,8 +285,8 @@ def _extend_backend(keras: Any) -> None:
 def _set_session(session: Any) -> None:
     if launched_rank() == 0:
         sys.stderr.write(
-            "qsgd-hpc: notice: set_session() does nothing in Keras 3, which has no sessions. To "
-            "pin GPUs: tf.config.set_visible_devices(gpus[hvd.local_rank()], 'GPU')\n"
+            "qsgd-hpc: notice: set_session() has no effect in Keras 3, which has no sessions. "
+            "To pin GPUs: tf.config.set_visible_devices(gpus[hvd.local_rank()], 'GPU')\n"
         )
 
 

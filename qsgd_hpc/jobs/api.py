@@ -93,14 +93,11 @@ def _resubmit_fault(job: Job) -> str | None:
             f"(`qsgd-hpc cancel {job.id}`), or wait for its end."
         )
     if job.state is JobState.COMPLETED:
-        return (
-            f"{job.id} is COMPLETED, so nothing is left to do. Use --force to run it once more all "
-            "the same."
-        )
+        return f"{job.id} is COMPLETED, so nothing is left to do. Use --force to run it again."
     if other := continued_by(job):
         return (
-            f"{other.id} ({other.state.value}) continues {job.id}; two trainings would write one "
-            f"checkpoint. Look at `qsgd-hpc status {other.id}`, or use --force."
+            f"{other.id} ({other.state.value}) continues {job.id}; two trainings would write "
+            f"the same checkpoint. See `qsgd-hpc status {other.id}`, or use --force."
         )
     return None
 
@@ -132,8 +129,8 @@ def stop(job_id: str) -> Job:
     job = get(job_id)
     if job.state is not JobState.RUNNING:
         raise UsageError(
-            f"{job.id} is {job.state.value}; only a running job can stop at a checkpoint. "
-            f"`qsgd-hpc cancel {job.id}` ends one that waits."
+            f"{job.id} is {job.state.value}; only a running job can stop at a checkpoint. To "
+            f"end a waiting job, use `qsgd-hpc cancel {job.id}`."
         )
     tasks = [job.directory / f"task-{n}" for n in range(len(job.request.tasks))]
     for folder in tasks or [job.directory]:

@@ -142,7 +142,10 @@ def _emulated(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     if not isinstance(network, str):
         return
     if data.get("scheduler", "local") != "local":
-        yield ("network",), "a rate alone is for the local scheduler; a cluster has its own network"
+        yield (
+            ("network",),
+            "a rate alone is for the local scheduler only; a cluster has its own network",
+        )
     try:
         parse_network(network, "network:")
     except UsageError as error:
@@ -154,15 +157,21 @@ def _ranges(name: str, queue: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     path: Path = ("queues", name)
     nodes, walltime = queue.get("nodes"), queue.get("walltime")
     if nodes and nodes[0] > nodes[1]:
-        yield (*path, "nodes"), f"queue '{name}' takes from {nodes[0]} nodes to fewer"
+        yield (
+            (*path, "nodes"),
+            f"queue '{name}': the least number of nodes, {nodes[0]}, exceeds the most",
+        )
     if walltime and minutes(walltime[0]) > minutes(walltime[1]):
         yield (*path, "walltime"), f"queue '{name}': the least walltime exceeds the most"
     above = 0
     for i, (low, high, _) in sorted(enumerate(queue.get("bins", ())), key=lambda pair: pair[1]):
         if low > high:
-            yield (*path, "bins", i), f"queue '{name}': a bin goes from {low} nodes to fewer"
+            yield (
+                (*path, "bins", i),
+                f"queue '{name}': the least number of nodes of a bin, {low}, exceeds the most",
+            )
         elif low <= above:
-            yield (*path, "bins", i), f"queue '{name}': two bins take {low} nodes"
+            yield (*path, "bins", i), f"queue '{name}': two bins contain {low} nodes"
         elif nodes and not nodes[0] <= low <= high <= nodes[1]:
             yield (
                 (*path, "bins", i),
@@ -208,4 +217,4 @@ def _fields(word: str, path: Path) -> Iterator[tuple[Path, str]]:
     for name in names:
         if name not in LAUNCH_FIELDS:
             wanted = listing([f"{{{field}}}" for field in LAUNCH_FIELDS])
-            yield path, f"{word!r}: unknown field '{{{name}}}'. It may hold {wanted}."
+            yield path, f"{word!r}: unknown field '{{{name}}}'. Valid fields: {wanted}."

@@ -32,7 +32,7 @@ def after_faults(after: Iterable[str], site: Site) -> list[str]:
         if job.scheduler != site.scheduler or job.site != site.name:
             faults.append(
                 f"--after {word}: that job is on {job.site}, this one would be on {site.name}. "
-                f"Jobs wait for jobs of the same site: use --site {job.site}."
+                f"Jobs can only wait for jobs of the same site: use --site {job.site}."
             )
         elif kind == "ok" and job.state.ended and job.state is not JobState.COMPLETED:
             faults.append(

@@ -12,13 +12,14 @@ __all__ = ["NOT_MET", "NO_MEMORY", "PREEMPTED", "WALLTIME", "dead_node", "exit_w
 
 NOT_MET = "a job that it waited for did not complete"
 NO_MEMORY = (
-    "a node ran out of memory: use fewer --ranks-per-node, more --nodes or a smaller batch, or ask "
-    "for more memory"
+    "a node ran out of memory: use fewer --ranks-per-node, more --nodes or a smaller batch, or "
+    "request more memory"
 )
 PREEMPTED = (
-    "a job with precedence took its nodes: submit it again; --requeue lets the scheduler do that"
+    "preempted by a job of higher priority: submit it again, or use --requeue to make "
+    "the scheduler do so"
 )
-WALLTIME = "ended at its walltime: use a longer --walltime, or let it stop at a checkpoint"
+WALLTIME = "ended at its walltime: use a longer --walltime, or make it stop at a checkpoint"
 
 
 def exit_words(code: int) -> str:

@@ -28,8 +28,8 @@ def interrupts_deferred() -> Iterator[None]:
     def defer(number: int, _frame: FrameType | None) -> None:
         if not arrived:
             tell(
-                "this ends when the submission under way is complete; half of one would be a job "
-                "that nobody knows of"
+                "this ends when the current submission is complete; interrupting it could "
+                "leave a job that is not recorded"
             )
         arrived.append(number)
 

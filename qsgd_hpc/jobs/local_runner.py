@@ -105,7 +105,7 @@ def _own(job: Job) -> None:
 
 
 def _not_run(failed: str) -> Progress:
-    return Progress(JobState.CANCELLED, why=f"{failed}, which it needs to complete, did not")
+    return Progress(JobState.CANCELLED, why=f"{failed}, on which it depends, did not complete")
 
 
 def _record_end(job: Job, progress: Progress) -> None:
@@ -133,7 +133,7 @@ def _turn(job: Job) -> Iterator[None]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX)
         except OSError:
-            print(f"{lock}: this file system has no locks; jobs may overlap", flush=True)
+            print(f"{lock}: this file system does not support locks; jobs may overlap", flush=True)
         yield
 
 

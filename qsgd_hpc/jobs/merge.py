@@ -96,7 +96,7 @@ def _base(name: str, base: str, children: tuple[str, ...], part: tuple[Source, D
     circle = (*children, name, base)
     if base in circle[:-1]:
         raise UsageError(
-            f"site '{name}', {where}: profiles extend one another in a circle: "
+            f"site '{name}', {where}: the profiles extend each other cyclically: "
             f"{' -> '.join(circle[circle.index(base) :])} (in {file.where})"
         )
     if base not in names():

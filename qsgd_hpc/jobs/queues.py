@@ -54,7 +54,9 @@ def queue_faults(
         if pick(site, nodes, walltime_min):
             return []
         remedy = _remedy(site, None, nodes, walltime_min)
-        return [f"no queue of {site.name} takes {_size(nodes, walltime_min)} by default. {remedy}"]
+        return [
+            f"no queue of {site.name} accepts {_size(nodes, walltime_min)} by default. {remedy}"
+        ]
     queue = site.queues.get(asked)
     if queue is None:
         return [
@@ -62,16 +64,16 @@ def queue_faults(
         ]
     if queue.via is not None:
         return [
-            f"{site.queue_kind} '{asked}' takes no submissions: '{queue.via}' passes jobs on to "
+            f"{site.queue_kind} '{asked}' accepts no submissions: '{queue.via}' routes jobs to "
             f"it. Use --queue {queue.via}."
         ]
     if queue.unit == "gpu":
         remedy = _remedy(site, None, nodes, walltime_min)
         if remedy.startswith("Use "):
-            remedy = f"Leave --queue out, and use {remedy.removeprefix('Use ')}"
+            remedy = f"Remove --queue, and use {remedy.removeprefix('Use ')}"
         return [
-            f"{site.queue_kind} '{asked}' of {site.name} gives parts of a node, and jobs here take "
-            f"whole nodes. {remedy}"
+            f"{site.queue_kind} '{asked}' of {site.name} allocates parts of a node, but jobs "
+            f"here use whole nodes. {remedy}"
         ]
     misfits = list(_misfits(site, queue, nodes, walltime_min))
     if misfits:
@@ -95,11 +97,11 @@ def chain_fault(
     ]
     changes = [f"--chain {most}"] if most > 1 else []
     changes += map(_offer, roomy)
-    remedy = f"Use {listing(changes)}" if changes else "Leave --chain out"
+    remedy = f"Use {listing(changes)}" if changes else "Remove --chain"
     return (
-        f"{site.queue_kind} '{queue.name}' of {site.name} takes at most {limit_words(limit)}, and "
-        f"the {parts} parts of a chain are submitted at once. {remedy}; or go on after each end "
-        "with `qsgd-hpc resubmit ID`."
+        f"{site.queue_kind} '{queue.name}' of {site.name} accepts at most {limit_words(limit)}, "
+        f"but the {parts} parts of a chain are submitted at once. {remedy}; or continue after "
+        "each end with `qsgd-hpc resubmit ID`."
     )
 
 
@@ -126,15 +128,15 @@ def _misfits(site: Site, queue: Queue, nodes: int, walltime_min: float | None) -
     what = f"{site.queue_kind} '{queue.name}' of {site.name}"
     in_nodes = queue.nodes[0] <= nodes <= queue.nodes[1]
     if not in_nodes:
-        yield f"{what} takes {_range(*queue.nodes)} nodes, not {nodes}."
+        yield f"{what} accepts {_range(*queue.nodes)} nodes, not {nodes}."
     if walltime_min is None:
         return
     low, high = queue.walltime_min[0], queue.longest_min(nodes)
     if not low <= walltime_min <= high:
         size = f" for {_nodes(nodes)}" if queue.bins and in_nodes else ""
         yield (
-            f"{what} takes walltimes of {clock(low)} to {clock(high)}{size}, "
-            f"not {clock(walltime_min)}."
+            f"{what} accepts walltimes of {clock(low)} to {clock(high)}{size}, not "
+            f"{clock(walltime_min)}."
         )
     elif in_nodes and queue.routes:
         behind = [site.queues[name] for name in queue.routes]

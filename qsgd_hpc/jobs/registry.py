@@ -115,8 +115,8 @@ def create(
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise UsageError(
-            f"cannot register the job in {root}: {error.strerror or error}. "
-            "Free some space there, or set QSGD_HOME to a folder that can be written."
+            f"cannot register the job in {root}: {error.strerror or error}. Free some space "
+            "there, or set QSGD_HOME to a writable folder."
         ) from None
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
@@ -154,7 +154,7 @@ def load(job_id: str) -> Job:
     record = read_json(directory / "request.json") if _ID.fullmatch(job_id) else None
     if record is None:
         known = ids()
-        hint = did_you_mean(job_id, known[-50:]) if known else "No job was submitted yet."
+        hint = did_you_mean(job_id, known[-50:]) if known else "No job has been submitted yet."
         raise UsageError(f"no job '{job_id}' in {jobs_dir()}. {hint} See `qsgd-hpc list`.")
     try:
         return Job(

@@ -116,7 +116,8 @@ def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -
             raise
         line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise UsageError(
-            f"--template {request.template}{line}: {error}. It may use {listing(values, 'and')}."
+            f"--template {request.template}{line}: {error}. Available values: "
+            f"{listing(values, 'and')}."
         ) from None
 
 
@@ -242,7 +243,7 @@ def _directive(value: object) -> str:
     text = str(value)
     if not re.fullmatch(r"[ -~]+", text) or re.search(r"[\"'\\`$#]", text):
         raise UsageError(
-            f"{text!r} cannot stand on a scheduler's directive line: no quotes, $, #, backslashes, "
-            "line breaks or letters beyond ASCII there."
+            f"{text!r} cannot be part of a scheduler directive: quotes, $, #, backslashes, line "
+            "breaks and non-ASCII letters are not allowed there."
         )
     return text

@@ -52,25 +52,29 @@ def home_faults(folder: Path, scheduler: str) -> list[str]:
     if not re.search(pattern, text):
         return []
     return [
-        f"the output would go to {text!r}, and {traits.command} takes no path with {wrong}. Set "
-        "QSGD_HOME to a folder without them."
+        f"the output would be written to {text!r}, but {traits.command} does not accept a path "
+        f"with {wrong}. Set QSGD_HOME to another folder."
     ]
 
 
 def _array_faults(request: JobRequest) -> Iterator[str]:
     for key, values in request.array.items():
         if not _OPTION.fullmatch(key):
-            yield f"--array {key!r}: write an option without its dashes, as in lr=0.1,0.2."
+            yield f"--array {key!r}: write the option without dashes, as in lr=0.1,0.2."
         if not values:
-            yield f"--array {key}: there is no value. Write --array {key}=A,B."
+            yield f"--array {key}: it has no value. Write --array {key}=A,B."
         if any("\0" in value for value in values):
-            yield f"--array {key}: a value holds a NUL byte, which no command can carry."
+            yield (
+                f"--array {key}: a value contains a NUL byte, which is not possible in a command."
+            )
     if len(request.tasks) > TASKS_CEILING:
-        yield f"--array makes {len(request.tasks)} tasks; {TASKS_CEILING} is the most. Split it."
+        yield (
+            f"--array creates {len(request.tasks)} tasks; the maximum is {TASKS_CEILING}. Split it."
+        )
     if request.at_once is not None and not request.array:
-        yield "--at-once limits the tasks of an array; give --array, or leave it out."
+        yield "--at-once limits the tasks of an array; add --array, or remove it."
     elif request.at_once is not None and request.at_once < 1:
-        yield f"--at-once {request.at_once}: at least one task must be allowed to run."
+        yield f"--at-once {request.at_once}: use at least 1."
 
 
 def _chain_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
@@ -80,7 +84,7 @@ def _chain_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
         yield "--chain and --array exclude each other. Submit one chain for each choice."
     if request.requeue and not SCHEDULERS[scheduler].requeues:
         yield (
-            f"--requeue: {scheduler} cannot start a job again by itself. Use --chain N, or "
+            f"--requeue: {scheduler} cannot restart a job automatically. Use --chain N, or "
             "`qsgd-hpc resubmit ID` after its end."
         )
     if request.requeue and request.chain > 1:
@@ -94,8 +98,8 @@ def _chain_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
         return
     if before < 0 or before >= walltime_min:
         yield (
-            f"--stop-before {clock(max(before, 0))}: the job has {clock(walltime_min)} in all. "
-            "Leave it some time to train."
+            f"--stop-before {clock(max(before, 0))}: the walltime of the job is "
+            f"{clock(walltime_min)}. Use a shorter time."
         )
 
 
@@ -107,13 +111,16 @@ def _text_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
         if "\n" in line or not line.removeprefix(prefix).strip():
             yield f"--extra {line!r}: one directive, on one line, such as '{prefix} -X value'."
         elif scheduler == "local":
-            yield f"--extra {line!r}: there is no scheduler here that would read it. Leave it out."
+            yield f"--extra {line!r}: there is no scheduler here to read it. Remove it."
         elif others and prefix not in others:
-            yield f"--extra {line!r}: that is for {others[0][1:]}; lines begin with {prefix} here."
+            yield (
+                f"--extra {line!r}: this is a directive for {others[0][1:]}; here, directives "
+                f"begin with {prefix}."
+            )
     if request.exclude and not SCHEDULERS[scheduler].excludes:
         yield (
-            f"--exclude: {scheduler} has no option for that. Leave it out, and tell the site of "
-            f"nodes that are bad; or ask for others with --extra '{prefix} ...'."
+            f"--exclude: {scheduler} does not support it. Remove it and report bad nodes to the "
+            f"site, or request other nodes with --extra '{prefix} ...'."
         )
     for node in request.exclude:
         if not _HOST.fullmatch(node):
@@ -123,4 +130,6 @@ def _text_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
         if any(not name.strip() or not name.isprintable() for name in names):
             yield f"{flag} {listing(map(repr, names), 'and')}: use printable names."
     if request.key is not None and not request.key.strip():
-        yield "--key: the name is empty. Use one that is this submission's own, such as a date."
+        yield (
+            "--key: the key is empty. Use one that is unique to this submission, such as a date."
+        )

@@ -96,7 +96,7 @@ def choose(asked: str | None, host: Host | None = None) -> Site:
     if host.schedulers:
         commands = listing(dict.fromkeys(SCHEDULERS[s].command for s in host.schedulers), "and")
         lines = [
-            f"this host ({host.host_names[0]}) has {commands}, but no site profile names it. "
+            f"this host ({host.host_names[0]}) has {commands}, but no site profile matches it. "
             f"Choose one with --site or QSGD_SITE: {', '.join(sites)}."
         ]
         raise UsageError("\n".join(lines + broken))

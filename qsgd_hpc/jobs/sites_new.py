@@ -29,7 +29,10 @@ def new_profile(name: str, scheduler: str | None, host: Host, *, force: bool) ->
         LaunchError: the scheduler does not answer.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name):
-        raise UsageError(f"{name!r} is no name of a site: letters, digits and _ . + - after one.")
+        raise UsageError(
+            f"{name!r} is not a valid name of a site: use letters, digits and _ . + -, "
+            "beginning with a letter or digit."
+        )
     _refuse_taken(name, force)
     if scheduler is None:
         commands = listing(live.ASKED.values(), "nor")

@@ -153,18 +153,18 @@ def _library_words(library: Library) -> str:
 def network_words(network: Network) -> str:
     """Return a network in words, such as 'dragonfly, 2 x 200 Gb/s a node'."""
     words = ["" if network.topology == "none" else network.topology.replace("_", " ")]
-    words.append(f"{network.nics} x {network.nic_gbps:g} Gb/s a node")
+    words.append(f"{network.nics} x {network.nic_gbps:g} Gb/s per node")
     if network.dragonfly:
         shape = network.dragonfly
         count = f"{shape.groups} groups" if shape.groups else "groups"
         words.append(f"{count} of {shape.routers} routers with {shape.endpoints} cards each")
     if network.fat_tree:
         leaf = network.fat_tree
-        words.append(f"{leaf.leaf_hosts} cards and {leaf.leaf_uplinks} uplinks to a leaf")
+        words.append(f"{leaf.leaf_hosts} cards and {leaf.leaf_uplinks} uplinks per leaf")
     if network.across_us is not None:
         words.append(f"{network.across_us:g} us")
     if network.memory_gbs is not None:
-        words.append(f"memory {network.memory_gbs:g} GB/s a node")
+        words.append(f"memory {network.memory_gbs:g} GB/s per node")
     return ", ".join(word for word in words if word)
 
 

@@ -111,7 +111,9 @@ def _offered(point: EntryPoint) -> Traversable | str:
         target = Path(target.__file__ or "").parent
     if isinstance(target, (str, PathLike)) and Path(target).is_dir():
         return Path(target)
-    return f"{said} names no folder. Let it name a package, or the path of a folder, of YAML files."
+    return (
+        f"{said} is not a folder. It must be a package, or the path of a folder, with YAML files."
+    )
 
 
 def _stem(file: Traversable) -> str:

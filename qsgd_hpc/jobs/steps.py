@@ -87,8 +87,8 @@ def first_nodes(site: Site, hosts: Path) -> tuple[str, ...]:
     if first == OWN and rest[:1] == ["run"]:
         return (first, "run", "--hostfile", file, *rest[1:])
     raise UsageError(
-        f"site {site.name} starts ranks with {program}, and it is not known how to keep that to "
-        "some nodes of a job. Use a job for each point (--separate)."
+        f"site {site.name} starts ranks with {program}, which cannot be restricted to a part of "
+        "a job's nodes. Use a job for each point (--separate)."
     )
 
 
@@ -136,5 +136,5 @@ def node_lines(environ: Mapping[str, str]) -> Sequence[str]:
             env={**os.environ, **environ},
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise LaunchError(f"scontrol did not name the nodes of the job: {error}") from None
+        raise LaunchError(f"scontrol did not return the nodes of the job: {error}") from None
     return done.stdout.split()

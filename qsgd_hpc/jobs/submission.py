@@ -137,7 +137,7 @@ def _confirmed(job_id: str) -> Job | None:
         if time.time() > job.submitted_at + SETTLE_S:
             return _handed_over(job)
         if not told:
-            tell(f"waiting for {job_id}, which has this key, at most {SETTLE_S:g} s")
+            tell(f"waiting for {job_id}, which has the same key, at most {SETTLE_S:g} s")
         told = True
         time.sleep(ASK_AGAIN_S)
 
@@ -224,16 +224,16 @@ def _look(request: JobRequest, workdir: Path, site: Site | None, dry_run: bool) 
 def _folder_faults(request: JobRequest, workdir: Path) -> Sequence[str]:
     faults = []
     if not workdir.is_dir():
-        faults.append(f"--workdir {workdir}: there is no such folder. Create it, or name another.")
+        faults.append(f"--workdir {workdir}: no such folder. Create it, or use another.")
     elif not os.access(workdir, os.W_OK | os.X_OK):
         faults.append(
-            f"the job would run in '{workdir}', where you cannot write. Submit from a folder of "
-            "yours, or name one with --workdir."
+            f"the job would run in '{workdir}', where you cannot write. Submit from a writable "
+            "folder, or set one with --workdir."
         )
     if request.venv is not None and not (request.venv / "bin" / "activate").is_file():
         faults.append(
-            f"--venv {request.venv}: there is no bin/activate in it. Name the folder that "
-            "`python -m venv FOLDER` made."
+            f"--venv {request.venv}: it has no bin/activate. Use a folder that `python -m venv "
+            "FOLDER` created."
         )
     return faults
 
@@ -243,9 +243,9 @@ def _script_fault(script: Path, request: JobRequest) -> str | None:
         if not script.exists():
             return f"there is no script '{script}'."
         if script.is_dir():
-            return f"'{script}' is a folder. Name the script in it."
+            return f"'{script}' is a folder. Use the script in it."
     except (OSError, ValueError) as error:
-        return f"cannot look at script {str(script)!r}: {error}"
+        return f"cannot access script {str(script)!r}: {error}"
     if not os.access(script, os.R_OK):
         return f"script '{script}' cannot be read. Use `chmod u+r` on it."
     if script.suffix != ".py" and not request.python and not os.access(script, os.X_OK):

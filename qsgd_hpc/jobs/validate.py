@@ -107,21 +107,32 @@ def _request_faults(request: JobRequest, facts: Facts) -> Iterator[str]:
         yield f"--nodes {request.nodes}: a job needs at least 1 node. Use --nodes 1 or more."
     per_node = request.ranks_per_node
     if per_node is not None and per_node < 1:
-        yield f"--ranks-per-node {per_node}: a node needs at least 1 rank. Leave it out or use 1."
+        yield (
+            f"--ranks-per-node {per_node}: a node needs at least 1 rank. Remove the option, "
+            "or use 1."
+        )
     if request.walltime_min is not None and request.walltime_min <= 0:
         yield f"--walltime of {request.walltime_min:g} minutes: use a positive time, such as 30m."
     for key, value in request.env.items():
         if not _VARIABLE.fullmatch(key):
-            yield f"--env {key!r}: a name is letters, digits and _. Write --env NAME=VALUE."
+            yield (
+                f"--env {key!r}: a name may contain letters, digits and _. Write --env NAME=VALUE."
+            )
         elif "\0" in value:
-            yield f"--env {key}: the value holds a NUL byte, which no environment can carry."
+            yield (
+                f"--env {key}: the value contains a NUL byte, which is not possible in an "
+                "environment."
+            )
     if request.horovod and not request.is_python:
         yield (
-            f"--horovod is for Python scripts, and {request.script} is run by itself. Name one "
-            "that ends in .py, or give --python."
+            f"--horovod is for Python scripts, but {request.script} is executed directly. Use a "
+            "script that ends in .py, or add --python."
         )
     if any("\0" in word for word in (str(request.script), *request.script_args)):
-        yield "the script or one of its arguments holds a NUL byte, which no command can carry."
+        yield (
+            "the script or one of its arguments contains a NUL byte, which is not possible "
+            "in a command."
+        )
 
 
 def site_faults(request: JobRequest, site: Site, facts: Facts) -> list[str]:
@@ -152,14 +163,14 @@ def _site_faults(request: JobRequest, site: Site, facts: Facts) -> Iterator[str]
         if site.filesystems and name not in site.filesystems:
             yield f"{site.name} has no filesystem '{name}'. {did_you_mean(name, site.filesystems)}"
         elif not _PLAIN_WORD.fullmatch(name):
-            yield f"--filesystems {name!r}: names are letters, digits and _ . + -"
+            yield f"--filesystems {name!r}: names may contain letters, digits and _ . + -"
     account = _SLURM_NAME if site.scheduler == "slurm" else _PLAIN_WORD
     for flag, value, rule in (
         ("account", request.account, account),
         ("queue", request.queue, _PLAIN_WORD),
     ):
         if value and not rule.fullmatch(value):
-            yield f"--{flag} {value!r}: a name is letters, digits and _ . + - here."
+            yield f"--{flag} {value!r}: a name may contain letters, digits and _ . + - here."
     if facts.missing_command:
         yield (
             f"{site.name} submits with {facts.missing_command}, which is not on PATH here. Log in "
@@ -180,7 +191,7 @@ def _array_and_chain(request: JobRequest, site: Site) -> Iterator[str]:
         flag = "--chain" if request.chain > 1 else "--after"
         others = [q.name for q in site.queues.values() if q.chain and not q.via]
         remedy = f", or --queue {listing(others)}" if others else ""
-        yield f"{what} forbids jobs that follow one another. Leave {flag} out{remedy}."
+        yield f"{what} does not allow job dependencies. Remove {flag}{remedy}."
     elif fault := chain_fault(site, queue, request.chain, request.nodes, request.walltime_min):
         yield fault
 
@@ -197,14 +208,14 @@ def _gpus(request: JobRequest, site: Site) -> Iterator[str]:
     if view is None:
         return
     if view not in ("all", "one"):
-        yield f"--gpu-view {view!r}: it is all or one. {did_you_mean(view, ('all', 'one'))}"
+        yield f"--gpu-view {view!r}: use all or one. {did_you_mean(view, ('all', 'one'))}"
     elif not there.gpus or there.gpu is None:
-        yield f"--gpu-view {view}: the profile knows of no GPUs {where}. Leave --gpu-view out."
+        yield f"--gpu-view {view}: the profile lists no GPUs {where}. Remove --gpu-view."
     elif there.gpu.bound_by == "launcher" and view != there.gpu.view:
         yield (
             f"--gpu-view {view}: the launcher of {site.name} shows each rank "
-            f"{'its own GPU alone' if there.gpu.view == 'one' else 'every GPU'}. "
-            "Leave --gpu-view out."
+            f"{'its own GPU alone' if there.gpu.view == 'one' else 'every GPU'}. Remove "
+            "--gpu-view."
         )
 
 
@@ -212,7 +223,11 @@ def _libraries(request: JobRequest, site: Site) -> Iterator[str]:
     known = [each.name for each in site.libraries]
     for name in request.without:
         if name not in known:
-            has = did_you_mean(name, known) if known else f"{site.name} sets nothing for any."
+            has = (
+                did_you_mean(name, known)
+                if known
+                else f"{site.name} has no settings for libraries."
+            )
             yield f"--without {name}: no library of the profile has this name. {has}"
 
 
@@ -223,7 +238,7 @@ def site_notes(request: JobRequest, site: Site) -> list[str]:
 
 def _site_notes(request: JobRequest, site: Site) -> Iterator[str]:
     if site.retired:
-        yield f"{site.name} is no longer there: {site.retired}."
+        yield f"{site.name} was retired: {site.retired}."
     if site.generic:
         yield (
             f"site '{site.name}' is the generic profile for {site.scheduler}, without the queues "
@@ -246,8 +261,8 @@ def network_faults(request: JobRequest, site: Site) -> Iterator[str]:
         return
     if site.scheduler != "local":
         yield (
-            f"--network {request.network}: {site.name} has a network of its own. Leave it out, or "
-            "add --site local for hosts on this machine."
+            f"--network {request.network}: {site.name} has its own network. Remove the option, "
+            "or add --site local for emulated hosts on this machine."
         )
         return
     try:
@@ -257,18 +272,18 @@ def network_faults(request: JobRequest, site: Site) -> Iterator[str]:
         return
     if network is not None and "{network}" not in site.launcher_argv and not request.alone:
         yield (
-            f"--network {request.network}: the launcher of profile '{site.name}' has no place for "
-            'it. Add "{network}" to launcher.argv, after run.'
+            f"--network {request.network}: the launcher of profile '{site.name}' does not "
+            'contain it. Add "{network}" to launcher.argv, after run.'
         )
     elif network is not None and request.nodes > MOST_HOSTS:
-        yield f"--network {request.network} has addresses for {MOST_HOSTS} nodes. Take fewer."
+        yield f"--network {request.network} has addresses for {MOST_HOSTS} nodes. Use fewer."
 
 
 def _missing(request: JobRequest, site: Site) -> Iterator[str]:
     if "account" in site.required and not request.account:
         yield (
-            f"{site.name} needs the account that pays. Use --account PROJECT, set QSGD_ACCOUNT, or "
-            f"write defaults: {{account: PROJECT}} to $QSGD_HOME/sites/{site.name}.yaml."
+            f"{site.name} needs an account to charge. Use --account PROJECT, set QSGD_ACCOUNT, "
+            f"or write defaults: {{account: PROJECT}} to $QSGD_HOME/sites/{site.name}.yaml."
         )
     if "walltime" in site.required and request.walltime_min is None:
         yield f"{site.name} needs a walltime. Use --walltime 30m."

@@ -57,10 +57,12 @@ def pinning_preview(request: JobRequest, site: Site, console: Console) -> bool:
     """Show what the profile plans for a filled request; return whether that has no fault."""
     planned = expected(site, request)
     if not any(seat.cpus or seat.gpu for seat in planned.seats):
-        _print(console, Text(f"{site.name}: the profile plans no places; ranks go anywhere."))
+        _print(
+            console, Text(f"{site.name}: the profile defines no pinning; ranks run on any core.")
+        )
         return True
-    nodes = "its node" if request.nodes == 1 else f"each of {request.nodes} nodes"
-    _print(console, Text(f"{site.name}: what the profile plans for {nodes}", "bold"))
+    nodes = "its node" if request.nodes == 1 else f"each of the {request.nodes} nodes"
+    _print(console, Text(f"{site.name}: planned pinning for {nodes}", "bold"))
     _print(console, draw_node(planned, None))
     faults = [(fault, [""]) for fault in node_faults(planned, site, planned)]
     _print(console, _conclusion([planned], faults))
@@ -81,7 +83,7 @@ def pinning_report(job: Job, site: Site, console: Console) -> bool:
     nodes = parse_places(text, site)
     if not nodes:
         end = "\n".join(f"  {line}" for line in text.splitlines()[-LOG_LINES:]) or "  (empty)"
-        _print(console, Text(f"{job.id} is {job.state.value}, and no rank said where it sits."))
+        _print(console, Text(f"{job.id} is {job.state.value}, and no rank reported its pinning."))
         _print(console, Text(f"The end of its log, {job.log_path}:\n{end}"))
         return False
     planned = expected(site, job.request)
@@ -118,11 +120,11 @@ def _told(nodes: Sequence[Node]) -> Text:
     """Say what the last rank of torch.distributed is told."""
     seats = [seat for node in nodes for seat in node.seats if seat.told]
     if not seats:
-        return Text("Ranks are not told what torchrun would tell them.")
+        return Text("Torchrun's variables are not set for the ranks.")
     rank, size, local, place = seats[-1].told
     return Text(
         _folded(
-            f"torchrun's variables, of the last rank: RANK={rank} WORLD_SIZE={size} "
+            f"torchrun's variables of the last rank: RANK={rank} WORLD_SIZE={size} "
             f"LOCAL_RANK={local}, and they meet at {place}."
         ).rstrip()
     )
@@ -137,7 +139,7 @@ def _on(hosts: list[str], of: int) -> str:
     if of == 1 or not hosts:
         return ""
     if len(hosts) == of:
-        return f" on every one of {of} nodes"
+        return f" on all {of} nodes"
     more = f" and {len(hosts) - HOSTS_NAMED} more nodes" if len(hosts) > HOSTS_NAMED else ""
     return f" on {', '.join(hosts[:HOSTS_NAMED])}{more}"
 
@@ -151,5 +153,5 @@ def _praise(nodes: Sequence[Node]) -> str:
     if all(seat.gpu is not None for _, seat in every):
         own.append("a GPU")
     beside = own == ["cores", "a GPU"] and all(node.home(seat.gpu) for node, seat in every)
-    has = f"has {' and '.join(own)} of its own" if own else "reported, and no fault shows"
+    has = f"has {' and '.join(own)} of its own" if own else "reported; no fault was found"
     return f"Each of {len(every)} ranks {has}{', one beside the other' if beside else ''}."

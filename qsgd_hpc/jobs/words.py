@@ -22,7 +22,7 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.55)
     if near:
         return f"Did you mean '{lowered[near[0]]}'?"
-    return f"Valid: {', '.join(names)}." if names else "There is none."
+    return f"Valid: {', '.join(names)}." if names else "There are none."
 
 
 def minutes(text: str, *, plain: str = "m") -> float:

@@ -60,7 +60,7 @@ def _build(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
             line = key_node.start_mark.line + 1
             if key in mapping:
                 first = lines[here]
-                raise UsageError(f"line {line}: key '{key}' is there twice, first in line {first}")
+                raise UsageError(f"line {line}: key '{key}' is duplicated, first in line {first}")
             lines[here] = line
             mapping[key] = _build(value_node, here, lines)
         return mapping

@@ -199,8 +199,9 @@ class SynchronizedInStep(Synchronized):
         if every_pass and len(grads) and self._synchronization.steps == steps:
             raise UsageError(
                 f"{type(self).__name__}.apply has changed variables by gradients of this rank "
-                "alone: its class, or this version of Keras, clips gradients in a way of its own. "
-                "Reduce the gradients in train_step, and give compile the optimizer itself"
+                "alone: its class, or this version of Keras, clips gradients in an unsupported "
+                "way. Reduce the gradients in train_step, and pass the optimizer itself to "
+                "compile"
             )
 
     def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:

@@ -87,8 +87,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
                 raise UsageError(
                     f"before epoch {epoch + 1} the learning rate of rank {rank} is {rate} and "
                     f"that of rank {ranks[0]} is {rates[0]}. Callbacks that change it "
-                    "(ReduceLROnPlateau, LearningRateScheduler) belong on every rank, behind "
-                    "hvd.callbacks.MetricAverageCallback()"
+                    "(ReduceLROnPlateau, LearningRateScheduler) are needed on every rank, "
+                    "after hvd.callbacks.MetricAverageCallback()"
                 )
 
     def _broadcast(self) -> None:
@@ -141,10 +141,10 @@ class MetricAverageCallback(keras.callbacks.Callback):
             if names != everyone[0]:
                 only = sorted(set(names) ^ set(everyone[0]))
                 raise UsageError(
-                    f"MetricAverageCallback: rank {rank} has the metrics {names}, rank {ranks[0]} "
-                    f"has {everyone[0]}; {only} are not on both. Compile the model alike on every "
-                    "rank, give every rank validation_data or none, and put callbacks that log "
-                    "on one rank only behind this one"
+                    f"MetricAverageCallback: rank {rank} has the metrics {names}, rank "
+                    f"{ranks[0]} has {everyone[0]}; {only} are not on both. Compile the model "
+                    "equally on every rank, pass validation_data on every rank or on none, and "
+                    "place callbacks that log on one rank only after this one"
                 )
 
 

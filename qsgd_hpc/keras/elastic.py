@@ -53,9 +53,9 @@ class _VariablesPart(Part):
         variables = self._variables()
         if len(captured) > len(variables):
             raise UsageError(
-                f"{len(captured)} variables were committed and there are {len(variables)} now: "
-                "build the model (and its optimizer: optimizer.build(model.trainable_variables)) "
-                "before elastic.run resumes it"
+                f"{len(captured)} variables were committed, but there are {len(variables)} now: "
+                "build the model (and its optimizer: "
+                "optimizer.build(model.trainable_variables)) before elastic.run resumes it"
             )
         for variable, value in zip(variables, captured, strict=False):
             variable.assign(value)

@@ -87,7 +87,7 @@ def DistributedOptimizer(
     )
     optimizer = keras.optimizers.get(optimizer)
     if synchronization_of(optimizer) is not None:
-        raise UsageError("this optimizer is a DistributedOptimizer already; wrap it once")
+        raise UsageError("this optimizer is already a DistributedOptimizer; wrap it once")
     passes = checked_passes(backward_passes_per_step)
     _accumulate(getattr(optimizer, "inner_optimizer", optimizer), passes)
     # Keras divides what it has added up by the number of passes.

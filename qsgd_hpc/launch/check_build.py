@@ -19,7 +19,7 @@ def table() -> str:
         "Ranks are started by": [(f"MPI: {_mpi()}", True), ("Gloo", False)],
         "Messages go through": [
             ("MPI", True),
-            ("memory shared by the ranks of a node", True),
+            ("shared memory within a node", True),
             ("NCCL", False),
             ("DDL", False),
             ("CCL", False),

@@ -202,8 +202,8 @@ def run(
     checked = partial(_checked, faults)
     if host_discovery_script is not None:
         faults.append(
-            "--host-discovery-script: hosts cannot join or leave a running job in this version; "
-            "name them with -H and start a fixed number of ranks with -np"
+            "--host-discovery-script: hosts cannot join or leave a running job in this "
+            "version; list them with -H and start a fixed number of ranks with -np"
         )
     settings, remarks = checked(lambda: settle(horovods, config_file), ({}, []))
     options = RunOptions(

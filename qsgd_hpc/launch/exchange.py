@@ -141,8 +141,8 @@ def fetch(address: str, rank: int) -> tuple[socket.socket, tuple[Any, ...]]:
             sys.path.extend(each for each in path if each not in sys.path)
             return sock, pickle.loads(call)
     raise ConnectionError(
-        f"rank {rank} on {socket.gethostname()} cannot reach the launching host over TCP "
-        f"(tried {hosts}, port {port}); let it through the firewall"
+        f"rank {rank} on {socket.gethostname()} cannot reach the launching host over TCP (tried "
+        f"{hosts}, port {port}); allow it in the firewall"
     )
 
 

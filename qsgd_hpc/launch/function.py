@@ -66,7 +66,7 @@ def run(
         UsageError: the request is wrong, or this is not the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
-        raise UsageError("qsgd_hpc.run: call it in the main thread, where signals arrive")
+        raise UsageError("qsgd_hpc.run: call it in the main thread, which receives signals")
     _remark(horovods)
     ranks = np if num_proc is None else num_proc
     exchange = Exchange((func, tuple(args), dict(kwargs or {})))

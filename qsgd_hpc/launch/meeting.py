@@ -128,12 +128,14 @@ def remarks(options: RunOptions, environ: Mapping[str, str]) -> Iterator[str]:
         return
     given = environ.get("WORLD_SIZE", str(options.ranks))
     if given != str(options.ranks):
-        yield f"WORLD_SIZE={given} was set before; the ranks get {options.ranks}, as -np says"
+        yield (
+            f"WORLD_SIZE={given} was set before; the ranks get {options.ranks}, the value of -np"
+        )
     if options.network is None and (taken := taken_port(environ)) is not None:
         yield f"{taken}. Unset it, and the run reserves a port"
     if (starter := _starter(options.command)) and local_ranks(options) > 1:
         yield (
-            f"{starter} starts processes itself, on each of these ranks. Leave it out: "
+            f"{starter} would start processes itself, on each of these ranks. Remove it: "
             f"`qsgd-hpc run -np {options.ranks} SCRIPT` sets what torchrun sets"
         )
 

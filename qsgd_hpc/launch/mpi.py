@@ -176,8 +176,8 @@ def find_launcher(library: Library, environ: Mapping[str, str] | None = None) ->
     if strangers:
         raise UsageError(
             f"mpi4py uses {library.name}{where}, but the mpiexec found is another MPI's: "
-            f"{', '.join(strangers[:3])}. Ranks started by it would not see each other. "
-            f"Put the bin folder of {library.vendor} first in PATH, or point MPI4PY_LIBMPI to the "
-            "libmpi of that mpiexec."
+            f"{', '.join(strangers[:3])}. Ranks started by it could not connect to each other. "
+            f"Put the bin folder of {library.vendor} first in PATH, or point MPI4PY_LIBMPI to "
+            "the libmpi of that mpiexec."
         )
     raise UsageError(f"no mpiexec found for {library.name}{where}; {REMEDY}")

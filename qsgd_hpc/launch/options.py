@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 BITS = (*range(1, 9), PLAIN_BITS)
-CHOICES_OF_BITS = "choose 1 to 8, or 32, which sends plain float32, or auto"
+CHOICES_OF_BITS = "choose 1 to 8, 32 (plain float32) or auto"
 
 
 def is_choice_of_bits(bits: int | str) -> bool:
@@ -168,7 +168,7 @@ def parse_hostfile(path: Path) -> tuple[Host, ...]:
         except ValueError:
             faults.append(f"--hostfile {path}, line {number}: {line.strip()!r} is not HOST slots=N")
     if not slots and not faults:
-        faults.append(f"--hostfile {path}: names no host")
+        faults.append(f"--hostfile {path}: it contains no host")
     if faults:
         raise UsageError("\n".join(faults))
     return tuple(Host(name, count) for name, count in slots.items())
@@ -191,8 +191,8 @@ def check_options(options: RunOptions) -> list[str]:
         each = -(-options.ranks // len(options.hosts))
         names = ",".join(f"{host.name}:{each}" for host in options.hosts)
         faults.append(
-            f"-np {options.ranks} needs {options.ranks} slots, the hosts have {slots}; "
-            f"lower -np or say -H {names}"
+            f"-np {options.ranks} needs {options.ranks} slots, the hosts have {slots}; lower "
+            f"-np, or use -H {names}"
         )
     for host in options.hosts if options.network is None else ():
         try:
@@ -206,11 +206,11 @@ def _network_faults(options: RunOptions) -> list[str]:
     if options.network is None:
         return []
     faults = []
-    own = f"--network {options.network.text}: its hosts are made on this machine"
+    own = f"--network {options.network.text}: its hosts are emulated on this machine"
     if options.hosts:
-        faults.append(f"{own}; leave out -H and --hostfile, or leave out --network")
+        faults.append(f"{own}; remove -H and --hostfile, or remove --network")
     if options.network_interfaces:
-        faults.append(f"{own} and have one interface; leave out --network-interfaces")
+        faults.append(f"{own} and have one interface; remove --network-interfaces")
     each = options.ranks_per_node or 1
     if (
         each >= 1
@@ -219,8 +219,8 @@ def _network_faults(options: RunOptions) -> list[str]:
     ):
         least = hosts_needed(options.ranks, MOST_HOSTS)
         faults.append(
-            f"--network {options.network.text}: -np {options.ranks} takes {count} hosts, and there "
-            f"are addresses for {MOST_HOSTS}; say --ranks-per-node {least} or more"
+            f"--network {options.network.text}: -np {options.ranks} needs {count} hosts, but "
+            f"there are addresses for {MOST_HOSTS}; use --ranks-per-node {least} or more"
         )
     return faults
 

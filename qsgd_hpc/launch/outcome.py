@@ -17,7 +17,7 @@ _USUAL_CAUSES = {
     signal.SIGBUS: "a full /dev/shm or a truncated mapped file are the usual causes",
     signal.SIGABRT: "a failed check in compiled code; its message is above",
     signal.SIGILL: "code built for another kind of processor",
-    signal.SIGTERM: "someone or the scheduler ended it",
+    signal.SIGTERM: "a user or the scheduler ended it",
     signal.SIGXCPU: "the CPU time limit",
 }
 
@@ -123,7 +123,7 @@ def _explain_without_cause(ledger: Ledger, mpiexec_code: int) -> str | None:
         hosts = sorted({ledger.started[rank].host for rank in ledger.running})
         return (
             f"{how} while {list_ranks(ledger.running)} ran on {', '.join(hosts)}: a rank called "
-            "MPI_Abort (its message is above), or the host or the connection to it was lost"
+            "MPI_Abort (its message is above), or the connection to a host was lost"
         )
     if absent:
         return f"{list_ranks(absent)} never started; {how}"

@@ -42,8 +42,8 @@ def resolve_command(
             _check_script(Path(rest[at]))
     elif name in _SHELLS and (not rest or rest[0] in ("-", "-s")):
         raise UsageError(
-            f"{' '.join(command)!r} reads its commands from stdin, which ranks do not get. Write "
-            "them to a file and name that"
+            f"{' '.join(command)!r} reads its commands from stdin, which ranks do not have. "
+            "Write them to a file and use that file"
         )
     return tuple(command)
 
@@ -87,7 +87,7 @@ def _check_script(path: Path) -> None:
     if path.is_file() or (path.is_dir() and (path / "__main__.py").is_file()):
         return
     if path.is_dir():
-        raise UsageError(f"{path} is a folder without __main__.py; name the script in it")
+        raise UsageError(f"{path} is a folder without __main__.py; use the script in it")
     folder = path.parent
     names = [p.name for p in folder.iterdir() if p.is_file()] if folder.is_dir() else []
     where = f"in {folder.resolve()}" if folder.is_dir() else f"there is no folder {folder}"
@@ -100,7 +100,7 @@ def _unknown_program(program: str, environ: Mapping[str, str]) -> str:
         if path.is_dir():
             return f"{program} is a folder, not a program"
         if path.exists():
-            return f"{program} is not executable; chmod +x it, or name its interpreter"
+            return f"{program} is not executable; use chmod +x, or add its interpreter"
         names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         return f"program {program!r} does not exist{_near(path.name, names)}"
     names = []

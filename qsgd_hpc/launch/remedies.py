@@ -32,16 +32,16 @@ class LoadedMpi:
     @property
     def where(self) -> str:
         """Name, origin and path, for a message."""
-        origin = ", which pip has installed" if self.package else ""
+        origin = ", installed by pip" if self.package else ""
         return f"{self.name}{origin}" + (f" ({self.path})" if self.path else "")
 
 
 def leave_pip_out(package: str | None) -> str:
     """Say how to use a site's own MPI instead of pip's."""
     return (
-        f"leave pip's MPI out: `pip uninstall {package}`, and load the site's MPI module (on Cray "
-        "machines cray-mpich), which mpi4py then finds; MPI4PY_LIBMPI=/path/to/libmpi.so names a "
-        "library"
+        f"remove pip's MPI: `pip uninstall {package}`, and load the site's MPI module (on Cray "
+        "machines cray-mpich), which mpi4py then finds; MPI4PY_LIBMPI=/path/to/libmpi.so names "
+        "a library"
     )
 
 
@@ -56,10 +56,7 @@ def _remedies(claim: Claim, mpi: LoadedMpi) -> Iterator[str]:
         at = f" ({own})" if own else ""
         yield f"start the ranks with `qsgd-hpc run`, or with this MPI's own mpiexec{at}"
     if claim.launcher in (HYDRA, OPEN_MPI):
-        yield (
-            "have mpi4py load the MPI of the mpiexec that you use: "
-            "MPI4PY_LIBMPI=/path/to/its/libmpi.so"
-        )
+        yield ("make mpi4py load the MPI of your mpiexec: MPI4PY_LIBMPI=/path/to/its/libmpi.so")
     elif mpi.package:
         yield leave_pip_out(mpi.package)
     if claim.source.startswith(OWN):
@@ -73,12 +70,12 @@ def _under_srun(claim: Claim, mpi: LoadedMpi) -> Iterator[str]:
             f"-np {claim.ranks}` instead of srun"
         )
         yield (
-            "start the step with `srun --mpi=pmix`, if `srun --mpi=list` names it and the Open MPI "
-            "is one with Slurm's PMIx"
+            "start the step with `srun --mpi=pmix`, if `srun --mpi=list` lists it and the Open "
+            "MPI has Slurm's PMIx"
         )
         return
     if claim.launcher == SRUN:
-        yield "start the step with `srun --mpi=pmi2`, if `srun --mpi=list` names it"
+        yield "start the step with `srun --mpi=pmi2`, if `srun --mpi=list` lists it"
     yield f"in the job, use `qsgd-hpc run -np {claim.ranks}` instead of srun"
 
 
@@ -102,12 +99,11 @@ def apart(size: int, claim: Claim, mpi: LoadedMpi, rank: int | None) -> str:
     first, *others = _remedies(claim, mpi)
     lines = [
         f"{who}the launcher has started {many}, but MPI sees {alone}. They would train without "
-        "ever exchanging a gradient, each on all the data, and write over each other's "
-        "checkpoints.",
+        "exchanging gradients, each on all data, and overwrite each other's checkpoints.",
         f"launcher: {claim.launcher} ({claim.source})",
         f"MPI: {mpi.where}",
         f"remedy: {first}",
         *(f"or: {other}" for other in others),
-        f"or: {WAY_OUT}=1, if they are meant to train apart from each other",
+        f"or: {WAY_OUT}=1, if they are meant to train separately",
     ]
     return "\n".join(lines)

@@ -67,8 +67,9 @@ def _check_cluster(options: RunOptions, launcher: Launcher) -> None:
     assert options.network is not None
     if launcher.family not in (Family.HYDRA, Family.OPEN_MPI):
         raise UsageError(
-            f"--network starts ranks with the mpiexec of MPICH or Open MPI; here it is "
-            f"{launcher.path} ({launcher.family.value}). pip install 'qsgd-hpc[mpich]' brings one."
+            "--network starts ranks with the mpiexec of MPICH or Open MPI; here it is "
+            f"{launcher.path} ({launcher.family.value}). pip install 'qsgd-hpc[mpich]' installs "
+            "one."
         )
     trial(options.network, len(options.nodes))
 

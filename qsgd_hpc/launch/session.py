@@ -253,8 +253,8 @@ class Session:
             return 128 + self.interrupted_by
         if self.late:
             say(
-                f"{list_ranks(self.late)} had not started {self.options.start_timeout_s:g} s after "
-                "mpiexec (--start-timeout); see whether the hosts can be reached by ssh"
+                f"{list_ranks(self.late)} had not started {self.options.start_timeout_s:g} s "
+                "after mpiexec (--start-timeout); check that the hosts can be reached by ssh"
             )
             return 1
         message = explain(self.ledger, code, self.grace_s)

@@ -33,7 +33,7 @@ def with_program(command: Sequence[str], at: int, stdin: BinaryIO | None) -> tup
     Raises:
         UsageError: stdin holds no program, or one that is too long.
     """
-    remedy = "Write the program to a file that every rank can read, and name that"
+    remedy = "Write the program to a file that every rank can read, and use that file"
     asked = " ".join(command)
     if stdin is not None and stdin.isatty():
         raise UsageError(
@@ -46,6 +46,6 @@ def with_program(command: Sequence[str], at: int, stdin: BinaryIO | None) -> tup
     if len(code) > MOST_BYTES:
         raise UsageError(
             f"the program on stdin has {len(text):,} bytes, packed {len(code):,}; at most "
-            f"{MOST_BYTES:,} travel to the ranks. {remedy}"
+            f"{MOST_BYTES:,} can be sent to the ranks. {remedy}"
         )
     return (*command[:at], "-c", code, *command[at + 1 :])

@@ -358,7 +358,7 @@ def _hold(port: int) -> socket.socket | None:
     except OSError as error:
         text = (
             f"qsgd-hpc run: port {port} of {socket.gethostname()}, where ranks of "
-            f"torch.distributed would meet: {error.strerror}. MASTER_PORT chooses another\n"
+            f"torch.distributed would meet: {error.strerror}. Set MASTER_PORT to another\n"
         )
         os.write(2, text.encode())
         return None

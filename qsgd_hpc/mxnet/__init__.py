@@ -8,8 +8,8 @@ try:
     import mxnet  # noqa: F401
 except (ImportError, AttributeError) as error:  # the latter: a numpy without np.bool
     raise ImportError(
-        f"qsgd_hpc.mxnet cannot import MXNet ({error}). It needs mxnet 1.9.1 and numpy 1.23.5 on "
-        "Python 3.10 or 3.11: pip install 'qsgd-hpc[mxnet]' in an environment of its own"
+        f"qsgd_hpc.mxnet cannot import MXNet ({error}). It needs mxnet 1.9.1 and numpy 1.23.5 "
+        "on Python 3.10 or 3.11: pip install 'qsgd-hpc[mxnet]' in a separate environment"
     ) from error
 
 from qsgd_hpc.arrays.compression import Compression

@@ -49,8 +49,8 @@ def leave(engine: Any, *, rank: int, ranks: int) -> None:
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
         print(
-            f"qsgd-hpc: warning: rank {rank} leaves no 'engine' record: {text} "
-            "(unset QSGD_RECORDS to write none)",
+            f"qsgd-hpc: warning: rank {rank} writes no 'engine' record: {text} (unset "
+            "QSGD_RECORDS to disable records)",
             file=sys.stderr,
             flush=True,
         )

@@ -267,7 +267,9 @@ def load(key: planning.Key) -> Settings | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _say(f"warning: {kept_path(key)} is damaged ({error}); autotuning starts afresh")
+        _say(
+            f"warning: {kept_path(key)} is damaged ({error}); autotuning starts from the beginning"
+        )
         return None
 
 

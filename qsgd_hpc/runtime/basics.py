@@ -88,7 +88,7 @@ _wrecks: list[Context] = []
 _PATIENCE_S = 5.0
 _REASON_BYTES = 1000
 # What other ranks read of a rank that has called restart() when they have not yet.
-RESTARTING = "it forms the job anew"
+RESTARTING = "it is forming a new job"
 
 
 def init(

@@ -49,8 +49,8 @@ def _duplicate(mpi: mpi_binding.Mpi, comm: Any) -> Any:
         raise UsageError(f"init(comm={comm!r}): {_EXPECTED}")
     if comm == mpi.module.COMM_NULL:
         raise UsageError(
-            f"rank {mpi.module.COMM_WORLD.Get_rank()} of the launched ranks passed MPI.COMM_NULL "
-            "to init: it is in no job, and must not call init"
+            f"rank {mpi.module.COMM_WORLD.Get_rank()} of the launched ranks passed "
+            "MPI.COMM_NULL to init: it belongs to no job and must not call init"
         )
     return comm.Dup()
 
@@ -65,8 +65,8 @@ def _of_ranks(mpi: mpi_binding.Mpi, ranks: list[Any]) -> Any:
         )
     if rank not in ranks:
         raise UsageError(
-            f"rank {rank} called init(comm={ranks!r}) but is not in that list: only the ranks in "
-            "it form the job; on others, pass the list of theirs or do not call init"
+            f"rank {rank} called init(comm={ranks!r}) but is not in that list: only the ranks "
+            "in the list form the job; on other ranks, pass their list or do not call init"
         )
     group = world.Get_group().Incl([int(r) for r in ranks])
     own = world.Create_group(group)  # collective over the ranks in the group alone

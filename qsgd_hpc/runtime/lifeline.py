@@ -63,7 +63,10 @@ def connect(comm: Any, tree: Any) -> Peers:
             os.close(fd)
         if comm.Get_rank() == 0:
             # Not a Python warning: made an error, it would leave the other ranks waiting.
-            text = f"{fault}; a rank that dies will not be named. QSGD_LIFELINE=0 silences this"
+            text = (
+                f"{fault}; a rank that dies cannot be named. QSGD_LIFELINE=0 suppresses this "
+                "warning"
+            )
             print(f"qsgd-hpc: warning: {text}", file=sys.stderr, flush=True)
         return []
     _open.extend(fd for fd, _, _ in peers)

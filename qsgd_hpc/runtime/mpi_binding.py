@@ -70,9 +70,9 @@ def start_mpi() -> Mpi:
     library = module.Get_library_version().split("\n")[0].strip(" \0")
     if module.Query_thread() < module.THREAD_MULTIPLE:
         raise UsageError(
-            f"the MPI in this process ({library}) does not provide MPI_THREAD_MULTIPLE, which the "
-            "background engine needs. If the script calls mpi4py.rc(thread_level=...), remove "
-            "that; else load an MPI module that is built with thread support."
+            f"the MPI in this process ({library}) does not provide MPI_THREAD_MULTIPLE, which "
+            "the background engine needs. If the script calls mpi4py.rc(thread_level=...), "
+            "remove that call; otherwise load an MPI module that is built with thread support."
         )
     _require_together(module, os.environ)
     return Mpi(module, library, _pointer_handles(module, library))
@@ -154,7 +154,7 @@ def _pointer_handles(module: Any, library: str) -> bool:
     chosen = env.get("QSGD_MPI_ABI")
     if chosen is None and vendor not in KNOWN_VENDORS:
         raise UsageError(
-            f"unknown MPI library: {library} (vendor {vendor!r}). Known are "
+            f"unknown MPI library: {library} (vendor {vendor!r}). Known vendors: "
             f"{', '.join(sorted(KNOWN_VENDORS))}. Its handles have {width} bytes; set "
             f"QSGD_MPI_ABI={found} to try it, and check the results with the contract tests."
         )

@@ -268,7 +268,7 @@ def checked_splits(rows: int, splits: Sequence[int] | None, process_set: Process
     if len(counts) != len(ranks) or min(counts) < 0 or sum(counts) != rows:
         raise UsageError(
             f"rank {me}: alltoall with splits={counts} of {rows} rows over {len(ranks)} ranks: "
-            "give one number of rows per rank, none negative, that add up to the rows"
+            "pass one non-negative number of rows per rank; their sum must equal the rows"
         )
     return counts
 

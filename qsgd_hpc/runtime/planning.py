@@ -159,7 +159,7 @@ def from_json(found: Mapping[str, Any]) -> Machine:
         ]
         return Machine(codecs=costs, observed=observed, **fields)
     except (KeyError, TypeError) as error:
-        raise UsageError(f"measured machine: {type(error).__name__} {error}") from None
+        raise UsageError(f"measurement of the machine: {type(error).__name__} {error}") from None
 
 
 def save(key: Key, measured: Machine) -> Path:

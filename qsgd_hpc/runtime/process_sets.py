@@ -73,7 +73,7 @@ def _checked(ranks: Iterable[int]) -> tuple[int, ...]:
     given = list(ranks)
     wrong = [r for r in given if not isinstance(r, Integral) or isinstance(r, bool) or r < 0]
     if not given or wrong or len(set(given)) < len(given):
-        raise UsageError(f"ProcessSet({given!r}): name one or more ranks, each once, from 0")
+        raise UsageError(f"ProcessSet({given!r}): pass one or more ranks from 0, each once")
     return tuple(sorted(int(r) for r in given))
 
 
@@ -191,7 +191,9 @@ def _add(new: ProcessSet) -> None:
         )
     for number, known in process_set_ids_and_ranks().items():
         if known == ranks:
-            raise UsageError(f"a process set of the ranks {ranks} exists: number {number}")
+            raise UsageError(
+                f"a process set with the ranks {ranks} already exists: number {number}"
+            )
     handle = context.engine.start(Operation(kind="add_process_set", ranks=ranks))
     handle.wait()
     new.process_set_id = handle.result()
@@ -209,8 +211,8 @@ def _add_split(new: ProcessSet) -> None:
     everyone = context.comm.allgather(members)
     if () in everyone:
         raise UsageError(
-            f"rank {everyone.index(())}: the communicator of its ProcessSet has ranks that are "
-            "not in this job; split the communicator that init was given"
+            f"rank {everyone.index(())}: the communicator of its ProcessSet has ranks outside "
+            "this job; split the communicator that was passed to init"
         )
     new._ranks = members
     for each in sorted(set(everyone)):

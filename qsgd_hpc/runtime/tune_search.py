@@ -47,8 +47,8 @@ def require_optuna() -> None:
     """Raise a UsageError where Optuna is not installed."""
     if importlib.util.find_spec("optuna") is None:
         raise UsageError(
-            "QSGD_AUTOTUNE=1 needs the optimiser Optuna, which rank 0's Python does not have; "
-            "pip install 'qsgd-hpc[autotune]', or unset QSGD_AUTOTUNE"
+            "QSGD_AUTOTUNE=1 needs Optuna, which is not installed for rank 0's Python; pip "
+            "install 'qsgd-hpc[autotune]', or unset QSGD_AUTOTUNE"
         )
 
 

@@ -177,8 +177,8 @@ def _reduce_slices(slices: Any, name: str, reduction: GradientReduction) -> Any:
     """Return all ranks' entries, one below the other, as they are."""
     if reduction.op is Adasum:
         raise UnsupportedError(
-            f"'{name}' is sparse, which op=hvd.Adasum cannot add: pass sparse_as_dense=True, or "
-            "op=hvd.Average"
+            f"'{name}' is sparse; op=hvd.Adasum does not support sparse gradients: pass "
+            "sparse_as_dense=True, or op=hvd.Average"
         )
     reduced = allreduce(slices, op=reduction.op, name=name, process_set=reduction.process_set)
     if not reduction.check_finite or env.get("QSGD_NONFINITE") != "error":

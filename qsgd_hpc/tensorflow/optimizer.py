@@ -68,7 +68,7 @@ def DistributedOptimizer(
     passes = checked_passes(backward_passes_per_step)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if isinstance(optimizer, GraphOptimizer):
-            raise UsageError("this optimizer is a DistributedOptimizer already; wrap it once")
+            raise UsageError("this optimizer is already a DistributedOptimizer; wrap it once")
         reduction = checked_reduction(
             op, compression, gradient_predivide_factor, sparse_as_dense, process_set
         )

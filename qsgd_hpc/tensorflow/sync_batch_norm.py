@@ -88,7 +88,7 @@ def _without_former(options: dict[str, Any]) -> dict[str, Any]:
     for name, value in gone.items():
         if value != _FORMER[name]:
             raise UsageError(
-                f"SyncBatchNormalization({name}={value!r}): Keras {keras.__version__} has no such "
-                f"option; leave {name} out"
+                f"SyncBatchNormalization({name}={value!r}): Keras {keras.__version__} has no "
+                f"such option; remove {name}"
             )
     return {name: value for name, value in options.items() if name not in gone}

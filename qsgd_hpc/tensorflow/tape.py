@@ -103,7 +103,7 @@ def DistributedGradientTape(
         caller="DistributedGradientTape",
     )
     if isinstance(gradtape, _Distributed):
-        raise UsageError("this tape is a DistributedGradientTape already; wrap it once")
+        raise UsageError("this tape is already a DistributedGradientTape; wrap it once")
     kind: Any = type(gradtape)
     tape = object.__new__(_class_for(kind))
     # One state for both: either may be the one that the script enters and leaves.

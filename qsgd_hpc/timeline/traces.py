@@ -80,7 +80,8 @@ def merge(paths: Sequence[Path], target: Path) -> int:
         for rank in {event["pid"] for event in found if "pid" in event}:
             if rank in ranks:
                 raise UsageError(
-                    f"{path} and {ranks[rank]} are both of rank {rank}; merge files of one run"
+                    f"{path} and {ranks[rank]} both belong to rank {rank}; merge files of "
+                    "one run only"
                 )
             ranks[rank] = path
         events += found

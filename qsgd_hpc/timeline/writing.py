@@ -115,7 +115,7 @@ def _merge_seen(files: Files, size: int) -> None:
         return _warn(f"the ranks' timelines were not merged: {error}")
     if len(seen) < size:
         _warn(
-            f"{files.merged} holds {len(seen)} of {size} ranks: the others' files are on other "
+            f"{files.merged} holds {len(seen)} of {size} ranks: the other files are on other "
             "hosts; copy them here and run qsgd-hpc timeline merge"
         )
 

@@ -50,9 +50,9 @@ def host_carrier(group: Any) -> Any:
     if group is dist.group.WORLD and dist.is_gloo_available():
         return dist.new_group(backend="gloo")
     raise UsageError(
-        "codes travel between hosts' memories, which this process group does not carry "
-        f"({reason}). Call init_process_group() without a backend, or with 'cpu:gloo,cuda:nccl'; "
-        "or give QSGDState a group of backend='gloo' over the same ranks"
+        "codes are sent from host memory, which this process group does not support "
+        f"({reason}). Call init_process_group() without a backend, or with "
+        "'cpu:gloo,cuda:nccl'; or give QSGDState a group of backend='gloo' over the same ranks"
     )
 
 

@@ -65,10 +65,10 @@ class Attached:
             self._state = quantize_fsdp(inner, self._bits, self._weight_bits, **self._settings)
         else:
             raise UsageError(
-                f"{ranks} ranks were started, but neither DDP nor FSDP2 holds this "
-                f"{type(inner).__name__}: each would train alone. Choose one of them as the "
-                "strategy (on CPUs Accelerate wants cpu=True, the Trainer use_cpu=True), and "
-                "compress after the model is wrapped, before the first step"
+                f"{ranks} ranks were started, but neither DDP nor FSDP2 wraps this "
+                f"{type(inner).__name__}: each rank would train separately. Choose one of them "
+                "as the strategy (on CPUs Accelerate needs cpu=True, the Trainer "
+                "use_cpu=True), and compress after the model is wrapped, before the first step"
             )
         if self._loaded is not None:
             self._load(self._loaded)
@@ -99,6 +99,6 @@ class Attached:
             self._state.load_state_dict(state)
         else:
             say(
-                "the checkpoint is of a training under the other of DDP and FSDP2: error feedback "
-                "begins anew"
+                "the checkpoint is of a training with the other of DDP and FSDP2: error "
+                "feedback starts from zero"
             )

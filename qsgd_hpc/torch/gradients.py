@@ -194,9 +194,9 @@ class GradientReducer(Claim):
             for each in self._gradients.values():
                 if each.taken is not None and each.parameter.grad is not each.taken:
                     raise UsageError(
-                        f"the gradient of {each.name!r} was replaced between "
-                        "backward() and step(), so its average is lost; call "
-                        "optimizer.synchronize() before you change gradients"
+                        f"the gradient of {each.name!r} was replaced between backward() and "
+                        "step(), so its average is lost; call optimizer.synchronize() before "
+                        "changing gradients"
                     )
         finally:
             self.discard()

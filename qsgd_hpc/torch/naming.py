@@ -28,7 +28,7 @@ def name_parameters(
     pairs = list(named_parameters)
     doubled = sorted(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
     if doubled:
-        raise UsageError(f"named_parameters has these names more than once: {', '.join(doubled)}")
+        raise UsageError(f"named_parameters contains duplicate names: {', '.join(doubled)}")
     names = {parameter: name for name, parameter in pairs}
     lost = [tuple(p.shape) for p in owned if p not in names]
     if lost:

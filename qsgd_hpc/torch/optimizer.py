@@ -113,8 +113,9 @@ class _Distributed(Wrapped):
                 closure = self._averaging(closure)
             elif self._synchronized and self._is_reduced():
                 warnings.warn(
-                    "step() after synchronize(): the gradients are averaged already and are used "
-                    "as they are; say so with 'with optimizer.skip_synchronize():'",
+                    "step() after synchronize(): the gradients are already averaged and are "
+                    "not averaged again; call step() within 'with "
+                    "optimizer.skip_synchronize():'",
                     stacklevel=2,
                 )
             else:
@@ -225,7 +226,7 @@ def DistributedOptimizer(
         UsageError: names doubled or missing, or arguments out of range.
     """
     if isinstance(optimizer, Wrapped):
-        raise UsageError("this optimizer is a DistributedOptimizer already; wrap it once")
+        raise UsageError("this optimizer is already a DistributedOptimizer; wrap it once")
     reduction = checked_reduction(
         op, compression, gradient_predivide_factor, sparse_as_dense, process_set
     )

@@ -51,8 +51,8 @@ class SyncBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise UsageError(
-                f"SyncBatchNorm of a tensor of shape {tuple(input.shape)}: it needs at least two "
-                "dimensions, the batch and the channels"
+                f"SyncBatchNorm of a tensor of shape {tuple(input.shape)}: at least two "
+                "dimensions are required, batch and channels"
             )
         if input.shape[1] != self.num_features:
             raise UsageError(

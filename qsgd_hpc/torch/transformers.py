@@ -66,7 +66,7 @@ class QSGDCallback(TrainerCallback):
         if found is not None:
             self._attached.load_state_dict(torch.load(found, weights_only=True))
         elif dist.is_initialized() and dist.get_world_size() > 1:
-            say(f"no {FILE} in {' or '.join(map(str, folders))}: error feedback begins anew")
+            say(f"no {FILE} in {' or '.join(map(str, folders))}: error feedback starts from zero")
 
 
 def _checkpoint(args: Any, step: int) -> Path:

@@ -46,7 +46,7 @@ def _first_pass(model: Any, _args: Any) -> None:
         except QsgdError as error:
             reason = str(error)
     done = f"DDP sends gradients in {bits} bits, with error feedback; the script has no hook"
-    left = f"DDP sends gradients as they are, not in {bits} bits: {reason}"
+    left = f"DDP sends gradients uncompressed, not in {bits} bits: {reason}"
     say(done if reason is None else left)
 
 
@@ -82,7 +82,7 @@ def _first_gathering(module: Any, _args: Any) -> None:
     except QsgdError as error:
         say(f"FSDP2 sends {type(module).__name__} as it is, not {' and '.join(sent)}: {error}")
     else:
-        say(f"FSDP2 sends {' and '.join(sent)}; the script says nothing of it")
+        say(f"FSDP2 sends {' and '.join(sent)}; the script does not call quantize_fsdp")
 
 
 def _scaler() -> Any:
@@ -94,9 +94,9 @@ def _scaler() -> Any:
 
 def _why_not(model: Any) -> str | None:
     if getattr(model, "_comm_hooks", ()):
-        return "the script has registered a hook of its own"
+        return "the script has registered another hook"
     if model.static_graph:
         return "static_graph=True"
     if not any(p.requires_grad for p in model.module.parameters()):
-        return "no parameter has a gradient"
+        return "no parameter requires a gradient"
     return None

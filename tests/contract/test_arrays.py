@@ -121,7 +121,7 @@ def test_what_cannot_be_replaced_is_refused():
     for mine, why in (
         (frozen, "ndarray is read-only; use allreduce,"),
         (b"abc", "bytes is read-only"),
-        ([1.0], "list shows no memory of its own"),
+        ([1.0], "list does not expose its memory"),
         (np.float32(1), "is read-only"),
     ):
         with pytest.raises(ValueError, match=why):
@@ -133,7 +133,7 @@ def test_what_cannot_be_replaced_is_refused():
 def test_what_has_no_meaning_elsewhere_is_refused():
     with pytest.raises(ValueError, match="allgather_object"):
         hvd.allgather(np.array([{}]))
-    with pytest.raises(ValueError, match="copy of it in the host's memory"):
+    with pytest.raises(ValueError, match="copy in host memory"):
         hvd.allreduce(OnDevice(np.zeros(3)))
 
 

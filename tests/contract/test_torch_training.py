@@ -100,7 +100,7 @@ def test_none_is_an_opinion_here_and_none_where_a_script_imports_horovod(monkeyp
         pytest.skip("one rank sends nothing that could be compressed")
     told = contextlib.nullcontext()
     if hvd.rank() == 0:
-        told = pytest.warns(UserWarning, match="in the script goes over QSGD_BITS=4 from")
+        told = pytest.warns(UserWarning, match="in the script overrides QSGD_BITS=4 of")
     with told:
         exact = bytes_of_a_step(compression=hvd.Compression.none)
     monkeypatch.setitem(sys.modules, "horovod", hvd)

@@ -318,9 +318,9 @@ def test_the_state_fits_any_number_of_ranks(ranks: Ranks) -> None:
         ({"weight_bits": 1}, r"weight_bits=1\): one bit needs"),
         ({"rules": "*=1"}, "one bit needs"),
         ({"gradient_bits": 9}, "1 to 8"),
-        ({"gradient_bits": "auto"}, r"quantize_fsdp\(bits='auto'\): the planner does not know"),
+        ({"gradient_bits": "auto"}, r"quantize_fsdp\(bits='auto'\): the planner does not measure"),
         ({"scheme": "sign"}, r"scheme='sign'\): choose qsgd or eden"),
-        ({"scheme": "eden", "norm": "l2"}, "it takes bucket_size"),
+        ({"scheme": "eden", "norm": "l2"}, "it accepts bucket_size"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(

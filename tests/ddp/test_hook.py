@@ -163,8 +163,8 @@ def test_a_state_for_a_group_without_this_rank_is_refused(ranks: Ranks) -> None:
     [
         ({"bits": 9}, "bits=9"),
         ({"bits": 0}, "bits=0"),
-        ({"bits": "auto"}, "choose 1 to 8, or let"),
-        ({"scheme": "elias"}, "QSGDState: the length of elias codes varies"),
+        ({"bits": "auto"}, "choose 1 to 8, or use"),
+        ({"scheme": "elias"}, "QSGDState: elias codes have a variable length"),
         ({"scheme": "qsdg"}, "choose one of qsgd"),
         ({"bukket_size": 512}, "bukket_size"),
         ({"bucket_size": 100}, "bucket_size=100"),

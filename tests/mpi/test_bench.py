@@ -119,7 +119,7 @@ def test_ranks_that_run_already_take_no_network(run_ranks, python):
         2, python, "-m", "qsgd_hpc", "bench", "allreduce", "--network", "1gbit", "--rounds", "1"
     )
     assert done.returncode == 2
-    assert "--network 1gbit: these ranks are started already" in done.stderr
+    assert "--network 1gbit: these ranks are already started" in done.stderr
 
 
 def share(*words):

@@ -110,7 +110,7 @@ def test_accelerate_without_a_gpu_is_told_that_it_trains_alone(run_ranks, tmp_pa
     text = Path(SCRIPT).read_text().replace("cpu=True, ", "")
     path.write_text(text)
     done = run_ranks(2, str(path), "accelerate", "32", "2", str(tmp_path / "out"))
-    told = [line for line in done.stderr.splitlines() if "trains alone" in line]
+    told = [line for line in done.stderr.splitlines() if "trains separately" in line]
     assert len(told) == 1, done.stderr
     assert "Accelerator(cpu=True)" in told[0]
     refused = run_ranks(2, str(path), "accelerate", "4", "2", str(tmp_path / "out"))

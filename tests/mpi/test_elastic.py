@@ -54,4 +54,4 @@ def test_a_job_that_lost_a_rank_is_resumed_on_fewer(run_ranks, python, tmp_path)
     assert again.returncode == 0, again.stderr
     assert lines(again, "begin") == [f"begin {r} 4 96.0 18" for r in range(2)]
     assert lines(again, "end") == [f"end {r} 94.0" for r in range(2)]
-    assert again.stderr.count(f"resuming at the commit in {file}") == 1
+    assert again.stderr.count(f"resuming from the commit in {file}") == 1

@@ -179,8 +179,8 @@ def test_sets_come_and_go_where_that_is_allowed(run_ranks, python, tmp_path):
     done = run_ranks(2, python, str(script), HOROVOD_DYNAMIC_PROCESS_SETS="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(set(done.stdout.splitlines())) == [
-        "a process set of the ranks [0, 1] exists: number 0",
-        "a process set of the ranks [1] exists: number 1",
+        "a process set with the ranks [0, 1] already exists: number 0",
+        "a process set with the ranks [1] already exists: number 1",
         "rank 0: ProcessSet([5]) names rank 5, but the job has 2 ranks, from 0",
         "rank 1: ProcessSet([5]) names rank 5, but the job has 2 ranks, from 0",
     ]

@@ -205,9 +205,9 @@ def test_bits_compress_a_script_that_says_nothing(run_ranks, tmp_path: Path) -> 
     assert told[0] == []
     assert told[1] == [
         "qsgd-hpc: DDP sends gradients in 4 bits, with error feedback; the script has no hook",
-        "qsgd-hpc: DDP sends gradients as they are, not in 4 bits: the script has registered a "
-        "hook of its own",
-        "qsgd-hpc: DDP sends gradients as they are, not in 4 bits: static_graph=True",
+        "qsgd-hpc: DDP sends gradients uncompressed, not in 4 bits: the script has registered "
+        "another hook",
+        "qsgd-hpc: DDP sends gradients uncompressed, not in 4 bits: static_graph=True",
     ]
     assert plain["hook"] == plain["plain"]
     assert compressed["hook"] == plain["hook"]
@@ -234,8 +234,8 @@ for _ in range(3):
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
-        ((), "torch.distributed.init_process_group() joins them"),
-        (("group",), "leave world_size out of init_process_group()"),
+        ((), "call torch.distributed.init_process_group()"),
+        (("group",), "remove world_size from init_process_group()"),
         (("mpi",), None),
         (("--no-torchrun",), None),
     ],

@@ -55,7 +55,7 @@ def test_pmi2_is_right_for_mpich_and_told_to_be_wrong_for_open_mpi(train: Path) 
     mpich, open_mpi = (run("srun", "--mpi=pmi2", "-N2", "-n4", p, str(train)) for p in pythons())
     assert mpich.returncode == 0, mpich.stderr
     assert sorted(mpich.stdout.splitlines()) == [f"trained as {r} of 4" for r in range(4)]
-    assert "will not be named" not in mpich.stderr  # every rank's lifeline was there at once
+    assert "cannot be named" not in mpich.stderr  # every rank's lifeline was there at once
     assert open_mpi.returncode != 0
     assert "trained" not in open_mpi.stdout
     assert "launcher: srun --mpi=pmi2 (PMI_SIZE=4)" in open_mpi.stderr

@@ -105,10 +105,10 @@ def test_every_host_has_a_name_and_an_address_of_its_own():
     ("options", "words"),
     [
         (RunOptions(300, ("true",), network=GIGABIT), ["300 hosts", "253", "--ranks-per-node 2"]),
-        (RunOptions(2, ("true",), (Host("nowhere.x", 2),), network=GIGABIT), ["leave out -H"]),
+        (RunOptions(2, ("true",), (Host("nowhere.x", 2),), network=GIGABIT), ["remove -H"]),
         (
             RunOptions(2, ("true",), network=GIGABIT, network_interfaces=("eth0",)),
-            ["leave out --network-interfaces"],
+            ["remove --network-interfaces"],
         ),
     ],
 )

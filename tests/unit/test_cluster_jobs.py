@@ -69,7 +69,7 @@ def test_a_cluster_has_its_own_network(own):
     (own / "mine.yaml").unlink()
     request = JobRequest(Path("train.py"), nodes=2, network="1gbit")
     (fault,) = network_faults(request, sites.load("polaris"))
-    assert "polaris has a network of its own" in fault
+    assert "polaris has its own network" in fault
     assert "--site local" in fault
 
 

@@ -185,7 +185,7 @@ def test_where_the_planner_knows_nothing_bits_must_be_given():
     Qsgd(4).require_fixed_length("QSGDState")
     with pytest.raises(UsageError, match=r"QSGDState\(bits='auto'\).*choose 1 to 8"):
         Qsgd("auto").require_fixed_length("QSGDState")
-    with pytest.raises(UsageError, match="QSGDState: the length of elias codes varies"):
+    with pytest.raises(UsageError, match="QSGDState: elias codes have a variable length"):
         Elias().require_fixed_length("QSGDState")
 
 

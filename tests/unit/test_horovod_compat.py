@@ -145,7 +145,7 @@ def test_install_does_the_same_without_a_path(other):
 def test_install_is_refused_after_another_horovod_was_imported(other):
     code = "import horovod\nfrom qsgd_hpc.horovod_compat import install\ninstall()"
     done = python("-c", code, path=(ROOT, other))
-    assert "is imported already" in done.stderr
+    assert "is already imported" in done.stderr
     assert str(other) in done.stderr
 
 

@@ -69,7 +69,7 @@ def test_flag_without_effect_is_accepted_and_says_why(asked, option):
 
 
 def test_discovery_of_hosts_is_refused_with_the_remedy(asked):
-    with pytest.raises(UsageError, match=r"--host-discovery-script.*name them with -H"):
+    with pytest.raises(UsageError, match=r"--host-discovery-script.*list them with -H"):
         asked("--host-discovery-script", "x")
 
 

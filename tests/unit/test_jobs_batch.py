@@ -231,7 +231,7 @@ def test_of_a_cancel_that_hangs_nothing_is_claimed(fakes: Fakes) -> None:
     fakes.hangs("qdel")
     done = cli("cancel", job.id)
     assert done.exit_code == 4
-    assert "nobody knows whether the scheduler has heard it" in done.stderr
+    assert "the scheduler may or may not have received it" in done.stderr
     assert "Nothing was cancelled" not in done.stderr
 
 
@@ -267,18 +267,26 @@ def test_ctrl_c_in_a_submission_is_answered_and_takes_effect_after_it(fakes: Fak
     words = ("submit", "--site", "polaris", "--filesystems", "home", "--nodes", "2", "train.py")
     done = cli(*words)
     assert done.exit_code == 1
-    assert "this ends when the submission under way is complete" in done.stderr
+    assert "this ends when the current submission is complete" in done.stderr
     assert [registry.load(j).progress.scheduler_id for j in registry.ids()] == [f"8.{SERVER}"]
 
 
 @pytest.mark.parametrize(
     ("site", "home", "fault"),
     [
-        ("polaris", "höme", "qsub takes no path with characters other than printable ASCII"),
-        ("polaris", "a\tb", "qsub takes no path with characters other than printable ASCII"),
+        (
+            "polaris",
+            "höme",
+            "qsub does not accept a path with characters other than printable ASCII",
+        ),
+        (
+            "polaris",
+            "a\tb",
+            "qsub does not accept a path with characters other than printable ASCII",
+        ),
         ("polaris", "a b,c:d%e\\f", None),
         ("perlmutter", "höme a,b:c %j", None),
-        ("perlmutter", "a\\b", "sbatch takes no path with a backslash"),
+        ("perlmutter", "a\\b", "sbatch does not accept a path with a backslash"),
     ],
 )
 def test_a_home_that_the_scheduler_cannot_write_to_is_refused_with_the_remedy(
@@ -288,7 +296,7 @@ def test_a_home_that_the_scheduler_cannot_write_to_is_refused_with_the_remedy(
     if fault is None:
         assert submitted(fakes, site, "8.s" if site == "polaris" else "8").log_path.parent.is_dir()
         return
-    with pytest.raises(UsageError, match=f"{fault}. Set QSGD_HOME to a folder without them"):
+    with pytest.raises(UsageError, match=f"{fault}. Set QSGD_HOME to another folder"):
         jobs.submit(request(site))
     assert fakes.calls() == []
     assert registry.ids() == []
@@ -445,7 +453,7 @@ def test_an_array_is_asked_for_soon_when_its_last_task_has_noted_its_end(
 def test_a_truncated_answer_of_qstat_is_a_silence(fakes: Fakes) -> None:
     job = submitted(fakes, "polaris", f"8.{SERVER}")
     fakes.says("qstat", recorded("pbs/running").out[:-200])
-    assert jobs.get(job.id).progress.silence == f"PBS answers, but says nothing of job 8.{SERVER}"
+    assert jobs.get(job.id).progress.silence == f"PBS answers, but does not mention job 8.{SERVER}"
     assert len(fakes.calls("qstat")) == 2
 
 
@@ -787,7 +795,7 @@ def test_a_job_of_another_cluster_is_followed_and_cancelled_there(
     assert fakes.args("scancel") == ("--clusters=gpu", "8653762")
     fakes.says("squeue", "CLUSTER: cpu\n8653762|COMPLETED|None|nid1|x||/x\n")
     silence = jobs.get(job.id).progress.silence
-    assert silence == "Slurm answers for cluster cpu alone, not for cluster gpu"
+    assert silence == "Slurm answers for cluster cpu only, not for cluster gpu"
     fakes.says("squeue", err="slurm_load_jobs error: Invalid job id specified", rc=1)
     assert jobs.get(job.id).state is S.LOST
     assert "--clusters=gpu" in fakes.args("sacct")
@@ -797,7 +805,9 @@ def test_jobs_wait_for_jobs_of_their_own_cluster_only(fakes: Fakes) -> None:
     first = submitted(fakes, "perlmutter", "7;gpu")
     fakes.says("squeue", IN_GPU + "7|RUNNING|None|nid1|2026-11-21T13:30:12||/x\n")
     wish = dataclasses.replace(request("perlmutter"), after=(first.id,))
-    with pytest.raises(LaunchError, match="would run in the usual cluster and wait for jobs in cl"):
+    with pytest.raises(
+        LaunchError, match="would run in the default cluster and wait for jobs in cl"
+    ):
         jobs.submit(wish)
     jobs.submit(dataclasses.replace(wish, extra=("#SBATCH -M gpu,cpu",)))
     assert {"--clusters=gpu", "--dependency=afterok:7"} <= set(fakes.args("sbatch"))
@@ -820,7 +830,7 @@ def test_a_job_that_one_answer_leaves_out_is_asked_for_alone(fakes: Fakes) -> No
     fakes.says("qstat", one.format(8, SERVER, "R"))
     third = submitted(fakes, "polaris", f"10.{SERVER}")
     silence = jobs.get(third.id).progress.silence
-    assert silence == f"PBS answers, but says nothing of job 10.{SERVER}"
+    assert silence == f"PBS answers, but does not mention job 10.{SERVER}"
     assert {first.id, second.id} < {job.id for job in jobs.list_jobs()}
 
 
@@ -841,6 +851,6 @@ def test_an_answer_that_cannot_be_read_costs_one_job_and_is_kept(fakes: Fakes) -
     bad, good = jobs.list_jobs()
     assert (good.id, good.state, good.progress.silence) == (second.id, S.RUNNING, "")
     kept = bad.directory / "unread_answer.txt"
-    why = f"the answer of PBS about it cannot be read; it is kept in {kept}"
+    why = f"PBS's answer about it cannot be parsed; it is kept in {kept}"
     assert (bad.id, bad.state, bad.progress.silence) == (first.id, S.QUEUED, why)
     assert 'he said "no"' in kept.read_text()

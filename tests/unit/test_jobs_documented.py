@@ -114,7 +114,7 @@ def test_a_live_cobalt_job_is_followed(
         (LOG.format(85), S.FAILED, 85, "asks to be submitted again"),
         (KILLED + LOG.format(143), S.TIMEOUT, None, "walltime"),
         (DELETED + LOG.format(143), S.CANCELLED, None, "cancelled"),
-        ("", S.LOST, None, "does not tell how it ended"),
+        ("", S.LOST, None, "does not contain its end"),
     ],
 )
 def test_the_end_of_a_cobalt_job_is_in_its_log(
@@ -188,7 +188,7 @@ def test_an_lsf_job_is_read_from_standard_input(fakes: Fakes, tmp_path: Path) ->
          S.FAILED, None, "ran out of memory"),
         ({"STAT": "ZOMBI", "EXEC_HOST": "42*n7"}, S.NODE_FAIL, None, "node n7 failed"),
         ({"STAT": "ZOMBI", "EXEC_HOST": "42*n7:42*n8"}, S.NODE_FAIL, None, "a node of the job"),
-        ({"STAT": "EXIT"}, S.FAILED, None, "says no more"),
+        ({"STAT": "EXIT"}, S.FAILED, None, "without a reason"),
     ],
 )  # fmt: skip
 def test_states_of_lsf_jobs_are_told_apart(

@@ -137,10 +137,10 @@ def test_circle_of_extends_is_shown_as_one(user: Write, links: tuple[str, ...]) 
     for name, base in zip(links, (*links[1:], links[0]), strict=True):
         user(name, f"# first\nextends: {base}\n")
     with pytest.raises(
-        UsageError, match="line 2: profiles extend one another in a circle"
+        UsageError, match="line 2: the profiles extend each other cyclically"
     ) as caught:
         sites.load("a")
-    assert f"in a circle: {' -> '.join((*links, 'a'))} (in " in str(caught.value)
+    assert f"cyclically: {' -> '.join((*links, 'a'))} (in " in str(caught.value)
 
 
 def test_unknown_base_names_line_and_nearest(user: Write) -> None:
@@ -261,8 +261,8 @@ def test_entry_point_may_name_a_folder(package: Callable[[str, str], Path]) -> N
     ("target", "said"),
     [
         ("no_such_module_here", "cannot be loaded: ModuleNotFoundError"),
-        ("broken_sites:FOLDER", "names no folder"),
-        ("json:dumps", "names no folder"),
+        ("broken_sites:FOLDER", "is not a folder"),
+        ("json:dumps", "is not a folder"),
     ],
 )
 def test_broken_package_is_reported_and_stops_no_other_site(

@@ -274,8 +274,8 @@ def test_a_horovod_script_runs_compressed_as_it_is(place: Path) -> None:
 def test_what_cannot_be_meant_by_bits_and_horovod_is_refused(place: Path) -> None:
     (place / "train.sh").write_text("#!/bin/sh\n")
     (place / "train.sh").chmod(0o755)
-    assert "is run by itself" in cli("submit", "--horovod", "train.sh", code=2).stderr
-    assert "choose 1 to 8, or 32" in cli("submit", "--bits", "9", "train.sh", code=2).stderr
+    assert "is executed directly" in cli("submit", "--horovod", "train.sh", code=2).stderr
+    assert "choose 1 to 8, 32" in cli("submit", "--bits", "9", "train.sh", code=2).stderr
     assert registry.ids() == []
 
 

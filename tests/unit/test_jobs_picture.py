@@ -323,7 +323,7 @@ def test_report_of_a_bad_job_names_faults_nodes_and_remedies(tmp_path: Path) -> 
     good, text = shown(pinning_report, job_with(tmp_path, FOUR_GPUS, "\n".join(lines)), FOUR_GPUS)
     assert not good
     assert "✗ ranks 0-3 far from their GPUs" in text
-    assert "on every one of 2 nodes." in text
+    assert "on all 2 nodes." in text
     assert "≠ the profile plans GPU 3" in text
 
 
@@ -331,7 +331,7 @@ def test_report_of_a_job_without_reports_shows_the_end_of_its_log(tmp_path: Path
     job = job_with(tmp_path, FOUR_GPUS, "pin.sh: no variable\n")
     good, text = shown(pinning_report, job, FOUR_GPUS)
     assert not good
-    assert "no rank said where it sits" in text
+    assert "no rank reported its pinning" in text
     assert "  pin.sh: no variable" in text
     assert not shown(pinning_report, job_with(tmp_path / "none", FOUR_GPUS, None), FOUR_GPUS)[0]
 
@@ -340,7 +340,7 @@ def test_report_of_a_job_without_reports_shows_the_end_of_its_log(tmp_path: Path
 def test_preview_shows_the_plan(site: Site) -> None:
     good, text = shown(pinning_preview, fill(REQUEST, site), site)
     assert good
-    assert text.startswith(f"{site.name}: what the profile plans for each of 2 nodes\n╭─ NUMA 0")
+    assert text.startswith(f"{site.name}: planned pinning for each of the 2 nodes\n╭─ NUMA 0")
 
 
 def test_a_terminal_without_box_letters_gets_a_picture_all_the_same() -> None:

@@ -199,7 +199,7 @@ def test_one_rank_on_each_node_needs_no_launcher() -> None:
 
 def test_a_profile_cannot_name_what_is_no_variable() -> None:
     site = dataclasses.replace(FOUR_GPUS, local_rank_variables=("a[$(id)]",))
-    with pytest.raises(UsageError, match=r"'a\[\$\(id\)\]' is not a variable's name"):
+    with pytest.raises(UsageError, match=r"'a\[\$\(id\)\]' is not a valid name of a variable"):
         wrapper(site)
 
 

@@ -85,11 +85,11 @@ def test_override_changes_only_its_keys(own: Path) -> None:
         ("queues: {x: {nodes: [1, 2]}}\n", "line 1: key 'walltime' is missing in 'queues.x'"),
         (
             "queues: {x: {nodes: [2, 1], walltime: ['0:05:00', '1:00:00']}}\n",
-            "line 1: queue 'x' takes from 2 nodes to fewer",
+            "line 1: queue 'x': the least number of nodes, 2, exceeds the most",
         ),
         (
             "shell: /bin/sh\nshell: /bin/bash\n",
-            "line 2: key 'shell' is there twice, first in line 1",
+            "line 2: key 'shell' is duplicated, first in line 1",
         ),
         ("a: [1\nb: 2\n", "line 2: not valid YAML"),
         ("gpu: {order: [0, 0, 1, 2]}\n", "must name each of the node's 4 GPUs once"),
@@ -98,9 +98,12 @@ def test_override_changes_only_its_keys(own: Path) -> None:
         ("- a\n- b\n", "line 1: 'profile'"),
         (
             "queues:\n  debug:\n    bins: [[1, 1, '0:30:00'], [1, 2, '1:00:00']]\n",
-            "line 3: queue 'debug': two bins take 1 nodes",
+            "line 3: queue 'debug': two bins contain 1 nodes",
         ),
-        ("queues: {debug: {bins: [[2, 1, '0:30:00']]}}\n", "a bin goes from 2 nodes to fewer"),
+        (
+            "queues: {debug: {bins: [[2, 1, '0:30:00']]}}\n",
+            "the least number of nodes of a bin, 2, exceeds the most",
+        ),
         ("queues: {debug: {bins: [[1, 3, '0:30:00']]}}\n", "exceeds its nodes [1, 2]"),
         (
             "queues: {debug: {bins: [[1, 2, 30]]}}\n",

@@ -201,7 +201,7 @@ def test_a_variable_of_the_users_stays_where_its_library_is_out_of_use() -> None
 def test_directive_line_refuses_what_it_cannot_carry(value: str) -> None:
     site = sites.load("polaris")
     filled = dataclasses.replace(fill(CASES["polaris"][1], site), name=value)
-    with pytest.raises(UsageError, match="directive line"):
+    with pytest.raises(UsageError, match="scheduler directive"):
         render_script(filled, site, TOOLS, Place(JOB_DIR))
 
 

@@ -237,5 +237,5 @@ def test_new_without_scheduler_says_where_to_run_it() -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a b", ""])
 def test_new_refuses_names_that_are_no_file_names(name: str) -> None:
-    with pytest.raises(UsageError, match="is no name of a site"):
+    with pytest.raises(UsageError, match="is not a valid name of a site"):
         call("new", name, "--scheduler", "pbs")

@@ -94,7 +94,7 @@ def test_a_job_that_never_arrived_is_lost_and_can_be_submitted_again(
         fakes.says(name)
     lost = jobs.get(job.id)
     assert lost.state is S.LOST
-    assert "submit again" in lost.progress.why
+    assert "submit it again" in lost.progress.why
     assert jobs.cancel(job.id).state is S.LOST
 
 

@@ -111,7 +111,7 @@ def test_queue_behind_a_route_is_refused() -> None:
 
 def test_queue_out_of_range_names_those_that_fit() -> None:
     text = faults("polaris", nodes=8, walltime_min=30, queue="prod", account="p")
-    assert "takes 10 to 496 nodes, not 8. It fits --queue debug-scaling" in text
+    assert "accepts 10 to 496 nodes, not 8. It fits --queue debug-scaling" in text
 
 
 def test_all_faults_come_at_once() -> None:
@@ -126,7 +126,7 @@ def test_all_faults_come_at_once() -> None:
         "Try --name my_job",
         "--env '1A'",
         "no queue 'debg'. Did you mean 'debug'?",
-        "needs the account",
+        "needs an account",
         "4 GPUs",
         "no filesystem 'hom'. Did you mean 'home'?",
         "submits with qsub, which is not on PATH",
@@ -210,7 +210,7 @@ def test_auto_chooses_by_size_though_the_profile_has_a_default_queue() -> None:
 
 def test_auto_without_a_fitting_queue_is_refused() -> None:
     text = faults("polaris", nodes=12, walltime_min=300, queue="auto", account="p")
-    assert "no queue of polaris takes 12 nodes for 05:00:00 by default" in text
+    assert "no queue of polaris accepts 12 nodes for 05:00:00 by default" in text
 
 
 def test_auto_leaves_the_choice_to_a_scheduler_whose_queues_are_unknown() -> None:
@@ -219,10 +219,10 @@ def test_auto_leaves_the_choice_to_a_scheduler_whose_queues_are_unknown() -> Non
 
 def test_queue_that_counts_gpus_is_refused_with_the_one_that_counts_nodes() -> None:
     text = faults("sophia", nodes=1, queue="by-gpu", account="p")
-    assert "gives parts of a node" in text
+    assert "allocates parts of a node" in text
     assert "It fits --queue by-node or --queue bigmem (not available at present)." in text
     text = faults("sophia", nodes=9, queue="by-gpu", account="p")
-    assert text.endswith("Leave --queue out, and use --nodes 8.")
+    assert text.endswith("Remove --queue, and use --nodes 8.")
 
 
 def test_queue_that_counts_gpus_is_never_chosen_unasked() -> None:
@@ -234,7 +234,7 @@ def test_queue_that_counts_gpus_is_never_chosen_unasked() -> None:
 
 def test_no_job_lands_on_nodes_without_gpu_because_it_is_large() -> None:
     text = faults("frontera", nodes=20, walltime_min=60)
-    assert "no queue of frontera takes 20 nodes for 01:00:00 by default" in text
+    assert "no queue of frontera accepts 20 nodes for 01:00:00 by default" in text
     assert "--queue normal (nodes without GPU)" in text
 
 
@@ -264,18 +264,18 @@ def test_array_on_a_throttled_queue_must_say_how_many_run_at_once() -> None:
 @pytest.mark.parametrize(("flag", "value"), [("chain", 3), ("after", ("polaris-1",))])
 def test_queue_that_forbids_chains_refuses_them(flag: str, value: Any) -> None:
     text = faults("frontier", account="p", queue="debug", **{flag: value})
-    assert f"forbids jobs that follow one another. Leave --{flag} out, or --queue batch" in text
+    assert f"does not allow job dependencies. Remove --{flag}, or --queue batch" in text
     assert faults("frontier", account="p", queue="batch", **{flag: value}) == ""
 
 
 def test_a_chain_that_its_queue_can_never_hold_is_refused() -> None:
     two: dict[str, Any] = {"account": "p", "queue": "debug-scaling", "nodes": 2}
     assert faults("polaris", **two, chain=2) == (
-        "queue 'debug-scaling' of polaris takes at most one job per user, and the 2 parts of a "
+        "queue 'debug-scaling' of polaris accepts at most one job per user, but the 2 parts of a "
         "chain are submitted at once. Use --queue debug, --queue capacity (two jobs per user, one "
         "job running per user), --queue preemptable (its jobs are killed without warning; 20 jobs "
-        "per project) or --queue demand (only by arrangement with the site); or go on after each "
-        "end with `qsgd-hpc resubmit ID`."
+        "per project) or --queue demand (only by arrangement with the site); or continue after "
+        "each end with `qsgd-hpc resubmit ID`."
     )
     assert faults("polaris", **two) == ""
     roomier: dict[str, Any] = {**two, "queue": "capacity"}
@@ -291,8 +291,8 @@ def test_a_chain_that_its_queue_can_never_hold_is_refused() -> None:
     [
         ("polaris", "all", ""),
         ("polaris", "one", ""),
-        ("polaris", "al", "--gpu-view 'al': it is all or one. Did you mean 'all'?"),
-        ("local", "one", "--gpu-view one: the profile knows of no GPUs of local."),
+        ("polaris", "al", "--gpu-view 'al': use all or one. Did you mean 'all'?"),
+        ("local", "one", "--gpu-view one: the profile lists no GPUs of local."),
         ("bound", "one", ""),
         ("bound", "all", "--gpu-view all: the launcher of bound shows each rank its own GPU"),
     ],
@@ -313,7 +313,10 @@ def test_gpu_view_that_cannot_be_had_is_refused(
     ("site", "said"),
     [
         ("polaris", "no library of the profile has this name. Did you mean 'nccl'?"),
-        ("stampede3", "no library of the profile has this name. stampede3 sets nothing for any."),
+        (
+            "stampede3",
+            "no library of the profile has this name. stampede3 has no settings for libraries.",
+        ),
     ],
 )
 def test_a_library_that_the_profile_does_not_know_is_refused(site: str, said: str) -> None:
@@ -333,7 +336,7 @@ def test_limits_are_notes_and_no_faults() -> None:
 
 def test_guessed_and_retired_sites_say_so() -> None:
     assert "the generic profile for slurm" in notes("slurm")
-    assert "no longer there" in notes("stampede2-knl")
+    assert "was retired" in notes("stampede2-knl")
     assert notes("local") == ""
 
 

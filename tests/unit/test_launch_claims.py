@@ -136,7 +136,7 @@ def test_the_message_has_both_numbers_both_names_and_the_remedy_of_the_pair(pair
     assert claim.source in text
     assert f"{mpi.name}" in text
     assert str(mpi.path) in text
-    assert ("pip has installed" in text) == (mpi.package is not None)
+    assert ("installed by pip" in text) == (mpi.package is not None)
     for word in words:
         assert word in text
     assert "`pip uninstall" not in text or mpi.package

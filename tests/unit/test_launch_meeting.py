@@ -131,9 +131,9 @@ def test_scripts_of_horovod_are_told_nothing_unless_asked_to() -> None:
 def test_what_does_not_fit_is_told() -> None:
     assert list(remarks(OPTIONS, {"WORLD_SIZE": "2"})) == []
     (size,) = remarks(OPTIONS, {"WORLD_SIZE": "8"})
-    assert size == "WORLD_SIZE=8 was set before; the ranks get 2, as -np says"
+    assert size == "WORLD_SIZE=8 was set before; the ranks get 2, the value of -np"
     (starter,) = remarks(RunOptions(2, ("/v/bin/torchrun", "--standalone", "t.py")), {})
-    assert "Leave it out: `qsgd-hpc run -np 2 SCRIPT` sets what torchrun sets" in starter
+    assert "Remove it: `qsgd-hpc run -np 2 SCRIPT` sets what torchrun sets" in starter
     assert list(remarks(RunOptions(1, ("torchrun", "t.py")), {})) == []
 
 

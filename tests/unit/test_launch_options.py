@@ -42,7 +42,7 @@ def test_hostfile_faults_name_their_lines(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"line 2: 'b two'(.|\n)*line 3: 'c:0'"):
         parse_hostfile(file)
     file.write_text("\n")
-    with pytest.raises(UsageError, match="names no host"):
+    with pytest.raises(UsageError, match="contains no host"):
         parse_hostfile(file)
 
 
@@ -124,7 +124,7 @@ def test_a_program_on_stdin_that_cannot_travel_is_refused(text: bytes, fault: st
 
 @pytest.mark.parametrize("command", [["bash"], ["sh", "-s", "x"], ["bash", "-"]])
 def test_a_shell_that_would_read_stdin_is_refused(command: list[str]) -> None:
-    with pytest.raises(UsageError, match="from stdin, which ranks do not get"):
+    with pytest.raises(UsageError, match="from stdin, which ranks do not have"):
         resolve_command(command)
 
 

@@ -79,7 +79,7 @@ def test_what_measures_a_table_is_a_study_of_one_workload(name):
 
 
 def test_a_table_of_other_machines_says_so_when_it_shall_be_measured():
-    with pytest.raises(UsageError, match="nothing of it can be measured here"):
+    with pytest.raises(UsageError, match="cannot be measured here"):
         study_text(published("horovod"))
 
 
@@ -92,7 +92,9 @@ def test_measurements_of_this_machine_stand_beside_the_table(tmp_path):
         ("fp32, 4", 689, "measured"),
     }
     assert cells[0].found == pytest.approx(128 / 0.12)
-    assert "MEASURED on this machine, which is not theirs" in shown("alcf", "--results", tmp_path)
+    assert "MEASURED on this machine, not on the published one" in shown(
+        "alcf", "--results", tmp_path
+    )
 
 
 def test_an_unknown_table_is_answered_with_the_known_ones():

@@ -121,8 +121,9 @@ def test_what_the_script_recorded_goes_over_what_the_engines_did():
 def test_what_coding_lost_is_said_of_the_largest_size_with_the_rule():
     told = lost({8: 0.000055, 4: 0.0175}, nodes=(1, 2, 4))
     assert told == (
-        "Of the squared magnitude that it carried, coding lost 0.011% with 8 bit (NMSE 0.00011), "
-        "3.5% with 4 bit (NMSE 0.035). As a rule, training does not notice an NMSE below 0.1.",
+        "Coding error, relative to the squared magnitude of the gradients: 0.011% with 8 bit (NMSE "
+        "0.00011), 3.5% with 4 bit (NMSE 0.035). As a rule, an NMSE below 0.1 does not affect "
+        "training.",
     )
 
 
@@ -154,7 +155,7 @@ def test_repeats_in_which_the_planner_chose_differently_are_a_range():
 
 def test_the_planner_is_not_named_for_what_others_have_given_up():
     (told,) = planned([37, 37], declined=[37, 30])
-    assert told.startswith("37 of 40 tensors (7% of the elements) travelled as float32")
+    assert told.startswith("37 of 40 tensors (7% of the elements) were sent as float32")
 
 
 def test_where_all_that_was_asked_travels_coded_nothing_is_said():
@@ -180,7 +181,7 @@ def test_page_markdown_and_terminal_show_column_and_sentences_once_each():
     plain, four = with_engines(study(nodes=(2,), bits=(32, 4)), lambda point, rank: counts)
     made = case_of([plain, replace(four, records=_with_error(four.records, 0.03))])
     text = shown_everywhere(report_of(made))
-    assert text.count("coding lost 3.0% with 4 bit (NMSE 0.030)") == 3
+    assert text.count("gradients: 3.0% with 4 bit (NMSE 0.030)") == 3
     assert text.count("The planner sent 3 of 4 tensors") == 3
     assert '<th scope="col">NMSE</th>' in text and "| NMSE |" in text
     assert re.search(r"bytes +NMSE", text)

@@ -121,7 +121,7 @@ def test_simulated_nodes_and_small_data_are_owned_up_to():
 def test_made_up_data_is_owned_up_to():
     whole = study()
     found = [metered(p, speed=100.0, dataset="synthetic") for p in plan(whole)]
-    assert "made-up data" in told(whole, found).cautions[-1]
+    assert "synthetic data" in told(whole, found).cautions[-1]
 
 
 def test_more_than_ideal_is_questioned():

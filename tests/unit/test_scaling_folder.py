@@ -47,8 +47,8 @@ def test_another_definition_is_refused_with_its_differences(tmp_path):
     with pytest.raises(UsageError) as caught:
         folder.create(study(nodes=(1, 4), epochs=2))
     text = str(caught.value)
-    assert "nodes: the folder has 1,2, this command asks for 1,4" in text
-    assert "epochs: the folder has nothing, this command asks for 2" in text
+    assert "nodes: the folder has 1,2, this command has 1,4" in text
+    assert "epochs: the folder has nothing, this command has 2" in text
     assert folder.study() == study()
 
 
@@ -57,7 +57,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     blocker.touch()
     with pytest.raises(UsageError, match=r"file.*cannot be written"):
         StudyFolder(blocker / "s").create(study())
-    with pytest.raises(UsageError, match="holds no study"):
+    with pytest.raises(UsageError, match="contains no study"):
         StudyFolder(tmp_path).study()
 
 

@@ -108,7 +108,7 @@ def test_two_sizes_determine_amdahl_and_say_so():
     loud = fitted(
         law("amdahl", serial=0.3), (1, 2), repeats=2, noise=0.3, draw=np.random.default_rng(1)
     )
-    assert "holds every possible value" in loud.caution
+    assert "contains every possible value" in loud.caution
 
 
 def test_too_few_sizes_give_no_fit_or_one_that_only_passes_through_them():
@@ -123,7 +123,7 @@ def test_sizes_that_depart_from_a_law_are_pointed_out():
     declining = law("usl", contention=0.02, coherency=0.02)
     draw = np.random.default_rng(2)
     fit = fitted(declining, (1, 2, 4, 8, 16), repeats=3, noise=0.01, draw=draw, name="amdahl")
-    assert "it is no fit" in fit.caution
+    assert "the law does not fit" in fit.caution
     right = fitted(declining, (1, 2, 4, 8, 16), repeats=3, noise=0.01, draw=draw)
     assert right.caution == ""
 

@@ -92,7 +92,7 @@ def test_wishes_are_read_into_one_spelling_and_all_faults_are_told(tmp_path):
     with pytest.raises(UsageError) as error:
         define({**wishes, "networks": ["1gb", "0gbit"]}, tmp_path, local, tmp_path)
     assert len(str(error.value).splitlines()) == 2
-    with pytest.raises(UsageError, match="polaris has a network of its own"):
+    with pytest.raises(UsageError, match="polaris has its own network"):
         define({**wishes, "networks": ["1gbit"]}, tmp_path, sites.load("polaris"), tmp_path)
 
 
@@ -110,7 +110,8 @@ def test_where_compressing_pays_is_said_network_by_network_the_slowest_first():
     assert family.sentence == (
         "At 100 Mb/s 4 bit sent 7.88× fewer bytes and trained at 6.00× the speed of fp32 (one run)."
         " In shared memory 4 bit sent 7.88× fewer bytes and trained at 1.00× the speed of fp32 ("
-        "one run). It takes three runs of each (--repeats 3) to tell where compressing pays."
+        "one run). At least three runs of each (--repeats 3) are needed to tell where compressing "
+        "pays."
     )
     rows = list(family.table())
     assert [(r["network"], r["bits"], r["ratio"]) for r in rows[:2]] == [
@@ -152,7 +153,7 @@ def test_links_that_fell_short_are_marked(tmp_path, reached, marked):
     html, markdown = render("report.html.j2", shown), render("report.md.j2", shown)
     for text in (html, markdown):
         assert "hosts and network emulated on one machine" in text
-        assert "What the network decides" in text
+        assert "Effect of the network" in text
         assert ("(short)" in text) is marked
         assert ("Short links" in text) is marked
         assert "share this machine" in text

@@ -143,4 +143,4 @@ def test_every_value_in_which_definitions_differ_is_named():
     }
     lines = differences(study(), study(**other))
     assert [line.split(":")[0] for line in lines] == list(other)
-    assert "nodes: the folder has 1,2, this command asks for 4" in lines
+    assert "nodes: the folder has 1,2, this command has 4" in lines

@@ -51,6 +51,6 @@ def test_a_file_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
     target = tmp_path / "notes.csv"
     target.write_text("a,b\n1,2\n")
     done = reported(tmp_path / "study", "--rows", str(target))
-    assert "its first line is not that of such a file" in str(done.exception)
+    assert "its first line must be" in str(done.exception)
     assert target.read_text() == "a,b\n1,2\n"
     assert "--system names the machine" in reported(tmp_path / "study", "--system", "x").output

@@ -242,14 +242,14 @@ def test_faults_are_named_together_before_anything_is_written(place):
 def test_a_dry_run_prints_the_plan_and_writes_nothing(place):
     out, _ = place.scale("--dry-run", "--nodes", "1,2", "--bits", "32,8,4", "--repeats", "2")
     assert out.count("to measure") == 8
-    assert "One rank sends nothing" in out
+    assert "One rank sends no gradients" in out
     assert {p.name for p in place.folder.iterdir()} == {"work load.py"}
 
 
 def test_another_definition_in_the_same_folder_is_refused(place):
     place.scale("--nodes", "1", "--bits", "32")
     _, err = place.scale("--nodes", "1,2", "--bits", "32", code=2)
-    assert "nodes: the folder has 1, this command asks for 1,2" in err
+    assert "nodes: the folder has 1, this command has 1,2" in err
 
 
 def test_a_batch_site_is_not_charged_without_consent(place):

@@ -130,7 +130,10 @@ def test_speed_bought_with_quality_is_no_gain():
 
 def test_where_nothing_is_gained_the_room_that_there_was_is_told():
     found, _ = judged({32: 100.0, 4: 90.0})
-    assert "fp32 waits 20% of a step for communication, so no more than 1.25×" in found.reason
+    assert (
+        "fp32 waits 20% of a step for communication, so the largest possible speed-up is 1.25×"
+        in found.reason
+    )
 
 
 def test_a_script_that_records_speed_alone_has_a_verdict_without_a_model():
@@ -144,7 +147,7 @@ def test_one_run_each_decides_nothing():
     found = attempts(study(bits=BOTH), lambda p: 200.0 if p.bits == 4 else 100.0)
     (only,) = analyse(found).cases[0].break_even
     assert only.verdict == "undecided"
-    assert "2.00× the speed of fp32 (one run; it takes three or more to tell)" in only.reason
+    assert "2.00× the speed of fp32 (one run; three or more are needed to tell)" in only.reason
 
 
 def test_without_fp32_beside_it_or_on_one_rank_nothing_is_judged():

@@ -238,7 +238,7 @@ def test_ranks_files_merge_into_one_that_still_follows_the_rules(tmp_path):
     events = json.loads(merged.read_text())
     check_format(events)
     assert len(events) == sum(map(len, found))
-    with pytest.raises(UsageError, match="both of rank 0"):
+    with pytest.raises(UsageError, match="both belong to rank 0"):
         traces.merge([tmp_path / "0.json", merged], tmp_path / "no.json")
 
 

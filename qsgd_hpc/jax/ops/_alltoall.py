@@ -48,7 +48,7 @@ class Alltoall(Collective):
         if self.sent is not None:
             raise UsageError(
                 "alltoall with splits= inside a function that JAX traces: shapes must be known "
-                "there; tell it what comes from each rank, too (received_splits=)"
+                "there; also pass the number of rows from each rank (received_splits=)"
             )
         return self.splits(shape)
 

@@ -42,9 +42,9 @@ def refuse_traced(arrays: Arrays, function: str) -> None:
     """
     if is_traced(arrays):
         raise UsageError(
-            f"{function}_async inside a function that JAX traces (jit, grad, ...): there is "
-            f"nothing to wait for there; call hvd.{function}, which such a program carries out "
-            "beside its other work"
+            f"{function}_async inside a function that JAX traces (jit, grad, ...): asynchronous "
+            f"calls are not possible there; call hvd.{function}, which a compiled program "
+            "overlaps with other work"
         )
 
 
@@ -245,8 +245,8 @@ def _refuse_several_devices(context: Any, call: Collective) -> None:
     if devices > 1:
         raise UsageError(
             f"{call.kind} of {call.names[0]!r} in a program for {devices} devices (pmap, "
-            "shard_map or sharded arguments): a rank has one device here; start a rank per device "
-            "(qsgd-hpc run -np N) and leave the arrays of each on its own"
+            "shard_map or sharded arguments): a rank must use one device; start one rank per "
+            "device (qsgd-hpc run -np N), each with arrays on its own device"
         )
 
 
@@ -254,8 +254,8 @@ def _refuse_platform(context: Any, *operands: Any, call: Collective) -> Any:
     raise UsageError(
         f"{call.kind} of {call.names[0]!r} in a program for "
         f"{', '.join(context.module_context.platforms)}: collectives can be compiled for CPUs "
-        "alone; call them outside jax.jit, where arrays of any device travel through the host, or "
-        "set JAX_PLATFORMS=cpu"
+        "only; call them outside jax.jit, where arrays of any device are sent through the "
+        "host, or set JAX_PLATFORMS=cpu"
     )
 
 

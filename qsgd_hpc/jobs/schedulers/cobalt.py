@@ -39,14 +39,14 @@ __all__ = ["cancel", "find", "parse_log", "parse_qstat", "parse_qsub", "refresh"
 REMEDIES = (
     ("project", "Use --account PROJECT."),
     ("not executable", "Cobalt runs executable scripts only."),
-    ("walltime", "Use a --walltime that the queue takes; see `qstat -Q`."),
+    ("walltime", "Use a --walltime that the queue accepts; see `qstat -Q`."),
     ("queue", "Use --queue with a name that `qstat -Q` lists."),
-    ("node", "Use a number of --nodes that the queue takes; see `qstat -Q`."),
+    ("node", "Use a number of --nodes that the queue accepts; see `qstat -Q`."),
 )
 _STATES = {
     "queued": (JobState.QUEUED, ""),
     "hold": (JobState.QUEUED, "held"),
-    "user_hold": (JobState.QUEUED, "held by its user; `qrls` lets it go"),
+    "user_hold": (JobState.QUEUED, "held by its user; release it with `qrls`"),
     "admin_hold": (JobState.QUEUED, "held by an administrator of the machine"),
     "dep_hold": (JobState.QUEUED, "waits for other jobs to end"),
     "dep_fail": (
@@ -54,7 +54,7 @@ _STATES = {
         "a job that it waits for did not complete: it will never start; cancel it",
     ),
     "maxrun_hold": (JobState.QUEUED, "waits for another job of its user to end"),
-    "preempted": (JobState.QUEUED, "a job with precedence took its nodes"),
+    "preempted": (JobState.QUEUED, "preempted by a job of higher priority"),
     "starting": (JobState.RUNNING, ""),
     "running": (JobState.RUNNING, ""),
     "exiting": (JobState.RUNNING, ""),
@@ -69,7 +69,9 @@ def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
         LaunchError: refused, or asked for what Cobalt does not have.
     """
     if of_kind(after, "any"):
-        raise LaunchError("Cobalt waits for success only. Use --after ID instead of any:ID.")
+        raise LaunchError(
+            "Cobalt jobs can wait for success only. Use --after ID instead of any:ID."
+        )
     log = str(job.log_path)
     depends = ["--dependencies", ":".join(of_kind(after, "ok"))] if after else []
     argv = ["qsub", "-o", log, "-e", log, "--debuglog", str(_debug_log(job)), *depends]
@@ -154,10 +156,10 @@ def _news(job: Job, listed: Mapping[str, Mapping[str, str]]) -> Progress:
             return silent(job, "Cobalt", answer)
         listed = alone
     if key not in listed:
-        return unknown(job, f"Cobalt knows no job {key} and its log does not tell how it ended")
+        return unknown(job, f"Cobalt does not know job {key}, and its log does not contain its end")
     word = listed[key].get("state", "none")
     if word not in _STATES:
-        return unclear(job, f"Cobalt shows it in a state that is not known here ({word})")
+        return unclear(job, f"Cobalt reports an unknown state ({word})")
     state, why = _STATES[word]
     return merged(job, Progress(state, why=why), key)
 

@@ -160,8 +160,8 @@ def refusal(command: str, answer: Answer, remedies: Iterable[tuple[str, str]]) -
     vague = answer.code in (0, HUNG) or answer.code < 0
     if vague or any(words in answer.err for words in _UNCONFIRMED):
         return UnconfirmedError(
-            f"{command} did not confirm the job: {answer.said}. It may or may not be submitted: it "
-            "stays in `qsgd-hpc list`, which looks for it; wait for that before you submit again."
+            f"{command} did not confirm the job: {answer.said}. It may have been submitted. "
+            "`qsgd-hpc list` searches for it; wait for the result before you submit it again."
         )
     said = " ".join((answer.err or answer.out).split()) or f"exit code {answer.code}"
     advice = next((text for words, text in remedies if words in said), "")
@@ -170,11 +170,11 @@ def refusal(command: str, answer: Answer, remedies: Iterable[tuple[str, str]]) -
 
 def no_answer(command: str, answer: Answer) -> LaunchError:
     """Return the error for a question that stays open."""
-    return LaunchError(f"{command} does not answer: {answer.said}. Try it again later.")
+    return LaunchError(f"{command} does not answer: {answer.said}. Try again later.")
 
 
 def not_cancelled(command: str, answer: Answer) -> LaunchError:
     """Return the error for a job that lives on, or may."""
     if answer.code == HUNG:
-        return LaunchError(f"{answer.said}; nobody knows whether the scheduler has heard it.")
+        return LaunchError(f"{answer.said}; the scheduler may or may not have received it.")
     return LaunchError(f"{command} did not end the job: {answer.said}. Nothing was cancelled.")

@@ -41,7 +41,7 @@ def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
     if started.returncode != 0:
         log = job.directory / "runner.log"
         detail = started.stderr or (log.read_text("utf-8", "replace") if log.exists() else "")
-        last = detail.strip().splitlines()[-1:] or ["it said nothing"]
+        last = detail.strip().splitlines()[-1:] or ["it printed nothing"]
         raise LaunchError(f"the process that runs local jobs did not start: {last[0]}")
     return registry.load(job.id).progress
 
@@ -73,7 +73,7 @@ def _progress(job: Job) -> Progress:
         return newest
     why = "the process that ran it is gone (machine restarted, or it was killed)"
     if alive(newest.pid, newest.identity):
-        why += f"; its script still runs, `qsgd-hpc cancel {job.id}` ends it"
+        why += f"; its script still runs. End it with `qsgd-hpc cancel {job.id}`"
     return _lost(newest, why)
 
 

@@ -37,12 +37,12 @@ __all__ = ["cancel", "find", "parse_bsub", "refresh", "submit"]
 
 REMEDIES = (
     ("No such queue", "Use --queue with a name that `bqueues` lists."),
-    ("project", "Use --account with a project of yours."),
+    ("project", "Use --account with one of your projects."),
     ("RUNLIMIT", "Use a shorter --walltime, or another --queue; see `bqueues -l`."),
     ("Too many processors", "Use fewer --nodes, or another --queue; see `bqueues -l`."),
     ("Pending job threshold", "Wait until one of your jobs has started."),
-    ("Dependency condition", "A job of --after is not known to LSF any more; leave it out."),
-    ("Bad resource requirement", "A directive of the site's profile is not known to this LSF."),
+    ("Dependency condition", "LSF no longer knows a job of --after; remove it."),
+    ("Bad resource requirement", "This LSF does not know a directive of the site's profile."),
 )
 
 
@@ -106,10 +106,10 @@ def _news(job: Job, shown: Bjobs) -> Progress:
         shown.add(alone)
     if key in shown.unclear:
         word = shown.unclear[key]
-        return unclear(job, f"LSF shows it in a state that is not known here ({word})")
+        return unclear(job, f"LSF reports an unknown state ({word})")
     tasks: Mapping[int, Progress] = shown.get(key, {})
     if not tasks:
-        return unknown(job, f"LSF knows no job {key} any more; `bhist -l {key}` may")
+        return unknown(job, f"LSF no longer knows job {key}; `bhist -l {key}` may")
     if job.request.array:
         # LSF forgets a task an hour after its end, while others still run.
         noted = {n: task_progress(job, n) for n in range(len(job.request.tasks))}

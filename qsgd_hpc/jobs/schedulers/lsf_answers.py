@@ -28,7 +28,7 @@ _LIVE = {
     "PEND": (JobState.QUEUED, ""),
     "WAIT": (JobState.QUEUED, "waits for its part of a chunk job"),
     "PROV": (JobState.QUEUED, "waits until its nodes have started"),
-    "PSUSP": (JobState.QUEUED, "held; `bresume` lets it go"),
+    "PSUSP": (JobState.QUEUED, "held; release it with `bresume`"),
     "USUSP": (JobState.QUEUED, "suspended by its user or an administrator"),
     "SSUSP": (JobState.QUEUED, "suspended by LSF"),
     "RUN": (JobState.RUNNING, ""),
@@ -127,7 +127,7 @@ def _ending(
             return state, None, why, ()
     if _is_number(code) and int(code):
         return JobState.FAILED, int(code), exit_words(int(code)), ()
-    return JobState.FAILED, None, reason or "LSF ended it and says no more", ()
+    return JobState.FAILED, None, reason or "LSF ended it without a reason", ()
 
 
 def time_of(text: str, now: float | None = None) -> float | None:

@@ -62,7 +62,7 @@ def is_settled(job: Job) -> bool:
 def silent(job: Job, who: str, answer: Answer) -> Progress:
     """Return what is recorded, with why there is nothing newer."""
     if answer.code == 0 and answer.out.strip():
-        return unclear(job, f"the answer of {who} cannot be read", answer)
+        return unclear(job, f"{who}'s answer cannot be parsed", answer)
     if answer.code == 0 and not answer.err:
         return left_out(job, who)
     return unclear(job, f"{who} does not answer: {answer.said}")
@@ -81,7 +81,7 @@ def unclear(job: Job, why: str, answer: Answer | None = None) -> Progress:
 def left_out(job: Job, who: str) -> Progress:
     """Return what is recorded of a job that an answer says nothing about."""
     what = f"job {job.progress.scheduler_id}" if job.progress.scheduler_id else "this job"
-    return unclear(job, f"{who} answers, but says nothing of {what}")
+    return unclear(job, f"{who} answers, but does not mention {what}")
 
 
 def unknown(job: Job, hint: str) -> Progress:
@@ -93,4 +93,6 @@ def unknown(job: Job, hint: str) -> Progress:
 
 def unconfirmed(job: Job, who: str) -> Progress:
     """Return the progress of a job that was handed over, perhaps, and was not found."""
-    return unknown(job, f"{who} never confirmed the submission and knows no such job; submit again")
+    return unknown(
+        job, f"{who} did not confirm the submission and does not know the job; submit it again"
+    )

@@ -36,15 +36,15 @@ __all__ = ["cancel", "find", "parse_qsub", "refresh", "submit"]
 
 REMEDIES = (
     ("Account_Name", "Use --account PROJECT."),
-    ("filesystems is required", "Use --filesystems with those that the job uses."),
+    ("filesystems is required", "Use --filesystems with the file systems that the job uses."),
     ("Unknown filesystem", "Use --filesystems with names that `qstat -Bf` lists."),
     ("Unknown queue", "Use --queue with a name that `qstat -Q` lists."),
     ("Access to queue is denied", "Submit to the queue that routes to it, or to another one."),
     ("resource limits", "Nodes or walltime are outside the queue's range; see `qstat -Qf`."),
     ("per-user limit", "Wait until one of your jobs there has ended, or use another --queue."),
-    ("Unknown resource", "A directive of the site's profile is not known to this PBS."),
-    ("Unknown Job Id", "A job of --after is not known to PBS any more; leave it out."),
-    ("Job has finished", "A job of --after has ended; leave it out."),
+    ("Unknown resource", "This PBS does not know a directive of the site's profile."),
+    ("Unknown Job Id", "PBS no longer knows a job of --after; remove it."),
+    ("Job has finished", "A job of --after has ended; remove it."),
     ("cannot connect to server", "PBS is down; nothing was submitted. Try it later."),
     ("Connection refused", "PBS is down; nothing was submitted. Try it later."),
 )
@@ -90,8 +90,8 @@ def find(job: Job) -> str | None:
     hidden = [key for key in own or () if _is_hidden(key, shown)]
     if hidden:
         raise LaunchError(
-            f"qstat says nothing that can be read of job {hidden[0]}, which may be {job.id}. "
-            "Try it again later."
+            f"qstat's answer about job {hidden[0]}, which may be {job.id}, cannot be parsed. "
+            "Try again later."
         )
     return None
 
@@ -164,8 +164,8 @@ def _news(job: Job, shown: Qstat, hidden: bool) -> Progress:
     if key in shown.unknown:
         return unknown(
             job,
-            f"PBS knows no job {key}: a routing queue found no queue for it, or the server "
-            "forgot it. Check nodes and walltime and submit it again",
+            f"PBS knows no job {key}: a routing queue found no queue for it, or the server has "
+            "deleted it. Check nodes and walltime, and submit it again",
         )
     return silent(job, "PBS", shown.silence) if shown.silence else left_out(job, "PBS")
 

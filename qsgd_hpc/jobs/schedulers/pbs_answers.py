@@ -21,7 +21,7 @@ __all__ = ["Qstat", "array_progress", "parse_qstat"]
 
 # All is well; one of the jobs has ended; one of the jobs is not known.
 SPEAKING = (0, 35, 153)
-UNREAD = "the answer of PBS about it cannot be read"
+UNREAD = "PBS's answer about it cannot be parsed"
 
 WALLTIME_EXIT = -29
 # The MoM of the first node restarted or is out of reach; -14: that of another one.
@@ -40,7 +40,11 @@ _WAITING = {
 }
 # What a job waits for; PBS deletes the job when that can no longer come true.
 _NEEDED = re.compile(r"\b(after\w*|on):")
-_HELD_BY = {"u": "its user; `qrls` lets it go", "o": "an operator", "s": "PBS or an administrator"}
+_HELD_BY = {
+    "u": "its user; release it with `qrls`",
+    "o": "an operator",
+    "s": "PBS or an administrator",
+}
 
 
 class Qstat(dict[str, Progress]):
@@ -115,7 +119,7 @@ def parse_qstat(answer: Answer) -> Qstat:
             continue  # other tasks of the array may be missing
         if progress is None:
             state = fields.get("job_state")
-            result.unclear[job_id] = f"PBS shows it in a state that is not known here ({state!r})"
+            result.unclear[job_id] = f"PBS reports an unknown state ({state!r})"
         else:
             result[job_id] = progress
         host, _, path = _text(fields, "Output_Path").partition(":")
@@ -168,7 +172,7 @@ def _ending(fields: Mapping[str, Any]) -> Progress:
         waited = _NEEDED.search(_text(fields, "depend"))
         return Progress(JobState.CANCELLED, why=NOT_MET if waited else comment or "it never ran")
     if status is None:
-        return Progress(JobState.FAILED, why=comment or "PBS ended it and gives no exit code")
+        return Progress(JobState.FAILED, why=comment or "PBS ended it without an exit code")
     if status == 0:
         return Progress(JobState.COMPLETED, 0)
     if status == WALLTIME_EXIT:

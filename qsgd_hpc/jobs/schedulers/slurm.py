@@ -53,8 +53,11 @@ from qsgd_hpc.jobs.words import listing
 __all__ = ["cancel", "find", "parse_sbatch", "refresh", "submit"]
 
 REMEDIES = (
-    ("Invalid account", "Use --account with a project of yours; `sacctmgr show assoc user=$USER`."),
-    ("Invalid qos", "Use --queue with a QOS that the account may use."),
+    (
+        "Invalid account",
+        "Use --account with one of your projects; see `sacctmgr show assoc user=$USER`.",
+    ),
+    ("Invalid qos", "Use --queue with a QOS that is available to the account."),
     ("Invalid partition", "Use --queue with a partition that `sinfo` lists."),
     ("QOSMaxWallDurationPerJobLimit", "Use a shorter --walltime, or another --queue."),
     ("Requested time limit is invalid", "Use a shorter --walltime, or another --queue."),
@@ -64,9 +67,9 @@ REMEDIES = (
     ("More processors requested", "Use fewer --nodes or --ranks-per-node."),
     ("Invalid feature", "The profile's --constraint is not known here; see `sinfo -o %f`."),
     ("accounting/QOS policy", "Another --queue, fewer --nodes or a shorter --walltime may fit."),
-    ("Job dependency problem", "A job of --after is not known to Slurm any more; leave it out."),
+    ("Job dependency problem", "Slurm no longer knows a job of --after; remove it."),
     ("Invalid job array", "Use fewer values of --array; `scontrol show config` has MaxArraySize."),
-    ("for --cluster", "It is down, or there is none of that name; nothing was submitted."),
+    ("for --cluster", "It is down, or there is no cluster of that name; nothing was submitted."),
     ("Unable to contact slurm controller", "Slurm is down; nothing was submitted. Try it later."),
 )
 
@@ -89,13 +92,13 @@ def _goal(job: Job, after: Sequence[Dependency]) -> str:
         named = listing(sorted(map(_called, others)), "and")
         raise LaunchError(
             f"sbatch refused the job: it would run in {_called(allowed)} and wait for jobs in "
-            f"{named}, which Slurm cannot do. Use one cluster for all, or leave out --after."
+            f"{named}, which Slurm does not support. Use one cluster for all, or remove --after."
         )
     return next(iter(others), allowed)
 
 
 def _called(cluster: str) -> str:
-    return f"cluster {cluster}" if cluster else "the usual cluster"
+    return f"cluster {cluster}" if cluster else "the default cluster"
 
 
 def _depends(after: Sequence[Dependency]) -> list[str]:
@@ -216,7 +219,7 @@ def _news(
     cluster = cluster_of(key) if key else clusters
     if not live.covers(cluster):
         told = listing(sorted(map(_called, live.clusters)), "and")
-        return unclear(job, f"Slurm answers for {told} alone, not for {_called(cluster)}")
+        return unclear(job, f"Slurm answers for {told} only, not for {_called(cluster)}")
     if key is None:
         return unconfirmed(job, "Slurm")
     if past is not None and is_settled(job) and _lacks(job, key, live, past):
@@ -225,14 +228,14 @@ def _news(
             return replace(silent(job, "Slurm", silence), scheduler_id=key)
         past = {**past, **again}
     if word := next((live.unclear[one] for one in _keys(job, key) if one in live.unclear), ""):
-        kept = unclear(job, f"Slurm shows it in a state that is not known here ({word})")
+        kept = unclear(job, f"Slurm reports an unknown state ({word})")
         return replace(kept, scheduler_id=key)
     new = _array(job, key, live, past) if job.request.array else _one(key, live, past)
     if new is not None:
         return merged(job, new, key)
     if past is None:
         return replace(silent(job, "Slurm's accounting", silence), scheduler_id=key)
-    return replace(unknown(job, f"Slurm knows no job {key} any more"), scheduler_id=key)
+    return replace(unknown(job, f"Slurm no longer knows job {key}"), scheduler_id=key)
 
 
 def _asked_alone(job: Job, key: str, live: Squeue) -> tuple[dict[str, Progress] | None, Answer]:
@@ -322,7 +325,7 @@ def _array(
             return None
         if known is None and not pending:
             noted = task_progress(job, index)  # a Slurm without accounting forgets it soon
-            lost = Progress(JobState.LOST, why="Slurm knows no such task any more")
+            lost = Progress(JobState.LOST, why="Slurm no longer knows this task")
             known = noted if noted.state.ended else lost
         tasks[index] = known or Progress()
     if all(progress.state is JobState.LOST for progress in tasks.values()):

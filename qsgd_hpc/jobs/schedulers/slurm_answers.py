@@ -48,9 +48,9 @@ _REASONS = {
     "DependencyNeverSatisfied": "a job that it waits for did not complete: "
     "it will never start; cancel it",
     "JobHeldAdmin": "held by an administrator of the machine",
-    "JobHeldUser": "held by its user; `scontrol release` lets it go",
+    "JobHeldUser": "held by its user; release it with `scontrol release`",
     "JobHoldMaxRequeue": "held: it was requeued too often",
-    "Priority": "waits for jobs with precedence",
+    "Priority": "waits for jobs of higher priority",
     "Resources": "waits for free nodes",
 }
 # A job, a part of a heterogeneous job, a task of an array, or its tasks that have not started.
@@ -159,7 +159,11 @@ def _row(cells: list[str], restarts: int) -> Progress | None:
         why = node_words(blamed)
     elif state is JobState.FAILED and not why:
         exit_code = code or (128 + number if number else None)
-        why = exit_words(exit_code) if exit_code else "Slurm calls it failed and gives no exit code"
+        why = (
+            exit_words(exit_code)
+            if exit_code
+            else "Slurm reports it as failed, without an exit code"
+        )
     elif not state.ended:
         why = _explained(cells[8]) if full else ""
     return Progress(state, exit_code, why, started, ended, bad_nodes=blamed, restarts=restarts)

@@ -79,8 +79,8 @@ def trial(network: Network, hosts: int) -> None:
         )
     except subprocess.TimeoutExpired:
         raise ClusterError(
-            f"--network: making {hosts} hosts took more than {TRIAL_LIMIT_S:g} s; take fewer, or "
-            "try again when the machine is less busy"
+            f"--network: creating {hosts} hosts took more than {TRIAL_LIMIT_S:g} s; use fewer, "
+            "or try again when the machine is less busy"
         ) from None
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

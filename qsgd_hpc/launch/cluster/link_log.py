@@ -48,7 +48,7 @@ class LinkLog:
     def _opening(self) -> str:
         name = f"network {self.network.label} (emulated)"
         if self.hosts == 1:
-            return f"{name}: one host, which has nobody to send to"
+            return f"{name}: one host, so there is no communication"
         names, cores = host_names(self.hosts), len(os.sched_getaffinity(0))
         return (
             f"{name}: {names[0]} to {names[-1]} share the {cores} core{'s' if cores > 1 else ''} "
@@ -59,15 +59,15 @@ class LinkLog:
         if self.hosts == 1:
             return []
         most, name = max(zip(sent_bytes, host_names(self.hosts), strict=True))
-        return [f"network: {most / 1e6:,.3g} MB left {name}, the most of any host"]
+        return [f"network: {most / 1e6:,.3g} MB sent by {name}, the most of any host"]
 
     def _shortfall(self, reached: list[int], when: str) -> list[str]:
         if not reached or not self.network.falls_short(min(reached)):
             return []
         return [
-            f"warning: the links reach {bits_per_s(min(reached))}{when}, less than {SHORT:.0%} of "
-            f"the {bits_per_s(self.network.rate_bits_s)} asked for: this machine's cores cannot "
-            "carry more, or are busy; what you measure is the slower network"
+            f"warning: the links reach {bits_per_s(min(reached))}{when}, less than {SHORT:.0%} "
+            f"of the {bits_per_s(self.network.rate_bits_s)} requested: this machine's cores "
+            "cannot process more, or are busy; the results apply to the slower network"
         ]
 
     def _record(self, facts: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:

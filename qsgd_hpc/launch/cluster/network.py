@@ -52,7 +52,7 @@ class Network:
             what = f"{option} {text}: latency"
             latency_us = _quantity(value.strip(), TIMES_US, what, "50us", faults)
         if latency_us > MOST_LATENCY_US:
-            faults.append(f"{option} {text}: a latency above 1s is none of a cluster's")
+            faults.append(f"{option} {text}: the latency must be at most 1s")
         if faults:
             raise UsageError("\n".join(faults))
         return cls(max(1, round(rate_bits_s)), latency_us)

@@ -40,7 +40,10 @@ def explain_tool(name: str, steps: str = "", said: str | None = None) -> str:
 def explain_namespaces(error: OSError) -> str:
     """Say why this user gets no namespaces, and what an administrator can do."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return f"--network: {error.strerror}; each host takes four files: ulimit -n 4096, or fewer"
+        return (
+            f"--network: {error.strerror}; each host needs four open files: use ulimit -n "
+            "4096, or fewer hosts"
+        )
     why = f"--network needs namespaces, which this system denies you ({error.strerror})"
     if error.errno == errno.ENOSPC or _value("user/max_user_namespaces") == "0":
         return f"{why}; root: sysctl user.max_user_namespaces=10000"

@@ -162,16 +162,16 @@ def _joined(group: Any) -> tuple[int, str]:
         remedy = "without GPUs Accelerate joins them only as Accelerator(cpu=True), and the"
         return accelerate.PartialState().num_processes, f"{remedy} Trainer with use_cpu=True"
     if group.is_available() and group.is_initialized():
-        return group.get_world_size(), "leave world_size out of init_process_group()"
-    remedy = "torch.distributed.init_process_group() joins them"
-    return 1, f"{remedy}; scripts of Horovod's want --horovod"
+        return group.get_world_size(), "remove world_size from init_process_group()"
+    remedy = "call torch.distributed.init_process_group()"
+    return 1, f"{remedy}; scripts for Horovod need --horovod"
 
 
 def _tell(joined: tuple[int, str]) -> None:
     many, remedy = joined
     if str(many) == _STARTED:
         return
-    alone = "each of them trains alone" if many == 1 else f"this one trains with {many - 1} others"
+    alone = "each trains separately" if many == 1 else f"this one trains with {many - 1} others"
     sys.stderr.write(
         f"qsgd-hpc: {_STARTED} ranks were started, but {alone}: {remedy}. "
         "If this is intended, use --no-torchrun\n"
@@ -188,9 +188,10 @@ def _explain(kind: Any, value: Any, traceback: Any) -> None:
     ]
     if "invalid device ordinal" in text:
         sys.stderr.write(
-            f"qsgd-hpc: LOCAL_RANK={environ.get('LOCAL_RANK')} is not a GPU that this rank sees"
-            f"{' (' + ', '.join(seen) + ')' if seen else ''}: start no more ranks on a node than "
-            "it has GPUs (--ranks-per-node), and let each see all of them (--gpu-view all)\n"
+            f"qsgd-hpc: LOCAL_RANK={environ.get('LOCAL_RANK')} is not a GPU that this rank "
+            f"sees{' (' + ', '.join(seen) + ')' if seen else ''}: start at most one rank per "
+            "GPU on a node (--ranks-per-node), and make all GPUs visible to each rank "
+            "(--gpu-view all)\n"
         )
     elif "EADDRINUSE" in text or "address already in use" in text.lower():
         sys.stderr.write(

@@ -95,8 +95,8 @@ def _left_out(case: Case, runs: Sequence[Attempt]) -> list[str]:
         return []
     units = ", ".join(sorted({throughput(a.final)[1] for a in runs}))
     return [
-        f"Mixed units: {len(runs)} measurement(s) of {case.label} count {units} where the others "
-        "count something else. They are left out; let every run record the same unit."
+        f"Mixed units: {len(runs)} measurement(s) of {case.label} count {units} while the "
+        "others count another unit. They are not used; record the same unit in every run."
     ]
 
 
@@ -105,11 +105,11 @@ def _engine_only(measured: Sequence[Attempt]) -> list[str]:
     if not made:
         return []
     return [
-        f"Engine counters: {len(made)} of {len(measured)} measurements are of scripts that record "
-        "nothing themselves. Their speed is the global batch over the median step of the slowest "
-        "rank, a step being the time from one optimiser step's gradients to the next one's; "
-        "accuracy and the wait for data are unknown, and an evaluation between two steps counts as "
-        "part of the earlier one."
+        f"Engine counters: {len(made)} of {len(measured)} measurements are of scripts that "
+        "write no records. Their speed is the global batch over the median step of the slowest "
+        "rank; a step is the time between the gradients of two optimiser steps. Accuracy and "
+        "the wait for data are unknown, and an evaluation between two steps counts as part of "
+        "the first."
     ]
 
 
@@ -119,8 +119,9 @@ def _cut_short(measured: Sequence[Attempt]) -> list[str]:
         return []
     return [
         f"Quality: {len(cut)} of {len(measured)} measurements end after a few steps (--steps), "
-        "before the first pass over the data. That tells speed; what compressing costs in accuracy "
-        "or perplexity needs whole epochs, so for their cases none is shown, and none is judged."
+        "before the end of the first epoch. This measures speed only. The effect of "
+        "compression on accuracy or perplexity needs whole epochs, so it is neither shown nor "
+        "judged for these cases."
     ]
 
 

@@ -181,23 +181,28 @@ def _link_cautions(
 ) -> list[str]:
     told = []
     if points == 2:
-        told.append("Two rows determine it exactly, so the fit cannot tell whether it holds.")
+        told.append(
+            "Two rows determine it exactly, so the fit cannot show whether the model applies."
+        )
     norms = np.linalg.norm(columns, axis=0)
     if float(columns[:, 0] @ columns[:, 1]) > _PARALLEL * norms[0] * norms[1]:
         told.append(
-            "Not identifiable: messages and bytes rise together in these rows, so latency and "
-            "bandwidth cannot be told apart. Measure more bits, or more sizes."
+            "Not identifiable: messages and bytes increase together in these rows, so latency "
+            "and bandwidth cannot be separated. Measure more bits or more sizes."
         )
     if sending["ranks"].nunique() == 1:
         told.append(
-            "All rows have the same ranks: the latency holds every cost that bytes do not change."
+            "All rows have the same ranks: the latency contains every cost that does not "
+            "depend on bytes."
         )
     if per_byte == 0:
-        told.append("More bytes took no longer, so no bandwidth can be given.")
+        told.append(
+            "The time did not increase with the bytes, so there is no estimate of the bandwidth."
+        )
     if sending["reductions_per_step"].isna().any():
         told.append(
-            "How many reductions a step takes is not recorded: the latency is that of 2 (p - 1) "
-            "messages, all reductions of a step together."
+            "The number of reductions per step is not recorded: the latency is that of 2 (p - "
+            "1) messages, for all reductions of a step together."
         )
     if sending["coding_s"].isna().any():
         told.append("Coding is not recorded, so it counts as communication.")
@@ -340,18 +345,22 @@ def _cautions(fit: Fit, model: _Model, ranks: Array, mode: str) -> list[str]:
     told = []
     if not applies(fit.law, mode):
         held = "fixed work" if _FIXED_WORK[fit.law] else "work that grows with the ranks"
-        told.append(f"Does not apply: it is the law of {held}, and this study is {mode} scaling.")
+        told.append(f"Does not apply: it is the law of {held}; this study is {mode} scaling.")
     spare = fit.sizes - len(fit.parameters) - 1
     if spare == 0:
         told.append(
-            f"{fit.sizes} sizes determine it exactly, so the fit cannot tell whether the law holds."
+            f"{fit.sizes} sizes determine it exactly, so the fit cannot show whether the "
+            "law applies."
         )
     if model.freedom < 1:
-        told.append("No interval: there are no more runs than parameters.")
+        told.append("No interval: there are not more runs than parameters.")
     if spare > 0 and _lack_of_fit(model, ranks):
-        told.append("The sizes depart from the law by more than their repeats vary: it is no fit.")
+        told.append(
+            "The deviation from the law exceeds the variation of the repeats: the law does not fit."
+        )
     told += [
-        f"The interval of the {name} share holds every possible value: the runs do not tell it."
+        f"The interval of the {name} share contains every possible value: the runs do not "
+        "determine it."
         for name, estimate in fit.parameters.items()
         if name != "coherency" and (estimate.low, estimate.high) == (0, 1)
     ]

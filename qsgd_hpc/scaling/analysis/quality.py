@@ -179,7 +179,7 @@ class _Noise:
         if self.of_samples is not None:
             beyond = f", more than {tested} explain ({self._span(self.of_samples, plain)})"
         seen = f" {self._runs()}{beyond}"
-        return f"{seen}; it takes {FEWEST} or more of each, with different seeds, to tell"
+        return f"{seen}; {FEWEST} or more of each, with different seeds, are needed to tell"
 
     def _runs(self) -> str:
         counts = {len(self.row), len(self.plain)}
@@ -193,20 +193,20 @@ class _Noise:
         """Say how many runs or test samples would tell, by a loss as large as the one seen."""
         several, hidden = self.case.comparisons, self.of_samples or 0.0
         if self.loss <= 0:
-            return "more runs of each would tell"
+            return "more runs of each are needed to tell"
         if self.loss <= hidden:
             shares = (float(values.mean()) for values in self.values)
             each = sum(sample_variance(share, self.case.test_samples or 1) for share in shares)
             count = enough(each, self.loss, comparisons=several)
             if count > LARGER * (self.case.test_samples or 1):
                 return "the test set is too small to tell"
-            return f"about {_rounded(count)} test {units.sample(self.case.unit)} would tell"
+            return f"about {_rounded(count)} test {units.sample(self.case.unit)} are needed to tell"
         spread = sum(float(np.var(values, ddof=1)) for values in self.values)
         left = math.sqrt(self.loss**2 - hidden**2)
         count = max(FEWEST, 1 + enough(spread, left, comparisons=several))
         if count > FEW_ENOUGH:
-            return f"{FEW_ENOUGH} runs of each would not tell"
-        return f"about {_rounded(count)} runs of each would tell"
+            return f"{FEW_ENOUGH} runs of each are not enough to tell"
+        return f"about {_rounded(count)} runs of each are needed to tell"
 
     def _span(self, bound: float | None, plain: Row) -> str:
         assert bound is not None

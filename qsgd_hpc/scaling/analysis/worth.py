@@ -100,7 +100,7 @@ def _evidence(row: Row, judged: Judgement) -> Iterator[str]:
     ratio = judged.speed.ratio
     factor = units.times(ratio.value)
     if judged.speed.word == "once":
-        yield f"trained at {factor} the speed of fp32 (one run; it takes three or more to tell)"
+        yield (f"trained at {factor} the speed of fp32 (one run; three or more are needed to tell)")
     else:
         noise = {
             "same": ", which is the same within the noise",
@@ -114,7 +114,7 @@ def _evidence(row: Row, judged: Judgement) -> Iterator[str]:
 
 def _remedy(speed: Verdict) -> str:
     few = 0 < speed.runs <= FEW_ENOUGH
-    return f" (about {speed.runs} runs of each would tell)" if few else ""
+    return f" (about {speed.runs} runs of each are needed to tell)" if few else ""
 
 
 def _model(bandwidth: float | None, measured: float | None, speed: Verdict) -> Iterator[str]:
@@ -138,5 +138,7 @@ def _room(plain: Row, judged: Judgement) -> Iterator[str]:
         return
     most = math.inf if share >= 1 else 1 / (1 - share)
     if judged.speed.ratio.value <= most:
-        end = "" if math.isinf(most) else f", so no more than {units.times(most)} can be gained"
+        end = (
+            "" if math.isinf(most) else f", so the largest possible speed-up is {units.times(most)}"
+        )
         yield f"fp32 waits {units.percent(share)} of a step for communication{end}"

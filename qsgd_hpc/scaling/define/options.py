@@ -184,7 +184,7 @@ def asked(ctx: click.Context, words: tuple[str, ...]) -> Asked:
     if file is not None:
         if len(words) > 1:
             raise UsageError(
-                f"{words[1]!r} follows the study file, which takes no arguments. Put a script's "
+                f"{words[1]!r} follows the study file, which has no arguments. Put a script's "
                 "arguments into its args."
             )
         settings = {**read_study_file(file), **own}

@@ -84,8 +84,8 @@ class Program:
         for option in _OWN_OPTIONS if self.batch_args is None else ():
             if any(a == option or a.startswith(option + "=") for a in self.args):
                 yield (
-                    f"{option} stands after the script, but the study sets the batch of every "
-                    "point. Give --batch-size B before the script."
+                    f"{option} follows the script, but the study sets the batch of every point. "
+                    "Put --batch-size B before the script."
                 )
         limits = {"--epochs": self.epochs, "--steps": self.steps}
         for option, value in limits.items():

@@ -143,8 +143,7 @@ def differences(stored: Study, asked: Study) -> list[str]:
     """Name the values in which two studies measure different things, one line each."""
     before, now = _measured(stored), _measured(asked)
     return [
-        f"{name}: the folder has {_show(before.get(name))}, "
-        f"this command asks for {_show(now.get(name))}"
+        f"{name}: the folder has {_show(before.get(name))}, this command has {_show(now.get(name))}"
         for name in {**before, **now}
         if before.get(name) != now.get(name)
     ]

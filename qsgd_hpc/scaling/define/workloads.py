@@ -70,8 +70,8 @@ def find(workload: str, framework: str = "torch") -> Workload:
     row = _index().get(workload)
     if row is None:
         raise UsageError(
-            f"workload {workload!r}: there is none of this name. {did_you_mean(workload, names())} "
-            f"Workloads: {', '.join(names())}; for a script of your own, give its path."
+            f"workload {workload!r}: unknown. {did_you_mean(workload, names())} Workloads: "
+            f"{', '.join(names())}; for your own script, give its path."
         )
     if framework not in frameworks(workload):
         known = framework in FRAMEWORKS

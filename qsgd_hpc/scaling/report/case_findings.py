@@ -57,8 +57,8 @@ def _lost(case: CaseAnalysis) -> Iterator[str]:
     more = "; near and above 1 it needs error feedback" if noticed else ""
     more += _exceptions(case, largest)
     yield (
-        f"Of the squared magnitude that it carried, coding lost {lost}. "
-        f"As a rule, training does not notice an NMSE below {UNNOTICED}{more}."
+        f"Coding error, relative to the squared magnitude of the gradients: {lost}. "
+        f"As a rule, an NMSE below {UNNOTICED} does not affect training{more}."
     )
 
 
@@ -83,11 +83,11 @@ def _uncoded(runs: pd.DataFrame) -> Iterator[str]:
         share = units.span(told["plain_elements"] / told["asked_elements"], units.percent)
         asked_tensors = int(told["asked_tensors"].max())
         which = f"{tensors} of {asked_tensors} tensors ({share} of the elements)"
-        asked = f"with {units.bits_name(bits)} asked for"
+        asked = f"although {units.bits_name(bits)} was set"
         if (told["declined_tensors"] == told["plain_tensors"]).all():
             yield f"The planner sent {which} as float32 {asked}."
         else:
-            yield f"{which} travelled as float32 {asked}."
+            yield f"{which} were sent as float32 {asked}."
 
 
 @dataclass(frozen=True)

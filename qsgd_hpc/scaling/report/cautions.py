@@ -24,21 +24,22 @@ class Machine(str, Enum):
     """What to mind where one machine was all nodes: what these were."""
 
     ONE = (
-        "One machine: All ranks ran on one host, so its “nodes” are groups of ranks that share "
-        "cores and memory bandwidth, and bytes travel through memory, not a network. Less than "
-        "ideal speed-up is expected, and fewer bytes gain less than they would between real nodes."
+        "One machine: All ranks ran on one host. Its “nodes” are groups of ranks that share "
+        "cores and memory bandwidth, and bytes are sent through memory, not a network. A "
+        "speed-up below ideal is expected, and compression saves less time than between real "
+        "nodes."
     )
     PARTS = (
-        "One machine: Its hosts are parts of one machine (namespaces or containers), with a "
-        "network between them that the site's profile describes. They share its memory bandwidth "
-        "and caches, and cores where the profile gives them no share of their own."
+        "One machine: The hosts are parts of one machine (namespaces or containers); the "
+        "site's profile describes the network between them. They share memory bandwidth, "
+        "caches, and cores unless the profile assigns a share of the cores to each."
     )
     EMULATED = (
-        "Emulated network: The nodes are hosts made on one machine, each with a network of its "
-        "own whose only way out has the rate that is named. Bytes take as long as on a network of "
-        "that rate, so what compressing gains on it is measured; but the hosts share this "
-        "machine's cores, caches and memory, so more nodes compute no faster here, and carrying "
-        "the bytes takes time on the same cores."
+        "Emulated network: The nodes are emulated on one machine, each with a link of the "
+        "given rate. Bytes take as long as on a network of that rate, so the effect of "
+        "compression on such a network is measured. But the hosts share this machine's cores, "
+        "caches and memory, so more nodes do not compute faster, and sending bytes takes time "
+        "on the same cores."
     )
 
 
@@ -66,9 +67,10 @@ def _short_links(rows: list[_Place]) -> Iterator[str]:
         case, row = min(short, key=lambda pair: pair[1]["link_share"])
         yield (
             f"Short links: In {len(short)} of {len(rows)} rows a link reached less than "
-            f"{units.percent(SHORT)} of its rate beside a run, at worst "
-            f"{bits_per_s(row['link_bits_s'])} ({_place(case, row)}): the cores may have been too "
-            "busy to carry more. Such a row is that of the slower network; the tables mark it."
+            f"{units.percent(SHORT)} of its rate before or after a run, at worst "
+            f"{bits_per_s(row['link_bits_s'])} ({_place(case, row)}): the cores may have been "
+            "too busy to process more. Such a row applies to the slower network; the tables "
+            "mark it."
         )
 
 
@@ -76,22 +78,23 @@ def _noise(rows: list[_Place]) -> Iterator[str]:
     fewest = min(row["repeats"] for _, row in rows)
     if fewest == 1:
         yield (
-            "Noise: At least one size was measured once, so it has no interval, and how far "
-            "another run would differ is unknown. Three or more repeats (--repeats 3) show that."
+            "Noise: At least one size was measured once, so it has no interval, and the "
+            "variation between runs is unknown. Use three or more repeats (--repeats 3) to "
+            "measure it."
         )
         return
     case, wide = max(rows, key=lambda pair: _width(pair[1]))
     method = (
-        f"Student's t of {units.count(fewest, 'repeat')}, wide because so few repeats tell little "
-        f"of the noise; {BOOTSTRAP_FROM} or more narrow it"
+        f"Student's t of {units.count(fewest, 'repeat')}, wide because of the few repeats; "
+        f"{BOOTSTRAP_FROM} or more narrow it"
         if fewest < BOOTSTRAP_FROM
         else f"a bootstrap of {fewest} or more repeats"
     )
     yield (
         f"Noise: Values are medians with 95% intervals ({method}). The widest interval of a "
         f"throughput spans {units.percent(_width(wide))} of its median ({_place(case, wide)}). "
-        "Where the interval of a ratio includes 1, no difference is claimed. Of twenty comparisons "
-        "of equal speeds one would pass for different by chance."
+        "Where the interval of a ratio includes 1, no difference is claimed. One in twenty "
+        "comparisons of equal speeds shows a difference by chance."
     )
 
 
@@ -111,8 +114,8 @@ def _above_ideal(rows: list[_Place]) -> Iterator[str]:
         case, most = max(above, key=lambda pair: pair[1]["efficiency"])
         yield (
             f"Above ideal: {_place(case, most)} reaches {units.percent(most['efficiency'])} of "
-            "ideal. Caches can give a little of that; more often the reference was slowed by "
-            "other work on the machine. Measure again on a quiet one before quoting it."
+            "ideal. Caches can explain a small part; more often other work slowed down the "
+            "reference. Measure again on a quiet machine before using this result."
         )
 
 
@@ -126,9 +129,9 @@ def _hidden(rows: list[_Place]) -> Iterator[str]:
     sending = [row for _, row in rows if row["comm_time_share"] is not None and row["ranks"] > 1]
     if any(row["exposed_share"] is None for row in sending):
         yield (
-            "Hidden communication: At least one script records the time in collectives but not how "
-            "long training waited for it. Its share of communication includes what overlaps with "
-            "computing, so it is not the time that compression could save."
+            "Hidden communication: At least one script records the time in collectives, but "
+            "not the time that training waited for them. Its share of communication includes "
+            "overlapped communication, so it is not the time that compression could save."
         )
 
 
@@ -142,13 +145,13 @@ def _quality(analysis: Analysis, mode: str) -> Iterator[str]:
     yield from _one_value(analysis)
     if any("synthetic" in (case.dataset or "") for case in analysis.cases):
         yield (
-            "Data: At least one case trains on made-up data. Speeds and bytes are real; accuracy, "
-            "perplexity and loss say nothing of training on a real data set."
+            "Data: At least one case trains on synthetic data. Speeds and bytes are valid; "
+            "accuracy, perplexity and loss do not apply to real data."
         )
     if mode == "weak" and any(case.quality for case in analysis.cases):
         yield (
-            "Quality: In weak scaling the global batch grows with the ranks, so sizes differ in "
-            "quality by their optimisation too. Compare bits at one size, not sizes."
+            "Quality: In weak scaling the global batch grows with the ranks, which changes the "
+            "quality, too. Compare bits at one size, not sizes."
         )
 
 
@@ -163,9 +166,9 @@ def _test_set(analysis: Analysis) -> Iterator[str]:
     bound = proportion_bound(middle, middle, samples=count, comparisons=case.comparisons)
     yield (
         f"Test set: {count:,} test {noun} ({case.case.label}), so one is worth "
-        f"{units.points(1 / count)[1:]}, and chance alone may part two equally good trainings by "
-        f"{units.points(bound)[1:]}. A smaller loss is not counted. The same {noun} test all bits, "
-        "which makes chance smaller than that bound."
+        f"{units.points(1 / count)[1:]}, and two equally good trainings may differ by "
+        f"{units.points(bound)[1:]} by chance. A smaller loss is not counted. All bits are "
+        f"tested with the same {noun}, so the effect of chance is smaller than that bound."
     )
 
 
@@ -181,8 +184,8 @@ def _one_value(analysis: Analysis) -> Iterator[str]:
     same = [values for values in repeated if values.nunique() == 1]
     if same:
         yield (
-            f"Same quality: In {len(same)} of {len(repeated)} rows all repeats reached one and the "
-            "same quality, as trainings of the same seed do. They show no spread of it, so they "
-            "count as one run, and no interval is given. Give each repeat a seed of its own to "
-            "learn what chance does."
+            f"Same quality: In {len(same)} of {len(repeated)} rows all repeats reached the same "
+            "quality, as trainings with the same seed do. They count as one run, and no "
+            "interval is given. To measure the effect of chance, give each repeat a different "
+            "seed."
         )

@@ -66,8 +66,7 @@ def _append(target: Path, folder: StudyFolder, system: str | None) -> None:
         heading = text.partition("\n")[0]
         if before and before.partition("\n")[0] != heading:
             raise UsageError(
-                f"--rows {target}: its first line is not that of such a file: {','.join(COLUMNS)}. "
-                "Name another file."
+                f"--rows {target}: its first line must be {','.join(COLUMNS)}. Use another file."
             )
         with target.open("a", encoding="utf-8") as file:
             file.write(text.partition("\n")[2] if before else text)

@@ -142,9 +142,9 @@ def section(comparison: Comparison) -> dict[str, Any]:
 
 def _note(comparison: Comparison) -> str:
     notes = [
-        "Faster and slower are said only where the interval of the ratio leaves out 1. Same: the "
-        f"interval stays within {units.percent(SAME_MARGIN)} of 1. Unclear: the noise would hide a "
-        "difference. Undecided: measured once, so that the noise is unknown."
+        "Faster, slower: the interval of the ratio excludes 1. Same: the interval is within "
+        f"{units.percent(SAME_MARGIN)} of 1. Unclear: the noise could hide a difference. "
+        "Undecided: measured once, so the noise is unknown."
     ]
     for count, name in zip(comparison.alone, (comparison.ours, comparison.theirs), strict=True):
         if count:

@@ -138,8 +138,8 @@ def _lead(study: Study, analysis: Analysis) -> str:
         else "each rank keeps its case's batch at every size"
     )
     return (
-        f"{len(analysis.cases)} cases on {span} ranks, {runs} measurements; {held}. "
-        "A measurement of one rank counts in every case that shares it."
+        f"{len(analysis.cases)} cases on {span} ranks, {runs} measurements; {held}. A "
+        "measurement of one rank is used in every case that shares it."
     )
 
 

@@ -42,7 +42,7 @@ class Family:
     @property
     def heading(self) -> str:
         """A heading: what is compared."""
-        return f"What the network decides: {self.label}, {units.nodes_name(self.nodes)}"
+        return f"Effect of the network: {self.label}, {units.nodes_name(self.nodes)}"
 
     @property
     def sentence(self) -> str:
@@ -51,9 +51,12 @@ class Family:
         said = [_said(*each) for each in found]
         speeds = {judged.speed.word for _, _, judged in found}
         if "once" in speeds:
-            said.append("It takes three runs of each (--repeats 3) to tell where compressing pays.")
+            said.append(
+                "At least three runs of each (--repeats 3) are needed to tell where "
+                "compressing pays."
+            )
         elif "unclear" in speeds:
-            said.append("More repeats (--repeats) or a quieter machine would tell.")
+            said.append("Use more repeats (--repeats) or a quieter machine.")
         return " ".join(said)
 
     def _judged(self, member: CaseAnalysis) -> Iterator[tuple[Row, Judgement]]:

@@ -110,8 +110,8 @@ def _mixed(measured: Sequence[Attempt]) -> list[str]:
     if not mixed:
         return []
     return [
-        f"Mixed points: Not all were measured with the same {', '.join(mixed)}, so differences "
-        "between points may come from that."
+        f"Mixed points: Not all were measured with the same {', '.join(mixed)}, which may cause "
+        "differences between points."
     ]
 
 
@@ -132,9 +132,9 @@ def _busy(measured: Sequence[Attempt]) -> list[str]:
         return []
     load, cores = max(crowded)
     return [
-        f"Busy machine: At the end of {len(crowded)} of {len(known)} runs more was running than "
-        f"the machine has cores (load {load:.1f} on {cores} logical cores at worst). Others' work "
-        "may have slowed some points more than others; measure again on a quiet machine."
+        f"Busy machine: At the end of {len(crowded)} of {len(known)} runs the load exceeded the "
+        f"number of cores (load {load:.1f} on {cores} logical cores at worst). Other work may "
+        "have slowed down some points more than others; measure again on a quiet machine."
     ]
 
 

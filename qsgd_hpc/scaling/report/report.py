@@ -56,8 +56,8 @@ def load(folder: StudyFolder) -> Report:
     )
     if not analysis.cases:
         raise UsageError(
-            f"{str(folder.path)!r}: no point of this study is finished, so there is nothing to "
-            "report. Run the same `qsgd-hpc scale` command again to measure it."
+            f"{str(folder.path)!r}: no point of this study is finished; there is no report. Run "
+            "the same `qsgd-hpc scale` command again to measure it."
         )
     done = finished(attempts)
     where = origins(list(done.values()))
@@ -146,7 +146,9 @@ def _incidents(study: Study, attempts: list[Attempt], torn: list[int]) -> tuple[
         incidents.append(f"Not measured yet: {', '.join(missing)}.")
     if torn:
         lines = ", ".join(map(str, torn))
-        incidents.append(f"records.jsonl: unreadable (torn by a crash?) and skipped: line {lines}.")
+        incidents.append(
+            f"records.jsonl: unreadable (truncated by a crash?) and skipped: line {lines}."
+        )
     incidents += [
         f"{name(a)}: {a.torn_lines} unreadable record(s) skipped." for a in attempts if a.torn_lines
     ]

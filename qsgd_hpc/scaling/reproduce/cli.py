@@ -76,23 +76,23 @@ def _lines(
 ) -> list[str]:
     lines = [table.title, f"published: {table.source}", f"shown: {table.quantity}"]
     if any(cell.found is not None for cell in cells):
-        lines.append(f"{LABEL}; calibrated numbers are made from the published one beside them")
+        lines.append(f"{LABEL}; calibrated numbers are derived from the published one next to them")
     lines += ["", *_table(cells)]
     errors = [abs(cell.error) for cell in cells if cell.error is not None]
     if errors:
         mean = sum(errors) / len(errors)
         lines.append(
-            f"{len(errors)} predicted beside a published number: off by {mean:.0%} on average, "
+            f"{len(errors)} predictions with a published number: error {mean:.0%} on average, "
             f"{max(errors):.0%} at most"
         )
     if here:
-        lines += ["", "MEASURED on this machine, which is not theirs", *_table(here)]
+        lines += ["", "MEASURED on this machine, not on the published one", *_table(here)]
     networks = [f"{n}: {f['source']}" for n, f in table.networks.items() if "source" in f]
     for head, sentences in (
         ("Calibration", remarks),
         ("Networks", networks),
         ("It assumes", table.assumptions),
-        ("Where it misses", table.misses),
+        ("Largest errors", table.misses),
     ):
         if sentences:
             lines += ["", head, *(f"  - {sentence}" for sentence in sentences)]

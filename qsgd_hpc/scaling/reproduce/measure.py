@@ -25,8 +25,8 @@ def study_text(table: Published) -> str:
     """
     if "measure" not in table.facts:
         raise UsageError(
-            f"{table.name}: nothing of it can be measured here. Measure a training of your own "
-            "with `qsgd-hpc scale` and predict from it with `qsgd-hpc predict`."
+            f"{table.name}: it cannot be measured here. Measure a training of your own with "
+            "`qsgd-hpc scale` and predict from it with `qsgd-hpc predict`."
         )
     study: str = yaml.safe_dump(dict(table.facts["measure"]), sort_keys=False)
     return f"# After: {table.title}\n{study}"
@@ -43,8 +43,8 @@ def run_study(table: Published, folder: Path) -> Path:
     )
     if ended.returncode != 0:
         raise UsageError(
-            f"{table.name}: `qsgd-hpc scale {file}` ended with {ended.returncode}; what it printed "
-            "says why. The same command again goes on where it stopped."
+            f"{table.name}: `qsgd-hpc scale {file}` ended with {ended.returncode}; see its "
+            "output. Run the same command again to resume."
         )
     return results
 

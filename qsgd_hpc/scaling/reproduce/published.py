@@ -73,7 +73,7 @@ def published(name: str) -> Published:
         UsageError: there is none of that name.
     """
     if name not in NAMES:
-        raise UsageError(f"no published table {name!r}; there are {', '.join(NAMES)}.")
+        raise UsageError(f"no published table {name!r}; available: {', '.join(NAMES)}.")
     text = data("scaling").joinpath("published", f"{name}.yaml").read_text(encoding="utf-8")
     body: dict[str, Any] = yaml.safe_load(text)
     return Published(

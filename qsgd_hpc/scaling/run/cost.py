@@ -76,7 +76,7 @@ def _remarks(study: Study, points: Sequence[Point]) -> list[str]:
         "scaling."
     )
     if any(p.ranks == 1 for p in points) and study.bits != (PLAIN_BITS,):
-        remarks.append("One rank sends nothing, so it is measured once per repeat, as fp32.")
+        remarks.append("One rank sends no gradients, so it is measured once per repeat, as fp32.")
     return remarks
 
 
@@ -222,4 +222,4 @@ def _what_fits(
     ways += [f"--nodes {','.join(map(str, small[0]))}"] if small else []
     if not study.pack and fits(replace(study, pack=True)):
         ways.append("--pack")
-    return ", or ".join(ways) or "no smaller study; allow more node-hours"
+    return ", or ".join(ways) or "no smaller study is possible; allow more node-hours"

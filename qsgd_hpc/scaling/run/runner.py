@@ -191,8 +191,8 @@ class _Run:
         elif left and not self._goes_on(ended):
             raise UsageError(
                 f"{ended.job.id} ended as {ended.job.state.value} with {len(left)} points not "
-                f"begun. See `qsgd-hpc logs {ended.job.id}`. Give more --walltime, or use "
-                "--separate; the same command goes on."
+                f"started. See `qsgd-hpc logs {ended.job.id}`. Use a longer --walltime, or "
+                "--separate; run the same command to resume."
             )
         self.waiting.extend(left)
 

@@ -25,9 +25,9 @@ __all__ = [
 FORMAT = 2
 COMPLETED = "COMPLETED"
 RECORD_HINT = (
-    "A script that trains with qsgd_hpc is measured without any line of its own. To another one, "
-    "add one line to its end, and `from qsgd_hpc.scaling import record` to its top:\n"
-    '  if hvd.rank() == 0: record("final", ranks=hvd.size(), throughput=..., unit="images")'
+    "A script that trains with qsgd_hpc is measured without a change. To any other script, add "
+    "one line at the end, and `from qsgd_hpc.scaling import record` at the top:\n  if "
+    'hvd.rank() == 0: record("final", ranks=hvd.size(), throughput=..., unit="images")'
 )
 
 
@@ -93,7 +93,7 @@ class Attempt:
             code = "" if self.exit_code is None else f", exit code {self.exit_code}"
             return f"the job ended as {self.state}{code}"
         if self.silent:
-            return 'there is no "final" record, nor one of the engine for every rank'
+            return 'there is no "final" record, and no record of the engine for every rank'
         speed, _ = throughput(self.final)
         if not is_number(speed) or speed <= 0:
             old = "images_per_s" in self.final and "throughput" not in self.final

@@ -109,8 +109,8 @@ class StudyFolder:
             body = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UsageError(
-                f"{str(self.path)!r} holds no study (no study.json). "
-                "Give the folder that `qsgd-hpc scale` printed."
+                f"{str(self.path)!r} contains no study (no study.json). Use the folder that "
+                "`qsgd-hpc scale` printed."
             ) from None
         except (OSError, ValueError) as error:
             raise UsageError(f"{str(file)!r}: cannot be read: {error}.") from None
@@ -126,7 +126,7 @@ class StudyFolder:
         if found := differences(self.study(), asked):
             head = f"{str(self.path)!r} already holds a study with another definition."
             raise UsageError(
-                "\n".join([head, *found, "Give another folder with -o, or the same options."])
+                "\n".join([head, *found, "Use another folder with -o, or the same options."])
             )
 
     def create(self, study: Study) -> None:

@@ -78,5 +78,5 @@ def _ranks(process_set: int | ProcessSet) -> list[int]:
     known = process_set_ids_and_ranks()
     number = process_set if isinstance(process_set, int) else process_set.process_set_id
     if number not in known:
-        raise UsageError(f"process set {number} is not registered; known are {sorted(known)}")
+        raise UsageError(f"process set {number} is not registered; known sets: {sorted(known)}")
     return known[number]

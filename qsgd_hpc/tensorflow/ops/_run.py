@@ -42,9 +42,10 @@ def _refuse_xla(kind: str) -> None:
 
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise UsageError(
-            f"{kind} in a function with jit_compile=True: XLA cannot compile what waits for other "
-            "ranks. Pass jit_compile=False (Keras: compile(..., jit_compile=False)), or compile "
-            "the model's own functions and call hvd outside of them"
+            f"{kind} in a function with jit_compile=True: XLA cannot compile operations that "
+            "wait for other ranks. Pass jit_compile=False (Keras: compile(..., "
+            "jit_compile=False)), or compile the model's own functions and call hvd outside of "
+            "them"
         )
 
 

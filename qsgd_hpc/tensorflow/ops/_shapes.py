@@ -15,8 +15,8 @@ def as_rows(tensor: tf.Tensor, operation: str) -> tf.Tensor:
     """Return the tensor, which must have a first dimension to be cut along."""
     if tensor.shape.rank == 0:
         raise UsageError(
-            f"{operation} cuts tensors along their first dimension, and a scalar has none; pass "
-            "tf.reshape(tensor, [1])"
+            f"{operation} splits tensors along the first dimension, which a scalar does not "
+            "have; pass tf.reshape(tensor, [1])"
         )
     return tensor
 

@@ -124,8 +124,8 @@ class Memory:
         for name, saved in self._saved.items():
             if "residual" in saved:
                 raise UsageError(
-                    f"parameter {name!r} has not been reduced since load_state_dict(), and what "
-                    "was loaded is this rank's alone; take a step first"
+                    f"parameter {name!r} has not been reduced since load_state_dict(), and the "
+                    "loaded state is this rank's only; take a step first"
                 )
         state = dict(self._saved)
         for slot in sorted(self._slots.values(), key=lambda slot: slot.name):
@@ -162,8 +162,8 @@ def _kept(
     if residual.numel() == count:
         return residual.to(device)
     raise UsageError(
-        f"parameter {slot.name!r}: the state that was loaded has a residual of {residual.numel()} "
-        f"elements, {count} are needed. Load on each rank what state_dict() gave on the same rank, "
-        "in a run with as many ranks and the same model and compression; what global_state_dict() "
-        "gave fits any number of ranks"
+        f"parameter {slot.name!r}: the loaded state has a residual of {residual.numel()} "
+        f"elements, {count} are needed. Load on each rank the state_dict() of the same rank, "
+        "from a run with the same number of ranks, model and compression; a "
+        "global_state_dict() fits any number of ranks"
     )

@@ -123,8 +123,8 @@ class QSGDState:
             rank, size = dist.get_rank(group), dist.get_world_size(group)
             if rank < 0:
                 raise UsageError(
-                    f"rank {dist.get_rank()} is not in the process group of its QSGDState; give "
-                    "the state the group that the model was given: model.process_group"
+                    f"rank {dist.get_rank()} is not in the process group of its QSGDState; pass "
+                    "the state the model's group: model.process_group"
                 )
             self._place = Place(rank, size, self.seed, _core.Workers(self._threads))
         return self._place

@@ -139,8 +139,9 @@ class QSGDReduceScatter(_Coded, ReduceScatter):
     ) -> None:
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise UsageError(
-                f"module {self._module.name!r}: FSDP2 asked for {op}, and codes of gradients are "
-                "summed or averaged; leave out set_gradient_divide_factor, or gradient_bits"
+                f"module {self._module.name!r}: FSDP2 requested {op}, but coded gradients can "
+                "only be summed or averaged; remove set_gradient_divide_factor, or "
+                "gradient_bits"
             )
         ranks, me = group.size(), group.rank()
         assert self._compression is not None

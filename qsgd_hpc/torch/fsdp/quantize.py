@@ -63,8 +63,9 @@ class QuantizedShards:
         if state.keys() != self._modules.keys():
             odd = sorted(state.keys() ^ self._modules.keys())
             raise UsageError(
-                f"quantize_fsdp: the saved state is of other modules: {', '.join(map(repr, odd))} "
-                "are in one and not in the other; call fully_shard on the same modules"
+                f"quantize_fsdp: the saved state has other modules: {', '.join(map(repr, odd))} "
+                "are only in the model or only in the state; call fully_shard on the same "
+                "modules"
             )
         for name, steps in state.items():
             self._modules[name].steps = steps
@@ -155,15 +156,15 @@ def _compression(
         compression = SCHEMES[scheme](error_feedback=False, nmse_budget=None, **given)
     except TypeError as error:
         raise UsageError(
-            f"quantize_fsdp: {error}; it takes bucket_size and min_elements, and of qsgd norm and "
-            "rounding"
+            f"quantize_fsdp: {error}; it accepts bucket_size and min_elements, and for qsgd "
+            "also norm and rounding"
         ) from None
     compression.require_fixed_length("quantize_fsdp")
     one_bit = 1 in (bits, *(rule.bits for rule in as_rules(compression.rules)))
     if one_bit and compression.one_bit_is_sign:
         raise UsageError(
-            f"quantize_fsdp({what}=1): one bit needs error feedback, which FSDP2 leaves no room "
-            "for; choose 2 to 8"
+            f"quantize_fsdp({what}=1): one bit needs error feedback, which is not supported "
+            "with FSDP2; choose 2 to 8"
         )
     return compression
 
@@ -171,8 +172,8 @@ def _compression(
 def _no_module(model: nn.Module) -> str:
     if isinstance(model, FullyShardedDataParallel):
         return (
-            "quantize_fsdp: FullyShardedDataParallel has no place for codes of one's own; shard "
-            "the model by torch.distributed.fsdp.fully_shard, which is its successor"
+            "quantize_fsdp: FullyShardedDataParallel does not support custom collectives; "
+            "shard the model with its successor, torch.distributed.fsdp.fully_shard"
         )
     return (
         f"quantize_fsdp: no module of this {type(model).__name__} is sharded; call "

@@ -30,7 +30,7 @@ class _Tensors(Adapter):
         """
         if tensor.layout is not torch.strided:
             raise UsageError(
-                f"a {tensor.layout} tensor has no one block of memory to send; pass "
+                f"a {tensor.layout} tensor has no contiguous memory to send; pass "
                 "tensor.to_dense(), or reduce it with hvd.sparse_allreduce_async"
             )
         plain = tensor.detach().resolve_conj().resolve_neg()

@@ -60,7 +60,10 @@ class _Driver:
             if entry.attempt.path.exists():
                 continue  # begun when this job was started before
             if not fits(entry.point, self.times, self.plan.mode, self._left_s()):
-                _say(f"{entry.point.key}: left to another job, not enough time is left in this one")
+                _say(
+                    f"{entry.point.key}: deferred to another job, because not enough time is "
+                    "left in this one"
+                )
                 continue
             self._measure(entry)
 
