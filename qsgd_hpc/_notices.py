@@ -1,4 +1,4 @@
-"""What a command tells its user while it works; a library that nobody listens to tells nothing."""
+"""Notices of a command to its user; silent in a library without a listener."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to compress and how: decisions that no framework is needed for."""
+"""Compression settings; independent of frameworks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _from(name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Lossy(ABC):
-    """What all lossy codes of gradients share; each class below is one code.
+    """Settings of all lossy codes; each subclass is one code.
 
     Args:
         bucket_size: elements that share one scale; a multiple of 64, up to 65536.
@@ -75,7 +75,7 @@ class Lossy(ABC):
     nmse_budget: float | None = _from("QSGD_NMSE_BUDGET")
 
     scheme: ClassVar[str]
-    """What the core calls it, ``hvd.Compression`` and QSGD_SCHEME."""
+    """Name of the code in the core, ``hvd.Compression`` and QSGD_SCHEME."""
     biased: ClassVar[bool] = False
     feedback_bits: ClassVar[int] = FEEDBACK_BITS
     """At so few bits one code loses more than half of what it carries."""

@@ -17,9 +17,9 @@ from qsgd_hpc.errors import UsageError
 __all__ = ["AUTO_BITS", "PLAIN_BITS", "Rule", "as_rules", "first_match", "parse_rules"]
 
 PLAIN_BITS = 32
-"""What stands for uncompressed float32 where bits are expected."""
+"""The value of bits that means uncompressed float32."""
 AUTO_BITS = "auto"
-"""What leaves the bits to the planner."""
+"""The value of bits that lets the planner choose."""
 
 _SIZE = re.compile(r"([<>])\s*([0-9]*\.?[0-9]+)\s*([kKMG]?)")
 _UNITS = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}

@@ -88,7 +88,7 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 
 
 class Arrays(Adapter):
-    """Of numpy."""
+    """Adapter of numpy arrays."""
 
     word = "array"
     conversion = "astype()"

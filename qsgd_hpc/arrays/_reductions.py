@@ -28,7 +28,7 @@ Array = NDArray[Any]
 
 
 class Options(TypedDict, total=False):
-    """What every reducing call takes beside its arrays and its name."""
+    """Arguments of every reducing call, other than its arrays and its name."""
 
     average: bool | None
     """The older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False)."""

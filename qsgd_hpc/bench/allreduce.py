@@ -35,28 +35,28 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure."""
+    """Options of the benchmark."""
 
     sizes: Sequence[int]
     bits: Sequence[int | str]
     schemes: Sequence[str] = ("qsgd",)
-    """Of the codes; each has a choice of bits."""
+    """Schemes of the codes; each has a choice of bits."""
     algorithms: Sequence[str] = (AUTO,)
     peers: bool = False
     explain: bool = False
-    """Say what is planned per size, and why, instead of measuring."""
+    """Print the plan per size and its reasons instead of measuring."""
     trial: bool = False
-    """With explain: try every choice, and print it beside what was predicted."""
+    """With explain: also measure every choice, and print it with its prediction."""
     json_path: Path | None = None
     bandwidth_gbps: float | None = None
-    """Of a rank's link; None takes what was measured."""
+    """Bandwidth of a rank's link; None: as measured."""
     rounds: int | None = None
     seconds: float = 2.0
     threads: int = 1
 
 
 class Bench:
-    """The job's communicators and machine, and what follows from them."""
+    """The job's communicators and machine."""
 
     def __init__(self, request: Request, mpi: Any, communicator: Any) -> None:
         self.request, self.mpi, self.communicator = request, mpi.module, communicator
@@ -94,7 +94,7 @@ class Bench:
 
     @property
     def seconds_per_byte(self) -> float:
-        """Of a rank's link."""
+        """Bandwidth of a rank's link."""
         given = self.request.bandwidth_gbps
         return 8e-9 / given if given else self.machine.link[1]
 

@@ -29,21 +29,21 @@ class Choice:
     algorithm: str
     predicted_s: float
     measured_s: float | None = None
-    """Median; None where so much slower was expected that it was not tried."""
+    """Median; None if it was not tried, because its prediction was much slower."""
     planned: bool = False
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the plan does at one size."""
+    """The quality of the plan at one size."""
 
     planned: Choice
     fastest: Choice
-    """Of those measured."""
+    """The fastest of the measured choices."""
 
     @property
     def miss(self) -> float:
-        """Part of the fastest's time that the plan takes longer; 0 where it is the fastest."""
+        """Extra time of the plan relative to the fastest choice; 0 if it is the fastest."""
         assert self.planned.measured_s is not None
         assert self.fastest.measured_s is not None
         return self.planned.measured_s / self.fastest.measured_s - 1

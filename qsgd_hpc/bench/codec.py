@@ -35,7 +35,7 @@ FORM = "{:16}  {:40}  {:>7}  {:>9}  {:>9}  {:>9}  {:>6}  {}"
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure; each spec is the keyword arguments of a CodecSpec."""
+    """Options of the benchmark; each spec is the keyword arguments of a CodecSpec."""
 
     size_bytes: int
     specs: Sequence[dict[str, Any]]

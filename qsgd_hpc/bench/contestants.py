@@ -1,4 +1,4 @@
-"""What ``bench allreduce`` lets run side by side: this package's allreduces and their peers'."""
+"""Contestants of ``bench allreduce``: this package's allreduces and peers."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ LARGEST_SUM = 1e30  # results are inputs of the next call; they must stay finite
 
 
 class Effort:
-    """How many rounds to measure.
+    """The number of rounds to measure.
 
     Args:
         rounds: exactly so many; None leaves it to the time.

@@ -1,4 +1,4 @@
-"""What was timed, and the numbers made of it: pure."""
+"""Samples, and the numbers derived from them: pure."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Row:
     what: str
     """Such as "fp32", "4 bit", "MPI_Allreduce" or "gloo fp16"."""
     algorithm: str
-    """Of ours; empty for peers."""
+    """Algorithm of this package's allreduce; empty for peers."""
     timing: Timing
     ranks: int
     is_peer: bool = False
     is_exact: bool = True
-    """Whether float32 travels, and so the peer may be compared with our float32."""
+    """Whether float32 is sent, so that it can be compared with float32 peers."""
     wire_bytes: int | None = None
-    """The most that a rank sent in one allreduce; None for peers, which do not tell."""
+    """Largest number of bytes that a rank sent in one allreduce; None for peers."""
     limit_s: float | None = None
-    """Those bytes over the measured bandwidth; None where nothing travels on a wire."""
+    """These bytes over the measured bandwidth; None without a network."""
     nmse: float | None = None
     """Squared error of the sum over the squared magnitude of the exact sum."""
     speedup: float | None = None

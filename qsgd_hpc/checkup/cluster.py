@@ -1,4 +1,4 @@
-"""Whether this machine can be a cluster: hosts of their own, joined at a chosen rate."""
+"""Checks whether this machine can emulate hosts that are joined at a chosen rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check says."""
+"""Findings of the checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Finding", "Level", "fault", "note", "ok"]
 
 
 class Level(str, Enum):
-    """How bad it is: as it should be, worth knowing, or in the way of work."""
+    """Severity: correct, worth knowing, or a fault."""
 
     OK = "ok"
     NOTE = "note"

@@ -1,4 +1,4 @@
-"""Whether the folder of jobs can be written, has room, renames in one step and locks."""
+"""Checks the folder of jobs: write permission, free space, atomic renames and locks."""
 
 from __future__ import annotations
 

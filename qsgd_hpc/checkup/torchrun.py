@@ -1,4 +1,4 @@
-"""What ranks of torch.distributed are told here, and what this shell says instead."""
+"""Variables of torch.distributed that ranks get here, and conflicting ones of this shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which frameworks a script trains with, and which modules make it a distributed one."""
+"""The frameworks of a script, and the modules that make it a distributed one."""
 
 from __future__ import annotations
 

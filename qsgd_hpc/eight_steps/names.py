@@ -1,4 +1,4 @@
-"""What binds which name in a script: imports, assignments, parameters, loops and definitions."""
+"""Bindings of names in a script: imports, assignments, parameters, loops and definitions."""
 
 from __future__ import annotations
 

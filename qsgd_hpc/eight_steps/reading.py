@@ -46,7 +46,7 @@ class Script(Tree):
 
     @cached_property
     def bindings(self) -> Mapping[tuple[cst.CSTNode, str], tuple[Binding, ...]]:
-        """What binds each name of each scope, in the order of the text."""
+        """The bindings of each name in each scope, in the order of the text."""
         return bindings(self.nodes, self.scope, self.class_of)
 
     @property

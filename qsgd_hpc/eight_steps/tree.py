@@ -98,7 +98,7 @@ class Tree:
 
     @cached_property
     def line_starts(self) -> tuple[int, ...]:
-        """Where in the text each line begins."""
+        """The offset of each line in the text."""
         return starts(self.text)
 
     def offset(self, place: tuple[int, int]) -> int:

@@ -20,7 +20,7 @@ from qsgd_hpc import _core
 __all__ = ["export_checkpoint", "export_saved_model"]
 
 OWN = "Qsgd"
-"""What the names of this package's operations begin with."""
+"""Prefix of the names of this package's operations."""
 
 # The outputs that are one for all tensors, behind those that are one for each.
 OUTPUTS = {

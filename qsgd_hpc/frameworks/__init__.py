@@ -1,1 +1,1 @@
-"""What the framework modules share, independent of any framework."""
+"""Code shared by the framework modules, independent of any framework."""

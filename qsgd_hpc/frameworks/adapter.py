@@ -1,4 +1,4 @@
-"""What the collectives must know of a framework's tensors."""
+"""Access of the collectives to a framework's tensors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Adapter(ABC):
     """
 
     word = "tensor"
-    """What the framework calls one."""
+    """The framework's word for a tensor."""
     conversion = "to()"
     """The call that gives one another type."""
     reduces_complex = False
-    """Whether complex elements can be added: each as two floats."""
+    """Whether complex elements can be added, each as two floats."""
 
     @abstractmethod
     def on_host(self, tensor: Any) -> Any:

@@ -38,9 +38,9 @@ __all__ = [
 ]
 
 KNOWN = frozenset({"uint8", "int8", "int16", "int32", "int64"}) | FLOATING
-"""What the core computes with."""
+"""Types that the core computes with."""
 _PARTS = {"complex64": "float32", "complex128": "float64"}
-# What is moved, and not computed with, travels as integers of its size.
+# Elements that are only moved are sent as integers of the same size.
 _SAME_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
@@ -93,7 +93,7 @@ class _Prepared:
     into: Any
     host: Any
     spare: bool
-    """Whether the host is nobody else's memory."""
+    """Whether nothing else uses the host memory."""
     compressor: Any
     context: Any
     place: Any

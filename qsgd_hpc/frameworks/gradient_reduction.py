@@ -1,4 +1,4 @@
-"""What becomes of an optimizer's gradients, and whether it can be."""
+"""The reduction of an optimizer's gradients, and its validation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["GradientReduction", "checked_reduction", "chosen_compression", "grad
 
 @dataclass(frozen=True)
 class GradientReduction:
-    """What becomes of every gradient of an optimizer."""
+    """The reduction of every gradient of an optimizer."""
 
     op: Op = Average
     compression: Any = NoneCompressor
@@ -32,16 +32,16 @@ class GradientReduction:
     sparse_as_dense: bool = False
     process_set: ProcessSet = global_process_set
     check_finite: bool = True
-    """Whether NaN and Inf are errors; not where a loss scaler looks for them afterwards."""
+    """Whether NaN and Inf are errors; False if a loss scaler checks for them later."""
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to reduce with."""
+        """Whether this rank is alone."""
         return not self.process_set.included() or self.process_set.size() == 1
 
     @property
     def factors(self) -> tuple[float, float]:
-        """What multiplies before and after."""
+        """The factors before and after the sum."""
         return 1.0 / self.predivide, self.predivide
 
     @property

@@ -1,4 +1,4 @@
-"""Which gradients are reduced together, and which are only handed over together."""
+"""Gradients that are reduced together, and gradients that are submitted together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a learning rate follows the epochs."""
+"""Learning rate schedules over epochs."""
 
 from __future__ import annotations
 

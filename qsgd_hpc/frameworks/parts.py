@@ -1,4 +1,4 @@
-"""What an elastic state is made of: things that are committed, put back, and made equal."""
+"""Parts of an elastic state: objects that are committed, restored and synchronised."""
 
 from __future__ import annotations
 

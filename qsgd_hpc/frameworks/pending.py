@@ -1,4 +1,4 @@
-"""Which gradients are ready to be reduced, and which reductions are under way."""
+"""Gradients that are ready, and reductions in flight."""
 
 from __future__ import annotations
 
@@ -185,5 +185,5 @@ class PendingGradients:
 
     @property
     def any(self) -> bool:
-        """Whether a gradient is ready or being reduced that nobody has waited for."""
+        """Whether a gradient is ready or in flight and has not been waited for."""
         return bool(self._handles or self._batch)

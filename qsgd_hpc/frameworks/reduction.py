@@ -1,4 +1,4 @@
-"""What a call of a reducing collective asks for, and which of it can be had."""
+"""The request of a reducing collective, and its validation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NARROW = frozenset({"uint8", "int8", "int16", "int32"})
 
 @dataclass(frozen=True)
 class Reduction:
-    """What is done to every tensor of a call."""
+    """The reduction of every tensor of a call."""
 
     op: Op
     prescale: float = 1.0
@@ -42,7 +42,7 @@ class Reduction:
     process_set: ProcessSet = global_process_set
     compression: Any = NoneCompressor
     lasting: bool = False
-    """Whether the name comes again."""
+    """Whether the name is used again."""
 
 
 def choose_op(op: Op | None, average: bool | None) -> Op:

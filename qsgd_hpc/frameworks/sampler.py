@@ -1,4 +1,4 @@
-"""Which samples a rank works on, when a job may stop in the middle of an epoch."""
+"""A sampler for jobs that may stop in the middle of an epoch."""
 
 from __future__ import annotations
 

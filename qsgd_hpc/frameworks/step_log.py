@@ -1,4 +1,4 @@
-"""What the steps of one rank took, and how that adds up."""
+"""The step times of one rank, and their parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNTERS = {
     "gradient_bytes": "gradient_bytes",
     "fused_reductions": "fused_reductions",
 }
-"""What the log takes from the engine's counters, step by step."""
+"""Counters of the engine that are logged for each step."""
 
 _PARTS = (
     "step_s", "step_mean_s", "compute_s", "exposed_s", "data_s", "hidden_s", "coding_s", "comm_s",
@@ -60,7 +60,7 @@ class StepLog:
 
 @dataclass(frozen=True)
 class Waits:
-    """How to tell which part of a step is exposed communication.
+    """Computes the exposed communication of a step.
 
     Attributes:
         ranks: a single one has nothing to wait for.

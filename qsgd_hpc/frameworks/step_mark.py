@@ -1,4 +1,4 @@
-"""What lets a study time the steps of a single rank, whose gradients do not pass the engine."""
+"""Marks steps, so that a study can time a single rank, whose gradients bypass the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _metered = False
 
 
 def leave_to_meter() -> None:
-    """Mark no step that is not compiled yet: the script has a Meter, which times them itself."""
+    """Stop marking steps in programs compiled from now on, because a Meter times them."""
     global _metered
     _metered = True
 

@@ -1,4 +1,4 @@
-"""What becomes of the parts of a chain that cannot be submitted whole."""
+"""Handling of chains that cannot be submitted as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which jobs a job waits for: ``--after ID``, ``--after any:ID``, and the parts of a chain."""
+"""Dependencies of a job: ``--after ID``, ``--after any:ID``, and the parts of a chain."""
 
 from __future__ import annotations
 

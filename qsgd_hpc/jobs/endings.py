@@ -1,4 +1,4 @@
-"""How a job ended: the words for it, and the node whose death PBS notes in the job's output."""
+"""Descriptions of how jobs ended, and the failed nodes that PBS reports in a job's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job wrote down itself; it holds when its scheduler has forgotten the job or is silent."""
+"""Events that a job has written; valid even if its scheduler has deleted it or is silent."""
 
 from __future__ import annotations
 

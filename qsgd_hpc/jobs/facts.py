@@ -1,4 +1,4 @@
-"""Which facts of a profile its sources do not confirm. Pure."""
+"""The facts of a profile that its sources do not confirm. Pure."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Output:
         self._rank = None if ranks == 1 else rank
         self._position = 0
         self.labelled = ranks == 1
-        """Whether a line was seen that says which rank wrote it."""
+        """Whether a line with a rank label was found."""
 
     def print_new(self) -> None:
         """Copy to standard output what the file has gained since the last call."""

@@ -21,7 +21,7 @@ _OWN = ("extends", "embedded_default", "generic", "login_env", "login_hosts", "r
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value stands."""
+    """The position of a value."""
 
     where: str
     line: int

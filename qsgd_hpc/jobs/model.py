@@ -1,4 +1,4 @@
-"""What a job is: the request, its state, and the record that the registry returns."""
+"""The model of a job: the request, its state, and the record that the registry returns."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class JobState(str, Enum):
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What the user asks for. ``None`` and empty tuples leave the choice to the site's profile.
+    """The user's request. ``None`` and empty tuples leave the choice to the site's profile.
 
     Attributes:
         script: the program; a ``.py`` file is run by ``python``, anything else by itself.
@@ -128,12 +128,12 @@ class JobRequest:
 
     @property
     def sets_torchrun(self) -> bool:
-        """Whether ranks are told what torchrun would tell them."""
+        """Whether torchrun's variables are set for the ranks."""
         return tells_of_torchrun(self.torchrun, self.horovod)
 
     @property
     def is_python(self) -> bool:
-        """Whether Python runs the script, rather than the script itself."""
+        """Whether Python runs the script; otherwise it is executed directly."""
         return self.script.suffix == ".py" or self.python is not None
 
     @property
@@ -144,7 +144,7 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is: the content of its state file.
+    """The progress of a job: the content of its state file.
 
     Attributes:
         state: what is known of it now.

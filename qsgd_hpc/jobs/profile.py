@@ -42,7 +42,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Queue:
-    """What one queue (partition, QOS) takes; both ranges include their ends.
+    """Limits of one queue (partition, QOS); both ranges include their ends.
 
     ``limits`` counts jobs, by the key of jobs/schema.json. ``gpus`` and ``cores`` are those of this
     queue's nodes where they are not the site's.
@@ -82,7 +82,7 @@ class Queue:
 
 @dataclass(frozen=True)
 class Gpu:
-    """Which GPU each local rank gets.
+    """The GPU of each local rank.
 
     ``order[local_rank]`` is the device (or tile, ``"0.1"``) of a rank. ``view`` is ``all`` when a
     rank sees all devices in this order, ``one`` when it sees its own alone. ``bound_by`` is
@@ -98,13 +98,13 @@ class Gpu:
 
     @property
     def natural(self) -> bool:
-        """Whether the order is the machine's own: who sees all devices needs no variable."""
+        """Whether the order is the machine's own, so that no variable is needed."""
         return self.order == tuple(map(str, range(len(self.order))))
 
 
 @dataclass(frozen=True)
 class Library:
-    """What a communication library needs on this machine, such as NCCL over Slingshot.
+    """Settings of a communication library for this machine, such as NCCL over Slingshot.
 
     ``path`` comes first on LD_LIBRARY_PATH. Where ``use`` is false, the job unsets the variables:
     the site's modules may have set them.
@@ -166,7 +166,7 @@ class FatTree:
 
 @dataclass(frozen=True)
 class Network:
-    """What joins the nodes; rates in Gb/s per card, GB/s within a node, latencies in us.
+    """The network; rates in Gb/s per card, GB/s within a node, latencies in us.
 
     None stands for what no source of the profile gives. ``memory_gbs`` is that of the whole node,
     ``gpu_gbs`` and ``host_gbs`` of one GPU: to its neighbours, and to the node's memory.

@@ -1,4 +1,4 @@
-"""Which queue takes a job, and what to change when none does. Pure."""
+"""Choice of a queue for a job, and remedies if none accepts it. Pure."""
 
 from __future__ import annotations
 

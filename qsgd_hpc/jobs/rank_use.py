@@ -1,4 +1,4 @@
-"""Whether a script can be seen to use no ranks of MPI, by what it imports; nothing is run."""
+"""Detects scripts that use no ranks of MPI, from their imports; runs nothing."""
 
 from __future__ import annotations
 

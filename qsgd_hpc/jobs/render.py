@@ -59,7 +59,7 @@ class Tools:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job's record is, and which jobs it follows.
+    """The location of a job's record, and the jobs that it depends on.
 
     Attributes:
         directory: the job's own folder, for its events and its output.

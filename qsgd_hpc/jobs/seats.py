@@ -1,4 +1,4 @@
-"""Where the ranks of a node sit: the model, and what a profile promises. Pure."""
+"""Placement of the ranks of a node: the model, and the placement of a profile. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Domain", "Node", "Seat", "Threads", "domains_of", "expected"]
 
 @dataclass(frozen=True)
 class Seat:
-    """Where one rank sits; what is empty or None is not known.
+    """Placement of one rank; empty values and None are unknown.
 
     Attributes:
         cpus: the hardware threads that it may run on.
@@ -49,7 +49,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class Threads:
-    """How hardware threads are numbered: thread t and t + stride are of one core."""
+    """Numbering of hardware threads: threads t and t + stride belong to one core."""
 
     per_core: int = 1
     stride: int = 1

@@ -1,4 +1,4 @@
-"""How many cores of a node belong to one rank. Pure."""
+"""The number of a node's cores for each rank. Pure."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def load(name: str) -> Site:
 
 @dataclass(frozen=True)
 class Host:
-    """What the choice of a site depends on: this host's names, variables and schedulers."""
+    """The facts that determine the site: this host's names, variables and schedulers."""
 
     host_names: tuple[str, ...]
     variables: Mapping[str, str]

@@ -21,7 +21,7 @@ __all__ = ["Report", "examine"]
 
 @dataclass(frozen=True)
 class Report:
-    """What a check has found.
+    """The result of a check.
 
     Attributes:
         fault: why the profile cannot be used, else empty.

@@ -1,4 +1,4 @@
-"""What a person or a program is shown of site profiles."""
+"""Views of site profiles, as text and as JSON."""
 
 from __future__ import annotations
 

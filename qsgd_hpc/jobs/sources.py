@@ -1,4 +1,4 @@
-"""Where profiles lie: shipped, in a site's package, the user's and the project's, in this order."""
+"""Locations of profiles, in this order: included, a site's package, the user's, the project's."""
 
 from __future__ import annotations
 

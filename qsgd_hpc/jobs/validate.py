@@ -35,7 +35,7 @@ NODES_CEILING = 1_000_000
 
 @dataclass(frozen=True)
 class Facts:
-    """What was seen on this machine before the check.
+    """The state of this machine before the check.
 
     Attributes:
         script_fault: why the script cannot be used, or None.

@@ -1,4 +1,4 @@
-"""What a person or a program is shown of jobs."""
+"""Views of jobs, as text and as JSON."""
 
 from __future__ import annotations
 

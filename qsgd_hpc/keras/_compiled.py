@@ -1,4 +1,4 @@
-"""What distributed optimizers change in Keras's own classes, once for a process."""
+"""Changes of distributed optimizers to Keras's own classes, once per process."""
 
 from __future__ import annotations
 

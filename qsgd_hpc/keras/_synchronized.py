@@ -1,4 +1,4 @@
-"""What a distributed optimizer does besides its own step, whatever Keras runs on."""
+"""The additional work of a distributed optimizer, for every backend of Keras."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Synchronization:
     ) -> None:
         self.reduction = reduction
         self.variables: Sequence[Any] = ()
-        """Of the gradients that come next."""
+        """The variables of the next gradients."""
         self.begun = False
         """Whether the ranks have been given equal values."""
         self.steps = 0
-        """How often gradients were reduced; in a compiled step: how often that was compiled."""
+        """Number of reductions; in a compiled step: number of compilations."""
         self._groups = groups
         self._reducer = BACKEND.reducer(reduction, groups)
         self._local = set(local)

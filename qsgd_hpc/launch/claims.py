@@ -1,4 +1,4 @@
-"""How many ranks a launcher has started, as the variables that it sets in each of them tell. Pure.
+"""The number of ranks that a launcher has started, from the variables that it sets. Pure.
 
 A claim is exact (``PMI_SIZE=4``), or what a rank can conclude at least (``PALS_RANKID=3``: four
 ranks or more), because some launchers tell ranks their numbers and never how many there are.
@@ -51,7 +51,7 @@ _NO_STEP = 0xFFFFFFF0
 
 @dataclass(frozen=True)
 class Claim:
-    """What one launcher says.
+    """The claim of one launcher.
 
     Attributes:
         launcher: for people.

@@ -44,7 +44,7 @@ _ON_HOSTS = {
 
 @dataclass(frozen=True)
 class Machine:
-    """What of this machine decides: cores that may be used, and whether we are root."""
+    """Facts of this machine that matter: the usable cores, and whether we are root."""
 
     cores: int
     is_root: bool = False
@@ -52,7 +52,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Command:
-    """What to run: argv, and the variables that it sets over the inherited ones."""
+    """The command: argv, and the variables that it adds to the inherited ones."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]

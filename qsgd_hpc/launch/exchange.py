@@ -31,14 +31,14 @@ _LENGTH = struct.Struct("!Q")
 
 @dataclass(frozen=True)
 class Returned:
-    """What a rank's call returned."""
+    """The result of a rank's call."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank's call raised."""
+    """The exception of a rank's call."""
 
     traceback: str
     exception: bytes | None
@@ -65,7 +65,7 @@ class Exchange:
 
     @property
     def address(self) -> str:
-        """What a rank needs to come here: addresses, port, token and proof."""
+        """The address for a rank: hosts, port, token and proof."""
         hosts = ",".join(own_addresses())
         port = self._server.server_address[1]
         return f"{hosts};{port};{self.token.hex()};{self.proof.hex()}"

@@ -42,7 +42,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Links:
-    """What the keeper of a cluster's hosts has seen of their links."""
+    """The keeper's measurements of the hosts' links."""
 
     facts: dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Which libmpi a process has in its memory, and whether pip has brought it.
+"""The libmpi that a process has loaded, and whether it was installed by pip.
 
 Other Pythons run this file by its path, so the standard library must do.
 """

@@ -1,4 +1,4 @@
-"""Where ranks of torch.distributed meet: what torchrun would tell each of them, for every launcher.
+"""The address where ranks of torch.distributed meet, and torchrun's variables, for all launchers.
 
 What all ranks share is decided here, before they start; what is each rank's own is set by the
 process that watches over it (supervise.py). The port is held, not guessed: bound on the first
@@ -32,7 +32,7 @@ _STARTERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "a
 
 @dataclass(frozen=True)
 class Meeting:
-    """What all ranks of one launch share.
+    """Values that all ranks of one launch share.
 
     Attributes:
         run_id: a word of this launch alone.
@@ -50,7 +50,7 @@ class Meeting:
 
     @property
     def word(self) -> str:
-        """What the supervisors are told, on their command line."""
+        """The command-line argument for the supervisors."""
         return f"{self.run_id},{0 if self.held else self.port},{'+'.join(map(str, self.counts))}"
 
 

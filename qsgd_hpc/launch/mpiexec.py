@@ -1,4 +1,4 @@
-"""What holds for an mpiexec whoever starts it: the launcher itself, or the keeper of its hosts."""
+"""Properties of an mpiexec, for both the launcher and the keeper of its hosts."""
 
 from __future__ import annotations
 

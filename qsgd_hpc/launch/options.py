@@ -1,4 +1,4 @@
-"""What the user asked for, and where the ranks go."""
+"""The user's options, and the placement of the ranks."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class RunOptions:
 
     @property
     def sets_torchrun(self) -> bool:
-        """Whether ranks are told what torchrun would tell them."""
+        """Whether torchrun's variables are set for the ranks."""
         return tells_of_torchrun(self.torchrun, self.horovod)
 
     @property

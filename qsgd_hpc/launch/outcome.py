@@ -1,4 +1,4 @@
-"""How the ranks ended, the first cause first: pure."""
+"""Outcome of a run, with the first cause first: pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NEWS_OF_A_CRASH_S = 1.0
 
 @dataclass
 class Ledger:
-    """What was heard of the ranks so far, in the order in which it was heard."""
+    """Events of the ranks so far, in the order of arrival."""
 
     ranks: int
     started: dict[int, Started] = field(default_factory=dict)

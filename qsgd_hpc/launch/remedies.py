@@ -1,4 +1,4 @@
-"""What to do where a launcher and an MPI cannot speak to each other. Pure."""
+"""Remedies for a launcher and an MPI that are incompatible. Pure."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class SchedulerTraits:
 
     @property
     def prints_first_node(self) -> str | None:
-        """What prints the first node of a job, in its script."""
+        """Shell command that prints the first node of a job."""
         from_file = f'head -n 1 -- "${self.node_file}" 2> /dev/null' if self.node_file else None
         return self.first_node or from_file
 

@@ -1,4 +1,4 @@
-"""What a rank runs for ``qsgd_hpc.run``: fetch the call, make it, and send back what came of it.
+"""The program of a rank of ``qsgd_hpc.run``: fetches the call, runs it, and returns the result.
 
 Usage: python -m qsgd_hpc.launch.worker, with QSGD_RUN_FUNCTION set.
 """

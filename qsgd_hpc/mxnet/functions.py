@@ -1,4 +1,4 @@
-"""What gives every rank the same parameters."""
+"""Broadcast of parameters to all ranks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a training writes down about itself: records, steps, the engine and the host."""
+"""Records of a training: user records, steps, the engine and the host."""

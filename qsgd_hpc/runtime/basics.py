@@ -51,12 +51,12 @@ GRACE_S = 20.0
 
 @dataclass(frozen=True)
 class Context:
-    """What ``init`` found and built."""
+    """The state that ``init`` creates."""
 
     engine: Any
     """qsgd_hpc._core.Engine."""
     comm: Any
-    """This package's own duplicate of the communicator (mpi4py)."""
+    """A duplicate of the communicator for this package (mpi4py)."""
     window: Any
     """The MPI window of the memory that the ranks of this node share, or None."""
     mpi: mpi_binding.Mpi
@@ -69,25 +69,25 @@ class Context:
     homogeneous: bool
     """Whether every node has equally many ranks."""
     dynamic_process_sets: bool
-    """Whether process sets may be added and removed."""
+    """Whether process sets can be added and removed."""
     process_sets: dict[int, ProcessSet] = field(default_factory=dict)
-    """Registered ones by number, but for that of all ranks, which is 0."""
+    """Registered sets by number, except that of all ranks, which is 0."""
     counters: Counter[str] = field(default_factory=Counter)
-    """How many unnamed things of each kind there were; equal on ranks that call alike."""
+    """Number of unnamed operations of each kind; equal on ranks that make equal calls."""
 
 
 _context: Context | None = None
 _lock = threading.Lock()
 _at_exit = False
 _arguments: tuple[Any, Any] = (None, None)  # of the last init
-_owner_pid = 0  # who called init; a forked child inherits the context but not its threads
+_owner_pid = 0  # the process that called init; a forked child has the context, but not its threads
 # Contexts of jobs that lost a rank. They are never freed: MPI may still write to their memory, and
 # it cannot be finalised.
 _wrecks: list[Context] = []
-# After an error of its own, a rank waits so long for the others to notice before it ends the job.
+# After an error, a rank waits this long for the others to notice it before it ends the job.
 _PATIENCE_S = 5.0
 _REASON_BYTES = 1000
-# What other ranks read of a rank that has called restart() when they have not yet.
+# The reason that other ranks get if a rank has called restart() before them.
 RESTARTING = "it is forming a new job"
 
 

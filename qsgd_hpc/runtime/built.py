@@ -1,4 +1,4 @@
-"""What this package is built with, and what it uses: the questions that Horovod's scripts ask.
+"""Queries of Horovod's scripts about the build: features of this package, and the MPI in use.
 
 NCCL, oneCCL and the rest are Horovod's ways to communicate; here everything travels over MPI and
 shared memory, so scripts that ask take the path that suits that.

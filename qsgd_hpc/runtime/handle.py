@@ -1,4 +1,4 @@
-"""What a caller waits on: one operation under way, or several that belong together."""
+"""Handles: callers wait on one pending operation, or on several that belong together."""
 
 from __future__ import annotations
 

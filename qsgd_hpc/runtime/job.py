@@ -1,4 +1,4 @@
-"""Which ranks form the job: what the ``comm`` of ``init`` may be."""
+"""The ranks of the job: validates the ``comm`` of ``init``."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _pointer_handles(module: Any, library: str) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which ranks share a node, and this rank's place among them."""
+    """The ranks of each node, and this rank's position."""
 
     nodes: list[list[int]]
     """The ranks of each, ascending; rank 0's node first."""

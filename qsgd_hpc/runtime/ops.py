@@ -86,7 +86,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Received:
-    """What a collective has made whose result is larger or smaller than what went in."""
+    """Result of a collective whose result differs in size from its input."""
 
     data: NDArray[Any]
     """uint8, one dimension; owns the memory."""

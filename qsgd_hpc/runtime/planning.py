@@ -51,7 +51,7 @@ COSTS = ("encode_s", "decode_s", "decode_add_s")
 
 @dataclass(frozen=True)
 class Key:
-    """What a measurement holds for."""
+    """The conditions for which a measurement is valid."""
 
     site: str
     """The site profile's name, else the host's without its number: nid001234 is "nid"."""
@@ -63,7 +63,7 @@ class Key:
 
     @property
     def path(self) -> Path:
-        """Where the measurement is kept."""
+        """Path of the measurement."""
         words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.site} {self.mpi}").strip("-")
         layout = f"{self.ranks // self.ranks_per_node}x{self.ranks_per_node}x{self.threads}"
         home = Path(env.get("QSGD_HOME")).expanduser()

@@ -37,7 +37,7 @@ LOOK_EVERY_S = 2.0  # a parallel file system should not be asked at every step
 
 
 class _Watch:
-    """What this process has seen of the wish to stop."""
+    """The stop requests that this process has seen."""
 
     def __init__(self) -> None:
         self.wanted = False

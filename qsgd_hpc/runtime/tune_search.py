@@ -1,4 +1,4 @@
-"""Which settings to try next: an optimiser from Optuna behind ask and tell."""
+"""Search for the settings to try next: an Optuna optimiser behind ask and tell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Settings:
-    """What the engine may be told while it runs; None leaves a setting as it is."""
+    """Settings that the engine can change at run time; None leaves a setting unchanged."""
 
     fusion_bytes: int | None = None
     cycle_time_ms: float | None = None
@@ -26,7 +26,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Space:
-    """What may be tried; an empty tuple leaves a setting alone.
+    """Values to try; an empty tuple leaves a setting unchanged.
 
     Args:
         fusion_mib: smallest and largest fused reduction.

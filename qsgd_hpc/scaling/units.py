@@ -50,7 +50,7 @@ def rate(value: float | None, unit: str) -> str:
 
 
 def sample(unit: str) -> str:
-    """What a batch counts where throughput counts `unit`: a batch of words is one of sequences."""
+    """The unit of a batch, given that of throughput: a batch of words is counted in sequences."""
     return {"words": "sequences", "steps": "samples"}.get(unit, unit)
 
 
@@ -65,7 +65,7 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def span(values: Sequence[Any], form: Callable[[Any], str]) -> str:
-    """What all values agree on, or from the least to the most: '37', '0 to 37'."""
+    """The common value, or the range from least to most: '37', '0 to 37'."""
     return " to ".join(dict.fromkeys(form(end) for end in (min(values), max(values))))
 
 

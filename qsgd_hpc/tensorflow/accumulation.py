@@ -16,7 +16,7 @@ Reduce = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 @dataclass
 class _Sums:
     passes: Any
-    """How many have been added."""
+    """Number of added gradients."""
     totals: list[Any]
 
 

@@ -69,7 +69,7 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     @property
     def _combines_steps(self) -> bool:
-        """Whether it is the ranks' steps that are reduced, not their gradients."""
+        """Whether the ranks' steps are reduced instead of their gradients."""
         return self._reduction.op is Adasum and not self._reduction.alone
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

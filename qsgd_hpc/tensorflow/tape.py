@@ -20,7 +20,7 @@ __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 
 class _Distributed(tf.GradientTape):  # type: ignore[misc]
-    """What a wrapped tape does besides recording."""
+    """Reduction of a wrapped tape's gradients."""
 
     _reduction: GradientReduction
     _groups: Groups

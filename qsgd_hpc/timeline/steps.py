@@ -1,4 +1,4 @@
-"""Where the time of training steps went, out of a timeline: computing, communicating, waiting."""
+"""The time of training steps by computing, communicating and waiting, from a timeline."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class RankSteps:
     rank: int
     durations_us: list[float] = field(default_factory=list)
     computing_us: float = 0.0
-    """In which the program waited for no result."""
+    """Time in which the program did not wait for a result."""
     absent_us: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    """In which it waited for a tensor that another rank did not have yet, by the last such rank."""
+    """Time in which it waited for a tensor of another rank, by the last such rank."""
     exposed_us: float = 0.0
-    """In which it waited while its engine was in collectives."""
+    """Time in which it waited while its engine executed collectives."""
     agreeing_us: float = 0.0
-    """In which it waited for neither: ranks agreeing on what is next, threads waking up."""
+    """Time in which it waited for other reasons: negotiation, threads waking up."""
     hidden_us: float = 0.0
-    """In which its engine was in collectives while the program went on."""
+    """Time in which its engine executed collectives while the program did not wait."""
     coding_us: float = 0.0
-    """That its engine spent coding, adding and decoding, hidden or not."""
+    """Time that its engine spent coding, adding and decoding, hidden or not."""
 
     @property
     def steps_us(self) -> float:
@@ -57,7 +57,7 @@ class RankSteps:
 
 @dataclass(frozen=True)
 class _Negotiation:
-    """Of one tensor, as one rank saw it."""
+    """Events of one tensor on one rank."""
 
     span: Span
     last: int
@@ -65,7 +65,7 @@ class _Negotiation:
 
 @dataclass
 class _Work:
-    """What a rank did with its tensors."""
+    """Events of a rank's tensors."""
 
     collectives: list[Span]
     coding: list[tuple[Span, float]]

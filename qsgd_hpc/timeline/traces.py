@@ -93,14 +93,14 @@ def merge(paths: Sequence[Path], target: Path) -> int:
 
 @dataclass
 class TensorTimes:
-    """What one tensor took, over all ranks of a file."""
+    """Totals of one tensor, over all ranks of a file."""
 
     operations: int = 0
     elements: int = 0
-    """Of the last operation."""
+    """Number of elements in the last operation."""
     wire_bytes: int = 0
     bits: float = 0.0
-    """Per element, of the last operation."""
+    """Bits per element in the last operation."""
     negotiating_us: float = 0.0
     queued_us: float = 0.0
     working_us: float = 0.0
@@ -115,11 +115,11 @@ class Summary:
     tensors: dict[str, TensorTimes] = field(default_factory=dict)
     ranks: int = 0
     span_us: float = 0.0
-    """From the first event to the last."""
+    """Time from the first event to the last."""
     waiting_us: float = 0.0
-    """That the ranks' programs waited for results: the communication that training feels."""
+    """Time for which the ranks' programs waited for results."""
     busy_us: float = 0.0
-    """That the ranks' engines were in collectives."""
+    """Time for which the ranks' engines executed collectives."""
 
 
 def summarise(events: Iterable[Event]) -> Summary:

@@ -21,7 +21,7 @@ _RANK = "{rank}"
 
 @dataclass(frozen=True)
 class Files:
-    """Where a job's timeline goes.
+    """The target of a job's timeline.
 
     Args:
         path: as the user gave it.

@@ -1,4 +1,4 @@
-"""What is asked of torch.distributed's process groups, by whatever name a version of torch has."""
+"""Queries of torch.distributed's process groups, for all supported versions of torch."""
 
 from __future__ import annotations
 

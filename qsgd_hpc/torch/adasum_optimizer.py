@@ -30,7 +30,7 @@ __all__ = ["AdasumOptimizer"]
 
 
 class AdasumOptimizer(Wrapped):
-    """What an optimizer whose steps are combined does besides its own step."""
+    """The additional work of an optimizer whose steps are combined."""
 
     _reduction: GradientReduction
     _names: dict[torch.Tensor, str]

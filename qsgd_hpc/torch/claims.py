@@ -13,7 +13,7 @@ __all__ = ["Claim"]
 _NUMBERS = itertools.count()
 _CLAIMS: weakref.WeakValueDictionary[int, Claim] = weakref.WeakValueDictionary()  # oldest first
 _LEFT: list[Claim] = []
-"""Of optimizers that were dropped with reductions in flight: other ranks wait for those, too."""
+"""Claims of deleted optimizers with reductions in flight: other ranks wait for these, too."""
 
 
 class Claim:
@@ -31,7 +31,7 @@ class Claim:
         self._parameters: dict[int, torch.Tensor] = {}
         self._rivals: dict[int, list[weakref.ref[Claim]]] = {}
         self.dropped = False
-        """Whether the optimizer is gone."""
+        """Whether the optimizer has been deleted."""
         _CLAIMS[next(_NUMBERS)] = self
         weakref.finalize(optimizer, self._drop).atexit = False
 
@@ -73,7 +73,7 @@ class Claim:
 
     @property
     def begun(self) -> bool:
-        """Whether something is under way that ``settle`` has to end."""
+        """Whether there are reductions in flight that ``settle`` has to end."""
         return False
 
     def settle(self) -> None:

@@ -73,7 +73,7 @@ class GradientReducer(Claim):
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to reduce with."""
+        """Whether this rank is alone."""
         return self._reduction.alone
 
     def mark_step(self) -> None:

@@ -26,7 +26,7 @@ __all__ = ["DistributedOptimizer"]
 
 
 class _Distributed(Wrapped):
-    """What a wrapped optimizer does besides its own step."""
+    """The additional work of a wrapped optimizer."""
 
     _reducer: GradientReducer
     _reduction: GradientReduction

@@ -93,9 +93,9 @@ class GradientAllreduce:
 
 
 class ParameterGradient:
-    """What an optimizer remembers of one parameter's gradients.
+    """The state that an optimizer keeps for one parameter's gradients.
 
-    Dictionaries find it by its identity, where to hash a tensor takes a call of Python's.
+    Dictionaries hash it by identity, which is faster than the hash of a tensor, a call of Python.
     """
 
     __slots__ = ("allreduce", "name", "nbytes", "parameter", "sparse_dim", "taken")
@@ -106,12 +106,12 @@ class ParameterGradient:
         self.nbytes = parameter.nbytes
         self.allreduce: GradientAllreduce | None = None
         self.sparse_dim: int | None = None
-        """Of its gradients on all ranks, 0 where they are dense; None before that is known."""
+        """Sparse dimensions of its gradients on all ranks, 0 if dense; None if not yet known."""
         self.taken: torch.Tensor | None = None
-        """The gradient of this step when the latest backward pass had completed it."""
+        """The gradient of this step as of the end of the latest backward pass."""
 
     def take(self) -> torch.Tensor:
-        """Take note of the gradient that is there, and return it."""
+        """Remember the current gradient, and return it."""
         gradient = self.taken = self.parameter.grad
         assert gradient is not None
         return gradient

@@ -17,15 +17,15 @@ __all__ = ["Layouts", "refuse_nonfinite"]
 
 
 class Layouts:
-    """Which parameters have sparse gradients, as all ranks have come to know.
+    """The parameters with sparse gradients, as agreed by all ranks.
 
-    A rank that has no gradient for a parameter takes part with an empty or a zero one, and has to
-    know from the others which. So ranks compare at the end of a step, until some rank has had a
-    gradient of each parameter: usually once.
+    A rank without a gradient for a parameter contributes an empty (sparse) or a zero (dense) one,
+    so it needs to know the layout from the others. Therefore the ranks compare layouts at the end
+    of each step until every parameter has had a gradient on some rank; usually once.
 
     Args:
-        name: of the comparison, equal on every rank.
-        reduction: of the gradients.
+        name: name of the comparison, equal on every rank.
+        reduction: reduction of the gradients.
     """
 
     def __init__(self, name: str, reduction: GradientReduction) -> None:

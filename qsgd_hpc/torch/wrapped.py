@@ -1,4 +1,4 @@
-"""What every distributed optimizer is: an instance of the wrapped one's class, with its state."""
+"""Base of all distributed optimizers: instances of the wrapped class, with its state."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ __all__ = ["Wrapped", "wrap"]
 
 
 class Wrapped(torch.optim.Optimizer):
-    """An optimizer that has taken over another one.
+    """An optimizer that wraps another one.
 
-    Pickled or saved, it is the optimizer that it wraps: the job that loads it may have other ranks.
+    It is pickled and saved as the wrapped optimizer, because the job that loads it may have another
+    number of ranks.
     """
 
     _unwrapped: Any
@@ -26,7 +27,7 @@ class Wrapped(torch.optim.Optimizer):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return a distributed optimizer of copied parameters."""
         distributed = wrap(copy.deepcopy(self._plain(), memo), type(self).__bases__[0])
-        # A name of its own that takes no number from the others: perhaps rank 0 alone copies.
+        # A separate name that does not use up a number: perhaps only rank 0 copies.
         self._copies += 1
         distributed.begin_copy(self, f"copy{self._copies}.", memo)
         return distributed

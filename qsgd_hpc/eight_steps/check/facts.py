@@ -1,4 +1,4 @@
-"""What the rules ask of a script, each found once."""
+"""Facts of a script that the rules use, each determined once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checker says: a rule, where it is broken, why, and the edit that mends it."""
+"""Findings of the checker: rule, position, reason, and the edit that fixes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Edit", "Finding", "Rule", "Severity"]
 
 
 class Severity(Enum):
-    """How bad a finding is; the values are SARIF's levels."""
+    """Severity of a finding; the values are SARIF's levels."""
 
     ERROR = "error"  # wrong results, destroyed files or a job that hangs
     WARNING = "warning"  # slower, or less exact, than meant
@@ -73,5 +73,5 @@ class Finding:
 
     @property
     def fixable(self) -> bool:
-        """Whether --fix mends it."""
+        """Whether --fix can fix it."""
         return bool(self.edits)

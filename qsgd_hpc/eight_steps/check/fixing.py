@@ -1,4 +1,4 @@
-"""What --fix does: edits applied, and the script checked again, until none is left."""
+"""Applies --fix: edits the script and checks it again until nothing changes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MOST = 200  # modules read at most; a script with more is part of a library
 
 @dataclass(frozen=True)
 class Helpers:
-    """What the modules that a script imports do for it.
+    """The steps that the imported modules perform for a script.
 
     Attributes:
         names: what they use of Horovod's API: "init", "callbacks.MetricAverageCallback", and the

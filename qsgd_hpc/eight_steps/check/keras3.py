@@ -1,4 +1,4 @@
-"""What scripts for Keras 2 use and Keras 3 has no more."""
+"""Features of Keras 2 that Keras 3 does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a value may come from: a worklist over names, parameters, functions and what changes them.
+"""Possible origins of a value: a worklist over names, parameters, functions and their changes.
 
 It takes every way a value might have come, so what is *not* reached is certain as far as the text
 goes. That is what a rule that says "nothing here depends on hvd.size()" needs.
@@ -22,7 +22,7 @@ CHANGERS = ("append", "extend", "insert", "update", "add", "setdefault", "map", 
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """What an expression may depend on.
+    """The possible dependencies of an expression.
 
     Attributes:
         api: names of Horovod's API; a rank that is only compared is "compared_rank".

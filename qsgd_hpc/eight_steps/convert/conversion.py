@@ -70,7 +70,7 @@ class Conversion:
 
     @property
     def to_decide(self) -> tuple[Note, ...]:
-        """What the conversion leaves to the author of the script."""
+        """The decisions that the conversion leaves to the author of the script."""
         return tuple(note for note in self.notes if note.step == 0)
 
     @property

@@ -1,4 +1,4 @@
-"""What `qsgd-hpc convert --explain` says, and the list of what is to be decided."""
+"""The output of `qsgd-hpc convert --explain`, and the list of open decisions."""
 
 from __future__ import annotations
 

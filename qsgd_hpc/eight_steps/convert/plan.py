@@ -1,4 +1,4 @@
-"""What is to be done to a script: edits, what each is for, and what is left to its author."""
+"""The plan of a conversion: edits, the purpose of each, and open decisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEFORE, HEADER, INDENT, ARGUMENT, AFTER = -3 * 10**9, -2 * 10**9, -(10**9), 10**
 
 @dataclass(frozen=True, order=True)
 class Note:
-    """What was done, or is to be decided, at a line of the script.
+    """An action, or an open decision, at a line of the script.
 
     Attributes:
         line: counted from 1.

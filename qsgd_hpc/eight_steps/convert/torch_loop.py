@@ -1,4 +1,4 @@
-"""What distributing changes within PyTorch's training loops."""
+"""Changes within PyTorch's training loops."""
 
 from __future__ import annotations
 

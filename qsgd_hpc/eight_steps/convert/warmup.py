@@ -1,4 +1,4 @@
-"""How many steps an epoch has, and where in a script that is known."""
+"""The number of steps per epoch, and its position in a script."""
 
 from __future__ import annotations
 

@@ -34,10 +34,10 @@ class Allgather(Collective):
     """Gathers arrays with at least one dimension, in rank order."""
 
     op: Op = Average
-    """How the ranks' cotangents are put together: Average, as scripts of this API expect, or Sum,
-    where it is part of the derivative of another operation."""
+    """Reduction of the ranks' cotangents: Average, as scripts of this API expect, or Sum, if it is
+    part of the derivative of another operation."""
     known_rows: tuple[Shape, ...] = ()
-    """Of every rank, for each array; by default those that this rank has."""
+    """Rows of every rank, for each array; default: those of this rank."""
 
     kind: ClassVar[str] = "allgather"
     has_rows: ClassVar[bool] = True

@@ -32,13 +32,13 @@ class Allreduce(Collective):
     postscale: float = 1.0
     compression: Lossy | None = None
     lasting: bool = False
-    """Whether the names come again."""
+    """Whether the names are used again."""
     check_finite: bool = False
-    """Whether NaN or Inf in a result is an error where QSGD_NONFINITE says so."""
+    """Whether NaN or Inf in a result is an error, subject to QSGD_NONFINITE."""
     parameters: tuple[str, ...] = ()
-    """Of gradients: what rules for compression look at."""
+    """Names of the parameters, for rules of compression."""
     overwrites: bool = False
-    """Whether nobody needs the arrays afterwards, as with gradients."""
+    """Whether the arrays are not used afterwards, as for gradients."""
 
     kind: ClassVar[str] = "allreduce"
 

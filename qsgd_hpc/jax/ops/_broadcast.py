@@ -29,7 +29,7 @@ class Broadcast(Collective):
 
     @property
     def in_place(self) -> bool:
-        """Whether results are put where the arguments were: the core has one block for both."""
+        """Whether results replace the arguments: the core uses one buffer for both."""
         return True
 
     def start_one(self, index: int, array: Any) -> Handle:

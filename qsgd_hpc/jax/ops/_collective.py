@@ -75,15 +75,15 @@ class Collective(ABC):
     """
 
     names: tuple[str, ...]
-    """Of its operations, one per array."""
+    """Names of its operations, one per array."""
     process_set: ProcessSet
     group: str | None
     """The name under which they complete or fail together."""
 
     kind: ClassVar[str]
-    """As the core calls it."""
+    """Name of the operation in the core."""
     has_rows: ClassVar[bool] = False
-    """Whether it deals with the first dimension apart from the others."""
+    """Whether the first dimension has a special role."""
 
     @property
     def in_place(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a scheduler says of its own machine: queues, nodes, limits."""
+"""A scheduler's answers about its machine: queues, nodes, limits."""
 
 from __future__ import annotations
 

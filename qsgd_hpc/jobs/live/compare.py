@@ -1,4 +1,4 @@
-"""Where a profile and the machine that it describes differ. Pure."""
+"""Differences between a profile and the machine that it describes. Pure."""
 
 from __future__ import annotations
 

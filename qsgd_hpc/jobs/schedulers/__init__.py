@@ -13,7 +13,7 @@ __all__ = ["Dependency", "Scheduler", "scheduler"]
 
 
 class Scheduler(Protocol):
-    """What every module of this package offers."""
+    """The interface of every module of this package."""
 
     def submit(self, job: Job, after: Sequence[Dependency] = ()) -> Progress:
         """Hand the job over, to start after others, and return its first progress.

@@ -67,7 +67,7 @@ class Dependency:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed, and its exit code (127: the command is not there)."""
+    """The output of a command, and its exit code (127: the command does not exist)."""
 
     out: str
     err: str = ""

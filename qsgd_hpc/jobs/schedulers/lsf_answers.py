@@ -1,4 +1,4 @@
-"""What bjobs prints, as progress. Pure."""
+"""Parses the output of bjobs into progress. Pure."""
 
 from __future__ import annotations
 

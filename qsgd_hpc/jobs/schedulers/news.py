@@ -1,4 +1,4 @@
-"""What is known of a job when its scheduler answers, does not answer, or knows no such job."""
+"""The state of a job if its scheduler answers, does not answer, or does not know the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What qstat prints, as progress. Pure.
+"""Parses the output of qstat into progress. Pure.
 
 Exit codes below zero are those of PBS itself: OpenPBS, src/include/job.h, JOB_EXEC_*.
 """
@@ -48,7 +48,7 @@ _HELD_BY = {
 
 
 class Qstat(dict[str, Progress]):
-    """What PBS said: progress by job id.
+    """The answer of PBS: progress by job id.
 
     Attributes:
         unknown: ids that PBS says it does not know.

@@ -1,4 +1,4 @@
-"""What squeue and sacct print, as progress. Pure."""
+"""Parses the output of squeue and sacct into progress. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node of a job failed, where Slurm has it; asked only for jobs that lost one."""
+"""Failed nodes of a job, if Slurm reports them; queried only for jobs that lost one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between Keras's backends: chosen once, when this package is imported."""
+"""Differences between Keras's backends; the backend is chosen when this package is imported."""
 
 from __future__ import annotations
 

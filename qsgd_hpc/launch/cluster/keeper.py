@@ -43,13 +43,13 @@ _START = "import sys; sys.path[:] = filter(None, sys.path); from {} import main;
 
 @dataclass(frozen=True)
 class Task:
-    """What the keeper shall do.
+    """The task of the keeper.
 
     Attributes:
         network: as Network.parse reads it.
-        hosts: how many.
-        token: marks the frames of the run; "-": nobody reads any.
-        trial: make the hosts and end at once.
+        hosts: number of hosts.
+        token: marks the frames of the run; "-": no frames.
+        trial: create the hosts and end at once.
     """
 
     network: str

@@ -1,4 +1,4 @@
-"""What is told of a run's links: to the user as sentences, to QSGD_RECORDS as a record."""
+"""Reports on a run's links: sentences for the user, a record for QSGD_RECORDS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What joins the hosts: the rate of each host's link and the latency of each way; pure."""
+"""The emulated network: the rate of each host's link and the latency of each direction; pure."""
 
 from __future__ import annotations
 

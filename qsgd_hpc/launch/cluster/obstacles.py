@@ -1,4 +1,4 @@
-"""What stands in the way of a cluster on this machine, and how to get it out of the way."""
+"""Obstacles to an emulated cluster on this machine, and their remedies."""
 
 from __future__ import annotations
 

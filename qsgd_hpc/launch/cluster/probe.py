@@ -1,4 +1,4 @@
-"""What rate the links reach: every host sends to the next one by TCP, all at once, for a moment.
+"""Measures the links' rate: all hosts send to the next one by TCP at once, for a moment.
 
 That is what a collective does to the network, so that cores which are too busy to carry all links
 at their rate show here.

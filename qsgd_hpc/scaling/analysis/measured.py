@@ -1,4 +1,4 @@
-"""What one run measured: its records as numbers, NaN where a field was not recorded; pure."""
+"""The measurements of one run: its records as numbers, NaN for missing fields; pure."""
 
 from __future__ import annotations
 

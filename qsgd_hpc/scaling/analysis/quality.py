@@ -108,7 +108,7 @@ def _missing(quality: Quality, ours: Values) -> str:
 
 @dataclass(frozen=True)
 class _Noise:
-    """What chance explains of the difference of two means.
+    """The part of the difference of two means that chance explains.
 
     Attributes:
         case: for the size of its test set and the number of comparisons.

@@ -1,4 +1,4 @@
-"""What the analysis of a study says: data alone; analyse.py computes it, the report shows it."""
+"""Results of a study's analysis, as data: analyse.py computes them, the report shows them."""
 
 from __future__ import annotations
 

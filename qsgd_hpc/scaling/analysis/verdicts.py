@@ -1,4 +1,4 @@
-"""Which of two rows is faster, whether compressing pays, and which row speaks for a case; pure."""
+"""Verdicts: the faster of two rows, whether compressing pays, a case's main row; pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Verdict:
 
     @property
     def off(self) -> float:
-        """How far from 1 the interval reaches: the most that two equal speeds may differ by."""
+        """Largest distance of the interval from 1: the largest difference of two equal speeds."""
         low, high = self.ratio.low, self.ratio.high
         return 0.0 if low is None or high is None else max(1 - low, high - 1)
 

@@ -1,4 +1,4 @@
-"""What is trained at a point, apart from how many ranks and bits do it."""
+"""The training of a point, without its number of ranks and bits."""
 
 from __future__ import annotations
 

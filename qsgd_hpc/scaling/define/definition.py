@@ -51,7 +51,7 @@ DEFAULTS: Settings = {
     "max_node_hours": None,
     "pack": False,
 }
-"""What a study measures that does not say otherwise; the keys are those of a study file."""
+"""Defaults of a study; the keys are those of a study file."""
 
 
 def define(

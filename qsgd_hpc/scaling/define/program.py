@@ -50,7 +50,7 @@ class Program:
 
     @property
     def name(self) -> str:
-        """What tells it from the others of a study, such as 'resnet34 (torch)'."""
+        """A unique name within the study, such as 'resnet34 (torch)'."""
         return f"{self.workload} ({self.framework})" if self.framework else self.workload
 
     def trains(self, case: Case) -> bool:

@@ -66,7 +66,7 @@ class Study:
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """What the points train: programs x batches x algorithms x networks, in this order."""
+        """The cases: programs x batches x algorithms x networks, in this order."""
         networks = self.networks or ("",)
         return tuple(c for each in self.programs for c in each.cases(self.algorithms, networks))
 

@@ -1,4 +1,4 @@
-"""What one case of a study found, in words: no gain is claimed that its noise could explain."""
+"""Findings of one case as text; claims no gain that the noise could explain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader must mind before believing a study's numbers; pure."""
+"""Limitations of a study's numbers; pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ABOVE_IDEAL = 0.1
 
 
 class Machine(str, Enum):
-    """What to mind where one machine was all nodes: what these were."""
+    """Limitations if one machine was all nodes, by the kind of these nodes."""
 
     ONE = (
         "One machine: All ranks ran on one host. Its “nodes” are groups of ranks that share "

@@ -53,7 +53,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two studies say about each other.
+    """The comparison of two studies.
 
     Attributes:
         ours, theirs: their names.

@@ -1,4 +1,4 @@
-"""What a study found, in words: pure, and no gain is claimed that its noise could explain."""
+"""Findings of a study as text. Pure; claims no gain that the noise could explain."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _Gain:
 
     @property
     def once(self) -> bool:
-        """Whether nobody knows the noise."""
+        """Whether the noise is unknown."""
         return self.judged.speed.word == "once"
 
     @property

@@ -32,7 +32,7 @@ class Family:
 
     @property
     def unit(self) -> str:
-        """What throughput counts."""
+        """The unit of throughput."""
         return self.members[0].unit
 
     def rows(self, member: CaseAnalysis) -> list[Row]:
@@ -79,7 +79,7 @@ class Family:
 
     @property
     def coded(self) -> bool:
-        """Whether any row tells what coding lost."""
+        """Whether any row has the error of coding."""
         return any(r["nmse"] is not None for m in self.members for r in self.rows(m))
 
     @property
@@ -90,7 +90,7 @@ class Family:
 
     @property
     def targets(self) -> bool:
-        """Whether any row tells the time to its target."""
+        """Whether any row has the time to its target."""
         return any(r["time_to_target_s"] for m in self.members for r in self.rows(m))
 
     def table(self) -> Iterator[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Where a study's numbers come from: provenance gathered from its attempts; pure."""
+"""Provenance of a study's numbers, from its attempts; pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study prints on a terminal: its plan before, its result table after."""
+"""Terminal output of a study: its plan before, its result table after."""
 
 from __future__ import annotations
 

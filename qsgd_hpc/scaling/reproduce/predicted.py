@@ -1,4 +1,4 @@
-"""What the model says to each published number; one function for each kind of table."""
+"""Predictions for published numbers; one function for each kind of table."""
 
 from __future__ import annotations
 

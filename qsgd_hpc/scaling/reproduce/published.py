@@ -43,7 +43,7 @@ class Cell:
 
     @property
     def error(self) -> float | None:
-        """How far `found` is off, relative; None where it is calibrated or one of both is not."""
+        """Relative error of `found`; None if it is calibrated or one of both is missing."""
         if self.found is None or not self.published or self.role == "calibrated":
             return None
         return self.found / self.published - 1

@@ -1,4 +1,4 @@
-"""What a packed job is to do, as its plan.json tells its driver; pure."""
+"""The work of a packed job, as its driver reads it from plan.json; pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class PackPlan:
-    """What the driver of a packed job reads.
+    """The plan of a packed job's driver.
 
     Attributes:
         entries: in the order of measurement.

@@ -1,4 +1,4 @@
-"""What a running study tells of its course."""
+"""Progress events of a running study."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ended(NamedTuple):
 
 
 class Watcher(Protocol):
-    """What is told of a study's course; progress.py shows it to a person."""
+    """Receives the events of a study; progress.py shows them."""
 
     def packed(self, job: Job, points: int, *, adopted: bool) -> None:
         """A job of many points was submitted, or one of an earlier run was found."""

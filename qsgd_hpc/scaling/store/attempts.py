@@ -57,17 +57,17 @@ class Attempt:
 
     @property
     def engines(self) -> Mapping[Any, Mapping[str, Any]]:
-        """What the engine of each rank recorded by itself; empty of one that left nothing."""
+        """The records of each rank's engine; empty if a rank wrote none."""
         return engine_records(self.records)
 
     @property
     def network(self) -> Mapping[str, Any]:
-        """What the launcher recorded of an emulated network; empty where there was none."""
+        """The launcher's records of an emulated network; empty without one."""
         return next((r for r in reversed(self.records) if r.get("event") == "network"), {})
 
     @property
     def seconds(self) -> float | None:
-        """How long its nodes were held for it; None where that is not known."""
+        """Time for which its nodes were allocated; None if unknown."""
         value = self.provenance.get("seconds")
         return float(value) if is_number(value) else None
 
@@ -83,7 +83,7 @@ class Attempt:
 
     @property
     def silent(self) -> bool:
-        """Whether the script ended well and yet recorded no result: it lacks the one line."""
+        """Whether the script succeeded without a record of its result."""
         return self.state == COMPLETED and not self.final
 
     @property

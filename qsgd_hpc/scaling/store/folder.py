@@ -38,7 +38,7 @@ class AttemptFolder:
 
     @property
     def step(self) -> Path:
-        """Where a step of a packed job notes its start and end."""
+        """The file in which a step of a packed job records its start and end."""
         return self.path / "step"
 
     def outcome(self) -> dict[str, Any] | None:

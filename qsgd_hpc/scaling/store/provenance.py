@@ -1,4 +1,4 @@
-"""Where a measurement comes from: the code, the machine that submitted it, the command."""
+"""Provenance of a measurement: the code, the machine that submitted it, the command."""
 
 from __future__ import annotations
 

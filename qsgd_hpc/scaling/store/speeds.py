@@ -1,4 +1,4 @@
-"""What the records of one run say of its speed; pure."""
+"""Speeds from the records of one run; pure."""
 
 from __future__ import annotations
 

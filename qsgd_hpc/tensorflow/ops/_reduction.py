@@ -43,7 +43,7 @@ class _Prepared:
     prescale: float
     postscale: float
     factor: float
-    """Of the result, where TensorFlow is to multiply by it."""
+    """Factor for the result, if TensorFlow is to multiply by it."""
     coding: Coding | None
 
     def finish(self, reduced: tf.Tensor) -> tf.Tensor:

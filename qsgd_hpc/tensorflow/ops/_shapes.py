@@ -1,4 +1,4 @@
-"""What is known of a tensor's shape before it exists."""
+"""Static shapes of tensors."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _why_unknown(compression: Lossy) -> str | None:
 
 
 class Queue:
-    """Where a device's work is queued: a stream beside that of backward."""
+    """Stream for a device's work, next to that of the backward pass."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -113,7 +113,7 @@ class _Coded:
 
 
 class DevicePlan:
-    """How one bucket is averaged, with the memory that this takes.
+    """Averages one bucket, and holds the memory for it.
 
     Args:
         coded: groups of tensors with one code each.

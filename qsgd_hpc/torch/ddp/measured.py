@@ -26,17 +26,17 @@ NS = 1e-9
 
 
 class _Steps:
-    """What was seen of this process's steps."""
+    """Measurements of this process's steps."""
 
     def __init__(self) -> None:
         self.optimizer: Any = None
         self.ends_s: list[float] = []
         self.exchanges: list[tuple[float, float]] = []
-        """Of each step: in exchanges, and what of that the backward pass hid; seconds."""
+        """For each step: time in exchanges, and the part hidden by the backward pass; seconds."""
         self.models: list[tuple[Any, int]] = []
         """Each with the bytes of its gradients, which DDP has fixed when it was made."""
         self.shards: list[tuple[float, int]] = []
-        """Of FSDP2's collectives since the last step: seconds, and bytes of gradients reduced."""
+        """FSDP2's collectives since the last step: seconds, and bytes of gradients reduced."""
         self.rank, self.ranks = 0, 0
         self.gradient_bytes = 0
         self.wire_bytes: float | None = 0

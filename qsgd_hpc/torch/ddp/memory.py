@@ -1,4 +1,4 @@
-"""What the hook remembers of each parameter: its name, its steps, and what coding has left over."""
+"""State of the hook for each parameter: name, number of steps, and residuals."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Slot:
     name: str
     steps: int = 0
     residual: torch.Tensor | None = None
-    """What this rank's own codes have left over, shape (elements,)."""
+    """Residual of this rank's own codes, shape (elements,)."""
     owner_residual: torch.Tensor | None = None
-    """The same of the means that this rank codes for all, shape (owned elements,)."""
+    """Residual of the means that this rank codes as an owner, shape (owned elements,)."""
     owned: tuple[int, int] = (0, 0)
-    """The first of them, and that after the last."""
+    """Range of the owned elements: the first, and one past the last."""
     owed: torch.Tensor | None = None
-    """What a run on other ranks has left unsent of the means, shape (elements,); owners pay it."""
+    """Residual of the means from a run on other ranks, shape (elements,); owners apply it."""
 
     @property
     def id(self) -> int:

@@ -98,7 +98,7 @@ class Pipeline:
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank has handed to others so far."""
+        """Number of bytes that this rank has sent."""
         return sum(self._stages.sent_bytes.values())
 
 

@@ -1,4 +1,4 @@
-"""How one bucket is coded: computed when its parameters are first seen together, then reused."""
+"""Coding plan of one bucket: computed when its parameters are first seen, then reused."""
 
 from __future__ import annotations
 

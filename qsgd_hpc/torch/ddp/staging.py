@@ -1,4 +1,4 @@
-"""Where a bucket is while it is coded: in place on the host, or in a pinned copy of a device's."""
+"""Memory of a bucket while it is coded: in place on the host, or a pinned copy of a device's."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ __all__ = ["QSGDState"]
 
 
 class QSGDState:
-    """What ``model.register_comm_hook(state, qsgd_hook)`` works with.
+    """State for ``model.register_comm_hook(state, qsgd_hook)``.
 
     Args:
         process_group: the one that the model was given; None is the default group.

@@ -24,21 +24,21 @@ ALIGNED_BYTES = 64
 
 @dataclass(frozen=True)
 class Key:
-    """What the rounding noise of a message depends on, beside the parameter's name."""
+    """The key of a message's rounding noise, besides the parameter's name."""
 
     seed: int
     step: int
     rank: int
     stream: int
-    """Tells messages of the same step and rank apart."""
+    """Distinguishes messages of the same step and rank."""
 
 
 @dataclass(frozen=True)
 class _Piece:
     elements: slice
-    """Of the shard."""
+    """Range in the shard."""
     bytes: slice
-    """Of the message."""
+    """Range in the message."""
     id: int
     spec: _core.CodecSpec | None
 
@@ -82,7 +82,7 @@ class ShardCodec:
             at += count
             filled += -(-size // ALIGNED_BYTES) * ALIGNED_BYTES
         self.bytes = filled
-        """Of a message, the same on every rank."""
+        """Bytes of a message, the same on every rank."""
 
     def encode(self, shard: torch.Tensor, message: torch.Tensor, key: Key) -> None:
         """Write a message.

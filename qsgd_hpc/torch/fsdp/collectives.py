@@ -38,7 +38,7 @@ class Traffic:
 
     sent: int = 0
     uncoded: int = 0
-    """That the same calls would have sent without codes."""
+    """Bytes that the same calls would have sent without codes."""
 
     def count(self, messages: int, coded: int, uncoded: int) -> None:
         """Count messages of so many bytes each."""
@@ -48,7 +48,7 @@ class Traffic:
 
 @dataclass
 class ShardedModule:
-    """What the two collectives of one FSDPModule share.
+    """State shared by the two collectives of one FSDPModule.
 
     Args:
         name: of the module.
@@ -87,7 +87,7 @@ class ShardedModule:
 
 
 class _Coded:
-    """What both collectives of a module have; memory is as torch's own collectives give it.
+    """Base of both collectives of a module; memory is allocated as by torch's own collectives.
 
     Args:
         compression: None leaves as it is what travels.

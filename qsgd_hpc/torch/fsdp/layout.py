@@ -1,4 +1,4 @@
-"""What lies where in the flat tensors that FSDP2 hands to its collectives.
+"""Layout of the flat tensors that FSDP2 passes to its collectives.
 
 A module's tensor holds the shards of its parameters one behind the other, each as long as the
 longest rank's. Their order is that in which FSDP2 comes to the parameters: children first.

@@ -23,7 +23,7 @@ Rules = str | Iterable[Rule | tuple[str, int | str]]
 
 
 class QuantizedShards:
-    """What :func:`quantize_fsdp` has set up: what it has sent, and its place in the noise."""
+    """The state of :func:`quantize_fsdp`: traffic, and the position in the noise."""
 
     def __init__(
         self,

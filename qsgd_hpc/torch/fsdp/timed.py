@@ -1,4 +1,4 @@
-"""What FSDP2's collectives take on hosts, for a study.
+"""Times of FSDP2's collectives on hosts, for a study.
 
 On memory of the host they are carried out when they are called, and nothing is computed meanwhile.
 Those of a device are queued there: nobody here sees when they run.

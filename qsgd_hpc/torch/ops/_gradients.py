@@ -24,9 +24,9 @@ class Collective(ABC):
     """
 
     kind: ClassVar[str]
-    """As the core calls it."""
+    """Name of the operation in the core."""
     needs_values = False
-    """Whether the gradient depends on what went in and what came out."""
+    """Whether the gradient depends on the input and the output."""
 
     def __init__(self, name: str | None, process_set: ProcessSet, *, grouped: bool = False) -> None:
         self._name = ops.label(self.kind, name, process_set)

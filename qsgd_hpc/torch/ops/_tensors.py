@@ -100,4 +100,4 @@ class _Tensors(Adapter):
 
 
 TENSORS = _Tensors()
-"""Of torch."""
+"""The adapter of torch's tensors."""

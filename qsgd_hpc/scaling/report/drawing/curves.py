@@ -1,4 +1,4 @@
-"""How the quality grows over time and over epochs, at one size: a line for each bits."""
+"""Quality over time and over epochs, at one size: a line for each bits."""
 
 from __future__ import annotations
 

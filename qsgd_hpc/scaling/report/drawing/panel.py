@@ -1,4 +1,4 @@
-"""What one chart is, before it becomes SVG, PNG or PDF; and the marks that the page makes live."""
+"""A chart before it becomes SVG, PNG or PDF; and the marks that the page makes interactive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Swatch:
 
 @dataclass(frozen=True)
 class Panel:
-    """What to draw.
+    """The content of a chart.
 
     Attributes:
         name: of the chart in its case; part of its id in the page.

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: stacked bars, one for each size and bits."""
+"""Parts of a step's time: stacked bars, one for each size and bits."""
 
 from __future__ import annotations
 
