@@ -63,7 +63,7 @@ class Lossy(ABC):
             ``"*.bias=32, embed*=8, >1M=2"`` or pairs such as ``[("embed*", 8)]``; the first that
             fits the parameter's name or size decides. See :mod:`qsgd_hpc.rules`.
         nmse_budget: squared error of a code over the squared magnitude of what it codes. A tensor
-            that exceeds it travels in more bits from the next step on, at last as float32.
+            that exceeds it gets more bits from the next step on, finally float32.
     Raises:
         UsageError: a value out of range.
     """

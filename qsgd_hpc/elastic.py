@@ -1,6 +1,6 @@
-"""Commit a training's state, and go on from the last commit after a failure.
+"""Commit a training's state, and resume from the last commit after a failure.
 
-MPI cannot go on without a rank, nor take in new ones. So a job that has lost a rank ends, and what
+MPI can neither continue without a rank nor add ranks. So a job that has lost a rank ends, and what
 survives is what was committed to a file: with ``QSGD_ELASTIC_CHECKPOINT=FILE`` (or
 ``@elastic.run(checkpoint=FILE)``) every ``state.commit()`` writes it, and the next job that is
 submitted, on any number of ranks, resumes there. Failures that leave all ranks alive (ranks that
@@ -71,11 +71,11 @@ class State:
             parts[name] = self._part(value)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Have these called, without arguments, whenever the job has been formed anew."""
+        """Register callbacks without arguments, called after the job has been formed again."""
         self._callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Act on a job that has been formed anew."""
+        """Handle a job that has been formed again."""
         self.reset()
         for callback in self._callbacks:
             callback()
@@ -167,7 +167,7 @@ def run(
     all ranks take rank 0's. When a collective fails (``HorovodInternalError``) every rank returns
     to the last commit, and
 
-    - if all ranks live, the job is formed anew of them, the reset callbacks are called, and the
+    - if all ranks are alive, they form the job again, the reset callbacks are called, and the
       function is called again; but a second failure without a ``commit()`` in between is raised,
       because it would come again;
     - if a rank has died, ``RankFailedError`` is raised; it says where the last commit is.

@@ -24,8 +24,8 @@ EXIT_RESUBMIT = 85
 class QsgdError(Exception):
     """Root of everything that this package raises on purpose."""
 
-    # Not that of ValueError or RuntimeError: TensorFlow raises errors of a traced function anew, in
-    # their own class only where this is what makes them.
+    # Not that of ValueError or RuntimeError: TensorFlow raises errors of a traced function again,
+    # in their own class only where this is what makes them.
     if not TYPE_CHECKING:
         __init__ = Exception.__init__
 
@@ -58,7 +58,7 @@ class NonFiniteGradientError(HorovodInternalError):
 
 
 class HostsUpdatedInterrupt(QsgdError, RuntimeError):
-    """Raised by a script in ``elastic.run`` to have the job formed anew without losing its state.
+    """Raised by a script in ``elastic.run`` to form the job again without losing its state.
 
     This package never raises it: a batch job's hosts do not change.
 

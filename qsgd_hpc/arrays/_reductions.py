@@ -41,7 +41,7 @@ class Options(TypedDict, total=False):
     process_set: ProcessSet
     """The ranks that take part; by default all."""
     compression: Any
-    """One of ``hvd.Compression``, or a class of one's own with ``compress`` and ``decompress``."""
+    """One of ``hvd.Compression``, or a custom class with ``compress`` and ``decompress``."""
 
 
 def _start_allreduces(

@@ -113,7 +113,7 @@ class Bench:
         return [*found, *fresh]
 
     def codecs(self, bits: int | str) -> list[CodecSpec]:
-        """Return the codes that so many bits stand for; for auto, all that were measured."""
+        """Return the codes for a number of bits; for auto, all measured ones."""
         if bits == AUTO:
             return [cost[0] for cost in self.machine.codecs]
         if bits == PLAIN_BITS:
@@ -121,7 +121,7 @@ class Bench:
         return [explain.spec_of(int(bits), scheme) for scheme in self.request.schemes]
 
     def planned(self, count: int) -> Contestant:
-        """Return what the planner would do with so many elements."""
+        """Return the planner's choice for a number of elements."""
         plan = explain.plan(self.machine, count, self.codecs(AUTO))
         entry = ours(self.communicator, plan.spec, plan.algorithm)
         entry.what = f"auto: {entry.what}"

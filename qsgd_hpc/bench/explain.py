@@ -27,12 +27,12 @@ FAR = 3.0
 
 
 def coding_of(bits: int, scheme: str, *, lasting: bool = True) -> Coding:
-    """Return how so many bits are coded, with the bucket and norm that the environment sets.
+    """Return the coding for a number of bits, with bucket and norm from the environment.
 
     Args:
         bits: 1 to 8.
         scheme: a code that has a choice of bits.
-        lasting: as in training, with error feedback where that adds it; else each call by itself.
+        lasting: as in training, with error feedback if training uses it; else each call separately.
     """
     from qsgd_hpc.compression import KINDS
 
@@ -40,7 +40,7 @@ def coding_of(bits: int, scheme: str, *, lasting: bool = True) -> Coding:
 
 
 def spec_of(bits: int, scheme: str) -> CodecSpec:
-    """Return the code of a call by itself."""
+    """Return the code of a separate call."""
     return coding_of(bits, scheme, lasting=False).spec
 
 
@@ -60,7 +60,7 @@ def by_prediction(bench: Bench) -> None:
 
 
 def _alternatives(bench: Bench) -> Iterator[list[CodecSpec]]:
-    """Yield the codes of each plan: all that were measured for auto, else each by itself."""
+    """Yield the codes of each plan: all measured ones for auto, else each separately."""
     for bits in bench.request.bits:
         codecs = bench.codecs(bits)
         yield from [codecs] if bits in (AUTO, PLAIN_BITS) else [[spec] for spec in codecs]
@@ -88,7 +88,7 @@ class _Way:
 
 
 def _ways(bench: Bench, count: int) -> list[_Way]:
-    """Return all that the planner knows to do with so many elements."""
+    """Return all choices of the planner for a number of elements."""
     from qsgd_hpc import _core
 
     machine, bits = bench.machine, bench.request.bits

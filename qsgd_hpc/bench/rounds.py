@@ -1,4 +1,4 @@
-"""Time contestants in turns, so that what disturbs the machine disturbs them all alike."""
+"""Time contestants alternately, so that disturbances of the machine affect them equally."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Effort:
     """The number of rounds to measure.
 
     Args:
-        rounds: exactly so many; None leaves it to the time.
+        rounds: exact number; None: determined by the time.
         seconds: for all contestants of one size together.
     """
 

@@ -36,7 +36,7 @@ CHECKS: dict[str, Check] = {
 
 
 def examine(checks: Mapping[str, Check] = CHECKS) -> list[Finding]:
-    """Run all checks; one that crashes is a fault of its own, and the others go on."""
+    """Run all checks; a crash of one is reported as a fault, and the others continue."""
     found: list[Finding] = []
     for topic, check in checks.items():
         try:

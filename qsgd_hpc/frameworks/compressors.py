@@ -1,4 +1,4 @@
-"""``hvd.Compression``: the choices of what travels instead of a tensor, for every framework."""
+"""``hvd.Compression``: the compressors of tensors, for every framework."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class GradientReduction:
             name: equal on every rank.
             coding: see :meth:`coding`.
             group: gradients that are reduced together.
-            tensor: its shape and dtype, unless they are told when it starts.
+            tensor: its shape and dtype, unless they are passed when it starts.
         """
         prescale, postscale = self.factors
         return ops.operation(

@@ -58,8 +58,8 @@ def warmup_multiplier(
     """Return what leads from one rank's learning rate to that of all of them.
 
     Args:
-        ranks: the learning rate of all is so many times that of one.
-        epochs: after so many the rate is that of all.
+        ranks: factor from one rank's learning rate to the total.
+        epochs: number of epochs after which the total is reached.
         steps: returns the batches of an epoch.
     Returns:
         The multiplier of the rate of all: 1/ranks at first, 1 in the last batch of the warm-up.

@@ -9,7 +9,7 @@ from qsgd_hpc.errors import HorovodInternalError, NonFiniteGradientError, UsageE
 
 __all__ = ["BATCH_BYTES", "PendingGradients", "checked_passes", "wait_for_all"]
 
-# Gradients are started once they are so many bytes together: for each small one on its own, waking
+# Gradients are started once they reach this size together: for each small one separately, waking
 # the engine and agreeing with all ranks takes the core from the backward pass. On 4 hosts at 1 Gb/s
 # and 2 cores, ResNet-34 trains 7% faster so than with batches of 1 MiB; 8 and 16 MiB gain no more.
 BATCH_BYTES = 1 << 22
@@ -75,7 +75,7 @@ class PendingGradients:
         """Change the backward passes that add up, from the next step on.
 
         Raises:
-            UsageError: less than 1, or a step is under way.
+            UsageError: less than 1, or a step is in progress.
         """
         checked_passes(passes)
         if self._seen:
@@ -98,7 +98,7 @@ class PendingGradients:
         Args:
             key: the parameter.
             size_bytes: of the gradient.
-            anew: the gradient does not add to those of earlier passes, which have been discarded.
+            anew: the gradient replaces those of earlier passes, which have been discarded.
         Raises:
             UsageError: more backward passes than promised since the last step.
         """
@@ -134,7 +134,7 @@ class PendingGradients:
     def finish(
         self, keys: Sequence[Any], missing: Callable[[Any], None]
     ) -> NonFiniteGradientError | None:
-        """Start what no backward pass has started, then wait for everything.
+        """Start the reductions that no backward pass has started, then wait for all.
 
         Args:
             keys: all parameters that take part, in an order that is equal on every rank.

@@ -18,7 +18,7 @@ class ElasticShares:
 
     Args:
         dataset: anything with a length, equal on every rank.
-        shuffle: whether to shuffle, anew in each epoch and alike on every rank.
+        shuffle: whether to shuffle, in a new order in each epoch that is equal on every rank.
         seed: of the shuffling, equal on every rank.
     """
 

@@ -74,7 +74,7 @@ class Waits:
     compute_s: Sequence[float] = ()
 
     def exposed(self, log: StepLog, first: int) -> list[float] | None:
-        """Return the exposed seconds of each step from that one on; None if nobody knows.
+        """Return the exposed seconds of each step from that one on; None if unknown.
 
         By ``compute_s`` they may be below zero for a single step, as that is a mean.
         """
@@ -104,7 +104,7 @@ def breakdown(log: StepLog, waits: Waits) -> dict[str, float | None]:
         step_s (the median), step_mean_s, compute_s, exposed_s, data_s, hidden_s (communication
         that went on meanwhile), coding_s, comm_s, and step_jitter: the standard deviation of what
         computing took, over its mean. None where there was no step, and for what depends on waits
-        where nobody knows them.
+        if they are unknown.
     """
     first = warmup_steps(len(log))
     parts: dict[str, float | None] = dict.fromkeys(_PARTS)

@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Become the Python that the arguments ask for; processes that it starts are alike."""
+    """Become the Python of the arguments; its child processes do the same."""
     if len(sys.argv) < 2:
         sys.exit("usage: python -m qsgd_hpc.horovod_compat SCRIPT [ARGUMENTS]")
     path = os.environ.get("PYTHONPATH")

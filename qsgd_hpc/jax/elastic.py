@@ -35,7 +35,7 @@ ElasticSampler = ElasticShares
 
 
 class _TreePart(Part):
-    """A pytree of arrays, which nobody can change: a copy is that it is kept, but for donation."""
+    """A pytree of arrays. These are immutable, so keeping them is a copy, except with donation."""
 
     def capture(self) -> Any:
         """Return the values in the host's memory, which no program that runs later takes over."""

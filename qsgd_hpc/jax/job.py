@@ -56,4 +56,4 @@ def _finish_programs() -> None:
         try:
             array.block_until_ready()
         except (jax.errors.JaxRuntimeError, RuntimeError):
-            continue  # whoever reads it hears of it; it may be donated, too
+            continue  # a later reader gets the error; it may also be donated

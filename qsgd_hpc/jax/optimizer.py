@@ -68,7 +68,7 @@ def DistributedOptimizer(
             (the keys that lead to a parameter, with dots between): the gradients of a group are
             reduced together.
         process_set: the ranks that average; a rank that is not among them trains on its own.
-        check_finite: whether NaN and Inf in a gradient are errors, on every rank alike. False
+        check_finite: whether NaN and Inf in a gradient are errors, on every rank. False
             hands them on, for an ``optax.apply_if_finite`` inside: around this optimizer it would
             have each rank judge by its own gradients.
     Raises:

@@ -60,7 +60,7 @@ def submit_all(
 
 
 def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bool = False) -> Job:
-    """Submit a job that has ended once more; its script goes on from its last checkpoint.
+    """Submit a job again after it has ended; its script resumes from the last checkpoint.
 
     Nodes whose failure ended the job are excluded, where the scheduler can do that.
 
@@ -70,7 +70,7 @@ def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bo
         force: although the job is complete, or another one continues it.
 
     Raises:
-        UsageError: there is no such job, there is nothing to go on with, or the changed request is
+        UsageError: there is no such job, there is nothing to continue, or the changed request is
             faulty.
         LaunchError: the scheduler refused it.
     """

@@ -20,7 +20,7 @@ def taken_back(jobs: Sequence[Job]) -> list[str]:
     Nothing is left of a part that never ran; one that has started, or may yet, keeps its record.
     """
     gone, said = [], []
-    # With a part that nobody confirmed. The last first: the end of one lets the next start.
+    # Including an unconfirmed part. The last first, because the end of one lets the next start.
     for job in reversed([*jobs, *chain(jobs[-1].id)] if jobs else []):
         try:
             scheduler(job.scheduler).cancel(job)

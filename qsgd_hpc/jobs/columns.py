@@ -53,7 +53,7 @@ class Column:
 
 
 def fitting_table(columns: Sequence[Column], width: int) -> Table:
-    """Return a table that takes so many terminal columns at most.
+    """Return a table with at most this width in terminal columns.
 
     The last of the columns that may be shortened gives way first, then the others; where that is
     not enough, columns are left out. Those that always stay are folded as a last resort.

@@ -51,7 +51,7 @@ def refreshed(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _recorded(job: Job, progress: Progress) -> Job:
-    """Record what is new. An end is for ever: a slower answer of the same moment never undoes it.
+    """Record changes. An end is final: a slower answer from the same moment does not undo it.
 
     LOST is what one question showed; it is not recorded, so that a later answer may correct it. A
     question without an answer changes nothing.
@@ -88,7 +88,7 @@ def chain(job_id: str) -> list[Job]:
 
 
 def continued_by(job: Job) -> Job | None:
-    """Return the job that goes on with the training of this one, unless that has failed too."""
+    """Return the job that continues the training of this one, unless it has also failed."""
     after = [
         other for other in load_all(registry.ids()) if job.id in (other.previous, other.resumes)
     ]

@@ -33,7 +33,7 @@ def exit_words(code: int) -> str:
 
 
 def node_words(nodes: tuple[str, ...]) -> str:
-    """Return why a job ended whose nodes failed; () when nobody says which."""
+    """Return why a job whose nodes failed ended; () if the nodes are unknown."""
     if not nodes:
         return "a node of the job failed"
     return f"node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)} failed"
@@ -42,8 +42,8 @@ def node_words(nodes: tuple[str, ...]) -> str:
 TAIL_BYTES = 65_536
 # The MoM of the first node notices that another one no longer answers, writes that into the job's
 # output and ends the job by SIGTERM: to qstat, the script failed by a signal.
-# OpenPBS and Torque write "job die" or "job terminate". Code 1000 is a sister's own wish to end the
-# job, for a limit that it has exceeded on that node.
+# OpenPBS and Torque write "job die" or "job terminate". Code 1000 is a sister's own request to end
+# the job, for a limit that it has exceeded on that node.
 _DEAD = re.compile(
     r"=>> PBS: job killed: node \d+ \(([^()\s]+)\) requested job (?:die|terminate)\b"
     r"(?!.{0,40}?code 1000\b)"

@@ -17,8 +17,8 @@ __all__ = ["interrupts_deferred"]
 def interrupts_deferred() -> Iterator[None]:
     """Let Ctrl-C and SIGTERM take effect when the block is left, not within it.
 
-    Half a submission would be a job that nobody knows of. Other threads than the main one get no
-    signals, so there is nothing to defer in them.
+    An interrupted submission could leave a job that is not recorded. Other threads than the main
+    one get no signals, so there is nothing to defer in them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

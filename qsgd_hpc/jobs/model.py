@@ -20,11 +20,11 @@ class JobState(str, Enum):
     walltime), NODE_FAIL and LOST.
 
     STOPPED is the end of a training at a checkpoint (exit code 85): it wants to be submitted again,
-    or goes on in the next part of its chain. NODE_FAIL is the end of a job whose node died;
-    ``resubmit`` goes on without that node.
+    or continues in the next part of its chain. NODE_FAIL is the end of a job whose node died;
+    ``resubmit`` continues without that node.
 
     LOST is what can be seen now: nothing is left that runs the job, or its scheduler does not know
-    it. A scheduler that knows it again later corrects that; the other ends are for ever.
+    it. If a scheduler knows it again later, that is corrected; the other ends are final.
     """
 
     QUEUED = "QUEUED"
@@ -53,7 +53,7 @@ class JobRequest:
     """The user's request. ``None`` and empty tuples leave the choice to the site's profile.
 
     Attributes:
-        script: the program; a ``.py`` file is run by ``python``, anything else by itself.
+        script: the program; a ``.py`` file is run by ``python``, any other file is executed.
         script_args: passed to the script exactly as they are.
         nodes: nodes of the machine; on the local site, groups of ranks.
         ranks_per_node: default: one per GPU, or what the profile says.

@@ -74,7 +74,7 @@ def draw_node(node: Node, planned: Node | None = None) -> Text:
 
     Args:
         node: ranks by local rank, in the domains where they sit.
-        planned: what the profile promises; where a rank sits otherwise, its row says so.
+        planned: the placement of the profile; the row of a rank with another placement says so.
     """
     wanted = {seat.local_rank: seat for seat in planned.seats} if planned else {}
     text = Text()
@@ -149,7 +149,7 @@ def _rows(node: Node, domain: Domain, wanted: dict[int, Seat]) -> list[Text]:
 
 
 def _main(node: Node, seat: Seat) -> Domain | None:
-    """Return the domain in which a rank's facts are told: beside its GPU, if it runs there."""
+    """Return the domain in which a rank is listed: that of its GPU, if it runs there."""
     around, home = node.around(seat.cpus), node.home(seat.gpu)
     return home if home in around else next(iter(around), None)
 

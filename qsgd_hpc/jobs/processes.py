@@ -19,7 +19,7 @@ KILL_GRACE_S = 5.0  # between the polite signal and SIGKILL
 
 
 def identity(pid: int) -> str | None:
-    """Return text that names this very process for ever, or None when it has ended.
+    """Return text that identifies this process uniquely, or None if it has ended.
 
     The number of a process is used again after a while and after a reboot; its start time
     together with the boot is not.

@@ -34,7 +34,7 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Bin:
-    """The longest walltime of jobs of so many nodes; both ends of the range belong to it."""
+    """The longest walltime of jobs with this range of nodes; both ends are included."""
 
     nodes: tuple[int, int]
     walltime_min: float
@@ -67,7 +67,7 @@ class Queue:
     preemptible: bool = False
 
     def longest_min(self, nodes: int) -> float:
-        """Return the longest walltime for so many nodes, in minutes."""
+        """Return the longest walltime for a number of nodes, in minutes."""
         fitting = [b.walltime_min for b in self.bins if b.nodes[0] <= nodes <= b.nodes[1]]
         return min([self.walltime_min[1], *fitting])
 

@@ -10,7 +10,7 @@
 Why nothing is lost or doubled when commands race, on NFS and Lustre as well: a record is written
 in full under a name of its own and takes its id by one rename of the directory, which fails when
 the id is taken; every file is replaced by rename, so a reader sees the old or the new content; and
-each job's state has one writer: its runner, or whoever asks the scheduler and gets one answer.
+each job's state has one writer: its runner, or the process that queries the scheduler.
 """
 
 from __future__ import annotations

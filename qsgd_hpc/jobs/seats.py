@@ -96,7 +96,7 @@ def domains_of(site: Site) -> tuple[Domain, ...]:
 
 
 def expected(site: Site, request: JobRequest) -> Node:
-    """Return a node of the job as the profile plans it; all of its nodes are alike.
+    """Return a node of the job as planned by the profile; all of its nodes are equal.
 
     Args:
         site: the profile. Cores are known where it lists them, or where its launcher binds blocks

@@ -76,7 +76,7 @@ def choose(asked: str | None, host: Host | None = None) -> Site:
 
     A scheduler on a host that no profile names gets the generic profile of that scheduler, and a
     machine without one the embedded default. Without ``host`` this machine is looked at, but only
-    where nobody has named a site: a scheduler that is asked whether it is there takes its time.
+    if no site is set: querying a scheduler takes time.
 
     Raises:
         UsageError: unknown or malformed profile, or a scheduler that no profile fits.

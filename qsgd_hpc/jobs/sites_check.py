@@ -1,4 +1,4 @@
-"""Check a profile: its files, what nobody has confirmed, and how the machine itself differs."""
+"""Check a profile: its files, unconfirmed facts, and differences from the machine."""
 
 from __future__ import annotations
 

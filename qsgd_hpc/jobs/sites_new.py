@@ -20,7 +20,7 @@ def new_profile(name: str, scheduler: str | None, host: Host, *, force: bool) ->
 
     Args:
         name: of the site; it must be a new one unless ``force``.
-        scheduler: whom to ask; None: nobody was found.
+        scheduler: the scheduler to query; None: none was found.
         host: this machine.
         force: replace the user's file of that name.
 

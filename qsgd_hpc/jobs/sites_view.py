@@ -75,7 +75,7 @@ def row(name: str, here: str | None) -> Row:
 
 
 def table(rows: Sequence[Row], width: int) -> Table:
-    """Return the table that `sites list` prints, for a terminal of so many columns."""
+    """Return the table that `sites list` prints, for a terminal of this width."""
     texts = [_texts(row) for row in rows]
     titles = ("", "site", "scheduler", "queues", "GPUs", "to verify", "from", "what it is")
     value = {"queues": 3, "GPUs": 4, "to verify": 2, "from": 1}

@@ -42,7 +42,7 @@ def submit(request: JobRequest, tell: Callable[[str], object] = lambda _note: No
     Raises:
         UsageError: everything that is wrong with the request, one fault a line.
         LaunchError: the scheduler refused a job; what it had taken before is cancelled again, and
-            where that fails the message says so.
+            the message of a failure says so.
         KeyboardInterrupt: Ctrl-C meanwhile; the jobs are submitted and registered all the same.
     """
     filled, site = prepare(request, dry_run=False)
@@ -121,7 +121,7 @@ def _handed_over(job: Job) -> Job:
 def _confirmed(job_id: str) -> Job | None:
     """Return a job of another submission under the same key, once its scheduler has it.
 
-    That submission may be under way still, or it was cut off before the scheduler had the job,
+    That submission may still be running, or it was interrupted before the scheduler had the job,
     which is then handed over here. None: it was refused and has left no record.
     """
     told = False

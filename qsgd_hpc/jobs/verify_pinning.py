@@ -117,7 +117,7 @@ def _conclusion(nodes: Sequence[Node], faults: Iterable[tuple[Fault, list[str]]]
 
 
 def _told(nodes: Sequence[Node]) -> Text:
-    """Say what the last rank of torch.distributed is told."""
+    """Return torchrun's variables of the last rank."""
     seats = [seat for node in nodes for seat in node.seats if seat.told]
     if not seats:
         return Text("Torchrun's variables are not set for the ranks.")

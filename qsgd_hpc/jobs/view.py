@@ -192,7 +192,7 @@ def _ran(job: Job) -> str:
 
 
 def table(jobs: Iterable[Job], width: int) -> Table:
-    """Return the table that ``list`` prints, for a terminal of so many columns.
+    """Return the table that ``list`` prints, for a terminal of this width.
 
     One line for each job: ``status`` and --json have the whole of it. The reason is shortened
     first; job, name, state and exit code are always there.

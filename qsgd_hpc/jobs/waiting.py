@@ -29,7 +29,7 @@ def wait(
 
     Args:
         ids: of the jobs.
-        timeout_s: seconds; None waits for ever.
+        timeout_s: seconds; None: no limit.
         on_change: called with each job at first, whenever its state is another one, and when its
             scheduler falls silent or speaks again.
     Raises:

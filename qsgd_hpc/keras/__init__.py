@@ -1,6 +1,6 @@
 """The Horovod API for Keras 3: ``import qsgd_hpc.keras as hvd``.
 
-For ``keras`` and ``tensorflow.keras`` alike, on the backends TensorFlow, PyTorch and JAX. A script
+For both ``keras`` and ``tensorflow.keras``, on the backends TensorFlow, PyTorch and JAX. A script
 changes this import, and gives ``model.compile`` a ``hvd.DistributedOptimizer``.
 """
 

@@ -20,7 +20,7 @@ _MARK = "_qsgd_hpc"
 def make_loss_scalers_agree() -> None:
     """Have a loss scaler skip a step where any rank's gradients overflow; harmless when done.
 
-    ``compile`` makes the scaler of a ``mixed_float16`` model by itself, so its class is changed.
+    ``compile`` creates the scaler of a ``mixed_float16`` model, so its class is changed.
     """
     kind = keras.optimizers.LossScaleOptimizer
     if hasattr(kind.check_finite, _MARK):
@@ -42,7 +42,7 @@ def make_loss_scalers_agree() -> None:
 def leave_steps_out_of_xla() -> None:
     """Have Keras leave a distributed step out of XLA, where TensorFlow cannot call out of it.
 
-    Keras compiles a model's steps on GPUs by itself, so this cannot be left to the user.
+    Keras compiles a model's steps on GPUs automatically, so this cannot be left to the user.
     """
     trainer = sys.modules[keras.Model.compile.__module__]
     own: Callable[..., Any] | None = getattr(trainer, "model_supports_jit", None)
@@ -64,7 +64,7 @@ def keep_copies_distributed(copied: Callable[[Any], tuple[Any, Any] | None]) -> 
     """Have pickles and deep copies of models and optimizers hold the synchronisation.
 
     Keras makes them from what it saves in a file, which is the optimizer alone: a model from
-    ``broadcast_object`` would then train by itself on some ranks while the root's waits for them.
+    ``broadcast_object`` would then train separately on some ranks while the root waits for them.
 
     Args:
         copied: returns, for an object, a function and its second argument: what the function makes

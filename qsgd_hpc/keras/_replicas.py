@@ -25,7 +25,7 @@ REMEDY = (
 
 
 def name_of(variable: Any) -> str:
-    """Return what a variable is called, on every rank alike."""
+    """Return the name of a variable, equal on every rank."""
     return str(getattr(variable, "path", None) or variable.name)
 
 
@@ -58,7 +58,7 @@ def require_equal(variables: Sequence[Any], process_set: ProcessSet = global_pro
     """Check that variables are the same on every rank of the set, bit for bit; collective.
 
     Raises:
-        UsageError: on every rank alike; it names a variable and a rank.
+        UsageError: on every rank; it names a variable and a rank.
     """
     mine = [(name_of(v), _digest(v)) for v in variables]
     everyone = arrays.allgather_object(mine, process_set=process_set)

@@ -73,10 +73,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Check that every rank goes on with the same learning rate.
+        """Check that every rank continues with the same learning rate.
 
         Raises:
-            UsageError: on every rank alike.
+            UsageError: on every rank.
         """
         if not self._process_set.included() or getattr(self.model, "optimizer", None) is None:
             return
@@ -123,7 +123,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         """Replace every number in the logs by its average.
 
         Raises:
-            UsageError: the ranks have unequal metrics; on every rank alike.
+            UsageError: the ranks have unequal metrics; on every rank.
         """
         if not self._process_set.included():
             return
@@ -206,7 +206,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     Args:
         initial_lr: the rate to reach: one rank's, times the number of ranks.
-        warmup_epochs: after so many epochs it is reached.
+        warmup_epochs: number of epochs after which it is reached.
         momentum_correction: see :class:`LearningRateScheduleCallback`.
         steps_per_epoch: batches of an epoch, where ``fit`` does not know them.
         verbose: 1 to say on rank 0 when it is reached.
@@ -303,7 +303,7 @@ def _velocities(optimizer: Any) -> list[Any]:
 
 
 class StopBeforeWalltimeCallback(keras.callbacks.Callback):
-    """Ends ``fit`` on all ranks alike, at the end of a batch, when the job is about to end.
+    """Ends ``fit`` on all ranks, at the end of a batch, when the job is about to end.
 
     If ``stopped`` is true after ``fit``, the script saves its checkpoint and calls
     ``qsgd_hpc.exit_for_resubmit()``.

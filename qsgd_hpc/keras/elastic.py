@@ -66,7 +66,7 @@ class _VariablesPart(Part):
 
 
 class KerasState(State):
-    """A model, its optimizer, and whatever else a training has to go on with.
+    """A model, its optimizer, and other state of a training.
 
     Args:
         model: a model, built and compiled.
@@ -96,7 +96,7 @@ def _is_model(value: Any) -> bool:
 
 
 class CommitStateCallback(keras.callbacks.Callback):
-    """Commits a state every so many batches, and at the end of each epoch.
+    """Commits a state after a number of batches, and at the end of each epoch.
 
     Place it behind callbacks that change the state.
 
@@ -145,7 +145,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self.state.batch = self._before + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Begin anew."""
+        """Reset."""
         self.state.batch = self._before = 0
 
 

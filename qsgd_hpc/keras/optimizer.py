@@ -182,7 +182,7 @@ def _copied(saveable: Any) -> tuple[Any, Any] | None:
         return None
     if isinstance(saveable, keras.Model):
         # Operations are named while a step is traced, which is done twice where it creates
-        # variables. Copies have theirs, so this one is traced anew and creates none either.
+        # variables. Copies have theirs, so this one is traced again and creates none either.
         if saveable.built and not optimizer.built:
             optimizer.build(saveable.trainable_variables)
         saveable.train_function = None

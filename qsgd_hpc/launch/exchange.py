@@ -83,7 +83,7 @@ class Exchange:
 class _Server(socketserver.ThreadingTCPServer):
     exchange: Exchange
     request_queue_size = 1024
-    daemon_threads = True  # nobody waits for a rank that hangs
+    daemon_threads = True  # do not wait for a rank that hangs
 
 
 class _Handler(socketserver.BaseRequestHandler):

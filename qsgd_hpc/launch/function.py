@@ -128,7 +128,7 @@ def _hosts(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> tuple[
 
 
 def _results(answers: Mapping[int, bytes], ranks: int, code: int) -> list[Any]:
-    """Return the values by rank, or raise what the first rank that failed by itself raised."""
+    """Return the values by rank, or raise the exception of the first rank that failed itself."""
     found = {rank: pickle.loads(data) for rank, data in answers.items()}
     failures = {rank: each for rank, each in found.items() if isinstance(each, Failure)}
     # Ranks that were only left alone by another are not the cause.

@@ -1,7 +1,7 @@
-"""Hold a port of this host for a job script: print it, and leave when nobody listens any more.
+"""Reserve a port of this host for a job script: print it, and exit when the reader has gone.
 
 A job script starts this file by its path, and reads the port: only the standard library is here.
-Bound and never listened on, the port is given to nobody else who asks for a free one; torch's
+Bound and never listened on, the port is not given to others who ask for a free one; torch's
 store, which sets SO_REUSEADDR as this does, can still listen there.
 """
 

@@ -2,7 +2,7 @@
 
 What all ranks share is decided here, before they start; what is each rank's own is set by the
 process that watches over it (supervise.py). The port is held, not guessed: bound on the first
-rank's host and never listened on, it is given to nobody else who asks for a free one, while
+rank's host and never listened on, it is not given to others who ask for a free one, while
 torch's store, which sets SO_REUSEADDR as we do, can still listen there.
 """
 
@@ -23,9 +23,9 @@ from qsgd_hpc.launch.schedulers import NODE_FILES, in_batch_job
 __all__ = ["Meeting", "meeting", "own_addresses", "remarks", "taken_port"]
 
 _LOOPBACKS = ("localhost", "127.0.0.1", "::1")
-# Below the ports that the kernel hands out by itself.
+# Below the ports that the kernel assigns automatically.
 _FIRST_PORT, _PORTS = 20_000, 12_000
-_ON_A_HOST_OF_ITS_OWN = 29_500  # torch's own choice; nobody else is there
+_ON_A_HOST_OF_ITS_OWN = 29_500  # torch's default; no other process is there
 _STARTERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate",
              "deepspeed")  # fmt: skip
 

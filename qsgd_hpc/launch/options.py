@@ -43,7 +43,7 @@ def bits_variables(bits: int | str | None, weight_bits: int | None) -> dict[str,
 
 
 def tells_of_torchrun(torchrun: bool | None, horovod: bool) -> bool:
-    """Tell whether ranks are told what torchrun would tell them; None: the user does not say.
+    """Return whether torchrun's variables are set for the ranks; None: not specified.
 
     Scripts of Horovod may take that for a sign to use torch.distributed.
     """
@@ -69,7 +69,7 @@ class RunOptions:
         bits: QSGD_BITS for the ranks; None leaves the environment's.
         weight_bits: likewise QSGD_WEIGHT_BITS.
         ranks_per_node: with a network, ranks on each host, by default 1; without one, pretend that
-            each run of so many ranks is a node.
+            number of consecutive ranks that form a node.
         network: start the ranks on hosts of their own on this machine, joined by such a network.
         prefix_output: put ``[rank] `` before every line.
         env: variables for the ranks, over those inherited.

@@ -20,7 +20,7 @@ class SchedulerTraits:
         node_file: variable that names the file of a job's nodes; empty where there is none.
         first_node: bash command that prints the first node of a job; empty: the first line of the
             node file is it.
-        requeues: whether it can start a job again by itself.
+        requeues: whether it can restart a job automatically.
         excludes: whether a job can refuse nodes.
         waits_for_any: whether a job can wait for another one that need not succeed.
         bad_path: pattern of what the path of a job's output must not contain, and words for that.

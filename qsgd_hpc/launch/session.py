@@ -147,7 +147,7 @@ class Session:
 
     @contextlib.contextmanager
     def _reader_may_leave(self) -> Iterator[None]:
-        """End the ranks, without a word, when nobody reads our output any more (``| head``)."""
+        """End the ranks silently when the reader of our output has gone (``| head``)."""
         try:
             yield
         except BrokenPipeError:
@@ -189,7 +189,7 @@ class Session:
         for sink in self.sinks.values():
             sink.close(event.rank)
         if event.rank in {end.rank for end in self.ledger.ends}:
-            return  # a failure is told at once and again when the output has ended
+            return  # a failure is reported at once, and again after the output has ended
         now_s = time.monotonic()
         self.ledger.hear(event, now_s)
         if event.status != 0 and self.term_at_s is None:

@@ -10,8 +10,8 @@ A frame is written only when the pipe is empty and is never longer than the smal
 way, so that no reader can cut it in two and put another rank's bytes in between.
 
 Usage: supervise.py TOKEN FRAME_BYTES MEETING COMMAND...
-A TOKEN of ``-`` means that nobody reads frames: the command then replaces this process. MEETING is
-a ``meeting.Meeting.word``, from which the rank is told what torchrun would tell it, or ``-``.
+A TOKEN of ``-`` means that no one reads frames: the command then replaces this process. MEETING is
+a ``meeting.Meeting.word``, from which torchrun's variables are set for the rank, or ``-``.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _run_child(command: list[str], out: int, err: int, speak: int) -> None:
 
 
 def _clear_shared_memory(since_s: float) -> None:
-    """Remove what the ranks' MPI has left on this node, if nobody of theirs is left."""
+    """Remove files that the ranks' MPI has left on this node, if none of the ranks is left."""
     import runpy  # not at the start, which is to be quick
 
     beside = os.path.join(os.path.dirname(__file__), "shared_memory.py")  # noqa: PTH118, PTH120
@@ -170,7 +170,7 @@ class Supervisor:
         self.pid = 0
         self.status: int | None = None
         self.kill_at_s: float | None = None
-        self.deaf = False  # nobody reads frames any more
+        self.deaf = False  # the reader of frames has gone
         self.wake, self.wake_in = os.pipe()
         os.set_blocking(self.wake, False)
         os.set_blocking(self.wake_in, False)
@@ -189,7 +189,7 @@ class Supervisor:
         self.pid = os.fork()
         if self.pid == 0:
             _run_child(command, out_in, err_in, speak)
-        with contextlib.suppress(OSError):  # the child does it too: whoever is first
+        with contextlib.suppress(OSError):  # the child does it, too; the order does not matter
             os.setpgid(self.pid, self.pid)
         own = {0, 1, 2, out, err, self.wake, self.wake_in, speak}
         # mpiexec must see the rank's PMI socket close when the rank dies, so keep no copy of it.

@@ -20,7 +20,7 @@ class _Producer:
         self._tensor = tensor
 
     def __dlpack__(self, **_: Any) -> Any:
-        # Returns when no operation that MXNet has under way reads or writes the array any more.
+        # Returns when no pending operation of MXNet reads or writes the array.
         return self._tensor.to_dlpack_for_write()
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -78,7 +78,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         gradient_predivide_factor: gradients are divided by it before the sum, and by size / it
             after it.
         prefix: begins the names of the operations, where several trainers work at once.
-        num_groups: reduces gradients in so many groups; 0 reduces each by itself.
+        num_groups: number of groups in which gradients are reduced; 0 reduces each separately.
         process_set: the ranks that take part; by default all.
     """
 

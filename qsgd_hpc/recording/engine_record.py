@@ -43,7 +43,7 @@ def leave(engine: Any, *, rank: int, ranks: int) -> None:
         if profile["steps"] > 0:
             quality = engine.quality()
             fields = summary(profile, engine.stats(), quality, rank=rank, ranks=ranks)
-            # The tuner may choose float32 too, and nobody could tell the two apart.
+            # The tuner may choose float32, too, and the two cannot be distinguished.
             planner = ranks > 1 and not env.get("QSGD_AUTOTUNE")
             record("engine", **fields, **uncoded(quality, planner=planner))
     except Exception as error:
@@ -114,7 +114,7 @@ def _of_timed_steps(profile: Mapping[str, Any], warmup: int, ranks: int) -> dict
         return dict.fromkeys(_TIMED)
     comm_s = statistics.fmean(comm)
     seen = profile["waits_seen"] or ranks == 1
-    exposed_s = statistics.fmean(waits) if ranks > 1 else 0.0  # one rank waits for nobody
+    exposed_s = statistics.fmean(waits) if ranks > 1 else 0.0  # one rank never waits
     hidden_s = max(0.0, comm_s - exposed_s) if ranks > 1 else 0.0
     return {
         "step_s": statistics.median(steps),
@@ -158,7 +158,7 @@ def uncoded(quality: Mapping[str, Mapping[str, Any]], *, planner: bool) -> dict[
 def merge_neighbours(
     layers: Sequence[tuple[int, float]], most: int = MOST_LAYERS
 ) -> list[list[float]]:
-    """Return [[elements, ready_s], ...], at most so many: several in a row as one.
+    """Return [[elements, ready_s], ...], limited in number by merging neighbours.
 
     Elements add up, and what is merged is ready when its last is.
     """

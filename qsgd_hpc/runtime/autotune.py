@@ -1,4 +1,4 @@
-"""Autotuning: while training goes on, rank 0 tries settings of the engine and keeps the fastest.
+"""Autotuning: during the training, rank 0 tries settings of the engine and keeps the fastest.
 
 What it finds is kept under ``$QSGD_HOME/tuned`` and tried first by the next job of the same site,
 MPI and layout of ranks.

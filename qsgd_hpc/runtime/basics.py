@@ -44,7 +44,7 @@ __all__ = [
     "stop_timeline",
 ]
 
-# How long after another rank's death this process may go on without noticing; the job is to have
+# How long this process may run after another rank's death without noticing it; the job is to have
 # ended within 30 s.
 GRACE_S = 20.0
 
@@ -168,7 +168,7 @@ def _build(mpi: mpi_binding.Mpi, comm: Any, settings: job_settings.Settings) -> 
         shares_memory=shared is not None,
     )
     engine = _core.Engine.over_mpi(mpi_binding.core_facts(mpi, comm), config, shared)
-    engine.machine()  # measured before the script goes on and takes the cores
+    engine.machine()  # measured before the script continues and uses the cores
     if peers:
         engine.watch(peers, GRACE_S)
     _core.set_current_engine(engine)
@@ -195,14 +195,14 @@ def shutdown() -> None:
 
 
 def restart() -> None:
-    """Form the job anew of the same ranks, each of which calls this, whatever was under way.
+    """Form the job again with the same ranks; collective. Pending operations are dropped.
 
     Process sets that were given to ``init`` are registered again; others are not.
 
     Raises:
         RankFailedError: a rank has died.
     """
-    _shut_down(RESTARTING, patience_s=1e9, record=False)  # the job goes on
+    _shut_down(RESTARTING, patience_s=1e9, record=False)  # the job continues
     init(*_arguments)
 
 
@@ -342,10 +342,10 @@ def communication_stats() -> dict[str, float]:
 def step_profile() -> dict[str, Any]:
     """Return when this rank's training steps began, and what of its communication fell into each.
 
-    The engine is told of no steps, but sees them: one begins when some named tensor is reduced more
-    often than any has been so far, at that submission, and lasts until the next begins. So a metric
-    that is reduced once per epoch begins no step, and one that is reduced twice per step would
-    begin two; an evaluation between two steps is part of the earlier one.
+    The engine detects steps without being told of them: one begins when some named tensor is
+    reduced more often than any has been so far, at that submission, and lasts until the next
+    begins. So a metric that is reduced once per epoch begins no step, and one that is reduced twice
+    per step would begin two; an evaluation between two steps is part of the earlier one.
 
     Returns:
         A dictionary with
@@ -358,7 +358,7 @@ def step_profile() -> dict[str, Any]:
         - ``layers``: ``[(name, elements, ready_s), ...]`` of the last step that is over: the
           tensors that come in every step, in the order in which they were submitted, ``ready_s``
           seconds after the first; ``backward_s``: when the last of them was;
-        - ``waits_seen``: False where the framework waits for some of them by itself, so that
+        - ``waits_seen``: False if the framework waits for some of them itself, so that
           ``wait_s`` and ``wait_time_s`` leave that out.
     """
     profile: dict[str, Any] = context().engine.step_profile()

@@ -32,7 +32,7 @@ def error_feedback_state() -> dict[str, NDArray[np.float32]]:
         by tensor name, float32 of shape (elements,): what the results of all reductions so far
         lack in sum, in units of a result. The same on every rank. Empty without error feedback.
     Raises:
-        UsageError: reductions are under way.
+        UsageError: reductions are in flight.
     """
     import numpy as np
 
@@ -59,7 +59,7 @@ def load_error_feedback_state(state: Mapping[str, NDArray[np.float32]]) -> None:
     tensor that is not compressed then is paid at once.
 
     Raises:
-        UsageError: reductions are under way, or the state is not by name and one-dimensional.
+        UsageError: reductions are in flight, or the state is not by name and one-dimensional.
     """
     for name, values in state.items():
         if getattr(values, "ndim", None) != 1:
@@ -78,7 +78,7 @@ def rounding_state() -> dict[str, int]:
     interruption, on the same number of ranks.
 
     Raises:
-        UsageError: reductions are under way.
+        UsageError: reductions are in flight.
     """
     steps = basics.context().engine.coded_steps()
     return {name.removeprefix(_PREFIX): count for name, count in steps.items()}
@@ -88,7 +88,7 @@ def load_rounding_state(state: Mapping[str, int]) -> None:
     """Replace how often each tensor was coded by a saved state; every rank passes the same.
 
     Raises:
-        UsageError: reductions are under way.
+        UsageError: reductions are in flight.
     """
     steps = {_PREFIX + name: count for name, count in state.items()}
     basics.context().engine.restore_coded_steps(steps)

@@ -15,7 +15,7 @@ _PENDING = object()
 
 
 class Handle:
-    """An operation under way.
+    """An operation in flight.
 
     The core keeps its tensors until it has done with them, so a handle may be dropped.
 
@@ -45,7 +45,7 @@ class Handle:
 
         Raises:
             NonFiniteGradientError: a gradient is not finite. Its reduction is delivered all the
-                same: it is not finite on any rank, so all can go on alike with it.
+                same: it is not finite on any rank, so all ranks can continue equally.
             HorovodInternalError: the ranks disagree, or a rank died.
         """
         not_finite: NonFiniteGradientError | None = None

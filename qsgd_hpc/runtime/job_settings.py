@@ -119,14 +119,14 @@ def engine_config(
 
 
 def _planner(settings: Settings) -> str:
-    # A tuner tries what is fastest by itself.
+    # A tuner finds the fastest setting itself.
     if settings["QSGD_AUTOTUNE"] and settings["QSGD_PLANNER"] == "advise":
         return "off"
     return str(settings["QSGD_PLANNER"])
 
 
 def _measures_at_start(settings: Settings) -> bool:
-    # While nothing else runs. What a script asks for by itself is known only in its first step.
+    # While nothing else runs. Compression set in the script is known only in its first step.
     planner = _planner(settings)
     asked = from_environment()
     return planner == "on" or (asked is not None and (planner == "advise" or asked.auto_bits))

@@ -79,7 +79,7 @@ def start_mpi() -> Mpi:
 
 
 def give_up() -> None:
-    """Remember that a rank has died: ``MPI_Finalize`` would wait for it for ever."""
+    """Remember that a rank has died: ``MPI_Finalize`` would wait for it forever."""
     global _given_up
     _given_up = True
 
@@ -120,7 +120,7 @@ def _require_together(module: Any, environ: Mapping[str, str]) -> None:
         path = loaded_library()
         mpi = LoadedMpi(name, is_open_mpi, path, pip_package(path))
         if size == 1 and _is_ours():
-            module.Finalize()  # it waits for nobody, and takes its shared memory away
+            module.Finalize()  # it waits for no other rank, and frees its shared memory
         raise UsageError(apart(size, claim, mpi, rank_of(environ)))
 
 

@@ -155,7 +155,7 @@ def operation(
     op: Op = Sum,
     **fields: Unpack[OperationFields],
 ) -> Operation:
-    """Return what the core is told of an operation; it may be started again and again.
+    """Return the core's description of an operation, which can be started repeatedly.
 
     Args:
         kind: allreduce, broadcast, allgather, alltoall or reducescatter.

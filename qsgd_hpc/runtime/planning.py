@@ -201,7 +201,7 @@ def load(key: Key) -> Machine | None:
 
 
 def recall(comm: Any, key: Key) -> Machine | None:
-    """Return what an earlier job measured, on every rank alike, or None; collective.
+    """Return the measurement of an earlier job, the same on every rank, or None; collective.
 
     A file that is damaged counts as none, after a warning.
 
@@ -235,7 +235,7 @@ def keep(key: Key, measured: Machine) -> None:
 
 
 def machine(communicator: Any, comm: Any, key: Key, more: Iterable[CodecSpec] = ()) -> Machine:
-    """Measure the machine of this job anew, and keep it; collective, every rank returns the same.
+    """Measure the machine of this job and store the result; collective, equal on every rank.
 
     Args:
         communicator: qsgd_hpc.runtime.direct.Communicator.

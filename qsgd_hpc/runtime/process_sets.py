@@ -1,7 +1,7 @@
 """Process sets: collectives over some of the job's ranks.
 
-Sets are numbered alike on every rank; 0 is everyone. They are given to ``init``, or added later by
-all ranks together where ``init(process_sets="dynamic")`` allows it.
+Sets have the same number on every rank; 0 is that of all ranks. They are passed to ``init``, or
+added later by all ranks together where ``init(process_sets="dynamic")`` allows it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ global_process_set.process_set_id = 0
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Register a set on every rank of the job, in it or not; all ranks call this alike.
+    """Register a set on every rank of the job, in it or not; all ranks must call this.
 
     Returns:
         The set, ready for use.
@@ -122,7 +122,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a set on every rank; all ranks call this alike.
+    """Forget a set on every rank; all ranks must call this.
 
     Returns:
         Whether there was such a set; the set of all ranks cannot be removed.

@@ -55,7 +55,7 @@ class _Watch:
         return self.wanted
 
     def _listen(self) -> None:
-        """Take SIGTERM as a wish, once, unless the script has a handler of its own."""
+        """Take the first SIGTERM as a stop request, unless the script has its own handler."""
         if self._listens or threading.current_thread() is not threading.main_thread():
             return
         self._listens = True
@@ -83,7 +83,7 @@ def _stop_at(folder: Path) -> float:
 
 
 def should_stop() -> bool:
-    """Tell whether to write a checkpoint and exit with code 85 now, on all ranks alike.
+    """Tell whether to write a checkpoint and exit with code 85 now, on all ranks.
 
     Collective once the job has more than one rank: every rank calls it at the same step, and gets
     the same answer. That costs one small allreduce; in a loop of very short steps call it at every

@@ -33,7 +33,7 @@ __all__ = ["HostsUpdatedInterrupt", "TensorFlowKerasState", "TensorFlowState", "
 
 
 class _Variables(Part):
-    """Variables that are looked up anew at each use.
+    """Variables that are looked up at each use.
 
     Args:
         variables: returns them, in one order.
@@ -88,7 +88,7 @@ class _SessionVariables(Part):
 
 
 class TensorFlowState(State):
-    """Variables, and whatever else a training has to go on with.
+    """Variables, and other state of a training.
 
     Args:
         variables: ``tf.Variable`` or Keras's; by default the global ones of the session's graph.
@@ -109,7 +109,7 @@ class TensorFlowState(State):
 
 
 class TensorFlowKerasState(State):
-    """A Keras model, its optimizer, and whatever else a training has to go on with.
+    """A Keras model, its optimizer, and other state of a training.
 
     Args:
         model: built already, so that its variables are there.

@@ -60,7 +60,7 @@ class NonFiniteGradientError(_Both, errors.NonFiniteGradientError, tf.errors.Dat
 
 
 class UsageError(_Both, errors.UsageError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
-    """The call is wrong by itself, by splits that do not fit its tensor, say."""
+    """The call itself is invalid, such as splits that do not fit its tensor."""
 
     _status = tf.errors.InvalidArgumentError
 

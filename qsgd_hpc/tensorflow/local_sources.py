@@ -39,7 +39,7 @@ class LocalSources:
         return id(unwrapped(source)) in self._sources
 
     def settled(self, gradient: Any, size: int) -> Any:
-        """Return what becomes of the gradient of a local source on so many ranks."""
+        """Return the gradient of a local source on a number of ranks."""
         if gradient is None or not self._scale or size == 1:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):

@@ -55,7 +55,7 @@ class AdasumOptimizer(Wrapped):
         self._reduction = reduction
         self._names = name_parameters(list(self._owned()), named_parameters)
         self._prefix = prefix or f"step.{basics.next_number('adasum')}."
-        # What is stepped here are this rank's own gradients: nobody else is to average them.
+        # This steps with the rank's own gradients, which must not be averaged.
         self._claim = Claim(self)
         self._claim.claim(self._owned())
 
@@ -65,7 +65,7 @@ class AdasumOptimizer(Wrapped):
         self.begin(names, original._reduction, original._prefix + suffix)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, on every rank alike; see ``torch.optim.Optimizer.add_param_group``."""
+        """Add parameters, on every rank; see ``torch.optim.Optimizer.add_param_group``."""
         super().add_param_group(param_group)
         self._claim.claim(self._owned())
 

@@ -55,7 +55,7 @@ class Attached:
         if ranks == 1:
             return
         if self._state is not None:
-            self._loaded = self.state_dict()  # a second fit goes on where the first has ended
+            self._loaded = self.state_dict()  # a second fit continues from the end of the first
         inner: Any = model
         while name := next((name for name in _INNER if hasattr(inner, name)), None):
             inner = getattr(inner, name)
@@ -76,7 +76,7 @@ class Attached:
     def state_dict(self) -> dict[str, Any]:
         """Return what error feedback holds back; all ranks call it together, at the same step.
 
-        It is the same on every rank, and a training on any number of ranks goes on from it; {}
+        It is the same on every rank, and a training on any number of ranks can resume from it; {}
         where nothing is compressed.
         """
         if self._state is None:

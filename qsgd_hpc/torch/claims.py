@@ -27,7 +27,7 @@ class Claim:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        # By their ids: to hash a tensor takes a call of Python's, and this is asked for every one.
+        # By their ids: hashing a tensor is a call of Python, and this is queried for every one.
         self._parameters: dict[int, torch.Tensor] = {}
         self._rivals: dict[int, list[weakref.ref[Claim]]] = {}
         self.dropped = False
@@ -43,7 +43,7 @@ class Claim:
     def claim(self, parameters: Iterable[torch.Tensor]) -> None:
         """Take parameters; what other optimizers have begun with theirs is ended first.
 
-        Call it on every rank alike: to end a reduction takes all ranks.
+        Call it on every rank: to end a reduction takes all ranks.
         """
         new = {id(p): p for p in parameters if id(p) not in self._parameters}
         if not new:
@@ -66,7 +66,7 @@ class Claim:
 
     def is_shared(self, parameter: torch.Tensor) -> bool:
         """Tell whether another optimizer that exists steps this parameter, too."""
-        if not self._rivals:  # as good as always, and asked for every gradient
+        if not self._rivals:  # almost always, and queried for every gradient
             return False
         rivals = (rival() for rival in self._rivals.get(id(parameter), ()))
         return any(rival is not None and not rival.dropped for rival in rivals)
@@ -77,4 +77,4 @@ class Claim:
         return False
 
     def settle(self) -> None:
-        """End what is under way with the parameters, on every rank."""
+        """End the reductions in flight of the parameters, on every rank."""

@@ -42,13 +42,13 @@ class ElasticSampler(ElasticShares, torch.utils.data.Sampler[int]):
 
     Args:
         dataset: anything with a length, equal on every rank.
-        shuffle: whether to shuffle, anew in each epoch and alike on every rank.
+        shuffle: whether to shuffle, in a new order in each epoch that is equal on every rank.
         seed: of the shuffling, equal on every rank.
     """
 
 
 class TorchState(State):
-    """A model, an optimizer, samplers, and whatever else a training has to go on with.
+    """A model, an optimizer, samplers, and other state of a training.
 
     Args:
         model: any ``torch.nn.Module``, if there is one.

@@ -230,7 +230,7 @@ class GradientReducer(Claim):
         self.fresh = False
 
     def forget_ended_job(self) -> None:
-        """Forget what was under way when the job was shut down, if it has been since."""
+        """Forget operations that were in flight when the job was shut down, if it was."""
         if self._job() is not basics.context():
             self._job = weakref.ref(basics.context())
             for each in self._gradients.values():

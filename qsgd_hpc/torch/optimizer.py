@@ -60,14 +60,14 @@ class _Distributed(Wrapped):
         self.begin(names, original._reduction, passes, groups, its.prefix + suffix)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, on every rank alike; see ``torch.optim.Optimizer.add_param_group``."""
+        """Add parameters, on every rank; see ``torch.optim.Optimizer.add_param_group``."""
         super().add_param_group(param_group)
         self._reducer.adopt()
 
     def synchronize(self) -> None:
         """Wait until every gradient is averaged, to clip or look at them before ``step``.
 
-        Gradients that hold NaN or Inf do so on every rank alike; it is ``step`` that raises.
+        Gradients that hold NaN or Inf do so on every rank; it is ``step`` that raises.
         """
         self._nonfinite = self._reducer.finish()
         self._synchronized = True
@@ -104,7 +104,7 @@ class _Distributed(Wrapped):
         """Average the gradients, then do the wrapped optimizer's step.
 
         Raises:
-            NonFiniteGradientError: a gradient holds NaN or Inf, on every rank alike; nothing has
+            NonFiniteGradientError: a gradient holds NaN or Inf, on every rank; nothing has
                 been changed. A loss scaler does not get here with such gradients.
             HorovodInternalError: a reduction failed.
         """
@@ -136,7 +136,7 @@ class _Distributed(Wrapped):
             raise error
 
     def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Average what a closure returns, too: a line search must decide alike on every rank."""
+        """Average what a closure returns, too: a line search must decide equally on every rank."""
 
         def averaged() -> Any:
             loss = closure()
@@ -193,7 +193,7 @@ def DistributedOptimizer(
 
     With ``torch.amp.GradScaler`` nothing has to be called: ``scaler.unscale_`` and
     ``scaler.step`` wait for the averages first, so an overflow on one rank is one on every rank;
-    all skip the step and lower the scale alike. Error feedback forgets what it kept of such a
+    all skip the step and lower the scale equally. Error feedback forgets what it kept of such a
     gradient.
 
     Several optimizers may take turns on the same parameters: while they exist, gradients are

@@ -49,7 +49,7 @@ class GradientAllreduce:
 
     def operation_on(self, gradient: torch.Tensor, group: Group | None = None) -> Operation | None:
         """Return what the engine does with a gradient as it lies; None: it cannot take it so."""
-        # As little Python as can be: this runs for every parameter in every step.
+        # Minimal Python: this runs for every parameter in every step.
         if not (
             gradient.dtype == self.dtype
             and self._in_place

@@ -57,7 +57,7 @@ def _sparse_dim(gradient: torch.Tensor) -> int:
 
 
 def refuse_nonfinite(gradient: torch.Tensor, name: str) -> None:
-    """Do what QSGD_NONFINITE says of a dense gradient with NaN or Inf, on every rank alike.
+    """Do what QSGD_NONFINITE says of a dense gradient with NaN or Inf, on every rank.
 
     Raises:
         NonFiniteGradientError: unless QSGD_NONFINITE lets such gradients pass.

@@ -27,7 +27,7 @@ class SyncBatchNorm(_BatchNorm):
     Args:
         num_features: channels, the second dimension of an input of any number of dimensions.
         eps: added to the variance.
-        momentum: of the running statistics; None averages all batches alike.
+        momentum: of the running statistics; None averages all batches equally.
         affine: whether there are a weight and a bias.
         track_running_stats: whether there are running statistics.
         process_set: the ranks whose batches count; by default all. Their sizes may differ.
@@ -77,7 +77,7 @@ class SyncBatchNorm(_BatchNorm):
         return normalised
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy or a loaded module takes a name in its own job, on every rank alike.
+        # A copy or a loaded module takes a name in its own job, on every rank.
         return {**vars(self), "_number": None}
 
     @torch.no_grad()
@@ -96,7 +96,7 @@ class SyncBatchNorm(_BatchNorm):
         """Return the module with every ``BatchNorm*`` in it replaced; parameters are shared."""
         if isinstance(module, _BatchNorm):
             new = cls(module.num_features, module.eps, module.momentum, process_set=process_set)
-            # One dictionary of parameters and buffers, so optimizers go on knowing them.
+            # One dictionary of parameters and buffers, so optimizers still know them.
             for attribute in ("affine", "track_running_stats", "training"):
                 setattr(new, attribute, getattr(module, attribute))
             new._parameters, new._buffers = module._parameters, module._buffers

@@ -31,7 +31,7 @@ COLLECTIVES = frozenset(
     "broadcast_parameters",
     "broadcast_variables",
 }
-# join is not among them: it is called where others go on.
+# join is not among them: other ranks continue while it waits.
 
 
 @dataclass(frozen=True, eq=False)

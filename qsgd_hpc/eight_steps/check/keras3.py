@@ -92,7 +92,7 @@ def in_file_of_weights(facts: Facts, call: cst.Call) -> Iterator[Finding]:
 
 
 def is_optimizer(script: Script, node: cst.CSTNode) -> bool:
-    """Say whether a value is an optimizer of Keras, by itself or wrapped."""
+    """Say whether a value is an optimizer of Keras, directly or wrapped."""
     made = script.value(node)
     if isinstance(made, cst.Call) and script.api(made) == "DistributedOptimizer" and made.args:
         return is_optimizer(script, made.args[0].value)

@@ -40,7 +40,7 @@ class Reach:
 
 
 def is_rank(script: Script, node: cst.CSTNode) -> bool:
-    """Say whether an expression is a rank's number, by itself or through a name.
+    """Say whether an expression is a rank's number, directly or through a name.
 
     Also where it should be: a missing call is a finding of its own.
     """

@@ -52,7 +52,7 @@ NUMBERS = frozenset(
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Yield the functions of the API whose values are meant, and actions that nobody takes."""
+    """Yield functions of the API that are used as values or statements without being called."""
     script = facts.script
     for node in script.nodes:
         if not isinstance(node, (cst.Name, cst.Attribute)):

@@ -155,7 +155,7 @@ def _quiet(plan: Plan, call: cst.Call) -> None:
 
 
 def reseed(plan: Plan) -> None:
-    """Let each rank draw its own dropout, if nothing must be drawn alike from the same seed."""
+    """Give each rank its own dropout, unless ranks must draw equal numbers from one seed."""
     script = plan.script
     alike = any(
         opening.NUMPY.match(script.called(c))

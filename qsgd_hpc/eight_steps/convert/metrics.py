@@ -77,7 +77,7 @@ def is_plain(script: Script, added: cst.BaseExpression) -> bool:
 
 
 def fresh(script: Script, loop: TrainLoop, name: str) -> cst.BaseExpression | None:
-    """Return what a name begins each loop with, or None if it goes on from the loop before."""
+    """Return the value of a name at the start of each loop; None if it keeps its last value."""
     place = script.start(loop.loop)
     scope = script.scope(loop.loop)
     owner = script.class_of(loop.loop) if name.startswith("self.") else scope

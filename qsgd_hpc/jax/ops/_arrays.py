@@ -22,7 +22,7 @@ class _JaxArrays(Arrays):
     reduces_complex = True
 
     def shares(self, host: Array, tensor: Any) -> bool:
-        """Return True: nobody may write to what JAX shows."""
+        """Return True: the memory that JAX exposes is read-only."""
         return True
 
     def new_like(self, host: Array) -> Array:

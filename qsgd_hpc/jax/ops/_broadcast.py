@@ -47,7 +47,7 @@ class Broadcast(Collective):
         """Return the mean of all ranks' cotangents on the root, whose values they are, else 0."""
         means = run(Allreduce(**self.turned_names(), op=Average), cotangents)
         # A choice that neither JAX nor XLA looks through: they would leave out, on the other ranks
-        # alone, a mean that nobody uses there, or come to several of them in another order.
+        # alone, an unused mean there, or execute several of them in another order.
         hidden: Any = jax.lax.optimization_barrier
         root = hidden(jnp.asarray(basics.rank() == self.root_rank))
         return [jnp.where(root, mean, jnp.zeros_like(mean)) for mean in means]

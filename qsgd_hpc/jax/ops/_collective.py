@@ -127,7 +127,7 @@ class Collective(ABC):
         return self
 
     def core_group(self) -> ops.Group | None:
-        """Return what the core is told of the group."""
+        """Return the core's description of the group."""
         return ops.Group(self.group, len(self.names)) if self.group else None
 
     def renamed(self: Self, suffix: str) -> Self:
@@ -147,7 +147,7 @@ class Collective(ABC):
         }
 
     def picked(self: Self, indices: Sequence[int]) -> Self:
-        """Return this call for some of its arrays, each by itself."""
+        """Return this call for some of its arrays, each separately."""
         return replace(self, names=tuple(self.names[i] for i in indices), group=None)
 
     def encoded(self, avals: Sequence[Any]) -> str:

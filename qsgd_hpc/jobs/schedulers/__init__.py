@@ -20,11 +20,11 @@ class Scheduler(Protocol):
 
         Raises:
             LaunchError: it is refused.
-            UnconfirmedError: nobody knows whether it was taken; the record must stay.
+            UnconfirmedError: it is unknown whether the job was accepted; the record must stay.
         """
 
     def find(self, job: Job) -> str | None:
-        """Return the scheduler's id of a job whose submission nobody confirmed, or None.
+        """Return the scheduler's id of a job whose submission was not confirmed, or None.
 
         Raises:
             LaunchError: the scheduler does not answer.

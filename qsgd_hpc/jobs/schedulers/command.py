@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 TIMEOUT_S = 60.0
-QUIET_S = 5.0  # after which the user is told what is waited for
+QUIET_S = 5.0  # after which the user is told about the wait
 HUNG = 124
 # Far below what the kernel takes as one argument (128 KiB), and a small answer for a scheduler.
 IDS_AT_ONCE = 1000

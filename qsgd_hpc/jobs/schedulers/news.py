@@ -29,7 +29,7 @@ SETTLE_S = 60.0
 
 
 def open_jobs(jobs: Iterable[Job]) -> list[Job]:
-    """Return the jobs that there may be news of; an end is for ever, but LOST is none."""
+    """Return the jobs whose state can still change, including LOST ones."""
     return [job for job in jobs if not job.state.ended or job.state is JobState.LOST]
 
 

@@ -74,7 +74,7 @@ def parse_qsub(answer: Answer) -> str | None:
 
 
 def find(job: Job) -> str | None:
-    """Return the id of a job whose submission nobody confirmed; None when PBS knows none.
+    """Return the id of a job whose submission was not confirmed; None when PBS knows none.
 
     Raises:
         LaunchError: PBS does not answer, or not about all jobs of the user.
@@ -140,7 +140,7 @@ def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
     for part in _asked(dict.fromkeys([*known, *(own or [])]), jobs):
         shown.add(part)
         if all(map(shown.tells, known)) and all(_log(job) in shown.outputs for job in strays):
-            break  # of the user's other jobs nobody wants to know
+            break  # the user's other jobs do not matter
     if own is None:
         for part in _asked(None, jobs):
             shown.add(part)

@@ -57,7 +57,7 @@ def read(text: str) -> Shown | None:
 
 
 def _pieces(text: str) -> Shown | None:
-    """Read each job by itself, from its id to the next one's."""
+    """Read each job separately, from its id to the next one's."""
     heads = list(_JOB.finditer(text))
     if not heads:
         return None

@@ -104,7 +104,7 @@ def _called(cluster: str) -> str:
 def _depends(after: Sequence[Dependency]) -> list[str]:
     kinds = (("afterok", of_kind(after, "ok")), ("afterany", of_kind(after, "any")))
     terms = [":".join((word, *map(number_of, ids))) for word, ids in kinds if ids]
-    # Without the second option, a job whose condition cannot come true any more waits for ever.
+    # Without the second option, a job whose condition can no longer become true waits forever.
     return [f"--dependency={','.join(terms)}", "--kill-on-invalid-dep=yes"] if terms else []
 
 
@@ -118,7 +118,7 @@ def parse_sbatch(answer: Answer) -> str | None:
 
 
 def find(job: Job) -> str | None:
-    """Return the id of a job whose submission nobody confirmed; None when Slurm knows none.
+    """Return the id of a job whose submission was not confirmed; None when Slurm knows none.
 
     Raises:
         LaunchError: Slurm does not answer.
@@ -301,7 +301,7 @@ def _one(
     """Return what both say about one job; None when neither knows, or accounting is down.
 
     squeue is right about what lives, sacct about how it has ended: where sacct lags behind, the job
-    goes on for a moment, instead of ending for ever without an exit code.
+    remains active for a moment, instead of ending permanently without an exit code.
     """
     now, then = live.get(key), (past or {}).get(key)
     if now is None or (now.state.ended and then is not None):

@@ -1,4 +1,4 @@
-"""Slurm with several clusters: which one a job is in, and how commands are told. Pure.
+"""Slurm with several clusters: the cluster of a job, and the options of commands. Pure.
 
 ``sbatch --clusters`` answers ``8653762;gpu``; that is how such a job is recorded. An id without a
 cluster is one of the cluster that Slurm's commands talk to by themselves. Numbers repeat: job 11 of

@@ -23,7 +23,7 @@ class _TensorFlow(Backend):
     Compression = Compression
 
     def reducer(self, reduction: GradientReduction, groups: Any) -> Reducer:
-        """Return what reduces the gradients of one optimizer while the backward pass goes on."""
+        """Return a reducer of one optimizer's gradients that runs during the backward pass."""
 
         def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
             reduced: list[Any] = reduce_gradients(gradients, variables, reduction, groups=groups)

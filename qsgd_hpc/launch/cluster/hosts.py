@@ -21,7 +21,7 @@ LAUNCHER = f"{_PREFIX}.254"
 
 
 def hosts_needed(ranks: int, ranks_per_node: int) -> int:
-    """Return how many hosts so many ranks take."""
+    """Return the number of hosts for a number of ranks."""
     return -(-ranks // ranks_per_node)
 
 

@@ -200,7 +200,7 @@ def _make_room(hosts: int) -> None:
 
 
 def _name_hosts(count: int) -> None:
-    """Let /etc/hosts, in this cluster alone, tell the hosts' addresses, and nobody else be asked.
+    """Make /etc/hosts the only source of the hosts' addresses, within this cluster only.
 
     A name server is beyond the cluster, and a program that asks one who has called it, as
     torch.distributed does of a peer's address in IPv6, waits ten seconds for each answer.

@@ -5,7 +5,7 @@ It waits for modules of torch and imports nothing before they are there:
 
 - models of DistributedDataParallel compress, where QSGD_BITS asks for it, and what FSDP2 has
   sharded, where QSGD_WEIGHT_BITS does;
-- a rank that trains alone, though others were started with it, is told;
+- a rank that trains separately, though others were started with it, is reported;
 - steps are timed for a study, where QSGD_RECORDS asks for it.
 
 And where a script ends by an error that has a usual cause in how ranks were started, it names that.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (pathlib is slow)
-# Whoever has loaded one of these has other ways to meet than torch.distributed.
+# Scripts that load one of these connect by other means than torch.distributed.
 _OTHER_WAYS = ("qsgd_hpc._core", "horovod", "mpi4py.MPI", "jax", "tensorflow")
 _BITS = os.environ.get("QSGD_BITS", "") not in ("", "32", "auto")
 _WEIGHT_BITS = os.environ.get("QSGD_WEIGHT_BITS", "") != ""

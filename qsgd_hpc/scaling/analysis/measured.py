@@ -85,7 +85,8 @@ def time_to_target(attempt: Attempt, quality: Quality, target: float | None) -> 
     """Return the time at the end of the first epoch that reaches a target, in seconds.
 
     Infinite where epochs recorded their quality and none reached it; NaN where none recorded it
-    with its time, or without a target. Nothing is interpolated: between two epochs nobody measured.
+    with its time, or without a target. Nothing is interpolated, because there are no measurements
+    between epochs.
     """
     if target is None:
         return NAN

@@ -33,7 +33,7 @@ __all__ = [
 
 # What is asked for where nothing is known of the noise.
 FEWEST = 3
-# Nobody repeats a training more often than this for a verdict, or has so many times the test set.
+# More repeats of a training, or a test set larger by this factor, are not realistic for a verdict.
 FEW_ENOUGH = 100
 LARGER = 10
 
@@ -70,7 +70,7 @@ def compare_quality(case: CaseAnalysis, row: Row, plain: Row | None) -> QualityV
 
     A loss counts only if it exceeds the margin and what chance explains, at 5 % for all comparisons
     of the study together: the spread of the repeats and, of accuracies, the size of the test set.
-    Where the repeats do not differ nobody knows the first, and no loss counts.
+    If the repeats do not differ, the first is unknown, and no loss counts.
     """
     quality = quality_of(case.quality)
     if plain is None or row is plain or not quality.column:

@@ -116,7 +116,7 @@ def proportion_bound(top: float, base: float, *, samples: int, comparisons: int)
 
 
 def sample_variance(share: float, samples: int) -> float:
-    """Return the variance of one sample's success, estimated from so many of them."""
+    """Return the variance of one sample's success, estimated from a number of them."""
     nearer = (min(max(share, 0.0), 1.0) * samples + 1) / (samples + 2)
     return nearer * (1 - nearer) * samples / (samples + 2)
 

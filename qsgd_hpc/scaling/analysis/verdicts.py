@@ -26,7 +26,7 @@ __all__ = [
     "spokesman",
 ]
 
-# Of single runs nobody knows the noise. The row that is spoken of is chosen among those that are
+# The noise of single runs is unknown. The row that is spoken of is chosen among those that are
 # this near to the fastest.
 ONE_RUN_MARGIN = 0.05
 # An interval this near to 1 shows that two speeds are the same; a wider one shows nothing.

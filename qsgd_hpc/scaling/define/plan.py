@@ -29,7 +29,7 @@ PLAIN_BITS = 32
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement: a case on so many nodes and ranks, these bits, and which repeat (from 1)."""
+    """One measurement: a case with its number of nodes and ranks, bits, and repeat (from 1)."""
 
     case: Case
     nodes: int
@@ -65,8 +65,8 @@ def plan(study: Study) -> tuple[Point, ...]:
     algorithm, whatever bits and algorithms the study compares, and a point of one node with the
     first network, for no network is between its ranks (see :func:`counts_for`). Each repeat
     is a complete round in a shuffled order of its own: a machine that grows slower (heat, other
-    users) then touches all sizes alike and cannot pass for scaling. The order depends on nothing
-    but the points, so a resumed study continues the same one.
+    users) then affects all sizes equally and does not look like scaling. The order depends on
+    nothing but the points, so a resumed study continues the same one.
     """
     points: list[Point] = []
     for repeat in range(1, study.repeats + 1):

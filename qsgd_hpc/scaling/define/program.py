@@ -31,9 +31,9 @@ class Program:
         batch_sizes: samples per step to measure: of all ranks (strong) or of each rank (weak).
         epochs: passed to the script as --epochs; None leaves the script's own default.
         steps: passed to the script as --steps; None: no limit.
-        batch_args: how the script is told its batch, with {global_batch} and {rank_batch} for the
-            samples of all ranks and of one; empty: not at all. None: by the mode, as scripts of
-            this package take it.
+        batch_args: the script's arguments for its batch, with {global_batch} and {rank_batch}
+            for the samples of all ranks and of one; empty: not at all. None: by the mode, as
+            scripts of this package take it.
         target: the quality that the time to it is asked for: a perplexity above 1, else a test
             accuracy. None: what all fp32 runs at the largest size reach.
     """

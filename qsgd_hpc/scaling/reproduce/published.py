@@ -27,7 +27,7 @@ class Cell:
     Attributes:
         what: the network, or the quality.
         setting: bits and size in words.
-        published: the number; None for a setting that nobody published.
+        published: the number; None for an unpublished setting.
         found: predicted or measured here; None where there is nothing.
         role: "calibrated" (found is made from this very number), "predicted", "measured", or "".
         part_published, part_found: the communication in them, where it is given.

@@ -202,7 +202,7 @@ def refuse(
 def _what_fits(
     study: Study, room: float, left: Sequence[Point], times: Times, walltime_min: float | None
 ) -> str:
-    """Name the smallest changes of the study that fit into so many node-hours."""
+    """Return the smallest changes of the study that fit into a number of node-hours."""
 
     def fits(changed: Study) -> bool:
         kept = set(plan(changed))

@@ -29,7 +29,7 @@ from qsgd_hpc.scaling.store.folder import StudyFolder
 __all__ = ["check_sizes", "run"]
 
 LOOK_S = 0.3
-# Job ends after which another job may go on with the points that are left.
+# Ends of jobs after which another job may continue with the remaining points.
 _GOES_ON = (*(jobs.JobState(s) for s in JOB_ENDS if s != "CANCELLED"), jobs.JobState.COMPLETED)
 
 Active = Single | Packed
@@ -175,7 +175,7 @@ class _Run:
         )
 
     def _goes_on(self, ended: Active) -> bool:
-        """Tell whether another packed job may go on after this one: it must have got somewhere."""
+        """Return whether another packed job may continue: this one must have made progress."""
         if isinstance(ended, Single) or ended.job.state not in _GOES_ON:
             return False
         own = {(e.point.key, e.attempt.number) for e in ended.entries}
@@ -184,7 +184,7 @@ class _Run:
 
     def _take_back(self, ended: Active, left: list[Point]) -> None:
         """Let another job measure what this one did not reach, unless it did nothing at all."""
-        # No scheduler had it: begin once more, but not for ever.
+        # No scheduler had it: try again, but not forever.
         fresh = never_taken(ended.job) and self.again.isdisjoint(left)
         if fresh:
             self.again.update(left)
@@ -214,7 +214,7 @@ def run(
     Args:
         folder: where the study lives; :meth:`StudyFolder.create` was called.
         study: the definition.
-        watcher: is told of every step.
+        watcher: is notified of every step.
         in_flight: jobs of one point that may be queued or running at a time.
         limit_min: what a job may take, as :func:`check_sizes` returns it.
     Raises:

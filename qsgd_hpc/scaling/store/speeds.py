@@ -52,8 +52,8 @@ def final_of_engine(
     """Make a "final" record of the "engine" records of all ranks; empty when one is missing.
 
     The slowest rank sets the pace: throughput is the global batch over its median step, or steps
-    per second where the batch is unknown. Not over its mean: the engine is told of no epochs, so a
-    test between two of them is part of a step. What the engine cannot see, such as the wait for
+    per second where the batch is unknown. Not over its mean: the engine does not know of epochs, so
+    a test between two of them is part of a step. What the engine cannot see, such as the wait for
     data and the accuracy, stays absent.
     """
     ranks = engine_records(records)

@@ -134,7 +134,7 @@ class DevicePlan:
         self._exact = exact
         self._size = size
         self._queue = queue
-        # Counted on the device: a graph that is captured rounds anew each time it is replayed.
+        # Counted on the device, so that a captured graph draws new noise each time it is replayed.
         begun = max((slot.steps for slot in slots), default=0)
         self._steps = torch.full((1,), begun, dtype=torch.int32, device=device)
 

@@ -1,4 +1,4 @@
-"""Carries buckets through their exchanges on threads of its own, so that backward goes on.
+"""Exchanges buckets on separate threads, so that the backward pass continues.
 
 Three threads, each in the order of the buckets: encode and start to scatter; wait for that, sum
 and start to gather; wait for that, decode. They take turns in coding, and wait outside of it. Both
@@ -32,7 +32,7 @@ TAGS = 1 << 16
 
 @dataclass
 class Job:
-    """A bucket under way.
+    """A bucket in flight.
 
     Args:
         place: its memory on the host.
@@ -67,7 +67,7 @@ class Job:
 
 @dataclass
 class _Step:
-    """One wave of a job, with its messages under way."""
+    """One wave of a job, with its messages in flight."""
 
     job: Job
     wave: Wave

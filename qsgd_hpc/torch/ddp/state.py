@@ -180,14 +180,14 @@ class QSGDState:
     def sent_bytes(self) -> int | None:
         """Bytes of codes and exact gradients that this rank has sent to others so far.
 
-        None where buckets stay on a device, and nobody counts.
+        None if buckets stay on a device, where errors are not counted.
         """
         if self._device_plans:
             return None
         return 0 if self._pipeline is None else self._pipeline.sent_bytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs for this rank to go on bit for bit, between two steps.
+        """Return the state that this rank needs to resume bit for bit; call it between two steps.
 
         It is this rank's own, for a run with as many ranks; :meth:`global_state_dict` is for any.
 
@@ -199,7 +199,7 @@ class QSGDState:
         return {"scale": self._scale, "parameters": self._memory.state_dict()}
 
     def global_state_dict(self) -> dict[str, Any]:
-        """Return what a run on any number of ranks needs to go on; all ranks call it together.
+        """Return the state that a run on any number of ranks needs to resume; collective.
 
         Nothing of the gradients is lost, but the noise of rounding is another from there on.
 

@@ -41,7 +41,7 @@ class Traffic:
     """Bytes that the same calls would have sent without codes."""
 
     def count(self, messages: int, coded: int, uncoded: int) -> None:
-        """Count messages of so many bytes each."""
+        """Count messages of the given sizes in bytes."""
         self.sent += messages * coded
         self.uncoded += messages * uncoded
 
@@ -216,7 +216,7 @@ def _decode(codec: ShardCodec, messages: torch.Tensor, output: torch.Tensor) -> 
 
 
 class _Gathering(dist.Work):
-    """A gathering under way: who waits for it decodes."""
+    """A gather in flight; it is decoded when it is waited for."""
 
     def __init__(self, work: dist.Work, finish: Callable[[], None]) -> None:
         super().__init__()

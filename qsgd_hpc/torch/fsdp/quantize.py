@@ -48,7 +48,7 @@ class QuantizedShards:
         return counted | plain
 
     def state_dict(self) -> dict[str, int]:
-        """Return the steps of each module: the noise of a training that resumes goes on there.
+        """Return the step count of each module, so that the noise of a resumed run continues.
 
         Equal on all ranks, and good for any number of them.
         """
@@ -92,7 +92,7 @@ def quantize_fsdp(
         fully_shard(model)
         quantize_fsdp(model, gradient_bits=4, weight_bits=8)
 
-    The optimizer goes on with exact shards; what it steps by is the gradient at the coded weights
+    The optimizer updates exact shards; it uses the gradient at the coded weights
     (QSDP: Markov et al., ICML 2023). Vectors and small parameters travel as they are.
 
     Args:

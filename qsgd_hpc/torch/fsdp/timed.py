@@ -1,7 +1,7 @@
 """Times of FSDP2's collectives on hosts, for a study.
 
 On memory of the host they are carried out when they are called, and nothing is computed meanwhile.
-Those of a device are queued there: nobody here sees when they run.
+Those of a device are queued there; the host does not see when they run.
 """
 
 from __future__ import annotations

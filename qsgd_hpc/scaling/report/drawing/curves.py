@@ -15,7 +15,7 @@ from qsgd_hpc.scaling.report.drawing.style import GRID, PAPER, QUIET, colour, ma
 
 __all__ = ["clocks", "draw_curves", "recorded", "sizes"]
 
-# Up to so many epochs every one has a marker.
+# With at most this many epochs, each has a marker.
 MARKED_UP_TO = 20
 NAMES = {"elapsed_s": "time since the first step", "epoch": "epoch"}
 
