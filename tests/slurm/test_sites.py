@@ -59,5 +59,5 @@ def test_verify_pinning_draws_where_each_rank_sits(bed: Bed) -> None:
     assert "there is no script" in shown.stderr
     Path("x.py").write_text("")
     shown = cli("submit", "--nodes", "2", "--ranks-per-node", "2", "--verify-pinning", "x.py")
-    assert "2 nodes alike: nid0001, nid0002" in shown.stdout, shown
+    assert "2 equal nodes: nid0001, nid0002" in shown.stdout, shown
     assert "not bound" in shown.stdout

@@ -250,7 +250,7 @@ def test_thousands_of_nodes_are_drawn_as_the_few_kinds_that_they_are() -> None:
     nodes = [dataclasses.replace(node, host=f"x{n}") for n in range(3000)]
     nodes[77] = changed(nodes[77], FAULTY["far"])
     text = draw(nodes, node).plain
-    assert text.startswith("2999 nodes alike: x0, x1, x2, x3 and 2995 more  4 ranks\n")
+    assert text.startswith("2999 equal nodes: x0, x1, x2, x3 and 2995 more  4 ranks\n")
     assert "\nx77  4 ranks\n" in text
     assert text.count("\n") < 40
 
@@ -314,7 +314,7 @@ def test_report_of_a_good_job_says_so(tmp_path: Path) -> None:
     job = job_with(tmp_path, FOUR_GPUS, "\n".join(report_of(FOUR_GPUS)))
     good, text = shown(pinning_report, job, FOUR_GPUS)
     assert good
-    assert "2 nodes alike: x0, x1  4 ranks, 4 threads each\n" in text
+    assert "2 equal nodes: x0, x1  4 ranks, 4 threads each\n" in text
     assert "✓ Each of 8 ranks has cores and a GPU of its own, one beside the other." in text
 
 

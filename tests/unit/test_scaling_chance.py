@@ -135,7 +135,7 @@ def test_as_many_runs_or_samples_as_are_said_to_tell_do_tell_in_most_studies():
             "explains on 297 test images (the test set is",
         ),
         ([0.73], [0.8687], {"samples": 297}, "untold", "more than 297 test images explain"),
-        ([0.73], [0.8687], {}, "untold", "−13.87 points of one run each; it takes 3 or more"),
+        ([0.73], [0.8687], {}, "untold", "−13.87 points of one run each; 3 or more of each"),
         # Repeats of one seed are one run.
         ([0.92] * 3, [0.97] * 3, {}, "untold", "of runs that gave the same value each time"),
         ([0.92] * 3, [0.97] * 3, {"samples": 10_000}, "untold", "more than 10,000 test images"),
