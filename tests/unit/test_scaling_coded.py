@@ -144,7 +144,7 @@ def test_repeats_count_by_their_median_as_in_every_other_column():
 
 def test_what_the_planner_left_uncoded_is_one_line():
     assert planned([37, 37]) == (
-        "The planner sent 37 of 40 tensors (7% of the elements) as float32 with 4 bit asked for.",
+        "The planner sent 37 of 40 tensors (7% of the elements) as float32 although 4 bit was set.",
     )
 
 

@@ -34,7 +34,7 @@ pin_rank=$(pin_first PALS_RANKID OMPI_COMM_WORLD_RANK JSM_NAMESPACE_RANK MV2_COM
 if [[ -z $pin_local_rank ]]; then
     if ((${pin_rank:-0} == 0)); then # one message, not one from each rank
         echo "pin.sh on ${HOSTNAME:-a node}: 12 ranks on each node, but no variable tells" \
-            "which of them this is." 'Look for one with: mpiexec -n 2 env | grep -i rank. Name it in the profile, sites/twelve_tiles.yaml in QSGD_HOME: local_rank_variables: [NAME]' >&2
+            "which of them this is." 'Find one with: mpiexec -n 2 env | grep -i rank. Add it to the profile, sites/twelve_tiles.yaml in QSGD_HOME: local_rank_variables: [NAME]' >&2
     fi
     exit 1
 fi
