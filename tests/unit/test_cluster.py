@@ -192,7 +192,7 @@ def test_a_run_is_told_and_recorded_with_the_rates_that_its_links_reached(tmp_pa
     sent = [1_000_000, 4_000_000]
     after = {"when": "after", "reached_bits_s": [953e6, 700e6], "sent_bytes": sent}
     closing, short = log.hear(after, environ)
-    assert "4 MB left node2" in closing
+    assert "4 MB sent by node2" in closing
     assert "700 Mb/s after the run" in short
     body = json.loads(records.read_text())
     assert body["event"] == "network"

@@ -99,7 +99,7 @@ def test_all_faults_of_a_definition_are_named_at_once(tmp_path):
         wrong.check()
     lines = str(caught.value).splitlines()
     assert len(lines) == 4
-    for word in ("nope.py", "sideways", "--repeats 0", "--batch-size stands after"):
+    for word in ("nope.py", "sideways", "--repeats 0", "--batch-size follows"):
         assert any(word in line for line in lines)
 
 
