@@ -1,7 +1,7 @@
 """Autotuning: during the training, rank 0 tries settings of the engine and keeps the fastest.
 
-What it finds is kept under ``$QSGD_HOME/tuned`` and tried first by the next job of the same site,
-MPI and layout of ranks.
+The result is stored in ``$QSGD_HOME/tuned`` and tried first by the next job with the same site, MPI
+and layout of ranks.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class Stopped(Exception):
 
 
 class Tuner:
-    """Tries settings on a running engine, from a thread of its own.
+    """Tries settings on a running engine, from a separate thread.
 
     Args:
         engine: has ``tune(...)``, ``stats()`` and ``quality()``.
-        search: what to try.
-        window_s: training time that one measurement spans, at least.
-        nmse_budget: error above which settings are not kept; None: any.
-        log: CSV file with a line for each trial; None: none.
-        on_best: called once with the settings that stay.
+        search: the search for settings.
+        window_s: least training time of one measurement.
+        nmse_budget: error above which settings are rejected; None: no limit.
+        log: CSV file with a line for each trial; None: no log.
+        on_best: called once with the final settings.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Tuner:
         self._thread = threading.Thread(target=self._run, name="qsgd-hpc autotune", daemon=True)
 
     def start(self) -> None:
-        """Begin, and empty the log."""
+        """Start, with an empty log."""
         if self._log is not None:
             with self._log.open("w", newline="") as file:
                 csv.writer(file).writerow(_COLUMNS)
         self._thread.start()
 
     def stop(self) -> None:
-        """End; the engine keeps what it has. Harmless when it has ended."""
+        """Stop; the engine keeps its settings. Does nothing if it has ended."""
         self._stop.set()
         self._thread.join()
 
@@ -168,9 +168,9 @@ class Tuner:
 
 
 def space_as_set(size: int) -> Space:
-    """Return what may be tried: everything that the environment does not fix.
+    """Return the settings to try: all that the environment does not fix.
 
-    Bits are tried only under QSGD_NMSE_BUDGET, which says how many are enough.
+    Bits are tried only with QSGD_NMSE_BUDGET, which limits their error.
     """
     coded = env.get("QSGD_BITS") not in (None, 32)
     if env.is_set("QSGD_ALGORITHM", twins=False) or env.get("QSGD_ALGORITHM") != "auto":
@@ -193,7 +193,7 @@ def space_as_set(size: int) -> Space:
 
 
 def start_as_set(context: Context) -> None:
-    """Start the tuner of rank 0 where QSGD_AUTOTUNE asks for it; collective.
+    """Start the tuner on rank 0 if QSGD_AUTOTUNE is set; collective.
 
     Raises:
         UsageError: Optuna is missing, or the log cannot be written (on every rank).
@@ -247,7 +247,7 @@ def _tuner_of(context: Context) -> Tuner:
 
 
 def stop() -> None:
-    """End the tuner of this process; harmless when there is none."""
+    """Stop the tuner of this process. Does nothing if there is none."""
     global _tuner
     ended, _tuner = _tuner, None
     if ended is not None:
@@ -255,12 +255,12 @@ def stop() -> None:
 
 
 def kept_path(key: planning.Key) -> Path:
-    """Return where the settings of a site and layout are kept."""
+    """Return the path of the settings of a site and layout."""
     return key.path.parent.parent / "tuned" / key.path.name
 
 
 def load(key: planning.Key) -> Settings | None:
-    """Return what an earlier job has found, or None."""
+    """Return the result of an earlier job, or None."""
     try:
         record = json.loads(kept_path(key).read_text())
         return Settings(**record["settings"]) if record["schema"] == SCHEMA else None
@@ -274,7 +274,7 @@ def load(key: planning.Key) -> Settings | None:
 
 
 def save(key: planning.Key, best: Settings, speed: float) -> Path:
-    """Keep settings for the next job; a reader never sees half a file."""
+    """Store settings for the next job, atomically."""
     path = kept_path(key)
     record = {"schema": SCHEMA, "key": asdict(key), "settings": asdict(best), "bytes_per_s": speed}
     path.parent.mkdir(parents=True, exist_ok=True)

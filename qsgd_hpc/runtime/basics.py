@@ -1,6 +1,6 @@
-"""Rank facts, init and shutdown: what every framework module shares.
+"""init, shutdown, and the ranks and sizes of the job, for all framework modules.
 
-One context per process. ``init`` and ``shutdown`` may follow each other any number of times.
+There is one context per process. ``init`` and ``shutdown`` can be called repeatedly, in turn.
 """
 
 from __future__ import annotations
@@ -94,18 +94,18 @@ RESTARTING = "it is forming a new job"
 def init(
     comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None
 ) -> None:
-    """Start the engine; harmless when it runs already.
+    """Start the engine. Does nothing if it is already running.
 
     Args:
-        comm: which ranks form the job: an mpi4py communicator; a list of ranks of those that the
-            launcher started; or a list of communicators, the first for the job and the others as
-            process sets. Default is all ranks that the launcher started.
+        comm: the ranks of the job: an mpi4py communicator; a list of the launched ranks; or a list
+            of communicators, the first for the job and the others as process sets. Default: all
+            launched ranks.
         process_sets: sets to register, the same on every rank; or "dynamic", which allows sets to
             be added and removed later.
 
     Raises:
-        UsageError: no usable MPI, a QSGD_* variable that is wrong or differs between ranks, or a
-            communicator or process set that cannot be.
+        UsageError: no usable MPI, a QSGD_* variable that is invalid or differs between ranks, or
+            an invalid communicator or process set.
     """
     global _context, _at_exit, _owner_pid, _arguments
     with _lock:
@@ -136,7 +136,7 @@ def init(
 
 
 def _set_up(split: list[Any], process_sets: Any) -> None:
-    """Start what the settings ask for and register the given process sets, or undo it all."""
+    """Start the requested components and register the given process sets, or undo all of it."""
     from qsgd_hpc.runtime.process_sets import ProcessSet, register
 
     try:
@@ -190,14 +190,14 @@ def _build(mpi: mpi_binding.Mpi, comm: Any, settings: job_settings.Settings) -> 
 
 
 def shutdown() -> None:
-    """Leave the job; returns when every rank has left. Harmless when not initialised."""
+    """Leave the job; return when every rank has left. Does nothing if not initialised."""
     _shut_down("it called shutdown()", patience_s=1e9, record=True)
 
 
 def restart() -> None:
     """Form the job again with the same ranks; collective. Pending operations are dropped.
 
-    Process sets that were given to ``init`` are registered again; others are not.
+    Process sets that were passed to ``init`` are registered again; others are not.
 
     Raises:
         RankFailedError: a rank has died.
@@ -235,7 +235,7 @@ def _shut_down(reason: str, patience_s: float, *, record: bool) -> None:
 
 
 def _leave() -> None:
-    """At exit: leave the job and finalise MPI, or skip MPI when another rank is dead."""
+    """At exit: leave the job and finalise MPI, or skip MPI if another rank has died."""
     failure = getattr(sys, "last_value", None)
     if os.getpid() != _owner_pid:
         return
@@ -268,14 +268,14 @@ def context() -> Context:
 
 
 def next_number(kind: str) -> int:
-    """Return 0, 1, 2, ... for each kind of unnamed thing, from 0 again after ``init``."""
+    """Return 0, 1, 2, ... for each kind of unnamed operation, from 0 again after ``init``."""
     counters = context().counters
     counters[kind] += 1
     return counters[kind] - 1
 
 
 def rank() -> int:
-    """Return this process's number among all, from 0."""
+    """Return the rank of this process in the job, from 0."""
     return context().rank
 
 
@@ -285,7 +285,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Return this process's number on its node, from 0: the GPU to take."""
+    """Return the rank of this process on its node, from 0: the index of its GPU."""
     return context().local_rank
 
 
@@ -295,17 +295,17 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Return this node's number among the nodes that have a process of this local rank."""
+    """Return the index of this node among the nodes with a process of this local rank."""
     return context().cross_rank
 
 
 def cross_size() -> int:
-    """Return the number of nodes that have a process of this local rank."""
+    """Return the number of nodes with a process of this local rank."""
     return context().cross_size
 
 
 def is_homogeneous() -> bool:
-    """Tell whether every node has equally many processes of the job."""
+    """Return whether every node has the same number of processes of the job."""
     return context().homogeneous
 
 
@@ -315,51 +315,51 @@ def mpi_library_version() -> str:
 
 
 def communication_stats() -> dict[str, float]:
-    """Return what this rank has communicated since ``init``.
+    """Return counters of this rank's communication since ``init``.
 
     Returns:
         A dictionary with
 
-        - ``wire_bytes``: bytes this rank handed to other ranks, control messages included;
-        - ``shared_memory_bytes``: those of them that went through memory which the ranks of its
-          node share; the rest went in messages;
-        - ``gradient_bytes``: bytes of the tensors it had reduced, before compression;
-        - ``allreduces``: number of those tensors; ``fused_reductions``: reductions that carried
-          them;
-        - ``comm_time_s``: seconds its engine spent in collectives (it may overlap with computing);
-        - ``coding_time_s``: those of them that it spent coding, adding and decoding messages of
-          compressed reductions, by the clock of the engine's thread; 0 without compression, where
-          adding is a part of the exchange. Measured by segment, while others may travel;
+        - ``wire_bytes``: bytes that this rank sent to other ranks, including control messages;
+        - ``shared_memory_bytes``: the part of ``wire_bytes`` that was sent through shared memory
+          of the node; the rest was sent in messages;
+        - ``gradient_bytes``: bytes of the reduced tensors, before compression;
+        - ``allreduces``: number of these tensors; ``fused_reductions``: number of reductions that
+          contained them;
+        - ``comm_time_s``: seconds that the engine spent in collectives; may overlap with computing;
+        - ``coding_time_s``: the part of ``comm_time_s`` spent coding, adding and decoding messages
+          of compressed reductions, by the clock of the engine's thread; 0 without compression,
+          where adding is part of the exchange. Other segments may be sent during that time;
         - ``wait_time_s``: seconds in which at least one thread of the program was blocked in a
-          handle's ``wait``: communication that no computing hid. Frameworks that wait by themselves
-          (TensorFlow, and JAX where it compiles) block in no handle, so this leaves them out;
-        - ``steps``: training steps begun; see :func:`step_profile`.
+          handle's ``wait``: exposed communication. Frameworks that wait themselves (TensorFlow, and
+          compiled JAX) do not block in a handle and are not included;
+        - ``steps``: number of training steps that have begun; see :func:`step_profile`.
     """
     stats: dict[str, float] = context().engine.stats()
     return stats
 
 
 def step_profile() -> dict[str, Any]:
-    """Return when this rank's training steps began, and what of its communication fell into each.
+    """Return the durations of this rank's training steps and the communication in each.
 
-    The engine detects steps without being told of them: one begins when some named tensor is
-    reduced more often than any has been so far, at that submission, and lasts until the next
-    begins. So a metric that is reduced once per epoch begins no step, and one that is reduced twice
-    per step would begin two; an evaluation between two steps is part of the earlier one.
+    The engine detects steps: a step begins when a named tensor is submitted more often than any
+    tensor so far, and lasts until the next step begins. A metric that is reduced once per epoch
+    therefore does not begin a step, but one that is reduced twice per step begins two. An
+    evaluation between two steps is part of the first.
 
     Returns:
         A dictionary with
 
         - ``steps``: number of steps begun since ``init``;
-        - ``step_s``, ``wait_s``, ``comm_s``, ``coding_s``, ``wire_bytes``: arrays of one length
-          with a value per step that is over, the last of them last, and the last 65,536 at most:
-          seconds that it took, and by how much ``wait_time_s``, ``comm_time_s``,
-          ``coding_time_s`` and ``wire_bytes`` of :func:`communication_stats` grew in it;
-        - ``layers``: ``[(name, elements, ready_s), ...]`` of the last step that is over: the
-          tensors that come in every step, in the order in which they were submitted, ``ready_s``
-          seconds after the first; ``backward_s``: when the last of them was;
+        - ``step_s``, ``wait_s``, ``comm_s``, ``coding_s``, ``wire_bytes``: arrays of equal length
+          with a value per finished step, oldest first, for at most the last 65,536 steps: its
+          duration in seconds, and the increase of ``wait_time_s``, ``comm_time_s``,
+          ``coding_time_s`` and ``wire_bytes`` of :func:`communication_stats` in it;
+        - ``layers``: ``[(name, elements, ready_s), ...]`` of the last finished step: the tensors
+          of every step, in the order of submission, ``ready_s`` seconds after the first;
+          ``backward_s``: the time of the last;
         - ``waits_seen``: False if the framework waits for some of them itself, so that
-          ``wait_s`` and ``wait_time_s`` leave that out.
+          ``wait_s`` and ``wait_time_s`` do not include that time.
     """
     profile: dict[str, Any] = context().engine.step_profile()
     layers = [(n.removeprefix("allreduce."), count, s) for n, count, s in profile["layers"]]
@@ -367,36 +367,36 @@ def step_profile() -> dict[str, Any]:
 
 
 def compression_stats() -> dict[str, dict[str, Any]]:
-    """Return how each tensor travels for which compression was asked, by name.
+    """Return the compression of each tensor for which it was requested, by name.
 
     Returns:
-        for each name: coding, as text, and bits per element, both as they now are; nmse: squared
-        error of this rank's codes over the squared magnitude of what they code, in a sample of
-        the last reduction, and mean_nmse over all ``reductions``; wire_bytes of one coded copy;
-        elements.
+        for each name: coding (as text) and bits per element, both current; nmse: squared error of
+        this rank's codes over the squared magnitude of their input, in a sample of the last
+        reduction, and mean_nmse over all ``reductions``; wire_bytes of one coded copy; elements.
     """
     stats = context().engine.quality()
     return {name.removeprefix("allreduce."): quality for name, quality in stats.items()}
 
 
 def start_timeline(path: str, mark_cycles: bool = False) -> None:
-    """Write what happens to every tensor from now on, until ``stop_timeline`` or ``shutdown``.
+    """Start to write a timeline of all tensors, until ``stop_timeline`` or ``shutdown``.
 
     Rank 0 writes; calls on other ranks do nothing. With ``{rank}`` in the path, or with
-    QSGD_TIMELINE_ALL_RANKS=1, every rank writes a file of its own and all ranks must call.
+    QSGD_TIMELINE_ALL_RANKS=1, every rank writes its own file, and all ranks must call this.
 
     Args:
         path: the file, which is replaced. Its folder must exist.
-        mark_cycles: mark where the ranks have agreed on what to do next.
+        mark_cycles: mark the times at which the ranks have agreed on the next operations.
     Raises:
-        UsageError: a timeline is being written already, or the file cannot be.
+        UsageError: a timeline is already being written, or the file cannot be written.
     """
     writing.start(context(), path, mark_cycles=mark_cycles)
 
 
 def stop_timeline() -> None:
-    """Finish the file; harmless when there is none.
+    """Finish the timeline. Does nothing if there is none.
 
-    Where every rank writes, all must call, and rank 0 merges the files that it can see.
+    If every rank writes a file, all ranks must call this, and rank 0 merges the files that it can
+    read.
     """
     writing.stop(context())

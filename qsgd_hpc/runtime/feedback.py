@@ -1,4 +1,4 @@
-"""Save and restore what coding keeps from step to step: what it owes, and where its noise is."""
+"""Save and restore the state of compression: the residuals, and the position in the noise."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _PREFIX = "allreduce."
 
 
 def error_feedback_state() -> dict[str, NDArray[np.float32]]:
-    """Return what coding has left unsent so far; every rank calls it, between two steps.
+    """Return the residuals of error feedback; every rank must call it, between two steps.
 
-    Add it to a checkpoint, whose training then continues without loss on any number of ranks.
+    Save it in a checkpoint, so that a training on any number of ranks resumes without loss.
 
     Returns:
-        by tensor name, float32 of shape (elements,): what the results of all reductions so far
-        lack in sum, in units of a result. The same on every rank. Empty without error feedback.
+        by tensor name, float32 of shape (elements,): the accumulated error of all reductions so
+        far, in units of a result. The same on every rank. Empty without error feedback.
     Raises:
         UsageError: reductions are in flight.
     """
@@ -53,10 +53,10 @@ def error_feedback_state() -> dict[str, NDArray[np.float32]]:
 
 
 def load_error_feedback_state(state: Mapping[str, NDArray[np.float32]]) -> None:
-    """Replace what error feedback owes by a saved state; every rank passes the same.
+    """Replace the residuals by a saved state; every rank must pass the same.
 
-    What the state owes a tensor is shared out among the ranks when the tensor is next reduced; a
-    tensor that is not compressed then is paid at once.
+    A residual is distributed among the ranks when its tensor is next reduced. If the tensor is not
+    compressed then, its residual is added completely.
 
     Raises:
         UsageError: reductions are in flight, or the state is not by name and one-dimensional.
@@ -71,11 +71,11 @@ def load_error_feedback_state(state: Mapping[str, NDArray[np.float32]]) -> None:
 
 
 def rounding_state() -> dict[str, int]:
-    """Return how often each tensor was coded, by name; the same on every rank.
+    """Return the number of times that each tensor was coded, by name; equal on every rank.
 
-    The noise of stochastic rounding follows from it, from QSGD_SEED and from the rank. A training
-    that restores it with its checkpoint takes the very steps that it would have taken without the
-    interruption, on the same number of ranks.
+    These counts, QSGD_SEED and the rank determine the noise of stochastic rounding. A training that
+    restores them from its checkpoint repeats the steps of an uninterrupted training, on the same
+    number of ranks.
 
     Raises:
         UsageError: reductions are in flight.
@@ -85,7 +85,7 @@ def rounding_state() -> dict[str, int]:
 
 
 def load_rounding_state(state: Mapping[str, int]) -> None:
-    """Replace how often each tensor was coded by a saved state; every rank passes the same.
+    """Replace the counts of codings by a saved state; every rank must pass the same.
 
     Raises:
         UsageError: reductions are in flight.

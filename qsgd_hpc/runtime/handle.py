@@ -17,11 +17,11 @@ _PENDING = object()
 class Handle:
     """An operation in flight.
 
-    The core keeps its tensors until it has done with them, so a handle may be dropped.
+    The core keeps the tensors until the operation is done, so a handle can be dropped.
 
     Args:
         cores: the core's handles; the operation is done when all of them are.
-        result: makes the result, once, when all have succeeded.
+        result: creates the result, once, after all have succeeded.
     """
 
     def __init__(self, cores: Sequence[Any], result: Callable[[], Any]) -> None:
@@ -37,15 +37,15 @@ class Handle:
         return cls(cores, lambda: [handle._value() for handle in handles])
 
     def done(self) -> bool:
-        """Tell whether ``wait`` would return at once."""
+        """Return whether ``wait`` would return immediately."""
         return all(core.done() for core in self._cores)
 
     def wait(self) -> Any:
         """Return the result; every call returns the same.
 
         Raises:
-            NonFiniteGradientError: a gradient is not finite. Its reduction is delivered all the
-                same: it is not finite on any rank, so all ranks can continue equally.
+            NonFiniteGradientError: a gradient is not finite. Its reduction is still delivered:
+                it is not finite on any rank, so all ranks can continue equally.
             HorovodInternalError: the ranks disagree, or a rank died.
         """
         not_finite: NonFiniteGradientError | None = None
@@ -71,16 +71,16 @@ class Handle:
         return self._result
 
     def then(self, convert: Callable[[Any], Any]) -> Handle:
-        """Return this handle with its result converted; call it before anybody waits."""
+        """Return this handle with its result converted; call it before the first wait."""
         make = self._make
         self._make = lambda: convert(make())
         return self
 
     def add_done_callback(self, call: Callable[[Handle], object]) -> None:
-        """Call ``call(handle)`` when the operation has ended, at once if it has already.
+        """Call ``call(handle)`` when the operation has ended, or immediately if it has.
 
-        It runs on the engine's thread, which carries out nothing else meanwhile: be brief, and
-        wait for no other operation there. An exception is reported and dropped.
+        It runs on the engine's thread and blocks it: be brief, and do not wait for another
+        operation there. An exception is reported and dropped.
         """
         left = len(self._cores)
         if not left:

@@ -1,4 +1,4 @@
-"""The settings of one job: read once at init, equal on all ranks, and turned into the core's."""
+"""The settings of one job: read once at init, compared between ranks, converted for the core."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _AGREED = (
 
 
 def read() -> Settings:
-    """Return what all ranks must agree on, by the names of the variables.
+    """Return the settings that must be equal on all ranks, by the names of the variables.
 
     Raises:
         UsageError: a variable that cannot be parsed.
@@ -55,7 +55,7 @@ def read() -> Settings:
 
 
 def require_equal(comm: Any, settings: Settings) -> None:
-    """Raise on every rank when the ranks' settings differ; collective over ``comm`` (mpi4py).
+    """Raise on every rank if the ranks' settings differ; collective over ``comm`` (mpi4py).
 
     Raises:
         UsageError: every setting that differs, with both values.
@@ -87,10 +87,11 @@ def engine_config(
     """Return the _core.EngineConfig of this rank.
 
     Args:
-        settings: what ``read`` returned.
-        machine: what to plan for, a _core.Machine; None: what the engine measures, if it must.
-        measured: called on rank 0 with what it has measured.
-        shares_memory: the ranks of each node share memory; without, nothing is reduced within it.
+        settings: the result of ``read``.
+        machine: the _core.Machine to plan for; None: the engine measures it if needed.
+        measured: called on rank 0 with the measurement.
+        shares_memory: whether the ranks of each node share memory; if not, nodes are not
+            reduced first.
     """
     import qsgd_hpc._core as _core
 
@@ -133,7 +134,7 @@ def _measures_at_start(settings: Settings) -> bool:
 
 
 def is_logged(level: str) -> bool:
-    """Tell whether QSGD_LOG_LEVEL lets messages of this level through."""
+    """Return whether QSGD_LOG_LEVEL allows messages of this level."""
     return env.LOG_LEVELS.index(level) >= env.LOG_LEVELS.index(env.get("QSGD_LOG_LEVEL"))
 
 

@@ -1,4 +1,4 @@
-"""Collectives over (pointer, shape, dtype): what the framework modules build their calls on."""
+"""Collectives over (pointer, shape, dtype), on which the framework modules are built."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ def ranks_of(process_set: ProcessSet) -> list[int]:
 
 
 def place_in(process_set: ProcessSet) -> int:
-    """Return this rank's place among the ranks of a set that it is in."""
+    """Return this rank's position among the ranks of its set."""
     return ranks_of(process_set).index(basics.rank())
 
 
 def label(kind: str, name: str | None, process_set: ProcessSet = global_process_set) -> str:
-    """Return the name, or a number that is equal on ranks which call in one order."""
+    """Return the name, or a number that is equal on ranks that call in the same order."""
     if name:
         return name
     number = require_member(process_set)
@@ -137,7 +137,7 @@ _now = _Now()
 def run_now(start: Callable[..., Handle], *args: Any, **options: Any) -> Any:
     """Return the result of the operation that ``start`` starts.
 
-    The calling thread carries it out itself, where that is quicker than to wake the engine's.
+    The calling thread executes it itself if that is faster than waking the engine's thread.
     """
     _now.on = True
     try:
@@ -159,11 +159,11 @@ def operation(
 
     Args:
         kind: allreduce, broadcast, allgather, alltoall or reducescatter.
-        name: equal on every rank; "" has the engine number it, which is right where every rank
-            calls in one order.
-        process_set: the ranks that take part.
+        name: equal on every rank; with "" the engine numbers it, which requires that every rank
+            calls in the same order.
+        process_set: the participating ranks.
         op: the reduction.
-        fields: the others, as the core calls them.
+        fields: the other fields, by their names in the core.
     Raises:
         UsageError: this rank is not in the set, or not initialised.
     """
@@ -173,7 +173,7 @@ def operation(
 
 
 def _start(what: Operation, source: Buffer, target: Buffer | None) -> Any:
-    """Start an operation on a tensor; ``target`` is where its result goes, if not to new memory."""
+    """Start an operation on a tensor; its result goes to ``target``, or to new memory."""
     into, owner = (target.pointer, target.owner) if target else (0, None)
     return basics.context().engine.start(what, source.pointer, into, (source.owner, owner), _now.on)
 
@@ -204,7 +204,7 @@ def allreduce(
 ) -> Handle:
     """Start reducing ``source`` over the ranks into ``target`` (which may be the same memory).
 
-    By default every given name counts as one that comes again.
+    By default, names are assumed to be used again.
     """
     fields.setdefault("lasting", name is not None)
     what = _of(source, "allreduce", name, process_set, op=op, **fields)
@@ -219,9 +219,9 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
     result: Result,
 ) -> Handle:
-    """Start replacing ``target`` by root_rank's, on every rank of the set.
+    """Start replacing ``target`` by that of root_rank, on every rank of the set.
 
-    ``root_rank`` counts all ranks of the job, whatever the set.
+    ``root_rank`` is a rank of the job, whatever the set.
     """
     what = _of(target, "broadcast", name, process_set, root=root_rank)
     return Handle([_start(what, target, target)], result)
@@ -237,12 +237,12 @@ def exchange(
     result: Making,
     **fields: Unpack[OperationFields],
 ) -> Handle:
-    """Start an allgather, an alltoall or a reducescatter, whose result is the core's own memory.
+    """Start an allgather, an alltoall or a reducescatter, whose result is memory of the core.
 
-    ``source`` has at least one dimension. An allgather returns every rank's rows, in rank order,
-    and only their numbers may differ; an alltoall sends ``splits[i]`` rows to the i-th rank of the
-    set; of a reducescatter each rank gets its share of the rows, cut as evenly as possible, and the
-    first ranks get one more.
+    ``source`` has at least one dimension. An allgather returns the rows of all ranks in rank order;
+    only the number of rows may differ between ranks. An alltoall sends ``splits[i]`` rows to the
+    i-th rank of the set. A reducescatter splits the rows as evenly as possible; the first ranks get
+    one more.
     """
     core = _start(_of(source, kind, name, process_set, op=op, **fields), source, None)
     return Handle(
@@ -251,10 +251,10 @@ def exchange(
 
 
 def checked_splits(rows: int, splits: Sequence[int] | None, process_set: ProcessSet) -> list[int]:
-    """Return how many rows of an alltoall go to each rank of the set; None sends as many to each.
+    """Return the number of rows of an alltoall for each rank of the set; None: equal numbers.
 
     Raises:
-        UsageError: splits that do not add up to the rows there are.
+        UsageError: the sum of splits is not the number of rows.
     """
     me, ranks = basics.rank(), ranks_of(process_set)
     if splits is None:
@@ -274,7 +274,7 @@ def checked_splits(rows: int, splits: Sequence[int] | None, process_set: Process
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every rank of the set has come here."""
+    """Block until every rank of the set has called this."""
     name = f"barrier.{label('barrier', None, process_set)}"
     core = basics.context().engine.start(
         operation("barrier", name, process_set, **_NO_TENSOR), now=True
@@ -283,9 +283,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join() -> int:
-    """Say that this rank has no more data; return, when all have said so, who was last.
+    """Announce that this rank has no more data; return the last rank when all have joined.
 
-    Until then this rank takes part in the others' allreduces with zeros.
+    Until then, this rank contributes zeros to the others' allreduces.
     """
     core = basics.context().engine.start(operation("join", "", **_NO_TENSOR))
     last: int = Handle([core], core.result).wait()
@@ -298,5 +298,5 @@ def synchronize(handle: Handle) -> Any:
 
 
 def poll(handle: Handle) -> bool:
-    """Tell whether ``synchronize`` would return at once."""
+    """Return whether ``synchronize`` would return immediately."""
     return handle.done()

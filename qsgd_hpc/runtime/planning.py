@@ -1,4 +1,4 @@
-"""The machine that plans are made for: measured by a job, kept for the next one on the same site.
+"""Measurements of machines for the planner, stored for later jobs on the same site.
 
 A file per site, MPI, layout of ranks and version of this package, under ``$QSGD_HOME/machines``.
 The same machine gives the same plans, so a job that finds the file sends the same bytes as the one
@@ -71,19 +71,19 @@ class Key:
 
 
 def site_name() -> str:
-    """Return QSGD_SITE, or what all hosts of this kind are called."""
+    """Return QSGD_SITE, or the common name of hosts of this kind."""
     host = socket.gethostname().partition(".")[0]
     return env.get("QSGD_SITE") or re.sub(r"[-_]?\d+$", "", host) or host
 
 
 def key_of(mpi: Any, nodes: Sequence[Sequence[int]] | None, ranks: int, threads: int) -> Key:
-    """Return what a measurement of these ranks holds for.
+    """Return the conditions of a measurement with these ranks.
 
     Args:
         mpi: the MPI module (mpi4py.MPI).
         nodes: ranks that share memory with each other, as _core.NodeFacts has them, or None.
-        ranks: their number.
-        threads: with which each of them codes.
+        ranks: number of ranks.
+        threads: number of coding threads per rank.
     """
     name, version = mpi.get_vendor()
     each = len(nodes[0]) if nodes else 1
@@ -101,7 +101,7 @@ def codecs() -> list[CodecSpec]:
 
 
 def to_json(measured: Machine) -> dict[str, Any]:
-    """Return a machine as JSON holds it; times in seconds, per message, byte or element."""
+    """Return a machine in its JSON form; times in seconds, per message, byte or element."""
     found: dict[str, Any] = {
         "ranks": measured.ranks,
         "ranks_per_node": measured.ranks_per_node,
@@ -138,7 +138,7 @@ def from_json(found: Mapping[str, Any]) -> Machine:
     """Return the machine that :func:`to_json` wrote.
 
     Raises:
-        UsageError: something is missing or cannot be.
+        UsageError: a value is missing or invalid.
     """
     from qsgd_hpc._core import CodecSpec, Machine
 
@@ -163,7 +163,7 @@ def from_json(found: Mapping[str, Any]) -> Machine:
 
 
 def save(key: Key, measured: Machine) -> Path:
-    """Write a measurement where :func:`load` finds it; a reader never sees half a file."""
+    """Store a measurement for :func:`load`, atomically."""
     record = {
         "schema": SCHEMA,
         "key": asdict(key),
@@ -178,7 +178,7 @@ def save(key: Key, measured: Machine) -> Path:
 
 
 def load(key: Key) -> Machine | None:
-    """Return what an earlier job measured, or None when there is nothing that fits.
+    """Return the measurement of an earlier job, or None if there is none for this key.
 
     Raises:
         UsageError: the file is damaged; the message names it and the remedy.
@@ -203,11 +203,11 @@ def load(key: Key) -> Machine | None:
 def recall(comm: Any, key: Key) -> Machine | None:
     """Return the measurement of an earlier job, the same on every rank, or None; collective.
 
-    A file that is damaged counts as none, after a warning.
+    A damaged file is ignored, with a warning.
 
     Args:
         comm: an mpi4py communicator.
-        key: what the measurement holds for; rank 0's decides. QSGD_PLAN_CACHE=0 lets none hold.
+        key: conditions of the measurement; rank 0's is used. QSGD_PLAN_CACHE=0 ignores all.
     """
     found: Any = None
     if comm.Get_rank() == 0 and env.get("QSGD_PLAN_CACHE"):
@@ -221,7 +221,7 @@ def recall(comm: Any, key: Key) -> Machine | None:
 
 
 def keep(key: Key, measured: Machine) -> None:
-    """Save a measurement for the next job, unless QSGD_PLAN_CACHE=0; warn where that fails."""
+    """Store a measurement for the next job, unless QSGD_PLAN_CACHE=0; warn if that fails."""
     if not env.get("QSGD_PLAN_CACHE"):
         return
     try:
@@ -240,8 +240,8 @@ def machine(communicator: Any, comm: Any, key: Key, more: Iterable[CodecSpec] = 
     Args:
         communicator: qsgd_hpc.runtime.direct.Communicator.
         comm: the mpi4py communicator of the same ranks.
-        key: what the measurement holds for.
-        more: codes that are measured, too, where :func:`codecs` has none of their scheme.
+        key: conditions of the measurement.
+        more: further codes to measure, of schemes that :func:`codecs` does not contain.
     """
     usual = codecs()
     known = {spec.scheme for spec in usual}

@@ -1,7 +1,7 @@
 """Process sets: collectives over some of the job's ranks.
 
 Sets have the same number on every rank; 0 is that of all ranks. They are passed to ``init``, or
-added later by all ranks together where ``init(process_sets="dynamic")`` allows it.
+added later by all ranks together after ``init(process_sets="dynamic")``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = [
 
 
 class ProcessSet:
-    """Some ranks of the job, which can communicate among themselves.
+    """A subset of the job's ranks that communicate with each other.
 
     Args:
-        ranks: ranks of the job, in any order; or an mpi4py communicator of them, such as what
-            ``Split`` returns (each rank passes its own).
+        ranks: ranks of the job, in any order; or an mpi4py communicator of them, such as the
+            result of ``Split`` (each rank passes its own).
 
     Raises:
-        UsageError: the ranks are none, negative, named twice or no whole numbers.
+        UsageError: the ranks are empty, negative, duplicated or not integers.
     """
 
     process_set_id: int | None = None
@@ -48,17 +48,17 @@ class ProcessSet:
         return None if self._ranks is None else list(self._ranks)
 
     def size(self) -> int | None:
-        """Return how many ranks are in the set; None while it is not registered."""
+        """Return the number of ranks in the set; None while it is not registered."""
         return None if self.process_set_id is None else len(self._members())
 
     def rank(self) -> int | None:
-        """Return this rank's number in the set; None if it is not in it, or not registered."""
+        """Return this rank's position in the set; None if it is not in it, or not registered."""
         if not self.included():
             return None
         return self._members().index(basics.rank())
 
     def included(self) -> bool | None:
-        """Tell whether this rank is in the set; None while it is not registered."""
+        """Return whether this rank is in the set; None while it is not registered."""
         return None if self.process_set_id is None else basics.rank() in self._members()
 
     def _members(self) -> Sequence[int]:
@@ -107,13 +107,13 @@ global_process_set.process_set_id = 0
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Register a set on every rank of the job, in it or not; all ranks must call this.
+    """Register a set; every rank of the job must call this, including ranks outside the set.
 
     Returns:
-        The set, ready for use.
+        The registered set.
     Raises:
-        UsageError: not allowed at ``init``, such a set exists, or a rank is not of this job.
-        HorovodInternalError: the ranks of the job named different sets.
+        UsageError: not allowed at ``init``, the set exists, or a rank is not in this job.
+        HorovodInternalError: the ranks of the job passed different sets.
     """
     _require_dynamic("add")
     new = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -122,10 +122,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a set on every rank; all ranks must call this.
+    """Remove a set; every rank of the job must call this.
 
     Returns:
-        Whether there was such a set; the set of all ranks cannot be removed.
+        Whether the set existed; the set of all ranks cannot be removed.
     Raises:
         UsageError: not allowed at ``init``.
     """
@@ -149,13 +149,13 @@ def _require_dynamic(verb: str) -> None:
 
 
 def process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """Return every registered set by its number, the set of all ranks among them."""
+    """Return every registered set by its number, including the set of all ranks."""
     sets = basics.context().process_sets
     return {0: list(range(basics.size())), **{n: s.ranks or [] for n, s in sorted(sets.items())}}
 
 
 def require_member(process_set: ProcessSet) -> int:
-    """Return the number of a set that this rank may communicate in.
+    """Return the number of a set to which this rank belongs.
 
     Raises:
         UsageError: the set is not registered, or this rank is not in it.
@@ -174,7 +174,7 @@ def require_member(process_set: ProcessSet) -> int:
 
 
 def register(sets: Sequence[ProcessSet]) -> None:
-    """Give each set its number, in order; collective over the job."""
+    """Number the sets in order; collective over the job."""
     for each in sets:
         if each.mpi_comm is None:
             _add(each)
@@ -201,7 +201,7 @@ def _add(new: ProcessSet) -> None:
 
 
 def _add_split(new: ProcessSet) -> None:
-    """Register what every rank passed, which differs after ``Split``: each set once, in order."""
+    """Register the sets of all ranks, which differ after ``Split``: each set once, in order."""
     context = basics.context()
     assert new.mpi_comm is not None
     own, job = new.mpi_comm.Get_group(), context.comm.Get_group()

@@ -1,4 +1,4 @@
-"""End a training at a checkpoint before its job is ended.
+"""Stop a training at a checkpoint before its job is ended.
 
     for step in range(first, last):
         train(step)
@@ -6,9 +6,9 @@
             save(step)
             qsgd_hpc.exit_for_resubmit()
 
-A job that ``qsgd-hpc submit`` has made knows when its walltime is near (``$QSGD_JOB_DIR/stop_at``),
-and can be asked to stop (``$QSGD_JOB_DIR/stop``: ``qsgd-hpc cancel --at-checkpoint``, or SIGUSR1
-to the job script). SIGTERM, which schedulers send before they preempt a job, counts too.
+A job of ``qsgd-hpc submit`` knows when its walltime is near (``$QSGD_JOB_DIR/stop_at``), and can be
+asked to stop (``$QSGD_JOB_DIR/stop``: ``qsgd-hpc cancel --at-checkpoint``, or SIGUSR1 to the job
+script). SIGTERM, which schedulers send before they preempt a job, is a stop request, too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Watch:
         self._listens = False
 
     def look(self, folder: Path | None) -> bool:
-        """Return whether to stop, asking the file system now and then."""
+        """Return whether to stop; checks the file system periodically."""
         self._listen()
         if self.wanted or folder is None or time.monotonic() < self._look_at_s:
             return self.wanted
@@ -83,11 +83,11 @@ def _stop_at(folder: Path) -> float:
 
 
 def should_stop() -> bool:
-    """Tell whether to write a checkpoint and exit with code 85 now, on all ranks.
+    """Return whether to write a checkpoint and exit with code 85 now; equal on all ranks.
 
-    Collective once the job has more than one rank: every rank calls it at the same step, and gets
-    the same answer. That costs one small allreduce; in a loop of very short steps call it at every
-    tenth, say. Without ``hvd.init()``, and outside of a job, it looks at this process alone.
+    Collective if the job has more than one rank: every rank must call it at the same step. It costs
+    one small allreduce; in a loop of very short steps, call it only at every tenth step. Without
+    ``hvd.init()``, and outside of a job, it checks this process only.
 
     Raises:
         RankFailedError: a rank has died.
@@ -108,11 +108,11 @@ def should_stop() -> bool:
 
 
 def exit_for_resubmit() -> NoReturn:
-    """End this rank, once all have come here, so that the job asks to be submitted again.
+    """End this rank, after all ranks have called this, so that the job is submitted again.
 
-    ``sys.exit(85)`` alone says the same where the launcher passes it on. Many launchers kill the
-    other ranks when the first ends with another code than 0, and report the kill instead; so one
-    rank leaves a note for the job script first.
+    ``sys.exit(85)`` has the same effect if the launcher returns the exit code. Many launchers kill
+    the other ranks when the first ends with a code other than 0, and report the kill instead.
+    Therefore one rank first leaves a note for the job script.
 
     Raises:
         SystemExit: with code 85.
