@@ -54,16 +54,16 @@ class Lossy(ABC):
 
     Args:
         bucket_size: elements that share one scale; a multiple of 64, up to 65536.
-        error_feedback: add what coding has lost to what is sent next. None: on at 1 and 2 bits
-            and for biased codes, which need it to converge. Takes float32 memory of the
-            gradient's size, and an n-th of it more on n ranks.
+        error_feedback: add the error of coding to the next gradient. None: on at 1 and 2 bits and
+            for biased codes, which need it to converge. Needs float32 memory of the gradient's
+            size, plus 1/n of it on n ranks.
         min_elements: gradients with fewer elements, and those with one dimension (biases, norms),
-            travel uncompressed: they are few and sensitive.
-        rules: bits for single tensors, which win over ``min_elements``: text such as
-            ``"*.bias=32, embed*=8, >1M=2"`` or pairs such as ``[("embed*", 8)]``; the first that
-            fits the parameter's name or size decides. See :mod:`qsgd_hpc.rules`.
-        nmse_budget: squared error of a code over the squared magnitude of what it codes. A tensor
-            that exceeds it gets more bits from the next step on, finally float32.
+            are sent uncompressed, because they are small and sensitive.
+        rules: bits for tensors by name or size; they override ``min_elements``. Text such as
+            ``"*.bias=32, embed*=8, >1M=2"`` or pairs such as ``[("embed*", 8)]``; the first match
+            is used. See :mod:`qsgd_hpc.rules`.
+        nmse_budget: limit for the squared error of a code over the squared magnitude of its input.
+            A tensor that exceeds it gets more bits from the next step on, finally float32.
     Raises:
         UsageError: a value out of range.
     """
@@ -101,14 +101,14 @@ class Lossy(ABC):
         return UsageError(f"{call}({name}={getattr(self, name)!r}): choose {choices}")
 
     def coding_for_gradient(self, name: str, shape: Sequence[int], dtype: str) -> Coding | None:
-        """Return how to code a gradient, or None where it travels as it is."""
+        """Return the coding of a gradient, or None if it is sent uncompressed."""
         return _decide(self, name, tuple(shape), dtype)
 
     def coding(self, *, lasting: bool = True) -> Coding:
-        """Return how to code any tensor.
+        """Return the coding of any tensor.
 
         Args:
-            lasting: whether a tensor of this name comes again: else nothing can be fed back.
+            lasting: whether the name is used again; error feedback requires it.
         """
         from qsgd_hpc._core import CodecSpec, Coding
 
@@ -132,16 +132,17 @@ class Lossy(ABC):
         return self.error_feedback
 
     def with_bits(self, bits: int) -> Lossy:
-        """Return these settings with other bits; a code that has no choice becomes QSGD."""
+        """Return these settings with other bits; codes with fixed bits become QSGD."""
         if isinstance(self, _WithBits):
             return replace(self, bits=bits)
         return Qsgd(bits, **{f.name: getattr(self, f.name) for f in fields(Lossy)})
 
     def require_fixed_length(self, caller: str) -> None:
-        """Raise for codes that torch.distributed cannot carry.
+        """Raise for codes that torch.distributed cannot send.
 
         Raises:
-            UsageError: bits are left to the planner, or lengths vary; the message names ``caller``.
+            UsageError: the planner chooses the bits, or the length is variable; the message names
+                ``caller``.
         """
         if self.varies:
             raise UsageError(
@@ -180,12 +181,12 @@ def _decide(settings: Lossy, name: str, shape: tuple[int, ...], dtype: str) -> C
 
 @dataclass(frozen=True)
 class _WithBits(Lossy):
-    """A code that exists for 1 to 8 bits.
+    """A code with a choice of 1 to 8 bits.
 
     Args:
-        bits: bits per element on the wire, sign included; 1 is the sign with a scale, as in
-            :class:`Sign`; "auto": 8 or 4 or none at all, whichever the planner has found to be the
-            fastest here.
+        bits: bits per element on the wire, including the sign; 1 is the sign with a scale, as in
+            :class:`Sign`; "auto": 8 bits, 4 bits or uncompressed, whichever the planner finds to be
+            the fastest.
     """
 
     bits: int | Literal["auto"] = 4
@@ -226,11 +227,11 @@ class Qsgd(_WithBits):
     """QSGD stochastic quantisation (Alistarh et al., NeurIPS 2017); see :class:`Lossy`, too.
 
     Args:
-        bits: bits per element on the wire, sign included, 1 to 8; 1 is the sign with a scale, as
-            in :class:`Sign`, where a gradient of zero does not stay zero; "auto" leaves them to the
-            planner, which measures the machine and takes 8 or 4 bits, or float32, for each tensor.
-        norm: ``"max"`` (least error) or ``"l2"`` (the paper's).
-        rounding: ``"stochastic"`` (unbiased) or ``"nearest"`` (biased, and warns of it).
+        bits: bits per element on the wire, including the sign, 1 to 8; 1 is the sign with a scale,
+            as in :class:`Sign`, where a gradient of zero does not stay zero; "auto" lets the
+            planner measure the machine and choose 8 bits, 4 bits or float32 for each tensor.
+        norm: ``"max"`` (smallest error) or ``"l2"`` (the paper's).
+        rounding: ``"stochastic"`` (unbiased) or ``"nearest"`` (biased; warns).
     """
 
     norm: str = _from("QSGD_NORM")
@@ -268,9 +269,10 @@ def _warn_of_bias() -> None:
 
 @dataclass(frozen=True)
 class MinMax(_WithBits):
-    """Levels between a bucket's least and largest element (QSGD-TF's); see :class:`Lossy`.
+    """Levels between a bucket's minimum and maximum (as in QSGD-TF); see :class:`Lossy`.
 
-    Zero need not be a level: an element whose gradient is zero is sent as one of the two around it.
+    Zero is generally not a level: an element with a gradient of zero is sent as one of the two
+    levels around it.
     """
 
     scheme = "minmax"
@@ -286,14 +288,14 @@ class Nuqsgd(_WithBits):
 
 @dataclass(frozen=True)
 class Eden(_WithBits):
-    """Buckets rotated at random, on the levels that suit a normal distribution; see :class:`Lossy`.
+    """Randomly rotated buckets on the levels for a normal distribution; see :class:`Lossy`.
 
-    However a gradient's elements are distributed, they are nearly normal after the rotation, so a
-    few large ones cost the others nothing: at 4 bits it loses a quarter of what QSGD does, and at 3
-    bits less than QSGD at 4. No element is sent as exactly zero, but in a bucket of zeros.
+    After the rotation the elements are nearly normally distributed, so that a few large elements do
+    not increase the error of the others: at 4 bits the error is a quarter of QSGD's, and at 3 bits
+    less than QSGD's at 4. No element is sent as exactly zero, except in a bucket of zeros.
 
     Args:
-        bits: bits per element on the wire, sign included, 1 to 8; 1 is a sign, but an unbiased one.
+        bits: bits per element on the wire, including the sign, 1 to 8; 1 is an unbiased sign.
 
     Source: Vargaftik et al., EDEN, ICML 2022, and DRIVE, NeurIPS 2021.
     """
@@ -312,12 +314,12 @@ class Eden(_WithBits):
 class Elias(_WithBits):
     """QSGD's levels of an L2 norm in the paper's sparse code; see :class:`Lossy`, too.
 
-    As many bits as the levels need: the fewer of a bucket's levels are not zero, the fewer bytes
-    travel. Coding is serial, and so it is slow.
+    The code has a variable length: the more levels of a bucket are zero, the fewer bytes are sent.
+    Coding is serial and therefore slow.
 
     Args:
         bits: give 2^(bits-1) - 1 levels on each side of zero; 5, which is about sqrt(n) levels for
-            buckets of 512 elements, takes at most 2.8 bits per element in the mean.
+            buckets of 512 elements, needs at most 2.8 bits per element on average.
     """
 
     bits: int | Literal["auto"] = 5
@@ -340,8 +342,8 @@ class TernGrad(Lossy):
 class Sign(Lossy):
     """The sign times the bucket's mean magnitude, in 1 bit; biased; see :class:`Lossy`.
 
-    There is no zero: an element whose gradient is zero is sent as plus or minus that magnitude.
-    Error feedback takes it back in the next steps; without it, such a weight drifts.
+    Zero is not a level: an element with a gradient of zero is sent as plus or minus that magnitude.
+    Error feedback compensates for it in the next steps; without it, such a weight drifts.
     """
 
     scheme = "sign"
@@ -353,10 +355,10 @@ class Sign(Lossy):
 
 @dataclass(frozen=True)
 class TopK(Lossy):
-    """The largest elements of each bucket, exactly, and no others; biased; see :class:`Lossy`.
+    """The largest elements of each bucket, sent exactly; biased; see :class:`Lossy`.
 
     Args:
-        ratio: share of the elements that is sent; at least one of each bucket is.
+        ratio: share of the elements that is sent; at least one per bucket.
     """
 
     ratio: float = 0.01
@@ -376,15 +378,15 @@ class TopK(Lossy):
 
 
 def has_choice_of_bits(scheme: str) -> bool:
-    """Tell whether a code of this name exists for 1 to 8 bits."""
+    """Return whether the code of this name has a choice of 1 to 8 bits."""
     return issubclass(KINDS.get(scheme, Lossy), _WithBits)
 
 
 def from_environment() -> Lossy | None:
-    """Return what QSGD_BITS and QSGD_SCHEME ask for, or None: both unset, or 32 bits.
+    """Return the code of QSGD_BITS and QSGD_SCHEME; None if both are unset, or with 32 bits.
 
     Raises:
-        UsageError: a scheme that has no choice of bits, with other bits than its own.
+        UsageError: QSGD_BITS differs from the fixed bits of the scheme.
     """
     bits, scheme = env.get("QSGD_BITS"), env.get("QSGD_SCHEME")
     if bits == PLAIN_BITS or (bits is None and scheme is None):

@@ -1,11 +1,10 @@
 """Commit a training's state, and resume from the last commit after a failure.
 
-MPI can neither continue without a rank nor add ranks. So a job that has lost a rank ends, and what
-survives is what was committed to a file: with ``QSGD_ELASTIC_CHECKPOINT=FILE`` (or
-``@elastic.run(checkpoint=FILE)``) every ``state.commit()`` writes it, and the next job that is
-submitted, on any number of ranks, resumes there. Failures that leave all ranks alive (ranks that
-submit different shapes, NaN in a gradient) are answered within the job: every rank returns to the
-last commit and tries again.
+MPI can neither continue without a rank nor add ranks. A job that has lost a rank therefore ends.
+With ``QSGD_ELASTIC_CHECKPOINT=FILE`` (or ``@elastic.run(checkpoint=FILE)``) every
+``state.commit()`` writes the state to a file, and the next job, on any number of ranks, resumes
+from it. After failures that leave all ranks alive (different shapes on the ranks, NaN in a
+gradient) the job continues: every rank returns to the last commit and tries again.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ __all__ = ["HostsUpdatedInterrupt", "State", "run"]
 
 
 class State:
-    """Named things that are committed together; they are read and set as attributes.
+    """Named values that are committed together; they are attributes of this object.
 
     Args:
-        attributes: values that can be pickled, or objects with ``state_dict`` and
-            ``load_state_dict``, such as schedulers and loss scalers.
+        attributes: picklable values, or objects with ``state_dict`` and ``load_state_dict``, such
+            as schedulers and loss scalers.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -81,26 +80,26 @@ class State:
             callback()
 
     def reset(self) -> None:
-        """Do what a derived class needs before the reset callbacks; here nothing."""
+        """Hook for derived classes, called before the reset callbacks; does nothing here."""
 
     def keep_in(self, file: str | os.PathLike[str]) -> None:
-        """Write every commit to this file, too; ``elastic.run`` calls it where a file is named."""
+        """Also write every commit to this file; ``elastic.run`` calls it if a file is set."""
         self._file = Path(file).absolute()
 
     def save(self) -> None:
-        """Keep a copy of everything in memory, on this rank alone."""
+        """Keep a copy of the state in memory, on this rank only."""
         self._committed = {name: part.capture() for name, part in self._parts.items()}
 
     def restore(self) -> None:
-        """Return to the copy that ``save`` or ``commit`` kept, on this rank alone."""
+        """Return to the copy of ``save`` or ``commit``, on this rank only."""
         for name, captured in self._committed.items():
             self._parts[name].put_back(captured)
 
     def commit(self) -> None:
-        """Keep a copy in memory, and where ``keep_in`` names a file, in that.
+        """Keep a copy in memory, and in the file of ``keep_in``, if set.
 
-        With a file it is collective: every rank calls it, between two steps; rank 0 writes, what
-        error feedback owes included, and replaces the file in one go.
+        With a file it is collective: every rank must call it, between two steps. Rank 0 replaces
+        the file atomically; the residuals of error feedback are included.
         """
         self.save()
         self._commits += 1
@@ -109,10 +108,10 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Return: a batch job's hosts do not change, so there is never an interrupt to raise."""
+        """Do nothing: a batch job's hosts do not change, so there is no interrupt to raise."""
 
     def sync(self) -> None:
-        """Give every rank the state of rank 0, and keep a copy; collective."""
+        """Copy the state of rank 0 to every rank, and keep a copy; collective."""
         for part in self._parts.values():
             part.sync()
         self.save()
@@ -133,7 +132,7 @@ class State:
         """Return to the last commit in the file, if there is one; collective.
 
         Returns:
-            Whether there was one: rank 0's state is that of the file, until ``sync`` shares it.
+            Whether there was one. Rank 0 then has the state of the file; ``sync`` distributes it.
         """
         file = self._file
         found = file is not None and basics.rank() == 0 and file.exists()
@@ -163,19 +162,19 @@ def run(
 ) -> Any:
     """Decorate a function whose first argument is a :class:`State`, so that it survives failures.
 
-    Before the function starts, the state resumes at the commit in the file, if there is one, and
-    all ranks take rank 0's. When a collective fails (``HorovodInternalError``) every rank returns
-    to the last commit, and
+    Before the function starts, the state is resumed from the commit in the file, if there is one,
+    and rank 0's state is copied to all ranks. If a collective fails (``HorovodInternalError``),
+    every rank returns to the last commit. Then,
 
     - if all ranks are alive, they form the job again, the reset callbacks are called, and the
-      function is called again; but a second failure without a ``commit()`` in between is raised,
-      because it would come again;
-    - if a rank has died, ``RankFailedError`` is raised; it says where the last commit is.
+      function is called again. A second failure without a ``commit()`` in between is raised,
+      because it would occur again;
+    - if a rank has died, ``RankFailedError`` is raised; its message names the last commit.
 
     Args:
         func: the function.
-        checkpoint: file for the commits; default is ``QSGD_ELASTIC_CHECKPOINT``, else none. A file
-            from an earlier run is resumed: remove it to start from the beginning.
+        checkpoint: file for the commits; default: ``QSGD_ELASTIC_CHECKPOINT``, else none. If the
+            file exists, the training resumes from it; remove it to start from the beginning.
     """
     if func is None:
         return functools.partial(run, checkpoint=checkpoint)

@@ -1,6 +1,6 @@
-"""Errors a user can meet, and the exit code that asks for another job.
+"""Errors that users can encounter, and the exit code that requests another job.
 
-Each message says what, which values, which rank, and the remedy.
+Each message contains the fault, the values, the rank and the remedy.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ EXIT_RESUBMIT = 85
 
 
 class QsgdError(Exception):
-    """Root of everything that this package raises on purpose."""
+    """Base class of all errors of this package."""
 
     # Not that of ValueError or RuntimeError: TensorFlow raises errors of a traced function again,
     # in their own class only where this is what makes them.
@@ -31,14 +31,14 @@ class QsgdError(Exception):
 
 
 class UsageError(QsgdError, ValueError):
-    """The caller asked for something that cannot be: the command line prints it without traceback.
+    """An invalid request; the command line prints it without a traceback.
 
     Several faults may be reported at once, one per line.
     """
 
 
 class UnsupportedError(UsageError, NotImplementedError):
-    """An operation that is not there for such values, as a maximum is not for sparse ones."""
+    """An operation that is not supported for its values, such as a maximum of sparse tensors."""
 
 
 class LaunchError(QsgdError, RuntimeError):
@@ -50,7 +50,7 @@ class HorovodInternalError(QsgdError, RuntimeError):
 
 
 class RankFailedError(HorovodInternalError):
-    """Another rank died or left while this one still needed it."""
+    """Another rank died or left while this rank still needed it."""
 
 
 class NonFiniteGradientError(HorovodInternalError):
