@@ -40,10 +40,10 @@ def allgather(
     """Return every rank's ``array``, one below the other in rank order.
 
     Args:
-        array: any type; the ranks' may differ in the first dimension only. Scalars count as one
+        array: any type; ranks may differ in the first dimension only. Scalars count as one
             row each.
-        name: pairs the calls of the ranks; by default their order does.
-        process_set: the ranks that take part; by default all.
+        name: pairs the calls of the ranks; default: by order.
+        process_set: the participating ranks; default: all.
     """
     gathered: Array = ops.run_now(allgather_async, array, name, process_set)
     return gathered
@@ -111,12 +111,12 @@ def broadcast(
 
     Args:
         array: any type but objects; unchanged.
-        root_rank: counts all ranks of the job, and is one of the process set.
-        name: pairs the calls of the ranks; by default their order does.
-        process_set: the ranks that take part; by default all.
+        root_rank: a rank of the job that is in the process set.
+        name: pairs the calls of the ranks; default: by order.
+        process_set: the participating ranks; default: all.
     Raises:
-        UsageError: root_rank is no rank of the set.
-        HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
+        UsageError: root_rank is not in the set.
+        HorovodInternalError: the ranks' arrays do not match, or a rank died.
     """
     received: Array = ops.run_now(broadcast_async, array, root_rank, name, process_set)
     return received
@@ -148,15 +148,15 @@ def alltoall(
     """Send some rows of ``array`` to each rank; return those that came, in rank order.
 
     Args:
-        array: at least one dimension; the ranks' may differ in the first one only.
-        splits: rows for each rank of the process set; None sends equally many to each.
-        name: pairs the calls of the ranks; by default their order does.
-        process_set: the ranks that take part; by default all.
+        array: at least one dimension; ranks may differ in the first one only.
+        splits: rows for each rank of the process set; None sends the same number to each.
+        name: pairs the calls of the ranks; default: by order.
+        process_set: the participating ranks; default: all.
     Returns:
         The rows, and, if ``splits`` were given, how many came from each rank, as int32.
     Raises:
-        UsageError: splits that do not add up to the rows (a ValueError, on this rank).
-        HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
+        UsageError: the sum of splits is not the number of rows (a ValueError, on this rank).
+        HorovodInternalError: the ranks' arrays do not match, or a rank died.
     """
     made: Array | tuple[Array, Array]
     made = ops.run_now(alltoall_async, array, splits, name, process_set)

@@ -31,7 +31,7 @@ class Options(TypedDict, total=False):
     """Arguments of every reducing call, other than its arrays and its name."""
 
     average: bool | None
-    """The older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False)."""
+    """Deprecated: ``op=hvd.Average`` (True) or ``op=hvd.Sum`` (False)."""
     op: Op | None
     """Average (default), Sum, Min, Max, Product or Adasum. Integers average towards zero."""
     prescale_factor: float
@@ -87,10 +87,10 @@ def allreduce(array: Any, name: str | None = None, **options: Unpack[Options]) -
 
     Args:
         array: any numeric type; unchanged.
-        name: pairs the calls of the ranks; by default their order does.
+        name: pairs the calls of the ranks; default: by order.
         options: see :class:`Options`.
     Raises:
-        HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
+        HorovodInternalError: the ranks' arrays do not match, or a rank died.
     """
     reduced: Array = ops.run_now(allreduce_async, array, name, **options)
     return reduced
@@ -141,7 +141,8 @@ def reducescatter_async(array: Any, name: str | None = None, **options: Unpack[O
 def reducescatter(array: Any, name: str | None = None, **options: Unpack[Options]) -> Array:
     """Return this rank's rows of the average (or ``op``) of all ranks' arrays.
 
-    The rows are cut as evenly as possible; the first ranks get one more. Else as :func:`allreduce`.
+    The rows are split as evenly as possible; the first ranks get one more. Else as
+    :func:`allreduce`.
     """
     share: Array = ops.run_now(reducescatter_async, array, name, **options)
     return share

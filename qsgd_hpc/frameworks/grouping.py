@@ -27,7 +27,7 @@ def choose_groups(num_groups: int, groups: Any) -> Any:
 
 
 def partition(parameters: Sequence[Any], groups: int | Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Return the parameters of each group; those in no group are reduced one by one.
+    """Return the parameters of each group; those without a group are reduced separately.
 
     Args:
         parameters: all of them, in an order that is equal on every rank.

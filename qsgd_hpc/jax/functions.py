@@ -31,8 +31,8 @@ def broadcast_parameters(
     Args:
         params: a pytree; its arrays (JAX's, numpy's, random keys) and other leaves that can be
             pickled are replaced. Its structure is equal on every rank.
-        root_rank: the rank whose values all take; it counts all ranks of the job.
-        process_set: the ranks that take part; by default all.
+        root_rank: the rank of the job whose values are copied.
+        process_set: the participating ranks; default: all.
     Raises:
         UsageError: inside ``jax.jit``.
     """

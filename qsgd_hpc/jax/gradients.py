@@ -160,9 +160,9 @@ def allreduce_gradients(
     """Return a pytree of gradients averaged over the ranks, for training loops without optax.
 
     Args:
-        gradients: what ``jax.grad`` returns, inside ``jit`` or not.
+        gradients: the result of ``jax.grad``, inside or outside ``jit``.
         op: Average, Sum or Adasum.
-        compression: one of ``hvd.Compression``; None takes ``QSGD_BITS`` or ``QSGD_SCHEME``, else
+        compression: one of ``hvd.Compression``; None uses ``QSGD_BITS`` or ``QSGD_SCHEME``, else
             no compression.
         gradient_predivide_factor: gradients are divided by it before the sum and by size / factor
             after it.

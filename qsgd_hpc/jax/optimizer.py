@@ -55,22 +55,23 @@ def DistributedOptimizer(
 
     Args:
         optimizer: any optax gradient transformation.
-        compression: one of ``hvd.Compression``; None takes ``QSGD_BITS`` or ``QSGD_SCHEME``,
+        compression: one of ``hvd.Compression``; None uses ``QSGD_BITS`` or ``QSGD_SCHEME``,
             else no compression.
-        backward_passes_per_step: calls of ``update`` whose gradients add up before one reduction;
-            the updates are zero in between. Divide the loss by their number for their mean.
+        backward_passes_per_step: number of calls of ``update`` whose gradients are summed
+            before a reduction; the updates are zero in between. Divide the loss by it to get the
+            mean.
         op: Average or Sum; or Adasum, with which each rank's optimizer takes its own gradients and
             the ranks' updates are combined, uncompressed.
-        gradient_predivide_factor: splits the averaging: gradients are divided by it before the
+        gradient_predivide_factor: splits the average: gradients are divided by it before the
             sum and by size / factor after it, which keeps sums of float16 in range.
-        num_groups: the older spelling of a number for ``groups``.
-        groups: how many groups of neighbouring gradients to make, or the groups as lists of names
+        num_groups: deprecated: a number for ``groups``.
+        groups: number of groups of neighbouring gradients, or the groups as lists of names
             (the keys that lead to a parameter, with dots between): the gradients of a group are
             reduced together.
-        process_set: the ranks that average; a rank that is not among them trains on its own.
+        process_set: the ranks that average; ranks outside the set train separately.
         check_finite: whether NaN and Inf in a gradient are errors, on every rank. False
-            hands them on, for an ``optax.apply_if_finite`` inside: around this optimizer it would
-            have each rank judge by its own gradients.
+            passes them on, for an ``optax.apply_if_finite`` inside; around this optimizer it would
+            make each rank decide by its own gradients.
     Raises:
         UsageError: arguments that cannot be, or ``init`` has not been called.
     """

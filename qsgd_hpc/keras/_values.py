@@ -35,13 +35,13 @@ def allreduce(
 
     Args:
         value: a number, an array or a tensor; shapes must be equal.
-        name: pairs the calls of the ranks; by default their order does.
-        average: the older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False).
+        name: pairs the calls of the ranks; default: by order.
+        average: deprecated: ``op=hvd.Average`` (True) or ``op=hvd.Sum`` (False).
         prescale_factor: multiplies every rank's value before the sum.
         postscale_factor: multiplies the result.
         op: Average (default), Sum, Min, Max, Product or Adasum.
         compression: one of ``qsgd_hpc.arrays.Compression``.
-        process_set: the ranks that take part; by default all.
+        process_set: the participating ranks; default: all.
     """
     return arrays.allreduce(
         _array(value),

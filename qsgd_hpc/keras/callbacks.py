@@ -37,7 +37,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         root_rank: the rank whose values all take; it has restored a checkpoint, say.
         device: accepted for compatibility.
         local_variables: variables that may differ from rank to rank.
-        process_set: the ranks that take part; by default all.
+        process_set: the participating ranks; default: all.
     """
 
     def __init__(

@@ -58,19 +58,19 @@ def DistributedOptimizer(
         name: accepted for compatibility; the optimizer keeps its own.
         device_dense: accepted for compatibility.
         device_sparse: accepted for compatibility.
-        compression: one of ``hvd.Compression``; None takes ``QSGD_BITS`` or ``QSGD_SCHEME``, else
+        compression: one of ``hvd.Compression``; None uses ``QSGD_BITS`` or ``QSGD_SCHEME``, else
             no compression.
         sparse_as_dense: makes sparse gradients dense before they are reduced.
-        gradient_predivide_factor: splits the averaging: gradients are divided by it before the
+        gradient_predivide_factor: splits the average: gradients are divided by it before the
             sum, and by size / factor after it.
         op: Average or Sum.
         backward_passes_per_step: steps whose gradients add up before one reduction and one update;
             it becomes the optimizer's ``gradient_accumulation_steps``.
         average_aggregated_gradients: whether those are averaged rather than added.
-        num_groups: the older spelling of a number for ``groups``.
+        num_groups: deprecated: a number for ``groups``.
         groups: how many groups of neighbouring gradients are reduced together, or the groups as
             lists of variables.
-        process_set: the ranks that average; a rank that is not among them trains on its own.
+        process_set: the ranks that average; ranks outside the set train separately.
         scale_local_gradients: see :func:`PartialDistributedOptimizer`, and
             ``register_local_var(variable)`` of the result.
     Raises:

@@ -27,9 +27,9 @@ def broadcast_parameters(
     Args:
         params: ``net.collect_params()`` of gluon, or names and arrays, as ``get_params()`` of a
             module returns them.
-        root_rank: the rank whose values all take; it counts all ranks of the job.
+        root_rank: the rank of the job whose values are copied.
         prefix: begins the names of the operations, where several models train at once.
-        process_set: the ranks that take part; by default all.
+        process_set: the participating ranks; default: all.
     """
     if not isinstance(params, Mapping | mx.gluon.ParameterDict):
         raise UsageError(

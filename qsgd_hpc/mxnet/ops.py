@@ -61,16 +61,16 @@ def allreduce(
 
     Args:
         tensor: unchanged.
-        average: the older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False).
-        name: pairs the calls of the ranks; by default their order does.
+        average: deprecated: ``op=hvd.Average`` (True) or ``op=hvd.Sum`` (False).
+        name: pairs the calls of the ranks; default: by order.
         priority: accepted for compatibility; the engine takes what is ready on all ranks.
         prescale_factor: multiplies every rank's tensor before the sum.
         postscale_factor: multiplies the result.
-        process_set: the ranks that take part; by default all.
+        process_set: the participating ranks; default: all.
         op: Average (default), Sum, Min, Max, Product or Adasum.
         compression: one of ``hvd.Compression``.
     Raises:
-        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
     """
     return _made(
         arrays.allreduce, tensor, name=name, average=average, op=op,
@@ -187,7 +187,7 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send some rows of ``tensor`` to each rank; return those that came, in rank order.
+    """Send some rows of ``tensor`` to each rank; return the received rows, in rank order.
 
     With ``splits``, rows for each rank of the set, also return how many came from each.
     """
@@ -223,7 +223,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Reduce and share out several tensors, which complete or fail together."""
+    """Reduce and scatter several tensors, which complete or fail together."""
     return _all_made(
         arrays.grouped_reducescatter, tensors, name=name, op=op or Average,
         process_set=process_set, prescale_factor=prescale_factor,

@@ -79,7 +79,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             after it.
         prefix: begins the names of the operations, where several trainers work at once.
         num_groups: number of groups in which gradients are reduced; 0 reduces each separately.
-        process_set: the ranks that take part; by default all.
+        process_set: the participating ranks; default: all.
     """
 
     def __init__(

@@ -76,17 +76,17 @@ def DistributedGradientTape(
         gradtape: a ``tf.GradientTape``, before, in or after its ``with`` block.
         device_dense: accepted for compatibility; a gradient is reduced where it is.
         device_sparse: likewise.
-        compression: one of ``hvd.Compression``; None takes ``QSGD_BITS`` or ``QSGD_SCHEME``,
+        compression: one of ``hvd.Compression``; None uses ``QSGD_BITS`` or ``QSGD_SCHEME``,
             else no compression.
         sparse_as_dense: makes ``tf.IndexedSlices`` dense before they are reduced; else all ranks'
             entries are gathered, uncompressed, which pays where they are few.
         op: Average, Sum or Adasum.
-        gradient_predivide_factor: splits the averaging: gradients are divided by it before the
+        gradient_predivide_factor: splits the average: gradients are divided by it before the
             sum and by size / factor after it, which keeps sums of float16 in range.
-        num_groups: the older spelling of a number for ``groups``.
+        num_groups: deprecated: a number for ``groups``.
         groups: how many groups of neighbouring sources to reduce together, or the groups as lists
             of variables.
-        process_set: the ranks that average; a rank that is not among them trains on its own.
+        process_set: the ranks that average; ranks outside the set train separately.
         scale_local_gradients: divide gradients of local sources by the number of ranks, as the
             average does with all others.
     Returns:

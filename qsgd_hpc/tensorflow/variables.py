@@ -28,8 +28,8 @@ def broadcast_variables(
     Args:
         variables: TensorFlow's or Keras's: ``model.variables``, ``optimizer.variables``. A model
             or an optimizer that has not been built yet has none.
-        root_rank: the rank whose values all take; it counts all ranks of the job.
-        process_set: the ranks that take part; by default all.
+        root_rank: the rank of the job whose values are copied.
+        process_set: the participating ranks; default: all.
         inplace: accepted for compatibility.
     Returns:
         In a graph of TF1, an operation to run; else nothing of use: it is done.

@@ -1,8 +1,8 @@
 """The Horovod API for PyTorch: ``import qsgd_hpc.torch as hvd``.
 
-A script made for Horovod changes this import. Gradients are compressed when
+A Horovod script changes this import. Gradients are compressed if
 ``DistributedOptimizer`` is given ``compression=hvd.Compression.qsgd(bits=4)``, or, for a script
-that says nothing about it, when ``QSGD_BITS`` is set (``qsgd-hpc run --bits 4`` sets it).
+without that argument, if ``QSGD_BITS`` is set (``qsgd-hpc run --bits 4`` sets it).
 """
 
 from qsgd_hpc.frameworks import common

@@ -31,11 +31,11 @@ def broadcast_parameters(
 
     Args:
         params: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``.
-        root_rank: the rank whose values all take; it counts all ranks of the job.
-        process_set: the ranks that take part; by default all.
+        root_rank: the rank of the job whose values are copied.
+        process_set: the participating ranks; default: all.
     Raises:
-        UsageError: a single tensor, or root_rank is no rank of the set.
-        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+        UsageError: a single tensor, or root_rank is not in the set.
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
     """
     if isinstance(params, torch.Tensor):
         raise UsageError("broadcast_parameters takes model.state_dict() or named_parameters()")
@@ -60,10 +60,10 @@ def broadcast_optimizer_state(
 ) -> None:
     """Replace the optimizer's state and its options (learning rate...) by root_rank's.
 
-    Works for every optimizer of torch, before the first step too, and when only root_rank has
-    restored a checkpoint: the whole state travels, so the ranks need not have equal structures
-    beforehand. Before the first step every parameter then has a gradient, of zeros where there was
-    none, as Horovod leaves it. ``model`` is accepted for compatibility and not needed.
+    Works for every optimizer of torch, also before the first step, and if only root_rank has
+    restored a checkpoint: the complete state is sent, so the ranks need not have equal structures
+    beforehand. Before the first step, missing gradients are set to zero, as in Horovod. ``model``
+    is accepted for compatibility and not needed.
     """
     root = basics.rank() == root_rank
     saved = io.BytesIO()
@@ -79,13 +79,13 @@ def broadcast_optimizer_state(
 
 
 def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether its state is of steps; Adagrad has one before."""
+    """Return whether it has made a step; Adagrad has state before that."""
     states = optimizer.state_dict()["state"].values()
     return any(float(state.get("step", 1)) > 0 for state in states)
 
 
 def _fill_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Give parameters that take a gradient and have none one of zeros."""
+    """Set missing gradients of parameters that require one to zeros."""
     if isinstance(optimizer, torch.optim.SparseAdam):
         return  # it takes sparse gradients alone, and zeros would make the next one dense
     for group in optimizer.param_groups:

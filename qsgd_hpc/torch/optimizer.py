@@ -1,4 +1,4 @@
-"""``DistributedOptimizer``: gradients are averaged over the ranks while the backward pass runs."""
+"""``DistributedOptimizer``: averages gradients over the ranks during the backward pass."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class _Distributed(Wrapped):
         self._reducer.adopt()
 
     def synchronize(self) -> None:
-        """Wait until every gradient is averaged, to clip or look at them before ``step``.
+        """Wait until all gradients are averaged, to clip or inspect them before ``step``.
 
-        Gradients that hold NaN or Inf do so on every rank; it is ``step`` that raises.
+        NaN or Inf in a gradient are then present on every rank; ``step`` raises the error.
         """
         self._nonfinite = self._reducer.finish()
         self._synchronized = True
@@ -83,7 +83,7 @@ class _Distributed(Wrapped):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let ``step`` inside use the gradients as they are, after ``synchronize``."""
+        """Make ``step`` in the block use the gradients without averaging, after ``synchronize``."""
         self._skip = True
         try:
             yield
@@ -91,7 +91,7 @@ class _Distributed(Wrapped):
             self._skip = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backward passes add up before a reduction, from the next step on.
+        """Set the number of backward passes per reduction, from the next step on.
 
         Raises:
             UsageError: less than 1, or between ``backward`` and ``step``.
@@ -101,11 +101,11 @@ class _Distributed(Wrapped):
     # torch.compile(optimizer.step) compiles the wrapped step; waiting for ranks is not for it.
     @functools.partial(_disable_dynamo, recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Average the gradients, then do the wrapped optimizer's step.
+        """Average the gradients, then execute the wrapped optimizer's step.
 
         Raises:
             NonFiniteGradientError: a gradient holds NaN or Inf, on every rank; nothing has
-                been changed. A loss scaler does not get here with such gradients.
+                been changed. With a loss scaler, ``step`` is not called with such gradients.
             HorovodInternalError: a reduction failed.
         """
         if not self._skip and not self._reducer.alone:
@@ -136,7 +136,7 @@ class _Distributed(Wrapped):
             raise error
 
     def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Average what a closure returns, too: a line search must decide equally on every rank."""
+        """Also average the result of a closure: a line search must decide equally on every rank."""
 
         def averaged() -> Any:
             loss = closure()
@@ -152,7 +152,7 @@ class _Distributed(Wrapped):
         return averaged
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discard the gradients, and with them the count of backward passes towards a step.
+        """Discard the gradients and reset the count of backward passes.
 
         Raises:
             UsageError: between ``backward`` and ``step``, while they are being averaged.
@@ -187,43 +187,42 @@ def DistributedOptimizer(
 ) -> Any:
     """Wrap an optimizer so that every step uses the average of all ranks' gradients.
 
-    Each gradient is handed over as soon as the backward pass has completed it, so communication
-    overlaps with computing. A rank that has no gradient for a parameter (an unused branch) takes
-    part with zeros.
+    Each gradient is submitted as soon as the backward pass has computed it, so communication
+    overlaps with computing. A rank without a gradient for a parameter (an unused branch)
+    contributes zeros.
 
-    With ``torch.amp.GradScaler`` nothing has to be called: ``scaler.unscale_`` and
-    ``scaler.step`` wait for the averages first, so an overflow on one rank is one on every rank;
-    all skip the step and lower the scale equally. Error feedback forgets what it kept of such a
-    gradient.
+    ``torch.amp.GradScaler`` needs no extra call: ``scaler.unscale_`` and ``scaler.step`` first wait
+    for the averages. An overflow on one rank is therefore seen on every rank, and all skip the step
+    and lower the scale. Error feedback discards the residual of such a gradient.
 
-    Several optimizers may take turns on the same parameters: while they exist, gradients are
-    reduced in ``step``, not before. Saved or pickled, it is the optimizer that it wraps; a deep
-    copy is distributed, too.
+    Several optimizers may share parameters; while they exist, gradients are reduced in ``step``,
+    not earlier. The result is saved and pickled as the wrapped optimizer; a deep copy is
+    distributed, too.
 
     Args:
-        optimizer: any torch optimizer; its parameter groups and state are taken over.
-        named_parameters: ``model.named_parameters()``: names for messages, equal on every rank.
-        compression: one of ``hvd.Compression``; None takes ``QSGD_BITS`` or ``QSGD_SCHEME``,
+        optimizer: any torch optimizer; its parameter groups and state are used.
+        named_parameters: ``model.named_parameters()``: names of the gradients, equal on every rank.
+        compression: one of ``hvd.Compression``; None uses ``QSGD_BITS`` or ``QSGD_SCHEME``,
             else no compression.
-        backward_passes_per_step: backward passes whose gradients add up before one reduction, as
-            torch adds them; divide the loss by their number for their mean.
-        op: Average or Sum; or Adasum, with which each rank does the optimizer's step on its own
-            gradients and ``step`` combines the ranks' steps, uncompressed (``groups`` and sparse
-            gradients make no difference then).
-        gradient_predivide_factor: splits the averaging: gradients are divided by it before the
+        backward_passes_per_step: number of backward passes whose gradients are summed before a
+            reduction, as torch does; divide the loss by it to get the mean.
+        op: Average, Sum, or Adasum. With Adasum, each rank executes the optimizer's step with
+            its own gradients, and ``step`` combines the ranks' steps, uncompressed (``groups`` and
+            sparse gradients have no effect then).
+        gradient_predivide_factor: splits the average: gradients are divided by it before the
             sum and by size / factor after it, which keeps sums of float16 in range.
-        num_groups: the older spelling of a number for ``groups``.
-        groups: how many groups of neighbouring parameters to make, or the groups as lists of
-            parameters: the gradients of a group are handed over, and reduced, together. Parameters
-            in no group are reduced one by one.
-        sparse_as_dense: sends sparse gradients dense, after which they are sparse again; else all
-            ranks' entries are gathered, uncompressed, which pays where they are few.
-        process_set: the ranks that average; a rank that is not among them trains on its own.
+        num_groups: deprecated: a number for ``groups``.
+        groups: number of groups of neighbouring parameters, or the groups as lists of
+            parameters: the gradients of a group are submitted and reduced together. Parameters
+            without a group are reduced separately.
+        sparse_as_dense: sends sparse gradients as dense ones and converts them back; else all
+            ranks' entries are gathered, uncompressed, which is efficient if there are few.
+        process_set: the ranks that average; ranks outside the set train separately.
     Returns:
-        The optimizer, an instance of its own class too, with ``synchronize``,
+        The optimizer, which is also an instance of the wrapped class, with ``synchronize``,
         ``skip_synchronize`` and ``set_backward_passes_per_step``.
     Raises:
-        UsageError: names doubled or missing, or arguments out of range.
+        UsageError: names are duplicated or missing, or arguments are out of range.
     """
     if isinstance(optimizer, Wrapped):
         raise UsageError("this optimizer is already a DistributedOptimizer; wrap it once")

@@ -64,7 +64,7 @@ class Allgather(Collective):
         return replace(super().picked(indices), known_rows=rows)
 
     def transposed(self, cotangents: Arrays) -> Arrays:
-        """Return the mean, or sum, over the ranks of what they hold for this rank's rows."""
+        """Return the mean, or sum, over the ranks of the gradients of this rank's rows."""
         ranks = len(ops.ranks_of(self.process_set))
         names = self.turned_names()["names"]
         shares = []

@@ -49,12 +49,12 @@ def broadcast(
 
     Args:
         tensor: any dtype.
-        root_rank: counts all ranks of the job, and is one of the process set.
-        name: pairs the calls of the ranks; by default their order does.
-        process_set: the ranks that take part; by default all.
+        root_rank: a rank of the job that is in the process set.
+        name: pairs the calls of the ranks; default: by order.
+        process_set: the participating ranks; default: all.
     Raises:
-        UsageError: root_rank is no rank of the set.
-        HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
+        UsageError: root_rank is not in the set.
+        HorovodInternalError: the ranks' arrays do not match, or a rank died.
     """
     arrays = [jnp.asarray(tensor)]
     return _first(run(_broadcast(arrays, root_rank, name, process_set), arrays))
@@ -98,14 +98,14 @@ def allgather(
     Its gradient is this rank's rows of the mean of the ranks' output gradients.
 
     Args:
-        tensor: any dtype; the ranks' may differ in the first dimension only. Scalars count as
+        tensor: any dtype; ranks may differ in the first dimension only. Scalars count as
             one row each.
-        name: pairs the calls of the ranks; by default their order does.
-        process_set: the ranks that take part; by default all.
+        name: pairs the calls of the ranks; default: by order.
+        process_set: the participating ranks; default: all.
         rows: inside ``jit`` and ``grad``, where shapes must be known: the first dimension on every
             rank, where it differs between them.
     Raises:
-        HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
+        HorovodInternalError: the ranks' arrays do not match, or a rank died.
     """
     given = None if rows is None else [rows]
     call, arrays = _allgather([tensor], name, process_set, given, grouped=False)
@@ -173,20 +173,20 @@ def alltoall(
 ) -> Any:
     """Send ``splits[i]`` rows to the i-th rank of the set; return what comes, in rank order.
 
-    Its gradient is the output gradient, sent back the way the rows came.
+    Its gradient is the output gradient, sent back to the ranks of the rows.
 
     Args:
-        tensor: at least one dimension, any dtype; the ranks' may differ in the first only.
+        tensor: at least one dimension, any dtype; ranks may differ in the first only.
         splits: whole numbers that add up to the rows; by default as many to each.
-        name: pairs the calls of the ranks; by default their order does.
-        process_set: the ranks that take part; by default all.
-        received_splits: inside ``jit`` and ``grad``, where shapes must be known, with splits: the
-            rows that come from each rank.
+        name: pairs the calls of the ranks; default: by order.
+        process_set: the participating ranks; default: all.
+        received_splits: inside ``jit`` and ``grad``, where shapes must be known, and with
+            splits: the rows that come from each rank.
     Returns:
         The new array; with ``splits`` a pair of it and the rows from each rank (int32).
     Raises:
-        UsageError: splits that do not add up to the rows there are.
-        HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
+        UsageError: the sum of splits is not the number of rows.
+        HorovodInternalError: the ranks' arrays do not match, or a rank died.
     """
     call, arrays = _alltoall(tensor, splits, received_splits, name, process_set)
     if splits is None:

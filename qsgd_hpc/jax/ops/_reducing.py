@@ -146,16 +146,16 @@ def allreduce(
 
     Args:
         tensor: any numeric dtype.
-        average: the older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False).
-        name: pairs the calls of the ranks; by default their order does, inside ``jit`` that of
+        average: deprecated: ``op=hvd.Average`` (True) or ``op=hvd.Sum`` (False).
+        name: pairs the calls of the ranks; default: by order, inside ``jit`` that of
             tracing.
         compression: one of ``hvd.Compression``.
         op: Average (default), Sum, Min, Max, Product or Adasum. Integers average towards zero.
         prescale_factor: multiplies every rank's array before the sum.
         postscale_factor: multiplies the result.
-        process_set: the ranks that take part; by default all.
+        process_set: the participating ranks; default: all.
     Raises:
-        HorovodInternalError: the ranks' arrays do not fit each other, or a rank died. From
+        HorovodInternalError: the ranks' arrays do not match, or a rank died. From
             compiled programs JAX raises an error of its own with that text; see
             ``hvd.translated_errors``.
     """
@@ -228,17 +228,17 @@ def reducescatter(
     the number of ranks.
 
     Args:
-        tensor: at least one dimension; shapes must be equal. The rows are cut as evenly as
+        tensor: at least one dimension; shapes must be equal. The rows are split as evenly as
             possible; the first ranks get one more.
-        name: pairs the calls of the ranks; by default their order does.
-        compression: ``hvd.Compression.none``, ``fp16`` or ``bf16``, or one's own.
+        name: pairs the calls of the ranks; default: by order.
+        compression: ``hvd.Compression.none``, ``fp16`` or ``bf16``, or a custom class.
         op: Average (default), Sum, Min, Max or Product.
-        process_set: the ranks that take part; by default all.
+        process_set: the participating ranks; default: all.
         prescale_factor: multiplies every rank's array before the sum.
         postscale_factor: multiplies the result.
-        average: the older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False).
+        average: deprecated: ``op=hvd.Average`` (True) or ``op=hvd.Sum`` (False).
     Raises:
-        HorovodInternalError: the ranks' arrays do not fit each other, or a rank died.
+        HorovodInternalError: the ranks' arrays do not match, or a rank died.
     """
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)

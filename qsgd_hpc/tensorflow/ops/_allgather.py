@@ -1,4 +1,4 @@
-"""``allgather``: every rank's rows, one below the other."""
+"""``allgather``: the rows of all ranks, concatenated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gather_all(
     """Gather tensors in one operation.
 
     Args:
-        op: how the ranks' gradients are put together: Average, as scripts of this API expect, or
+        op: how the reduction of the ranks' gradients: Average, as scripts of this API expect, or
             Sum, where it is part of a reduction.
     """
     sources = [tf.convert_to_tensor(t) for t in tensors]
@@ -48,7 +48,7 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Return every rank's ``tensor``, one below the other in rank order.
+    """Return every rank's ``tensor``, concatenated in rank order.
 
     Its gradient is this rank's rows of the mean of the ranks' output gradients.
 
@@ -58,9 +58,9 @@ def allgather(
         name: pairs the calls of the ranks; by default their order does, or, in a graph, their
             place in it.
         ignore_name_scope: accepted for compatibility; names have no scope here.
-        process_set: the ranks that take part; by default all.
+        process_set: the participating ranks; default: all.
     Raises:
-        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
     """
     return gather_all([tensor], name, process_set, grouped=False)[0]
 

@@ -41,7 +41,7 @@ def allreduce(
     Args:
         tensor: any numeric dtype, or what becomes a tensor; or ``tf.IndexedSlices``, of which the
             ranks' entries are gathered, to be added where they are used.
-        average: the older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False).
+        average: deprecated: ``op=hvd.Average`` (True) or ``op=hvd.Sum`` (False).
         device_dense: accepted for compatibility, as ``device_sparse``; the engine needs neither.
         compression: one of ``hvd.Compression``.
         op: Average (default), Sum, Min, Max, Product or Adasum. Integers average towards zero.
@@ -49,9 +49,9 @@ def allreduce(
         postscale_factor: multiplies the result.
         name: pairs the calls of the ranks; by default their order does, or, in a graph, their
             place in it.
-        process_set: the ranks that take part; by default all.
+        process_set: the participating ranks; default: all.
     Raises:
-        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
         UnsupportedError: sparse tensors with another op than Average or Sum.
     """
     factors = prescale_factor, postscale_factor

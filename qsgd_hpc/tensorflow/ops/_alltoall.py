@@ -1,4 +1,4 @@
-"""``alltoall``: some rows for each rank, and from each rank."""
+"""``alltoall``: exchanges rows between all ranks."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send some rows of ``tensor`` to each rank; return those that came, in rank order.
+    """Send some rows of ``tensor`` to each rank; return the received rows, in rank order.
 
-    Its gradient is the output gradient, sent back the way the rows came.
+    Its gradient is the output gradient, sent back to the ranks of the rows.
 
     Args:
-        tensor: at least one dimension; the ranks' may differ in the first one only.
-        splits: rows for each rank of the process set, as integers in a list or tensor; None
-            sends equally many to each.
+        tensor: at least one dimension; ranks may differ in the first one only.
+        splits: number of rows for each rank of the process set, as a list or tensor; None
+            sends the same number to each.
         name: pairs the calls of the ranks; by default their order does, or, in a graph, their
             place in it.
         ignore_name_scope: accepted for compatibility; names have no scope here.
-        process_set: the ranks that take part; by default all.
+        process_set: the participating ranks; default: all.
     Returns:
         The rows, and, if ``splits`` were given, how many came from each rank, as int32.
     Raises:
-        UsageError: splits that do not add up to the rows (a ValueError, on this rank).
-        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+        UsageError: the sum of splits is not the number of rows (a ValueError, on this rank).
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
     """
     source = as_rows(tf.convert_to_tensor(tensor), "alltoall")
     parts = [] if splits is None else splits

@@ -1,4 +1,4 @@
-"""``broadcast``: one rank's tensor for all."""
+"""``broadcast``: copies one rank's tensor to all."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def broadcast(
 
     Args:
         tensor: any dtype of fixed size; unchanged.
-        root_rank: counts all ranks of the job, and is one of the process set.
+        root_rank: a rank of the job that is in the process set.
         name: pairs the calls of the ranks; by default their order does, or, in a graph, their
             place in it.
         ignore_name_scope: accepted for compatibility; names have no scope here.
-        process_set: the ranks that take part; by default all.
+        process_set: the participating ranks; default: all.
     Raises:
-        UsageError: root_rank is no rank of the set.
-        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+        UsageError: root_rank is not in the set.
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
     """
     return broadcast_all([tensor], root_rank, [name], process_set)[0]
 

@@ -105,7 +105,7 @@ def _of_broadcast(operation: Any, *gradients: Any) -> list[Any]:
 
 
 def _of_allgather(operation: Any, *gradients: Any) -> list[Any]:
-    """Return the mean, or sum, over the ranks of what they hold for this rank's rows."""
+    """Return the mean, or sum, over the ranks of the gradients of this rank's rows."""
     of_tensors, rows = gradients[:-1], operation.outputs[-1]
     operations = operations_of(operation)
     size = len(_ranks(operations))

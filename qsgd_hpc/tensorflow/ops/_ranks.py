@@ -27,7 +27,7 @@ __all__ = [
 def join() -> tf.Tensor:
     """Say that this rank has no more data; return, when all have said so, who was last (int32).
 
-    Until then it takes part in the others' allreduces with zeros, which count in averages. Every
+    Until then it contributes zeros to the others' allreduces, which count in averages. Every
     other collective raises on the ranks that are still at it.
     """
     if tf.executing_eagerly():

@@ -1,4 +1,4 @@
-"""``reducescatter``: every rank gets its share of the rows of a reduction."""
+"""``reducescatter``: every rank gets its part of the rows of a reduction."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def reducescatter(
     the number of ranks.
 
     Args:
-        tensor: at least one dimension, unchanged; shapes must be equal. The rows are cut as
+        tensor: at least one dimension, unchanged; shapes must be equal. The rows are split as
             evenly as possible; the first ranks get one more.
         device_dense: accepted for compatibility; the engine does not need it.
-        compression: ``hvd.Compression.none``, ``fp16`` or ``bf16``, or one's own.
+        compression: ``hvd.Compression.none``, ``fp16`` or ``bf16``, or a custom class.
         op: Average (default), Sum, Min, Max or Product.
         name: pairs the calls of the ranks; by default their order does, or, in a graph, their
             place in it.
-        process_set: the ranks that take part; by default all.
+        process_set: the participating ranks; default: all.
         prescale_factor: multiplies every rank's tensor before the sum.
         postscale_factor: multiplies the result.
-        average: the older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False).
+        average: deprecated: ``op=hvd.Average`` (True) or ``op=hvd.Sum`` (False).
     Raises:
-        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
     """
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
@@ -67,7 +67,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     average: bool | None = None,
 ) -> list[tf.Tensor]:
-    """Reduce and share out several tensors, which complete or fail together."""
+    """Reduce and scatter several tensors, which complete or fail together."""
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
     return _scatter(tensors, reduction, name, grouped=True) if tensors else []

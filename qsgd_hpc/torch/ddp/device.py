@@ -1,6 +1,6 @@
 """Averages of buckets that stay on the GPU: coded there, carried by the group's own collectives.
 
-All of it is queued on one stream, in the order of the buckets, and the host waits for nothing.
+All work is queued on one stream, in the order of the buckets; the host never waits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_ROTATED = 512  # elements of one of EDEN's buckets
 
 
 def serves(flat: torch.Tensor, compression: Lossy, group: Any) -> str | None:
-    """Return the kernels that can code such a bucket for the group; None: the host must.
+    """Return the kernels that can code a bucket for the group; None: it must be coded on the host.
 
     They know QSGD's own code and EDEN's, and the group must carry the device's memory, as NCCL
     does.
@@ -73,7 +73,7 @@ class Queue:
 
     @contextlib.contextmanager
     def behind(self, flat: torch.Tensor) -> Any:
-        """Queue what is inside, behind all that the current stream has to do for ``flat``."""
+        """Queue the work in the block after the current stream's work for ``flat``."""
         if self._stream is None:
             yield
             return
@@ -117,7 +117,7 @@ class DevicePlan:
 
     Args:
         coded: groups of tensors with one code each.
-        exact: (first element, elements) of those that travel as they are.
+        exact: (first element, elements) of the uncompressed ranges.
     """
 
     def __init__(
@@ -182,10 +182,10 @@ def make_device_plan(
     queue: Queue,
     library: str,
 ) -> DevicePlan:
-    """Plan a bucket whose parameters lie one behind the other.
+    """Plan a bucket whose parameters are contiguous.
 
     Args:
-        compression: None sends all of them as they are.
+        compression: None sends all of them uncompressed.
     """
     element = name_of(flat.dtype)
     slots: list[Slot] = []
@@ -233,7 +233,7 @@ def _coded(coder: _core.GpuBucket, size: int, device: torch.device) -> _Coded:
 
 
 def _joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return runs of elements with those in one that lie together."""
+    """Return ranges of elements, with adjacent ones merged."""
     joined: list[tuple[int, int]] = []
     for at, count in runs:
         if joined and sum(joined[-1]) == at:

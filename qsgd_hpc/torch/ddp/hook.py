@@ -1,4 +1,4 @@
-"""The communication hook, and its registration with everything that the model knows."""
+"""The communication hook, and its registration for a model."""
 
 # Annotations must not become strings here: torch compares them with its own classes.
 
@@ -20,13 +20,13 @@ def qsgd_hook(
 ) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket over the ranks with its large gradients compressed.
 
-    Sparse and complex gradients travel as they are, through torch's own hook.
+    Sparse and complex gradients are sent uncompressed, through torch's own hook.
 
     Args:
-        state: of this model; one for each.
-        bucket: DDP's, of any floating type.
+        state: the state of this model; each model needs its own.
+        bucket: the bucket from DDP, of any floating-point type.
     Returns:
-        a future of the bucket's buffer, the same bits on every rank. NaN or Inf in a gradient of
+        a future of the bucket's buffer, the same bits on every rank. NaN or Inf in a gradient on
         any rank gives values that are not finite on every rank.
     """
     flat = bucket.buffer()
@@ -40,11 +40,11 @@ def compress(model: DistributedDataParallel, bits: int | None = None, **settings
     """Register the hook with the model's process group and the names of its parameters.
 
     Args:
-        settings: those of :class:`QSGDState`.
+        settings: arguments of :class:`QSGDState`.
     Returns:
         the state, for checkpoints.
     Raises:
-        UsageError: a setting is wrong, or the process group cannot carry the codes.
+        UsageError: a setting is invalid, or the process group cannot send the codes.
     """
     state = QSGDState(
         model.process_group, bits, named_parameters=model.module.named_parameters(), **settings

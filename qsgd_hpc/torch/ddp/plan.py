@@ -87,10 +87,10 @@ def make_plan(
     memory: Memory,
     place: Place,
 ) -> Plan:
-    """Plan a bucket whose parameters lie one behind the other.
+    """Plan a bucket whose parameters are contiguous.
 
     Args:
-        compression: None sends all of them as they are.
+        compression: None sends all of them uncompressed.
     """
     element = name_of(dtype)
     tensors, slots, at = [], [], 0

@@ -4,7 +4,7 @@
 
     quantize_fsdp(model, gradient_bits=4, weight_bits=8)
 
-Needs torch.distributed and the compiled core, and neither MPI nor ``hvd.init()``. See docs/ddp.md.
+Needs torch.distributed and the compiled core, but neither MPI nor ``hvd.init()``. See docs/ddp.md.
 """
 
 from qsgd_hpc.torch.fsdp.quantize import QuantizedShards, quantize_fsdp

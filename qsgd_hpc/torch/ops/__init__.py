@@ -21,10 +21,10 @@ __all__ += _reducescatter.__all__
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has no more batches; return, when all have said so, who was last.
+    """Announce that this rank has no more batches; return the last rank when all have joined.
 
-    Until then it takes part in the others' allreduces with zeros, which count in averages.
-    Every other collective raises on the ranks that are still at it.
+    Until then it contributes zeros to the others' allreduces, which count in averages.
+    Other collectives raise on the ranks that have not joined.
 
     Args:
         device: accepted for compatibility; zeros need no device.

@@ -1,4 +1,4 @@
-"""``allgather``: every rank's rows, one below the other."""
+"""``allgather``: the rows of all ranks, concatenated."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Allgather(Collective):
     """Gathers tensors, of which only the numbers of rows may differ between ranks.
 
     Args:
-        op: how the ranks' gradients are put together: Average, as scripts of this API expect, or
-            Sum, where it is part of the derivative of another operation.
+        op: the reduction of the ranks' gradients: Average, as scripts of this API expect, or
+            Sum, if it is part of the derivative of another operation.
     """
 
     kind = "allgather"
@@ -48,7 +48,7 @@ class Allgather(Collective):
         return [gathered for gathered, _ in made]
 
     def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        """Return the mean, or sum, over the ranks of what they hold for this rank's rows."""
+        """Return the mean, or sum, over the ranks of the gradients of this rank's rows."""
         rows = self._rows[index]
         mine = ops.place_in(self._process_set)
         call = Alltoall(rows, self.gradient_name(index), self._process_set)
@@ -71,17 +71,17 @@ def allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Return every rank's ``tensor``, one below the other in rank order.
+    """Return every rank's ``tensor``, concatenated in rank order.
 
     Its gradient is this rank's rows of the mean of the ranks' output gradients.
 
     Args:
-        tensor: any dtype; the ranks' may differ in the first dimension only. Scalars count as
+        tensor: any dtype; ranks may differ in the first dimension only. Scalars count as
             one row each.
-        name: pairs the calls of the ranks; by default their order does.
-        process_set: the ranks that take part; by default all.
+        name: pairs the calls of the ranks; default: by order.
+        process_set: the participating ranks; default: all.
     Raises:
-        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
     """
     return run(Allgather(name, process_set, grouped=False), [tensor])[0]
 

@@ -1,4 +1,4 @@
-"""``allreduce`` in all its forms: new or in place, now or later, one tensor or a group."""
+"""``allreduce`` in all its forms: new or in place, blocking or not, one tensor or a group."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ def allreduce(
 
     Args:
         tensor: any numeric dtype; unchanged.
-        average: the older spelling of ``op=hvd.Average`` (True) and ``op=hvd.Sum`` (False).
-        name: pairs the calls of the ranks; by default their order does.
+        average: deprecated: ``op=hvd.Average`` (True) or ``op=hvd.Sum`` (False).
+        name: pairs the calls of the ranks; default: by order.
         compression: one of ``hvd.Compression``.
         op: Average (default), Sum, Min, Max, Product or Adasum. Integers average towards zero.
         prescale_factor: multiplies every rank's tensor before the sum.
         postscale_factor: multiplies the result.
-        process_set: the ranks that take part; by default all.
+        process_set: the participating ranks; default: all.
     Raises:
-        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
     """
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)

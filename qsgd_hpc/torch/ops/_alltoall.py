@@ -1,4 +1,4 @@
-"""``alltoall``: some rows for each rank, and from each rank."""
+"""``alltoall``: exchanges rows between all ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Alltoall(Collective):
         return [exchanged]
 
     def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        """Send the gradient back the way the rows came."""
+        """Send the gradient back to the ranks of the rows."""
         back = Alltoall(self.received, self.gradient_name(index), self._process_set)
         return run(back, [gradient])[0]
 
@@ -62,22 +62,22 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Send some rows of ``tensor`` to each rank; return those that came, in rank order.
+    """Send some rows of ``tensor`` to each rank; return the received rows, in rank order.
 
-    Its gradient is the output gradient, sent back the way the rows came.
+    Its gradient is the output gradient, sent back to the ranks of the rows.
 
     Args:
-        tensor: at least one dimension; the ranks' may differ in the first one only.
-        splits: rows for each rank of the process set, as integers in a list or tensor; None
-            sends equally many to each.
-        name: pairs the calls of the ranks; by default their order does.
-        process_set: the ranks that take part; by default all.
+        tensor: at least one dimension; ranks may differ in the first one only.
+        splits: number of rows for each rank of the process set, as a list or tensor; None
+            sends the same number to each.
+        name: pairs the calls of the ranks; default: by order.
+        process_set: the participating ranks; default: all.
     Returns:
-        The rows, and, if ``splits`` were given, how many came from each rank: int32, on the CPU,
-        or where a tensor of splits is.
+        The rows and, if ``splits`` were passed, the number of rows from each rank: int32, on the
+        CPU, or where a tensor of splits is.
     Raises:
-        UsageError: splits that do not add up to the rows (a ValueError, on this rank).
-        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+        UsageError: the sum of splits is not the number of rows (a ValueError, on this rank).
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
     """
     call = Alltoall(splits, name, process_set)
     return _with_splits(run(call, [tensor])[0], call, splits)

@@ -1,4 +1,4 @@
-"""``broadcast``: one rank's tensor for all."""
+"""``broadcast``: copies one rank's tensor to all."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def broadcast(
 
     Args:
         tensor: any dtype; unchanged.
-        root_rank: counts all ranks of the job, and is one of the process set.
-        name: pairs the calls of the ranks; by default their order does.
-        process_set: the ranks that take part; by default all.
+        root_rank: a rank of the job that is in the process set.
+        name: pairs the calls of the ranks; default: by order.
+        process_set: the participating ranks; default: all.
     Raises:
-        UsageError: root_rank is no rank of the set.
-        HorovodInternalError: the ranks' tensors do not fit each other, or a rank died.
+        UsageError: root_rank is not in the set.
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
     """
     return run(_Broadcast(root_rank, name, process_set), [tensor])[0]

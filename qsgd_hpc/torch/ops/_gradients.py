@@ -1,4 +1,4 @@
-"""Runs a collective so that a backward pass goes through it."""
+"""Runs a collective so that it is differentiable."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["Collective", "run"]
 class Collective(ABC):
     """One call of a collective on some tensors.
 
-    What a rank's result depends on lies on all ranks, so the gradient of a collective is a
-    collective; docs/horovod.md has the formulae. It is paired by a name of its own. Each tensor of
-    a group has a gradient of its own, because a script may differentiate the results one by one.
+    A rank's result depends on all ranks' tensors, so the gradient of a collective is a
+    collective; docs/horovod.md has the formulae. It has a separate name. Each tensor of
+    a group has a separate gradient, because a script may differentiate the results one by one.
     """
 
     kind: ClassVar[str]
@@ -35,13 +35,13 @@ class Collective(ABC):
 
     @abstractmethod
     def start(self, tensors: Sequence[torch.Tensor]) -> Handle:
-        """Start it; the result is the list of tensors that it makes."""
+        """Start it; the result is the list of new tensors."""
 
     @abstractmethod
     def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         """Return the gradient of one of the tensors, by operations that have gradients themselves.
 
-        ``values`` are what went in and what came out, where ``needs_values``.
+        ``values`` are the input and the output, if ``needs_values``.
         """
 
     def gradient_name(self, index: int) -> str:
@@ -51,7 +51,7 @@ class Collective(ABC):
 
 
 class _Member(torch.autograd.Function):
-    """Connects one result of a collective with the tensor that it was made of."""
+    """Connects one result of a collective with its input tensor."""
 
     @staticmethod
     def forward(
@@ -74,7 +74,7 @@ class _Member(torch.autograd.Function):
 
 
 def run(call: Collective, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Carry out a collective and return what it makes."""
+    """Execute a collective and return its results."""
     with torch.no_grad():
         outputs: list[torch.Tensor] = ops.run_now(call.start, tensors)
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):

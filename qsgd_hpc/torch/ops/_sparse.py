@@ -21,13 +21,13 @@ def sparse_allreduce_async(
 ) -> Handle:
     """Start reducing a sparse tensor; ``synchronize`` returns a new, coalesced one.
 
-    What travels is each rank's entries, so this pays where ranks have few, and different, ones.
+    Each rank's entries are sent, so this is efficient if ranks have few and different entries.
 
     Args:
-        tensor: ``torch.sparse_coo``; shapes must be equal, numbers of entries need not.
-        name: pairs the calls of the ranks; by default their order does.
+        tensor: ``torch.sparse_coo``; shapes must be equal; the numbers of entries may differ.
+        name: pairs the calls of the ranks; default: by order.
         op: Average or Sum.
-        process_set: the ranks that take part; by default all.
+        process_set: the participating ranks; default: all.
     Raises:
         UsageError: the tensor is dense, or another ``op``.
     """

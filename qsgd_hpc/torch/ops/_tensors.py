@@ -1,4 +1,4 @@
-"""The way of a torch tensor to the core and back."""
+"""Conversion of torch tensors to the core's memory and back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Tensors(Adapter):
         """Return the values, contiguous on the CPU.
 
         Raises:
-            UsageError: it has no one block of memory.
+            UsageError: it is not contiguous memory.
         """
         if tensor.layout is not torch.strided:
             raise UsageError(
@@ -58,7 +58,7 @@ class _Tensors(Adapter):
         return host.to(getattr(torch, dtype))
 
     def new_like(self, host: torch.Tensor) -> torch.Tensor:
-        """Return new memory, pinned where the source is."""
+        """Return new memory, pinned if the source is."""
         return torch.empty_like(host, pin_memory=host.is_pinned())
 
     def copied(self, host: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ class _Tensors(Adapter):
         return tensor.detach()
 
     def place(self, tensor: torch.Tensor) -> torch.device:
-        """Return the device, which may hold more than the host does."""
+        """Return the device, which may have more memory than the host."""
         return tensor.device
 
     def placed(self, host: torch.Tensor, place: torch.device) -> torch.Tensor:
