@@ -1,9 +1,9 @@
-"""Time the steps of a script of torch.distributed for a study, and leave its "engine" record.
+"""Time the steps of a torch.distributed script for a study, and write its "engine" record.
 
-The script says nothing of it: ``launch/start_up`` calls this at each step of an optimizer where
-QSGD_RECORDS is set. Steps are those of the optimizer that stepped first. What DDP's exchange takes,
-and what of it the backward pass hides, are DDP's own figures, of every step; FSDP2's collectives
-are timed on hosts, where they hide nothing.
+The script needs no change: ``launch/start_up`` calls this at each step of an optimizer if
+QSGD_RECORDS is set. Steps are those of the optimizer that stepped first. The time of DDP's
+exchange, and the part hidden by the backward pass, are measured by DDP in every step. FSDP2's
+collectives are timed on hosts, where they are not hidden.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Steps:
         self.wire_bytes: float | None = 0
 
     def note_shard(self, seconds: float, sent: int, gradients: int) -> None:
-        """Take note of one of FSDP2's collectives."""
+        """Record one of FSDP2's collectives."""
         self.shards.append((seconds, gradients))
         self.wire_bytes = (self.wire_bytes or 0) + sent
 
@@ -51,14 +51,14 @@ _steps = _Steps()
 
 
 def watch(model: Any) -> None:
-    """Have DDP time every step of a model, not one in a hundred."""
+    """Make DDP time every step of a model, instead of one in a hundred."""
     model._set_ddp_runtime_logging_sample_rate(1)
     size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     _steps.models.append((weakref.ref(model), size))
 
 
 def watch_shards(module: Any) -> None:
-    """Have FSDP2 tell what its collectives take, in versions of torch that have them apart."""
+    """Time FSDP2's collectives, in versions of torch with separate collectives."""
     with contextlib.suppress(ImportError):
         from qsgd_hpc.torch.fsdp.timed import time_shards
 
@@ -66,7 +66,7 @@ def watch_shards(module: Any) -> None:
 
 
 def stepped(optimizer: Any) -> None:
-    """Note that an optimizer has taken a step."""
+    """Record a step of an optimizer."""
     if _steps.optimizer is None or _steps.optimizer() is None:
         _steps.optimizer = weakref.ref(optimizer)
     if _steps.optimizer() is not optimizer or not dist.is_initialized():
@@ -93,9 +93,9 @@ def _exchanged(models: list[Any]) -> tuple[float, float]:
 
 
 def _sent(models: list[tuple[Any, int]]) -> float | None:
-    """Return the bytes that this rank has sent so far; None: a hook counts nothing.
+    """Return the bytes that this rank has sent so far; None if a hook does not count them.
 
-    Of DDP without a hook, what a ring sends of every step.
+    For DDP without a hook: the bytes that a ring sends per step.
     """
     sent = 0.0
     for model, size in models:
@@ -110,7 +110,7 @@ def _sent(models: list[tuple[Any, int]]) -> float | None:
 
 
 def leave() -> None:
-    """Append the record of this rank; nothing where there was no step or no process group."""
+    """Append the record of this rank, if there were steps and a process group."""
     count = len(_steps.ends_s)
     if count < 2:
         return

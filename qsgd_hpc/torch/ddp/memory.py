@@ -21,7 +21,8 @@ Saved = dict[str, dict[str, Any]]
 
 @dataclass
 class Slot:
-    """One parameter. Residuals are float32, where codes are made, None without error feedback."""
+    """One parameter. Residuals are float32, in the memory of the coder; None without error
+    feedback."""
 
     name: str
     steps: int = 0
@@ -40,12 +41,12 @@ class Slot:
         return zlib.crc32(self.name.encode())
 
     def residuals(self) -> list[torch.Tensor]:
-        """Return those that exist."""
+        """Return the existing residuals."""
         return [r for r in (self.residual, self.owner_residual) if r is not None]
 
 
 class Memory:
-    """The slots of all parameters that have been reduced, whatever bucket they came in.
+    """The slots of all parameters that have been reduced, in any bucket.
 
     Args:
         named_parameters: names for rules and checkpoints; None numbers the parameters in the order
@@ -58,7 +59,7 @@ class Memory:
         self._saved: Saved = {}
 
     def slot(self, parameter: torch.Tensor) -> Slot:
-        """Return the parameter's slot, with what a checkpoint holds for its name."""
+        """Return the parameter's slot, with the values of a checkpoint for its name."""
         if parameter not in self._slots:
             name = self._names.get(parameter, str(len(self._slots)))
             slot = Slot(name, **self._saved.pop(name, {}))
@@ -75,10 +76,11 @@ class Memory:
         size: int,
         device: torch.device = HOST,
     ) -> None:
-        """Give a slot the residuals that its coding needs, in the device's memory.
+        """Allocate the residuals that a slot's coding needs, in the device's memory.
 
         Raises:
-            UsageError: it has some of another size, from a checkpoint of other ranks or shapes.
+            UsageError: it has residuals of another size, from a checkpoint with other ranks or
+                shapes.
         """
         if coding is None or not coding.error_feedback:
             return
@@ -96,7 +98,7 @@ class Memory:
             slot.owed = None
 
     def rescale(self, factor: float) -> None:
-        """Multiply all residuals, when the units of the gradients have changed."""
+        """Multiply all residuals after a change of the gradients' scale."""
         for slot in self._slots.values():
             for residual in slot.residuals():
                 residual.mul_(factor)
@@ -116,8 +118,8 @@ class Memory:
         """Return copies by name that are the same on every rank.
 
         Args:
-            size: ranks that reduce together.
-            sum_up: replaces a tensor by its sum over them.
+            size: number of ranks that reduce together.
+            sum_up: replaces a tensor by its sum over these ranks.
         Raises:
             UsageError: a rank's own state was loaded and has not been used yet.
         """
@@ -140,7 +142,7 @@ class Memory:
         return state
 
     def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
-        """Replace all slots; each takes up its part when its parameter is next reduced."""
+        """Replace all slots; each uses its part when its parameter is next reduced."""
         self._slots_to_names()
         self._saved = {name: _copied(saved) for name, saved in state.items()}
 

@@ -1,7 +1,7 @@
 """Exchanges buckets on separate threads, so that the backward pass continues.
 
-Three threads, each in the order of the buckets: encode and start to scatter; wait for that, sum
-and start to gather; wait for that, decode. They take turns in coding, and wait outside of it. Both
+Three threads process the buckets in order: encode and start the scatter; wait for it, sum
+and start the gather; wait for it and decode. Only one thread codes at a time. Both
 kinds of exchange are tagged messages between pairs of ranks, which may interleave differently on
 each rank, and with the collectives of the training: no further process group is needed.
 """
@@ -35,8 +35,8 @@ class Job:
     """A bucket in flight.
 
     Args:
-        place: its memory on the host.
-        future: completes with the bucket; ``fault`` says what went wrong.
+        place: the bucket's memory on the host.
+        future: completes with the bucket; ``fault`` holds an error.
     """
 
     plan: Plan
@@ -49,7 +49,7 @@ class Job:
         self.left = len(self.plan.waves)
 
     def result(self) -> torch.futures.Future[torch.Tensor]:
-        """Return a future that raises the fault where there is one."""
+        """Return a future that raises the fault, if any."""
         return self.future.then(self._value)
 
     def _value(self, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
@@ -76,16 +76,16 @@ class _Step:
     receives: list[Any] = field(default_factory=list)
 
     def wait(self) -> None:
-        """Wait for what was to come."""
+        """Wait for the expected messages."""
         for work in self.receives:
             work.wait()
         self.receives.clear()
 
 
 class Pipeline:
-    """The threads, which exchange messages over a group that can carry host memory.
+    """The threads, which exchange messages over a group that supports host memory.
 
-    One that is dropped ends its threads.
+    The threads end when it is deleted.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -121,7 +121,7 @@ class _Stages:
         ]
 
     def close(self) -> None:
-        """End the threads; what they have begun is carried out."""
+        """End the threads after their current work."""
         self.jobs.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():

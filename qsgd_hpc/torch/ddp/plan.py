@@ -22,7 +22,7 @@ WAVE_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True)
 class Place:
-    """This rank among those that reduce together, and what they code with."""
+    """The position of this rank in the group, and the coding resources."""
 
     rank: int
     size: int
@@ -32,7 +32,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Wave:
-    """Memory of one exchange, as bytes, and the parts of it that go to or come from other ranks."""
+    """Memory of one exchange, as bytes, and its parts for and from other ranks."""
 
     index: int
     sent: torch.Tensor
@@ -49,10 +49,10 @@ class Wave:
 
 
 class Plan:
-    """A bucket's coder with the slots and messages that it works on.
+    """A bucket's coder with its slots and messages.
 
     Args:
-        slots: of the bucket's parameters, in their order.
+        slots: the slots of the bucket's parameters, in order.
     """
 
     def __init__(self, coder: _core.BucketCoder, slots: Sequence[Slot], place: Place) -> None:
@@ -62,7 +62,7 @@ class Plan:
         self.waves = [_wave(coder, index, place) for index in range(coder.waves)]
 
     def begin(self, bucket: torch.Tensor) -> None:
-        """Take up the bucket's memory, which must be on the host; counts a step."""
+        """Use the bucket's memory, which must be on the host; counts a step."""
         self.coder.begin(bucket.data_ptr(), [slot.steps for slot in self._slots])
         for slot in self._slots:
             slot.steps += 1
@@ -116,7 +116,7 @@ def make_plan(
 
 
 def bucket_tensor(slot: Slot, at: int, count: int, coding: Coding | None) -> _core.BucketTensor:
-    """Tell the core of a parameter whose gradient begins at element ``at`` of the bucket."""
+    """Describe, for the core, a parameter whose gradient begins at element ``at`` of the bucket."""
     if coding is None or slot.residual is None or slot.owner_residual is None:
         spec = None if coding is None else coding.spec
         return _core.BucketTensor(at=at, count=count, id=slot.id, spec=spec)

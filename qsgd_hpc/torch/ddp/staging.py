@@ -15,12 +15,12 @@ def future_for(bucket: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
 
 
 class PinnedCopy:
-    """A device's bucket on the host; copies run on a stream of their own.
+    """A device's bucket on the host; copies run on a separate stream.
 
     Args:
-        bucket: on a device that has streams (CUDA's and ROCm's "cuda", Intel's "xpu"); its
+        bucket: on a device with streams (CUDA's and ROCm's "cuda", Intel's "xpu"); its
             gradients are complete on the current one.
-        host: pinned, of the same shape and type.
+        host: pinned memory of the same shape and type.
     """
 
     def __init__(self, bucket: torch.Tensor, host: torch.Tensor, stream: Any) -> None:
@@ -46,7 +46,7 @@ class PinnedCopy:
 
 
 class InPlace:
-    """A bucket that lies on the host already."""
+    """A bucket that is already on the host."""
 
     def __init__(self, bucket: torch.Tensor) -> None:
         self.host = bucket
@@ -60,10 +60,10 @@ class InPlace:
 
 
 def staged(bucket: torch.Tensor, pinned: dict[torch.Size, Any]) -> InPlace | PinnedCopy:
-    """Return the bucket's place on the host.
+    """Return the bucket's memory on the host.
 
     Args:
-        pinned: a plan's own pinned memory and stream, made at the first call.
+        pinned: the plan's pinned memory and stream, created at the first call.
     """
     if bucket.is_cpu:
         return InPlace(bucket)

@@ -1,4 +1,4 @@
-"""The state of the hook: settings, process group, and what is remembered between steps."""
+"""The state of the hook: settings, process group, and residuals."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class QSGDState:
     """State for ``model.register_comm_hook(state, qsgd_hook)``.
 
     Args:
-        process_group: the one that the model was given; None is the default group.
-        bits: per element, sign included, 1 to 8; 1 is the sign with a scale. None: 4, or what the
-            scheme fixes.
-        error_feedback: add what coding has lost to what is sent next. Takes float32 host memory of
-            the gradients' size, and an n-th of it more on n ranks.
+        process_group: the process group of the model; None is the default group.
+        bits: bits per element, including the sign, 1 to 8; 1 is the sign with a scale. None: 4,
+            or the fixed bits of the scheme.
+        error_feedback: add the error of coding to the next gradient. Needs float32 host memory of
+            the gradients' size, plus 1/n of it on n ranks.
         scheme: a code of docs/compression.md, such as qsgd or topk.
         named_parameters: ``model.named_parameters()``, for rules by name and checkpoints by name.
-        seed: of the rounding noise, equal on every rank; None takes QSGD_SEED.
-        start_step: reductions of each parameter that stay exact before compression begins.
-        scaler: a ``GradScaler``: residuals then follow its changes of scale.
-        threads: that code a bucket; None takes QSGD_THREADS.
-        **settings: ``bucket_size``, ``norm``, ``rounding``, ``min_elements``, ``rules`` and what
-            else the scheme takes (:mod:`qsgd_hpc.compression`); unset, QSGD_* decide.
+        seed: seed of the rounding noise, equal on every rank; None uses QSGD_SEED.
+        start_step: number of exact reductions of each parameter before compression begins.
+        scaler: a ``GradScaler``, so that residuals follow its changes of scale.
+        threads: number of threads that code a bucket; None uses QSGD_THREADS.
+        **settings: ``bucket_size``, ``norm``, ``rounding``, ``min_elements``, ``rules`` and other
+            settings of the scheme (:mod:`qsgd_hpc.compression`); if unset, QSGD_* are used.
     Raises:
         UsageError: a setting that is unknown or out of range.
     """
@@ -76,7 +76,7 @@ class QSGDState:
         self._queues: dict[torch.device, Queue] = {}
 
     def reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Start averaging a ``dist.GradBucket`` over the ranks; returns at once.
+        """Start averaging a ``dist.GradBucket`` over the ranks; does not block.
 
         Returns:
             a future of the bucket's buffer, the same bits on every rank.
@@ -98,7 +98,7 @@ class QSGDState:
         return result
 
     def require_way(self, gradient: torch.Tensor) -> None:
-        """See to it that what is like this can travel; all ranks of the group call it together.
+        """Ensure that buckets of this kind can be sent; collective over the group.
 
         Raises:
             UsageError: neither kernels nor the host can code it for this process group.
@@ -110,7 +110,7 @@ class QSGDState:
         return self.process_group or dist.group.WORLD
 
     def _carry_codes(self) -> Any:
-        """Return the group that codes travel over between hosts' memories."""
+        """Return the group that sends codes from host memory."""
         if self._host_carrier is None:
             self._host_carrier = host_carrier(self._group())
         return self._host_carrier
@@ -157,7 +157,7 @@ class QSGDState:
     def _key(
         self, parameters: list[torch.Tensor], flat: torch.Tensor
     ) -> tuple[bool, tuple[Any, ...]]:
-        """Return whether the bucket is still reduced exactly, and what its plan goes by."""
+        """Return whether the bucket is still reduced exactly, and the key of its plan."""
         exact = any(self._memory.slot(p).steps < self.start_step for p in parameters)
         return exact, (exact, flat.dtype, *map(id, parameters))
 
@@ -189,7 +189,8 @@ class QSGDState:
     def state_dict(self) -> dict[str, Any]:
         """Return the state that this rank needs to resume bit for bit; call it between two steps.
 
-        It is this rank's own, for a run with as many ranks; :meth:`global_state_dict` is for any.
+        It is specific to this rank and to the number of ranks; :meth:`global_state_dict` is for any
+        number.
 
         Returns:
             ``parameters`` by name: ``steps``, and with error feedback ``residual`` and
@@ -201,11 +202,12 @@ class QSGDState:
     def global_state_dict(self) -> dict[str, Any]:
         """Return the state that a run on any number of ranks needs to resume; collective.
 
-        Nothing of the gradients is lost, but the noise of rounding is another from there on.
+        No part of the gradients is lost, but the rounding noise differs from then on.
 
         Returns:
             the same on every rank: ``parameters`` by name: ``steps``, and with error feedback
-            ``owed`` (float32, shape (elements,)), what all means so far lack in sum; and ``scale``.
+            ``owed`` (float32, shape (elements,)), the accumulated error of the means; and
+            ``scale``.
         """
         self._count_steps()
         size = self._join_group().size
@@ -219,14 +221,14 @@ class QSGDState:
         return {"scale": self._scale, "parameters": parameters}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state: this rank's own, or the global one, between two steps."""
+        """Load a saved state of this rank, or a global one; call it between two steps."""
         self._scale = state["scale"]
         self._memory.load_state_dict(state["parameters"])
         self._plans.clear()
         self._device_plans.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to the process: groups, threads, parameters, the scaler."""
+        """Exclude objects of the process: groups, threads, parameters, the scaler."""
         kept = ("compression", "seed", "start_step", "_threads")
         return {k: getattr(self, k) for k in kept} | {"state": self.state_dict()}
 

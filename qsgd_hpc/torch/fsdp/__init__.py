@@ -1,4 +1,4 @@
-"""Compressed gradients and weights for FSDP2: one line more in a script that shards its model.
+"""Compressed gradients and weights for FSDP2, with one additional line in the script.
 
 ::
 

@@ -1,4 +1,4 @@
-"""A rank's shard of a module as one message: large parameters as codes, all others as they are."""
+"""A rank's shard of a module as one message: large parameters coded, all others uncompressed."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class ShardCodec:
     """Codes shards of one layout, and decodes them.
 
     Args:
-        parts: the parameters that FSDP2 may have packed; where they do not fill the shard (some had
-            no gradient in this step), it is one parameter of the name ``whole``.
+        parts: the parameters that FSDP2 may have packed; if they do not fill the shard (some had
+            no gradient in this step), the shard is one parameter named ``whole``.
         compression: decides for each parameter by its name and whole shape.
-        elements: of a shard, padding included.
-        ranks: that the module is sharded over.
+        elements: number of elements of a shard, including padding.
+        ranks: number of ranks over which the module is sharded.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class ShardCodec:
         """Sum the shard over the ranks in their order, in float32 at least.
 
         Args:
-            messages: by rank; None stands for ``own``, which need not be coded.
+            messages: by rank; None stands for ``own``, which is uncoded.
             out: shape (elements,), on the host.
         """
         for piece in self._pieces:

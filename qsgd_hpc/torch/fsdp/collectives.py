@@ -1,4 +1,4 @@
-"""The two collectives of FSDP2 with codes in place of numbers."""
+"""The two collectives of FSDP2 with codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WEIGHTS = 1 << 31
 
 @dataclass
 class Traffic:
-    """Bytes that this rank has handed to others."""
+    """Bytes that this rank has sent."""
 
     sent: int = 0
     uncoded: int = 0
@@ -51,10 +51,10 @@ class ShardedModule:
     """State shared by the two collectives of one FSDPModule.
 
     Args:
-        name: of the module.
+        name: name of the module.
         parts: its parameters (:func:`qsgd_hpc.torch.fsdp.layout.parts_of`).
-        seed: of the rounding noise, equal on every rank.
-        threads: that code a shard.
+        seed: seed of the rounding noise, equal on every rank.
+        threads: number of threads that code a shard.
     """
 
     name: str
@@ -67,7 +67,7 @@ class ShardedModule:
     _codecs: dict[tuple[Any, ...], ShardCodec] = field(default_factory=dict)
 
     def codec(self, shard: torch.Tensor, ranks: int, compression: Lossy) -> ShardCodec:
-        """Return the codec of shards like this one."""
+        """Return the codec for shards of this kind."""
         key = (shard.numel(), shard.dtype, ranks, compression)
         if key not in self._codecs:
             self._codecs[key] = ShardCodec(
@@ -82,7 +82,7 @@ class ShardedModule:
         return self._codecs[key]
 
     def key(self, rank: int, stream: int) -> Key:
-        """Return the key of the noise in a message that ``rank`` makes in this step."""
+        """Return the key of the noise for a message of ``rank`` in this step."""
         return Key(self.seed, self.steps, rank, stream)
 
 
@@ -90,7 +90,7 @@ class _Coded:
     """Base of both collectives of a module; memory is allocated as by torch's own collectives.
 
     Args:
-        compression: None leaves as it is what travels.
+        compression: None sends uncompressed.
     """
 
     def __init__(self, module: ShardedModule, compression: Lossy | None) -> None:
@@ -101,7 +101,7 @@ class _Coded:
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Return memory for what goes in and comes out."""
+        """Return memory for input and output."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
@@ -163,9 +163,9 @@ class QSGDReduceScatter(_Coded, ReduceScatter):
 
 
 class QSGDAllGather(_Coded, AllGather):
-    """Gathers weights as codes; every rank takes its own from its codes, too, so all agree.
+    """Gathers weights as codes; every rank also decodes its own shard, so that all ranks agree.
 
-    The shards that the optimizer works on stay exact.
+    The optimizer's shards remain exact.
     """
 
     def __call__(
@@ -181,7 +181,7 @@ class QSGDAllGather(_Coded, AllGather):
             output_tensor: shape (ranks * elements of a shard,), on any device.
             input_tensor: shape (elements of a shard,), of the same type.
         Returns:
-            with ``async_op`` what to wait for, else None: it is done.
+            with ``async_op`` a work object, else None.
         """
         others = group.size() - 1
         # Those that do not float are bytes, of float8 weights.
@@ -206,7 +206,7 @@ class QSGDAllGather(_Coded, AllGather):
 
 
 def _decode(codec: ShardCodec, messages: torch.Tensor, output: torch.Tensor) -> None:
-    """Read all ranks' messages into the memory that FSDP2 wants them in."""
+    """Decode all ranks' messages into the memory of FSDP2."""
     whole = output if output.device.type == "cpu" else torch.empty_like(output, device="cpu")
     ranks = messages.numel() // codec.bytes
     for message, shard in zip(messages.cpu().chunk(ranks), whole.chunk(ranks), strict=True):
@@ -235,7 +235,7 @@ class _Gathering(dist.Work):
 def _exchange(
     sent: torch.Tensor, sizes: list[int], device: torch.device, group: dist.ProcessGroup
 ) -> torch.Tensor:
-    """Send each rank its part of ``sent``; return what came, in memory of the host."""
+    """Send each rank its part of ``sent``; return the received data in host memory."""
     carrier = _carrier(device, group)
     there = sent.to(carrier)
     received = torch.empty_like(there)
@@ -244,7 +244,7 @@ def _exchange(
 
 
 def _carrier(device: torch.device, group: dist.ProcessGroup) -> torch.device:
-    """Return whose memory the group carries: the host's, where messages are made, or a device's."""
+    """Return the memory that the group supports: the host's, or a device's."""
     return HOST if why_not_carried(group, HOST) is None else device
 
 

@@ -1,7 +1,7 @@
 """Layout of the flat tensors that FSDP2 passes to its collectives.
 
-A module's tensor holds the shards of its parameters one behind the other, each as long as the
-longest rank's. Their order is that in which FSDP2 comes to the parameters: children first.
+A module's tensor contains the shards of its parameters in sequence, each as long as the
+longest rank's, in FSDP2's order of the parameters: children first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Part:
     """Along which it is sharded."""
 
     def elements(self, ranks: int) -> int:
-        """Return how many elements each rank's shard takes, padding included."""
+        """Return the number of elements of each rank's shard, including padding."""
         if self.dim > 0:  # FSDP2 accepts this only where nothing has to be padded
             return math.prod(self.shape) // ranks
         return -(-self.shape[0] // ranks) * math.prod(self.shape[1:])
@@ -37,17 +37,17 @@ class Part:
 def sharded_modules(model: nn.Module) -> dict[str, Any]:
     """Return the modules that ``fully_shard`` was called on, by name.
 
-    Each is an ``FSDPModule`` and an ``nn.Module``, for which there is no type.
+    Each is an ``FSDPModule`` and an ``nn.Module``; there is no type for both.
     """
     return {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
 
 
 def parts_of(module: nn.Module, name: str = "") -> tuple[Part, ...]:
-    """Return the parameters of an FSDPModule, without those of such modules within it, in order.
+    """Return the parameters of an FSDPModule in order, without those of nested FSDPModules.
 
     Args:
-        module: with its parameters sharded, as between two steps.
-        name: of the module; the parts' names begin with it.
+        module: a module with sharded parameters, as between two steps.
+        name: name of the module, the prefix of the parts' names.
     """
     found: dict[nn.Parameter, Part] = {}
     for prefix, owner in _children_first(module, name, set()):

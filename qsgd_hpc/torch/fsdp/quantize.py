@@ -1,4 +1,4 @@
-"""One call that gives every FSDPModule of a model its coded collectives."""
+"""``quantize_fsdp``: sets coded collectives for every FSDPModule of a model."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class QuantizedShards:
         self._weights = list(weights)
 
     def traffic(self) -> dict[str, int]:
-        """Return the bytes that this rank has handed to others.
+        """Return the bytes that this rank has sent.
 
         Returns:
-            ``gradients`` and ``weights``, and what they would have been without codes:
+            ``gradients`` and ``weights``, and the bytes without codes:
             ``gradients_uncoded`` and ``weights_uncoded``.
         """
         kinds = {"gradients": self._gradients, "weights": self._weights}
@@ -50,12 +50,12 @@ class QuantizedShards:
     def state_dict(self) -> dict[str, int]:
         """Return the step count of each module, so that the noise of a resumed run continues.
 
-        Equal on all ranks, and good for any number of them.
+        Equal on all ranks, and valid for any number of ranks.
         """
         return {name: module.steps for name, module in self._modules.items()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on at saved steps.
+        """Continue from saved step counts.
 
         Raises:
             UsageError: they are those of a model with other modules.
@@ -105,7 +105,7 @@ def quantize_fsdp(
         rules: bits of single gradients by name or number of elements, as in
             ``"head*=8, *.embed=32"``.
         weight_rules: the same of the weights.
-        seed: of the rounding noise, equal on every rank; None takes QSGD_SEED.
+        seed: seed of the rounding noise, equal on every rank; None uses QSGD_SEED.
         threads: that code a shard; None takes QSGD_THREADS.
         **settings: ``bucket_size`` and ``min_elements``, and of ``qsgd`` ``norm`` and
             ``rounding``, of both; unset, QSGD_* decide.
