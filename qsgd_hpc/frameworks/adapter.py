@@ -14,10 +14,10 @@ __all__ = ["Adapter"]
 
 
 class Adapter(ABC):
-    """The way of one framework's tensors to the core and back.
+    """Conversion of one framework's tensors to the core's memory and back.
 
-    A *host* is a tensor that the core can read: contiguous, in memory of the CPU. Tensors that lie
-    elsewhere are copied there; types are named as numpy names them.
+    A *host* is a tensor that the core can read: contiguous, in CPU memory. Tensors
+    elsewhere are copied; types have numpy's names.
     """
 
     word = "tensor"
@@ -29,11 +29,11 @@ class Adapter(ABC):
 
     @abstractmethod
     def on_host(self, tensor: Any) -> Any:
-        """Return a tensor's values as a host, which is its own memory where that will do."""
+        """Return a tensor's values as a host, without a copy if possible."""
 
     @abstractmethod
     def shares(self, host: Any, tensor: Any) -> bool:
-        """Tell whether a host is somebody else's memory, that of ``tensor``."""
+        """Return whether a host shares the memory of ``tensor``."""
 
     @abstractmethod
     def dtype(self, tensor: Any) -> str:
@@ -50,7 +50,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def address(self, host: Any) -> int:
-        """Return where a host begins."""
+        """Return the address of a host."""
 
     @abstractmethod
     def cast(self, host: Any, dtype: str) -> Any:
@@ -62,26 +62,26 @@ class Adapter(ABC):
 
     @abstractmethod
     def copied(self, host: Any) -> Any:
-        """Return a host of its own with the same values."""
+        """Return a copy of a host."""
 
     @abstractmethod
     def taken(self, received: Received, like: Any) -> Any:
-        """Return what the core has made as a host, in the type of ``like``; it keeps the memory."""
+        """Return memory of the core as a host in the type of ``like``; keeps the memory alive."""
 
     @abstractmethod
     def delivered(self, result: Any, like: Any, into: Any = None) -> Any:
-        """Return a result in ``into``, or with the type of ``like`` and where that is."""
+        """Return a result in ``into``, or with the type and device of ``like``."""
 
     def bare(self, tensor: Any) -> Any:
-        """Return a tensor without what the framework records of it."""
+        """Return a tensor without the framework's gradient record."""
         return tensor
 
     def place(self, tensor: Any) -> Any:
-        """Return where a tensor is, for ``placed``."""
+        """Return the device of a tensor, for ``placed``."""
         return None
 
     def placed(self, host: Any, place: Any) -> Any:
-        """Return a host's values where a compressor left what it made of them."""
+        """Return a host's values on the device of the compressor's result."""
         return host
 
     def unrecorded(self) -> AbstractContextManager[Any]:

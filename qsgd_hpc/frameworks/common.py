@@ -1,4 +1,4 @@
-"""The part of the Horovod API that every framework's module has, and that is the same in all."""
+"""The part of the Horovod API that is the same in every framework's module."""
 
 from qsgd_hpc.errors import (
     HorovodInternalError,

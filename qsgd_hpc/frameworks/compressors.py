@@ -11,14 +11,14 @@ __all__ = ["CastCompressor", "Choices", "Compressor", "NoneCompressor", "casting
 
 
 class Compressor(Protocol):
-    """A pair of functions around the allreduce; scripts may bring their own.
+    """A pair of functions around the allreduce; scripts may define their own.
 
-    Where a framework traces the call (``tf.function``, ``jax.jit``) it traces them, too.
+    If a framework traces the call (``tf.function``, ``jax.jit``), they are traced, too.
     """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return what is reduced, and what ``decompress`` needs to know."""
+        """Return the tensor to reduce, and the context for ``decompress``."""
 
     @staticmethod
     def decompress(tensor: Any, context: Any) -> Any:
@@ -26,7 +26,7 @@ class Compressor(Protocol):
 
 
 class NoneCompressor:
-    """Sends a tensor as it is."""
+    """Sends a tensor uncompressed."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -48,23 +48,23 @@ class CastCompressor:
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor in the type that travels, if it is floating."""
+        """Return the tensor in the type to send, if it is floating-point."""
         sent = cls.cast(tensor, cls.target) if cls.is_floating(tensor) else tensor
         return sent, tensor.dtype
 
     @classmethod
     def decompress(cls, tensor: Any, context: Any) -> Any:
-        """Return the tensor in the type that it had."""
+        """Return the tensor in its original type."""
         return cls.cast(tensor, context)
 
 
 def casting(
     is_floating: Callable[[Any], bool], cast: Callable[[Any, Any], Any], **targets: Any
 ) -> list[type[CastCompressor]]:
-    """Return a compressor for each type that travels.
+    """Return a compressor for each type to send.
 
     Args:
-        is_floating: tells whether a tensor has floating elements.
+        is_floating: returns whether a tensor has floating-point elements.
         cast: returns a tensor in a type.
         targets: names of the compressors, and the types, as the framework calls them.
     """
@@ -88,7 +88,7 @@ class _Named(type):
 
 
 class Choices(metaclass=_Named):
-    """The choices for ``compression=``: ``qsgd(bits=4)`` and its kin, or none.
+    """The choices for ``compression=``: none, or a code such as ``qsgd(bits=4)``.
 
     Each code is a class of :mod:`qsgd_hpc.compression`. A framework's own choices add fp16 and
     bf16.

@@ -1,4 +1,4 @@
-"""Starts collectives on tensors of any framework: in which type they travel, what comes back."""
+"""Starts collectives on tensors of any framework, with conversions of types and results."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _SAME_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 def buffer_of(adapter: Adapter, host: Any) -> ops.Buffer:
-    """Describe to the core what it is to compute with.
+    """Describe a tensor to the core.
 
     Raises:
-        UsageError: it has no arithmetic for this type.
+        UsageError: the core has no arithmetic for this type.
     """
     given, shape = adapter.dtype(host), adapter.shape(host)
     name = "uint8" if given == "bool" else given

@@ -83,7 +83,7 @@ class GradientReduction:
         """Return how the core codes a gradient.
 
         Args:
-            parameter: the name that rules for compression look at.
+            parameter: the parameter's name, for rules of compression.
             shape: of the gradient.
             dtype: of the gradient, as numpy names it.
         """

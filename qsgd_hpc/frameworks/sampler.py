@@ -17,9 +17,9 @@ class ElasticShares:
     Every rank gets equally many: the list is filled up from its beginning.
 
     Args:
-        dataset: anything with a length, equal on every rank.
+        dataset: an object with a length, equal on every rank.
         shuffle: whether to shuffle, in a new order in each epoch that is equal on every rank.
-        seed: of the shuffling, equal on every rank.
+        seed: seed of the shuffling, equal on every rank.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:

@@ -82,7 +82,7 @@ def reduce_tree(tree: Any, prefix: str, reduction: GradientReduction, groups: Gr
     Args:
         tree: arrays, concrete or traced.
         prefix: begins the operations' names; the rest are the keys that lead to a leaf.
-        reduction: what to do.
+        reduction: the reduction.
         groups: how many groups of neighbours to reduce together, or the groups, by names.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)

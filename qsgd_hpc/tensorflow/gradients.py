@@ -46,7 +46,7 @@ def reduce_gradients(
         gradients: for each variable a tensor, a ``tf.IndexedSlices`` or None, which stays None:
             every rank must have the same ones.
         variables: TensorFlow's or Keras's, or tensors that were watched, in one order on all ranks.
-        reduction: what to do.
+        reduction: the reduction.
         groups: how many groups of neighbours to reduce together, or the groups as lists of
             variables. Sparse gradients are in none.
         local: variables whose gradients stay this rank's own.

@@ -21,11 +21,11 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     Args:
         optimizer: the other one, which keeps its slots, and their names in checkpoints.
-        reduction: what becomes of a gradient.
+        reduction: the reduction of a gradient.
         name: of this one.
         passes: calls of ``apply_gradients`` whose gradients add up before one reduction.
         mean_of_passes: divide by ``passes`` what has added up.
-        groups: how many groups of gradients to reduce together, or the groups.
+        groups: number of groups of gradients to reduce together, or the groups.
         scale_local_gradients: see :class:`LocalSources`.
     """
 

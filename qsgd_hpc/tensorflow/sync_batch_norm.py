@@ -1,4 +1,4 @@
-"""Batch normalisation by the statistics of all ranks' batches together."""
+"""Batch normalisation over the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
     Args:
         fused: accepted for compatibility; there is one way of computing here.
-        process_set: the ranks whose batches count; by default all. Their sizes may differ. It is
-            not saved with a model.
+        process_set: the ranks whose batches are included; default: all. Batch sizes may differ.
+            It is not saved with a model.
         kwargs: those of ``BatchNormalization``, of TensorFlow 2's as of Keras 3's.
     Raises:
         UsageError: Keras computes with another backend than TensorFlow, or its

@@ -26,9 +26,9 @@ def compress(
     Args:
         accelerator: its ``save_state`` and ``load_state`` from now on carry the compression's part.
         model: what ``prepare`` has returned.
-        bits: of gradients, per element, sign included: 1 to 8 under DDP, 2 to 8 under FSDP2.
-        weight_bits: of weights under FSDP2; None gathers them as they are.
-        **settings: those of :class:`QSGDState` under DDP, of :func:`quantize_fsdp` under FSDP2.
+        bits: bits per gradient element, including the sign: 1 to 8 with DDP, 2 to 8 with FSDP2.
+        weight_bits: bits per weight with FSDP2; None: uncompressed.
+        **settings: those of :class:`QSGDState` with DDP, of :func:`quantize_fsdp` with FSDP2.
     Raises:
         UsageError: neither DDP nor FSDP2 holds the model, as on a CPU without
             ``Accelerator(cpu=True)``; or a setting is wrong.

@@ -48,9 +48,9 @@ class AdasumOptimizer(Wrapped):
         Args:
             named_parameters: names for messages; None numbers the parameters.
             reduction: what becomes of the steps.
-            prefix: of the operations' names, equal on every rank; None makes one.
+            prefix: prefix of the operations' names, equal on every rank; None creates one.
         Raises:
-            UsageError: names doubled or missing.
+            UsageError: names are duplicated or missing.
         """
         self._reduction = reduction
         self._names = name_parameters(list(self._owned()), named_parameters)

@@ -1,8 +1,8 @@
-"""Compress a model that another library has put under DDP or FSDP2.
+"""Compression of a model that another library has wrapped in DDP or FSDP2.
 
-Lightning, the Hugging Face Trainer and Accelerate wrap models themselves and write checkpoints in
-their own way. What they have in common is here; ``lightning.py``, ``transformers.py`` and
-``accelerate.py`` say when each of them is to call it.
+Lightning, the Hugging Face Trainer and Accelerate wrap models and write checkpoints
+themselves. This module has the common part; ``lightning.py``, ``transformers.py`` and
+``accelerate.py`` call it at the right times.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _INNER = ("_forward_module", "_orig_mod")
 
 
 class Attached:
-    """The compression of one model, whatever wraps it, and its part of a checkpoint.
+    """The compression of one model in any wrapper, and its part of a checkpoint.
 
     Args:
-        bits: of gradients, per element, sign included: 1 to 8 under DDP, 2 to 8 under FSDP2.
-        weight_bits: of weights under FSDP2; None gathers them as they are.
-        **settings: those of :class:`QSGDState` under DDP, of :func:`quantize_fsdp` under FSDP2.
+        bits: bits per gradient element, including the sign: 1 to 8 with DDP, 2 to 8 with FSDP2.
+        weight_bits: bits per weight with FSDP2; None: uncompressed.
+        **settings: those of :class:`QSGDState` with DDP, of :func:`quantize_fsdp` with FSDP2.
     """
 
     def __init__(self, bits: int = 4, weight_bits: int | None = 8, **settings: Any) -> None:
@@ -42,13 +42,13 @@ class Attached:
         self._loaded: Mapping[str, Any] | None = None
 
     def attach(self, model: nn.Module, scaler: Any = None) -> None:
-        """Compress what the model sends from its next backward pass on; one rank sends nothing.
+        """Compress the model's gradients from its next backward pass on, with more than one rank.
 
         Args:
-            model: as the library has wrapped it, the same on every rank.
-            scaler: the ``GradScaler`` of a float16 training, if it has one.
+            model: the model as wrapped by the library, the same on every rank.
+            scaler: the ``GradScaler`` of a float16 training, if any.
         Raises:
-            UsageError: neither DDP nor FSDP2 holds the model, or a setting is wrong.
+            UsageError: neither DDP nor FSDP2 wraps the model, or a setting is invalid.
         """
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         ranks = max(ranks, int(os.environ.get("WORLD_SIZE", "1")))
@@ -74,10 +74,10 @@ class Attached:
             self._load(self._loaded)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what error feedback holds back; all ranks call it together, at the same step.
+        """Return the residuals of error feedback; collective, at the same step.
 
         It is the same on every rank, and a training on any number of ranks can resume from it; {}
-        where nothing is compressed.
+        if nothing is compressed.
         """
         if self._state is None:
             return dict(self._loaded or {})
@@ -86,7 +86,7 @@ class Attached:
         return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, of any number of ranks; before or after :meth:`attach`."""
+        """Load a saved state, of any number of ranks, before or after :meth:`attach`."""
         self._loaded = state
         if self._state is not None:
             self._load(state)

@@ -1,4 +1,4 @@
-"""Claims of optimizers on parameters: several may take turns on the same ones."""
+"""Claims of optimizers on parameters, which several optimizers may share."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _LEFT: list[Claim] = []
 
 
 class Claim:
-    """The parameters that an optimizer steps, and who else steps them.
+    """The parameters of an optimizer, and the other optimizers that share them.
 
-    A gradient is to be reduced once, by the rules of the optimizer whose ``step`` comes next, which
-    no backward pass can know. So a shared parameter's gradient is not reduced before ``step``.
+    A gradient is reduced once, by the rules of the optimizer whose ``step`` is next, which
+    a backward pass cannot know. A shared parameter's gradient is therefore reduced in ``step``.
 
     Args:
-        optimizer: whose claim this is, which keeps it alive.
+        optimizer: the owner of this claim, which keeps it alive.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -41,9 +41,9 @@ class Claim:
             _LEFT.append(self)
 
     def claim(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Take parameters; what other optimizers have begun with theirs is ended first.
+        """Claim parameters; reductions that other optimizers have begun with them are ended first.
 
-        Call it on every rank: to end a reduction takes all ranks.
+        Call it on every rank, because ending a reduction is collective.
         """
         new = {id(p): p for p in parameters if id(p) not in self._parameters}
         if not new:
@@ -65,7 +65,7 @@ class Claim:
             other._rivals.setdefault(parameter, []).append(weakref.ref(self))
 
     def is_shared(self, parameter: torch.Tensor) -> bool:
-        """Tell whether another optimizer that exists steps this parameter, too."""
+        """Return whether another existing optimizer also uses this parameter."""
         if not self._rivals:  # almost always, and queried for every gradient
             return False
         rivals = (rival() for rival in self._rivals.get(id(parameter), ()))

@@ -1,4 +1,4 @@
-"""``hvd.Compression``: what travels instead of a float32 tensor."""
+"""``hvd.Compression``: compressors for tensors."""
 
 from __future__ import annotations
 

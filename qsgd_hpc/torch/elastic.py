@@ -1,4 +1,4 @@
-"""``hvd.elastic`` for PyTorch; what it can do in a batch job: :mod:`qsgd_hpc.elastic`.
+"""``hvd.elastic`` for PyTorch; see :mod:`qsgd_hpc.elastic` for its use in batch jobs.
 
 ::
 
@@ -34,16 +34,16 @@ __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "TorchState", "run"]
 
 
 class ElasticSampler(ElasticShares, torch.utils.data.Sampler[int]):
-    """Shares a data set among the ranks, and after a failure what is left of it.
+    """Distributes a data set among the ranks, and after a failure its remaining samples.
 
-    Give it to a ``DataLoader`` as ``sampler=`` and to a ``TorchState``. Record what has been
-    processed with ``record_batch`` or ``record_indices``, and call ``set_epoch`` when an epoch has
+    Pass it to a ``DataLoader`` as ``sampler=`` and to a ``TorchState``. Record processed samples
+    with ``record_batch`` or ``record_indices``, and call ``set_epoch`` when an epoch has
     ended.
 
     Args:
-        dataset: anything with a length, equal on every rank.
+        dataset: an object with a length, equal on every rank.
         shuffle: whether to shuffle, in a new order in each epoch that is equal on every rank.
-        seed: of the shuffling, equal on every rank.
+        seed: seed of the shuffling, equal on every rank.
     """
 
 
@@ -51,8 +51,8 @@ class TorchState(State):
     """A model, an optimizer, samplers, and other state of a training.
 
     Args:
-        model: any ``torch.nn.Module``, if there is one.
-        optimizer: any optimizer, distributed or not, if there is one.
+        model: any ``torch.nn.Module``, or None.
+        optimizer: any optimizer, distributed or not, or None.
         attributes: samplers, schedulers, loss scalers, further models, epochs, batches...; each
             becomes an attribute.
     """

@@ -1,4 +1,4 @@
-"""Hands each gradient to the engine as soon as the backward pass has completed it."""
+"""Submits each gradient to the engine as soon as the backward pass has computed it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ __all__ = ["GradientReducer"]
 
 
 class GradientReducer(Claim):
-    """Reduces over the ranks the gradients of an optimizer's parameters.
+    """Reduces the gradients of an optimizer's parameters over the ranks.
 
-    Parameters that are unfrozen later are taken in at the next ``finish``.
+    Parameters that are unfrozen later are added at the next ``finish``.
 
     Args:
-        optimizer: whose gradients; its groups are looked at again at every step.
+        optimizer: the optimizer; its groups are checked again at every step.
         named_parameters: names for messages; None numbers the parameters.
-        reduction: what becomes of a gradient.
-        passes: backward passes that add up before one reduction.
-        groups: how many groups of gradients to reduce together, or the groups.
-        prefix: of the operations' names, equal on every rank; None makes one.
+        reduction: the reduction of a gradient.
+        passes: number of backward passes per reduction.
+        groups: number of groups of gradients to reduce together, or the groups.
+        prefix: prefix of the operations' names, equal on every rank; None creates one.
     Raises:
-        UsageError: names doubled or missing, or groups that do not fit.
+        UsageError: names are duplicated or missing, or groups do not match.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class GradientReducer(Claim):
         return self._reduction.alone
 
     def mark_step(self) -> None:
-        """Let the engine see a step of a rank that is alone."""
+        """Report a step of a single rank to the engine."""
         mark_step((p.grad for p in self._owned()), self.prefix)
 
     def adopt(self) -> None:
-        """Claim every parameter, and hook those that take a gradient and are not hooked yet."""
+        """Claim every parameter, and add hooks to those that require a gradient and have none."""
         self.claim(self._owned())
         if self.alone:
             return  # nothing to average, and nothing to pay
@@ -96,7 +96,7 @@ class GradientReducer(Claim):
         register(_hook(weakref.ref(self)))
 
     def _hooked(self, parameters: Iterable[torch.Tensor]) -> list[ParameterGradient]:
-        """Return what is remembered of those of the parameters that take a gradient now."""
+        """Return the state of the parameters that currently require a gradient."""
         hooked = ((self._gradients.get(id(p)), p) for p in parameters)
         return [each for each, p in hooked if each is not None and p.requires_grad]
 
@@ -104,7 +104,7 @@ class GradientReducer(Claim):
         self.pending.set_groups(map(self._hooked, self.groups))
 
     def on_gradient(self, parameter: torch.Tensor) -> None:
-        """Act on a gradient that a backward pass has completed."""
+        """Handle a gradient that a backward pass has computed."""
         if self.dropped:
             return
         self.forget_ended_job()
@@ -123,7 +123,7 @@ class GradientReducer(Claim):
     def _start(
         self, members: Sequence[ParameterGradient], together: bool
     ) -> dict[ParameterGradient, Any]:
-        """Start reducing gradients, as a group or each for itself."""
+        """Start reducing gradients, as a group or separately."""
         if together and len(members) > 1:
             dense = [each for each in members if not self._travels_sparse(each.gradient)]
             group = None
@@ -181,7 +181,7 @@ class GradientReducer(Claim):
         """Wait until every gradient is reduced.
 
         Returns:
-            The complaint about a gradient that holds NaN or Inf, if one does: it is equal on every
+            The error about a gradient with NaN or Inf, if any: it is equal on every
             rank, and so are the gradients.
         Raises:
             UsageError: a gradient was replaced after its backward pass.
@@ -214,7 +214,7 @@ class GradientReducer(Claim):
         return self.pending.begun
 
     def settle(self) -> None:
-        """Reduce the gradients of a step that has begun, before another optimizer takes them."""
+        """Reduce the gradients of a step that has begun, before another optimizer uses them."""
         self.forget_ended_job()
         try:
             if self.begun:
@@ -223,7 +223,7 @@ class GradientReducer(Claim):
             self.discard()
 
     def discard(self) -> None:
-        """Forget the gradients of a step that has ended, or that is not to be."""
+        """Discard the gradients of a step that has ended or is cancelled."""
         self.pending.forget()
         for each in self._gradients.values():
             each.taken = None

@@ -31,8 +31,8 @@ class QSGDCallback(Callback):
 
     Args:
         bits: of gradients, per element, sign included.
-        weight_bits: of weights under FSDP2; None gathers them as they are.
-        **settings: those of :class:`QSGDState` under DDP, of :func:`quantize_fsdp` under FSDP2.
+        weight_bits: bits per weight with FSDP2; None: uncompressed.
+        **settings: those of :class:`QSGDState` with DDP, of :func:`quantize_fsdp` with FSDP2.
     """
 
     def __init__(self, bits: int = 4, weight_bits: int | None = 8, **settings: Any) -> None:
@@ -63,7 +63,7 @@ def compress(
     Returns:
         what belongs into the state that ``fabric.save`` and ``fabric.load`` are given.
     Raises:
-        UsageError: neither DDP nor FSDP2 holds the model, or a setting is wrong.
+        UsageError: neither DDP nor FSDP2 wraps the model, or a setting is invalid.
     """
     attached = Attached(bits, weight_bits, **settings)
     attached.attach(model, getattr(fabric.strategy.precision, "scaler", None))

@@ -1,4 +1,4 @@
-"""Names for an optimizer's parameters: what messages and compression rules call them."""
+"""Names of an optimizer's parameters, for messages and compression rules."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def name_parameters(
 
     Args:
         owned: the optimizer's parameters.
-        named_parameters: names for them and perhaps for others; None numbers them.
+        named_parameters: names for these and possibly other parameters; None numbers them.
     Raises:
-        UsageError: names doubled or missing.
+        UsageError: names are duplicated or missing.
     """
     if named_parameters is None:
         return {p: str(i) for i, p in enumerate(owned)}

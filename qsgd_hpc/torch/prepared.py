@@ -1,4 +1,4 @@
-"""One parameter's gradients: what is equal in every step is worked out once, and kept."""
+"""Reductions of one parameter's gradients, prepared once for all steps."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class GradientAllreduce:
     """Reduces the gradients of one parameter in place.
 
     Args:
-        name: of the operation, equal on every rank.
-        parameter: the name that rules for compression look at.
-        shape: of the gradients.
-        dtype: of the gradients.
-        reduction: what to do.
+        name: name of the operation, equal on every rank.
+        parameter: the parameter's name, for rules of compression.
+        shape: shape of the gradients.
+        dtype: type of the gradients.
+        reduction: the reduction.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class GradientAllreduce:
         self._coding = reduction.coding(parameter, shape, name_of(dtype))
 
     def operation_on(self, gradient: torch.Tensor, group: Group | None = None) -> Operation | None:
-        """Return what the engine does with a gradient as it lies; None: it cannot take it so."""
+        """Return the operation for a gradient in its memory; None if that is not possible."""
         # Minimal Python: this runs for every parameter in every step.
         if not (
             gradient.dtype == self.dtype
@@ -68,8 +68,8 @@ class GradientAllreduce:
     def start(self, gradient: torch.Tensor, group: Group | None = None) -> Any:
         """Start replacing a gradient by its reduction; do not touch it before the handle is done.
 
-        Gradients of one group become ready, and are done, together. A gradient that holds NaN or
-        Inf is delivered, too, before the wait of its handle raises. Returns something with a
+        Gradients of one group become ready and complete together. A gradient with NaN or
+        Inf is also delivered before the wait of its handle raises. Returns an object with a
         ``wait``.
         """
         operation = self.operation_on(gradient, group)
@@ -79,7 +79,7 @@ class GradientAllreduce:
         return basics.context().engine.start(operation, pointer, pointer, gradient)
 
     def _start_by_way(self, gradient: torch.Tensor, group: Group | None) -> Handle:
-        """Start it on what a compressor, the device or the layout makes of the gradient."""
+        """Start it on the gradient as converted by a compressor, the device or the layout."""
         return start_allreduce(
             TENSORS,
             torch.view_as_real(gradient) if gradient.is_complex() else gradient,
@@ -118,11 +118,11 @@ class ParameterGradient:
 
     @property
     def gradient(self) -> torch.Tensor:
-        """Return the gradient that was there when it was complete."""
+        """Return the gradient as of its completion."""
         return self.take() if self.taken is None else self.taken
 
     def complete(self) -> None:
-        """Take the gradient that is there, or zeros for one that this rank does not have."""
+        """Use the current gradient, or zeros if this rank has none."""
         if self.parameter.grad is None:
             self.parameter.grad = self._zeros()
         self.take()
@@ -140,6 +140,6 @@ class ParameterGradient:
         )
 
     def replace(self, gradient: torch.Tensor, reduced: torch.Tensor) -> None:
-        """Put a new tensor in the place of a gradient; not where the script has done so."""
+        """Replace a gradient by a new tensor, unless the script has replaced it."""
         if self.parameter.grad is gradient:
             self.parameter.grad = self.taken = reduced

@@ -1,4 +1,4 @@
-"""Sparse gradients: what an embedding with ``sparse=True`` has."""
+"""Sparse gradients, such as those of an embedding with ``sparse=True``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Layouts:
         self._reduction = reduction
 
     def compare(self, gradients: Sequence[ParameterGradient]) -> None:
-        """Learn from all ranks; collective, with equal parameters on every rank."""
+        """Compare the layouts of all ranks; collective, with equal parameters on every rank."""
         unknown = [each for each in gradients if each.sparse_dim is None]
         if not unknown:
             return
@@ -57,10 +57,10 @@ def _sparse_dim(gradient: torch.Tensor) -> int:
 
 
 def refuse_nonfinite(gradient: torch.Tensor, name: str) -> None:
-    """Do what QSGD_NONFINITE says of a dense gradient with NaN or Inf, on every rank.
+    """Apply QSGD_NONFINITE to a gradient with NaN or Inf, on every rank.
 
     Raises:
-        NonFiniteGradientError: unless QSGD_NONFINITE lets such gradients pass.
+        NonFiniteGradientError: unless QSGD_NONFINITE allows such gradients.
     """
     what = env.get("QSGD_NONFINITE")
     if what == "propagate" or gradient.values().isfinite().all():

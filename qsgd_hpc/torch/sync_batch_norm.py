@@ -1,4 +1,4 @@
-"""Batch normalisation by the statistics of all ranks' batches together."""
+"""Batch normalisation over the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class SyncBatchNorm(_BatchNorm):
     Args:
         num_features: channels, the second dimension of an input of any number of dimensions.
         eps: added to the variance.
-        momentum: of the running statistics; None averages all batches equally.
+        momentum: momentum of the running statistics; None averages all batches equally.
         affine: whether there are a weight and a bias.
         track_running_stats: whether there are running statistics.
-        process_set: the ranks whose batches count; by default all. Their sizes may differ.
+        process_set: the ranks whose batches are included; default: all. Batch sizes may differ.
     """
 
     def __init__(

@@ -6,8 +6,8 @@
     trainer.add_callback(QSGDCallback(trainer, bits=4))
     trainer.train()
 
-It works under DDP and FSDP2, with accumulated gradients and mixed precision. Each checkpoint of the
-Trainer gets a file with what error feedback holds back, and a training that resumes reads it. See
+It works with DDP and FSDP2, gradient accumulation and mixed precision. Each checkpoint of the
+Trainer gets a file with the residuals of error feedback, which a resumed training loads. See
 docs/ecosystem.md.
 """
 
@@ -30,14 +30,14 @@ FILE = "qsgd_hpc.pt"
 
 
 class QSGDCallback(TrainerCallback):
-    """Compresses what ``train`` sends.
+    """Compresses the gradients of ``train``.
 
     Args:
-        trainer: the one that it is added to; the Trainer tells its callbacks of the model within
-            DDP, and not of DDP.
-        bits: of gradients, per element, sign included: 1 to 8 under DDP, 2 to 8 under FSDP2.
-        weight_bits: of weights under FSDP2; None gathers them as they are.
-        **settings: those of :class:`QSGDState` under DDP, of :func:`quantize_fsdp` under FSDP2.
+        trainer: the Trainer to which it is added; the Trainer passes the inner model to its
+            callbacks, not DDP.
+        bits: bits per gradient element, including the sign: 1 to 8 with DDP, 2 to 8 with FSDP2.
+        weight_bits: bits per weight with FSDP2; None: uncompressed.
+        **settings: those of :class:`QSGDState` with DDP, of :func:`quantize_fsdp` with FSDP2.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class QSGDCallback(TrainerCallback):
         self._attached = Attached(bits, weight_bits, **settings)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Compress from here on; in a training that resumes, from what its checkpoint holds."""
+        """Compress from here on; a resumed training loads the state of its checkpoint."""
         if state.global_step > 0:
             self._resume(args, state.global_step)
         self._attached.attach(self._trainer.model_wrapped, self._trainer.accelerator.scaler)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add this callback's file to the checkpoint that the Trainer has just written."""
+        """Add this callback's file to the checkpoint that the Trainer has written."""
         held_back = self._attached.state_dict()  # of all ranks together
         folder = _checkpoint(args, state.global_step)
         if held_back and state.is_world_process_zero and folder.is_dir():

@@ -1,6 +1,6 @@
-"""Compress what scripts send that say nothing of it: DDP and FSDP2 at a model's first forward pass.
+"""Compression of DDP and FSDP2 in unchanged scripts, at a model's first forward pass.
 
-Where the script has set up something of its own by then, it keeps that.
+Settings that the script has made by then are kept.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["compress_unasked", "quantize_unasked"]
 
 
 def compress_unasked(model: torch.nn.parallel.DistributedDataParallel) -> None:
-    """Have a model compress as QSGD_BITS says, from its first forward pass on.
+    """Compress a model's gradients by QSGD_BITS, from its first forward pass on.
 
-    Left as they are: a model that has a hook by then, one on one rank, a compiled one, whose hook
-    torch would trace, a static graph; and bits "auto" and 32.
+    Not compressed: a model that has a hook by then, a model on one rank, a compiled model, whose
+    hook torch would trace, and a static graph; bits "auto" and 32.
     """
     if _first_pass not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_first_pass)
@@ -51,9 +51,9 @@ def _first_pass(model: Any, _args: Any) -> None:
 
 
 def quantize_unasked(module: Any) -> None:
-    """Have a module that FSDP2 has sharded send codes, as QSGD_WEIGHT_BITS and QSGD_BITS say.
+    """Make a module under FSDP2 send codes, by QSGD_WEIGHT_BITS and QSGD_BITS.
 
-    It is done once for all that is sharded within the outermost module, when that is first called.
+    This happens once for all sharded modules in the outermost module, when that is first called.
     """
     # Before FSDP2's own, which gathers the weights.
     module.register_forward_pre_hook(_first_gathering, prepend=True)
@@ -86,7 +86,7 @@ def _first_gathering(module: Any, _args: Any) -> None:
 
 
 def _scaler() -> Any:
-    """Return the scaler of float16 gradients, where there is one and no other; see start_up."""
+    """Return the scaler of float16 gradients, if there is exactly one; see start_up."""
     made = getattr(torch.amp.grad_scaler, "qsgd_scalers", ())
     enabled = [scaler for scaler in made if scaler.is_enabled()]
     return enabled[0] if len(enabled) == 1 else None

@@ -64,7 +64,7 @@ def test_what_is_written_is_read_as_nearly_the_same(rate, latency_us):
         ("1gbit,latency=0us", ["latency '0us'", "above 0"]),
         ("1gbit,latency=50", ["the unit is nothing", "us, ms, s"]),
         ("1gbit,delay=50us", ["'delay=50us' is unknown", "latency=TIME"]),
-        ("1gbit,latency=2s", ["above 1s"]),
+        ("1gbit,latency=2s", ["at most 1s"]),
         ("", ["is not a number"]),
     ],
 )

@@ -93,26 +93,27 @@ def quantize_fsdp(
         quantize_fsdp(model, gradient_bits=4, weight_bits=8)
 
     The optimizer updates exact shards; it uses the gradient at the coded weights
-    (QSDP: Markov et al., ICML 2023). Vectors and small parameters travel as they are.
+    (QSDP: Markov et al., ICML 2023). Vectors and small parameters are sent uncompressed.
 
     Args:
-        model: or a part of it; every module within that ``fully_shard`` was called on.
-        gradient_bits: per element, sign included, 2 to 8, of ``eden`` from 1; None leaves gradients
-            as they are. One bit of ``qsgd`` needs error feedback, which would take a float32 copy
-            of the unsharded gradients on each rank: there is none here.
-        weight_bits: the same of the weights.
-        scheme: ``qsgd`` or ``eden``, of both.
-        rules: bits of single gradients by name or number of elements, as in
+        model: the model or a part of it; applies to every module within it that is under
+            ``fully_shard``.
+        gradient_bits: bits per element, including the sign: 2 to 8, with ``eden`` 1 to 8; None:
+            gradients are not compressed. One bit of ``qsgd`` needs error feedback, which would need
+            a float32 copy of the unsharded gradients on each rank; it is not supported.
+        weight_bits: the same for weights.
+        scheme: ``qsgd`` or ``eden``, for both.
+        rules: bits of gradients by name or number of elements, as in
             ``"head*=8, *.embed=32"``.
-        weight_rules: the same of the weights.
+        weight_rules: the same for weights.
         seed: seed of the rounding noise, equal on every rank; None uses QSGD_SEED.
-        threads: that code a shard; None takes QSGD_THREADS.
-        **settings: ``bucket_size`` and ``min_elements``, and of ``qsgd`` ``norm`` and
-            ``rounding``, of both; unset, QSGD_* decide.
+        threads: number of threads that code a shard; None uses QSGD_THREADS.
+        **settings: ``bucket_size`` and ``min_elements``, and for ``qsgd`` also ``norm`` and
+            ``rounding``; for both. If unset, QSGD_* are used.
     Returns:
-        what counts the bytes, for checkpoints, too.
+        an object that counts the bytes and holds the state for checkpoints.
     Raises:
-        UsageError: a setting that is out of range, or no module that FSDP2 has sharded.
+        UsageError: a setting is out of range, or FSDP2 has sharded no module.
     """
     modules = sharded_modules(model)
     if not modules:
@@ -138,7 +139,7 @@ def quantize_fsdp(
 
 
 def is_quantized(module: nn.Module) -> bool:
-    """Tell whether :func:`quantize_fsdp` has been here."""
+    """Return whether :func:`quantize_fsdp` was called on a module."""
     return getattr(module, "_qsgd_quantized", False)
 
 
