@@ -162,8 +162,8 @@ def test_environment_chooses_scheme_bits_and_all_else(monkeypatch):
      ({"QSGD_BITS": "4", "QSGD_RULES": "w"}, "QSGD_RULES"),
      ({"QSGD_BITS": "4", "QSGD_ERROR_FEEDBACK": "maybe"}, "auto, on or off"),
      ({"QSGD_BITS": "4", "QSGD_NMSE_BUDGET": "-1"}, "above 0"),
-     ({"QSGD_BITS": "auto", "QSGD_SCHEME": "topk"}, "no choice of bits"),
-     ({"QSGD_BITS": "4", "QSGD_SCHEME": "terngrad"}, "no choice of bits")],
+     ({"QSGD_BITS": "auto", "QSGD_SCHEME": "topk"}, "fixed number of bits"),
+     ({"QSGD_BITS": "4", "QSGD_SCHEME": "terngrad"}, "fixed number of bits")],
 )  # fmt: skip
 def test_wrong_variables_are_named_with_the_remedy(monkeypatch, variables, remedy):
     with pytest.raises(UsageError, match=remedy):
