@@ -320,7 +320,9 @@ def _rabenseifner(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[
     rounds = ranks.bit_length() - 1
     sources = np.arange(1 << rounds)
     cuts = parts(count, 1, len(sources))
-    places = sum(((sources >> bit) & 1) << (rounds - 1 - bit) for bit in range(rounds))
+    places = np.zeros_like(sources)  # each rank's number with its bits in reverse
+    for bit in range(rounds):
+        places = 2 * places + ((sources >> bit) & 1)
 
     def group_bytes(member: np.ndarray, width: int) -> np.ndarray:
         first = member // width * width
