@@ -38,7 +38,7 @@ STAR = 1 + MOST_NEAR + FAN_OUT
 # if it is a relay at most so long, or that part of its wait (csrc/engine/engine_loop.cc).
 AWAKE_S = 220e-6
 FIRST_NAP_S, GROWTH, GROWING = 50e-6, 1.2, 22
-RELAY_NAP_S, RELAY_SHARE = 400e-6, 0.01
+RELAY_NAP_S, RELAY_SHARE = 400e-6, 0.02
 LONGEST_WAIT_S = 60.0
 DRAWS = 8
 
