@@ -141,6 +141,8 @@ docs: setup ## Build the documentation site into build/docs
 	$(VENV)/bin/python docs/site/settings_table.py
 	rm -rf build/docs
 	TF_CPP_MIN_LOG_LEVEL=3 $(VENV)/bin/sphinx-build -W --keep-going -q -c docs . build/docs
+	for study in $(patsubst %/study.json,%,$(wildcard docs/studies/*/study.json)); do \
+	  $(VENV)/bin/qsgd-hpc report $$study -o build/docs/$$study > /dev/null; done
 	@echo "build/docs/index.html"
 
 wheel: $(VENV_WHEEL)/.ready ## Build a wheel for this Python that any Linux and any MPI takes, into dist/

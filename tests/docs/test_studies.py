@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,12 @@ def test_the_report_is_what_the_records_give(name: str, tmp_path: Path) -> None:
     words = ["report", str(STUDIES / name), "-o", str(tmp_path)]
     done = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    for file in ("REPORT.md", "results.tex"):
-        assert (tmp_path / file).read_text() == (STUDIES / name / file).read_text()
+    page = (tmp_path / "REPORT.md").read_text()
+    assert page == (STUDIES / name / "REPORT.md").read_text()
+    shown = re.findall(r"!\[.*?\]\((.*?)\)", page)
+    assert shown and all((STUDIES / name / plot).exists() for plot in shown)
+    more = re.findall(r"`([^`]+)`", " ".join(re.findall("^More plots.*", page, re.M)))
+    assert more and all((tmp_path / f"{plot}.pdf").exists() for plot in more)
     assert (tmp_path / "report.html").stat().st_size > 100_000
     assert (tmp_path / "networks-1.svg").exists() == (name == "networks")
 
