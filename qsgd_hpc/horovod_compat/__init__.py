@@ -37,5 +37,5 @@ def install() -> None:
 
 
 def installed() -> bool:
-    """Tell whether ``horovod`` means this package in this process."""
+    """Return whether ``horovod`` is this package in this process."""
     return any(isinstance(finder, HorovodFinder) for finder in sys.meta_path)

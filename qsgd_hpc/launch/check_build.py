@@ -1,4 +1,4 @@
-"""``qsgd-hpc run --check-build``: a table of what is there."""
+"""``qsgd-hpc run --check-build``: a table of the available components."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["table"]
 
 
 def table() -> str:
-    """Return the table: frameworks, how ranks are started, and what carries the messages."""
+    """Return the table: frameworks, launcher and transport."""
     sections = {
         "Frameworks with an API here": [(each.title, _there(each.module)) for each in FRAMEWORKS],
         "Ranks are started by": [(f"MPI: {_mpi()}", True), ("Gloo", False)],

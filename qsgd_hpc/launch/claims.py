@@ -1,7 +1,7 @@
 """The number of ranks that a launcher has started, from the variables that it sets. Pure.
 
-A claim is exact (``PMI_SIZE=4``), or what a rank can conclude at least (``PALS_RANKID=3``: four
-ranks or more), because some launchers tell ranks their numbers and never how many there are.
+A claim is exact (``PMI_SIZE=4``) or a lower bound (``PALS_RANKID=3``: four
+ranks or more), because some launchers set the rank but not the number of ranks.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Claim:
     """The claim of one launcher.
 
     Attributes:
-        launcher: for people.
+        launcher: name for messages.
         source: the variable and its value, ``PMI_SIZE=4``.
-        ranks: how many, or how many at least.
-        exact: whether there are no more.
+        ranks: number of ranks, or a lower bound.
+        exact: whether the number is exact.
     """
 
     launcher: str
@@ -67,11 +67,11 @@ class Claim:
 
 
 def claims(environ: Mapping[str, str], *, is_open_mpi: bool = False) -> list[Claim]:
-    """Return what launchers claim, the nearest to the process first, this package's own last.
+    """Return the launchers' claims, the innermost first, this package's last.
 
     Args:
         environ: of the process.
-        is_open_mpi: which MPI the process has: where two launchers enclose it, that of its own MPI
+        is_open_mpi: the family of the process's MPI: of two nested launchers, that of its own MPI
             is the inner one.
     """
     found = list(_claims(environ))
@@ -102,7 +102,7 @@ def _is_step(environ: Mapping[str, str]) -> bool:
 
 
 def _pmi_launcher(environ: Mapping[str, str]) -> str:
-    """Return whose PMI it is: many launchers speak it."""
+    """Return the launcher behind PMI, which many launchers use."""
     if "MPI_LOCALNRANKS" in environ:
         return HYDRA
     if any(name.startswith("PALS_") for name in environ):
@@ -111,17 +111,17 @@ def _pmi_launcher(environ: Mapping[str, str]) -> str:
 
 
 def under_pmi2_of_slurm(environ: Mapping[str, str]) -> bool:
-    """Tell whether ``srun --mpi=pmi2`` has started this process, as no other launcher has."""
+    """Return whether ``srun --mpi=pmi2``, and no other launcher, has started this process."""
     others = any(name.startswith(("PALS_", "MPI_LOCAL")) for name in environ)
     return "PMI_SIZE" in environ and _is_step(environ) and not others
 
 
 def broken_claim(size: int, found: list[Claim]) -> Claim | None:
-    """Return the claim that says of more ranks than MPI sees, if any.
+    """Return the claim of more ranks than MPI sees, if any.
 
-    What lies beyond the first exact claim is an outer launcher's, which started something else:
-    ``mpiexec -n 1`` in a shell that srun started. But this package's own claim is about this very
-    job, whatever is in between.
+    Claims after the first exact one are of an outer launcher, which started another program:
+    ``mpiexec -n 1`` in a shell that srun started. But this package's own claim is about this
+    job in any case.
     """
     own = [claim for claim in found if claim.source.startswith(OWN)]
     inner = [claim for claim in found if claim not in own]
@@ -130,5 +130,5 @@ def broken_claim(size: int, found: list[Claim]) -> Claim | None:
 
 
 def rank_of(environ: Mapping[str, str]) -> int | None:
-    """Return this process's rank as its launcher numbers it."""
+    """Return this process's rank by its launcher's numbering."""
     return next((n for name in _RANKS if (n := _number(environ, name)) is not None), None)

@@ -1,4 +1,4 @@
-"""The verb ``qsgd-hpc run``."""
+"""The command ``qsgd-hpc run``."""
 
 from __future__ import annotations
 

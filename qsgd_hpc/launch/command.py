@@ -71,11 +71,11 @@ def build_command(
 
     Args:
         options: a checked request; its command's program exists.
-        launcher: which mpiexec.
+        launcher: the mpiexec.
         machine: this machine.
-        environ: the environment that is inherited.
+        environ: the inherited environment.
         token: marks this run's frames; "-" starts the ranks without output frames.
-        meeting: what ranks of torch.distributed share; None leaves that out.
+        meeting: shared values for torch.distributed; None: none.
     """
     env = _environment(options, launcher, machine, environ)
     if meeting is not None:
@@ -135,7 +135,7 @@ def _environment(
 
 
 def _sharing(options: RunOptions) -> int:
-    """Return the ranks that share a machine's cores: all hosts of an emulated network are one."""
+    """Return the ranks that share a machine's cores; emulated hosts share one machine."""
     return local_ranks(options) if options.network is None else options.ranks
 
 
@@ -154,7 +154,7 @@ def _hydra(options: RunOptions, machine: Machine, environ: Mapping[str, str]) ->
 
 
 def _intel_sections(options: RunOptions, program: list[str]) -> list[str]:
-    """Return one section per host: this Hydra's -hosts knows no slots."""
+    """Return one section per host, because this Hydra's -hosts does not support slots."""
     sections = [["-host", name, "-n", str(count)] for name, count in placement(options)]
     argv: list[str] = []
     for section in sections or [["-n", str(options.ranks)]]:

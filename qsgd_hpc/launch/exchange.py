@@ -1,6 +1,6 @@
-"""Hand a function call to every rank over TCP, and collect what each returns.
+"""Send a function call to every rank over TCP, and collect the results.
 
-Ranks may be on hosts that share no file system with this one, so nothing goes through files.
+No files are used, because ranks may be on hosts without a shared file system.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Failure:
 
 
 class Exchange:
-    """A server that lives as long as the ranks; a context manager.
+    """A server for the lifetime of the ranks; a context manager.
 
     Args:
         call: function, arguments and keyword arguments; all must be picklable by cloudpickle.
@@ -101,16 +101,16 @@ class _Handler(socketserver.BaseRequestHandler):
 
 
 def send(sock: socket.socket, data: bytes) -> None:
-    """Send bytes with their length before them."""
+    """Send bytes, preceded by their length."""
     sock.sendall(_LENGTH.pack(len(data)))
     sock.sendall(data)
 
 
 def receive(sock: socket.socket) -> bytes:
-    """Return what one ``send`` sent.
+    """Receive the bytes of one ``send``.
 
     Raises:
-        EOFError: the other side has gone.
+        EOFError: the peer has closed the connection.
     """
     (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
     return _exactly(sock, length)
@@ -127,7 +127,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def fetch(address: str, rank: int) -> tuple[socket.socket, tuple[Any, ...]]:
-    """Connect a rank to the Exchange; return the connection and the call to make.
+    """Connect a rank to the Exchange; return the connection and the function call.
 
     Raises:
         ConnectionError: none of the launching host's addresses answers.
@@ -147,10 +147,10 @@ def fetch(address: str, rank: int) -> tuple[socket.socket, tuple[Any, ...]]:
 
 
 def _reach(address: tuple[str, int], greeting: bytes, proof: bytes) -> socket.socket | None:
-    """Connect to the Exchange; None where there is none.
+    """Connect to the Exchange; None if there is none.
 
-    Something else may listen there, on a host of the same name or at 127.0.0.1: it may be silent,
-    and what it says must not be unpickled.
+    Another program may listen there, on a host of the same name or at 127.0.0.1. It may be silent,
+    and its answer must not be unpickled.
     """
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError, EOFError):
         sock = stack.enter_context(socket.create_connection(address, CONNECT_TIMEOUT_S / 4))
@@ -164,6 +164,6 @@ def _reach(address: tuple[str, int], greeting: bytes, proof: bytes) -> socket.so
 
 
 def answer(sock: socket.socket, what: Returned | Failure) -> None:
-    """Send back what a call has come to; returns when the launching process has it."""
+    """Send the result of a call; return when the launching process has received it."""
     send(sock, pickles.dumps(what))
     receive(sock)

@@ -1,4 +1,4 @@
-"""Take mpiexec's merged output apart again: which rank wrote what, who started, who ended how."""
+"""Split mpiexec's merged output into the ranks' output, starts and ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Output:
-    """Bytes that a rank wrote, in order; not whole lines."""
+    """Bytes that a rank wrote, in order; not necessarily whole lines."""
 
     rank: int
     is_stderr: bool
@@ -49,7 +49,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Raw:
-    """Bytes that are in no frame: mpiexec's own words."""
+    """Bytes outside of frames: mpiexec's own output."""
 
     data: bytes
 
@@ -66,7 +66,7 @@ class Decoder:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """Yield what the bytes complete."""
+        """Yield the frames that the bytes complete."""
         data = self._rest + data
         at = 0
         while True:
@@ -88,7 +88,7 @@ class Decoder:
         self._rest = data[keep:]
 
     def finish(self) -> Iterator[Event]:
-        """Yield what is left when the stream has ended."""
+        """Yield the rest when the stream has ended."""
         if self._rest:
             yield Raw(self._rest)
         self._rest = b""
@@ -113,7 +113,7 @@ class Decoder:
 
 
 def _possible_mark(data: bytes, mark: bytes) -> int:
-    """Return where a mark that is cut off at the end of the data begins, else the data's length."""
+    """Return the start of a truncated mark at the end of the data, else the data's length."""
     for length in range(min(len(mark) - 1, len(data)), 0, -1):
         if data.endswith(mark[:length]):
             return len(data) - length

@@ -1,4 +1,4 @@
-"""The frameworks that have an API here; none is imported."""
+"""The supported frameworks; none is imported."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Framework:
     """One framework.
 
     Attributes:
-        title: its name for people.
-        module: what its scripts import, and the name of its module in ``qsgd_hpc`` and its extra.
-        distributions: what `pip` installs it by; default: as the module.
-        binding: what is compiled for it alone, below ``qsgd_hpc``; the core serves the others.
+        title: its name in messages.
+        module: the module that its scripts import; also the name in ``qsgd_hpc`` and of the extra.
+        distributions: its packages for `pip`; default: the module's name.
+        binding: its own compiled library, below ``qsgd_hpc``; the others use the core.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Run a Python function on many ranks and return what each of them returned."""
+"""Run a Python function on several ranks and return the results."""
 
 from __future__ import annotations
 
@@ -45,25 +45,26 @@ def run(
     """Call ``func(*args, **kwargs)`` on every rank of a new job.
 
     Args:
-        func: any function, closures and lambdas too; it travels by cloudpickle, as do its results.
-        np: how many ranks; ``num_proc`` is the same.
+        func: any function, including closures and lambdas; it and its results are sent by
+            cloudpickle.
+        np: number of ranks; ``num_proc`` is an alias.
         hosts: ``h1:2,h2:2``; default is this machine.
         hostfile: a file of hosts, instead of ``hosts``.
         env: variables for the ranks.
         bits: bits per gradient element, as ``qsgd-hpc run --bits``.
-        mpi_args: more options for mpiexec.
-        network_interfaces: ``eth0,...``: the interfaces that messages may take.
+        mpi_args: additional options for mpiexec.
+        network_interfaces: ``eth0,...``: the network interfaces to use.
         executable: the ranks' Python; default is this one.
-        output_filename: folder for what the ranks print: rank.N/stdout and rank.N/stderr.
-        start_timeout: seconds that the ranks have to start.
-        verbose: say which MPI runs.
+        output_filename: folder for the ranks' output: rank.N/stdout and rank.N/stderr.
+        start_timeout: time limit for the start of the ranks, in seconds.
+        verbose: print the MPI in use.
         horovods: arguments of Horovod's that have no effect here (use_mpi, ssh_port, ...).
 
     Returns:
         The results by rank.
     Raises:
         LaunchError: a rank failed; the message has its traceback, and the cause is its exception.
-        UsageError: the request is wrong, or this is not the main thread.
+        UsageError: the request is invalid, or this is not the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("qsgd_hpc.run: call it in the main thread, which receives signals")
@@ -91,7 +92,7 @@ def run(
 
 
 def _horovod_installed() -> bool:
-    """Tell whether ``horovod`` means this package in this process."""
+    """Return whether ``horovod`` is this package in this process."""
     compat = sys.modules.get("qsgd_hpc.horovod_compat")
     return compat is not None and compat.installed()
 

@@ -1,6 +1,6 @@
 """Reserve a port of this host for a job script: print it, and exit when the reader has gone.
 
-A job script starts this file by its path, and reads the port: only the standard library is here.
+A job script runs this file by its path and reads the port, so it uses the standard library only.
 Bound and never listened on, the port is not given to others who ask for a free one; torch's
 store, which sets SO_REUSEADDR as this does, can still listen there.
 """
@@ -15,10 +15,10 @@ __all__ = ["held_port", "main"]
 
 
 def held_port(port: int = 0) -> socket.socket:
-    """Return a socket that holds a port of this host until it is closed; 0: a free one.
+    """Return a socket that reserves a port of this host until it is closed; 0: any free port.
 
     Raises:
-        OSError, OverflowError: another process has it, or there is no such port.
+        OSError, OverflowError: another process uses it, or the number is invalid.
     """
     holder = socket.socket()
     try:
@@ -31,7 +31,7 @@ def held_port(port: int = 0) -> socket.socket:
 
 
 def main() -> None:
-    """Print a port and hold it until standard output is closed at its other end."""
+    """Print a port and reserve it until the reader closes standard output."""
     with held_port() as holder:
         os.write(1, b"%d\n" % holder.getsockname()[1])
         closed = select.poll()

@@ -1,6 +1,6 @@
 """The libmpi that a process has loaded, and whether it was installed by pip.
 
-Other Pythons run this file by its path, so the standard library must do.
+Other Pythons run this file by its path, so it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHORT_ADDRESSES = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
 
 
 def loaded_library(maps: Path = Path("/proc/self/maps")) -> Path | None:
-    """Return the path of this process's libmpi; None if it has none, or /proc is not there."""
+    """Return the path of this process's libmpi; None if it has none or there is no /proc."""
     try:
         lines = maps.read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
@@ -39,7 +39,7 @@ def is_installed(package: str) -> bool:
 
 
 def pip_package(library: Path | None) -> str | None:
-    """Return the name of the package, among those of this Python, that a libmpi belongs to."""
+    """Return the name of this Python's package that contains a libmpi."""
     if library is None:
         return None
     for name in _PACKAGES:

@@ -1,7 +1,7 @@
 """The address where ranks of torch.distributed meet, and torchrun's variables, for all launchers.
 
-What all ranks share is decided here, before they start; what is each rank's own is set by the
-process that watches over it (supervise.py). The port is held, not guessed: bound on the first
+Values that all ranks share are decided here, before they start; those of each rank are set by the
+process that supervises it (supervise.py). The port is reserved, not guessed: bound on the first
 rank's host and never listened on, it is not given to others who ask for a free one, while
 torch's store, which sets SO_REUSEADDR as we do, can still listen there.
 """
@@ -35,10 +35,10 @@ class Meeting:
     """Values that all ranks of one launch share.
 
     Attributes:
-        run_id: a word of this launch alone.
-        address, port: where the first rank's host is reached.
-        held: whether the launcher holds the port; else the first rank's supervisor does.
-        counts: how many ranks each node has, in the order of ranks; () where only the launcher
+        run_id: a unique identifier of this launch.
+        address, port: the address of the first rank's host.
+        held: whether the launcher reserves the port; else the first rank's supervisor does.
+        counts: number of ranks on each node, in the order of ranks; () if only the launcher
             that places them knows.
     """
 
@@ -56,9 +56,9 @@ class Meeting:
 
 @contextlib.contextmanager
 def meeting(options: RunOptions, environ: Mapping[str, str]) -> Iterator[Meeting | None]:
-    """Find where the ranks meet, and hold the port meanwhile if it is one of this host's.
+    """Find the address where the ranks meet, and reserve the port if it is on this host.
 
-    None: the ranks shall not be told.
+    None: do not set the variables.
     """
     if not options.sets_torchrun:
         yield None
@@ -78,7 +78,7 @@ def meeting(options: RunOptions, environ: Mapping[str, str]) -> Iterator[Meeting
 
 
 def _address(options: RunOptions, environ: Mapping[str, str]) -> tuple[str, bool]:
-    """Return where the first rank's host is reached, and whether that is this host."""
+    """Return the address of the first rank's host, and whether it is this host."""
     if options.nodes:
         (name, _), *others = placement(options)
         if others and name in _LOOPBACKS:
@@ -92,7 +92,7 @@ def _address(options: RunOptions, environ: Mapping[str, str]) -> tuple[str, bool
 
 
 def _first_node(environ: Mapping[str, str]) -> str:
-    """Return the first node of the batch job that we are in."""
+    """Return the first node of the current batch job."""
     for name in NODE_FILES:
         with contextlib.suppress(OSError, IndexError):
             return Path(environ.get(name, "")).read_text().split()[0]
@@ -111,7 +111,7 @@ def _counts(options: RunOptions, environ: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def taken_port(environ: Mapping[str, str]) -> str | None:
-    """Say that the user's MASTER_PORT is another process's on this host; None: it is not."""
+    """Return an error if another process on this host uses MASTER_PORT, else None."""
     address, port = environ.get("MASTER_ADDR", "localhost"), environ.get("MASTER_PORT", "")
     if not port.isdecimal() or address not in (*_LOOPBACKS, socket.gethostname()):
         return None
@@ -123,7 +123,7 @@ def taken_port(environ: Mapping[str, str]) -> str | None:
 
 
 def remarks(options: RunOptions, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield what a user of torch.distributed should know of this run, one line each."""
+    """Yield remarks for users of torch.distributed, one line each."""
     if not options.sets_torchrun:
         return
     given = environ.get("WORLD_SIZE", str(options.ranks))
@@ -141,7 +141,7 @@ def remarks(options: RunOptions, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _starter(command: Sequence[str]) -> str | None:
-    """Return the program of a command, if that starts ranks: as torchrun, or python -m torchrun."""
+    """Return the program of a command that starts ranks itself, such as torchrun."""
     program, *words = [PurePath(word).name for word in command[:3]]
     if program.startswith("python") and words:
         program = words[-1] if words[0] == "-m" else words[0]
@@ -149,7 +149,7 @@ def _starter(command: Sequence[str]) -> str | None:
 
 
 def own_addresses() -> list[str]:
-    """Names and addresses under which the other hosts may reach this one, the likeliest first."""
+    """Names and addresses of this host for other hosts, the likeliest first."""
     host = socket.gethostname()
     found = [host]
     with contextlib.suppress(OSError):

@@ -34,7 +34,7 @@ _LOOK = Path(__file__).with_name("loaded.py")
 
 
 class Family(str, Enum):
-    """Launchers that take the same options."""
+    """Launchers with the same options."""
 
     HYDRA = "Hydra"
     INTEL = "Intel MPI"
@@ -45,7 +45,7 @@ class Family(str, Enum):
 
 @dataclass(frozen=True)
 class Library:
-    """The MPI library in use: what it calls itself, its vendor, where it lies, pip's package."""
+    """The MPI library in use: its name, vendor, path, and pip's package."""
 
     text: str
     vendor: str
@@ -76,7 +76,7 @@ class Launcher:
 
 
 def find_library(python: str = sys.executable, environ: Mapping[str, str] | None = None) -> Library:
-    """Ask mpi4py, in a short process of its own, which MPI it loads.
+    """Find the MPI that mpi4py loads, in a separate process.
 
     Raises:
         UsageError: mpi4py is missing, or finds no MPI library.
@@ -102,7 +102,7 @@ def find_library(python: str = sys.executable, environ: Mapping[str, str] | None
 
 
 def family_of(version_text: str) -> Family | None:
-    """Tell a launcher's family from what its ``--version`` prints.
+    """Return a launcher's family from the output of ``--version``.
 
     >>> family_of("HYDRA build details:").value
     'Hydra'
@@ -158,7 +158,7 @@ def find_launcher(library: Library, environ: Mapping[str, str] | None = None) ->
     """Find the launcher of a library: its own prefix, then PATH, then srun in a Slurm job.
 
     Raises:
-        UsageError: there is none, or only those of another MPI.
+        UsageError: there is none, or only one of another MPI.
     """
     environ = os.environ if environ is None else environ
     strangers = []

@@ -11,12 +11,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Let this process get SIGTERM when the one that started it dies."""
+    """Make the kernel send SIGTERM to this process when its parent dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def prepare_mpiexec() -> None:
-    """Make a forked process ready to become mpiexec."""
+    """Prepare a forked process to become mpiexec."""
     # Inherited by the ranks' supervisors: MPICH's mpiexec speaks of a death by SIGUSR1, which may
     # come before a supervisor has a handler.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

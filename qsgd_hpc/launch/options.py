@@ -32,12 +32,12 @@ CHOICES_OF_BITS = "choose 1 to 8, 32 (plain float32) or auto"
 
 
 def is_choice_of_bits(bits: int | str) -> bool:
-    """Tell whether QSGD_BITS may be this."""
+    """Return whether a value is valid for QSGD_BITS."""
     return bits in (*BITS, AUTO_BITS)
 
 
 def bits_variables(bits: int | str | None, weight_bits: int | None) -> dict[str, str]:
-    """Return the variables that tell ranks of bits; None leaves the environment's."""
+    """Return the variables for bits; None leaves the environment's values."""
     given = {"QSGD_BITS": bits, "QSGD_WEIGHT_BITS": weight_bits}
     return {name: str(value) for name, value in given.items() if value is not None}
 
@@ -45,14 +45,14 @@ def bits_variables(bits: int | str | None, weight_bits: int | None) -> dict[str,
 def tells_of_torchrun(torchrun: bool | None, horovod: bool) -> bool:
     """Return whether torchrun's variables are set for the ranks; None: not specified.
 
-    Scripts of Horovod may take that for a sign to use torch.distributed.
+    Some Horovod scripts use torch.distributed if these are set.
     """
     return not horovod if torchrun is None else torchrun
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host and how many ranks may run on it."""
+    """A host and the number of ranks that may run on it."""
 
     name: str
     slots: int
@@ -63,25 +63,25 @@ class RunOptions:
     """One ``qsgd-hpc run``.
 
     Args:
-        ranks: how many ranks to start.
+        ranks: number of ranks to start.
         command: the program and its arguments.
-        hosts: where; empty means this machine, or what the batch job holds.
+        hosts: the hosts; empty: this machine, or the nodes of the batch job.
         bits: QSGD_BITS for the ranks; None leaves the environment's.
-        weight_bits: likewise QSGD_WEIGHT_BITS.
-        ranks_per_node: with a network, ranks on each host, by default 1; without one, pretend that
+        weight_bits: QSGD_WEIGHT_BITS for the ranks, likewise.
+        ranks_per_node: with a network, ranks on each host, default 1; without one, the
             number of consecutive ranks that form a node.
-        network: start the ranks on hosts of their own on this machine, joined by such a network.
+        network: start the ranks on emulated hosts on this machine, joined by this network.
         prefix_output: put ``[rank] `` before every line.
         env: variables for the ranks, over those inherited.
-        mpi_args: passed to mpiexec as they are.
-        network_interfaces: the interfaces that messages may take; empty leaves it to the MPI.
+        mpi_args: additional arguments for mpiexec.
+        network_interfaces: the network interfaces to use; empty: MPI's choice.
         horovod: let ``import horovod`` mean this package in the ranks.
-        torchrun: tell each rank what torchrun would (RANK, MASTER_ADDR, ...); None: unless the
-            script is one of Horovod's, which may take these for a sign to use torch.distributed.
-        output_folder: where to put what each rank prints as well: rank.N/stdout, rank.N/stderr.
+        torchrun: set torchrun's variables (RANK, MASTER_ADDR, ...); None: unless the
+            script is a Horovod script, which may use torch.distributed if these are set.
+        output_folder: folder for a copy of each rank's output: rank.N/stdout, rank.N/stderr.
         timestamps: put date and time before every line.
-        start_timeout_s: seconds that the ranks have to start; None waits.
-        verbose: say which MPI and which mpiexec.
+        start_timeout_s: time limit for the start of the ranks; None: no limit.
+        verbose: print the MPI and the mpiexec in use.
     """
 
     ranks: int
@@ -109,7 +109,7 @@ class RunOptions:
 
     @property
     def nodes(self) -> tuple[Host, ...]:
-        """The hosts that ranks are placed on: those named, or those that the network joins."""
+        """The hosts of the ranks: the given ones, or those of the network."""
         if self.network is None:
             return self.hosts
         each = self.ranks_per_node or 1
@@ -138,9 +138,9 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def parse_hostfile(path: Path) -> tuple[Host, ...]:
-    """Read hosts: one a line as ``h``, ``h:2`` or ``h slots=2``; # begins a comment.
+    """Read hosts, one per line: ``h``, ``h:2`` or ``h slots=2``; # begins a comment.
 
-    A host that is named again (as in PBS_NODEFILE) gains a slot.
+    Each repetition of a host (as in PBS_NODEFILE) adds a slot.
 
     Raises:
         UsageError: the file cannot be read, is empty, or has malformed lines (each named).
@@ -226,7 +226,7 @@ def _network_faults(options: RunOptions) -> list[str]:
 
 
 def placement(options: RunOptions) -> list[tuple[str, int]]:
-    """Return hosts with the ranks that each gets when they fill up in order; unused ones absent."""
+    """Return hosts with their numbers of ranks, filled in order; without unused hosts."""
     left, placed = options.ranks, []
     for host in options.nodes:
         count = min(left, host.slots)
@@ -237,5 +237,5 @@ def placement(options: RunOptions) -> list[tuple[str, int]]:
 
 
 def local_ranks(options: RunOptions) -> int:
-    """Return the most ranks that any one host gets."""
+    """Return the largest number of ranks on a host."""
     return max((count for _, count in placement(options)), default=options.ranks)

@@ -43,7 +43,7 @@ class Ledger:
     _failed_at_s: float = 0.0
 
     def hear(self, end: Ended, now_s: float) -> None:
-        """Enter that a rank has ended."""
+        """Record the end of a rank."""
         self.ends.append(end)
         if end.status == 0:
             return
@@ -55,7 +55,7 @@ class Ledger:
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Ranks that started and were not heard to end."""
+        """Ranks that have started and not ended."""
         return tuple(sorted(set(self.started) - {end.rank for end in self.ends}))
 
     def exit_code(self, mpiexec_code: int) -> int:
@@ -72,7 +72,7 @@ def _crashed(end: Ended) -> bool:
 
 
 def status_text(status: int) -> str:
-    """Say how a process ended."""
+    """Describe how a process ended."""
     if status >= 0:
         return f"exited with code {status}"
     try:
@@ -84,7 +84,7 @@ def status_text(status: int) -> str:
 
 
 def list_ranks(ranks: Iterable[int]) -> str:
-    """Return ``rank 1`` or ``ranks 0, 1, 3`` or, from 17 on, how many and the first few."""
+    """Return ``rank 1`` or ``ranks 0, 1, 3``; for 17 or more, the number and the first few."""
     numbers = list(ranks)
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
@@ -94,7 +94,7 @@ def list_ranks(ranks: Iterable[int]) -> str:
 
 
 def explain(ledger: Ledger, mpiexec_code: int, grace_s: float) -> str | None:
-    """Return the one message about a failed run; None when every rank ended well."""
+    """Return the message about a failed run; None if every rank succeeded."""
     failure = ledger.first_failure
     if failure is None:
         return _explain_without_cause(ledger, mpiexec_code)

@@ -16,10 +16,10 @@ COLOURS = (36, 33, 35, 32, 34, 31)
 
 
 class LineSink:
-    """Merge ranks into one stream without ever mixing two of them in a line.
+    """Merge the ranks' output into one stream without mixing two ranks in a line.
 
-    Every byte is passed on unchanged. A newline is added only where a rank ended in mid-line (or,
-    on a terminal, paused there for a second) and another rank's line follows.
+    Bytes are not changed. A newline is added only if a rank ended within a line (or,
+    on a terminal, paused within a line for a second) and another rank's line follows.
 
     Args:
         stream: unbuffered binary stream.
@@ -48,7 +48,7 @@ class LineSink:
         self._closed: set[int] = set()
 
     def write(self, owner: int, data: bytes) -> None:
-        """Take bytes from a rank (-1: mpiexec) and pass on what makes whole lines."""
+        """Accept bytes from a rank (-1: mpiexec) and write complete lines."""
         self._held.setdefault(owner, bytearray()).extend(data)
         self._since_s[owner] = self._clock()
         self._closed.discard(owner)
@@ -66,7 +66,7 @@ class LineSink:
                 self._emit(owner, len(held))
 
     def close(self, owner: int) -> None:
-        """Pass on a rank's last, unfinished line: it has ended."""
+        """Write a rank's last, unfinished line after its end."""
         self._closed.add(owner)
         if self._free_for(owner):
             self._emit(owner, len(self._held.get(owner, b"")))
@@ -74,7 +74,7 @@ class LineSink:
                 self._pass_on(other)
 
     def finish(self) -> None:
-        """Pass on everything."""
+        """Write everything."""
         for owner in list(self._held):
             self._closed.add(owner)
             self._break_line(owner)

@@ -1,4 +1,4 @@
-"""Pickle functions by value, with the names of the files that they stand in."""
+"""Pickle functions by value, with the names of their files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["dumps"]
 
 
 def dumps(what: object) -> bytes:
-    """Return what ``pickle.loads`` makes ``what`` of, functions of scripts and closures too."""
+    """Return a pickle of ``what``, including functions of scripts and closures."""
     file = io.BytesIO()
     _Pickler(file).dump(what)
     return file.getvalue()

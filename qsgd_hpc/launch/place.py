@@ -1,4 +1,4 @@
-"""Report where this rank really sits: its cores, their NUMA domains, its GPUs and network card.
+"""Report the actual placement of this rank: cores, NUMA domains, GPUs and network card.
 
 ``submit --verify-pinning`` starts this file by its path on every rank, in place of the program:
 only the standard library is here, and ``python -I -S`` starts it in about 20 ms. It prints one
@@ -96,7 +96,7 @@ _CPUS = "/sys/devices/system/cpu"
 
 
 def launchers(first: str | None = None) -> list[tuple[str, str, str, str]]:
-    """Return what launchers set, those of the one named first at the head."""
+    """Return the launchers' variables, those of the given launcher first."""
     return [LAUNCHERS[name] for name in sorted(LAUNCHERS, key=lambda name: name != first)]
 
 
@@ -112,7 +112,7 @@ def cpu_list(cpus: Iterable[int]) -> str:
 
 
 def cpus_of(text: str) -> frozenset[int]:
-    """Return the hardware threads that ``0-7,32-39`` stands for; none for an empty text."""
+    """Return the hardware threads of a text such as ``0-7,32-39``; none if it is empty."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -126,7 +126,7 @@ def report(
     launcher: str | None = None,
     shown: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Return all that is known of this process's place; see the keys below."""
+    """Return the placement of this process; see the keys below."""
     local_ranks, ranks, local_sizes, sizes = zip(*launchers(launcher), strict=True)
     used: list[str] = []
     names = (*GPU_VARIABLES, *_OTHER_VARIABLES, *shown)
@@ -150,7 +150,7 @@ def report(
 
 
 def _number(environ: Mapping[str, str], names: Iterable[str], used: list[str]) -> int | None:
-    """Return the first of these variables that is a number, and note its name."""
+    """Return the first of these variables that is a number, and record its name."""
     for name in names:
         if re.fullmatch("[0-9]+", environ.get(name, "")):
             used.append(name)
@@ -174,14 +174,14 @@ def _names(folder: str) -> list[str]:
 
 
 def _domains() -> dict[str, str]:
-    """Return the hardware threads of every NUMA domain that has any."""
+    """Return the hardware threads of every NUMA domain that has some."""
     numbers = sorted(int(name[4:]) for name in _names(_NODES) if re.fullmatch(r"node\d+", name))
     texts = {str(number): _read(f"{_NODES}/node{number}/cpulist") for number in numbers}
     return {number: text for number, text in texts.items() if text}
 
 
 def _domain_of(device: str) -> int | None:
-    """Return the NUMA domain that a device's folder in /sys names; None when it names none."""
+    """Return the NUMA domain from a device's folder in /sys, or None."""
     text = _read(f"{device}/numa_node")
     return int(text) if text and text.isdigit() else None
 
@@ -212,7 +212,7 @@ def _amd() -> list[dict[str, Any]]:
 
 
 def _drawn() -> list[dict[str, Any]]:
-    """Return the GPUs that /sys shows, in the order of their buses, where no tool tells of any."""
+    """Return the GPUs in /sys, in the order of their buses, if no tool lists any."""
     buses = set()
     for name in _names("/sys/class/drm"):
         device = f"/sys/class/drm/{name}/device"

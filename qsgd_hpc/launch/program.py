@@ -1,4 +1,4 @@
-"""Make the user's command runnable, or say what is wrong with it."""
+"""Make the user's command executable, or report its fault."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 def resolve_command(
     command: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Return the command with ``python`` put before a bare script, and check what it names.
+    """Return the command, with ``python`` before a bare script, after checking its files.
 
     Raises:
         UsageError: nothing was given, the program or the script does not exist (with near names).
@@ -49,7 +49,7 @@ def resolve_command(
 
 
 def stdin_program_at(command: Sequence[str]) -> int | None:
-    """Return where Python's ``-`` stands in a command, or would stand; None where it reads a file.
+    """Return the position of Python's ``-`` in a command; None if Python reads a file.
 
     Python may come after a program that starts it (``numactl -N 0 python -``); the ``-`` must then
     be there.
@@ -65,7 +65,7 @@ def stdin_program_at(command: Sequence[str]) -> int | None:
 
 
 def _source_of(arguments: Sequence[str]) -> tuple[str, int]:
-    """Return what Python runs, and where in its arguments that stands.
+    """Return the kind of Python's program, and its position in the arguments.
 
     ``script`` or ``stdin`` ("-", or nothing at all); ``other`` for -c, -m and what prints and ends.
     """

@@ -1,4 +1,4 @@
-"""Keep what each rank prints in a file of its own."""
+"""Write each rank's output to separate files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class RankFiles:
     """``FOLDER/rank.N/stdout`` and ``stderr``, N padded with zeros so that folders sort by rank.
 
     Args:
-        folder: made if need be; files of an earlier run are overwritten.
-        ranks: how many there are.
+        folder: created if needed; files of an earlier run are overwritten.
+        ranks: number of ranks.
 
     Raises:
         UsageError: the folder or a file in it cannot be written.

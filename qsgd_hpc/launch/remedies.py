@@ -15,13 +15,13 @@ WAY_OUT = "QSGD_ALLOW_SINGLETON"
 
 @dataclass(frozen=True)
 class LoadedMpi:
-    """An MPI library as a process or an environment has it.
+    """The MPI library of a process or an environment.
 
     Attributes:
         name: ``MPICH 5.0.2``.
         is_open_mpi: whether it is Open MPI, or of the MPICH family.
-        path: of its libmpi, if that is known.
-        package: of pip that has brought it; None: it is the site's.
+        path: path of its libmpi, if known.
+        package: pip's package that contains it; None: it is the site's.
     """
 
     name: str
@@ -37,7 +37,7 @@ class LoadedMpi:
 
 
 def leave_pip_out(package: str | None) -> str:
-    """Say how to use a site's own MPI instead of pip's."""
+    """Describe how to use a site's own MPI instead of pip's."""
     return (
         f"remove pip's MPI: `pip uninstall {package}`, and load the site's MPI module (on Cray "
         "machines cray-mpich), which mpi4py then finds; MPI4PY_LIBMPI=/path/to/libmpi.so names "
@@ -46,7 +46,7 @@ def leave_pip_out(package: str | None) -> str:
 
 
 def _remedies(claim: Claim, mpi: LoadedMpi) -> Iterator[str]:
-    """Yield what may be done for this pair of launcher and MPI, the best first."""
+    """Yield remedies for this pair of launcher and MPI, the best first."""
     if claim.launcher.startswith(SRUN):
         yield from _under_srun(claim, mpi)
     elif claim.launcher == PALS and mpi.package is None:
@@ -80,18 +80,18 @@ def _under_srun(claim: Claim, mpi: LoadedMpi) -> Iterator[str]:
 
 
 def _mpiexec(mpi: LoadedMpi) -> Path | None:
-    """Return the mpiexec of a library that pip has brought: where others have theirs is unknown."""
+    """Return the mpiexec of a library from pip; the location of others is unknown."""
     return mpi.path.parents[1] / "bin" / "mpiexec" if mpi.package and mpi.path else None
 
 
 def apart(size: int, claim: Claim, mpi: LoadedMpi, rank: int | None) -> str:
-    """Return the message for ranks that were started together and did not meet.
+    """Return the message for ranks that were started together but are not connected.
 
     Args:
         size: ranks that MPI sees.
-        claim: the launcher's word that there are more.
+        claim: the launcher's claim of more ranks.
         mpi: the MPI of this process.
-        rank: of this process, as the launcher numbers it.
+        rank: rank of this process by the launcher's numbering.
     """
     who = "" if rank is None else f"rank {rank}: "
     many = f"{claim.ranks} ranks" if claim.exact else f"{claim.ranks} ranks or more"

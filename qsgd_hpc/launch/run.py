@@ -31,7 +31,7 @@ class Plan:
     launcher: Launcher
 
     def command(self, token: str = "-", place: Meeting | None = None) -> Command:
-        """Return the command line; a token other than "-" asks for output in frames."""
+        """Return the command line; with a token other than "-", output is in frames."""
         machine = Machine(len(os.sched_getaffinity(0)), os.geteuid() == 0)
         return build_command(
             self.options, self.launcher, machine, os.environ, token=token, meeting=place
@@ -39,7 +39,7 @@ class Plan:
 
 
 def plan(options: RunOptions) -> Plan:
-    """Check a request, find its MPI, and read the program that is on stdin, if Python asks for it.
+    """Check a request, find its MPI, and read the program from stdin, if Python reads it there.
 
     Raises:
         UsageError: every fault of the request, one per line.
@@ -88,11 +88,11 @@ def _faulty_variables(environ: Mapping[str, str]) -> list[str]:
 def run(options: RunOptions) -> int:
     """Start the ranks, wait for them, and return the exit code for the shell.
 
-    Every rank's stdin is /dev/null; of ``python -`` each gets the program. The code is the first
+    Every rank's stdin is /dev/null; with ``python -`` each gets the program. The code is the first
     failing rank's, 128 + signal if one killed it; 130 and 143 after Ctrl-C and SIGTERM.
 
     Raises:
-        UsageError: the request is wrong, or there is no MPI to run it with.
+        UsageError: the request is invalid, or there is no MPI.
     """
     checked = plan(options)
     if options.verbose:

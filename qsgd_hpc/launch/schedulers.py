@@ -1,4 +1,4 @@
-"""The schedulers of batch jobs: how each is recognised, and what its jobs may ask for."""
+"""The schedulers of batch jobs: detection, and the resources that jobs can request."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["JOB_IDS", "NODE_FILES", "SCHEDULERS", "SchedulerTraits", "in_batch_j
 
 @dataclass(frozen=True)
 class SchedulerTraits:
-    """One scheduler; how to talk to it is in the module of its name in ``jobs/schedulers``.
+    """One scheduler; its commands are in the module of its name in ``jobs/schedulers``.
 
     Attributes:
-        directive: begins each line of a job script that the scheduler reads.
-        command: submits a job; its presence tells that the machine has the scheduler. Empty: jobs
+        directive: prefix of the lines of a job script that the scheduler reads.
+        command: submits a job; its presence shows that the machine has the scheduler. Empty: jobs
             need none.
         job_id: variable that is set in its jobs.
         node_file: variable that names the file of a job's nodes; empty where there is none.
