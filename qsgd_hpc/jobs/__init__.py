@@ -1,4 +1,4 @@
-"""Batch jobs: describe one, see its script, submit it and follow it. This is the public API.
+"""Batch jobs: define, render, submit and follow them. This is the public API.
 
 ::
 

@@ -35,12 +35,12 @@ __all__ = [
 
 
 def submit(request: JobRequest) -> Job:
-    """Check, render, register and start a job; of a chain, all parts, and return the first.
+    """Check, render, register and submit a job, or all parts of a chain; return the first.
 
     Raises:
-        UsageError: everything that is wrong with the request, one fault a line.
+        UsageError: all faults of the request, one per line.
         LaunchError: the scheduler refused the job; nothing stays registered.
-        KeyboardInterrupt: Ctrl-C meanwhile; the job is submitted and registered all the same.
+        KeyboardInterrupt: Ctrl-C meanwhile; the job is still submitted and registered.
     """
     return submission.submit(request)[0]
 
@@ -48,11 +48,11 @@ def submit(request: JobRequest) -> Job:
 def submit_all(
     request: JobRequest, tell: Callable[[str], object] = lambda _note: None
 ) -> list[Job]:
-    """Do what :func:`submit` does and return every part of a chain, in the order of their runs.
+    """Like :func:`submit`, but return all parts of a chain, in the order of execution.
 
     Args:
         request: the job.
-        tell: called with each thing about the site that is worth knowing and no fault.
+        tell: called with each note about the site.
     Raises:
         UsageError, LaunchError, KeyboardInterrupt: as :func:`submit`.
     """
@@ -62,12 +62,12 @@ def submit_all(
 def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bool = False) -> Job:
     """Submit a job again after it has ended; its script resumes from the last checkpoint.
 
-    Nodes whose failure ended the job are excluded, where the scheduler can do that.
+    Nodes whose failure ended the job are excluded if the scheduler supports it.
 
     Args:
         job_id: the job that has ended.
-        changes: fields of :class:`JobRequest` that differ this time, such as ``walltime_min``.
-        force: although the job is complete, or another one continues it.
+        changes: changed fields of :class:`JobRequest`, such as ``walltime_min``.
+        force: submit even if the job is complete, or another one continues it.
 
     Raises:
         UsageError: there is no such job, there is nothing to continue, or the changed request is
@@ -86,7 +86,7 @@ def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bo
 
 
 def _resubmit_fault(job: Job) -> str | None:
-    """Return why a job should not be submitted again, and what to do instead."""
+    """Return why a job should not be submitted again, with the remedy."""
     if not job.state.ended:
         return (
             f"{job.id} is {job.state.value}, so there is nothing to resubmit yet. Cancel it first "
@@ -103,12 +103,12 @@ def _resubmit_fault(job: Job) -> str | None:
 
 
 def cancel(job_id: str) -> Job:
-    """End a job and everything it has started, and the parts of its chain that wait for it.
+    """Cancel a job, all its processes, and the waiting parts of its chain.
 
-    A job that has ended stays as it is.
+    A job that has ended is not changed.
 
     Raises:
-        UsageError: there is no such job.
+        UsageError: the job does not exist.
         LaunchError: the scheduler refused.
     """
     job = get(job_id)
@@ -121,10 +121,10 @@ def cancel(job_id: str) -> Job:
 
 
 def stop(job_id: str) -> Job:
-    """Ask a job to stop at its next checkpoint: ``should_stop()`` turns true in its script.
+    """Ask a job to stop at its next checkpoint: ``should_stop()`` becomes true in its script.
 
     Raises:
-        UsageError: there is no such job, or it does not run.
+        UsageError: the job does not exist or is not running.
     """
     job = get(job_id)
     if job.state is not JobState.RUNNING:
@@ -140,5 +140,5 @@ def stop(job_id: str) -> Job:
 
 
 def output(job_id: str) -> Path:
-    """Return the file with the merged output of all ranks; it is not there before the start."""
+    """Return the file with the merged output of all ranks; it does not exist before the start."""
     return registry.load(job_id).log_path

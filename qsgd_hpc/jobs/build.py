@@ -1,4 +1,4 @@
-"""From a profile's checked data to frozen dataclasses."""
+"""Converts a profile's checked data to frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _QUEUE_PLAIN = (
 
 
 def build(name: str, data: Mapping[str, Any]) -> Site:
-    """Turn checked profile data (see check.py) into a :class:`Site`."""
+    """Convert checked profile data (see check.py) to a :class:`Site`."""
     node, defaults = data.get("node", {}), data.get("defaults", {})
     gpu, nic, cpu, limits = (
         {key: value for key, value in data.get(part, {}).items() if key != "verify"}
@@ -124,7 +124,7 @@ def _text(mapping: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _networks(data: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """Return what joins the nodes: hardware, or what is emulated on this machine in its place."""
+    """Return the network of the nodes: hardware, or an emulated one on this machine."""
     if not isinstance(data, str):
         return {"network": None if data is None else _network(data)}
     emulated = parse_network(data, "network:")

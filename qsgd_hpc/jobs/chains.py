@@ -15,9 +15,9 @@ __all__ = ["forget", "taken_back"]
 
 
 def taken_back(jobs: Sequence[Job]) -> list[str]:
-    """Cancel the parts of a chain that could not be submitted whole; say what became of each.
+    """Cancel the parts of a chain that could not be submitted completely; describe each.
 
-    Nothing is left of a part that never ran; one that has started, or may yet, keeps its record.
+    A part that never ran is removed; one that has started, or may start, keeps its record.
     """
     gone, said = [], []
     # Including an unconfirmed part. The last first, because the end of one lets the next start.
@@ -43,13 +43,13 @@ def taken_back(jobs: Sequence[Job]) -> list[str]:
 
 
 def _never_ran(job: Job) -> bool:
-    """Tell whether the job was cancelled before its script did anything."""
+    """Return whether the job was cancelled before its script started."""
     started = job.progress.started_at or read_events(job.directory)
     return job.state is JobState.CANCELLED and not started
 
 
 def forget(job: Job) -> None:
-    """Leave no trace of a job that never ran: neither its record nor its key."""
+    """Remove the record and the key of a job that never ran."""
     registry.remove(job)
     if job.request.key:
         keys.release(job.request.key)

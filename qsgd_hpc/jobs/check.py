@@ -1,4 +1,4 @@
-"""Check a profile against jobs/schema.json, then for what no schema can say; all faults at once."""
+"""Check a profile with jobs/schema.json, then for further faults; report all at once."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def _schema() -> dict[str, Any]:
 
 
 def profile_faults(data: Any, *, partial: bool = False) -> list[tuple[Path, str]]:
-    """Return every fault of a profile as (where in the data, sentence).
+    """Return every fault of a profile as (position in the data, sentence).
 
     Args:
-        data: what the file holds, as plain data.
-        partial: it overrides or extends another profile; keys may be missing, or null to unset
-            what the other one says.
+        data: the content of the file.
+        partial: whether it overrides or extends another profile; keys may be missing, or null
+            to unset the other's values.
     """
     check = Draft202012Validator(_schema()).iter_errors
     errors = list(check(data))
@@ -64,7 +64,7 @@ def profile_faults(data: Any, *, partial: bool = False) -> list[tuple[Path, str]
 
 
 def overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return data with other data laid over it: mappings key by key; null takes a key away."""
+    """Return data overridden by other data: mappings key by key; null removes a key."""
     result = dict(below)
     for key, value in above.items():
         old = result.pop(key, None)
@@ -114,7 +114,7 @@ def _parent_description(path: Path) -> str | None:
 
 
 def _meaning(data: Mapping[str, Any], partial: bool) -> Iterator[tuple[Path, str]]:
-    """Find contradictions between values that are each well-formed."""
+    """Find contradictions between valid values."""
     queues: Mapping[str, Any] = data.get("queues", {})
     # A part of a profile may name queues that stand in the other part.
     known = None if partial else queues

@@ -1,4 +1,4 @@
-"""Tables for terminals of any width: what gives way first is chosen, not left to chance."""
+"""Tables for terminals of any width, with a defined order in which columns shrink."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE_WIDTH = 200
 
 
 def screen() -> Console:
-    """Return the console to print on: as wide as the terminal; wide where there is none."""
+    """Return the console: as wide as the terminal, or wide if there is none."""
     console = Console()
     if not console.is_terminal:
         console.width = FILE_WIDTH
@@ -28,10 +28,10 @@ class Column:
     """One column and its cells.
 
     Attributes:
-        least: to how many terminal columns it may be shortened; None: not at all.
-        value: those of the least are left out first where not all fit; None: it always stays.
-        wraps: shortened into several lines, not by an ellipsis.
-        right: numbers.
+        least: the least width in terminal columns; None: it cannot be shortened.
+        value: columns with the least value are omitted first; None: never.
+        wraps: whether it is wrapped instead of truncated.
+        right: whether it is right-aligned, for numbers.
     """
 
     title: str
@@ -43,20 +43,20 @@ class Column:
 
     @property
     def natural(self) -> int:
-        """Terminal columns that it takes in full."""
+        """Its full width in terminal columns."""
         return max(Text(self.title).cell_len, *(c.cell_len for c in self.cells), 0)
 
     @property
     def shortest(self) -> int:
-        """Terminal columns that it takes at least."""
+        """Its least width in terminal columns."""
         return self.natural if self.least is None else min(self.least, self.natural)
 
 
 def fitting_table(columns: Sequence[Column], width: int) -> Table:
     """Return a table with at most this width in terminal columns.
 
-    The last of the columns that may be shortened gives way first, then the others; where that is
-    not enough, columns are left out. Those that always stay are folded as a last resort.
+    Columns are shortened from the last to the first; if that is
+    not enough, columns are omitted, and the remaining ones are wrapped.
     """
     shown = list(columns)
     while sum(c.shortest + GAP for c in shown) - GAP > width:

@@ -1,4 +1,4 @@
-"""Jobs as they are now: recorded, asked for at their schedulers, and recorded again."""
+"""Current states of jobs: reads the records, queries the schedulers, updates the records."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["chain", "continued_by", "get", "list_jobs", "load_all", "refreshed"]
 
 
 def get(job_id: str) -> Job:
-    """Return a job as it is now.
+    """Return a job with its current state.
 
     Raises:
-        UsageError: there is no such job.
+        UsageError: the job does not exist.
     """
     return refreshed([registry.load(job_id)])[0]
 
 
 def list_jobs() -> list[Job]:
-    """Return all jobs as they are now, oldest first, with one question to each scheduler."""
+    """Return all jobs with their current states, oldest first, by one query per scheduler."""
     return refreshed(load_all(registry.ids()))
 
 
 def load_all(ids: Iterable[str]) -> list[Job]:
-    """Return the recorded jobs, oldest first; one that cannot be read is left out."""
+    """Return the recorded jobs, oldest first, without unreadable ones."""
     jobs = []
     for job_id in ids:
         try:
@@ -41,7 +41,7 @@ def load_all(ids: Iterable[str]) -> list[Job]:
 
 
 def refreshed(jobs: Sequence[Job]) -> list[Job]:
-    """Ask each scheduler once about its jobs that have not ended, and record what is new."""
+    """Query each scheduler once about its jobs that have not ended, and record changes."""
     news: dict[str, Progress] = {}
     # A job is LOST, too, whose state file is damaged: its scheduler may know better.
     open_jobs = [job for job in jobs if not job.state.final]
@@ -53,8 +53,8 @@ def refreshed(jobs: Sequence[Job]) -> list[Job]:
 def _recorded(job: Job, progress: Progress) -> Job:
     """Record changes. An end is final: a slower answer from the same moment does not undo it.
 
-    LOST is what one question showed; it is not recorded, so that a later answer may correct it. A
-    question without an answer changes nothing.
+    LOST is the result of one query; it is not recorded, so that a later answer can correct it. A
+    query without an answer changes nothing.
     """
     if job.state.final:
         return job

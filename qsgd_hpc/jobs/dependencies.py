@@ -14,13 +14,13 @@ __all__ = ["after_faults", "dependencies", "split", "unmet"]
 
 
 def split(word: str) -> tuple[str, str]:
-    """Return (kind, job id): ``any`` where every end of that job will do, else ``ok``."""
+    """Return (kind, job id): ``any`` if any end of that job is sufficient, else ``ok``."""
     kind, _, job_id = word.rpartition(":")
     return ("any", job_id) if kind == "any" else ("ok", word)
 
 
 def after_faults(after: Iterable[str], site: Site) -> list[str]:
-    """Return what is wrong with the jobs that a new one shall wait for."""
+    """Return the faults of a new job's dependencies."""
     faults = []
     for word in after:
         kind, job_id = split(word)
@@ -43,7 +43,7 @@ def after_faults(after: Iterable[str], site: Site) -> list[str]:
 
 
 def dependencies(job: Job) -> list[Dependency]:
-    """Return what the scheduler must wait for; jobs that have ended need no waiting."""
+    """Return the dependencies for the scheduler, without jobs that have ended."""
     found = []
     for word in job.request.after:
         kind, job_id = split(word)
@@ -54,7 +54,7 @@ def dependencies(job: Job) -> list[Dependency]:
 
 
 def unmet(job: Job) -> str | None:
-    """Return the job that has failed although this one needs it to complete; for local jobs."""
+    """Return a failed job that this one depends on; for local jobs."""
     for word in job.request.after:
         kind, job_id = split(word)
         try:

@@ -23,7 +23,7 @@ WALLTIME = "ended at its walltime: use a longer --walltime, or make it stop at a
 
 
 def exit_words(code: int) -> str:
-    """Return why a script with this exit code is not done; 128 + n stands for signal n."""
+    """Return the cause for an exit code of the script; 128 + n stands for signal n."""
     if code == EXIT_RESUBMIT:
         return "it stopped at a checkpoint and asks to be submitted again"
     try:
@@ -51,7 +51,7 @@ _DEAD = re.compile(
 
 
 def dead_node(log: Path) -> str | None:
-    """Return the node whose loss PBS has noted at the end of a job's output, or None."""
+    """Return the failed node that PBS reports at the end of a job's output, or None."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - TAIL_BYTES))

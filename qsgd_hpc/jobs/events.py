@@ -31,7 +31,7 @@ SKIPPED_WHY = "nothing was left to do: the part before it had finished the train
 
 
 def read_events(directory: Path) -> list[dict[str, Any]]:
-    """Return the events in the order of writing; a line that is cut short is left out."""
+    """Return the events in the order of writing, without a truncated line."""
     found = []
     try:
         lines = (directory / "events.jsonl").read_text("utf-8", "replace").splitlines()
@@ -48,7 +48,7 @@ def read_events(directory: Path) -> list[dict[str, Any]]:
 
 
 def noted_at(directory: Path) -> float:
-    """Return when the job last noted something, by the file system's clock; 0: not yet."""
+    """Return the time of the job's last event, by the file system's clock; 0: none yet."""
     try:
         return (directory / "events.jsonl").stat().st_mtime
     except OSError:
@@ -56,11 +56,11 @@ def noted_at(directory: Path) -> float:
 
 
 def with_own_record(job: Job, progress: Progress) -> Progress:
-    """Return the progress, completed by what the job itself recorded.
+    """Return the progress, completed by the job's own events.
 
-    The scheduler has the last word on why a job was ended from outside; the job's record fills in
-    what it does not know: times, that a part of a chain had nothing to do, the end of a job that
-    vanished, and a failure that it calls a success.
+    The scheduler decides why a job was ended from outside; the job's events add information
+    that it does not have: times, that a part of a chain had nothing to do, the end of a job that
+    vanished, and a failure that it reports as a success.
     """
     if progress.state is JobState.FAILED and progress.exit_code == EXIT_RESUBMIT:
         # What every scheduler calls a failure is what the script wanted.
@@ -88,9 +88,9 @@ def with_own_record(job: Job, progress: Progress) -> Progress:
 
 
 def _with_lost_node(job: Job, progress: Progress, names: Container[str]) -> Progress:
-    """Return the end of a job that lost a node of PBS, which its output names.
+    """Return the end of a PBS job that lost a node, which its output names.
 
-    Only that of a job that was ended from outside is read: what a script prints is no node failure.
+    The output is read only if the job was ended from outside, because scripts may print such text.
     """
     ended = progress.exit_code in (None, *_ENDED_BY_PBS) or "terminate" in names
     if job.scheduler != "pbs" or progress.state is not JobState.FAILED or not ended:
@@ -107,10 +107,10 @@ def _with_lost_node(job: Job, progress: Progress, names: Container[str]) -> Prog
 
 
 def _against(progress: Progress, end: dict[str, Any]) -> Progress:
-    """Return the progress after what the job's script noted of its own end.
+    """Return the progress, corrected by the script's own record of its end.
 
     The script's own exit code is exact; a scheduler may report that of a shell around the script.
-    What the scheduler has seen besides, such as a walltime or too little memory, stays.
+    Other causes from the scheduler, such as the walltime or lack of memory, are kept.
     """
     code, at = end.get("exit_code"), end.get("at")
     if not isinstance(code, int):
@@ -135,7 +135,7 @@ def _against(progress: Progress, end: dict[str, Any]) -> Progress:
 
 
 def _array_against(job: Job, progress: Progress) -> Progress:
-    """Return the end of an array whose scheduler calls all tasks complete, by their own records."""
+    """Return the end of an array that the scheduler reports as complete, by the tasks' events."""
     if progress.state is not JobState.COMPLETED:
         return progress
     codes = {n: _exit_code(job.directory / f"task-{n}") for n in range(len(job.request.tasks))}
@@ -150,14 +150,14 @@ def _array_against(job: Job, progress: Progress) -> Progress:
 
 
 def _exit_code(directory: Path) -> int | None:
-    """Return the exit code that the last run in a directory has noted; None: it has noted none."""
+    """Return the exit code recorded by the last run in a directory, or None."""
     runs = _runs(directory)
     code = runs[-1][-1].get("exit_code") if runs else None
     return code if isinstance(code, int) else None
 
 
 def _runs(directory: Path) -> list[list[dict[str, Any]]]:
-    """Return the events of each start of the job: a scheduler may start it again."""
+    """Return the events of each start of the job; a scheduler may restart it."""
     runs: list[list[dict[str, Any]]] = []
     for event in read_events(directory):
         if event["event"] == "start" or not runs:
@@ -167,7 +167,7 @@ def _runs(directory: Path) -> list[list[dict[str, Any]]]:
 
 
 def why_not_run(job: Job, state: JobState, names: Container[str]) -> str | None:
-    """Return why a part of a chain did not run its script, by the names of its events."""
+    """Return why a part of a chain did not run its script, from its events."""
     if "skip" in names and state is JobState.COMPLETED:
         return SKIPPED_WHY
     if "refuse" in names and state is JobState.FAILED:
@@ -183,7 +183,7 @@ def _ended_by(progress: Progress, code: int, at: float | None) -> Progress:
 
 
 def end_of(exit_code: int) -> tuple[JobState, str]:
-    """Return what an exit code of a job script means: the state, and why."""
+    """Return the state and the cause for an exit code of a job script."""
     if exit_code == 0:
         return JobState.COMPLETED, ""
     state = JobState.STOPPED if exit_code == EXIT_RESUBMIT else JobState.FAILED
@@ -191,13 +191,13 @@ def end_of(exit_code: int) -> tuple[JobState, str]:
 
 
 def task_counts(job: Job) -> dict[str, int]:
-    """Return how many tasks of an array are in each state, by the tasks' own records."""
+    """Return the number of tasks of an array in each state, from their events."""
     states = (task_progress(job, n).state for n in range(len(job.request.tasks)))
     return dict(Counter(state.value for state in states))
 
 
 def task_progress(job: Job, task: int) -> Progress:
-    """Return how far a task of an array is by its own record."""
+    """Return the progress of a task of an array, from its events."""
     runs = _runs(job.directory / f"task-{task}")
     if not runs:
         return Progress()

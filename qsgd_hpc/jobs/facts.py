@@ -12,10 +12,9 @@ __all__ = ["dotted", "unconfirmed"]
 
 
 def unconfirmed(profile: Merged) -> list[Path]:
-    """Return where ``verify`` stands at a value, in the order of the file.
+    """Return the values marked with ``verify``, in the order of the file.
 
-    ``verify: true`` marks the mapping it is in; a list at the top marks those keys, if they are
-    there.
+    ``verify: true`` marks its mapping; a list at the top level marks these keys, if present.
     """
     marks = profile.data.get("verify")
     listed = [(key,) for key in marks if key in profile.data] if isinstance(marks, list) else []
@@ -31,5 +30,5 @@ def _marked(data: Any, path: Path) -> Iterator[Path]:
 
 
 def dotted(path: Path) -> str:
-    """Return a path as a person writes it: ``queues.debug.nodes``."""
+    """Return a path in dotted form: ``queues.debug.nodes``."""
     return ".".join(map(str, path)) or "the whole profile"

@@ -1,4 +1,4 @@
-"""Steps that Ctrl-C must not cut in two."""
+"""Steps that Ctrl-C must not interrupt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["interrupts_deferred"]
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM take effect when the block is left, not within it.
+    """Defer Ctrl-C and SIGTERM until the end of the block.
 
     An interrupted submission could leave a job that is not recorded. Other threads than the main
     one get no signals, so there is nothing to defer in them.

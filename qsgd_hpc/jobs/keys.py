@@ -1,7 +1,7 @@
-"""Names by which a submission is made once only, however often it is asked for.
+"""Idempotency keys: a submission with a key happens only once.
 
 ``$QSGD_HOME/jobs/.keys/<hash>`` holds the id of the job that was submitted under a key. It is
-written under another name and linked to its own, which one command of several that race can do:
+written under another name and linked to its own; only one of several racing commands succeeds:
 link(2) is atomic on local file systems, NFS and Lustre.
 """
 
@@ -32,7 +32,7 @@ def _has_record(job_id: str) -> bool:
 
 
 def claim(key: str, job_id: str) -> str:
-    """Take the key for a job and return the id of the job that has it now."""
+    """Claim the key for a job and return the id of the job that has it now."""
     path = _path(key)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
@@ -51,7 +51,7 @@ def claim(key: str, job_id: str) -> str:
 
 
 def _discard(path: Path) -> None:
-    """Take a key away whose job was never submitted or was deleted; not one claimed meanwhile."""
+    """Remove a key whose job was not submitted or was deleted, unless it was claimed meanwhile."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
     try:
         path.rename(aside)
@@ -64,7 +64,7 @@ def _discard(path: Path) -> None:
 
 
 def release(key: str) -> None:
-    """Let the key be taken again, because the scheduler refused its job."""
+    """Release the key, because the scheduler refused its job."""
     _path(key).unlink(missing_ok=True)
 
 

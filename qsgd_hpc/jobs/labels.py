@@ -1,4 +1,4 @@
-"""Lines of many ranks in one file: which rank wrote each, and how to follow one of them."""
+"""Output of many ranks in one file: the rank of each line, and following one rank."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _LABEL = re.compile(rb"(?:\[ *(\d+)\] |\[\d+,(\d+)\]<std(?:out|err)>: ?|^ *(\d+)
 
 
 def rank_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (rank, line without its label) of the lines that carry one."""
+    """Yield (rank, line without its label) for the labelled lines."""
     for line in data.splitlines(keepends=True):
         if label := _LABEL.match(line):
             yield int(next(number for number in label.groups() if number)), line[label.end() :]
 
 
 class Output:
-    """A job's output file, of which each call prints what is new.
+    """A job's output file; each call prints its new lines.
 
     Args:
-        path: the file; it need not be there yet.
-        rank: print the lines of this rank alone; None: the file as it is.
-        ranks: how many the job has.
+        path: the file; it need not exist yet.
+        rank: print the lines of this rank only; None: the whole file.
+        ranks: number of ranks of the job.
 
     Raises:
         UsageError: the job has no such rank.
@@ -46,7 +46,7 @@ class Output:
         """Whether a line with a rank label was found."""
 
     def print_new(self) -> None:
-        """Copy to standard output what the file has gained since the last call."""
+        """Copy the file's new content since the last call to standard output."""
         if not self._path.exists():
             return
         out = sys.stdout.buffer

@@ -1,13 +1,13 @@
-"""Own one job of a machine without a scheduler: ``python -m qsgd_hpc.jobs.local_runner DIR``.
+"""Run one job on a machine without a scheduler: ``python -m qsgd_hpc.jobs.local_runner DIR``.
 
-The command returns as soon as a detached process has taken the job over. That process has a
-session of its own, so it survives the terminal; it waits for its turn, runs the job script,
-enforces the walltime, obeys SIGTERM (cancel), ends whatever the script leaves behind, and is the
-only writer of the job's state. When it dies itself, readers see that from runner.json and call the
-job LOST.
+The command returns when a detached process has taken over the job. That process has its own
+session, so it survives the terminal. It waits for its turn, runs the job script,
+enforces the walltime, handles SIGTERM (cancel), ends the script's remaining processes, and is the
+only writer of the job's state. If it dies, readers detect it by runner.json and report the
+job as LOST.
 
 Jobs of one $QSGD_HOME run one after another, in the order of their numbers, so that the timings of
-one are not disturbed by the next: each waits for its living predecessors, and then for a lock that
+one are not disturbed by the next: each waits for its living predecessors, then for a lock that
 the kernel frees when its holder dies.
 """
 
@@ -46,7 +46,7 @@ class _Cancelled(Exception):
 
 
 def main(argv: list[str]) -> None:
-    """Detach, take over the job in directory ``argv[0]``, and see it through to its end."""
+    """Detach, take over the job in directory ``argv[0]``, and run it to its end."""
     directory = Path(argv[0])
     ready, told = os.pipe()
     if os.fork():
@@ -80,7 +80,7 @@ def _carry_on(_number: int, _frame: FrameType | None) -> None:
 
 
 def _redirect(log: Path) -> None:
-    """Let go of the terminal: nothing from stdin, own messages into the job's directory."""
+    """Detach from the terminal: no stdin, messages to the job's directory."""
     with Path(os.devnull).open() as nothing, log.open("a") as messages:
         os.dup2(nothing.fileno(), 0)
         os.dup2(messages.fileno(), 1)
@@ -88,7 +88,7 @@ def _redirect(log: Path) -> None:
 
 
 def _own(job: Job) -> None:
-    """Run the job when it is its turn and record how it ended."""
+    """Run the job when its turn comes, and record its end."""
     progress = Progress()
     try:
         with _turn(job):
@@ -109,7 +109,7 @@ def _not_run(failed: str) -> Progress:
 
 
 def _record_end(job: Job, progress: Progress) -> None:
-    """Record how the job ended; on a full disk, try again until there is room."""
+    """Record the end of the job; on a full disk, retry until there is space."""
     for _ in range(FULL_DISK_TRIES):
         try:
             registry.save(job, progress)
@@ -121,7 +121,7 @@ def _record_end(job: Job, progress: Progress) -> None:
 
 @contextmanager
 def _turn(job: Job) -> Iterator[None]:
-    """Wait until every earlier job on this host has ended; hold the lock while ours runs."""
+    """Wait until all earlier jobs on this host have ended; hold the lock while this one runs."""
     for earlier in registry.ids():
         if registry.number(earlier) < registry.number(job.id):
             told = False
@@ -149,7 +149,7 @@ def _holds_the_queue(job_id: str) -> bool:
 
 
 def _run(job: Job) -> Progress:
-    """Start the script in a session of its own and wait for its end, the walltime or a cancel."""
+    """Start the script in a separate session and wait for its end, the walltime or a cancel."""
     walltime_min = job.request.walltime_min
     running = Progress(JobState.RUNNING, started_at=time.time())
     try:
@@ -169,7 +169,7 @@ def _run(job: Job) -> Progress:
 
 
 def _start(job: Job) -> subprocess.Popen[bytes]:
-    """Start the script by the interpreter it names, so that a noexec file system does no harm."""
+    """Start the script with its interpreter, so that it works on a noexec file system."""
     with job.script_path.open("rb") as script:
         interpreter = script.readline().removeprefix(b"#!").split()
     with job.log_path.open("ab") as log:

@@ -1,4 +1,4 @@
-"""Lay the files of a profile over one another, and remember the file and line of every value."""
+"""Merge the files of a profile, with the file and line of every value."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ class Origin:
 
 @dataclass(frozen=True)
 class Merged:
-    """A profile's data as all its files together make it, and where each value comes from."""
+    """A profile's merged data, and the origin of each value."""
 
     name: str
     data: dict[str, Any]
     origins: Mapping[Path, Origin]
 
     def origin(self, path: Path) -> Origin:
-        """Return where ``path``, or its nearest ancestor, stands."""
+        """Return the origin of ``path`` or its nearest ancestor."""
         while path not in self.origins:
             path = path[:-1]
         return self.origins[path]
 
 
 def merged(name: str) -> Merged:
-    """Read a profile: what it extends, then its files from the shipped one to the project's.
+    """Read a profile: the profile that it extends, then its files from the included to the
+    project's.
 
-    Mappings merge key by key, everything else is replaced as a whole; null unsets a key.
+    Mappings merge key by key, other values are replaced; null unsets a key.
 
     Raises:
-        UsageError: unknown name, a circle of ``extends``, or all faults with file, line and key.
+        UsageError: unknown name, cyclic ``extends``, or all faults with file, line and key.
     """
     return _merged(name, ())
 
@@ -83,14 +84,14 @@ def _merged(name: str, children: tuple[str, ...]) -> Merged:
 
 
 def _blamed(origin: Origin, wheres: Sequence[str]) -> tuple[str, int]:
-    """Return file and line of a fault; what contradicts that line may be in another file."""
+    """Return file and line of a fault; the contradicting value may be in another file."""
     others = [where for where in wheres if where != origin.where]
     also = f", together with {listing(others, 'and')}" if others else ""
     return f"{origin.where}{also}", origin.line
 
 
 def _base(name: str, base: str, children: tuple[str, ...], part: tuple[Source, Document]) -> Merged:
-    """Return the profile that ``name`` extends, without what belongs to its own machine."""
+    """Return the profile that ``name`` extends, without the values of its own machine."""
     file, document = part
     where = f"line {document.line(('extends',))}"
     circle = (*children, name, base)
@@ -129,7 +130,7 @@ def _refuse(name: str, faults: Iterable[tuple[str, int, str]]) -> None:
 
 
 def _over(below: Merged, file: Source, document: Document) -> Merged:
-    """Return ``below`` with the keys of a file laid over it."""
+    """Return ``below`` overridden by the keys of a file."""
     data = overlaid(below.data, document.data)
     added = {
         path: Origin(file.where, line, file.layer) for path, line in document.lines.items() if path

@@ -19,11 +19,11 @@ class JobState(str, Enum):
     QUEUED, RUNNING, and seven ends: COMPLETED, STOPPED, FAILED, CANCELLED, TIMEOUT (at the
     walltime), NODE_FAIL and LOST.
 
-    STOPPED is the end of a training at a checkpoint (exit code 85): it wants to be submitted again,
+    STOPPED is the end of a training at a checkpoint (exit code 85): it is to be submitted again,
     or continues in the next part of its chain. NODE_FAIL is the end of a job whose node died;
     ``resubmit`` continues without that node.
 
-    LOST is what can be seen now: nothing is left that runs the job, or its scheduler does not know
+    LOST is provisional: no process runs the job, or its scheduler does not know
     it. If a scheduler knows it again later, that is corrected; the other ends are final.
     """
 
@@ -39,12 +39,12 @@ class JobState(str, Enum):
 
     @property
     def ended(self) -> bool:
-        """Tell whether nothing more will happen to the job."""
+        """Return whether the job has ended."""
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
     @property
     def final(self) -> bool:
-        """Tell whether the job has ended and no later answer can correct that."""
+        """Return whether the job has ended and no later answer can correct that."""
         return self.ended and self is not JobState.LOST
 
 
@@ -54,7 +54,7 @@ class JobRequest:
 
     Attributes:
         script: the program; a ``.py`` file is run by ``python``, any other file is executed.
-        script_args: passed to the script exactly as they are.
+        script_args: the script's arguments.
         nodes: nodes of the machine; on the local site, groups of ranks.
         ranks_per_node: default: one per GPU, or what the profile says.
         network: joins the nodes of the local site, each then a host of its own, at a rate such as
@@ -158,8 +158,8 @@ class Progress:
         restarts: how often the scheduler started it again.
         pid: process group of a running local job.
         identity: of the leader of that group, so that another process of its number is not it.
-        silence: why the scheduler's word is missing, in words; all else is then what was known
-            before. Never recorded: an unanswered question changes nothing.
+        silence: why the scheduler did not answer; the other values are then the last known
+            ones. Never recorded: an unanswered query changes nothing.
     """
 
     state: JobState = JobState.QUEUED
@@ -178,19 +178,19 @@ class Progress:
 
 @dataclass(frozen=True)
 class Job:
-    """One submitted job, as it was when it was read.
+    """One submitted job, at the time it was read.
 
     Attributes:
-        id: by which this package knows it, such as ``polaris-12``.
+        id: its id in this package, such as ``polaris-12``.
         site: name of the profile.
-        scheduler: that of the profile.
-        request: what was asked for, with every choice filled in.
-        directory: holds its script, its output and its record.
+        scheduler: the scheduler of the profile.
+        request: the request, with all defaults filled in.
+        directory: the folder of its script, output and record.
         submitted_at: seconds since the epoch.
-        progress: how far it is.
+        progress: its progress.
         previous: the part of a chain that this one continues.
-        resumes: the job that this one was resubmitted for.
-        known_at: when the scheduler last said what is recorded, in seconds since the epoch.
+        resumes: the job of which this one is a resubmission.
+        known_at: time of the scheduler's last answer, in seconds since the epoch.
     """
 
     id: str
@@ -211,7 +211,7 @@ class Job:
 
     @property
     def state(self) -> JobState:
-        """The state when the job was read; ask again for a newer one."""
+        """The state at the time the job was read."""
         return self.progress.state
 
     @property

@@ -1,8 +1,8 @@
-"""Fit a site's launcher to the MPI of the Python that a job will run, or say that they do not fit.
+"""Match a site's launcher and the MPI of the job's Python, or report that they do not match.
 
-An MPI that pip has installed knows nothing of a site: PALS and Cray's srun start its ranks, and it
-takes each of them for a world of its own. ``init`` refuses to train then; here the job has not been
-queued for hours yet.
+An MPI from pip does not support every site: PALS and Cray's srun start its ranks, but it
+treats each as a separate world. ``init`` then raises an error; this check is made before the job is
+queued.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ WARNING = "warning: "  # what remarks begin with that are more than notes
 
 
 def look(request: JobRequest, site: Site) -> Site:
-    """Return the site as it is for this request: see :func:`fitted`.
+    """Return the site for this request: see :func:`fitted`.
 
-    A request that starts one rank, a script that can be seen to use none, or a program that is no
-    Python that can be looked at from here, is left alone.
+    A request with one rank, a script without ranks, or a program that is not a
+    Python that can be inspected here, is not checked.
     """
     python = _python_of(request, site)
     if request.ranks < 2 or not request.is_python or python is None:
@@ -50,7 +50,7 @@ def look(request: JobRequest, site: Site) -> Site:
 
 
 def _python_of(request: JobRequest, site: Site) -> str | None:
-    """Return the path of the Python that the job will run; None where only the job will know."""
+    """Return the path of the job's Python; None if only the job can determine it."""
     name = request.python or site.python or sys.executable
     if Path(name).is_absolute():
         return name
@@ -78,7 +78,7 @@ def _library(python: str, chosen: str | None) -> Library | None:
 
 
 def _plugins() -> frozenset[str] | None:
-    """Return the ways in which this machine's srun can start an MPI; None if it does not say."""
+    """Return the MPI plugins of this machine's srun; None if it does not list them."""
     if shutil.which("srun") is None:
         return None
     answer = ask(["srun", "--mpi=list"])
@@ -89,13 +89,14 @@ def _plugins() -> frozenset[str] | None:
 def fitted(
     request: JobRequest, site: Site, library: Library, plugins: frozenset[str] | None
 ) -> Site:
-    """Return the site with the launcher's option for this MPI, or with a remark that none is known.
+    """Return the site with the launcher's option for this MPI, or with a remark that there is none.
 
     Args:
         request: filled.
         site: the profile.
-        library: what pip has installed for the Python of the job.
-        plugins: what ``srun --mpi=list`` names; None where srun is not the launcher, or silent.
+        library: pip's MPI for the Python of the job.
+        plugins: the output of ``srun --mpi=list``; None if srun is not the launcher or does not
+            answer.
     """
     mpich = library.vendor != "Open MPI"
     variables = {**os.environ, **site.env, **request.env}

@@ -1,6 +1,6 @@
-"""Draw a node: a box for each NUMA domain, with its cores and GPUs and the ranks that sit there.
+"""Draw a node: a box for each NUMA domain, with its cores, GPUs and ranks.
 
-Pure: text for a terminal of 80 columns, with colours that a plain one leaves out.
+Pure: text for a terminal of 80 columns, with colours if supported.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ HOSTS_NAMED = 4
 
 
 def to_ascii(text: Text) -> Text:
-    """Return a picture for a terminal that has no other letters; each takes one column still."""
+    """Return a picture in ASCII; each letter still takes one column."""
     return Text(text.plain.translate(_ASCII), spans=text.spans)
 
 
 def alike(nodes: Sequence[Node]) -> list[tuple[Node, list[str]]]:
-    """Return each way in which ranks sit, with the hosts of it; the most usual first."""
+    """Return each distinct placement with its hosts, the most frequent first."""
     groups: dict[tuple[object, ...], tuple[Node, list[str]]] = {}
     for node in nodes:
         places = tuple((s.local_rank, s.cpus, s.gpu, s.nic, s.omp_threads) for s in node.seats)
@@ -40,7 +40,7 @@ def alike(nodes: Sequence[Node]) -> list[tuple[Node, list[str]]]:
 
 
 def draw(nodes: Sequence[Node], planned: Node | None = None) -> Text:
-    """Return the picture of all nodes, each way of sitting drawn once."""
+    """Return the picture of all nodes, with each distinct placement once."""
     result = Text()
     for node, hosts in alike(nodes):
         result.append("\n" if result else "")
@@ -64,7 +64,7 @@ def _count(node: Node) -> str:
 
 
 def same_threads(node: Node) -> int | None:
-    """Return OMP_NUM_THREADS where it is the same for every rank of the node."""
+    """Return OMP_NUM_THREADS if it is the same for every rank of the node."""
     every = {seat.omp_threads for seat in node.seats}
     return every.pop() if len(every) == 1 else None
 
@@ -73,7 +73,7 @@ def draw_node(node: Node, planned: Node | None = None) -> Text:
     """Return the boxes of one node.
 
     Args:
-        node: ranks by local rank, in the domains where they sit.
+        node: ranks by local rank, in their domains.
         planned: the placement of the profile; the row of a rank with another placement says so.
     """
     wanted = {seat.local_rank: seat for seat in planned.seats} if planned else {}
@@ -114,7 +114,7 @@ def _box(title: str, rows: list[Text]) -> Text:
 
 
 def _seats(node: Node, domain: Domain) -> list[Seat]:
-    """Return the ranks that are drawn in a domain: they run there, or their GPU is all we know."""
+    """Return the ranks drawn in a domain: those that run there, or whose GPU alone is known."""
     return [
         seat
         for seat in node.seats
@@ -163,7 +163,7 @@ def _label(seat: Seat) -> Text:
 
 
 def _groups(node: Node, domain: Domain, columns: int) -> list[list[int]]:
-    """Return the cores of a domain, as many in each group as one column must stand for."""
+    """Return the cores of a domain, grouped by terminal column."""
     cores = sorted(node.cores(domain.cpus))
     each = max(1, math.ceil(len(cores) / max(1, min(BAR, columns))))
     return [cores[at : at + each] for at in range(0, len(cores), each)]
@@ -188,7 +188,7 @@ def _bar(node: Node, groups: list[list[int]], seat: Seat) -> Text:
 
 
 def _facts(node: Node, seat: Seat) -> Text:
-    """Return what stands behind a rank's cores: GPU, card, and what is odd about them."""
+    """Return the text after a rank's cores: GPU, card, and faults."""
     parts = []
     if seat.gpu is not None:
         parts.append(Text(f"GPU {seat.gpu}", _style(seat)))
@@ -211,7 +211,7 @@ def _facts(node: Node, seat: Seat) -> Text:
 
 
 def _difference(node: Node, seat: Seat, wanted: Seat | None) -> str:
-    """Return where the profile has a rank whose place is another; empty when it is the same."""
+    """Return the profile's placement of a rank if it differs, else an empty text."""
     if wanted is None:
         return ""
     parts = []

@@ -1,4 +1,4 @@
-"""From a filled request and a profile to the wrapper that gives each rank its place. Pure."""
+"""Renders the wrapper that pins each rank, from a filled request and a profile. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PROGRAMS = {"srun": "slurm", "flux": "flux", "jsrun": "jsm"}
 
 
 def known_launcher(site: Site) -> str | None:
-    """Return the family (see ``place.LAUNCHERS``) that the site's launcher must be of, if any."""
+    """Return the family (see ``place.LAUNCHERS``) of the site's launcher, if it is known."""
     return _PROGRAMS.get(PurePath(site.launcher_argv[0]).name)
 
 
 def gpu_view(request: JobRequest, site: Site) -> str | None:
-    """Return what the wrapper lets a rank see: ``all``, ``one``, or None: it keeps its hands off.
+    """Return the GPUs that the wrapper shows to a rank: ``all``, ``one``, or None: not changed.
 
-    That is where there are no GPUs, the launcher binds them, or the user sets the variable.
+    It is None if there are no GPUs, the launcher binds them, or the user sets the variable.
     """
     if not (site.gpu and site.gpu.order) or site.gpu.bound_by == "launcher":
         return None
@@ -44,20 +44,20 @@ def render_wrapper(
     exports: Mapping[str, str] = MappingProxyType({}),
     start_up: str | None = None,
 ) -> str:
-    """Return the bash script that each rank runs in front of its program.
+    """Return the bash script that each rank runs before its program.
 
-    ``bash pin.sh PROGRAM ARGS...`` sets what belongs to the rank and becomes the program. Whatever
-    the user gives by ``--env`` is left alone. Lists are used round and round: local rank 5 of a
+    ``bash pin.sh PROGRAM ARGS...`` sets the rank's variables and executes the program. Variables
+    that the user sets by ``--env`` are not changed. Lists are used cyclically: local rank 5 of a
     profile with four GPUs gets the second.
 
     Args:
         request: filled by :func:`validate.fill`.
         site: the profile.
-        omp_threads: OMP_NUM_THREADS of a rank; None: left as it is.
+        omp_threads: OMP_NUM_THREADS of a rank; None: not changed.
         exports: variables that every rank gets.
-        start_up: a folder that comes first on PYTHONPATH; None: it is left as it is.
+        start_up: a folder to put first on PYTHONPATH; None: not changed.
     Raises:
-        UsageError: the profile's local_rank_variables hold what cannot be a variable's name.
+        UsageError: the profile's local_rank_variables contain an invalid name.
     """
     for name in site.local_rank_variables:
         if not _VARIABLE.fullmatch(name):
@@ -95,5 +95,5 @@ def render_wrapper(
 
 
 def _lines(names: Iterable[str]) -> list[str]:
-    """Return the names, each once, in lines that a reader of the script can take in."""
+    """Return the names, each once, in readable lines."""
     return textwrap.wrap(" ".join(dict.fromkeys(names)), 76)

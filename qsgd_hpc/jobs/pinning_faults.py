@@ -1,4 +1,4 @@
-"""Find what is wrong with where the ranks of a node sit, each fault with its remedy. Pure."""
+"""Finds faults in the placement of a node's ranks, with remedies. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Fault", "is_far", "job_faults", "node_faults", "ranks_named", "unbou
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, in words. ``severe`` is false where the profile promises nothing better."""
+    """One fault as text. ``severe`` is false if the profile defines no better placement."""
 
     what: str
     remedy: str
@@ -29,7 +29,7 @@ def node_faults(node: Node, site: Site, planned: Node | None = None) -> list[Fau
     Args:
         node: as found, or as planned.
         site: the profile.
-        planned: what the profile promises, if it is known.
+        planned: the placement of the profile, if known.
     """
     return [
         *_shared_gpus(node, site),
@@ -41,7 +41,7 @@ def node_faults(node: Node, site: Site, planned: Node | None = None) -> list[Fau
 
 
 def job_faults(nodes: Sequence[Node], ranks: int, site: Site) -> list[Fault]:
-    """Return what only all nodes together show: ranks without a report, or with the same number."""
+    """Return faults over all nodes: ranks without a report, or with the same number."""
     found = [seat.rank for node in nodes for seat in node.seats]
     if found and len(set(found)) < len(found):
         twice = sorted(rank for rank, count in Counter(found).items() if count > 1)
@@ -65,7 +65,7 @@ def job_faults(nodes: Sequence[Node], ranks: int, site: Site) -> list[Fault]:
 
 
 def _told_otherwise(seats: Sequence[Seat], ranks: int) -> Iterator[Fault]:
-    """Find ranks of torch.distributed that would not meet all the others."""
+    """Find ranks of torch.distributed that would not connect to all others."""
     told = [seat for seat in seats if seat.told]
     wrong = [s for s in told if s.told[:3] != (str(s.rank), str(ranks), str(s.local_rank))]
     if wrong:
@@ -100,7 +100,7 @@ def ranks_named(ranks: Iterable[int]) -> str:
 
 
 def unbound(node: Node) -> bool:
-    """Tell whether every rank of several may run on the same cores as all others."""
+    """Return whether several ranks may all run on the same cores."""
     return len(node.seats) > 1 and len({seat.cpus for seat in node.seats}) == 1
 
 
@@ -151,7 +151,7 @@ def _far_gpus(node: Node, site: Site) -> Iterator[Fault]:
 
 
 def _order_remedy(node: Node, site: Site) -> str:
-    """Name the order in which every rank gets a GPU beside its cores, if there is one."""
+    """Return the order in which every rank gets a GPU near its cores, if there is one."""
     if site.gpu and site.gpu.bound_by == "launcher":
         return "The launcher binds GPUs here: look at its options, launcher.argv in the profile."
     order: list[str] = []
@@ -167,7 +167,7 @@ def _order_remedy(node: Node, site: Site) -> str:
 
 
 def is_far(node: Node, seat: Seat) -> bool:
-    """Tell whether a rank has no core in the domain beside its GPU; False when not known."""
+    """Return whether a rank has no core in the domain of its GPU; False if unknown."""
     home = node.home(seat.gpu)
     return home is not None and bool(seat.cpus) and not home.cpus & seat.cpus
 

@@ -1,4 +1,4 @@
-"""Read what the ranks reported of their places (see launch/place.py) out of a job's log. Pure."""
+"""Parses the ranks' placement reports (see launch/place.py) from a job's log. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Record = Mapping[str, Any]
 def parse_places(text: str, site: Site) -> list[Node]:
     """Return the nodes of a job, by their first ranks.
 
-    Launchers' prefixes and other output, on the same line too, do no harm; a report that something
-    else cut in two is as good as none.
+    Launchers' prefixes and other output, also on the same line, are ignored, and so is a report
+    that other output has split.
 
     Args:
         text: the job's log.
-        site: the profile; it names variables, and the places of GPUs that no tool tells of.
+        site: the profile, for variables, and for the positions of GPUs that no tool reports.
     """
     hosts: dict[str, list[Record]] = {}
     for record in _records(text):
@@ -58,7 +58,7 @@ def _node(host: str, records: list[Record], site: Site) -> Node:
 def _buses(records: list[Record]) -> list[str]:
     """Return the buses of all the node's GPUs in the order of their numbers.
 
-    Where each rank is shown its own devices only, the numbers are the order of the buses.
+    If each rank sees its own devices only, they are numbered in the order of the buses.
     """
     lists = [[gpu["bus"] for gpu in record["gpus"]] for record in records]
     every = {bus for buses in lists for bus in buses}
@@ -109,7 +109,8 @@ def _gpu(record: Record, labels: Mapping[str, str], site: Site) -> str | None:
 def _domains(
     first: Record, records: list[Record], labels: Mapping[str, str], site: Site
 ) -> tuple[Domain, ...]:
-    """Return the domains as found; where no tool tells where GPUs and cards are, the profile."""
+    """Return the detected domains; if no tool reports the positions of GPUs and cards, the
+    profile's."""
     planned = domains_of(site)
     known = planned if site.numa else ()
     homes = {gpu["bus"]: gpu["numa"] for record in records for gpu in record["gpus"]}

@@ -1,4 +1,4 @@
-"""Tell processes apart although numbers are used again, and end whole trees of them."""
+"""Identify processes in spite of reused numbers, and end whole process trees."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ KILL_GRACE_S = 5.0  # between the polite signal and SIGKILL
 def identity(pid: int) -> str | None:
     """Return text that identifies this process uniquely, or None if it has ended.
 
-    The number of a process is used again after a while and after a reboot; its start time
-    together with the boot is not.
+    The number of a process is reused after some time and after a reboot; its start time
+    together with the boot id is not.
     """
     fields = _stat(pid)
     if fields is not None:
@@ -37,7 +37,7 @@ def identity(pid: int) -> str | None:
 
 
 def alive(pid: int | None, known_identity: str | None) -> bool:
-    """Tell whether the process that once had this identity still runs."""
+    """Return whether the process with this identity still runs."""
     return pid is not None and known_identity is not None and identity(pid) == known_identity
 
 
@@ -52,8 +52,8 @@ def _stat(pid: int) -> list[str] | None:
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies, so that none can escape.
 
-    Launchers put ranks into sessions of their own, out of reach of a signal to the job's group.
-    Linux only; elsewhere what changes its parent escapes.
+    Launchers put ranks into separate sessions, which a signal to the job's group does not reach.
+    Linux only; elsewhere a process that changes its parent escapes.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -102,7 +102,7 @@ def _send(pids: Iterable[int], number: signal.Signals) -> None:
 def end_all(root: int, *, session: bool = False) -> None:
     """End every member (see :func:`members`): SIGTERM, five seconds of grace, SIGKILL.
 
-    Members are looked up again at each turn: what a dying launcher leaves behind is found too.
+    Members are searched repeatedly, so that processes left by a dying launcher are also found.
     """
     _send(members(root, session=session), signal.SIGTERM)
     deadline_s = time.monotonic() + KILL_GRACE_S
@@ -117,7 +117,7 @@ def end_all(root: int, *, session: bool = False) -> None:
 
 
 def _reap(root: int) -> None:
-    """Collect our own ended children, so that they do not stay as zombies."""
+    """Reap ended children, so that they do not remain as zombies."""
     with suppress(ChildProcessError):
         while root == os.getpid() and os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,4 +1,4 @@
-"""A site profile as frozen data. Every fact about a machine is in here, none is in the code."""
+"""A site profile as frozen data. All facts about a machine are here, none in the code."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Bin:
 class Queue:
     """Limits of one queue (partition, QOS); both ranges include their ends.
 
-    ``limits`` counts jobs, by the key of jobs/schema.json. ``gpus`` and ``cores`` are those of this
-    queue's nodes where they are not the site's.
+    ``limits`` counts jobs, by the keys of jobs/schema.json. ``gpus`` and ``cores`` are those of
+    this queue's nodes, if they differ from the site's.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Queue:
         return min([self.walltime_min[1], *fitting])
 
     def takes(self, nodes: int, walltime_min: float | None) -> bool:
-        """Tell whether the ranges allow a job of this size; no walltime fits every range."""
+        """Return whether the ranges allow a job of this size; without walltime, any range does."""
         if not self.nodes[0] <= nodes <= self.nodes[1]:
             return False
         return walltime_min is None or (
@@ -85,9 +85,9 @@ class Gpu:
     """The GPU of each local rank.
 
     ``order[local_rank]`` is the device (or tile, ``"0.1"``) of a rank. ``view`` is ``all`` when a
-    rank sees all devices in this order, ``one`` when it sees its own alone. ``bound_by`` is
-    ``launcher`` where the launcher sets the variable in each rank and must not be disturbed.
-    ``tiles`` of one card are devices of their own, where that is more than one.
+    rank sees all devices in this order, ``one`` if it sees its own only. ``bound_by`` is
+    ``launcher`` if the launcher sets the variable in each rank, which must not be changed.
+    ``tiles`` of one card are separate devices, if there are several.
     """
 
     variable: str
@@ -106,7 +106,7 @@ class Gpu:
 class Library:
     """Settings of a communication library for this machine, such as NCCL over Slingshot.
 
-    ``path`` comes first on LD_LIBRARY_PATH. Where ``use`` is false, the job unsets the variables:
+    ``path`` is put first on LD_LIBRARY_PATH. If ``use`` is false, the job unsets the variables:
     the site's modules may have set them.
     """
 
@@ -135,7 +135,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class Numa:
-    """One NUMA domain of a node: its hardware threads, and the GPUs and cards beside it."""
+    """One NUMA domain of a node: its hardware threads, GPUs and cards."""
 
     cpus: str
     gpus: tuple[str, ...] = ()
@@ -144,9 +144,10 @@ class Numa:
 
 @dataclass(frozen=True)
 class Dragonfly:
-    """One group of a dragonfly: routers all linked to all; groups likewise, by global links.
+    """One group of a dragonfly: fully connected routers; groups are fully connected by global
+    links.
 
-    ``endpoints`` are network cards on one router, ``global_links`` all that leave a group.
+    ``endpoints``: network cards per router; ``global_links``: all links that leave a group.
     """
 
     routers: int
@@ -168,7 +169,7 @@ class FatTree:
 class Network:
     """The network; rates in Gb/s per card, GB/s within a node, latencies in us.
 
-    None stands for what no source of the profile gives. ``memory_gbs`` is that of the whole node,
+    None: unknown. ``memory_gbs`` is that of the whole node,
     ``gpu_gbs`` and ``host_gbs`` of one GPU: to its neighbours, and to the node's memory.
     """
 
@@ -190,7 +191,7 @@ class Network:
 class Site:
     """One machine. The meaning of each field is in jobs/schema.json.
 
-    But for ``remarks``: what was found about this installation on it, for those who submit.
+    ``remarks``: findings about this installation, for users who submit.
     """
 
     name: str
@@ -241,7 +242,7 @@ class Site:
     remarks: tuple[str, ...] = ()
 
     def partition_and_qos(self, queue: str) -> tuple[str | None, str | None]:
-        """Return what --queue stands for in Slurm's own words; None for what it does not name."""
+        """Return the partition and the QOS of --queue for Slurm; None if not given."""
         found = self.queues.get(queue)
         partition, qos = (found.partition, found.qos) if found else (None, None)
         if self.queue_kind == "qos":
@@ -250,17 +251,17 @@ class Site:
 
     @property
     def libraries_in_use(self) -> tuple[Library, ...]:
-        """Those of which a job gets variables, folders and directives."""
+        """The libraries whose variables, folders and directives a job gets."""
         return tuple(each for each in self.libraries if each.use)
 
     def without(self, names: Iterable[str]) -> Site:
-        """Return the site with these of its libraries put out of use."""
+        """Return the site with these libraries disabled."""
         out = set(names)
         kept = (replace(each, use=each.use and each.name not in out) for each in self.libraries)
         return replace(self, libraries=tuple(kept))
 
     def at(self, queue: str | None) -> Site:
-        """Return the site as the nodes of one queue are."""
+        """Return the site with the values for the nodes of one queue."""
         found = self.queues.get(queue) if queue else None
         if found is None or (found.gpus is None and found.cores is None):
             return self

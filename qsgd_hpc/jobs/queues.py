@@ -18,12 +18,12 @@ _COUNT_WAITING = ("per_user", "queued_per_user", "per_project", "queued_per_proj
 
 
 def limit_words(limits: Mapping[str, int]) -> str:
-    """Return ``two jobs per user, one job running per user``; empty when there is no limit."""
+    """Return ``two jobs per user, one job running per user``; empty if there is no limit."""
     return ", ".join(LIMITS[key].format(counted(n, "job")) for key, n in limits.items())
 
 
 def remark(queue: Queue) -> str:
-    """Return what a user must know before using the queue, in one line; empty when nothing."""
+    """Return a remark on the queue for users, in one line; empty if there is none."""
     array = f"arrays at most {queue.array_at_once} at a time" if queue.array_at_once else ""
     chain = "" if queue.chain else "no chains of jobs"
     gpus = "nodes without GPU" if queue.gpus == 0 else ""
@@ -32,7 +32,7 @@ def remark(queue: Queue) -> str:
 
 
 def pick(site: Site, nodes: int, walltime_min: float | None) -> Queue | None:
-    """Return the first queue of the profile that takes the job and may be chosen unasked."""
+    """Return the profile's first queue that accepts the job and may be chosen automatically."""
     for queue in site.queues.values():
         if (
             queue.auto
@@ -47,7 +47,7 @@ def pick(site: Site, nodes: int, walltime_min: float | None) -> Queue | None:
 def queue_faults(
     site: Site, asked: str | None, nodes: int, walltime_min: float | None
 ) -> list[str]:
-    """Return why the job fits no queue, or not the one asked for, each with what would fit."""
+    """Return why the job fits no queue, or not the requested one, with remedies."""
     if not site.queues or nodes < 1:
         return []
     if asked is None:
@@ -124,7 +124,7 @@ def _waiting_limit(
 
 
 def _misfits(site: Site, queue: Queue, nodes: int, walltime_min: float | None) -> Iterator[str]:
-    """Yield one sentence for each way in which the queue refuses, or silently drops, the job."""
+    """Yield one sentence for each reason why the queue refuses, or silently drops, the job."""
     what = f"{site.queue_kind} '{queue.name}' of {site.name}"
     in_nodes = queue.nodes[0] <= nodes <= queue.nodes[1]
     if not in_nodes:
@@ -152,7 +152,7 @@ def _misfits(site: Site, queue: Queue, nodes: int, walltime_min: float | None) -
 
 
 def _remedy(site: Site, asked: Queue | None, nodes: int, walltime_min: float | None) -> str:
-    """Say which queue takes the job as it is, or else the smallest change that helps."""
+    """Return a queue that accepts the job, or the smallest change that helps."""
     usable = [q for q in site.queues.values() if q.via is None and q.unit == "node"]
     fits = [q for q in usable if not list(_misfits(site, q, nodes, walltime_min))]
     if fits:
@@ -177,7 +177,7 @@ def _offer(queue: Queue) -> str:
 
 
 def _parts(queue: Queue) -> list[Queue]:
-    """Return a queue whose walltime depends on the nodes as one queue for each range of nodes."""
+    """Return one queue per range of nodes, if the walltime depends on the nodes."""
     return [
         replace(
             queue,
@@ -190,7 +190,7 @@ def _parts(queue: Queue) -> list[Queue]:
 
 
 def _change(queue: Queue, nodes: int, walltime_min: float | None) -> tuple[int, str, float, str]:
-    """Return (flags to change, the flag, how far, in words) so that the queue takes the job."""
+    """Return (flags to change, the flag, distance, text) so that the queue accepts the job."""
     words: list[str] = []
     flag, far = "", 0.0
     low, high = queue.nodes

@@ -15,10 +15,10 @@ _CALLS = frozenset({"__import__", "exec", "eval"})
 
 
 def may_use_ranks(script: Path) -> bool:
-    """Tell whether a script, or a module of its folder that it imports, may use ranks.
+    """Return whether a script, or a module of its folder that it imports, may use ranks.
 
-    True, too, where that cannot be told: it cannot be read, imports what it names only when it
-    runs, starts programs, or changes where modules are looked for.
+    Also True if it is unknown: the script cannot be read, computes module names when it
+    runs, starts programs, or changes the module search path.
     """
     seen: set[Path] = set()
     left = [script]
@@ -43,7 +43,7 @@ def may_use_ranks(script: Path) -> bool:
 
 
 def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield what is imported as (leading dots, name), and for `from a import b` a.b as well."""
+    """Yield imports as (leading dots, name); for `from a import b` also a.b."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((0, alias.name) for alias in node.names)
@@ -53,7 +53,7 @@ def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _hides(node: ast.AST) -> bool:
-    """Tell whether a line may import what cannot be seen."""
+    """Return whether a line may import unknown modules."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id in _CALLS
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -65,7 +65,7 @@ def _hides(node: ast.AST) -> bool:
 
 
 def _own(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the files of a module, and of the packages it is in, that lie in a folder."""
+    """Yield the files of a module and its packages in a folder."""
     parts = name.split(".")
     for i in range(1, len(parts) + 1):
         base = folder.joinpath(*parts[:i])

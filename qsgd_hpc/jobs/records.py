@@ -16,7 +16,7 @@ _LISTS = ("script_args", "filesystems", "modules", "without", "after", "exclude"
 
 
 def request_to_json(request: JobRequest) -> dict[str, Any]:
-    """Return what request.json holds of a request."""
+    """Return the content of request.json for a request."""
     plain = {f.name: getattr(request, f.name) for f in dataclasses.fields(request)}
     for name in _PATHS:
         plain[name] = None if plain[name] is None else str(plain[name])
@@ -26,7 +26,7 @@ def request_to_json(request: JobRequest) -> dict[str, Any]:
 
 
 def request_from_json(fields: Mapping[str, Any]) -> JobRequest:
-    """Return the request; records of older versions lack keys, which then have their defaults."""
+    """Return the request; keys missing in records of older versions get their defaults."""
     values = dict(fields)
     for name in _PATHS:
         values[name] = Path(values[name]) if values.get(name) is not None else None
@@ -37,14 +37,14 @@ def request_from_json(fields: Mapping[str, Any]) -> JobRequest:
 
 
 def progress_to_json(progress: Progress) -> dict[str, Any]:
-    """Return what state.json holds."""
+    """Return the content of state.json."""
     fields = {**dataclasses.asdict(progress), "state": progress.state.value}
     del fields["silence"]
     return fields
 
 
 def progress_from_json(fields: Mapping[str, Any] | None) -> Progress:
-    """Return the progress; LOST when there is no state file or it is damaged."""
+    """Return the progress; LOST if the state file is missing or damaged."""
     if fields is None:
         return Progress(JobState.LOST, why="its state file is missing or damaged")
     bad_nodes = tuple(fields.get("bad_nodes", ()))

@@ -1,15 +1,15 @@
 """The jobs of a user: one directory each under $QSGD_HOME/jobs, no database.
 
-``<id>/request.json``  what was asked, with every choice filled in; never changed
+``<id>/request.json``  the request with all defaults filled in; never changed
 ``<id>/script.sh``     the job script; never changed
-``<id>/state.json``    how far the job is; its time of change is when that was last confirmed
-``<id>/events.jsonl``  what the job itself wrote: when it started, was told to stop and ended
+``<id>/state.json``    the job's progress; its modification time is that of the last confirmation
+``<id>/events.jsonl``  the job's own events: start, stop request, end
 ``<id>/runner.json``   local jobs: the process that owns the job, and on which host
 ``<id>/output.log``    output of all ranks
 
-Why nothing is lost or doubled when commands race, on NFS and Lustre as well: a record is written
-in full under a name of its own and takes its id by one rename of the directory, which fails when
-the id is taken; every file is replaced by rename, so a reader sees the old or the new content; and
+Records are not lost or duplicated if commands race, also on NFS and Lustre: a record is written
+completely under a temporary name and gets its id by one rename of the directory, which fails if
+the id exists; every file is replaced by rename, so a reader sees the old or the new content; and
 each job's state has one writer: its runner, or the process that queries the scheduler.
 """
 
@@ -86,14 +86,14 @@ def create(
     previous: str | None = None,
     resumes: str | None = None,
 ) -> Job:
-    """Write the record of a new job and give it the next free id of its site.
+    """Write the record of a new job with the next free id of its site.
 
     Args:
-        request: with every choice filled in.
-        scheduler: the module that submits it.
+        request: the request with all defaults filled in.
+        scheduler: the module of its scheduler.
         render: returns the job script for a job in the given directory.
         previous: the job whose training this one continues when it has ended.
-        resumes: the ended job that this one is submitted for again.
+        resumes: the ended job of which this one is a resubmission.
 
     Raises:
         UsageError: $QSGD_HOME cannot be written, or what ``render`` raises.
@@ -125,7 +125,7 @@ def create(
 
 
 def _publish(draft: Path, site: str, render: Callable[[Path], str]) -> str:
-    """Rename the draft to the next free id; two commands can never get the same one."""
+    """Rename the draft to the next free id; two commands cannot get the same one."""
     taken = [number(path.name) for path in draft.parent.glob(f"{site}-*")]
     candidate = max(taken, default=0) + 1
     while True:
@@ -145,7 +145,7 @@ def _publish(draft: Path, site: str, render: Callable[[Path], str]) -> str:
 
 
 def load(job_id: str) -> Job:
-    """Read one job as it is recorded.
+    """Read the record of one job.
 
     Raises:
         UsageError: there is no such job, or its record is damaged.

@@ -40,7 +40,7 @@ def submit(request: JobRequest, tell: Callable[[str], object] = lambda _note: No
     ``tell`` is called with each thing about the site that is worth knowing and no fault.
 
     Raises:
-        UsageError: everything that is wrong with the request, one fault a line.
+        UsageError: all faults of the request, one per line.
         LaunchError: the scheduler refused a job; what it had taken before is cancelled again, and
             the message of a failure says so.
         KeyboardInterrupt: Ctrl-C meanwhile; the jobs are submitted and registered all the same.
@@ -160,7 +160,7 @@ def render(request: JobRequest, tell: Callable[[str], object] = lambda _note: No
     ``tell`` is called with what was found about this installation on the site.
 
     Raises:
-        UsageError: everything that is wrong with the request, one fault a line.
+        UsageError: all faults of the request, one per line.
     """
     filled, site = prepare(request, dry_run=True)
     for remark in site.remarks:

@@ -33,7 +33,7 @@ def wait(
         on_change: called with each job at first, whenever its state is another one, and when its
             scheduler falls silent or speaks again.
     Raises:
-        UsageError: there is no such job.
+        UsageError: the job does not exist.
     """
     wanted = list(ids)
     seen: Mapping[str, tuple[JobState, bool]] = {}
