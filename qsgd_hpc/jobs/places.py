@@ -109,8 +109,7 @@ def _gpu(record: Record, labels: Mapping[str, str], site: Site) -> str | None:
 def _domains(
     first: Record, records: list[Record], labels: Mapping[str, str], site: Site
 ) -> tuple[Domain, ...]:
-    """Return the detected domains; if no tool reports the positions of GPUs and cards, the
-    profile's."""
+    """Return the detected domains; the profile adds positions of GPUs and cards if unknown."""
     planned = domains_of(site)
     known = planned if site.numa else ()
     homes = {gpu["bus"]: gpu["numa"] for record in records for gpu in record["gpus"]}

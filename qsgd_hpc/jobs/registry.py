@@ -190,19 +190,19 @@ def save(job: Job, progress: Progress) -> Job:
 
 
 def confirm(job: Job) -> Job:
-    """Note that the recorded state still holds, without writing it again."""
+    """Record that the state is still valid, without writing it again."""
     with contextlib.suppress(OSError):
         os.utime(job.directory / "state.json")
     return dataclasses.replace(job, known_at=time.time())
 
 
 def remove(job: Job) -> None:
-    """Forget a job that never came to its scheduler."""
+    """Remove a job that was never submitted to its scheduler."""
     shutil.rmtree(job.directory, ignore_errors=True)
 
 
 def write_file(path: Path, text: str) -> None:
-    """Replace a file in one step; after a crash it holds the old or the new text, never half."""
+    """Replace a file atomically; after a crash it has the old or the new text."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
     try:
         with draft.open("w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
@@ -217,7 +217,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make a rename in the folder last through a crash of the machine."""
+    """Make a rename in the folder durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -228,7 +228,7 @@ def _sync(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the content of a JSON file, or None when it is not there or not JSON."""
+    """Return the content of a JSON file, or None if it is missing or invalid."""
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):

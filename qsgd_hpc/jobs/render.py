@@ -1,4 +1,4 @@
-"""From a filled request and a profile to the text of the job script. Pure."""
+"""Renders the job script from a filled request and a profile. Pure."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Tools:
     """The programs of this installation.
 
     Attributes:
-        python, qsgd_hpc: what profiles name by {python} and {qsgd_hpc}.
-        holder: holds a port, see launch/hold_port.py.
+        python, qsgd_hpc: the values of {python} and {qsgd_hpc} in profiles.
+        holder: reserves a port, see launch/hold_port.py.
         start_up: a folder for PYTHONPATH, see launch/start_up.
     """
 
@@ -62,10 +62,10 @@ class Place:
     """The location of a job's record, and the jobs that it depends on.
 
     Attributes:
-        directory: the job's own folder, for its events and its output.
+        directory: the job's folder, for its events and output.
         previous: folder of the part of a chain that this job continues.
-        attempt: how many jobs of the same training came before this one.
-        mark: text by which the scheduler can be asked for the job.
+        attempt: number of earlier jobs of the same training.
+        mark: text by which the scheduler can find the job.
     """
 
     directory: Path
@@ -78,7 +78,7 @@ def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -
     """Return the job script for a request that :func:`validate.fill` has filled.
 
     Raises:
-        UsageError: a value cannot stand on a directive line, or the user's template is faulty.
+        UsageError: a value cannot be part of a directive, or the user's template is faulty.
     """
     site = site.without(request.without)
     fields = _fields(request, site)
@@ -140,11 +140,11 @@ def _stop_after_s(request: JobRequest) -> int | None:
 def _wrapper(
     request: JobRequest, site: Site, tools: Tools, variables: dict[str, str]
 ) -> str | None:
-    """Return what each rank runs in front of the program.
+    """Return the wrapper that each rank runs before the program.
 
-    None on a site that starts them itself, and for a program that does.
+    None on a site that starts ranks itself, and for a program that does.
 
-    It exports the variables too, since not every launcher carries them to other nodes.
+    It also exports the variables, because not every launcher sends them to other nodes.
     """
     if site.scheduler == "local" or request.alone:
         return None
@@ -157,7 +157,7 @@ def _wrapper(
 
 
 def _absent_line(text: str) -> str:
-    """Return a word for the end of a here-document that is no line of the text."""
+    """Return a delimiter for a here-document that is not a line of the text."""
     word = "END_OF_PIN_SH"
     while word in text.split("\n"):
         word += "_"
@@ -165,7 +165,7 @@ def _absent_line(text: str) -> str:
 
 
 def _fields(request: JobRequest, site: Site) -> dict[str, int]:
-    """Return what {name} stands for in launcher.argv and directives."""
+    """Return the values of {name} fields in launcher.argv and directives."""
     per_node = request.ranks_per_node or 1
     depth = cores_per_rank(request, site)
     threads_per_core = (site.hwthreads or 1) // (site.cores or 1) or 1
@@ -186,7 +186,7 @@ def _formatted(word: str, fields: dict[str, int], tools: Tools) -> list[str]:
 
 
 def _variables(request: JobRequest, site: Site, place: Place) -> dict[str, str]:
-    """Return the job's own variables; the user's have the last word."""
+    """Return the job's variables; the user's take precedence."""
     attempt = {"QSGD_ATTEMPT": str(place.attempt)} if place.attempt else {}
     used = {k: v for each in site.libraries_in_use for k, v in each.env.items()}
     return {**attempt, **site.env, **used, **request.env}
@@ -205,7 +205,7 @@ def _directives(site: Site) -> tuple[str, ...]:
 def _launcher(
     request: JobRequest, site: Site, fields: dict[str, int], tools: Tools
 ) -> list[list[str]]:
-    """Return the launcher's words, one list for each line of the script."""
+    """Return the launcher's arguments, one list for each line of the script."""
     words: list[str] = []
     for raw in site.launcher_argv:
         if raw == "{label}":  # one rank's lines need no label
@@ -239,7 +239,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _directive(value: object) -> str:
-    """Return the value if a directive line can carry it as it is; no quoting exists there."""
+    """Return the value if it can be part of a directive, where quoting is not possible."""
     text = str(value)
     if not re.fullmatch(r"[ -~]+", text) or re.search(r"[\"'\\`$#]", text):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Arrays, chains, stops and other choices that no profile limits: defaults and faults. Pure."""
+"""Defaults and faults of choices that do not depend on a profile: arrays, chains, stops. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASKS_CEILING = 10_000
 
 
 def complete(request: JobRequest) -> JobRequest:
-    """Fill in when a job shall stop, and turn an array of one task into a plain job.
+    """Fill in the time to stop, and convert an array of one task to a plain job.
 
     A script needs time to write its checkpoint: 5 minutes, or a tenth of a short walltime.
     """
@@ -43,7 +43,7 @@ def choice_faults(request: JobRequest, scheduler: str) -> list[str]:
 
 
 def home_faults(folder: Path, scheduler: str) -> list[str]:
-    """Return why a scheduler cannot write output into the folder of jobs, with the remedy."""
+    """Return why a scheduler cannot write output to the folder of jobs, with the remedy."""
     text = str(folder)
     traits = SCHEDULERS[scheduler]
     if traits.bad_path is None:

@@ -18,11 +18,11 @@ class Seat:
     """Placement of one rank; empty values and None are unknown.
 
     Attributes:
-        cpus: the hardware threads that it may run on.
+        cpus: the hardware threads on which it may run.
         gpu: the GPU, or tile as ``"0.1"``, that ``local_rank`` selects for it.
-        nic: what the card's variable holds.
-        told: RANK, WORLD_SIZE, LOCAL_RANK, and where ranks of torch.distributed meet; () where the
-            rank was not told.
+        nic: the value of the card's variable.
+        told: RANK, WORLD_SIZE, LOCAL_RANK, and the address where ranks of torch.distributed
+            meet; () if these are not set.
     """
 
     rank: int
@@ -73,18 +73,18 @@ class Node:
         return frozenset(map(self.threads.core, cpus))
 
     def home(self, gpu: str | None) -> Domain | None:
-        """Return the domain beside which a GPU (or the GPU of a tile) is; None: not known."""
+        """Return the domain of a GPU (or of a tile's GPU); None: unknown."""
         names = {gpu, gpu.partition(".")[0]} if gpu is not None else set()
         beside = (domain for domain in self.domains if names & set(domain.gpus))
         return next((domain for domain in beside if domain.number is not None), None)
 
     def around(self, cpus: frozenset[int]) -> tuple[Domain, ...]:
-        """Return the domains that these hardware threads are in."""
+        """Return the domains of these hardware threads."""
         return tuple(domain for domain in self.domains if domain.cpus & cpus)
 
 
 def domains_of(site: Site) -> tuple[Domain, ...]:
-    """Return the NUMA domains of a profile; the whole node where it tells of none."""
+    """Return the NUMA domains of a profile; the whole node if it defines none."""
     if site.numa:
         return tuple(
             Domain(number, cpus_of(numa.cpus), numa.gpus, numa.nics)
@@ -99,7 +99,7 @@ def expected(site: Site, request: JobRequest) -> Node:
     """Return a node of the job as planned by the profile; all of its nodes are equal.
 
     Args:
-        site: the profile. Cores are known where it lists them, or where its launcher binds blocks
+        site: the profile. Cores are known if it lists them, or if its launcher binds blocks
             of them: {depth} or {cpus_per_rank} in ``launcher.argv``.
         request: filled by :func:`validate.fill`.
     """
@@ -127,7 +127,7 @@ def _turn(values: tuple[str, ...], local_rank: int) -> str | None:
 
 
 def _gpus(site: Site, request: JobRequest) -> tuple[str, ...]:
-    """Return the order of GPUs; the user's own, where --env sets it."""
+    """Return the order of GPUs; the user's, if --env sets it."""
     if site.gpu is None:
         return ()
     given = request.env.get(site.gpu.variable)

@@ -11,6 +11,6 @@ __all__ = ["cores_per_rank"]
 def cores_per_rank(request: JobRequest, site: Site) -> int:
     """Return the cores of one rank, at least 1.
 
-    A node that is not full keeps the shares of a full one: each rank stays beside its GPU.
+    A node that is not full has the shares of a full one, so that each rank stays near its GPU.
     """
     return max(1, (site.cores or 1) // max(request.ranks_per_node or 1, site.gpus, 1))

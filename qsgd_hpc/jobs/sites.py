@@ -53,7 +53,7 @@ class Host:
 
 
 def find_host() -> Host:
-    """Look at this machine."""
+    """Inspect this machine."""
     return Host(
         host_names=(socket.gethostname(), socket.getfqdn()),
         variables=dict(os.environ),
@@ -62,7 +62,7 @@ def find_host() -> Host:
 
 
 def serves(scheduler: str) -> bool:
-    """Tell whether jobs can be submitted here; Slurm's commands alone do not make a cluster."""
+    """Return whether jobs can be submitted here; Slurm's commands alone are not sufficient."""
     command = SCHEDULERS[scheduler].command
     if not command or shutil.which(command) is None:
         return False
@@ -72,10 +72,10 @@ def serves(scheduler: str) -> bool:
 
 
 def choose(asked: str | None, host: Host | None = None) -> Site:
-    """Return the site that is asked for, or named by QSGD_SITE, or that fits this host.
+    """Return the requested site, that of QSGD_SITE, or that of this host.
 
-    A scheduler on a host that no profile names gets the generic profile of that scheduler, and a
-    machine without one the embedded default. Without ``host`` this machine is looked at, but only
+    A scheduler on a host without a profile gets the generic profile of that scheduler, and a
+    machine without one the embedded default. Without ``host`` this machine is inspected, but only
     if no site is set: querying a scheduler takes time.
 
     Raises:
@@ -118,7 +118,7 @@ def _usable() -> tuple[dict[str, Site], list[str]]:
 
 
 def is_login_host(site: Site, host: Host) -> bool:
-    """Tell whether the host's name, or its variables, are those of the site."""
+    """Return whether the host's name or its variables are those of the site."""
     if any(fnmatch.fnmatch(h, pattern) for pattern in site.login_hosts for h in host.host_names):
         return True
     wanted = site.login_env.items()

@@ -25,8 +25,8 @@ class Report:
 
     Attributes:
         fault: why the profile cannot be used, else empty.
-        compared: what the profile was compared with, or why with nothing.
-        differs: one row for each difference: fact, profile, machine, where to change what.
+        compared: the source of the comparison, or why there was none.
+        differs: one row for each difference: fact, profile, machine, position of the change.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Report:
 
     @property
     def is_sound(self) -> bool:
-        """Tell whether nothing needs a change."""
+        """Return whether no change is needed."""
         return not self.fault and not self.differs
 
     def as_json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _row(found: Merged, difference: Difference) -> dict[str, str]:
 
 
 def _no_comparison(site: Site, host: Host) -> str:
-    """Return why this machine is none to compare the profile with; empty when it is."""
+    """Return why the profile cannot be compared with this machine, else an empty text."""
     command = live.ASKED.get(site.scheduler)
     if command is None or site.generic:
         return "not compared: it describes no machine with queues"

@@ -1,4 +1,4 @@
-"""Write the first profile of a machine that has none."""
+"""Write a draft of a profile for a machine without one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def new_profile(name: str, scheduler: str | None, host: Host, *, force: bool) ->
     """Return the YAML of a new profile.
 
     Args:
-        name: of the site; it must be a new one unless ``force``.
+        name: name of the site; it must be new, unless ``force``.
         scheduler: the scheduler to query; None: none was found.
         host: this machine.
         force: replace the user's file of that name.
 
     Raises:
-        UsageError: the name is taken or none, or there is no scheduler.
+        UsageError: the name exists or is invalid, or there is no scheduler.
         LaunchError: the scheduler does not answer.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name):

@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Row:
-    """One profile in `sites list`. ``fault`` says why it cannot be used, else it is empty."""
+    """One profile in `sites list`. ``fault``: why it cannot be used, or empty."""
 
     name: str
     here: bool
@@ -53,7 +53,7 @@ class Row:
 
 
 def row(name: str, here: str | None) -> Row:
-    """Return the row of a profile, also of one that cannot be used."""
+    """Return the row of a profile, including unusable ones."""
     layers: tuple[str, ...] = ()
     try:
         layers = tuple(source.layer for source in sources(name))
@@ -107,7 +107,7 @@ def _texts(row: Row) -> tuple[Text, ...]:
 
 
 def report_lines(report: Report) -> list[str]:
-    """Return what `sites check` prints of a profile before the table of its differences."""
+    """Return the output of `sites check` before the table of differences."""
     if report.fault:
         return [f"{report.name}: fault", *(f"  {line}" for line in report.fault.splitlines())]
     found = len(report.differs)
@@ -128,7 +128,7 @@ def differences_table(report: Report) -> Table:
 
 
 def site_lines(site: Site) -> list[str]:
-    """Return what `sites show` prints before the profile's text."""
+    """Return the output of `sites show` before the profile's text."""
     lines = [f"{site.name}: {site.description} ({site.scheduler})"]
     if site.retired:
         lines.append(f"  retired         {site.retired}")
@@ -151,7 +151,7 @@ def _library_words(library: Library) -> str:
 
 
 def network_words(network: Network) -> str:
-    """Return a network in words, such as 'dragonfly, 2 x 200 Gb/s a node'."""
+    """Return a network as text, such as 'dragonfly, 2 x 200 Gb/s a node'."""
     words = ["" if network.topology == "none" else network.topology.replace("_", " ")]
     words.append(f"{network.nics} x {network.nic_gbps:g} Gb/s per node")
     if network.dragonfly:
@@ -192,7 +192,7 @@ def profile_json(found: Merged) -> dict[str, Any]:
 
 
 def _leaves(data: Any, path: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return the paths of values that are no mappings; a list is one value."""
+    """Return the paths of values other than mappings; a list is one value."""
     if not isinstance(data, dict):
         return [path]
     return [leaf for key, value in data.items() for leaf in _leaves(value, (*path, key))]

@@ -36,12 +36,12 @@ class Source:
 
 
 def home() -> Path:
-    """Return $QSGD_HOME, where jobs and the user's profiles are kept."""
+    """Return $QSGD_HOME, the folder of jobs and of the user's profiles."""
     return Path(env.get("QSGD_HOME")).expanduser().absolute()
 
 
 def sources(name: str) -> list[Source]:
-    """Return the files that make up a profile, the lowest layer first; [] if it is unknown."""
+    """Return the files of a profile, the lowest layer first; [] if it is unknown."""
     return [_read(name, layer, file) for layer, file in _files() if _stem(file) == name]
 
 
@@ -51,7 +51,7 @@ def names() -> list[str]:
 
 
 def package_faults() -> list[str]:
-    """Return what is wrong with packages that offer profiles, one sentence for each."""
+    """Return the faults of packages with profiles, one sentence for each."""
     return [found for _, found in _packages() if isinstance(found, str)]
 
 

@@ -1,7 +1,7 @@
-"""Steps: programs that run one after another inside one job, each on its first few nodes.
+"""Steps: programs that run in sequence inside one job, each on its first nodes.
 
-A job whose script is ``alone`` holds the nodes; a step's script does for some of them what a job
-script does for all: the site's setup, variables, launcher and pinning.
+A job whose script is ``alone`` allocates the nodes; a step's script does for some of them what a
+job script does for all: the site's setup, variables, launcher and pinning.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Step:
 
     Attributes:
         request: its script, arguments, variables, nodes and network; all else is the job's.
-        directory: where it notes its start and its end.
-        hosts: the file that holds its :func:`host_lines` when it starts.
+        directory: folder in which it records its start and end.
+        hosts: the file with its :func:`host_lines`.
     """
 
     request: JobRequest
@@ -42,10 +42,10 @@ class Step:
 
 
 def step_scripts(job: JobRequest, steps: Sequence[Step]) -> tuple[list[str], int | None]:
-    """Return the scripts that run these steps inside a job, and the lines of a host per step.
+    """Return the scripts that run these steps inside a job, and the host lines per step.
 
     Raises:
-        UsageError: the job is faulty, or the site's launcher cannot be kept to some nodes.
+        UsageError: the job is faulty, or the site's launcher cannot be restricted to some nodes.
     """
     filled, site = prepare(job, dry_run=True)
     scripts = []
@@ -68,10 +68,10 @@ def step_scripts(job: JobRequest, steps: Sequence[Step]) -> tuple[list[str], int
 
 
 def first_nodes(site: Site, hosts: Path) -> tuple[str, ...]:
-    """Return the site's launcher with what keeps it to its first nodes, those of a host file.
+    """Return the site's launcher with options that restrict it to the nodes of a host file.
 
     Raises:
-        UsageError: nothing is known to do that for this launcher.
+        UsageError: this launcher has no such option.
     """
     if site.scheduler == "local":
         return site.launcher_argv
@@ -97,7 +97,7 @@ def host_lines(lines: Iterable[str], nodes: int, per_host: int | None) -> list[s
 
     Args:
         lines: the job's node file, as its scheduler writes it: each node once, or once a rank.
-        nodes: how many.
+        nodes: number of nodes.
         per_host: lines for each node; None keeps those of the node file.
     """
     given = [line.strip() for line in lines if line.strip()]
@@ -108,7 +108,7 @@ def host_lines(lines: Iterable[str], nodes: int, per_host: int | None) -> list[s
 
 
 def lines_per_host(site: Site, ranks_per_node: int) -> int | None:
-    """Return how often a step's host file names each node; None: as the scheduler does.
+    """Return how often a step's host file lists each node; None: as the scheduler does.
 
     A site's MPI reads its scheduler's node files; ``qsgd-hpc run`` counts a rank for each line.
     """
@@ -116,10 +116,10 @@ def lines_per_host(site: Site, ranks_per_node: int) -> int | None:
 
 
 def node_lines(environ: Mapping[str, str]) -> Sequence[str]:
-    """Return the lines of the node file of the job that we are in; none on a single machine.
+    """Return the lines of the current job's node file; none on a single machine.
 
     Raises:
-        LaunchError: Slurm does not tell.
+        LaunchError: Slurm does not answer.
     """
     for name in NODE_FILES:
         if file := environ.get(name):

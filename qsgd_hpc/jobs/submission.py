@@ -1,4 +1,4 @@
-"""From a request to jobs that the scheduler has: check all, register, submit, in this order."""
+"""Submission of requests: check all, register, submit, in this order."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ ASK_AGAIN_S = 2.0
 
 
 def submit(request: JobRequest, tell: Callable[[str], object] = lambda _note: None) -> list[Job]:
-    """Submit a request; more than one job when it is a chain, in the order in which they run.
+    """Submit a request; several jobs if it is a chain, in the order of execution.
 
-    ``tell`` is called with each thing about the site that is worth knowing and no fault.
+    ``tell`` is called with each note about the site.
 
     Raises:
         UsageError: all faults of the request, one per line.
-        LaunchError: the scheduler refused a job; what it had taken before is cancelled again, and
+        LaunchError: the scheduler refused a job; earlier parts are cancelled, and
             the message of a failure says so.
-        KeyboardInterrupt: Ctrl-C meanwhile; the jobs are submitted and registered all the same.
+        KeyboardInterrupt: Ctrl-C meanwhile; the jobs are still submitted and registered.
     """
     filled, site = prepare(request, dry_run=False)
     for note in site_notes(filled, site):
@@ -63,7 +63,7 @@ def submit(request: JobRequest, tell: Callable[[str], object] = lambda _note: No
 
 
 def _submit_part(request: JobRequest, site: Site, part: int, previous: Job | None) -> Job:
-    """Submit one part of a chain (the only one, mostly) that runs after ``previous``."""
+    """Submit one part of a chain (usually the only one) that runs after ``previous``."""
     if previous is not None:
         request = dataclasses.replace(request, after=(f"any:{previous.id}",))
     if request.key and part:
@@ -72,7 +72,7 @@ def _submit_part(request: JobRequest, site: Site, part: int, previous: Job | Non
 
 
 def submit_again(job: Job, request: JobRequest) -> Job:
-    """Submit the request of a job that has ended once more, as its continuation."""
+    """Submit the request of an ended job again, as its continuation."""
     filled, site = prepare(request, dry_run=False)
     with interrupts_deferred():
         return _submit_once(filled, site, resumes=job)
@@ -105,7 +105,7 @@ def _submit_once(
 
 
 def _handed_over(job: Job) -> Job:
-    """Give the job to its scheduler; a refused one leaves no trace."""
+    """Submit the job to its scheduler; a refused job is removed."""
     try:
         progress = scheduler(job.scheduler).submit(job, dependencies(job))
     except LaunchError as error:
@@ -122,7 +122,7 @@ def _confirmed(job_id: str) -> Job | None:
     """Return a job of another submission under the same key, once its scheduler has it.
 
     That submission may still be running, or it was interrupted before the scheduler had the job,
-    which is then handed over here. None: it was refused and has left no record.
+    which is then submitted here. None: it was refused and has no record.
     """
     told = False
     while True:
@@ -157,7 +157,7 @@ def _lineage(job: Job) -> list[str]:
 def render(request: JobRequest, tell: Callable[[str], object] = lambda _note: None) -> str:
     """Return the job script that :func:`submit` would submit; needs no scheduler here.
 
-    ``tell`` is called with what was found about this installation on the site.
+    ``tell`` is called with findings about this installation on the site.
 
     Raises:
         UsageError: all faults of the request, one per line.
@@ -173,7 +173,7 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
     """Return the filled request and its site.
 
     Raises:
-        UsageError: all faults together; a missing scheduler is none with ``dry_run``.
+        UsageError: all faults together; with ``dry_run``, a missing scheduler is not a fault.
     """
     workdir = (request.workdir or Path.cwd()).absolute()
     request = dataclasses.replace(request, workdir=workdir)
@@ -204,7 +204,7 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
 
 
 def _look(request: JobRequest, workdir: Path, site: Site | None, dry_run: bool) -> Facts:
-    """See what the check needs to know about this machine."""
+    """Collect the facts about this machine for the check."""
     script = workdir / request.script
     near: tuple[str, ...] = ()
     fault = _script_fault(script, request)

@@ -1,4 +1,4 @@
-"""Fill a request from the site's profile, and find all that is wrong with it at once. Pure."""
+"""Fill a request from the site's profile, and find all its faults at once. Pure."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Facts:
 
     Attributes:
         script_fault: why the script cannot be used, or None.
-        near_scripts: names of scripts where the script was looked for.
-        missing_command: the scheduler's submit command when it is not on PATH.
-        folder_faults: what is wrong with the folders that the request names.
+        near_scripts: names of scripts in the searched folder.
+        missing_command: the scheduler's submit command, if it is not on PATH.
+        folder_faults: the faults of the request's folders.
     """
 
     script_fault: str | None = None
@@ -53,10 +53,10 @@ class Facts:
 def fill(
     request: JobRequest, site: Site, variables: Mapping[str, str | None] | None = None
 ) -> JobRequest:
-    """Return the request with every open choice made: argument, environment, profile, default.
+    """Return the request with all defaults filled in: argument, environment, profile, default.
 
     Args:
-        request: as the user gave it.
+        request: the user's request.
         site: the profile.
         variables: ``{"account": ...}`` from the environment, if set there.
     """
@@ -88,14 +88,14 @@ def fill(
 
 
 def _name_from(words: str, scheduler: str) -> str:
-    """Return a name made of these words that every scheduler takes, and PBS shows whole."""
+    """Return a name made of these words that every scheduler accepts and PBS shows completely."""
     longest = PBS_NAME_LENGTH if scheduler == "pbs" else None
     plain = re.sub(r"[^A-Za-z0-9_.+-]+", "_", words)[:longest].strip("_.+-")
     return plain if plain[:1].isalpha() else f"job_{plain}"[:longest].rstrip("_")
 
 
 def request_faults(request: JobRequest, facts: Facts) -> list[str]:
-    """Return the faults that need no profile to be seen."""
+    """Return the faults that do not depend on a profile."""
     return list(_request_faults(request, facts))
 
 
@@ -136,7 +136,7 @@ def _request_faults(request: JobRequest, facts: Facts) -> Iterator[str]:
 
 
 def site_faults(request: JobRequest, site: Site, facts: Facts) -> list[str]:
-    """Return every fault of a filled request on a site, each with its remedy; [] when it fits."""
+    """Return every fault of a filled request on a site, with its remedy; [] if there are none."""
     return list(_site_faults(request, site, facts))
 
 
@@ -179,7 +179,7 @@ def _site_faults(request: JobRequest, site: Site, facts: Facts) -> Iterator[str]
 
 
 def _array_and_chain(request: JobRequest, site: Site) -> Iterator[str]:
-    """Yield what the queue's own rules on arrays and on jobs after jobs forbid."""
+    """Yield violations of the queue's rules on arrays and on job dependencies."""
     queue = site.queues.get(request.queue or "")
     if queue is None:
         return
@@ -232,7 +232,7 @@ def _libraries(request: JobRequest, site: Site) -> Iterator[str]:
 
 
 def site_notes(request: JobRequest, site: Site) -> list[str]:
-    """Return what a user should know about a filled request that is no fault: limits, guesses."""
+    """Return notes on a filled request for the user: limits, guesses."""
     return list(_site_notes(request, site))
 
 
@@ -256,7 +256,7 @@ def _site_notes(request: JobRequest, site: Site) -> Iterator[str]:
 
 
 def network_faults(request: JobRequest, site: Site) -> Iterator[str]:
-    """Yield what is wrong with the network that a request asks to be emulated on a site."""
+    """Yield the faults of the network that a request wants to emulate on a site."""
     if request.network is None:
         return
     if site.scheduler != "local":

@@ -1,4 +1,4 @@
-"""``submit --verify-pinning``: a short job of the same shape that shows where its ranks sit."""
+"""``submit --verify-pinning``: a short job that shows the placement of its ranks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ HOSTS_NAMED = 3
 
 
 def pinning_request(request: JobRequest, site: Site) -> JobRequest:
-    """Return the request for a job of the same shape whose ranks report where they sit.
+    """Return the request for a job of the same shape whose ranks report their placement.
 
-    Nodes, ranks, environment and pinning stay; array, chain, dependencies and restarts go.
+    Nodes, ranks, environment and pinning are kept; array, chain, dependencies and restarts are
+    removed.
     """
     shown = [part.variable for part in (site.gpu, site.nic) if part]
     launcher = known_launcher(site)
@@ -54,7 +55,7 @@ def pinning_request(request: JobRequest, site: Site) -> JobRequest:
 
 
 def pinning_preview(request: JobRequest, site: Site, console: Console) -> bool:
-    """Show what the profile plans for a filled request; return whether that has no fault."""
+    """Show the planned placement of a filled request; return whether it has no fault."""
     planned = expected(site, request)
     if not any(seat.cpus or seat.gpu for seat in planned.seats):
         _print(
@@ -70,12 +71,12 @@ def pinning_preview(request: JobRequest, site: Site, console: Console) -> bool:
 
 
 def pinning_report(job: Job, site: Site, console: Console) -> bool:
-    """Show where the ranks of an ended pinning job sit; return whether nothing is wrong with it.
+    """Show the placement of the ranks of an ended pinning job; return whether it has no fault.
 
     Args:
         job: submitted with :func:`pinning_request`; its request is filled.
         site: its profile.
-        console: 80 columns are enough; colours where it is a terminal.
+        console: 80 columns are sufficient; with colours if it is a terminal.
     """
     text = ""
     if job.log_path.is_file():
@@ -100,7 +101,7 @@ def pinning_report(job: Job, site: Site, console: Console) -> bool:
 
 
 def _print(console: Console, text: Text) -> None:
-    """Print letters that the terminal has; nothing is taken for markup, nothing is folded."""
+    """Print in the terminal's character set, without markup and wrapping."""
     plain = not console.encoding.lower().startswith("utf")
     console.print(to_ascii(text) if plain else text, soft_wrap=True, highlight=False)
 
@@ -135,7 +136,7 @@ def _folded(sentence: str) -> str:
 
 
 def _on(hosts: list[str], of: int) -> str:
-    """Return on which nodes a fault is, where there are several."""
+    """Return the nodes of a fault, if there are several nodes."""
     if of == 1 or not hosts:
         return ""
     if len(hosts) == of:
@@ -145,7 +146,7 @@ def _on(hosts: list[str], of: int) -> str:
 
 
 def _praise(nodes: Sequence[Node]) -> str:
-    """Say what is right, and no more than what is known of every rank."""
+    """Describe the correct placement, limited to facts known for every rank."""
     every = [(node, seat) for node in nodes for seat in node.seats]
     own = []
     if not any(unbound(node) for node in nodes) and all(seat.cpus for _, seat in every):

@@ -68,7 +68,7 @@ def as_json(job: Job) -> dict[str, Any]:
 
 
 def submitted_lines(jobs: Sequence[Job], *, anew: bool = True) -> list[str]:
-    """Return what ``submit`` prints: one job, or the parts of a chain."""
+    """Return the output of ``submit``: one job, or the parts of a chain."""
     first, *following = jobs
     parts = f", then {', '.join(job.id for job in following)}" if following else ""
     count = f" as an array of {len(first.request.tasks)}" if first.request.array else ""
@@ -84,7 +84,7 @@ def submitted_lines(jobs: Sequence[Job], *, anew: bool = True) -> list[str]:
 
 
 def next_step(job: Job, continued_by: Job | None = None) -> str:
-    """Return the command that a user is most likely to want now."""
+    """Return the most likely next command."""
     if continued_by is not None and _goes_on(job, continued_by):
         return f"qsgd-hpc status {continued_by.id} (it goes on from here)"
     if job.state in (JobState.STOPPED, JobState.NODE_FAIL):
@@ -99,12 +99,15 @@ def next_step(job: Job, continued_by: Job | None = None) -> str:
 
 
 def _goes_on(job: Job, after: Job) -> bool:
-    """Tell whether a later job trains on: the next part of a chain does not after these ends."""
+    """Return whether a later job continues the training.
+
+    The next part of a chain does not continue after COMPLETED and FAILED.
+    """
     return after.resumes == job.id or job.state not in (JobState.COMPLETED, JobState.FAILED)
 
 
 def no_output_words(job: Job, path: Path) -> str:
-    """Return why there is no output in a file, and whether there will be some."""
+    """Return why a file has no output, and whether it may get some."""
     if not job.state.final:
         return f"{job.id} is {job.state.value}: no output yet"
     why = f" ({job.progress.why})" if job.progress.why else ""
@@ -116,17 +119,17 @@ def no_output_words(job: Job, path: Path) -> str:
 
 
 def log_words(job: Job) -> str:
-    """Return where the output is; TASK stands for the number of an array's task."""
+    """Return the path of the output; TASK stands for the number of an array's task."""
     return str(job.directory / "output-TASK.log" if job.request.array else job.log_path)
 
 
 def has_output(job: Job) -> bool:
-    """Tell whether a job, or a task of an array, has written any."""
+    """Return whether a job, or a task of an array, has written output."""
     return any(job.directory.glob("output-*.log")) if job.request.array else job.log_path.exists()
 
 
 def status_lines(job: Job, continued_by: Job | None = None) -> list[str]:
-    """Return what ``status`` prints."""
+    """Return the output of ``status``."""
     request, progress = job.request, job.progress
     size = f"{_count(request.nodes, 'node')}, {_count(request.ranks, 'rank')}"
     if request.network is not None:
@@ -170,19 +173,19 @@ def _stamp(at: float) -> str:
 
 
 def _known(job: Job) -> str:
-    """Return from when the state is, if its scheduler is silent."""
+    """Return the time of the state, if its scheduler does not answer."""
     return "its submission" if job.known_at is None else _stamp(job.known_at)
 
 
 def silence_words(job: Job) -> str:
-    """Return from when a state is and why there is none from now; empty where the state is new."""
+    """Return the time of a state and why there is no newer one; empty if it is current."""
     if not job.progress.silence:
         return ""
     return f"as of {_known(job)}; {job.progress.silence}"
 
 
 def _ran(job: Job) -> str:
-    """Return how long the job ran, or runs by what is known; empty when that is not known."""
+    """Return how long the job ran or has run; empty if unknown."""
     started_at, ended_at = job.progress.started_at, job.progress.ended_at
     if ended_at is None and not job.state.ended:
         ended_at = job.known_at if job.progress.silence else time.time()
@@ -194,7 +197,7 @@ def _ran(job: Job) -> str:
 def table(jobs: Iterable[Job], width: int) -> Table:
     """Return the table that ``list`` prints, for a terminal of this width.
 
-    One line for each job: ``status`` and --json have the whole of it. The reason is shortened
+    One line for each job; ``status`` and --json show all of it. The reason is shortened
     first; job, name, state and exit code are always there.
     """
     rows = [_row(job) for job in jobs]

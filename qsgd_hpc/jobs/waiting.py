@@ -1,4 +1,4 @@
-"""Wait for jobs without troubling their schedulers."""
+"""Wait for jobs with few queries to their schedulers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def wait(
     timeout_s: float | None = None,
     on_change: Callable[[Job], None] | None = None,
 ) -> list[Job]:
-    """Return the jobs when all have ended, or as they are after ``timeout_s`` seconds.
+    """Return the jobs when all have ended, or their states after ``timeout_s`` seconds.
 
     Args:
-        ids: of the jobs.
+        ids: ids of the jobs.
         timeout_s: seconds; None: no limit.
-        on_change: called with each job at first, whenever its state is another one, and when its
-            scheduler falls silent or speaks again.
+        on_change: called with each job at first, after each change of its state, and when its
+            scheduler stops or resumes answering.
     Raises:
         UsageError: the job does not exist.
     """
@@ -59,11 +59,11 @@ def _told(job: Job) -> tuple[JobState, bool]:
 
 
 class Patience:
-    """When it is worth asking for jobs again, over all rounds of questions.
+    """Decides when to query jobs again.
 
-    A scheduler is asked four times a minute at most, unless a job has noted something meanwhile. It
-    has the last word on how a job ended and needs a moment for it: of a job that has noted its end
-    it is asked again after 1, 2, 4 and 8 seconds.
+    A scheduler is queried at most four times a minute, unless a job has written an event. It
+    determines how a job ended and may need some time: after a job has recorded its end,
+    it is queried again after 1, 2, 4 and 8 seconds.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Patience:
         self._soon_s = self._late_s = 0.0
 
     def begin(self, jobs: Iterable[Job]) -> None:
-        """Begin to wait, before the schedulers are asked: a note that comes then is not missed."""
+        """Begin to wait, before the schedulers are queried, so that no event is missed."""
         self._open = [job for job in jobs if not job.state.ended]
         self._noted = self._look()
         over = [job.id for job in self._open if _noted_end(job)]
@@ -91,13 +91,13 @@ class Patience:
         ]
 
     def over(self) -> bool:
-        """Tell whether to ask now."""
+        """Return whether to query now."""
         now_s = time.monotonic()
         return now_s >= self._late_s or (now_s >= self._soon_s and self._look() != self._noted)
 
 
 def _noted_end(job: Job) -> bool:
-    """Tell whether a job has noted that it is over; of an array with few tasks, each task."""
+    """Return whether a job has recorded its end; for an array with few tasks, of each task."""
     tasks = len(job.request.tasks)
     if tasks > TASKS_LOOKED_AT:
         return False

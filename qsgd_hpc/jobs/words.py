@@ -1,4 +1,4 @@
-"""Small pure helpers: nearest names, durations, numbers and lists in words."""
+"""Small pure helpers: similar names, durations, numbers and lists as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBER = r"\d+(?:\.\d+)?"
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """Return ``Did you mean 'x'?`` for the nearest valid name, else the list of valid names."""
+    """Return ``Did you mean 'x'?`` for a similar valid name, else the list of valid names."""
     names = list(valid)
     lowered = {n.lower(): n for n in reversed(names)}
     near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.55)
@@ -26,14 +26,14 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
 
 
 def minutes(text: str, *, plain: str = "m") -> float:
-    """Return the minutes that a time such as 30m, 90s, 2h, 1h30m, 1:00:00 stands for.
+    """Return the minutes of a time such as 30m, 90s, 2h, 1h30m, 1:00:00.
 
     Args:
-        text: what the user has written.
+        text: the user's text.
         plain: unit of a number without one: s, m, h or d.
 
     Raises:
-        UsageError: the text is none of these, or is zero.
+        UsageError: the text is not a time, or is zero.
     """
     value = _minutes(text.strip().lower(), plain)
     if value is None or value <= 0:

@@ -1,4 +1,4 @@
-"""Read YAML into plain data and remember the line of every key, for errors that can be found."""
+"""Read YAML into plain data with the line of every key, for error messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Document:
-    """Plain data and, for each path into it, the line (from 1) where its key or item stands."""
+    """Plain data and, for each path into it, the line (from 1) of its key or item."""
 
     data: Any
     lines: dict[Path, int] = field(default_factory=dict)
@@ -33,7 +33,7 @@ def parse(text: str) -> Document:
     """Return the document in ``text``.
 
     Raises:
-        UsageError: not YAML, or a key twice; the message starts with ``line N: ``.
+        UsageError: not YAML, or a duplicate key; the message starts with ``line N: ``.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)

@@ -1,4 +1,4 @@
-"""One module for each scheduler, to submit, find, ask and cancel: argv plus a parser."""
+"""One module for each scheduler, to submit, find, query and cancel: argv and a parser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Scheduler(Protocol):
     """The interface of every module of this package."""
 
     def submit(self, job: Job, after: Sequence[Dependency] = ()) -> Progress:
-        """Hand the job over, to start after others, and return its first progress.
+        """Submit the job, to start after others, and return its first progress.
 
         Raises:
             LaunchError: it is refused.
@@ -31,10 +31,10 @@ class Scheduler(Protocol):
         """
 
     def refresh(self, jobs: Sequence[Job]) -> dict[str, Progress]:
-        """Return the progress now, by job id, of those that something is known about."""
+        """Return the current progress by job id, for the known jobs."""
 
     def cancel(self, job: Job) -> None:
-        """Ask for the end of a job; LaunchError when that is refused."""
+        """Request the end of a job; LaunchError if that is refused."""
 
 
 def scheduler(name: str) -> Scheduler:

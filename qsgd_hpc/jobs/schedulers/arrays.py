@@ -1,4 +1,4 @@
-"""From the tasks of an array to the progress of the whole. Pure."""
+"""Combines the progress of an array's tasks. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def aggregate(tasks: Mapping[int, Progress]) -> Progress:
 
 
 def _why(tasks: Mapping[int, Progress]) -> str:
-    """Return how many are done and which went wrong; nothing when all is well and over."""
+    """Return how many are done and which failed; nothing if all have completed."""
     done = sum(progress.state is JobState.COMPLETED for progress in tasks.values())
     if done == len(tasks):
         return ""

@@ -63,10 +63,10 @@ _STATES = {
 
 
 def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
-    """Hand the script to qsub; output and Cobalt's own log go to the job's directory.
+    """Submit the script with qsub; output and Cobalt's log are in the job's directory.
 
     Raises:
-        LaunchError: refused, or asked for what Cobalt does not have.
+        LaunchError: refused, or the request is not supported by Cobalt.
     """
     if of_kind(after, "any"):
         raise LaunchError(
@@ -165,7 +165,7 @@ def _news(job: Job, listed: Mapping[str, Mapping[str, str]]) -> Progress:
 
 
 def parse_log(text: str) -> Progress | None:
-    """Return the end that Cobalt's log tells of; None when it tells of none."""
+    """Return the end of a job from Cobalt's log, or None."""
     if "user delete requested" in text:
         return Progress(JobState.CANCELLED, why="cancelled")
     if "maximum execution time exceeded" in text:
@@ -180,7 +180,7 @@ def parse_log(text: str) -> Progress | None:
 
 
 def cancel(job: Job) -> None:
-    """Ask qdel to end the job; one that is not listed any more is no error."""
+    """End the job with qdel; a job that is no longer listed is not an error."""
     key = job.progress.scheduler_id or find(job)
     if key is None:
         return

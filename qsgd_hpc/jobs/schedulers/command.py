@@ -1,4 +1,4 @@
-"""Run a scheduler's command and read its answer; shared by the batch schedulers."""
+"""Run a scheduler's command and read its output; shared by the batch schedulers."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ _STRIPPED = (
 
 
 class UnconfirmedError(LaunchError):
-    """The scheduler did not say whether it has taken the job."""
+    """The scheduler did not confirm the job."""
 
 
 @dataclass(frozen=True)
 class Dependency:
-    """A job of the same scheduler that must end first: ``ok``: with success, ``any``: anyhow."""
+    """A job of the same scheduler that must end first: ``ok`` successfully, ``any`` in any way."""
 
     kind: Literal["ok", "any"]
     scheduler_id: str
@@ -80,7 +80,7 @@ class Answer:
 
 
 def ask(argv: Sequence[str], *, cwd: Path | None = None, stdin: Path | None = None) -> Answer:
-    """Run a command; a missing one, or one that hangs, is an answer as well."""
+    """Run a command; a missing or hanging one also gives an answer."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_STRIPPED)}
     try:
         with (stdin or Path(os.devnull)).open("rb") as source:
@@ -109,7 +109,7 @@ def ask(argv: Sequence[str], *, cwd: Path | None = None, stdin: Path | None = No
 
 
 def _output(process: subprocess.Popen[bytes], name: str) -> tuple[bytes, bytes]:
-    """Wait for what a command prints; after some seconds, tell that it is waited for."""
+    """Wait for a command's output; after some seconds, report the wait."""
     try:
         return process.communicate(timeout=min(QUIET_S, TIMEOUT_S))
     except subprocess.TimeoutExpired:
@@ -129,14 +129,14 @@ def of_kind(after: Iterable[Dependency], kind: str) -> list[str]:
 
 
 def log_path(job: Job, index: str) -> Path:
-    """Return where the output goes; for an array with ``index``, the scheduler's word for it."""
+    """Return the path of the output; for an array with ``index``, the scheduler's placeholder."""
     return job.directory / f"output-{index}.log" if job.request.array else job.log_path
 
 
 def mark(directory: Path) -> str:
-    """Return the word that tells the job of a directory from all others, of all registries.
+    """Return a word that uniquely identifies the job of a directory, over all registries.
 
-    It has no character that a directive line could not carry.
+    It has only characters that are allowed in a directive.
     """
     registry = hashlib.sha256(os.fsencode(directory.parent)).hexdigest()[:8]
     return f"qsgd-hpc:{directory.name}@{registry}"
@@ -169,12 +169,12 @@ def refusal(command: str, answer: Answer, remedies: Iterable[tuple[str, str]]) -
 
 
 def no_answer(command: str, answer: Answer) -> LaunchError:
-    """Return the error for a question that stays open."""
+    """Return the error for a query without an answer."""
     return LaunchError(f"{command} does not answer: {answer.said}. Try again later.")
 
 
 def not_cancelled(command: str, answer: Answer) -> LaunchError:
-    """Return the error for a job that lives on, or may."""
+    """Return the error for a job that is, or may be, still alive."""
     if answer.code == HUNG:
         return LaunchError(f"{answer.said}; the scheduler may or may not have received it.")
     return LaunchError(f"{command} did not end the job: {answer.said}. Nothing was cancelled.")

@@ -1,4 +1,4 @@
-"""This machine as a scheduler: each job is owned by a detached process, see local_runner.py."""
+"""This machine as a scheduler: a detached process runs each job, see local_runner.py."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ START_GRACE_S = 30.0  # a record without an owner for longer than this was given
 
 
 def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
-    """Start the process that owns the job; returns when it has taken over.
+    """Start the process that runs the job; return when it has taken over.
 
-    ``after`` needs no telling: jobs run in the order of their numbers, and the owner looks itself
-    how those ended that its job needs.
+    ``after`` is not passed on: jobs run in the order of their numbers, and the owner checks
+    the ends of its dependencies.
     """
     safe = ("-P",) if sys.version_info >= (3, 11) else ()
     started = subprocess.run(
@@ -47,12 +47,12 @@ def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
 
 
 def find(job: Job) -> str | None:
-    """Local jobs have no other id than their own."""
+    """Local jobs have no scheduler id."""
     return None
 
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
-    """Return the recorded progress, or LOST for jobs whose owner is gone."""
+    """Return the recorded progress, or LOST for jobs whose owner has died."""
     return {job.id: _progress(job) for job in jobs}
 
 

@@ -47,7 +47,7 @@ REMEDIES = (
 
 
 def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
-    """Hand the script to bsub, which reads it; output goes to the job's directory."""
+    """Submit the script with bsub, which reads it; output is in the job's directory."""
     words = {"ok": "done", "any": "ended"}
     terms = [f"{words[each.kind]}({each.scheduler_id})" for each in after]
     # -ti: a job whose condition cannot come true any more is ended, whatever the site's default is.
@@ -85,7 +85,7 @@ def find(job: Job) -> str | None:
 
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
-    """Ask bjobs once for all jobs of the user."""
+    """Query bjobs once for all jobs of the user."""
     jobs = open_jobs(jobs)
     if not jobs:
         return {}
@@ -118,12 +118,12 @@ def _news(job: Job, shown: Bjobs) -> Progress:
 
 
 def _lacks(job: Job, key: str, shown: Bjobs) -> bool:
-    """Tell whether LSF has left out the job, or a task of it."""
+    """Return whether LSF has omitted the job, or a task of it."""
     return key not in shown.unclear and len(shown.get(key, {})) < max(1, len(job.request.tasks))
 
 
 def cancel(job: Job) -> None:
-    """Ask bkill to end the job with all its tasks; an ended or unknown one is no error."""
+    """End the job and all its tasks with bkill; an ended or unknown job is not an error."""
     key = job.progress.scheduler_id or find(job)
     if key is None:
         return

@@ -45,10 +45,10 @@ _NO_JOBS = ("No job found", "No unfinished job found", "is not found")
 
 
 class Bjobs(dict[str, dict[int, Progress]]):
-    """Progress by job id and index, which is 0 for a job that is no array.
+    """Progress by job id and index, which is 0 for a job without an array.
 
-    ``outputs`` are ids by output file; ``unclear`` are jobs with a task in a state of an unknown
-    name, with that name.
+    ``outputs``: ids by output file; ``unclear``: jobs with a task in an unknown state,
+    with its name.
     """
 
     def __init__(self) -> None:
@@ -57,13 +57,13 @@ class Bjobs(dict[str, dict[int, Progress]]):
         self.unclear: dict[str, str] = {}
 
     def add(self, other: Bjobs) -> None:
-        """Take in the answer to a later question."""
+        """Add the answer to a later query."""
         self.update(other)
         self.unclear |= other.unclear
 
 
 def parse_bjobs(answer: Answer) -> Bjobs | None:
-    """Return what ``bjobs -a -json -o COLUMNS`` says; None when LSF did not answer."""
+    """Parse the output of ``bjobs -a -json -o COLUMNS``; None if LSF did not answer."""
     found = Bjobs()
     try:
         shown = json.loads(answer.out, strict=False)
@@ -91,7 +91,7 @@ def _is_number(text: str) -> bool:
 
 
 def _progress(fields: Mapping[str, str]) -> Progress | None:
-    """Return what one record says; None for a state of an unknown name."""
+    """Parse one record; None for an unknown state."""
     word = fields.get("STAT", "")
     started, ended = (time_of(fields.get(name, "")) for name in ("START_TIME", "FINISH_TIME"))
     if word in _LIVE:
@@ -131,7 +131,7 @@ def _ending(
 
 
 def time_of(text: str, now: float | None = None) -> float | None:
-    """Read ``Nov 21 13:30``, perhaps with a letter behind it: the last time that it was so."""
+    """Parse ``Nov 21 13:30``, possibly followed by a letter, as the most recent such time."""
     today = time.localtime(now)
     for year in (today.tm_year, today.tm_year - 1):
         try:

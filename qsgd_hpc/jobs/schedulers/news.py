@@ -34,7 +34,7 @@ def open_jobs(jobs: Iterable[Job]) -> list[Job]:
 
 
 def merged(job: Job, new: Progress, scheduler_id: str) -> Progress:
-    """Return what is to be recorded: the news, with the facts that it does not repeat."""
+    """Return the progress to record: the news, with earlier facts that it does not repeat."""
     waiting = new.state is JobState.QUEUED
     old = job.progress
     return replace(
@@ -46,7 +46,7 @@ def merged(job: Job, new: Progress, scheduler_id: str) -> Progress:
 
 
 def _restarts(old: Progress, new: Progress) -> int:
-    """Return how often the job was started again: as the scheduler says, or as seen."""
+    """Return the number of restarts, from the scheduler or as observed."""
     seen = old.restarts
     if old.state is JobState.RUNNING:
         later = (new.started_at or 0) > (old.started_at or float("inf")) + 1
@@ -55,12 +55,12 @@ def _restarts(old: Progress, new: Progress) -> int:
 
 
 def is_settled(job: Job) -> bool:
-    """Tell whether a scheduler must know the job by now, if it has ever taken it."""
+    """Return whether a scheduler must know the job by now, if it has accepted it."""
     return time.time() - job.submitted_at >= SETTLE_S
 
 
 def silent(job: Job, who: str, answer: Answer) -> Progress:
-    """Return what is recorded, with why there is nothing newer."""
+    """Return the recorded progress, with the reason why there is none newer."""
     if answer.code == 0 and answer.out.strip():
         return unclear(job, f"{who}'s answer cannot be parsed", answer)
     if answer.code == 0 and not answer.err:
@@ -69,7 +69,7 @@ def silent(job: Job, who: str, answer: Answer) -> Progress:
 
 
 def unclear(job: Job, why: str, answer: Answer | None = None) -> Progress:
-    """Return what is recorded, with why nothing newer can be told; an answer is kept."""
+    """Return the recorded progress, with why the answer is unclear; the answer is kept."""
     if answer is not None:
         kept = job.directory / UNREAD_FILE
         with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ def unclear(job: Job, why: str, answer: Answer | None = None) -> Progress:
 
 
 def left_out(job: Job, who: str) -> Progress:
-    """Return what is recorded of a job that an answer says nothing about."""
+    """Return the recorded progress of a job that the answer does not mention."""
     what = f"job {job.progress.scheduler_id}" if job.progress.scheduler_id else "this job"
     return unclear(job, f"{who} answers, but does not mention {what}")
 
@@ -92,7 +92,7 @@ def unknown(job: Job, hint: str) -> Progress:
 
 
 def unconfirmed(job: Job, who: str) -> Progress:
-    """Return the progress of a job that was handed over, perhaps, and was not found."""
+    """Return the progress of a job that may have been submitted and was not found."""
     return unknown(
         job, f"{who} did not confirm the submission and does not know the job; submit it again"
     )

@@ -79,7 +79,7 @@ class Squeue(dict[str, Progress]):
         return not told or clusters == "all" or told.issuperset(clusters.split(","))
 
     def add(self, other: Squeue) -> None:
-        """Take in the answer to a later question."""
+        """Add the answer to a later query."""
         self.update(other)
         self.unclear |= other.unclear
         self.clusters |= other.clusters

@@ -21,8 +21,7 @@ Saved = dict[str, dict[str, Any]]
 
 @dataclass
 class Slot:
-    """One parameter. Residuals are float32, in the memory of the coder; None without error
-    feedback."""
+    """One parameter. Residuals are float32 on the coder's device; None without feedback."""
 
     name: str
     steps: int = 0
