@@ -391,7 +391,7 @@ TABLE: dict[str, Variable] = {
 
 
 def is_set(name: str, environ: Mapping[str, str] | None = None, *, twins: bool = True) -> bool:
-    """Tell whether the variable, or Horovod's, is in the environment and not empty."""
+    """Return whether the variable, or Horovod's, is in the environment and not empty."""
     found = os.environ if environ is None else environ
     names = [name, *(twin.name for twin in TABLE[name].twins if twins)]
     return any(found.get(each) for each in names)

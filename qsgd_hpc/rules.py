@@ -42,7 +42,7 @@ class Rule:
             )
 
     def fits(self, name: str, count: int) -> bool:
-        """Tell whether a tensor of this name and this many elements is meant."""
+        """Return whether a tensor of this name and this many elements is meant."""
         size = _SIZE.fullmatch(self.pattern)
         if size is None:
             return fnmatchcase(name, self.pattern)

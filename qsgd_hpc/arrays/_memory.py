@@ -83,7 +83,7 @@ def _on_host(array: Any) -> bool:
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Tell whether codes and casts apply to a type."""
+    """Return whether codes and casts apply to a type."""
     return dtype.kind == "f" or str(dtype) == "bfloat16"
 
 

@@ -25,7 +25,7 @@ RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID"
 
 
 def launched(environ: Mapping[str, str]) -> bool:
-    """Tell whether an MPI launcher started this process."""
+    """Return whether an MPI launcher started this process."""
     return any(name in environ for name in RANK_VARIABLES)
 
 

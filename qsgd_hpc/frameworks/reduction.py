@@ -88,7 +88,7 @@ def op_for(op: Op, dtype: str) -> Op:
 
 
 def is_widened(dtype: str, op: Op) -> bool:
-    """Tell whether elements travel as int64, whose sum does not wrap before it is divided.
+    """Return whether elements travel as int64, whose sum does not wrap before it is divided.
 
     The core has no arithmetic for some of them, either; int64 has room for their values.
     """

@@ -136,7 +136,7 @@ def breakdown(log: StepLog, waits: Waits) -> dict[str, float | None]:
 
 
 def mean_over_ranks(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean of every number over the ranks that have one; None where none has."""
+    """Return the mean of every number over the ranks that have one; None if none has."""
     found: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():

@@ -20,9 +20,9 @@ def leave_to_meter() -> None:
 
 
 def marks_steps() -> bool:
-    """Tell whether one gradient of each step shall pass the engine, which takes that for the step.
+    """Return whether one gradient of each step must pass the engine, to mark the step.
 
-    It is a sum over one rank, uncompressed, so that training stays the same to the bit.
+    It is an uncompressed sum over one rank, which does not change the training.
     """
     return not _metered and env.get("QSGD_RECORDS") is not None and basics.size() == 1
 

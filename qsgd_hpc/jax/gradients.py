@@ -106,7 +106,7 @@ def reduce_tree(tree: Any, prefix: str, reduction: GradientReduction, groups: Gr
 
 
 def _marks(leaves: Sequence[Any]) -> bool:
-    """Tell whether a step is to be marked, and can be: a compiled one on a single CPU device."""
+    """Return whether a step is to be marked, and can be: a compiled one on a single CPU device."""
     compiled_elsewhere = jax.default_backend() != "cpu" or jax.local_device_count() > 1
     return marks_steps() and not (compiled_elsewhere and is_traced(leaves))
 

@@ -30,7 +30,7 @@ def name_of(variable: Any) -> str:
 
 
 def is_shared(variable: Any) -> bool:
-    """Tell whether ranks should agree on a variable: not on the state of a random generator."""
+    """Return whether ranks should agree on a variable: not on the state of a random generator."""
     return not name_of(variable).endswith("seed_generator_state")
 
 

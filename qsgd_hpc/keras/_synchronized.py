@@ -145,7 +145,7 @@ def _times(gradient: Any, factor: float) -> Any:
 
 
 def _is_cleaning_up() -> bool:
-    """Tell whether ``fit`` ends its work because of an exception, as it does on JAX."""
+    """Return whether ``fit`` ends its work because of an exception, as it does on JAX."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_name == "finalize_variable_values":
         frame = frame.f_back

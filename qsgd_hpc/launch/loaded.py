@@ -30,7 +30,7 @@ def loaded_library(maps: Path = Path("/proc/self/maps")) -> Path | None:
 
 
 def is_installed(package: str) -> bool:
-    """Tell whether this Python has a package of that name."""
+    """Return whether this Python has a package of that name."""
     try:
         metadata.distribution(package)
     except metadata.PackageNotFoundError:

@@ -17,7 +17,7 @@ class SchedulerTraits:
         command: submits a job; its presence shows that the machine has the scheduler. Empty: jobs
             need none.
         job_id: variable that is set in its jobs.
-        node_file: variable that names the file of a job's nodes; empty where there is none.
+        node_file: variable that names the file of a job's nodes; empty if there is none.
         first_node: bash command that prints the first node of a job; empty: the first line of the
             node file is it.
         requeues: whether it can restart a job automatically.
@@ -83,5 +83,5 @@ NODE_FILES = tuple(each.node_file for each in SCHEDULERS.values() if each.node_f
 
 
 def in_batch_job(environ: Mapping[str, str]) -> bool:
-    """Tell whether a launcher would start ranks on the nodes of a job; Flux's is one, too."""
+    """Return whether a launcher would start ranks on the nodes of a job; Flux's is one, too."""
     return any(name in environ for name in (*JOB_IDS, "FLUX_JOB_ID"))

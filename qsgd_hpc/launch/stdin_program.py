@@ -28,7 +28,7 @@ def with_program(command: Sequence[str], at: int, stdin: BinaryIO | None) -> tup
     Args:
         command: the words of the user.
         at: where ``-`` stands, or would stand.
-        stdin: this process's; None where it has none.
+        stdin: this process's; None if it has none.
 
     Raises:
         UsageError: stdin holds no program, or one that is too long.

@@ -76,7 +76,7 @@ def encode(token: bytes, kind: bytes, rank: int, payload: bytes) -> bytes:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Tell whether the process has a handler for the signal (unknown counts as no)."""
+    """Return whether the process has a handler for the signal (unknown counts as no)."""
     try:
         with open(f"/proc/{pid}/status") as status:  # noqa: PTH123 (pathlib is slow to import)
             mask = next(line for line in status if line.startswith("SigCgt:"))

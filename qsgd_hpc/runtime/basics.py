@@ -247,7 +247,7 @@ def _leave() -> None:
 
 
 def is_initialized() -> bool:
-    """Tell whether ``init`` has been called and ``shutdown`` has not."""
+    """Return whether ``init`` has been called and ``shutdown`` has not."""
     return _context is not None
 
 

@@ -23,7 +23,7 @@ __all__ = [
 
 
 def mpi_threads_supported() -> bool:
-    """Tell whether several threads of the script may call MPI themselves (mpi4py).
+    """Return whether several threads of the script may call MPI themselves (mpi4py).
 
     Raises:
         UsageError: ``init`` has not been called.
@@ -33,22 +33,22 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Tell whether MPI starts the ranks and carries the messages: always."""
+    """Return whether MPI starts the ranks and carries the messages: always."""
     return True
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Tell whether there is support for MPI: always."""
+    """Return whether there is support for MPI: always."""
     return True
 
 
 def gloo_enabled() -> bool:
-    """Tell whether gloo starts the ranks: never."""
+    """Return whether gloo starts the ranks: never."""
     return False
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Tell whether there is support for gloo: no."""
+    """Return whether there is support for gloo: no."""
     return False
 
 
@@ -58,20 +58,20 @@ def nccl_built(verbose: bool = False) -> int:
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """Tell whether there is support for IBM's DDL: no."""
+    """Return whether there is support for IBM's DDL: no."""
     return False
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """Tell whether there is support for oneCCL: no."""
+    """Return whether there is support for oneCCL: no."""
     return False
 
 
 def cuda_built(verbose: bool = False) -> bool:
-    """Tell whether the core is compiled with CUDA: no. GPU tensors are staged through memory."""
+    """Return whether the core is compiled with CUDA: no. GPU tensors are staged through memory."""
     return False
 
 
 def rocm_built(verbose: bool = False) -> bool:
-    """Tell whether the core is compiled with ROCm: no. GPU tensors are staged through memory."""
+    """Return whether the core is compiled with ROCm: no. GPU tensors are staged through memory."""
     return False

@@ -16,7 +16,7 @@ TWIN = "twin"
 
 
 def library() -> str | None:
-    """Return the file of the kernels; None where there are none, or none are wanted.
+    """Return the file of the kernels; None if there are none, or none are wanted.
 
     Raises:
         UsageError: QSGD_GPU_LIBRARY names something else.

@@ -103,7 +103,7 @@ class Greeter:
         self._selector.close()
 
     def complete(self) -> bool:
-        """Tell whether all have greeted."""
+        """Return whether all have greeted."""
         return len(self.found) == len(self._ranks)
 
     def greet(self, patience_s: float) -> bool:

@@ -102,7 +102,7 @@ def finalise() -> None:
 
 
 def _is_ours() -> bool:
-    """Tell whether this package has initialised MPI, and not the script."""
+    """Return whether this package has initialised MPI, and not the script."""
     # mpi4py remembers it from the first start_mpi() to the later ones.
     return sys.modules["mpi4py"].rc.finalize is False
 
@@ -147,7 +147,7 @@ def _import_mpi(first: bool) -> Any:
 
 
 def _pointer_handles(module: Any, library: str) -> bool:
-    """Tell whether handles are pointers (Open MPI, MPI 5's ABI) or ints (MPICH and its kin)."""
+    """Return whether handles are pointers (Open MPI, MPI 5's ABI) or ints (MPICH and its kin)."""
     width = module._sizeof(module.COMM_WORLD)
     found = {4: "int", 8: "pointer"}[width]
     vendor, _ = module.get_vendor()

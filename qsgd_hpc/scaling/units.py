@@ -1,4 +1,4 @@
-"""Numbers as people read them: the same in the terminal, Markdown, HTML and plots."""
+"""Numbers as text: the same in the terminal, Markdown, HTML and plots."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def capitalised(text: str) -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """A 95 % interval of factors, such as '1.21 to 1.35'; empty where there is none."""
+    """A 95 % interval of factors, such as '1.21 to 1.35'; empty if there is none."""
     return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 

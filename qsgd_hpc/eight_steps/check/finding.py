@@ -35,7 +35,7 @@ class Rule:
 
     @property
     def step(self) -> int | None:
-        """The number of the step that it belongs to, None where it is of none."""
+        """The number of the step that it belongs to, None if it is of none."""
         number = int(self.id[2])
         return number if 1 <= number <= 8 else None
 
@@ -60,7 +60,7 @@ class Finding:
         reason: what was found there.
         remedy: what to do.
         severity: how bad it is.
-        edits: what mends it safely; empty where only the author can.
+        edits: what mends it safely; empty if only the author can.
     """
 
     rule: Rule

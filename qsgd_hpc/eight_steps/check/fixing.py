@@ -56,7 +56,7 @@ def mended(script: Script, left: Sequence[Finding], wanted: Sequence[Finding]) -
     """Apply the edits of some findings.
 
     Returns:
-        the script, its findings and how many edits were made; None where the result is no Python,
+        the script, its findings and how many edits were made; None if the result is no Python,
         has more errors than before, or as many findings of a rule that was to be mended.
     """
     text, count = apply(script.text, [each.edits for each in wanted])

@@ -30,7 +30,7 @@ _TANGENT = ".tangent"
 
 
 def is_traced(arrays: Arrays) -> bool:
-    """Tell whether JAX is tracing a function that these arrays stand for arguments of."""
+    """Return whether JAX is tracing a function that these arrays stand for arguments of."""
     return any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 

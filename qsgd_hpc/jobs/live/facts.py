@@ -16,8 +16,8 @@ class LiveQueue:
     """One queue, partition or QOS.
 
     Attributes:
-        nodes: least and most nodes of a job; None where there is no such limit.
-        walltime_min: least and most walltime in minutes; None where there is no such limit.
+        nodes: least and most nodes of a job; None if there is no such limit.
+        walltime_min: least and most walltime in minutes; None if there is no such limit.
         routes: the queues that it passes its jobs on to.
         route_only: it takes jobs from another queue alone.
         is_open: every user may submit to it now.

@@ -112,7 +112,7 @@ def _listed() -> tuple[dict[str, dict[str, str]] | None, Answer]:
 
 
 def find(job: Job) -> str | None:
-    """Return the id of a live job whose submission was not confirmed; None when there is none.
+    """Return the id of a live job whose submission was not confirmed; None if there is none.
 
     Raises:
         LaunchError: Cobalt does not answer.

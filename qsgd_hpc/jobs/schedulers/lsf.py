@@ -73,7 +73,7 @@ def _bjobs(*ids: str) -> tuple[Bjobs | None, Answer]:
 
 
 def find(job: Job) -> str | None:
-    """Return the id of a job whose submission was not confirmed; None when LSF knows none.
+    """Return the id of a job whose submission was not confirmed; None if LSF knows none.
 
     Raises:
         LaunchError: LSF does not answer.

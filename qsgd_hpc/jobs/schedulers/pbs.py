@@ -74,7 +74,7 @@ def parse_qsub(answer: Answer) -> str | None:
 
 
 def find(job: Job) -> str | None:
-    """Return the id of a job whose submission was not confirmed; None when PBS knows none.
+    """Return the id of a job whose submission was not confirmed; None if PBS knows none.
 
     Raises:
         LaunchError: PBS does not answer, or not about all jobs of the user.
@@ -126,7 +126,7 @@ def _asked(ids: Iterable[str] | None, jobs: Iterable[Job]) -> Iterator[Qstat]:
 
 
 def _is_hidden(key: str, shown: Qstat) -> bool:
-    """Tell whether a job of the user may be one of ours for all that PBS has said."""
+    """Return whether a job of the user may be one of ours for all that PBS has said."""
     return bool(shown.doubt(key)) or not shown.tells(key)
 
 

@@ -76,7 +76,7 @@ class Qstat(dict[str, Progress]):
         self.silence = self.silence or other.silence
 
     def tells(self, key: str) -> bool:
-        """Tell whether PBS has said anything of a job, or of a task of an array."""
+        """Return whether PBS has said anything of a job, or of a task of an array."""
         return key in self or key in self.unknown or bool(self.doubt(key)) or any(self.tasks(key))
 
     def tasks(self, key: str) -> dict[int, Progress]:
@@ -91,7 +91,7 @@ class Qstat(dict[str, Progress]):
 
 
 def _task_of(key: str, one: str) -> int | None:
-    """Return which task of the array ``key`` the id is; None when it is none."""
+    """Return which task of the array ``key`` the id is; None if it is none."""
     head, brackets, server = key.partition("[]")
     if not brackets or not one.startswith(head):
         return None

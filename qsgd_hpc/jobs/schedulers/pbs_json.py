@@ -40,7 +40,7 @@ class Shown:
 
 
 def read(text: str) -> Shown | None:
-    """Return the jobs in an answer of ``qstat -f -F json``; None when it cannot be read at all.
+    """Return the jobs in an answer of ``qstat -f -F json``; None if it cannot be read at all.
 
     An answer that was cut off is read as far as its jobs are whole.
     """

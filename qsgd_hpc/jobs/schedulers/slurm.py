@@ -118,7 +118,7 @@ def parse_sbatch(answer: Answer) -> str | None:
 
 
 def find(job: Job) -> str | None:
-    """Return the id of a job whose submission was not confirmed; None when Slurm knows none.
+    """Return the id of a job whose submission was not confirmed; None if Slurm knows none.
 
     Raises:
         LaunchError: Slurm does not answer.
@@ -154,7 +154,7 @@ def _found_past(jobs: Sequence[Job], clusters: str) -> dict[str, str]:
 
 
 def _is_of(job: Job, comment: str, command: str) -> bool:
-    """Tell whether this is the job, by a comment in its script or by the script's own path."""
+    """Return whether this is the job, by a comment in its script or by the script's own path."""
     path = str(job.script_path)
     return comment == mark(job.directory) or command == path or command.endswith(f" {path}")
 
@@ -278,19 +278,19 @@ def _keys(job: Job, key: str) -> list[str]:
 
 
 def _is_over(job: Job, key: str, live: Squeue) -> bool:
-    """Tell whether accounting has to say how the job, or a task of it, has ended."""
+    """Return whether accounting has to say how the job, or a task of it, has ended."""
     keys = [one for one in _keys(job, key) if one not in live.unclear]
     return any(one not in live or live[one].state.ended for one in keys)
 
 
 def _lacks(job: Job, key: str, live: Squeue, past: Mapping[str, Progress]) -> bool:
-    """Tell whether neither knows the job, or a task of it."""
+    """Return whether neither knows the job, or a task of it."""
     known = {*live, *live.unclear, *past}
     return not _waits(key, known) and any(one not in known for one in _keys(job, key))
 
 
 def _waits(key: str, known: Iterable[str]) -> bool:
-    """Tell whether tasks of an array are listed together, because they have not started."""
+    """Return whether tasks of an array are listed together, because they have not started."""
     head, cluster = f"{number_of(key)}_[", cluster_of(key)
     return any(one.startswith(head) and cluster_of(one) == cluster for one in known)
 
@@ -298,7 +298,7 @@ def _waits(key: str, known: Iterable[str]) -> bool:
 def _one(
     key: str, live: Mapping[str, Progress], past: Mapping[str, Progress] | None
 ) -> Progress | None:
-    """Return what both say about one job; None when neither knows, or accounting is down.
+    """Return what both say about one job; None if neither knows, or accounting is down.
 
     squeue is right about what lives, sacct about how it has ended: where sacct lags behind, the job
     remains active for a moment, instead of ending permanently without an exit code.
@@ -316,7 +316,7 @@ def _one(
 def _array(
     job: Job, key: str, live: Squeue, past: Mapping[str, Progress] | None
 ) -> Progress | None:
-    """Return the progress of an array from that of its tasks; None when not all can be told."""
+    """Return the progress of an array from that of its tasks; None if not all can be told."""
     pending = _waits(key, {*live, *(past or {})})
     tasks: dict[int, Progress] = {}
     for index, one in enumerate(_keys(job, key)):

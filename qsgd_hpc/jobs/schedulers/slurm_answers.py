@@ -74,7 +74,7 @@ class Squeue(dict[str, Progress]):
         self.clusters: set[str] = set()
 
     def covers(self, clusters: str) -> bool:
-        """Tell whether the answer is about these clusters, as far as it says what it is about."""
+        """Return whether the answer is about these clusters, as far as it says what it is about."""
         told = self.clusters
         return not told or clusters == "all" or told.issuperset(clusters.split(","))
 
@@ -86,7 +86,7 @@ class Squeue(dict[str, Progress]):
 
 
 def parse_squeue(answer: Answer, cluster: str = "") -> Squeue | None:
-    """Return the jobs that ``squeue -o SQUEUE_COLUMNS`` shows; None when Slurm did not answer.
+    """Return the jobs that ``squeue -o SQUEUE_COLUMNS`` shows; None if Slurm did not answer.
 
     A job that squeue has forgotten is simply absent; asked for it alone, squeue fails with
     "Invalid job id", which is an answer too.

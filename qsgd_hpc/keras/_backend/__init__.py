@@ -54,7 +54,7 @@ class Backend(ABC):
         return nullcontext()
 
     def have_values(self, variables: Sequence[Any]) -> bool:
-        """Tell whether variables have values that can be read now."""
+        """Return whether variables have values that can be read now."""
         return self.eager_values
 
 

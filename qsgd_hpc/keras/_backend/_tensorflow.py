@@ -47,7 +47,7 @@ class _TensorFlow(Backend):
         return scope
 
     def have_values(self, variables: Sequence[Any]) -> bool:
-        """Tell whether they have values; one made while a step is traced gets its own later."""
+        """Return whether they have values; one made while a step is traced gets its own later."""
         with tf.init_scope():
             return all(bool(unwrapped(v).is_initialized()) for v in variables)
 

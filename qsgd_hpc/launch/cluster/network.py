@@ -71,7 +71,7 @@ class Network:
         return f"{text}, {latency.replace('us', 'µs')}" if self.latency_us else text
 
     def falls_short(self, bits_s: float) -> bool:
-        """Tell whether a link of this network that reached so little was held back."""
+        """Return whether a link of this network that reached so little was held back."""
         return bits_s < SHORT * self.rate_bits_s
 
 

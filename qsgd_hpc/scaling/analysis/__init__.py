@@ -1,1 +1,1 @@
-"""From attempts to results: medians, fits and verdicts; pure functions."""
+"""Analysis of attempts: medians, fits and verdicts; pure functions."""

@@ -1,4 +1,4 @@
-"""From attempts to what a study says: pure functions; scaling/README.md defines every column."""
+"""Analysis of a study's attempts: pure functions; scaling/README.md defines every column."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def analyse(
 ) -> Analysis:
     """Reduce the finished points of a study to one table per case.
 
-    Values of a table are medians over the repeats, but for the parts of a step, which are those of
-    the run of median throughput, so that they add up. stats.py says how 95 % intervals are found. A
-    point of one rank belongs to all algorithms of its workload, framework and batch, and
-    to all bits: one rank sends nothing.
+    Values of a table are medians over the repeats, except for the parts of a step, which are those
+    of the run with median throughput, so that they add up. See stats.py for 95 % intervals. A point
+    of one rank belongs to all algorithms of its workload, framework and batch, and to all bits: one
+    rank sends nothing.
 
     Args:
-        attempts: of the study, in the order in which they were made.
+        attempts: attempts of the study, in order.
         mode: "strong" or "weak"; decides which scaling law applies.
         cases: those of the study, in its order; empty: those that were measured, sorted.
         target: the quality that time_to_target_s refers to, or that of each case. Above 1 it is a
             perplexity, else an accuracy; a case that records the other kind, and every case without
             one, takes what all fp32 runs at the largest size reach (quality.py).
-        site: where it was measured, for sentences; empty where that is not known.
+        site: where it was measured, for sentences; empty if that is not known.
     Returns:
-        The analysis; without cases where no point is finished.
+        The analysis; without cases if no point is finished.
     """
     measured = list(finished(attempts).values())
     own = [(case, _of(case, measured)) for case in cases or _measured_cases(measured)]
@@ -67,7 +67,7 @@ def analyse(
 
 
 def _measured_cases(measured: Sequence[Attempt]) -> list[Case]:
-    """Return the cases that were measured, less those that only lent their single rank."""
+    """Return the measured cases, without those that only share their single rank."""
     alone = {a.point.case for a in measured if a.point.ranks == 1}
     several = {a.point.case for a in measured if a.point.ranks > 1}
     lent = {
@@ -83,7 +83,7 @@ def _of(case: Case, measured: Sequence[Attempt]) -> list[Attempt]:
 
 
 def _one_unit(runs: Sequence[Attempt]) -> tuple[list[Attempt], list[Attempt]]:
-    """Split runs into those of the commonest unit, and the rest: no median spans two units."""
+    """Split runs into those of the most frequent unit and the rest; units cannot be mixed."""
     units = [throughput(a.final)[1] for a in runs]
     common = max(dict.fromkeys(units), key=units.count)
     kept = [a for a, unit in zip(runs, units, strict=True) if unit == common]

@@ -88,7 +88,7 @@ def profile_interval(
     Args:
         residual_at: sum of squares of the best fit in which the quantity is held at a value.
         best, residual: its best value, and the sum of squares there.
-        upper: its largest possible value; None where there is none.
+        upper: its largest possible value; None if there is none.
     """
     freedom = rows - coefficients
     if freedom < 1:
@@ -148,7 +148,7 @@ def fit_link(runs: pd.DataFrame) -> LinkFit | None:
 
 
 def _sending(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that communicated, with messages, bytes and seconds per rank and step."""
+    """Return the runs with communication, with messages, bytes and seconds per rank and step."""
     told = runs[(runs["ranks"] > 1) & (runs["wire_bytes_per_step"] > 0)].copy()
     told["bytes"] = told["wire_bytes_per_step"] / told["ranks"]
     told["messages"] = 2 * (told["ranks"] - 1) * told["reductions_per_step"].fillna(1)
@@ -214,7 +214,7 @@ _FIXED_WORK = {"amdahl": True, "gustafson": False}
 
 
 def applies(law: str, mode: str) -> bool:
-    """Tell whether a law's assumption is what a mode holds fixed; Gunther's fits both."""
+    """Return whether a law applies to a mode; Gunther's applies to both."""
     return _FIXED_WORK.get(law, mode == "strong") == (mode == "strong")
 
 

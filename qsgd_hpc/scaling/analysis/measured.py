@@ -84,7 +84,7 @@ def curve(attempt: Attempt) -> list[dict[str, Any]]:
 def time_to_target(attempt: Attempt, quality: Quality, target: float | None) -> float:
     """Return the time at the end of the first epoch that reaches a target, in seconds.
 
-    Infinite where epochs recorded their quality and none reached it; NaN where none recorded it
+    Infinite where epochs recorded their quality and none reached it; NaN if none recorded it
     with its time, or without a target. Nothing is interpolated, because there are no measurements
     between epochs.
     """
@@ -98,7 +98,7 @@ def time_to_target(attempt: Attempt, quality: Quality, target: float | None) -> 
 
 
 def _nmse(attempt: Attempt) -> float:
-    """Return the error of the codes: as the script's meter recorded it, else as the engines did."""
+    """Return the error of the codes, from the script's meter or from the engines."""
     told = [number(record, "nmse") for record in (attempt.final, *attempt.engines.values())]
     if told[0] == told[0]:
         return told[0]
@@ -106,9 +106,9 @@ def _nmse(attempt: Attempt) -> float:
 
 
 def _link_bits_s(attempt: Attempt) -> float:
-    """Return what the slowest link of an emulated network reached beside a run, in bits per second.
+    """Return the rate of the slowest emulated link around a run, in bits per second.
 
-    Before it or after it, whichever is less; NaN where the network was none of that kind.
+    Before it or after it, whichever is less; NaN if the network was none of that kind.
     """
     network = attempt.network
     rates = [
@@ -121,7 +121,7 @@ def _link_bits_s(attempt: Attempt) -> float:
 
 
 def number(record: Mapping[str, Any], name: str) -> float:
-    """Return a field as a float; NaN where it is missing or no number."""
+    """Return a field as a float; NaN if it is missing or no number."""
     value = record.get(name)
     return float(value) if is_number(value) else NAN
 

@@ -42,15 +42,16 @@ Values = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class QualityVerdict:
-    """The quality of one row beside fp32's.
+    """The quality of one row compared with fp32.
 
     Attributes:
         word: "" (nothing to compare); "kept" (no worse than fp32 less the margin); "noise" (worse,
             but by no more than chance explains); "worse" (by more than chance explains); "untold"
             (worse, and the runs do not tell how much chance explains).
-        change: what was seen, such as 'test accuracy −0.34 points'; empty where a value is missing.
-        clause: `change` with what chance explains, and how many runs or samples would tell; empty
-            where there is no loss.
+        change: the observed difference, such as 'test accuracy −0.34 points'; empty if a value
+            is missing.
+        clause: `change` with the effect of chance, and the number of runs or samples needed; empty
+            if there is no loss.
         detail: the same in a few words: "inside the noise", "one run" or "".
     """
 
@@ -61,7 +62,7 @@ class QualityVerdict:
 
     @property
     def sound(self) -> bool:
-        """Whether there is no loss but one that chance explains."""
+        """Whether there is no loss beyond chance."""
         return self.word in ("", "kept", "noise")
 
 
@@ -111,9 +112,9 @@ class _Noise:
     """The part of the difference of two means that chance explains.
 
     Attributes:
-        case: for the size of its test set and the number of comparisons.
+        case: the case, for the size of its test set and the number of comparisons.
         quality: perplexities count by their logarithms, so that differences of them are relative.
-        row, plain: of the compressed row's runs and of fp32's.
+        row, plain: qualities of the compressed row's runs and of fp32's.
     """
 
     case: CaseAnalysis
@@ -123,25 +124,25 @@ class _Noise:
 
     @cached_property
     def values(self) -> tuple[Values, Values]:
-        """The runs on the scale on which they are compared."""
+        """The runs on the scale of the comparison."""
         if self.quality.higher_is_better:
             return self.row, self.plain
         return np.log(self.row), np.log(self.plain)
 
     @cached_property
     def loss(self) -> float:
-        """By how much the mean is worse than fp32's; negative where it is better."""
+        """Loss of the mean relative to fp32; negative if it is better."""
         ours, theirs = (float(values.mean()) for values in self.values)
         return theirs - ours if self.quality.higher_is_better else ours - theirs
 
     @cached_property
     def of_repeats(self) -> float | None:
-        """The bound by the repeats; None where they show no spread."""
+        """The bound by the repeats; None if they show no spread."""
         return repeats_bound(*self.values, comparisons=self.case.comparisons)
 
     @cached_property
     def of_samples(self) -> float | None:
-        """The bound by the size of the test set; None where that is unknown, or no accuracy."""
+        """The bound by the size of the test set; None if that is unknown, or no accuracy."""
         count = self.case.test_samples
         if not self.quality.higher_is_better or not count:
             return None
@@ -150,7 +151,7 @@ class _Noise:
 
     @property
     def bound(self) -> float | None:
-        """All that chance explains as far as it is known; None where nothing is."""
+        """The known effect of chance; None if unknown."""
         known = [b for b in (self.of_repeats, self.of_samples) if b is not None]
         return math.hypot(*known) if known else None
 
@@ -161,13 +162,13 @@ class _Noise:
 
     @property
     def detail(self) -> str:
-        """A few words on the difference, whichever way it goes."""
+        """A short description of the difference."""
         if self.bound is not None and abs(self.loss) <= self.bound:
             return "inside the noise"
         return "one run" if len(self.row) == len(self.plain) == 1 else ""
 
     def explanation(self, word: str, plain: Row) -> str:
-        """Return what follows the difference in a sentence."""
+        """Return the text after the difference in a sentence."""
         if word == "worse":
             return f", where chance explains {self._span(self.bound, plain)}"
         tested = f"{self.case.test_samples or 0:,} test {units.sample(self.case.unit)}"
@@ -190,7 +191,7 @@ class _Noise:
         return "of runs that gave the same value each time"
 
     def _remedy(self) -> str:
-        """Say how many runs or test samples would tell, by a loss as large as the one seen."""
+        """Return the number of runs or test samples needed for a loss of the observed size."""
         several, hidden = self.case.comparisons, self.of_samples or 0.0
         if self.loss <= 0:
             return "more runs of each are needed to tell"
@@ -216,7 +217,7 @@ class _Noise:
 
 
 def _rounded(count: int) -> str:
-    """Return a count to two digits, as an estimate is known: '14,000'."""
+    """Return a count to two digits, for estimates: '14,000'."""
     return f"{int(float(f'{count:.2g}')):,}"
 
 
@@ -227,7 +228,7 @@ class Quality:
     Attributes:
         column: "test_accuracy", "perplexity" or "" where a study records neither.
         higher_is_better: whether more of it is better.
-        margin: a loss too small to matter, whether or not chance explains it: points of accuracy of
+        margin: largest loss that does not matter: points of accuracy of
             0..1, or a share of the perplexity.
     """
 
@@ -240,15 +241,15 @@ class Quality:
         return value - self.margin if self.higher_is_better else value * (1 + self.margin)
 
     def takes(self, target: float) -> bool:
-        """Tell whether a number can be a target of this measure: a perplexity is above 1."""
+        """Return whether a number can be a target of this measure: a perplexity is above 1."""
         return bool(self.column) and (target <= 1) == self.higher_is_better
 
     def reaches(self, value: float, target: float) -> bool:
-        """Tell whether a value is as good as a target; NaN never is."""
+        """Return whether a value is as good as a target; NaN never is."""
         return value >= target if self.higher_is_better else value <= target
 
     def gap(self, row: Mapping[str, Any] | None, plain: Mapping[str, Any] | None) -> float | None:
-        """Return a row's value minus fp32's; None where one is missing."""
+        """Return a row's value minus fp32's; None if one is missing."""
         if not self.column or row is None or plain is None:
             return None
         if row[self.column] is None or plain[self.column] is None:
@@ -262,7 +263,7 @@ NONE = Quality("")
 
 
 def quality_of(frame: pd.DataFrame | str) -> Quality:
-    """Return the measure that runs hold, or the one of a column's name."""
+    """Return the measure in the runs, or that of a column's name."""
     for quality in (ACCURACY, PERPLEXITY):
         if isinstance(frame, str):
             if frame == quality.column:
@@ -273,16 +274,16 @@ def quality_of(frame: pd.DataFrame | str) -> Quality:
 
 
 def cut_short(attempt: Attempt) -> bool:
-    """Tell whether a run was ended by a number of steps within its first pass over the data.
+    """Return whether a run was ended by a number of steps within its first pass over the data.
 
-    A network has learnt next to nothing then, and chance decides what a test says of it.
+    The network has then learnt almost nothing, and its test result depends on chance.
     """
     limited = "--steps" in attempt.provenance.get("command", ())
     return limited and sum(r.get("event") == "epoch" for r in attempt.records) <= 1
 
 
 def default_target(runs: pd.DataFrame, quality: Quality) -> float | None:
-    """Return what every fp32 run at the largest size reaches: the worst of them less the margin.
+    """Return the worst quality of the fp32 runs at the largest size, less the margin.
 
     None where nothing was measured at 32 bit, or without a quality.
     """

@@ -93,8 +93,8 @@ class Fit:
         bits: the series.
         parameters: "serial" (Amdahl, Gustafson); "contention" and "coherency" (USL).
         error: root mean square of the relative residuals of the speed-up, 0..1.
-        sizes: how many sizes the fit rests on.
-        caution: what to mind in words; empty when there is nothing.
+        sizes: number of sizes in the fit.
+        caution: limitations as text; may be empty.
     """
 
     law: str
@@ -122,8 +122,8 @@ class LinkFit:
     Attributes:
         latency_s: seconds per message; bandwidth: bytes per second of one rank.
         error: root mean square of the relative residuals, 0..1.
-        points: how many rows it rests on.
-        caution: what to mind in words; empty when there is nothing.
+        points: number of rows in the fit.
+        caution: limitations as text; may be empty.
     """
 
     latency_s: Estimate
@@ -135,12 +135,12 @@ class LinkFit:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Should this user compress? For one row of fewer bits beside fp32 at the largest size.
+    """The verdict on compression, for one row compared with fp32 at the largest size.
 
     Attributes:
-        bits: the row's.
+        bits: bits of the row.
         bandwidth: bytes per second and rank above which fp32 trains faster; infinite where coding
-            costs nothing that was measurable, None where it cannot be told.
+            costs nothing that was measurable, None if it cannot be told.
         measured: bandwidth that this study saw, bytes per second and rank; None if unknown.
         verdict: "yes", "no" or "undecided" (inside the noise).
         reason: one sentence with the numbers.
@@ -161,14 +161,14 @@ class CaseAnalysis:
         case: what was trained.
         unit: what throughput counts per second: "images", "words", "steps".
         quality: the column that says how well it trained: "test_accuracy", "perplexity" or "".
-        target: the quality that time_to_target_s refers to; None where there is none.
+        target: the quality that time_to_target_s refers to; None if there is none.
         table: one row per (nodes, ranks, bits), fp32 first at each size; columns COLUMNS.
         runs: one row per measurement; the table's values are medians of these.
         curves: one row per recorded epoch: nodes, ranks, bits, repeat, epoch, elapsed_s,
             train_loss, test_accuracy, perplexity.
         reference: (ranks, bits) of the row whose speed-up is 1.
         dataset: what the scripts say they trained on.
-        test_samples: the size of the test set, the least that a run tells; None where none does.
+        test_samples: the size of the test set, the least that a run tells; None if none does.
         comparisons: rows of the whole study that are compared with fp32's.
     """
 

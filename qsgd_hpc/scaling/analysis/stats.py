@@ -68,7 +68,7 @@ def interval(values: Sequence[float] | npt.NDArray[Any], *, relative: bool) -> I
 def ratio_interval(
     top: Sequence[float] | npt.NDArray[Any], base: Sequence[float] | npt.NDArray[Any]
 ) -> Interval | None:
-    """Return the 95 % interval of median(top) / median(base); None where either has 1 repeat.
+    """Return the 95 % interval of median(top) / median(base); None if either has 1 repeat.
 
     All values are above 0. From 5 repeats of both on the bootstrap of the ratio, both resampled;
     else Welch's t of the logarithms (Welch, Biometrika 1947), which lets their noise differ.

@@ -131,7 +131,7 @@ def compressed_rows(case: CaseAnalysis) -> list[Row]:
 
 
 def spokesman(case: CaseAnalysis, rows: Sequence[Row] | None = None) -> Row | None:
-    """Return the compressed row that sentences speak of; None where there is none.
+    """Return the compressed row that sentences speak of; None if there is none.
 
     Of those with the best judgement, so that no sentence denies a gain that another one names: the
     fewest bits that are no slower than the fastest of them. If all cost quality, the best one.

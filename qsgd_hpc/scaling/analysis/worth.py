@@ -36,7 +36,7 @@ def break_even(case: CaseAnalysis, site: str = "") -> tuple[BreakEven, ...]:
 
     Args:
         case: what was measured.
-        site: where, for sentences; empty where that is not known.
+        site: where, for sentences; empty if that is not known.
     """
     plain = plain_row(largest_rows(case))
     if plain is None:

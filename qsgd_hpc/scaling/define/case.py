@@ -22,8 +22,8 @@ class Case:
         framework: "torch" or "keras"; empty for a user's script.
         batch_size: samples per step: of all ranks together (strong) or of each rank (weak).
         algorithm: name of the allreduce algorithm; "auto" leaves the choice to the engine.
-        network: that joins the nodes where it is emulated, such as "1gbit"; "none" is shared memory
-            in its place, and empty what the site has.
+        network: the emulated network between the nodes, such as "1gbit"; "none" is shared memory
+            instead; empty: the site's.
     """
 
     workload: str
@@ -52,12 +52,12 @@ class Case:
 
     @property
     def network_label(self) -> str:
-        """Words for the network, such as '1 Gb/s'; empty where it is the site's own."""
+        """Words for the network, such as '1 Gb/s'; empty if it is the site's own."""
         found = parse_network(self.network) if self.network else None
         return found.label if found else "shared memory" if self.network else ""
 
     @property
     def network_place(self) -> str:
-        """Words for sentences, such as 'at 1 Gb/s'; empty where it is the site's own."""
+        """Words for sentences, such as 'at 1 Gb/s'; empty if it is the site's own."""
         label = self.network_label
         return f"{'in' if self.network == NONE else 'at'} {label}" if label else ""

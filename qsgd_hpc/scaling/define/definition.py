@@ -1,4 +1,4 @@
-"""From what a study file or the command line asks for to a checked definition."""
+"""Converts the settings of a study file or the command line to a checked definition."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def define(
 
     Args:
         settings: keys of a study file, each of the right type; see scaling/study.schema.json.
-        folder: what paths of scripts are relative to.
-        site: where it runs.
-        workdir: where its jobs run.
-        known: faults that were found on the way here, to be told with the others.
+        folder: to which paths of scripts are relative.
+        site: the site.
+        workdir: the folder in which its jobs run.
+        known: faults that were found earlier, to be reported with the others.
     Raises:
-        UsageError: all faults at once, one a line.
+        UsageError: all faults at once, one per line.
     """
     asked = {**DEFAULTS, **settings}
     faults = list(known)

@@ -1,4 +1,4 @@
-"""From a study to its points and each point's command: pure functions, nothing is started here."""
+"""The points of a study and the command of each: pure functions; nothing is started here."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class Point:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Point:
-        """Rebuild a point that :meth:`to_json` wrote; raises KeyError or TypeError for another."""
+        """Create a point from the values of :meth:`to_json`, else raise KeyError or TypeError."""
         return cls(**{**body, "case": Case(**body["case"])})
 
 
 def plan(study: Study) -> tuple[Point, ...]:
-    """Return the points of a study in the order in which they are measured.
+    """Return the points of a study in the order of measurement.
 
-    Cases are crossed with nodes, bits and repeats. One rank sends nothing, so a point of one rank
+    Cases are combined with nodes, bits and repeats. One rank sends nothing, so a point of one rank
     is measured once per program, batch size and repeat: it is labelled 32 bit and with the first
     algorithm, whatever bits and algorithms the study compares, and a point of one node with the
     first network, for no network is between its ranks (see :func:`counts_for`). Each repeat
@@ -81,9 +81,9 @@ def plan(study: Study) -> tuple[Point, ...]:
 
 
 def counts_for(case: Case, point: Point) -> bool:
-    """Tell whether a point is one of a case's: its own, or one that all its like share.
+    """Return whether a point is one of a case's: its own, or one that all its like share.
 
-    That is one rank under any algorithm, and one node on any network.
+    Shared points have one rank (for any algorithm) or one node (for any network).
     """
     own = point.case
     if point.nodes == 1:
@@ -94,7 +94,7 @@ def counts_for(case: Case, point: Point) -> bool:
 
 
 def script_args(study: Study, point: Point) -> tuple[str, ...]:
-    """Return the script's arguments at a point: the user's own first, then what the study sets.
+    """Return the script's arguments at a point: the user's first, then the study's.
 
     The convention that a script follows (scaling/README.md): ``--global-batch-size B`` is shared
     by all ranks, ``--batch-size B`` belongs to each rank, or as its ``batch_args`` say;
@@ -109,15 +109,15 @@ def script_args(study: Study, point: Point) -> tuple[str, ...]:
 
 
 def global_batch(study: Study, point: Point) -> int:
-    """Return the samples that all ranks together train on in a step."""
+    """Return the number of samples of all ranks in a step."""
     return point.case.batch_size * (point.ranks if study.mode == "weak" else 1)
 
 
 def environment(study: Study, point: Point, records: str) -> dict[str, str]:
     """Return the variables of a point's job; `records` is the file its records go to.
 
-    Bits and algorithm are always among them: the caller's own must not leak into a point. Nor do
-    points measure the machine for a remark: the report says what compressing gains.
+    Bits and algorithm are always set, so that the caller's values do not affect a point. Points do
+    not measure the machine, because the report shows the effect of compression.
     """
     threads = {} if study.threads is None else {"OMP_NUM_THREADS": str(study.threads)}
     return {
@@ -130,7 +130,7 @@ def environment(study: Study, point: Point, records: str) -> dict[str, str]:
 
 
 def equal_threads(cores: int, study: Study) -> int:
-    """Return the threads of a rank when all nodes of a study are one machine with these cores.
+    """Return the threads of a rank if all nodes of a study are one machine with these cores.
 
     Every size gives a rank the share of the largest one. Otherwise a single rank would take all
     cores, and more ranks could only divide them: no study would show any speed-up.

@@ -1,4 +1,4 @@
-"""One thing that a study trains: a workload of this package, or a script of the user's."""
+"""One training of a study: a workload of this package, or a script of the user."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _BATCH_ARGS = {
 
 @dataclass(frozen=True)
 class Program:
-    """A script and how it is called.
+    """A script and its arguments.
 
     Attributes:
         workload: name of the shipped workload, or the stem of the user's script.
         script: absolute path.
         framework: "torch" or "keras" for a shipped workload; empty for a user's script.
-        args: what follows the script on the command line, untouched.
+        args: the script's arguments.
         batch_sizes: samples per step to measure: of all ranks (strong) or of each rank (weak).
         epochs: passed to the script as --epochs; None leaves the script's own default.
         steps: passed to the script as --steps; None: no limit.
         batch_args: the script's arguments for its batch, with {global_batch} and {rank_batch}
             for the samples of all ranks and of one; empty: not at all. None: by the mode, as
             scripts of this package take it.
-        target: the quality that the time to it is asked for: a perplexity above 1, else a test
-            accuracy. None: what all fp32 runs at the largest size reach.
+        target: the quality whose time to reach is reported: a perplexity above 1, else a test
+            accuracy. None: the quality that all fp32 runs at the largest size reach.
     """
 
     workload: str
@@ -54,13 +54,13 @@ class Program:
         return f"{self.workload} ({self.framework})" if self.framework else self.workload
 
     def trains(self, case: Case) -> bool:
-        """Tell whether a case is one of this program's."""
+        """Return whether a case is one of this program's."""
         return (self.workload, self.framework) == (case.workload, case.framework)
 
     def cases(
         self, algorithms: tuple[str, ...], networks: tuple[str, ...] = ("",)
     ) -> tuple[Case, ...]:
-        """Return its batch sizes crossed with the algorithms and the networks."""
+        """Return the combinations of its batch sizes with the algorithms and the networks."""
         return tuple(
             Case(self.workload, self.framework, batch, algorithm, network)
             for batch in self.batch_sizes
@@ -69,7 +69,7 @@ class Program:
         )
 
     def batch_words(self, mode: str, *, global_batch: int, ranks: int) -> list[str]:
-        """Return the arguments that tell the script its batch."""
+        """Return the script's arguments for its batch."""
         words = _BATCH_ARGS[mode] if self.batch_args is None else self.batch_args
         fields = {"global_batch": global_batch, "rank_batch": global_batch // ranks}
         return [word.format(**fields) for word in words]
@@ -117,7 +117,7 @@ class Program:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Program:
-        """Rebuild what :meth:`to_json` wrote; raises KeyError or TypeError for anything else."""
+        """Create it from the values of :meth:`to_json`; raises KeyError or TypeError for others."""
         values: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in body.items()
         }

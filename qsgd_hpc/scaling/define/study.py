@@ -1,4 +1,4 @@
-"""The definition of a study: what is measured, checked once and stored in study.json."""
+"""The definition of a study, checked once and stored in study.json."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Study:
     """One scaling study.
 
     Attributes:
-        programs: what is trained.
+        programs: the trainings.
         mode: "strong" holds the global batch fixed, "weak" the batch of each rank.
         nodes: node counts to measure, ascending.
         bits: bits per gradient element, descending; 32 is uncompressed float32.
@@ -40,7 +40,7 @@ class Study:
         repeats: measurements of each point.
         walltime_min: limit of each job; None takes the site's default.
         python: interpreter of the scripts on the nodes; None: the site's, or this one.
-        max_node_hours: what all jobs together may take; None: no limit.
+        max_node_hours: limit for all jobs together; None: no limit.
         pack: many points inside one job of the largest size, instead of a job for each.
         threads: OMP_NUM_THREADS of every rank where all nodes are one machine; None: the site's.
     """
@@ -81,7 +81,7 @@ class Study:
         return tuple(n * self.ranks_per_node for n in self.nodes)
 
     def program(self, case: Case) -> Program:
-        """Return what trains a case."""
+        """Return the program of a case."""
         return next(p for p in self.programs if p.trains(case))
 
     def check(self) -> None:
@@ -118,7 +118,7 @@ class Study:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Study:
-        """Rebuild a definition that :meth:`to_json` wrote.
+        """Create a definition from the values of :meth:`to_json`.
 
         Raises:
             UsageError: another format, or a key that is missing or unknown.
@@ -140,7 +140,7 @@ class Study:
 
 
 def differences(stored: Study, asked: Study) -> list[str]:
-    """Name the values in which two studies measure different things, one line each."""
+    """Return the differences between the definitions of two studies, one line each."""
     before, now = _measured(stored), _measured(asked)
     return [
         f"{name}: the folder has {_show(before.get(name))}, this command has {_show(now.get(name))}"
@@ -150,7 +150,7 @@ def differences(stored: Study, asked: Study) -> list[str]:
 
 
 def _measured(study: Study) -> dict[str, Any]:
-    """Return what a study measures, value by value, as the user knows their names."""
+    """Return the values of a study's definition, with the user's names for them."""
     values: dict[str, Any] = {}
     for program in study.programs:
         prefix = "" if len(study.programs) == 1 else f"{program.name} "
@@ -161,10 +161,10 @@ def _measured(study: Study) -> dict[str, Any]:
 
 
 def parse_counts(text: str, option: str, allowed: tuple[int, ...] | None = None) -> list[int]:
-    """Read a list such as '1,2,4': whole numbers from 1, each once, order kept.
+    """Read a list such as '1,2,4': integers from 1, each once, in order.
 
     Raises:
-        UsageError: an empty list, or every word that is no number or not allowed.
+        UsageError: an empty list, or all invalid words.
     """
     faults, counts = [], []
     for word in (w.strip() for w in text.split(",")):

@@ -21,7 +21,7 @@ Fault = tuple[tuple[str | int, ...], str]
 
 
 def is_study_file(path: Path) -> bool:
-    """Tell whether a path is that of a study file, not of a script."""
+    """Return whether a path is that of a study file, not of a script."""
     return path.suffix in (".yaml", ".yml")
 
 
@@ -45,7 +45,7 @@ def read_study_file(path: Path) -> dict[str, Any]:
 
 
 def study_faults(body: Any) -> Iterator[Fault]:
-    """Yield every fault of a study file's data, with the path to where it is."""
+    """Yield every fault of a study file's data, with its path."""
     schema = json.loads(shipped("scaling").joinpath("study.schema.json").read_text("utf-8"))
     faults = False
     for error in Draft202012Validator(schema).iter_errors(body):

@@ -1,4 +1,4 @@
-"""Trainings that come with this package, by name: what ``workload: resnet34`` in a study means."""
+"""The workloads of this package, by name, as in ``workload: resnet34`` of a study."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Workload:
     """A script that trains one network in one framework.
 
     Attributes:
-        name: as studies call it, such as "ptb-medium".
+        name: its name in studies, such as "ptb-medium".
         framework: "torch" or "keras".
-        script: the file to start; its siblings hold what scripts share.
-        args: arguments that the name stands for; they come before all others.
-        unit: what its throughput counts, "images" or "words".
-        default_batch: samples (words: sequences) of one rank's step where nothing else is said.
-        data: what --data or QSGD_DATA is to hold, in words; --synthetic needs nothing.
+        script: the file to start.
+        args: arguments of this workload; they precede all others.
+        unit: the unit of its throughput, "images" or "words".
+        default_batch: default samples (words: sequences) per rank and step.
+        data: a description of the data for --data or QSGD_DATA; --synthetic needs none.
     """
 
     name: str
@@ -50,12 +50,12 @@ def _index() -> dict[str, dict[str, Any]]:
 
 
 def names(framework: str | None = None) -> tuple[str, ...]:
-    """Return the workloads that there are, in that framework or in any, in the index's order."""
+    """Return the workloads of a framework, or of all, in the index's order."""
     return tuple(n for n, row in _index().items() if framework is None or framework in row)
 
 
 def frameworks(workload: str | None = None) -> tuple[str, ...]:
-    """Return the frameworks in which there is that workload, or any."""
+    """Return the frameworks of a workload, or of all."""
     rows = list(_index().values()) if workload is None else [_index()[workload]]
     return tuple(each for each in FRAMEWORKS if any(each in row for row in rows))
 

@@ -108,8 +108,8 @@ class CaseFindings:
         headline: one sentence, no full stop.
         lead: the sentences under it.
         tiles: two to six numbers of the largest size.
-        advice: whether to compress, with the numbers; empty where nothing was compressed.
-        coded: what the codes lost, and what the planner left uncoded; empty where nothing was.
+        advice: whether to compress, with the numbers; empty if nothing was compressed.
+        coded: what the codes lost, and what the planner left uncoded; empty if nothing was.
     """
 
     case: Case

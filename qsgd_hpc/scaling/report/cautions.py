@@ -120,7 +120,7 @@ def _above_ideal(rows: list[_Place]) -> Iterator[str]:
 
 
 def _bounded(case: CaseAnalysis, row: Row) -> bool:
-    """Tell whether a row cannot be faster than ideal: not so fewer bits beside several ranks."""
+    """Return whether a row cannot be faster than ideal: not so fewer bits beside several ranks."""
     ranks, bits = case.reference
     return ranks == 1 or row["bits"] == bits
 

@@ -29,7 +29,7 @@ class Origins:
         facts: (label, text) pairs: code, machine, software, times; those that are known.
         jobs: one line per measurement: {"point", "job", "host", "command"}.
         machine: what all nodes were parts of where every job ran without a batch system, so on one
-            machine; None where there was a batch system.
+            machine; None if there was a batch system.
         cautions: facts that differ between points although they should not.
     """
 

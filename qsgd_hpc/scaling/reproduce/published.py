@@ -28,7 +28,7 @@ class Cell:
         what: the network, or the quality.
         setting: bits and size in words.
         published: the number; None for an unpublished setting.
-        found: predicted or measured here; None where there is nothing.
+        found: predicted or measured here; None if there is nothing.
         role: "calibrated" (found is made from this very number), "predicted", "measured", or "".
         part_published, part_found: the communication in them, where it is given.
     """

@@ -88,7 +88,7 @@ class Estimate:
     """Node-hours of jobs that are still to come.
 
     Attributes:
-        node_hours: their sum; None where neither a walltime nor a measured time tells.
+        node_hours: their sum; None if neither a walltime nor a measured time tells.
         jobs: how many jobs; with --pack, at the least.
         bound: whether it is an upper bound (walltimes), not an expectation (measured times).
     """
@@ -170,7 +170,7 @@ def estimate(
 
 
 def over_cap(study: Study, used: float, coming: float | None) -> bool:
-    """Tell whether node-hours used and coming pass the study's cap."""
+    """Return whether node-hours used and coming pass the study's cap."""
     if study.max_node_hours is None:
         return False
     return used + (coming or 0.0) > study.max_node_hours * (1 + 1e-9)

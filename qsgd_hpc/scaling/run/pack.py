@@ -85,7 +85,7 @@ class PackPlan:
 
 
 def fits(point: Point, times: Mapping[Point, float], mode: str, left_s: float | None) -> bool:
-    """Tell whether a point should end before its job does.
+    """Return whether a point should end before its job does.
 
     One whose time is not known is tried: being cut off costs the time that would be lost anyway.
     """

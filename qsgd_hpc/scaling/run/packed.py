@@ -54,7 +54,7 @@ class Packed:
             watcher.seen(entry.point, self.job, single.live_speed(entry.attempt.records))
 
     def news(self) -> bool:
-        """Tell whether a point has begun or ended since the last look."""
+        """Return whether a point has begun or ended since the last look."""
         return any(
             e.point.key not in self.told or e.attempt.outcome() is not None
             for e in begun(self.entries)
@@ -62,7 +62,7 @@ class Packed:
         )
 
     def over(self) -> bool:
-        """Tell whether nothing more will come; LOST must be the answer several times."""
+        """Return whether nothing more will come; LOST must be the answer several times."""
         self.lost = self.lost + 1 if self.job.state is jobs.JobState.LOST else 0
         return self.job.state.final or self.lost >= single.LOST_LOOKS
 

@@ -129,7 +129,7 @@ class _Run:
                 packed.start(self.folder, self.study, points, self.watcher, self.active)
 
     def _affords(self, points: list[Point]) -> bool:
-        """Tell whether a job of these points stays below the study's cap; if not, start no more."""
+        """Return whether a job of these points stays below the cap; if not, start no more."""
         attempts = self.folder.attempts()[0]
         times = cost.measured_s(attempts)
         busy = sum(a.nodes for a in self.active) * (self.limit_min or 0.0) / 60

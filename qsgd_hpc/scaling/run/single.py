@@ -45,11 +45,11 @@ class Single:
         watcher.seen(self.point, self.job, live_speed(self.place.records))
 
     def news(self) -> bool:
-        """Tell whether something is worth a look before the scheduler is asked again."""
+        """Return whether something is worth a look before the scheduler is asked again."""
         return False
 
     def over(self) -> bool:
-        """Tell whether nothing more will come; LOST must be the answer several times."""
+        """Return whether nothing more will come; LOST must be the answer several times."""
         self.lost = self.lost + 1 if self.job.state is jobs.JobState.LOST else 0
         return self.job.state.final or self.lost >= LOST_LOOKS
 
@@ -74,12 +74,12 @@ class Single:
             yield Ended(self.point, attempt, self.place.log)
 
     def unreached(self) -> list[Point]:
-        """Return the point if no scheduler ever took its job."""
+        """Return the point if no scheduler has accepted its job."""
         return [self.point] if never_taken(self.job) else []
 
 
 def request(study: Study, point: Point, records: Path) -> jobs.JobRequest:
-    """Return the job of one point; `records` is the file its script appends to."""
+    """Return the job of one point; `records` is the file for its script's records."""
     return jobs.JobRequest(
         script=study.program(point.case).script,
         script_args=script_args(study, point),
@@ -122,7 +122,7 @@ def _names(place: AttemptFolder) -> Names:
 
 
 def left_behind(folder: StudyFolder, study: Study, point: Point) -> Single | None:
-    """Return the job of an earlier run whose records were not collected, running or ended."""
+    """Return a running or ended job of an earlier run whose records were not collected."""
     collected = folder.collected()
     for place in reversed(folder.attempt_folders(point)):
         if (point.key, place.number) in collected:
@@ -141,7 +141,7 @@ def collect(
     exit_code: int | None,
     provenance: dict[str, Any],
 ) -> Attempt:
-    """Make the attempt of what a script has recorded, whatever became of it."""
+    """Create the attempt from the script's records, however the job ended."""
     try:
         text = place.records.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A job and the folder that it was submitted for: whatever interrupts, the two find each other."""
+"""Links between a job and its folder, in spite of interruptions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Names", "Noted", "job_of", "never_taken", "submit_noted"]
 
 
 class Noted(Protocol):
-    """The folder of what a job is submitted for."""
+    """The folder of a submission."""
 
     def note(self) -> dict[str, Any] | None:
-        """Return what was noted of the job."""
+        """Return the note on the job."""
 
     def write_note(self, body: Mapping[str, Any]) -> None:
         """Note it."""
@@ -32,13 +32,13 @@ def submit_noted(
     names: Names,
     follow: Callable[[jobs.Job], None],
 ) -> jobs.Job:
-    """Submit a job and note it in its folder; have it followed, come what may.
+    """Submit a job, record it in its folder, and follow it in any case.
 
     Args:
-        asked: the job.
-        facts: what else to note of it.
+        asked: the requested job.
+        facts: further values to record.
         place: its folder.
-        names: tells this job's request from that of another.
+        names: identifies the request of this job.
         follow: is called with the job, also before an interrupt meanwhile goes on.
     """
     try:
@@ -54,7 +54,7 @@ def submit_noted(
 
 
 def job_of(place: Noted, names: Names) -> jobs.Job | None:
-    """Return the job that was submitted for a folder, if any is known."""
+    """Return the job that was submitted for a folder, if known."""
     note = place.note()
     if note is not None:
         try:
@@ -66,7 +66,7 @@ def job_of(place: Noted, names: Names) -> jobs.Job | None:
 
 
 def never_taken(job: jobs.Job) -> bool:
-    """Tell whether a job is none: who submitted it was killed before a scheduler had it."""
+    """Return whether a job is none: who submitted it was killed before a scheduler had it."""
     progress = job.progress  # local jobs have no other id than their own
     began = progress.scheduler_id is not None or progress.started_at is not None
     return progress.state is jobs.JobState.LOST and not began

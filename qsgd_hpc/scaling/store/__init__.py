@@ -1,1 +1,1 @@
-"""A study's folder: its attempts, what each recorded, and where it came from."""
+"""A study's folder: its attempts, their records and their provenance."""

@@ -1,4 +1,4 @@
-"""One attempt at a point, as the study's records.jsonl keeps it; pure."""
+"""One attempt at a point, as stored in the study's records.jsonl; pure."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ RECORD_HINT = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """A job that ended, with the records its script wrote, verbatim, and where they come from.
+    """An ended job, with its script's records, verbatim, and their provenance.
 
     Attributes:
-        state: how the job ended, or its part that measured this point.
+        state: the end of the job, or of its part that measured this point.
         global_batch: samples of all ranks in a step, as the study asked for.
     """
 
@@ -88,7 +88,7 @@ class Attempt:
 
     @property
     def fault(self) -> str | None:
-        """Why this attempt is no measurement, in words; None when it is one."""
+        """Why this attempt is no measurement, in words; None if it is one."""
         if self.state != COMPLETED:
             code = "" if self.exit_code is None else f", exit code {self.exit_code}"
             return f"the job ended as {self.state}{code}"

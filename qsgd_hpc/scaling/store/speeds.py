@@ -27,7 +27,7 @@ _FIRST = ("steps", "warmup_steps", "warmup_rule", "layers", "backward_s")
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Tell whether a recorded value can be computed with: an int or a finite float."""
+    """Return whether a recorded value can be computed with: an int or a finite float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -49,7 +49,7 @@ def engine_records(records: Sequence[Mapping[str, Any]]) -> dict[Any, Mapping[st
 def final_of_engine(
     records: Sequence[Mapping[str, Any]], global_batch: int | None
 ) -> dict[str, Any]:
-    """Make a "final" record of the "engine" records of all ranks; empty when one is missing.
+    """Make a "final" record of the "engine" records of all ranks; empty if one is missing.
 
     The slowest rank sets the pace: throughput is the global batch over its median step, or steps
     per second where the batch is unknown. Not over its mean: the engine does not know of epochs, so

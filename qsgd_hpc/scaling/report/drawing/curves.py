@@ -21,7 +21,7 @@ NAMES = {"elapsed_s": "time since the first step", "epoch": "epoch"}
 
 
 def recorded(case: CaseAnalysis) -> pd.DataFrame:
-    """Return the epochs at which a quality was recorded; empty when there is none."""
+    """Return the epochs at which a quality was recorded; empty if there is none."""
     if not case.quality or case.curves.empty:
         return case.curves.head(0)
     found = case.curves[case.curves[case.quality].notna()]

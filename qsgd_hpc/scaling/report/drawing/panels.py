@@ -59,7 +59,7 @@ def speedup_panel(case: CaseAnalysis) -> Panel | None:
 
 
 def breakdown_panel(case: CaseAnalysis) -> Panel | None:
-    """Return the parts of a step; None where no row has all of them."""
+    """Return the parts of a step; None if no row has all of them."""
     rows = [r for r in case.rows() if all(r[part] is not None for part in BREAKDOWN)]
     if not rows:
         return None

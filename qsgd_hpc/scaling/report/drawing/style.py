@@ -90,7 +90,7 @@ def marker(bits: int) -> str:
 
 
 def logarithmic(nodes: Sequence[int]) -> bool:
-    """Tell whether these sizes are better shown on logarithmic axes."""
+    """Return whether these sizes are better shown on logarithmic axes."""
     return nodes[-1] / nodes[0] >= LOG_FROM
 
 

@@ -1,7 +1,7 @@
-"""Measure the points of a packed job one after another; runs on the job's first node.
+"""Measures the points of a packed job in sequence; runs on the job's first node.
 
 The driver is the only one that starts points in its job, and writes nothing but their folders: the
-study's records are collected by ``qsgd-hpc scale``, now or when it is started again.
+study's records are collected by ``qsgd-hpc scale``, now or at its next start.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Driver:
         return 128 - code if code < 0 else code
 
     def _end(self, _number: int, _frame: FrameType | None) -> None:
-        """End the running point, politely first; what it has recorded stays."""
+        """End the running point, first with SIGTERM; its records are kept."""
         self.ended = True
         if self.child is not None and self.child.poll() is None:
             self.child.terminate()

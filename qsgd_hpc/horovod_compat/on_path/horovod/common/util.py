@@ -21,7 +21,7 @@ __all__ = [
 
 
 def gpu_available(ext_base_name: str = "", verbose: bool = False) -> bool:
-    """Tell whether collectives run on the GPU: not in this version."""
+    """Return whether collectives run on the GPU: not in this version."""
     return built.cuda_built() or built.rocm_built()
 
 
@@ -30,7 +30,7 @@ def check_extension(*arguments: Any) -> None:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Tell whether the number is a power of two."""
+    """Return whether the number is a power of two."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
@@ -42,7 +42,7 @@ def split_list(items: Sequence[Any], count: int) -> list[Sequence[Any]]:
 
 
 def is_iterable(value: Any) -> bool:
-    """Tell whether ``for`` can walk through it."""
+    """Return whether ``for`` can walk through it."""
     return isinstance(value, Iterable)
 
 
