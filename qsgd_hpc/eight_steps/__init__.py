@@ -1,5 +1,5 @@
-"""The eight steps from a serial to a distributed training script: checked, and taken for the user.
+"""The eight steps from a serial to a distributed training script: checks and conversion.
 
-`steps` names them, `reading` reads a script, `check` says what is missing or wrong in a script that
-is distributed, `convert` makes one from a script that is not.
+`steps` defines them, `reading` reads a script, `check` reports faults of a script that
+is distributed, `convert` converts a serial script.
 """

@@ -18,7 +18,7 @@ DISTRIBUTED = tuple(
 
 
 class Framework(Enum):
-    """A way of training that has its own form of the eight steps."""
+    """A framework with its own form of the eight steps."""
 
     TORCH = "PyTorch"
     KERAS = "Keras"  # model.fit
@@ -28,7 +28,7 @@ class Framework(Enum):
 
 
 def is_distributed(module: str) -> bool:
-    """Say whether importing this module makes a script distributed."""
+    """Return whether importing this module makes a script distributed."""
     return any(module == known or module.startswith(f"{known}.") for known in DISTRIBUTED)
 
 

@@ -16,12 +16,12 @@ MARGIN = re.compile(r"[ \t\f]*\f")
 
 
 def lines(text: str) -> list[str]:
-    """Return the lines of a text without what ends them; the last is empty after a line end."""
+    """Return the lines of a text without line ends; the last is empty after a line end."""
     return END.split(text)
 
 
 def starts(text: str) -> tuple[int, ...]:
-    """Return where in a text each of its lines begins."""
+    """Return the offset of each line in a text."""
     return (0, *(each.end() for each in END.finditer(text)))
 
 
@@ -35,7 +35,7 @@ def margin(line: str) -> int:
 
 
 def without_form_feeds(text: str) -> tuple[str, tuple[int, ...]]:
-    """Take the margin from each line: libcst loses, doubles or refuses it.
+    """Remove the margin from each line, because libcst loses, doubles or rejects it.
 
     Returns:
         the text, and how many characters each line lost.

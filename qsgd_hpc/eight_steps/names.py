@@ -15,7 +15,7 @@ How = Literal["import", "assign", "part", "with", "for", "parameter", "function"
 
 @dataclass(frozen=True, eq=False)
 class Binding:
-    """One place where a name gets a value.
+    """One binding of a name to a value.
 
     Attributes:
         name: the name bound, or "self.name".
@@ -87,7 +87,7 @@ def targets(
     at: cst.CSTNode,
     index: int = 0,
 ) -> Iterator[Binding]:
-    """Yield what an assignment to `target` binds; tuples are taken apart element by element."""
+    """Yield the bindings of an assignment to `target`; tuples are split into elements."""
     if isinstance(target, (cst.Tuple, cst.List)):
         given = value.elements if isinstance(value, (cst.Tuple, cst.List)) else ()
         whole = how == "assign" and len(given) == len(target.elements)
@@ -114,7 +114,7 @@ def bound_by_parameters(node: cst.FunctionDef | cst.Lambda) -> Iterator[Binding]
 
 
 def bound_by(node: cst.CSTNode) -> Iterator[Binding]:
-    """Yield what this one node binds, in its own scope or (parameters) in the one it opens."""
+    """Yield the bindings of this node, in its own scope or (parameters) in the one it opens."""
     if isinstance(node, (cst.Import, cst.ImportFrom)):
         yield from bound_by_import(node)
     elif isinstance(node, cst.Assign):
@@ -139,7 +139,7 @@ def bindings(
     scope_of: Callable[[cst.CSTNode], cst.CSTNode],
     class_of: Callable[[cst.CSTNode], cst.CSTNode | None],
 ) -> dict[tuple[cst.CSTNode, str], tuple[Binding, ...]]:
-    """Return what binds each name of each scope, in the order of the text.
+    """Return the bindings of each name of each scope, in the order of the text.
 
     `self.name` belongs to the class whose method it is assigned in.
     """

@@ -1,8 +1,8 @@
-"""Read a training script: what its names mean, and which frameworks it trains with.
+"""Reads a training script: the meaning of its names, and its frameworks.
 
 Names are resolved as far as the text allows: `optim.SGD` of `import torch.optim as optim` is
 "torch.optim.SGD", the variable `optimizer = optim.SGD(...)` is "torch.optim.SGD()", and its method
-"torch.optim.SGD().step". A parameter is what the only call of its function gives it.
+"torch.optim.SGD().step". A parameter has the value of the only call of its function.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DEPTH = 12  # of names that mean names; more are a circle
 
 @dataclass(frozen=True, eq=False)
 class Script(Tree):
-    """A script, its tree, and what the names in it mean."""
+    """A script, its tree, and the meaning of its names."""
 
     @cached_property
     def bindings(self) -> Mapping[tuple[cst.CSTNode, str], tuple[Binding, ...]]:
@@ -56,11 +56,11 @@ class Script(Tree):
         return tuple(sorted(each, key=lambda b: self.start(b.at)))
 
     def candidates(self, node: cst.CSTNode, *, later: bool = False) -> tuple[Binding, ...]:
-        """Return all that may have bound a name (or `self.name`) where it stands, in order.
+        """Return all possible bindings of a name (or `self.name`) at its position, in order.
 
         Args:
             node: the name.
-            later: also what binds it further down in its own function.
+            later: include bindings further down in its own function.
         """
         name = dotted(node)
         if name.startswith("self."):
@@ -77,19 +77,19 @@ class Script(Tree):
             scope, own = self.scope(scope), False
 
     def binding(self, node: cst.CSTNode) -> Binding | None:
-        """Return what bound a name last before its use; `name = None` of several is passed over."""
+        """Return the last binding of a name before its use; of several, skip `name = None`."""
         several = self.candidates(node)
         real = [b for b in several if b.how != "assign" or dotted(b.value) != "None"] or several
         return real[-1] if real else None
 
     def _given(self, found: Binding) -> cst.BaseExpression | None:
-        """Return the expression that a binding holds, where that is known."""
+        """Return the expression of a binding, if known."""
         if found.how == "parameter":
             return self.argument(found)
         return found.value if found.how in ("assign", "with") else None
 
     def value(self, node: cst.CSTNode) -> cst.CSTNode:
-        """Follow a name to the expression that made what it holds; else return the node itself."""
+        """Follow a name to the expression of its value; else return the node itself."""
         for _ in range(DEPTH):
             found = self.binding(node) if dotted(node) else None
             given = self._given(found) if found is not None else None
@@ -99,7 +99,7 @@ class Script(Tree):
         return node
 
     def qualified(self, node: cst.CSTNode, depth: int = DEPTH) -> str:
-        """Return the dotted name of what a node means, with () behind what a call returned.
+        """Return the dotted name of a node's meaning, with () after the result of a call.
 
         A name that nothing binds (a builtin) or whose value is unknown is itself; what has no name
         is "".
@@ -122,7 +122,7 @@ class Script(Tree):
         return self._starred(node.value) if isinstance(node, cst.Name) else ""
 
     def _starred(self, name: str) -> str:
-        """Return what an unbound name means: the builtin, or what `from hvd import *` brought."""
+        """Return the meaning of an unbound name: the builtin, or a name of `from hvd import *`."""
         if hasattr(builtins, name):
             return name
         for each in self.distributed:
@@ -133,15 +133,15 @@ class Script(Tree):
         return name
 
     def called(self, call: cst.Call) -> str:
-        """Return the name of what a call calls: "torch.optim.SGD", "torch.optim.SGD().step"."""
+        """Return the name of the called function: "torch.optim.SGD", "torch.optim.SGD().step"."""
         return self.qualified(call.func)
 
     def api(self, node: cst.CSTNode) -> str:
-        """Return the name that a call or a name has in Horovod's API ("rank"), "" for others."""
+        """Return the name of a call or a name in Horovod's API ("rank"), "" for others."""
         return api_name(self.qualified(node.func if isinstance(node, cst.Call) else node))
 
     def definition(self, node: cst.CSTNode) -> cst.FunctionDef | None:
-        """Return the script's own function that a call or a name means; a class's __init__."""
+        """Return the script's own function of a call or a name; a class's __init__."""
         called = node.func if isinstance(node, cst.Call) else node
         if isinstance(called, cst.Attribute):
             owner = self.own_class(called.value)
@@ -152,7 +152,7 @@ class Script(Tree):
         return found.at if found is not None and isinstance(found.at, cst.FunctionDef) else None
 
     def own_class(self, node: cst.CSTNode) -> cst.ClassDef | None:
-        """Return the script's own class that an object is of."""
+        """Return the script's own class of an object."""
         if dotted(node) == "self":
             return self.class_of(node)
         made = self.value(node)
@@ -181,7 +181,7 @@ class Script(Tree):
         return self.callers.get(owner, ()) if isinstance(owner, cst.FunctionDef) else ()
 
     def argument(self, parameter: Binding) -> cst.BaseExpression | None:
-        """Return what the only call of its function gives a parameter, or its default."""
+        """Return the argument of a function's only call for a parameter, or its default."""
         calls = self.callers_of(parameter)
         if len(calls) != 1:
             return None
@@ -225,7 +225,7 @@ def is_parameters(node: cst.CSTNode) -> bool:
 
 
 def argument(call: cst.Call, name: str, index: int = -1) -> cst.BaseExpression | None:
-    """Return the argument a call gives by this name or at this position, from 0."""
+    """Return the argument of a call with this name or at this position, from 0."""
     for place, each in enumerate(call.args):
         if each.keyword is not None and each.keyword.value == name:
             return each.value
@@ -237,7 +237,7 @@ def argument(call: cst.Call, name: str, index: int = -1) -> cst.BaseExpression |
 
 
 def decoded(source: str | bytes) -> tuple[str, str]:
-    """Return a script's text and its encoding, which its byte order mark or first lines say."""
+    """Return a script's text and its encoding, from its byte order mark or first lines."""
     if isinstance(source, str):
         return source.removeprefix("\ufeff"), "utf-8"
     encoding, _ = detect_encoding(BytesIO(source).readline)
@@ -280,7 +280,7 @@ def read(path: Path) -> Script:
     """Read a script from a file.
 
     Raises:
-        UsageError: there is no such file, it cannot be read, or it is not Python.
+        UsageError: the file does not exist, cannot be read, or is not Python.
     """
     try:
         source = path.read_bytes()

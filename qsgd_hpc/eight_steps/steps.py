@@ -1,4 +1,4 @@
-"""The eight steps, as data: what tutorials mark, `qsgd-hpc check` looks for and `convert` takes."""
+"""The eight steps, as data, for the tutorials, `qsgd-hpc check` and `convert`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Step:
     Attributes:
         number: 1 to 8, in the order in which a script takes them.
         name: a few words, as in the comment `# Step 2: pin the GPU.`
-        why: what goes wrong without it.
-        how: one sentence on what the script does.
+        why: the fault without it.
+        how: one sentence on the script's action.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""The tree of a script: where its nodes are, and what they are inside of."""
+"""The tree of a script: positions and ancestors of its nodes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Loop = cst.For | cst.While
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """One way a condition may turn out: `taken` says which.
+    """One branch of a condition; `taken` is its value.
 
     Attributes:
         node: the if, the conditional expression, or the `and`/`or` that decides.
         test: the condition.
-        taken: what it is where this branch runs.
+        taken: its value if this branch runs.
     """
 
     node: cst.CSTNode
@@ -55,17 +55,17 @@ class Collector(cst.CSTVisitor):
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """A script's tree and all that can be asked of the place of its nodes.
+    """A script's tree, with queries on the positions of its nodes.
 
     Attributes:
-        path: where it was read from; only for messages.
+        path: its path, for messages.
         text: its text.
-        encoding: in which it was written.
-        module: its root; every node that a method takes is of it.
-        nodes: every node, those outside before those inside.
+        encoding: its encoding.
+        module: its root; all arguments of methods are nodes of it.
+        nodes: every node, outer ones before inner ones.
         calls: every call, in the order in which they are evaluated (arguments first).
-        spans: which of the nodes are inside of each.
-        margins: how much of each line a form feed takes off, which the module does not have.
+        spans: the nodes inside of each node.
+        margins: length of each line's margin before a form feed, which the module does not have.
     """
 
     path: Path
@@ -102,11 +102,11 @@ class Tree:
         return starts(self.text)
 
     def offset(self, place: tuple[int, int]) -> int:
-        """Return where in the text a line and column are."""
+        """Return the offset of a line and column in the text."""
         return self.line_starts[place[0] - 1] + place[1]
 
     def indentation(self, statement: cst.CSTNode) -> str:
-        """Return the white space before a statement, or what else is there on its line."""
+        """Return the text before a statement on its line, normally white space."""
         line, column = self.start(statement)
         before = self.lines[line - 1][:column]
         return before[margin(before) :]
@@ -125,7 +125,7 @@ class Tree:
         return {self.line(n): n.value for n in self.nodes if isinstance(n, cst.Comment)}
 
     def inside(self, node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
-        """Return a node and all that is inside of it, those outside first."""
+        """Return a node and all nodes inside of it, outer ones first."""
         begin, end = self.spans[node]
         return self.nodes[begin:end]
 
@@ -134,7 +134,7 @@ class Tree:
         return tuple(n for n in self.inside(node) if isinstance(n, cst.Call))
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """Yield what a node is inside of, from near to far, the module last."""
+        """Yield the ancestors of a node, the module last."""
         while (parent := self.parents.get(node)) is not None:
             yield parent
             node = parent
@@ -148,7 +148,7 @@ class Tree:
         return next(iter(self.functions(node)), None)
 
     def scope(self, node: cst.CSTNode) -> cst.CSTNode:
-        """Return what a name bound at this node belongs to: a function, a class or the module."""
+        """Return the scope of a name bound at this node: a function, a class or the module."""
         inside = (cst.FunctionDef, cst.Lambda, cst.ClassDef)
         return next((n for n in self.ancestors(node) if isinstance(n, inside)), self.module)
 
@@ -164,7 +164,7 @@ class Tree:
         raise TypeError(f"{type(node).__name__} is not part of a statement")
 
     def _local(self, node: cst.CSTNode) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
-        """Yield what a node is inside of and through which child, up to its function."""
+        """Yield the ancestors of a node with the child on the path, up to its function."""
         child = node
         for parent in self.ancestors(node):
             if isinstance(parent, (cst.FunctionDef, cst.Lambda, cst.ClassDef)):
@@ -184,7 +184,7 @@ class Tree:
 
 
 def repeats(loop: Loop, child: cst.CSTNode) -> bool:
-    """Say whether a loop repeats this child: its body, and a while's condition."""
+    """Return whether a loop repeats this child: its body, and a while's condition."""
     if isinstance(loop, cst.While):
         return child is loop.body or child is loop.test
     return child is loop.body

@@ -4,8 +4,8 @@
 
     findings = check(read(Path("train.py")))
 
-Each finding has a rule with a stable id, a place, a reason, a remedy and, where that is safe, the
-edits that mend it. The model is the text alone: nothing is imported or run.
+Each finding has a rule with a stable id, a position, a reason, a remedy and, if that is safe, the
+edits that fix it. Only the text is analysed: nothing is imported or run.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ PARTS = (start, uncalled, data, optimizer, broadcast, saving, metrics, deadlock,
 
 
 def check(script: Script) -> tuple[Finding, ...]:
-    """Return what is missing or wrong, in the order of the text.
+    """Return the findings, in the order of the text.
 
-    Comments `# qsgd-hpc: ignore[QH301]` on a line or above it silence its findings. The modules
-    beside the script are read, too: a step that one of them takes is not missing.
+    Comments `# qsgd-hpc: ignore[QH301]` on a line or above it suppress its findings. The modules
+    next to the script are read, too: a step that one of them performs is not missing.
     """
     known = facts(script)
     found = {each: None for part in PARTS for each in part.check(known)}

@@ -42,7 +42,7 @@ SEEDS = ("manual_seed", "set_random_seed", "set_seed", "seed_everything", "PRNGK
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Yield what is wrong with step 6."""
+    """Yield the faults of step 6."""
     if not facts.trains:
         return
     yield from check_missing(facts)
@@ -71,7 +71,7 @@ def check_missing(facts: Facts) -> Iterator[Finding]:
 
 
 def seeded_alike(facts: Facts) -> bool:
-    """Say whether all ranks draw their weights from one seed."""
+    """Return whether all ranks draw their weights from one seed."""
     seeds = [call for call in facts.script.calls if facts.method(call) in SEEDS and call.args]
     return bool(seeds) and not any(facts.reach(*(a.value for a in c.args)).shares() for c in seeds)
 
@@ -119,7 +119,7 @@ def wrapped_model(facts: Facts, wrap: cst.Call) -> str:
 
 
 def callbacks_module(facts: Facts) -> str:
-    """Return how the script may write the module of callbacks, "" where it cannot."""
+    """Return the script's name for the module of callbacks, "" if it has none."""
     for each in facts.script.imports:
         if each.module.endswith(".callbacks") and each in facts.script.distributed and each.alias:
             return each.alias
@@ -135,7 +135,7 @@ def fit_of(facts: Facts) -> cst.Call | None:
 
 
 def add_callback(facts: Facts, text: str) -> tuple[Edit, ...]:
-    """Put a callback first into the list that fit is given, or give it one."""
+    """Insert a callback at the start of fit's list, or add a list."""
     fit = fit_of(facts)
     if fit is None or any(each.star for each in fit.args):
         return ()
@@ -161,7 +161,7 @@ def keras_edits(facts: Facts) -> tuple[Edit, ...]:
 
 
 def check_late(facts: Facts) -> Iterator[Finding]:
-    """Find broadcasts of the state that come after the first step only."""
+    """Find broadcasts of the state after the first step."""
     places = facts.places(*OF_STATE)
     if not places or facts.helpers.names & {*OF_STATE, *OTHERS}:
         return
@@ -184,13 +184,13 @@ def check_late(facts: Facts) -> Iterator[Finding]:
 
 
 def _in_a_step(script: Script, call: cst.Call, steps: Collection[cst.FunctionDef | None]) -> bool:
-    """Say whether a function that takes a step makes this call at some of them: at the first."""
+    """Return whether a function that takes a step makes this call at some of them: at the first."""
     function = script.function(call)
     return function is not None and function in steps and bool(script.branches(call))
 
 
 def check_early(facts: Facts) -> Iterator[Finding]:
-    """Find what is loaded on one rank after the state was broadcast, and broadcasts of nothing."""
+    """Find state that one rank loads after the broadcast, and broadcasts without state."""
     script = facts.script
     places = facts.places(*OF_STATE)
     if not places:
@@ -223,7 +223,7 @@ def check_early(facts: Facts) -> Iterator[Finding]:
 
 
 def check_state(facts: Facts) -> Iterator[Finding]:
-    """Find an optimizer's state that one rank loads and no other gets."""
+    """Find an optimizer's state that one rank loads and other ranks do not get."""
     if not facts.uses("broadcast_parameters") or facts.uses("broadcast_optimizer_state"):
         return
     if facts.uses("TorchState", "broadcast_object"):

@@ -1,4 +1,4 @@
-"""Step 3: every rank trains on its own part of the data, and all on equally many batches."""
+"""Step 3: every rank trains on its own part of the data, with the same number of batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN_SHARDS = ("ElasticSampler", "DistributedSampler")
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Yield what is wrong with step 3."""
+    """Yield the faults of step 3."""
     yield from check_samplers(facts)
     yield from check_order(facts)
     if not facts.trains:
@@ -36,7 +36,7 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def training_loops(facts: Facts) -> tuple[Loop, ...]:
-    """Return the loops around training, without those that only count."""
+    """Return the loops around training, without counting loops."""
     found: dict[Loop, None] = {}
     for place in facts.training:
         for loop in facts.events[place].loops(facts.script):
@@ -45,7 +45,7 @@ def training_loops(facts: Facts) -> tuple[Loop, ...]:
 
 
 def trained_on(facts: Facts) -> Reach:
-    """Return what the loops around training iterate over."""
+    """Return the iterables of the loops around training."""
     each = [loop.iter for loop in training_loops(facts) if isinstance(loop, cst.For)]
     for place in facts.training:
         for site in facts.events[place].sites():
@@ -78,7 +78,7 @@ def check_loaders(facts: Facts) -> Iterator[Finding]:
 
 
 def loader_edits(facts: Facts, call: cst.Call) -> tuple[Edit, ...]:
-    """Give a loader a sampler in place of shuffle=True."""
+    """Replace shuffle=True of a loader by a sampler."""
     script, hvd = facts.script, facts.script.alias
     dataset = argument(call, "dataset", 0)
     whole = any(i.module == "torch" and i.alias == "torch" for i in script.imports)
@@ -108,7 +108,7 @@ def positional(call: cst.Call) -> list[cst.Arg]:
 
 
 def unequal(facts: Facts, call: cst.Call) -> bool:
-    """Say whether a loader's part of the data may have another length on another rank."""
+    """Return whether a loader's part of the data may have another length on another rank."""
     if facts.uses("join", "ElasticSampler"):
         return False
     found = facts.reach(call)
@@ -125,7 +125,7 @@ def unequal(facts: Facts, call: cst.Call) -> bool:
 
 
 def sliced_by_rank(facts: Facts, made: cst.CSTNode) -> bool:
-    """Say whether a data set is `Subset(data, range(rank, n, size))` or `data[rank::size]`."""
+    """Return whether a data set is `Subset(data, range(rank, n, size))` or `data[rank::size]`."""
     if isinstance(made, cst.Call) and facts.called[made] == "torch.utils.data.Subset":
         return facts.reach(made).shares()
     slices = [n for n in facts.script.inside(made) if isinstance(n, cst.Slice) and n.step]
@@ -160,7 +160,7 @@ def check_samplers(facts: Facts) -> Iterator[Finding]:
 
 
 def needs_epochs(facts: Facts, call: cst.Call) -> bool:
-    """Say whether a sampler shuffles for several epochs, but is never told which one it is."""
+    """Return whether a sampler shuffles for several epochs, but is never told which one it is."""
     if facts.mentions("set_epoch") or dotted(argument(call, "shuffle", 3)) == "False":
         return False
     if argument(call, "shuffle", 3) is not None and not facts.trains:

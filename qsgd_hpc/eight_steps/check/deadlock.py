@@ -1,4 +1,4 @@
-"""Collectives that some ranks never come to: the job hangs."""
+"""Collectives that some ranks never call: the job hangs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["check"]
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Yield the collectives that not all ranks come to."""
+    """Yield the collectives that not all ranks call."""
     script = facts.script
     for call in script.calls:
         name = facts.collective(call)
@@ -36,7 +36,7 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def in_turns(facts: Facts, branch: Branch) -> bool:
-    """Say whether the other ranks come to a collective in an `if` of their own, before or after.
+    """Return whether the other ranks come to a collective in an `if` of their own, before or after.
 
     So that one rank goes first: `if rank != 0: barrier()`, the work, `if rank == 0: barrier()`.
     """

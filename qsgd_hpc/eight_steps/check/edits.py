@@ -1,4 +1,4 @@
-"""Edits that keep the text around them as it is, and their application."""
+"""Edits that do not change the text around them, and their application."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def replace(script: Script, node: cst.CSTNode, text: str) -> Edit:
 
 
 def alone(script: Script, statement: cst.BaseStatement) -> bool:
-    """Say whether lines may be put before and after a statement: nothing else is on its lines."""
+    """Return whether a statement is alone on its lines, so that lines can be added around it."""
     if isinstance(statement, (cst.FunctionDef, cst.ClassDef)) and statement.decorators:
         return False
     is_elif = isinstance(script.parents.get(statement), cst.If)
@@ -85,7 +85,7 @@ def guard(script: Script, node: cst.CSTNode, condition: str) -> tuple[Edit, ...]
 
 
 def spans_lines(script: Script, node: cst.CSTNode) -> bool:
-    """Say whether a node is a string over several lines, whose text an indent would change."""
+    """Return whether a node is a string over several lines, whose text an indent would change."""
     is_text = isinstance(node, (cst.SimpleString, cst.FormattedString))
     return is_text and script.end(node)[0] > script.line(node)
 

@@ -36,22 +36,22 @@ COLLECTIVES = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """A script, what its helpers do, and what follows from both."""
+    """A script, its helpers, and facts derived from both."""
 
     script: Script
     helpers: Helpers
 
     @cached_property
     def api(self) -> frozenset[str]:
-        """All that the script and its helpers mention of Horovod's API."""
+        """All names of Horovod's API in the script and its helpers."""
         return api_names(self.script) | self.helpers.names
 
     def uses(self, *names: str) -> bool:
-        """Say whether the script or a helper mentions one of these names of Horovod's API."""
+        """Return whether the script or a helper mentions one of these names of Horovod's API."""
         return any(name in self.api for name in names)
 
     def mentions(self, *names: str) -> bool:
-        """Say whether one of these names is anywhere in the script or a helper."""
+        """Return whether one of these names is anywhere in the script or a helper."""
         return any(name in self._names or name in self.helpers.plain for name in names)
 
     @cached_property
@@ -69,14 +69,14 @@ class Facts:
         return {call: self.script.called(call) for call in self.script.calls}
 
     def method(self, call: cst.Call) -> str:
-        """Return the last part of what a call calls: "step"."""
+        """Return the last part of the called function's name: "step"."""
         func = call.func
         if isinstance(func, cst.Attribute):
             return func.attr.value
         return func.value if isinstance(func, cst.Name) else ""
 
     def is_training(self, call: cst.Call) -> bool:
-        """Say whether a call is what training consists of: a step, or a fit."""
+        """Return whether a call is what training consists of: a step, or a fit."""
         kinds, method, name = self.script.frameworks, self.method(call), self.called[call]
         if Framework.TORCH in kinds and method == "backward" and is_method(call):
             return True
@@ -109,7 +109,7 @@ class Facts:
         return frozenset({name, name.rpartition(".")[2]} - {""} if "()" not in name else ())
 
     def places(self, *names: str) -> tuple[int, ...]:
-        """Return where among the events these names of Horovod's API are called."""
+        """Return the positions of the calls of these names of Horovod's API among the events."""
         wanted = set(self.calls(*names))
         return tuple(i for i, each in enumerate(self.events) if each.call in wanted)
 
@@ -118,7 +118,7 @@ class Facts:
         return reach(self.script, *starts)
 
     def guarded(self, event: Event) -> bool:
-        """Say whether a call may be made by some ranks only."""
+        """Return whether a call may be made by some ranks only."""
         if guarded(self.script, event.branches(self.script)):
             return True
         return any(next(left_before(self.script, site), None) for site in event.sites())
@@ -195,13 +195,13 @@ class Facts:
         """Return a finding at the beginning of a node.
 
         Args:
-            id_: of the rule.
+            id_: id of the rule.
             node: where.
             reason: what is there.
             severity: instead of the rule's.
-            edits: what mends it.
+            edits: the edits that fix it.
             remedy: instead of the rule's.
-            absent: it speaks of something not found, which an unread module may have.
+            absent: whether it reports a missing step, which an unread module may contain.
         """
         kind = rule(id_)
         level = severity or kind.severity
@@ -220,5 +220,5 @@ def is_method(call: cst.Call) -> bool:
 
 
 def facts(script: Script) -> Facts:
-    """Gather what the rules ask of a script; reads the modules beside it."""
+    """Collect the facts of a script for the rules; reads the modules next to it."""
     return Facts(script, helpers(script))

@@ -24,7 +24,7 @@ class Rule:
         id: stable; the first digit is the number of the step; 0 is for other software's
             changes, 9 for hanging jobs.
         severity: of its findings, unless one says otherwise.
-        title: what is wrong, in a few words.
+        title: the fault, in a few words.
         remedy: what to do, with "hvd" for the script's own alias.
     """
 
@@ -51,7 +51,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Finding:
-    """One place where a rule is broken.
+    """One violation of a rule.
 
     Attributes:
         rule: which one.
@@ -60,7 +60,7 @@ class Finding:
         reason: what was found there.
         remedy: what to do.
         severity: how bad it is.
-        edits: what mends it safely; empty if only the author can.
+        edits: the edits that fix it safely; empty if only the author can.
     """
 
     rule: Rule

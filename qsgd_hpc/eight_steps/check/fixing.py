@@ -20,7 +20,7 @@ ROUNDS = 50  # edits that meet are applied one after the other, and an edit may 
 
 @dataclass(frozen=True)
 class Fixed:
-    """A script after --fix: its text, what is still to be done, and how many findings went."""
+    """A script after --fix: its text, the remaining findings, and the number of fixed ones."""
 
     script: Script
     left: tuple[Finding, ...]
@@ -28,7 +28,7 @@ class Fixed:
 
 
 def examine(script: Script) -> Fixed:
-    """Check a script; only findings that --fix makes go away are fixable."""
+    """Check a script; only findings that --fix removes are fixable."""
     left = check(script)
     wanted = [each for each in left if each.fixable]
     if wanted and mended(script, left, wanted) is None:
@@ -78,12 +78,12 @@ def without_edits(finding: Finding) -> Finding:
 
 
 def rules(findings: Sequence[Finding]) -> Counter[str]:
-    """Return how many findings each rule has."""
+    """Return the number of findings of each rule."""
     return Counter(each.rule.id for each in findings)
 
 
 def errors(findings: Sequence[Finding]) -> int:
-    """Return how many errors there are."""
+    """Return the number of errors."""
     return sum(each.severity is Severity.ERROR for each in findings)
 
 

@@ -1,4 +1,4 @@
-"""The order in which a script calls things: its text, with its own functions entered where called.
+"""The order of a script's calls: its text, with its own functions entered where called.
 
 A model of one run, not a proof: both ways of every condition are taken, loops run once.
 """

@@ -1,4 +1,4 @@
-"""The modules beside a script: what of Horovod's API they use, so that it counts as done."""
+"""The modules next to a script, and their use of Horovod's API, which counts as the script's."""
 
 from __future__ import annotations
 

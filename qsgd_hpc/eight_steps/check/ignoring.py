@@ -1,4 +1,4 @@
-"""Comments that silence findings: `# qsgd-hpc: ignore[QH301, QH401]`, or `ignore` for all."""
+"""Comments that suppress findings: `# qsgd-hpc: ignore[QH301, QH401]`, or `ignore` for all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMENT = re.compile(r"#\s*qsgd-hpc:\s*ignore(?:\[([^\]]*)\])?", re.IGNORECASE)
 
 
 def is_ignored(script: Script, finding: Finding) -> bool:
-    """Say whether a comment silences a finding.
+    """Return whether a comment silences a finding.
 
     It stands on the finding's line, or above it on a line of its own.
     """

@@ -31,7 +31,7 @@ GONE = {
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Yield what Keras 3 has no more, in scripts that do not ask for Keras 2."""
+    """Yield features that Keras 3 does not have, in scripts that do not request Keras 2."""
     script = facts.script
     modules = {each.module.partition(".")[0] for each in script.imports}
     if not modules & {"tensorflow", "keras"} or "tf_keras" in modules:
@@ -92,7 +92,7 @@ def in_file_of_weights(facts: Facts, call: cst.Call) -> Iterator[Finding]:
 
 
 def is_optimizer(script: Script, node: cst.CSTNode) -> bool:
-    """Say whether a value is an optimizer of Keras, directly or wrapped."""
+    """Return whether a value is an optimizer of Keras, directly or wrapped."""
     made = script.value(node)
     if isinstance(made, cst.Call) and script.api(made) == "DistributedOptimizer" and made.args:
         return is_optimizer(script, made.args[0].value)
@@ -138,7 +138,7 @@ def in_attribute(facts: Facts, node: cst.Attribute) -> Iterator[Finding]:
 
 
 def without(script: Script, call: cst.Call, arg: cst.Arg) -> tuple[Edit, ...]:
-    """Take an argument out of a call."""
+    """Remove an argument from a call."""
     place = next(i for i, each in enumerate(call.args) if each is arg)
     end = behind(script, arg)
     if place:

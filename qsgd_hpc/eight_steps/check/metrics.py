@@ -36,7 +36,7 @@ DECIDERS = ("ReduceLROnPlateau", "EarlyStopping", "ModelCheckpoint")
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Yield what is wrong with step 8."""
+    """Yield the faults of step 8."""
     if not facts.trains or facts.helpers.names & set(AVERAGES):
         return
     if Framework.KERAS in facts.script.frameworks:

@@ -30,7 +30,7 @@ ATOMS = (cst.Name, cst.Attribute, cst.Integer, cst.Float, cst.Call, cst.Subscrip
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Yield what is wrong with steps 4 and 5."""
+    """Yield the faults of steps 4 and 5."""
     if facts.trains:
         yield from check_rate(facts)
         yield from check_wrapped(facts)
@@ -93,13 +93,13 @@ def first_rate(call: cst.Call) -> cst.BaseExpression | None:
 
 
 def is_schedule(facts: Facts, given: cst.BaseExpression) -> bool:
-    """Say whether a rate may be an object that no number can be multiplied with."""
+    """Return whether a rate may be an object that no number can be multiplied with."""
     made = facts.script.value(given)
     return isinstance(made, cst.Call) and facts.method(made) not in ("float", "int", "min", "max")
 
 
 def scales_elsewhere(facts: Facts) -> bool:
-    """Say whether something called a rate, or a batch, depends on the number of ranks."""
+    """Return whether something called a rate, or a batch, depends on the number of ranks."""
     nodes = (each for node in facts.script.nodes for each in rates(facts, node))
     return any("size" in facts.reach(each).api for each in nodes)
 
@@ -135,7 +135,7 @@ REDUCTIONS = frozenset(
 
 
 def averages_itself(facts: Facts) -> bool:
-    """Say whether gradients are averaged in another way than by a wrapper."""
+    """Return whether gradients are averaged in another way than by a wrapper."""
     if facts.uses("allreduce_gradients", *TAPES) or facts.mentions(*OTHER_WAYS):
         return True
     script = facts.script
@@ -177,7 +177,7 @@ def check_wrapped(facts: Facts) -> Iterator[Finding]:
 
 
 def is_unread(facts: Facts, call: cst.Call) -> bool:
-    """Say whether a call is of a module that could not be read or that lies beside the script."""
+    """Return whether a call is of a module that could not be read or is next to the script."""
     top = facts.called[call].partition(".")[0]
     return top in facts.helpers.read or top in facts.helpers.unread
 
@@ -187,7 +187,7 @@ def in_wrapper(facts: Facts, made: cst.Call) -> bool:
 
 
 def trained_with(facts: Facts, made: cst.Call) -> bool:
-    """Say whether training steps with this optimizer, as far as the text shows."""
+    """Return whether training steps with this optimizer, as far as the text shows."""
     script = facts.script
     verbs = ("step", "minimize", "apply_gradients", "compile", "update", "fit", "create")
     for call in script.calls:
@@ -306,6 +306,6 @@ def check_names(facts: Facts) -> Iterator[Finding]:
 
 
 def exclusive(script: Script, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-    """Say whether two nodes are on different sides of one condition."""
+    """Return whether two nodes are on different sides of one condition."""
     sides = {branch.node: branch.taken for branch in script.branches(one)}
     return any(sides.get(b.node, b.taken) != b.taken for b in script.branches(other))

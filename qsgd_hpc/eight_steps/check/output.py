@@ -18,7 +18,7 @@ COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cy
 
 
 def lines(path: Path, finding: Finding) -> list[str]:
-    """Return what a finding is for a reader: place, rule and reason, then the remedy."""
+    """Return the text of a finding: position, rule and reason, then the remedy."""
     level = click.style(finding.severity.value, fg=COLOURS[finding.severity])
     place = f"{path}:{finding.line}:{finding.column}"
     mends = " [--fix]" if finding.fixable else ""
@@ -29,7 +29,7 @@ def lines(path: Path, finding: Finding) -> list[str]:
 
 
 def summary(found: Found, scripts: int, fixed: int = 0) -> str:
-    """Return the last line, which counts."""
+    """Return the last line, with the counts."""
     done = f"{counted(fixed, 'finding')} fixed; " if fixed else ""
     where = counted(scripts, "script")
     if not found:

@@ -20,7 +20,7 @@ CHIEF = re.compile(
 
 
 def differs(script: Script, test: cst.CSTNode) -> bool:
-    """Say whether a condition certainly differs between ranks: `hvd.rank() == 0`, by any name."""
+    """Return whether a condition certainly differs between ranks: `hvd.rank() == 0` or alike."""
     made = script.value(test)
     if is_rank(script, made):
         return True
@@ -39,7 +39,7 @@ def differs(script: Script, test: cst.CSTNode) -> bool:
 
 
 def complementary(script: Script, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-    """Say whether each rank takes exactly one of two branches: `rank == 0` and `rank != 0`."""
+    """Return whether each rank takes exactly one of two branches: `rank == 0` and `rank != 0`."""
     return _negated(script, one) == script.code(other) or _negated(script, other) == script.code(
         one
     )
@@ -74,7 +74,7 @@ def is_docstring(node: cst.BaseSmallStatement) -> bool:
 
 
 def guarded(script: Script, branches: Iterable[Branch]) -> bool:
-    """Say whether a condition of these may have to do with the rank; doubt counts as yes."""
+    """Return whether a condition of these may have to do with the rank; doubt counts as yes."""
     return any(may_differ(script, each.test) for each in branches)
 
 
@@ -103,7 +103,7 @@ def left_before(script: Script, node: cst.CSTNode) -> Iterator[cst.If]:
 
 
 def leaves(script: Script, node: cst.If, later: cst.CSTNode) -> bool:
-    """Say whether the body of an if ends by skipping what comes later in the same block."""
+    """Return whether the body of an if ends by skipping what comes later in the same block."""
     body = node.body.body
     last = body[-1] if body else None
     small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) and last.body else last

@@ -35,12 +35,12 @@ class Reach:
     bindings: frozenset[Binding]
 
     def shares(self) -> bool:
-        """Say whether the value may differ between ranks on purpose, or by their number."""
+        """Return whether the value may differ between ranks on purpose, or by their number."""
         return bool(self.api & {"rank", "size", "local_rank", "local_size", "cross_rank"})
 
 
 def is_rank(script: Script, node: cst.CSTNode) -> bool:
-    """Say whether an expression is a rank's number, directly or through a name.
+    """Return whether an expression is a rank's number, directly or through a name.
 
     Also where it should be: a missing call is a finding of its own.
     """
@@ -48,7 +48,7 @@ def is_rank(script: Script, node: cst.CSTNode) -> bool:
 
 
 def is_reference(script: Script, node: cst.CSTNode) -> bool:
-    """Say whether a name is looked up: not an attribute's, a keyword's or a parameter's."""
+    """Return whether a name is looked up: not an attribute's, a keyword's or a parameter's."""
     if isinstance(node, cst.Attribute):
         return bool(dotted(node))
     if not isinstance(node, cst.Name):

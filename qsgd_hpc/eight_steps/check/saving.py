@@ -1,4 +1,4 @@
-"""Step 7: rank 0 alone prints and writes checkpoints."""
+"""Step 7: only rank 0 prints and writes checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PATHS = ("path", "f", "filepath", "filename", "file_prefix", "save_path", "log_d
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Yield what is wrong with step 7."""
+    """Yield the faults of step 7."""
     if not facts.uses("init", "rank", "size", "DistributedOptimizer"):
         return
     done: set[cst.Call] = set()
@@ -66,7 +66,7 @@ def kind_of(facts: Facts, call: cst.Call) -> str:
 
 
 def own_model(facts: Facts, call: cst.Call) -> bool:
-    """Say whether a method is of the script's own subclass of keras.Model, or of what it made."""
+    """Return whether a method is of the script's own subclass of keras.Model, or an instance."""
     if not isinstance(call.func, cst.Attribute):
         return False
     owner = facts.script.own_class(call.func.value)
@@ -75,7 +75,7 @@ def own_model(facts: Facts, call: cst.Call) -> bool:
 
 
 def names_rank(facts: Facts, call: cst.Call) -> bool:
-    """Say whether what a call is given depends on the rank: a file, or a text, of each rank."""
+    """Return whether what a call is given depends on the rank: a file, or a text, of each rank."""
     if facts.called[call] == "print":
         given = [each.value for each in call.args]
         said = {n for g in given for c in facts.script.calls_in(g) for n in facts.api_of(c)}
@@ -113,7 +113,7 @@ def guarded_edits(facts: Facts, call: cst.Call) -> tuple[Edit, ...]:
 
 
 def harmless(facts: Facts, call: cst.Call) -> bool:
-    """Say whether the calls among the arguments are known to need no other rank."""
+    """Return whether the calls among the arguments are known to need no other rank."""
     for inner in facts.script.calls_in(call)[1:]:
         own = facts.script.definition(inner)
         top = facts.called[inner].partition(".")[0]

@@ -35,7 +35,7 @@ PINS = (
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Yield what is wrong with steps 1 and 2."""
+    """Yield the faults of steps 1 and 2."""
     yield from check_init(facts)
     yield from check_pin(facts)
 
@@ -59,7 +59,7 @@ def check_init(facts: Facts) -> Iterator[Finding]:
 
 
 def initialised_before(facts: Facts, place: int) -> bool:
-    """Say whether a helper that is called before this place may have called init."""
+    """Return whether a helper that is called before this place may have called init."""
     return "init" in facts.helpers.names
 
 

@@ -68,7 +68,7 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def always(facts: Facts, node: cst.Name | cst.Attribute, name: str) -> bool:
-    """Say whether a name holds the function wherever it got its value."""
+    """Return whether a name holds the function wherever it got its value."""
     assigned = (b.value for b in facts.script.candidates(node) if b.how == "assign")
     return all(value is not None and facts.script.api(value) == name for value in assigned)
 
@@ -105,7 +105,7 @@ def compared(facts: Facts, parent: cst.Comparison | cst.ComparisonTarget) -> str
 
 
 def is_tested(parent: cst.CSTNode | None, node: cst.CSTNode) -> bool:
-    """Say whether a node is asked whether it is true."""
+    """Return whether a node is asked whether it is true."""
     if isinstance(parent, (cst.If, cst.While, cst.IfExp, cst.Assert, cst.CompIf)):
         return parent.test is node
     return isinstance(parent, cst.BooleanOperation) or (
@@ -114,7 +114,7 @@ def is_tested(parent: cst.CSTNode | None, node: cst.CSTNode) -> bool:
 
 
 def is_operand(facts: Facts, parent: cst.CSTNode | None, node: cst.CSTNode) -> bool:
-    """Say whether a node is reckoned with, put into a text, or taken as an index."""
+    """Return whether a node is reckoned with, put into a text, or taken as an index."""
     if isinstance(parent, cst.Element):  # "%d of %d" % (hvd.rank, hvd.size)
         row = facts.script.parents.get(parent)
         outer = facts.script.parents.get(row) if isinstance(row, cst.Tuple) else None
@@ -132,7 +132,7 @@ def is_operand(facts: Facts, parent: cst.CSTNode | None, node: cst.CSTNode) -> b
 
 
 def takes_numbers(facts: Facts, given: cst.Arg) -> bool:
-    """Say whether an argument is a number or a text, by its name or by what it is given to."""
+    """Return whether an argument is a number or a text, by its name or by what it is given to."""
     call = facts.script.parents.get(given)
     if not isinstance(call, cst.Call) or given.star:
         return False

@@ -33,7 +33,7 @@ def names_in(node: cst.CSTNode) -> set[str]:
 
 
 def inside(script: Script, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
-    """Say whether a node is part of another."""
+    """Return whether a node is part of another."""
     return any(each is outer for each in script.ancestors(node))
 
 
@@ -56,7 +56,7 @@ def argument_node(call: cst.Call, name: str, index: int = -1) -> cst.BaseExpress
 
 
 def is_literal(node: cst.CSTNode | None) -> bool:
-    """Say whether an expression is a number as written."""
+    """Return whether an expression is a number as written."""
     if isinstance(node, cst.UnaryOperation):
         node = node.expression
     return isinstance(node, cst.Integer | cst.Float)

@@ -16,7 +16,7 @@ LOADS = re.compile(r"^(keras|tensorflow\.keras)\.datasets\.\w+\.load_data$")
 
 
 def downloads(script: Script, call: cst.Call) -> bool:
-    """Say whether a call downloads data where they are not there yet."""
+    """Return whether a call downloads data where they are not there yet."""
     given = find(call, "download")
     return bool(LOADS.match(script.called(call))) or (
         given is not None and dotted(given.value) == "True"

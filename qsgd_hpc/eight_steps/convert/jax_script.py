@@ -64,7 +64,7 @@ def convert_jax(plan: Plan) -> None:
 
 
 def _takes_gradients(script: Script, call: cst.Call) -> bool:
-    """Say whether a call calls what jax.grad or jax.value_and_grad returned."""
+    """Return whether a call calls what jax.grad or jax.value_and_grad returned."""
     if script.called(call) in ("jax.grad()", "jax.value_and_grad()"):
         return True
     made = script.value(call.func)

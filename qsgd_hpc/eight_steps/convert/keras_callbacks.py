@@ -26,7 +26,7 @@ TEXTS = (
 
 
 def writes(script: Script, node: cst.BaseExpression) -> bool:
-    """Say whether an expression is a callback that writes files."""
+    """Return whether an expression is a callback that writes files."""
     made = script.value(node)
     return isinstance(made, cst.Call) and bool(WRITERS.search(script.called(made)))
 

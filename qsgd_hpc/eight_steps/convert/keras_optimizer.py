@@ -18,7 +18,7 @@ MEAN = "Each step uses the mean of all ranks' gradients."
 
 
 def is_optimizer(script: Script, node: cst.CSTNode) -> bool:
-    """Say whether an expression makes an optimizer of Keras."""
+    """Return whether an expression makes an optimizer of Keras."""
     return isinstance(node, cst.Call) and bool(OPTIMIZER.match(script.called(node)))
 
 

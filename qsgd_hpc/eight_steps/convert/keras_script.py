@@ -78,7 +78,7 @@ def convert_keras(plan: Plan) -> None:
 
 
 def keras_needed(plan: Plan) -> bool:
-    """Say whether what is inserted calls Keras by its name."""
+    """Return whether what is inserted calls Keras by its name."""
     pinned = not name_of_module(plan.script, "tensorflow")
     return pinned or any("DistributedOptimizer(keras." in edit.text for edit in plan.edits)
 
@@ -88,7 +88,7 @@ def _is_model(script: Script, call: cst.Call) -> bool:
 
 
 def _own_schedule(script: Script) -> bool:
-    """Say whether a callback or the script itself sets the learning rate."""
+    """Return whether a callback or the script itself sets the learning rate."""
     scheduled = any(script.called(c).endswith(".LearningRateScheduler") for c in script.calls)
     rates = ("optimizer.learning_rate", "optimizer.lr")
     assigned = any(
@@ -123,7 +123,7 @@ def _data(plan: Plan, fit: cst.Call) -> None:
 
 
 def _several(script: Script, x: cst.BaseExpression) -> bool:
-    """Say whether inputs are several arrays, or made batch by batch."""
+    """Return whether inputs are several arrays, or made batch by batch."""
     kinds = (cst.List, cst.Dict, cst.Tuple)
     made = sources(script, x)
     return any(isinstance(each, kinds) for each in made) or any(

@@ -69,7 +69,7 @@ def sums(plan: Plan, loop: TrainLoop) -> tuple[Sum, ...]:
 
 
 def is_plain(script: Script, added: cst.BaseExpression) -> bool:
-    """Say whether a value is one of Python's numbers, as far as can be seen."""
+    """Return whether a value is one of Python's numbers, as far as can be seen."""
     if PLAIN.search(script.code(added)):
         return True
     made = script.value(added) if dotted(added) else added

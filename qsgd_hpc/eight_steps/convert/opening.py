@@ -54,7 +54,7 @@ def import_line(script: Script) -> int:
 
 
 def calls_at_module_level(script: Script) -> bool:
-    """Say whether the script's own functions are called where it is imported."""
+    """Return whether the script's own functions are called where it is imported."""
     entry = script.entry
     return any(
         script.function(call) is None
@@ -116,7 +116,7 @@ def _insert_imports(plan: Plan, lines: Sequence[str]) -> None:
 
 
 def unlike_ranks(script: Script) -> bool:
-    """Say whether training draws random numbers that had better differ between ranks."""
+    """Return whether training draws random numbers that had better differ between ranks."""
     names = (dotted(n) for n in script.nodes if isinstance(n, cst.Name | cst.Attribute))
     return any(re.search(r"[Dd]ropout|Random[A-Z]\w+|Augment|bernoulli|Noise", n) for n in names)
 

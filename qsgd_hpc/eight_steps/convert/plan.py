@@ -57,7 +57,7 @@ class Plan:
     # ---- places
 
     def offset(self, place: tuple[int, int]) -> int:
-        """Return where in the text a line and column are."""
+        """Return the offset of a line and column in the text."""
         return self.script.offset(place)
 
     def anchor(self, node: cst.CSTNode) -> cst.BaseStatement:

@@ -39,7 +39,7 @@ def is_print(script: Script, call: cst.Call) -> bool:
 
 
 def is_output(script: Script, call: cst.Call) -> bool:
-    """Say whether a call prints, logs or writes a file."""
+    """Return whether a call prints, logs or writes a file."""
     name = script.called(call)
     if name.partition(".")[0] in muted(script) or RUNS.match(name):
         return name.endswith(".login")
@@ -58,12 +58,12 @@ def is_output(script: Script, call: cst.Call) -> bool:
 
 
 def is_progress_bar(script: Script, call: cst.Call) -> bool:
-    """Say whether a call makes a progress bar of tqdm."""
+    """Return whether a call makes a progress bar of tqdm."""
     return bool(re.match(r"^tqdm\.(\w+\.)*(tqdm|trange)$", script.called(call)))
 
 
 def only_writes(script: Script, statement: cst.With) -> bool:
-    """Say whether a block does nothing that later lines, or other ranks, may need."""
+    """Return whether a block does nothing that later lines, or other ranks, may need."""
     works = (
         cst.For,
         cst.While,
@@ -98,7 +98,7 @@ def outputs(script: Script, statement: cst.CSTNode) -> tuple[cst.Call, ...]:
 def own_work(
     plan: Plan, node: cst.CSTNode, training: frozenset[cst.FunctionDef]
 ) -> tuple[bool, bool]:
-    """Say whether an expression calls the script's own functions that train, or that loop."""
+    """Return whether an expression calls the script's own functions that train, or that loop."""
     own = [plan.script.definition(n) for n in walk(node) if isinstance(n, cst.Call)]
     functions = [function for function in own if function is not None]
     trains = any(function in training for function in functions)
@@ -147,7 +147,7 @@ def _hoists(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.Fu
 
 
 def _alone(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.FunctionDef]) -> bool:
-    """Say whether a statement is for rank 0; leave to the author what cannot be decided."""
+    """Return whether a statement is for rank 0; leave to the author what cannot be decided."""
     script = plan.script
     if isinstance(statement, cst.With):
         files = [item.item for item in statement.items if opens(script, item.item)]

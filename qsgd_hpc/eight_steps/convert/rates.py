@@ -55,7 +55,7 @@ def torch_rates(call: cst.Call) -> Iterator[cst.BaseExpression]:
 
 
 def is_number(script: Script, rate: cst.BaseExpression) -> bool:
-    """Say whether a rate is a number as far as can be seen, and no schedule."""
+    """Return whether a rate is a number as far as can be seen, and no schedule."""
     made = script.value(rate)
     return not (isinstance(made, cst.Call) and "chedule" in script.called(made)) and not (
         isinstance(made, cst.Call)

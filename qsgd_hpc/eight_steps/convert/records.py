@@ -69,7 +69,7 @@ def muted(script: Script) -> frozenset[str]:
 
 
 def opens(script: Script, call: cst.CSTNode) -> bool:
-    """Say whether a call opens a file to write into."""
+    """Return whether a call opens a file to write into."""
     if not isinstance(call, cst.Call) or not FILES.called.match(script.called(call)):
         return False
     mode = argument_node(call, "mode", 1)
@@ -99,7 +99,7 @@ def record_once(plan: Plan) -> None:
 
 
 def looks(script: Script, call: cst.Call) -> bool:
-    """Say whether a folder is made where it is not there, as two ranks may see at once."""
+    """Return whether a folder is made where it is not there, as two ranks may see at once."""
     return any(
         re.search(r"exists|is_?dir", script.code(branch.test)) for branch in script.branches(call)
     )

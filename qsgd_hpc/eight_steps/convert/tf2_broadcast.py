@@ -51,7 +51,7 @@ def broadcast(
 
 
 def _belongs(script: Script, loop: TrainLoop, call: cst.Call) -> bool:
-    """Say whether a call is made in a loop, or in the function that the loop's step calls."""
+    """Return whether a call is made in a loop, or in the function that the loop's step calls."""
     if inside(script, call, loop.loop):
         return True
     called = script.definition(loop.step)

@@ -31,7 +31,7 @@ def chain(node: cst.BaseExpression) -> list[cst.Call]:
 
 
 def is_dataset(script: Script, node: cst.BaseExpression) -> bool:
-    """Say whether an expression is a data set of TensorFlow, as far as can be seen."""
+    """Return whether an expression is a data set of TensorFlow, as far as can be seen."""
     return any(DATASET.match(script.qualified(each)) for each in sources(script, node)) or any(
         part in script.qualified(each)
         for each in sources(script, node)

@@ -166,7 +166,7 @@ def _passes(plan: Plan, loops: Sequence[TrainLoop], each: Made) -> str:
 
 
 def _is_step(script: Script, call: cst.Call) -> bool:
-    """Say whether a call is the step of an optimizer, or of a loss scaler with one."""
+    """Return whether a call is the step of an optimizer, or of a loss scaler with one."""
     name = script.called(call)
     if not name.endswith(".step"):
         return False

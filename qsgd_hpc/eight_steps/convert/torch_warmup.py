@@ -31,7 +31,7 @@ OWN_RATES = frozenset(
 
 
 def is_scheduler(name: str) -> bool:
-    """Say whether a name of torch.optim is of a scheduler, and not of an optimizer."""
+    """Return whether a name of torch.optim is of a scheduler, and not of an optimizer."""
     return ".lr_scheduler." in name or ".swa_utils." in name
 
 
@@ -103,7 +103,7 @@ def warm_up(
 
 
 def _is_set(script: Script, node: cst.SimpleString) -> bool:
-    """Say whether a string is the key of `group["lr"] = ...`."""
+    """Return whether a string is the key of `group["lr"] = ...`."""
     for parent in script.ancestors(node):
         if isinstance(parent, cst.AssignTarget | cst.AugAssign):
             target = parent.target
@@ -114,7 +114,7 @@ def _is_set(script: Script, node: cst.SimpleString) -> bool:
 
 
 def _is_forgotten(script: Script, key: cst.SimpleString) -> bool:
-    """Say whether what is assigned to `group["lr"]` has nothing of the rate that was there."""
+    """Return whether what is assigned to `group["lr"]` has nothing of the rate that was there."""
     statement = next(n for n in script.ancestors(key) if isinstance(n, cst.Assign | cst.AugAssign))
     if isinstance(statement, cst.AugAssign):
         return False

@@ -101,7 +101,7 @@ def _runs_needed(ours: Any, theirs: Any) -> int:
 
 
 def judge(case: CaseAnalysis, row: Row, plain: Row) -> Judgement:
-    """Say whether a compressed row pays beside fp32."""
+    """Return whether a compressed row pays beside fp32."""
     speed, quality = compare_speed(case, row, plain), compare_quality(case, row, plain)
     if quality.word == "worse" or speed.word in ("slower", "same"):
         word = "no"

@@ -135,7 +135,7 @@ def _over(row: Row | None, other: Row | None, column: str) -> str:
 
 
 def _said(case: CaseAnalysis, row: Row, judged: Judgement) -> str:
-    """Say whether compressing pays on one network; the words follow the judgement alone."""
+    """Return whether compressing pays on one network; the words follow the judgement alone."""
     place, name = units.capitalised(case.case.network_place), units.bits_name(row["bits"])
     told = f"{name} {speed_words(judged.speed)}"
     if judged.quality.word == "worse":
