@@ -163,7 +163,7 @@ def test_a_silent_scheduler_changes_nothing(
     fakes.says(query, **SILENCES[silence])  # type: ignore[arg-type]
     recorded = (job.directory / "state.json").stat()
     first = jobs.get(job.id)
-    said = "cannot be read; it is kept in" if silence == "garbage" else "does not answer: "
+    said = "cannot be parsed; it is kept in" if silence == "garbage" else "does not answer: "
     assert said in first.progress.silence
     assert dataclasses.replace(first.progress, silence="") == running
     assert first.known_at == recorded.st_mtime

@@ -239,7 +239,7 @@ def test_unwritable_home_is_one_clear_error(place: Path, monkeypatch: pytest.Mon
     (place / "job.py").write_text("")
     (place / "file").write_text("")
     monkeypatch.setenv("QSGD_HOME", str(place / "file"))
-    assert "set QSGD_HOME to a folder" in cli("submit", "job.py", code=2).stderr
+    assert "set QSGD_HOME to a writable folder" in cli("submit", "job.py", code=2).stderr
 
 
 def test_the_default_profile_starts_real_ranks_and_cancel_leaves_none(place: Path) -> None:

@@ -287,7 +287,7 @@ def test_an_explicit_algorithm_is_kept():
     ],
 )
 def test_a_machine_that_cannot_be_is_refused(fields, named):
-    with pytest.raises(UsageError, match=f"measurement of the machine: {named} is"):
+    with pytest.raises(UsageError, match=f"measured machine: {named} is"):
         _core.Machine(**fields)
 
 

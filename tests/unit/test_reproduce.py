@@ -98,5 +98,5 @@ def test_measurements_of_this_machine_stand_beside_the_table(tmp_path):
 
 
 def test_an_unknown_table_is_answered_with_the_known_ones():
-    with pytest.raises(UsageError, match="there are qsgd-tf, horovod"):
+    with pytest.raises(UsageError, match="available: qsgd-tf, horovod"):
         published("imagenet")
