@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +12,11 @@ import pytest
 from qsgd_hpc import _core
 from qsgd_hpc.scaling.predict.agreement import (
     AWAKE_S,
+    FIRST_NAP_S,
     FRAME_S,
+    GROWING,
     RELAY_NAP_S,
+    RELAY_SHARE,
     TENSOR_S,
     agreement,
     arrivals,
@@ -25,6 +30,12 @@ from tests.unit.engine_ranks import on_ranks
 ACROSS_S, WITHIN_S = 2e-6, 0.5e-6
 FABRIC = Fabric("by hand", 1, 25e9, ACROSS_S, WITHIN_S, 200e9)
 READ_S = FRAME_S + TENSOR_S
+CSRC = Path(__file__).parents[2] / "csrc"
+NAPS = ("transport/transport.cc", "engine/engine_loop.cc")
+CONSTANT = (
+    r" k(?:Spinning|Yielding|Growing|FirstNap|RelayNap|RelayShare)"
+    r"(?:\{| = (?:std::chrono::microseconds\()?)([\d']+)"
+)
 
 
 @pytest.mark.parametrize("fan_out", (0, 1, 2, 8, 40))
@@ -96,6 +107,16 @@ def test_a_chain_of_nodes_by_hand():
     back = 2 * (2 * FRAME_S + ACROSS_S + READ_S) + FRAME_S + WITHIN_S + READ_S
     assert (found.heard, found.depth) == (2, 3)
     assert found.seconds == pytest.approx(there + back)
+
+
+def test_ranks_sleep_as_the_engine_s_do():
+    said = " ".join((CSRC / file).read_text("utf-8") for file in NAPS)
+    values = [int(value.replace("'", "")) for value in re.findall(CONSTANT, said)]
+    spinning, yielding, growing, first_us, relay_ns, relay_share = values
+    assert (spinning + yielding) * 1e-6 == pytest.approx(AWAKE_S)
+    assert (growing, first_us * 1e-6) == (GROWING, pytest.approx(FIRST_NAP_S))
+    assert relay_ns * 1e-9 == pytest.approx(RELAY_NAP_S)
+    assert 1 / relay_share == pytest.approx(RELAY_SHARE)
 
 
 def test_one_rank_agrees_with_itself_at_once():
