@@ -31,8 +31,9 @@ SCRIPT = """
 import sys
 import numpy as np
 import qsgd_hpc.arrays as hvd
-from qsgd_hpc import _core, basics
+from qsgd_hpc import _core
 from qsgd_hpc.errors import HorovodInternalError
+from qsgd_hpc.runtime import basics
 
 hvd.init()
 x = np.linspace(-1, 1, 100_000, dtype=np.float32)
@@ -121,9 +122,7 @@ def test_it_has_every_instruction_set_and_codes_as_this_machines_compiler(instal
     program = """
 import hashlib, json
 import numpy as np
-from building.compiler import GLIBC
 from qsgd_hpc import _core
-from tests.core.test_clones import check_best_form
 x = np.random.default_rng(7).standard_normal(100_003).astype(np.float32)
 found = {}
 for name in _core.instruction_sets():
