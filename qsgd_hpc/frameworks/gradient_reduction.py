@@ -105,7 +105,7 @@ def checked_reduction(
     """Return the reduction that a script asks for; no compression means what QSGD_BITS says.
 
     Raises:
-        UsageError: arguments that cannot be.
+        UsageError: invalid arguments.
     """
     chosen = chosen_compression(compression, op)
     reduction = GradientReduction(op, chosen, predivide, sparse_as_dense, process_set, check_finite)

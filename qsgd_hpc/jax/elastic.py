@@ -1,4 +1,4 @@
-"""``hvd.elastic`` for JAX; what it can do in a batch job: :mod:`qsgd_hpc.elastic`.
+"""``hvd.elastic`` for JAX; see :mod:`qsgd_hpc.elastic` for its use in batch jobs.
 
 ::
 

@@ -171,7 +171,7 @@ def allreduce_gradients(
         name: begins the names of the operations; two models in one program need two.
         check_finite: whether NaN and Inf are errors (``QSGD_NONFINITE`` says otherwise for all).
     Raises:
-        UsageError: arguments that cannot be.
+        UsageError: invalid arguments.
     """
     reduction = checked_reduction(
         op,

@@ -1,4 +1,4 @@
-"""Make the ranks' variables equal, and find out whether they are."""
+"""Make the ranks' variables equal, and compare them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def name_of(variable: Any) -> str:
 
 
 def is_shared(variable: Any) -> bool:
-    """Return whether ranks should agree on a variable: not on the state of a random generator."""
+    """Return whether a variable should be equal on all ranks: all but random generators' state."""
     return not name_of(variable).endswith("seed_generator_state")
 
 
@@ -43,7 +43,7 @@ def value_of(variable: Any) -> NDArray[Any]:
 def broadcast_values(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Give variables the values that they have on root_rank; their shapes are equal."""
+    """Set variables to their values on root_rank; shapes must be equal."""
     with BACKEND.outside_of_graphs():
         values = [value_of(v) for v in variables]
         handles = [

@@ -26,10 +26,10 @@ class Synchronization:
     """Keeps the replicas of one optimizer's variables equal.
 
     Args:
-        reduction: what becomes of the gradients.
-        groups: how many groups of gradients are reduced together, or the groups.
+        reduction: the reduction of the gradients.
+        groups: number of groups of gradients to reduce together, or the groups.
         local: names of the variables whose gradients stay on this rank.
-        local_factor: multiplies those gradients.
+        local_factor: multiplies these gradients.
         factor: multiplies reduced gradients.
     """
 
@@ -58,7 +58,7 @@ class Synchronization:
         """Return what :meth:`restored` makes another one of, in this process or another.
 
         Raises:
-            UsageError: it names variables, of which a copy has others.
+            UsageError: it refers to variables, which differ in a copy.
         """
         if not isinstance(self._groups, int):
             raise UsageError(
@@ -71,7 +71,7 @@ class Synchronization:
 
     @classmethod
     def restored(cls, begun: bool, *options: Any) -> Synchronization:
-        """Return the copy of one; ranks that share it are as far as each other."""
+        """Return a copy; all ranks that share it are in the same state."""
         made = cls(*options)
         made.begun = begun
         return made
@@ -81,15 +81,15 @@ class Synchronization:
         self._local.add(name_of(variable))
 
     def shared(self, variables: Iterable[Any]) -> list[Any]:
-        """Return those variables that are equal on all ranks."""
+        """Return the variables that are equal on all ranks."""
         return [v for v in variables if name_of(v) not in self._local]
 
     def begin(self, variables: Sequence[Any], state: Sequence[Any]) -> None:
-        """Before the first step: give every rank the values of one; collective.
+        """Before the first step: broadcast the values of one rank; collective.
 
         Args:
-            variables: the model's, which the optimizer changes.
-            state: the optimizer's own.
+            variables: the model's variables, which the optimizer changes.
+            state: the optimizer's variables.
         """
         if self.begun or self.reduction.alone or not BACKEND.eager_values:
             return
@@ -102,7 +102,7 @@ class Synchronization:
             broadcast_values([*self.shared(variables), *own], root, process_set)
 
     def complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients with those that this rank lacks and another may have."""
+        """Return the gradients, including those that this rank lacks and another may have."""
         if self.reduction.alone:
             return list(gradients)
         return BACKEND.complete(gradients, variables)
@@ -127,7 +127,7 @@ class Synchronization:
         """After training: check that the replicas are equal; collective.
 
         Raises:
-            UsageError: they are not, or no gradient came here to be reduced.
+            UsageError: they are not, or no gradient was reduced here.
         """
         if self.reduction.alone or not variables:
             return
@@ -155,7 +155,7 @@ def _is_cleaning_up() -> bool:
 
 
 class Synchronized(Optimizer):
-    """Goes in front of an optimizer's class."""
+    """Base class that precedes an optimizer's class."""
 
     _synchronization: Synchronization
 
@@ -170,24 +170,24 @@ class Synchronized(Optimizer):
         return variables
 
     def finalize_variable_values(self: Any, var_list: Any) -> None:
-        """Do what the optimizer does after training, then check that the replicas are equal."""
+        """Finalise the optimizer's variables, then check that the replicas are equal."""
         super().finalize_variable_values(var_list)
         if not _is_cleaning_up():  # other ranks may be in the middle of a step
             self._synchronization.end(list(var_list))
 
 
 class SynchronizedFirst(Synchronized):
-    """For an optimizer with an ``apply`` of its own: it is given reduced gradients."""
+    """For an optimizer with its own ``apply``, which gets reduced gradients."""
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        """Reduce the gradients over the ranks, then do the optimizer's own step."""
+        """Reduce the gradients over the ranks, then execute the optimizer's own step."""
         variables = self._begin(trainable_variables)
         grads = self._synchronization.complete(grads, variables)
         super().apply(self._synchronization.reduce(grads, variables), trainable_variables)
 
 
 class SynchronizedInStep(Synchronized):
-    """For all others: gradients are reduced once they are added up, and before they are clipped."""
+    """For other optimizers: gradients are reduced after accumulation and before clipping."""
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Reduce the gradients over the ranks within the optimizer's own step."""

@@ -1,4 +1,4 @@
-"""Collectives of plain values: numbers, arrays, or tensors of any framework."""
+"""Collectives for plain values: numbers, arrays, or tensors of any framework."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def allreduce(
     compression: Any = NoneCompressor,
     process_set: ProcessSet = global_process_set,
 ) -> NDArray[Any]:
-    """Return the average (or ``op``) of every rank's value, as an array of numpy.
+    """Return the average (or ``op``) of every rank's value, as a numpy array.
 
     Args:
         value: a number, an array or a tensor; shapes must be equal.
@@ -58,7 +58,7 @@ def allreduce(
 def allgather(
     value: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> NDArray[Any]:
-    """Return every rank's rows, one below the other in rank order; their numbers may differ."""
+    """Return the rows of all ranks, concatenated in rank order; their numbers may differ."""
     return arrays.allgather(_array(value), name=name, process_set=process_set)
 
 
@@ -78,7 +78,7 @@ def reducescatter(
     op: Op | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> NDArray[Any]:
-    """Return this rank's share of the rows of the average (or ``op``) of every rank's value."""
+    """Return this rank's part of the rows of the average (or ``op``) of every rank's value."""
     return arrays.reducescatter(_array(value), name=name, op=op, process_set=process_set)
 
 
@@ -86,7 +86,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     """Return, in a graph of TF1, an operation that replaces all its variables by root_rank's.
 
     Raises:
-        UsageError: everywhere else, since nothing collects all variables there.
+        UsageError: otherwise, because there is no collection of all variables.
     """
     if keras.backend.backend() != "tensorflow":
         raise UsageError(

@@ -1,4 +1,4 @@
-"""``hvd.callbacks``: what ``fit`` does on several ranks, besides averaging gradients."""
+"""``hvd.callbacks``: callbacks of ``fit`` for several ranks."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Gives every rank the model's and the optimizer's variables of one rank.
+    """Broadcasts the model's and the optimizer's variables of one rank.
 
-    It does so before the first batch; or after it, if the model is built by that batch. The states
-    of random generators stay each rank's own, so that dropout differs.
+    This happens before the first batch, or after it if the first batch builds the model. The states
+    of random generators are not changed, so that dropout differs between ranks.
 
     Args:
-        root_rank: the rank whose values all take; it has restored a checkpoint, say.
+        root_rank: the rank whose values are copied, such as one that has restored a checkpoint.
         device: accepted for compatibility.
-        local_variables: variables that may differ from rank to rank.
+        local_variables: variables that may differ between ranks.
         process_set: the participating ranks; default: all.
     """
 
@@ -54,7 +54,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._done = False
 
     def register_local_var(self, variable: Any) -> None:
-        """Leave a variable as it is on each rank."""
+        """Exclude a variable from the broadcast."""
         self._local.add(name_of(variable))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -68,7 +68,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Broadcast what the first batch has built."""
+        """Broadcast the variables that the first batch has built."""
         if not self._done and self._process_set.included():
             self._broadcast()
 
@@ -107,12 +107,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 class MetricAverageCallback(keras.callbacks.Callback):
     """Averages metrics over the ranks at the end of each epoch.
 
-    Place it before callbacks that look at metrics: ``ReduceLROnPlateau``, ``EarlyStopping``,
+    Place it before callbacks that use metrics: ``ReduceLROnPlateau``, ``EarlyStopping``,
     checkpoints, TensorBoard. All ranks need the same metrics.
 
     Args:
         device: accepted for compatibility.
-        process_set: the ranks that average; by default all.
+        process_set: the ranks that average; default: all.
     """
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
@@ -149,18 +149,19 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Multiplies the learning rate from one epoch to another.
+    """Multiplies the learning rate in a range of epochs.
 
     Args:
-        initial_lr: the learning rate that is multiplied.
+        initial_lr: the learning rate to multiply.
         multiplier: a number, or a function of the epoch.
-        start_epoch: the first epoch that this is for.
-        end_epoch: the first epoch after it; None is never.
-        staircase: whether the rate changes at the beginning of an epoch only, and the function is
-            given whole numbers; a number does not change within an epoch.
-        momentum_correction: whether SGD's and RMSprop's momentum follows the rate at once, as
-            Goyal et al. (2017, section 3) advise; it holds old steps, in units of the old rate.
-        steps_per_epoch: batches of an epoch, where ``fit`` does not know them.
+        start_epoch: the first epoch of the range.
+        end_epoch: the first epoch after the range; None: no end.
+        staircase: whether the rate changes at the beginning of an epoch only, and the function
+            gets integers; a constant multiplier does not change within an epoch.
+        momentum_correction: whether the momentum of SGD and RMSprop follows the rate
+            immediately, as Goyal et al. (2017, section 3) advise; it holds old steps, in units of
+            the old rate.
+        steps_per_epoch: number of batches per epoch, if ``fit`` does not know it.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return self._steps_per_epoch or (self.params or {}).get("steps")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Note which epoch it is."""
+        """Record the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -202,14 +203,14 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate batch by batch, from one rank's to that of all ranks.
+    """Increases the learning rate with each batch, from one rank's rate to the total.
 
     Args:
-        initial_lr: the rate to reach: one rank's, times the number of ranks.
+        initial_lr: the rate to reach: one rank's rate times the number of ranks.
         warmup_epochs: number of epochs after which it is reached.
         momentum_correction: see :class:`LearningRateScheduleCallback`.
-        steps_per_epoch: batches of an epoch, where ``fit`` does not know them.
-        verbose: 1 to say on rank 0 when it is reached.
+        steps_per_epoch: number of batches per epoch, if ``fit`` does not know it.
+        verbose: 1 to log on rank 0 when it is reached.
     """
 
     def __init__(
@@ -232,7 +233,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self._verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Log the rate, and say when the warm-up is over."""
+        """Log the rate and the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if epoch == self._last and self._verbose and basics.rank() == 0:
             rate = _rate(self.model.optimizer)
@@ -240,14 +241,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Saves the model whenever it is the best so far; on rank 0 alone, others look on.
+    """Saves the model whenever it is the best so far, on rank 0 only.
 
     Args:
-        monitor: the metric that decides; put a :class:`MetricAverageCallback` before this.
-        verbose: 1 to say when a model is saved.
-        mode: ``"min"``, ``"max"``, or ``"auto"``, which goes by the metric's name.
+        monitor: the metric to use; put a :class:`MetricAverageCallback` before this callback.
+        verbose: 1 to log when a model is saved.
+        mode: ``"min"``, ``"max"``, or ``"auto"``, which depends on the metric's name.
         save_freq: ``"epoch"``, or a number of batches.
-        filepath: what is written; it ends in ``.keras``.
+        filepath: the file; it ends in ``.keras``.
     """
 
     def __init__(
@@ -277,7 +278,7 @@ def _rate(optimizer: Any) -> float:
 
 
 def _rates(optimizer: Any) -> str:
-    """Return the learning rate as text; of several optimizers in one, those of all."""
+    """Return the learning rate as text; for several optimizers, all rates."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return ", ".join(f"{_rate(each):g}" for each in getattr(inner, "optimizers", [optimizer]))
 
@@ -309,7 +310,7 @@ class StopBeforeWalltimeCallback(keras.callbacks.Callback):
     ``qsgd_hpc.exit_for_resubmit()``.
 
     Args:
-        every: batches between two looks, each of which is one small allreduce.
+        every: batches between two checks, each of which is one small allreduce.
     """
 
     def __init__(self, every: int = 1) -> None:
@@ -319,6 +320,6 @@ class StopBeforeWalltimeCallback(keras.callbacks.Callback):
         """Whether the callback has ended ``fit``."""
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Look whether to stop."""
+        """Check whether to stop."""
         if batch % self.every == 0 and should_stop():
             self.stopped = self.model.stop_training = True

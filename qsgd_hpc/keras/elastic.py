@@ -1,4 +1,4 @@
-"""``hvd.elastic`` for Keras; what it can do in a batch job: :mod:`qsgd_hpc.elastic`.
+"""``hvd.elastic`` for Keras; see :mod:`qsgd_hpc.elastic` for its use in batch jobs.
 
 ::
 
@@ -49,7 +49,7 @@ class _VariablesPart(Part):
         return [value_of(v) for v in self._variables()]
 
     def put_back(self, captured: Any) -> None:
-        """Set the variables; those that have been made since then stay as they are."""
+        """Set the variables; those created since then keep their values."""
         variables = self._variables()
         if len(captured) > len(variables):
             raise UsageError(
@@ -61,7 +61,7 @@ class _VariablesPart(Part):
             variable.assign(value)
 
     def sync(self) -> None:
-        """Give every rank the values of rank 0."""
+        """Broadcast the values of rank 0."""
         broadcast_values(self._variables(), 0)
 
 
@@ -70,7 +70,7 @@ class KerasState(State):
 
     Args:
         model: a model, built and compiled.
-        optimizer: its optimizer; by default the one that it was compiled with.
+        optimizer: its optimizer; default: that of ``compile``.
         backend: accepted for compatibility.
         attributes: samplers, epochs, batches...; each becomes an attribute.
     """
@@ -98,11 +98,11 @@ def _is_model(value: Any) -> bool:
 class CommitStateCallback(keras.callbacks.Callback):
     """Commits a state after a number of batches, and at the end of each epoch.
 
-    Place it behind callbacks that change the state.
+    Place it after callbacks that change the state.
 
     Args:
-        state: what is committed.
-        batches_per_commit: how many batches may be lost.
+        state: the state to commit.
+        batches_per_commit: number of batches that may be lost.
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
@@ -129,7 +129,7 @@ class CommitStateCallback(keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Keeps in ``state.batch`` how many batches of the epoch are done."""
+    """Stores the number of finished batches of the epoch in ``state.batch``."""
 
     def __init__(self, state: State) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self._before = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Count on from where the state is."""
+        """Continue counting from the state."""
         self._before = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -150,7 +150,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Keeps in ``state.epoch`` how many epochs are done.
+    """Stores the number of finished epochs in ``state.epoch``.
 
     Both ``fit(epochs=n - state.epoch)`` and ``fit(epochs=n, initial_epoch=state.epoch)`` resume.
     """

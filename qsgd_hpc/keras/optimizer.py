@@ -46,15 +46,16 @@ def DistributedOptimizer(
 ) -> Any:
     """Return an optimizer that uses the average of all ranks' gradients in every step.
 
-    Give it to ``model.compile``. It is of the optimizer's class, shares its state, and is saved as
-    that optimizer: a saved model loads where this package is not. Before the first step every rank
-    takes the first rank's variables where the model is built by then; and at the end of ``fit``
-    the ranks compare their variables, so that a training that was not synchronised cannot pass.
-    Copies by ``pickle``, ``copy.deepcopy`` and ``hvd.broadcast_object``, of it or of its model, are
-    distributed too; ``clone_model`` goes by what is saved, so compile the clone with another one.
+    Pass it to ``model.compile``. It is an instance of the optimizer's class, shares its state, and
+    is saved as that optimizer, so that a saved model loads without this package. Before the first
+    step every rank gets the first rank's variables, if the model is built by then. At the end of
+    ``fit`` the ranks compare their variables, so that a training without synchronisation is
+    detected. Copies by ``pickle``, ``copy.deepcopy`` and ``hvd.broadcast_object``, of it or of its
+    model, are distributed, too; ``clone_model`` uses the saved form, so compile the clone with
+    another one.
 
     Args:
-        optimizer: any optimizer of Keras, or of your own; or its name.
+        optimizer: any Keras optimizer, a custom one, or a name.
         name: accepted for compatibility; the optimizer keeps its own.
         device_dense: accepted for compatibility.
         device_sparse: accepted for compatibility.
@@ -64,17 +65,17 @@ def DistributedOptimizer(
         gradient_predivide_factor: splits the average: gradients are divided by it before the
             sum, and by size / factor after it.
         op: Average or Sum.
-        backward_passes_per_step: steps whose gradients add up before one reduction and one update;
-            it becomes the optimizer's ``gradient_accumulation_steps``.
-        average_aggregated_gradients: whether those are averaged rather than added.
+        backward_passes_per_step: number of steps whose gradients are summed before a reduction
+            and an update; it becomes the optimizer's ``gradient_accumulation_steps``.
+        average_aggregated_gradients: whether these gradients are averaged instead of summed.
         num_groups: deprecated: a number for ``groups``.
-        groups: how many groups of neighbouring gradients are reduced together, or the groups as
+        groups: number of groups of neighbouring gradients to reduce together, or the groups as
             lists of variables.
         process_set: the ranks that average; ranks outside the set train separately.
         scale_local_gradients: see :func:`PartialDistributedOptimizer`, and
             ``register_local_var(variable)`` of the result.
     Raises:
-        UsageError: arguments that cannot be.
+        UsageError: invalid arguments.
     """
     if op is Adasum:
         raise UsageError(
@@ -117,10 +118,10 @@ def PartialDistributedOptimizer(
     """Return a :func:`DistributedOptimizer` that leaves some layers' gradients on each rank.
 
     Args:
-        local_layers: a layer, or several, which are built: their variables differ from rank to
-            rank, as parts of a model that is spread over the ranks do.
+        local_layers: one or several built layers, whose variables differ from rank to
+            rank, such as parts of a model that is distributed over the ranks.
         scale_local_gradients: whether their gradients are divided by the number of ranks, as
-            those of a mean over all ranks' samples would be.
+            for a mean over all ranks' samples.
     """
     local = _variables_of(local_layers)
     distributed = DistributedOptimizer(
@@ -143,7 +144,7 @@ def PartialDistributedOptimizer(
 
 
 def synchronization_of(optimizer: Any) -> Synchronization | None:
-    """Return what keeps an optimizer's replicas equal, if it is distributed."""
+    """Return the synchronization of an optimizer, if it is distributed."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return inner._synchronization if isinstance(inner, Synchronized) else None
 
@@ -175,7 +176,7 @@ def _synchronized(optimizer: Any, synchronization: Synchronization) -> Any:
 
 
 def _copied(saveable: Any) -> tuple[Any, Any] | None:
-    """Return what makes Keras's copy of a model or an optimizer distributed, if it is."""
+    """Return a function that makes Keras's copy of a distributed model or optimizer distributed."""
     optimizer = getattr(saveable, "optimizer", saveable)
     synchronization = synchronization_of(optimizer)
     if synchronization is None:

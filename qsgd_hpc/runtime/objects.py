@@ -22,7 +22,7 @@ def broadcast_object(
 ) -> Any:
     """Return root_rank's ``obj`` on every rank of the set; it must be picklable.
 
-    ``root_rank`` counts all ranks of the job, whatever the set.
+    ``root_rank`` is a rank of the job, whatever the set.
     """
     text = ops.label("object", name, process_set)
     mine = basics.rank() == root_rank

@@ -1,6 +1,6 @@
 """The Horovod API for TensorFlow 2 and its version 1 graphs: ``import qsgd_hpc.tensorflow as hvd``.
 
-A script made for Horovod changes this import. Collectives work eagerly, in ``tf.function`` and in
+A Horovod script changes this import. Collectives work eagerly, in ``tf.function`` and in
 sessions, and have gradients.
 """
 
@@ -33,7 +33,7 @@ __all__ += common.__all__
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs Keras when it is asked for: scripts without Keras start faster."""
+    """Import names that need Keras on demand, so that scripts without Keras start faster."""
     if name == "SyncBatchNormalization":
         from qsgd_hpc.tensorflow.sync_batch_norm import SyncBatchNormalization
 

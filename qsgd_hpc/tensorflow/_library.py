@@ -1,4 +1,4 @@
-"""The operations of TensorFlow's graphs: loaded once, and joined to the core."""
+"""The operations for TensorFlow's graphs: loaded once and connected to the core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["library"]
 
 @functools.cache
 def library() -> Any:
-    """Return the module of the operations (``qsgd_allreduce`` and its like).
+    """Return the module of the operations (``qsgd_allreduce`` and others).
 
     Raises:
         UsageError: the package was built without them, or for another core, or this TensorFlow

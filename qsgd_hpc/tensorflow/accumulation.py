@@ -1,4 +1,4 @@
-"""Adds up the gradients of several passes, for TF1's optimizers."""
+"""Accumulates the gradients of several passes, for TF1's optimizers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Accumulation:
     """Sums of gradients in variables: of the graph, or, eagerly and in ``tf.function``, its own.
 
     Args:
-        passes: how many add up.
+        passes: number of passes.
         mean: divide the sums by ``passes``.
     """
 
@@ -67,7 +67,7 @@ class Accumulation:
         return results
 
     def when_complete(self, step: Callable[[], Any]) -> Any:
-        """Return an operation that does the step and clears the sums, in a step's last pass."""
+        """Return an operation that executes the step and clears the sums, in a step's last pass."""
 
         def finish() -> Any:
             done = step()

@@ -1,4 +1,4 @@
-"""``hvd.elastic`` for TensorFlow; what it can do in a batch job: :mod:`qsgd_hpc.elastic`.
+"""``hvd.elastic`` for TensorFlow; see :mod:`qsgd_hpc.elastic` for its use in batch jobs.
 
 ::
 
@@ -36,7 +36,7 @@ class _Variables(Part):
     """Variables that are looked up at each use.
 
     Args:
-        variables: returns them, in one order.
+        variables: a function that returns them in a fixed order.
     """
 
     def __init__(self, variables: Callable[[], Sequence[Any]]) -> None:
@@ -47,12 +47,12 @@ class _Variables(Part):
         return [unwrapped(variable).numpy() for variable in self.value()]
 
     def put_back(self, captured: Any) -> None:
-        """Assign them; variables that have come since keep their values."""
+        """Assign them; variables created since then keep their values."""
         for variable, values in zip(self.value(), captured, strict=False):
             unwrapped(variable).assign(values)
 
     def sync(self) -> None:
-        """Give every rank the values of rank 0."""
+        """Broadcast the values of rank 0."""
         broadcast_variables(self.value(), 0)
 
 
@@ -60,8 +60,8 @@ class _SessionVariables(Part):
     """Variables of a TF1 session.
 
     Args:
-        variables: in one order on every rank.
-        session: in which they are initialised.
+        variables: the variables, in the same order on every rank.
+        session: the session in which they are initialised.
     """
 
     def __init__(self, variables: Sequence[Any], session: Any) -> None:
@@ -83,7 +83,7 @@ class _SessionVariables(Part):
         self._session.run([assign.op for assign in self._assign], feeds)
 
     def sync(self) -> None:
-        """Give every rank the values of rank 0."""
+        """Broadcast the values of rank 0."""
         self._session.run(self._broadcast)
 
 

@@ -1,4 +1,4 @@
-"""The errors of collectives: each is this package's and TensorFlow's own at once.
+"""The errors of collectives: each is an error of both this package and TensorFlow.
 
 TensorFlow makes an error of a collective's status: eagerly, in a function and in a session. Scripts
 catch either class, ``hvd.HorovodInternalError`` or the one that TensorFlow has for such a status.
@@ -29,7 +29,7 @@ _OWN = re.compile(r"\bQsgd(Allreduce|Broadcast|Allgather|Reducescatter|Alltoall|
 
 
 class _Both:
-    """Goes in front of both classes."""
+    """Base class that precedes both classes."""
 
     _status: type[tf.errors.OpError]
 
@@ -66,10 +66,10 @@ class UsageError(_Both, errors.UsageError, tf.errors.InvalidArgumentError):  # t
 
 
 def make_own_errors() -> None:
-    """Have TensorFlow make errors of these classes for this package's operations.
+    """Make TensorFlow raise errors of these classes for this package's operations.
 
-    It chooses a class by the status alone, in several places of Python and C++; all of them call
-    the class, so that is where this decides by the message.
+    TensorFlow chooses a class by the status only, in several places of Python and C++. All of them
+    call the class, where the message then decides.
     """
     for own in (HorovodInternalError, RankFailedError, NonFiniteGradientError, UsageError):
         own._status.__new__ = _choosing(own)

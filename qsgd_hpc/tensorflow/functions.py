@@ -20,8 +20,8 @@ def broadcast_object(
 ) -> Any:
     """Return root_rank's ``obj`` on every rank of the set; it must be picklable.
 
-    ``root_rank`` counts all ranks of the job, whatever the set. ``session`` is accepted for
-    compatibility; objects do not travel through TensorFlow.
+    ``root_rank`` is a rank of the job, whatever the set. ``session`` is accepted for
+    compatibility; objects are not sent through TensorFlow.
     """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 

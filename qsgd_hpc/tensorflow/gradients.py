@@ -37,9 +37,9 @@ def reduce_gradients(
     groups: Groups = 0,
     local: LocalSources | None = None,
 ) -> list[Any]:
-    """Return every gradient's average (or what the reduction says) over the ranks.
+    """Return every gradient's average, or other reduction, over the ranks.
 
-    Works eagerly, in ``tf.function`` and in TF1's graphs. In the latter two an operation starts
+    Works eagerly, in ``tf.function`` and in TF1's graphs. In the latter two, an operation starts
     when its gradients are computed, so that it overlaps with the rest of the backward pass.
 
     Args:
@@ -47,11 +47,11 @@ def reduce_gradients(
             every rank must have the same ones.
         variables: TensorFlow's or Keras's, or tensors that were watched, in one order on all ranks.
         reduction: the reduction.
-        groups: how many groups of neighbours to reduce together, or the groups as lists of
+        groups: number of groups of neighbours to reduce together, or the groups as lists of
             variables. Sparse gradients are in none.
-        local: variables whose gradients stay this rank's own.
+        local: variables whose gradients are not reduced.
     Returns:
-        as many, of the same dtypes and shapes.
+        the same number, with the same dtypes and shapes.
     Raises:
         UsageError: groups with unknown variables, or sparse gradients for Adasum.
         HorovodInternalError: a reduction failed.
@@ -78,7 +78,7 @@ def reduce_gradients(
 def _marked(
     gradients: list[Any], variables: Sequence[Any], reduction: GradientReduction
 ) -> list[Any]:
-    """Return the gradients of a rank that is alone; one has passed the engine, unchanged."""
+    """Return the gradients of a single rank; one has passed the engine unchanged."""
     places = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if not places:
         return gradients
@@ -103,7 +103,7 @@ def _prefix(reduction: GradientReduction) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Dense:
-    """A dense gradient, and what a compressor has made of it."""
+    """A dense gradient, and its compressed form."""
 
     position: int
     name: str
@@ -120,12 +120,12 @@ class _Dense:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that travel; a size that is known only when the graph runs counts as large."""
+        """Bytes to send; a size that is known only at run time counts as large."""
         count = self.travelling.shape.num_elements()
         return BATCH_BYTES if count is None else int(count) * self.travelling.dtype.size
 
     def operation(self, reduction: GradientReduction, group: ops.Group | None) -> ops.Operation:
-        """Return how it is reduced, but for its shape and dtype."""
+        """Return its reduction, without shape and dtype."""
         shape = self.travelling.shape
         known = shape if shape.is_fully_defined() else self.variable.shape
         coding = reduction.coding(name_of(self.variable), tuple(known), self.travelling.dtype.name)
@@ -135,7 +135,7 @@ class _Dense:
 def _calls(
     dense: Sequence[_Dense], variables: Sequence[Any], groups: Groups
 ) -> Iterator[tuple[Sequence[_Dense], ops.Group | None]]:
-    """Return the gradients of each call, those first that a backward pass completes first."""
+    """Return the gradients of each call, in the order in which a backward pass computes them."""
     backward = dense[::-1]
     grouped = _in_groups(backward, variables, groups)
     for members in grouped:
@@ -174,7 +174,7 @@ def _reduce(
 
 
 def _reduce_slices(slices: Any, name: str, reduction: GradientReduction) -> Any:
-    """Return all ranks' entries, one below the other, as they are."""
+    """Return the entries of all ranks, concatenated."""
     if reduction.op is Adasum:
         raise UnsupportedError(
             f"'{name}' is sparse; op=hvd.Adasum does not support sparse gradients: pass "

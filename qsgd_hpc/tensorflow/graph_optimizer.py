@@ -17,14 +17,15 @@ __all__ = ["GraphOptimizer"]
 
 
 class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """Does what another optimizer does, with the gradients of all ranks.
+    """Wraps an optimizer and uses the gradients of all ranks.
 
     Args:
-        optimizer: the other one, which keeps its slots, and their names in checkpoints.
+        optimizer: the wrapped one, which keeps its slots, and their names in checkpoints.
         reduction: the reduction of a gradient.
-        name: of this one.
-        passes: calls of ``apply_gradients`` whose gradients add up before one reduction.
-        mean_of_passes: divide by ``passes`` what has added up.
+        name: name of this optimizer.
+        passes: number of calls of ``apply_gradients`` whose gradients are summed before a
+            reduction.
+        mean_of_passes: divide the sums by ``passes``.
         groups: number of groups of gradients to reduce together, or the groups.
         scale_local_gradients: see :class:`LocalSources`.
     """
@@ -48,14 +49,14 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         self._accumulation = Accumulation(passes, mean_of_passes) if passes > 1 else None
 
     def register_local_source(self, source: Any) -> None:
-        """Leave the gradient of a variable to this rank; see ``scale_local_gradients``."""
+        """Do not reduce the gradient of a variable; see ``scale_local_gradients``."""
         self._local.add(source)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Return what the wrapped optimizer does, averaged over the ranks.
+        """Return the wrapped optimizer's gradients, averaged over the ranks.
 
-        With several passes per step the gradients are those that have added up so far, and are
-        averaged in the last pass only; with Adasum they are this rank's own.
+        With several passes per step, these are the sums so far, which are
+        averaged in the last pass only; with Adasum, they are this rank's own gradients.
         """
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         if self._combines_steps and self._accumulation is None:
@@ -82,7 +83,7 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: Any = None
     ) -> Any:
-        """Do the wrapped optimizer's step; with several passes per step, in the last of them."""
+        """Execute the wrapped optimizer's step; with several passes per step, in the last one."""
         pairs = list(grads_and_vars)
 
         def step() -> Any:
@@ -93,7 +94,7 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         return step() if self._accumulation is None else self._accumulation.when_complete(step)
 
     def _combined_step(self, pairs: Any, global_step: Any, name: Any) -> Any:
-        """Do the step, then replace it by the Adasum of all ranks' steps."""
+        """Execute the step, then replace it by the Adasum of all ranks' steps."""
         variables = [v for g, v in pairs if g is not None and v not in self._local]
         # Copies: a variable of TF1 may lend its memory.
         starts = [tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(v)) for v in variables]
@@ -114,7 +115,7 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the slots' names of the wrapped optimizer."""
+        """Return the names of the wrapped optimizer's slots."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:

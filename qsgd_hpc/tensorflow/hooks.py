@@ -12,11 +12,11 @@ __all__ = ["BroadcastGlobalVariablesHook"]
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Gives every rank the variables of root_rank when a session has initialised or restored them.
+    """Broadcasts root_rank's variables after a session has initialised or restored them.
 
     Args:
-        root_rank: the rank whose values all take.
-        device: where the operations run; by default where the variables are.
+        root_rank: the rank whose values are copied.
+        device: the device of the operations; default: that of the variables.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -25,11 +25,11 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self._broadcast: Any = None
 
     def begin(self) -> None:
-        """Add the broadcast to the graph, once for each graph that the hook is used with."""
+        """Add the broadcast to the graph, once for each graph."""
         if self._broadcast is None or self._broadcast.graph is not tf.compat.v1.get_default_graph():
             with tf.device(self._device or None):
                 self._broadcast = broadcast_global_variables(self._root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Broadcast; every rank comes here, each with its own session."""
+        """Broadcast; called on every rank, each with its own session."""
         session.run(self._broadcast)

@@ -1,4 +1,4 @@
-"""Variables whose gradients stay each rank's own."""
+"""Variables whose gradients are not reduced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LocalSources"]
 
 
 class LocalSources:
-    """Variables that every rank has for itself, such as its share of a large embedding.
+    """Variables that belong to one rank, such as its part of a large embedding.
 
     Args:
         scale: divide their gradients by the number of ranks, as the average does with those of the
@@ -25,12 +25,12 @@ class LocalSources:
         self._sources: dict[int, Any] = {}  # kept, so that no other object takes their place
 
     def add(self, source: Any) -> None:
-        """Leave out a variable from now on."""
+        """Exclude a variable from now on."""
         own = unwrapped(source)
         self._sources[id(own)] = own
 
     def add_layers(self, layers: Any) -> None:
-        """Leave out what trains in a Keras layer, or in several."""
+        """Exclude the trainable variables of one or several Keras layers."""
         for layer in layers if isinstance(layers, Iterable) else [layers]:
             for variable in layer.trainable_weights:
                 self.add(variable)

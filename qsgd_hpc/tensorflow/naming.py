@@ -1,4 +1,4 @@
-"""Names of operations: equal on every rank, and each once among those that may run together."""
+"""Names of operations: equal on every rank, and unique among concurrent operations."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["name_of", "operation_names", "unwrapped"]
 
 
 def unwrapped(variable: Any) -> Any:
-    """Return TensorFlow's variable of a Keras one, and anything else as it is."""
+    """Return TensorFlow's variable of a Keras one; other values are not changed."""
     value = getattr(variable, "value", None)
     return value if isinstance(value, tf.Variable) else variable
 
 
 def name_of(variable: Any) -> str:
-    """Return what a variable is called, without TensorFlow's output number."""
+    """Return the name of a variable, without TensorFlow's output number."""
     # Keras's names are those of one layer; its paths tell layers apart. Eager tensors have neither.
     name = getattr(variable, "path", None) or getattr(variable, "name", None) or "tensor"
     return str(name).partition(":")[0]
 
 
 def operation_names(prefix: str, variables: Sequence[Any]) -> list[str]:
-    """Return a name for an operation on each of these variables, in no other use meanwhile."""
+    """Return an unused name for an operation on each of these variables."""
     wanted = tuple(prefix + name_of(variable) for variable in variables)
     if tf.executing_eagerly():
         return _distinct(wanted)

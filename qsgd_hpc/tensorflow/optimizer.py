@@ -39,23 +39,23 @@ def DistributedOptimizer(
 
     Args:
         optimizer: one of ``tf.compat.v1.train``, or one of Keras.
-        name: of the wrapper; by default "Distributed" and the optimizer's.
+        name: name of the wrapper; default: "Distributed" and the optimizer's name.
         use_locking: accepted for compatibility; the wrapped optimizer's own choice holds.
         device_dense: accepted for compatibility; a gradient is reduced where it is.
         device_sparse: likewise.
         compression: one of ``hvd.Compression``; None uses ``QSGD_BITS`` or ``QSGD_SCHEME``,
             else no compression.
         sparse_as_dense: makes ``tf.IndexedSlices`` dense before they are reduced; else all ranks'
-            entries are gathered, uncompressed, which pays where they are few.
-        backward_passes_per_step: steps whose gradients add up, dense, before one reduction;
-            variables and ``global_step`` change with the last of them.
+            entries are gathered, uncompressed, which is efficient if there are few.
+        backward_passes_per_step: number of steps whose gradients are summed, dense, before a
+            reduction; variables and ``global_step`` change with the last of them.
         op: Average, Sum, or Adasum. With Adasum, each rank executes the optimizer's step with
             its own gradients and the ranks' steps are combined.
         gradient_predivide_factor: splits the average: gradients are divided by it before the
             sum and by size / factor after it, which keeps sums of float16 in range.
-        average_aggregated_gradients: divide by ``backward_passes_per_step`` what has added up.
+        average_aggregated_gradients: divide the sums by ``backward_passes_per_step``.
         num_groups: deprecated: a number for ``groups``.
-        groups: how many groups of neighbouring variables to reduce together, or the groups as
+        groups: number of groups of neighbouring variables to reduce together, or the groups as
             lists of variables.
         process_set: the ranks that average; ranks outside the set train separately.
         scale_local_gradients: divide gradients of local sources by the number of ranks, as the
@@ -63,7 +63,7 @@ def DistributedOptimizer(
     Returns:
         An optimizer of the same kind, with ``register_local_source``.
     Raises:
-        UsageError: neither kind of optimizer, or arguments out of range.
+        UsageError: not an optimizer of these kinds, or arguments out of range.
     """
     passes = checked_passes(backward_passes_per_step)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):

@@ -33,7 +33,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     normalisation and sends nothing.
 
     Args:
-        fused: accepted for compatibility; there is one way of computing here.
+        fused: accepted for compatibility; there is only one implementation.
         process_set: the ranks whose batches are included; default: all. Batch sizes may differ.
             It is not saved with a model.
         kwargs: those of ``BatchNormalization``, of TensorFlow 2's as of Keras 3's.

@@ -28,7 +28,7 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]
 
     @as_written
     def register_local_source(self, source: Any) -> None:
-        """Leave the gradient of a variable to this rank; see ``scale_local_gradients``."""
+        """Do not reduce the gradient of a variable; see ``scale_local_gradients``."""
         self._local.add(source)
 
     @as_written
@@ -79,7 +79,7 @@ def DistributedGradientTape(
         compression: one of ``hvd.Compression``; None uses ``QSGD_BITS`` or ``QSGD_SCHEME``,
             else no compression.
         sparse_as_dense: makes ``tf.IndexedSlices`` dense before they are reduced; else all ranks'
-            entries are gathered, uncompressed, which pays where they are few.
+            entries are gathered, uncompressed, which is efficient if there are few.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: splits the average: gradients are divided by it before the
             sum and by size / factor after it, which keeps sums of float16 in range.
