@@ -1,8 +1,8 @@
 """Collectives over plain arrays, without a framework: ``import qsgd_hpc.arrays as hvd``.
 
-An array is anything that shows its memory: numpy's, and what speaks DLPack or the buffer protocol
-(``array.array``, ``bytearray``, CuPy's in the host's memory, tensors of other frameworks). Results
-are numpy's; the forms that end in ``_`` write into what they were given.
+An array is any object that exposes its memory: numpy arrays, and objects with DLPack or the buffer
+protocol (``array.array``, ``bytearray``, CuPy arrays in host memory, tensors of other frameworks).
+Results are numpy arrays; functions that end in ``_`` write to their argument.
 """
 
 from qsgd_hpc.arrays import _moves, _reductions

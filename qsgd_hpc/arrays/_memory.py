@@ -1,4 +1,4 @@
-"""The way of any array to the core and back."""
+"""Conversion of any array to the core's memory and back."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _DLPACK_CPU = 1
 
 
 def view_of(array: Any) -> Array:
-    """Return numpy's view of an array's memory, or of a copy where it shows none.
+    """Return a numpy view of an array's memory, or of a copy if it is not exposed.
 
     Args:
-        array: of numpy, or anything with DLPack, with the buffer protocol, or with ``__array__``;
-            numbers and lists of them.
+        array: a numpy array, an object with DLPack, the buffer protocol or ``__array__``;
+            a number, or a list of numbers.
     Raises:
-        UsageError: it lies on a device, or holds Python objects.
+        UsageError: it is on a device, or contains Python objects.
     """
     view = _shared(array)
     if view is None:
@@ -39,10 +39,10 @@ def view_of(array: Any) -> Array:
 
 
 def writable_view_of(array: Any, operation: str) -> Array:
-    """Return numpy's view of an array that is to be replaced.
+    """Return a numpy view of an array that will be replaced.
 
     Raises:
-        UsageError: it cannot be written to.
+        UsageError: it is not writable.
     """
     view = _shared(array)
     if view is not None and view.flags.writeable:
@@ -55,7 +55,7 @@ def writable_view_of(array: Any, operation: str) -> Array:
 
 
 def _shared(array: Any) -> Array | None:
-    """Return a view of the array's own memory, or None where it shows none."""
+    """Return a view of the array's memory, or None if it is not exposed."""
     if isinstance(array, np.ndarray):
         return np.asarray(array)
     if hasattr(array, "__dlpack__"):

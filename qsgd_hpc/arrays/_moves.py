@@ -37,7 +37,7 @@ def allgather_async(
 def allgather(
     array: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
-    """Return every rank's ``array``, one below the other in rank order.
+    """Return every rank's ``array``, concatenated in rank order.
 
     Args:
         array: any type; ranks may differ in the first dimension only. Scalars count as one
@@ -110,7 +110,7 @@ def broadcast(
     """Return root_rank's ``array``; shapes must be equal.
 
     Args:
-        array: any type but objects; unchanged.
+        array: any type except objects; unchanged.
         root_rank: a rank of the job that is in the process set.
         name: pairs the calls of the ranks; default: by order.
         process_set: the participating ranks; default: all.
@@ -128,7 +128,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start an ``alltoall``; ``synchronize`` returns what it would."""
+    """Start an ``alltoall``; ``synchronize`` returns its result."""
     text = ops.label("alltoall", name, process_set)
     counts = None if splits is None else [int(count) for count in splits]
 
@@ -145,7 +145,7 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Array | tuple[Array, Array]:
-    """Send some rows of ``array`` to each rank; return those that came, in rank order.
+    """Send some rows of ``array`` to each rank; return the received rows, in rank order.
 
     Args:
         array: at least one dimension; ranks may differ in the first one only.
@@ -153,7 +153,7 @@ def alltoall(
         name: pairs the calls of the ranks; default: by order.
         process_set: the participating ranks; default: all.
     Returns:
-        The rows, and, if ``splits`` were given, how many came from each rank, as int32.
+        The rows and, if ``splits`` were passed, the number of rows from each rank, as int32.
     Raises:
         UsageError: the sum of splits is not the number of rows (a ValueError, on this rank).
         HorovodInternalError: the ranks' arrays do not match, or a rank died.

@@ -61,7 +61,7 @@ def _start_allreduces(
 def _start_reducescatters(
     arrays: Sequence[Array], name: str | None, options: Options, *, grouped: bool = False
 ) -> Handle:
-    """Start reducing arrays, of which each rank gets its share of the rows."""
+    """Start reducing arrays, of which each rank gets its part of the rows."""
     reduction = reduction_of(name, **options)
     text = ops.label("reducescatter", name, reduction.process_set)
     return start_reducescatters(ARRAYS, arrays, reduction, text, grouped=grouped)
@@ -158,6 +158,6 @@ def grouped_reducescatter_async(
 def grouped_reducescatter(
     arrays: Sequence[Any], name: str | None = None, **options: Unpack[Options]
 ) -> list[Array]:
-    """Reduce and share out several arrays, which complete or fail together."""
+    """Reduce and scatter several arrays, which complete or fail together."""
     shares: list[Array] = grouped_reducescatter_async(arrays, name, **options).wait()
     return shares

@@ -1,4 +1,4 @@
-"""``hvd.Compression`` for plain arrays: what travels instead of them."""
+"""``hvd.Compression`` for plain arrays."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""``qsgd-hpc bench``: how fast this machine codes and reduces, beside its limits and its peers."""
+"""``qsgd-hpc bench``: benchmarks of codecs and allreduces, with limits and peers."""

@@ -76,7 +76,7 @@ class Bench:
             self.screen.file.flush()
 
     def introduce(self) -> None:
-        """Say what is measured, on what."""
+        """Print what is measured, and the machine."""
         m, key = self.machine, self.key
         nodes = m.ranks // m.ranks_per_node
         self.say(
@@ -99,7 +99,7 @@ class Bench:
         return 8e-9 / given if given else self.machine.link[1]
 
     def contestants(self, count: int, peers: Sequence[Contestant]) -> list[Contestant]:
-        """Return all that compete at this size; those of ours in the order of the request."""
+        """Return all contestants at this size; ours in the order of the request."""
         found = []
         for bits in self.request.bits:
             if bits == AUTO:
@@ -128,13 +128,13 @@ class Bench:
         return entry
 
     def exact(self) -> list[Contestant]:
-        """Return the ways of float32, the engine's among them."""
+        """Return the contestants in float32, including the engine's."""
         names = fitting(self.request.algorithms, coded=False)
         found = [ours(self.communicator, None, self.named(name, coded=False)) for name in names]
         return [*found, engine(basics.context().engine)] if AUTO in names else found
 
     def coded(self, bits: int, scheme: str) -> list[Contestant]:
-        """Return the ways of a code; that of a training where it adds error feedback."""
+        """Return the contestants of a code, with that of a training if it uses error feedback."""
         spec, training = explain.spec_of(bits, scheme), explain.coding_of(bits, scheme)
         found = []
         for name in fitting(self.request.algorithms, coded=True):
@@ -145,7 +145,7 @@ class Bench:
         return found
 
     def named(self, algorithm: str, coded: bool) -> str:
-        """Return what auto stands for here."""
+        """Return the meaning of auto here."""
         if algorithm != AUTO:
             return algorithm
         return self.machine.coded if coded else self.machine.exact
@@ -166,7 +166,7 @@ class Bench:
         )
 
     def measure(self) -> list[Row]:
-        """Measure every size; print its rows as soon as they are known."""
+        """Measure every size and print its rows immediately."""
         basics.init()
         peers = self.find_peers() if self.request.peers else []
         effort = Effort(self.request.rounds, self.request.seconds)
@@ -193,7 +193,7 @@ class Bench:
         return [mpi_peer(self.comm, self.mpi), *found]
 
     def write(self, path: Path, key: str, rows: Sequence[dict[str, Any]]) -> None:
-        """Write the rows under this key, with what they are of."""
+        """Write the rows under this key, with their conditions."""
         record = {
             "schema": SCHEMA,
             "version": __version__,
@@ -211,7 +211,7 @@ class Bench:
 
 
 def fitting(algorithms: Sequence[str], coded: bool) -> list[str]:
-    """Return those algorithms that do (not) compress; auto does both.
+    """Return the algorithms that do (not) compress; auto does both.
 
     Raises:
         UsageError: an unknown name.
@@ -223,10 +223,10 @@ def fitting(algorithms: Sequence[str], coded: bool) -> list[str]:
 
 
 def check(request: Request) -> None:
-    """Refuse what cannot be measured.
+    """Reject requests that cannot be measured.
 
     Raises:
-        UsageError: an algorithm or a scheme is unknown, or nothing fits together.
+        UsageError: an algorithm or a scheme is unknown, or none of them match.
     """
     rows = [bits for bits in request.bits if fitting(request.algorithms, bits != PLAIN_BITS)]
     if not rows:
@@ -249,7 +249,7 @@ def run(request: Request) -> None:
     """Measure on the ranks of this job; collective, rank 0 prints and writes.
 
     Raises:
-        UsageError: the request is wrong, or there is one rank only.
+        UsageError: the request is invalid, or there is only one rank.
     """
     from qsgd_hpc.runtime import direct, mpi_binding
 

@@ -1,4 +1,4 @@
-"""Every way to reduce one size, as predicted and as measured, and how the plan does: pure."""
+"""All choices for one size, predicted and measured, and the quality of the plan: pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Verdict:
 
 
 def judge(choices: Sequence[Choice]) -> Verdict:
-    """Hold the plan against the fastest; the plan must be among those measured."""
+    """Compare the plan with the fastest choice; the plan must have been measured."""
     tried = [choice for choice in choices if choice.measured_s is not None]
     (planned,) = [choice for choice in tried if choice.planned]
     return Verdict(planned, min(tried, key=lambda choice: choice.measured_s or 0.0))
@@ -64,7 +64,7 @@ def header() -> Text:
 
 
 def lines(size_bytes: int, choices: Sequence[Choice]) -> list[Text]:
-    """Return the rows of one size, the fastest first and those that were not tried last."""
+    """Return the rows of one size, the fastest first, untried ones last."""
     verdict = judge(choices)
     ordered = sorted(choices, key=lambda c: (c.measured_s is None, c.measured_s or c.predicted_s))
     found = [
@@ -94,5 +94,5 @@ def _sentence(verdict: Verdict) -> str:
 
 
 def choice_json(size_bytes: int, choice: Choice) -> dict[str, Any]:
-    """Return a choice as JSON holds it; times in seconds."""
+    """Return a choice in its JSON form; times in seconds."""
     return {"size_bytes": size_bytes, **asdict(choice)}

@@ -1,4 +1,4 @@
-"""``qsgd-hpc bench codec``: coding in one process, beside a plain pass over the same memory."""
+"""``qsgd-hpc bench codec``: coding in one process, compared with simple loops over memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass
 class Operation:
-    """One thing to time over the whole buffer."""
+    """One operation to time over the whole buffer."""
 
     name: str
     run: Callable[[], object]
@@ -63,9 +63,9 @@ class Operation:
 
 
 def operations(request: Request) -> list[Operation]:
-    """Return the plain passes first, then each code's encode, decode and decode-add.
+    """Return the simple loops first, then each code's encode, decode and decode-add.
 
-    All of them go through ``size_bytes`` of elements, whatever their type.
+    All process ``size_bytes`` of elements, of any type.
     """
     from qsgd_hpc import _core
 
@@ -89,7 +89,7 @@ def operations(request: Request) -> list[Operation]:
 
 
 def as_type(x: Any, dtype: str) -> Any:
-    """Return as many bytes of elements of a 16-bit type, as `_core` takes them."""
+    """Return the same number of bytes as elements of a 16-bit type, for `_core`."""
     if dtype == "float16":
         once = x.astype(np.float16)
     else:
@@ -122,7 +122,7 @@ def _of_code(
 
 
 def time_all(found: Sequence[Operation], rounds: int, screen: Console) -> None:
-    """Time the operations in turns; the first round warms up. A terminal sees a progress bar."""
+    """Time the operations alternately after a warm-up round; a terminal shows a progress bar."""
     steps = track(
         range(rounds + 1),
         description=f"{len(found)} operations, alternating",
@@ -139,7 +139,7 @@ def time_all(found: Sequence[Operation], rounds: int, screen: Console) -> None:
 
 
 def ratio(operation: Operation, found: Sequence[Operation]) -> tuple[float, str] | None:
-    """Return how fast an operation is, and beside what; None for the plain passes.
+    """Return the relative speed of an operation and its reference; None for the simple loops.
 
     On one thread that is a loop over the same memory as a compiler makes it: an encoder reads
     every element once, and with feedback reads and writes what is left, too, as an adding decoder
@@ -164,7 +164,7 @@ def ratio(operation: Operation, found: Sequence[Operation]) -> tuple[float, str]
 
 
 def rows(request: Request, found: Sequence[Operation]) -> list[dict[str, Any]]:
-    """Return one record per operation, as the JSON file holds them."""
+    """Return one record per operation, in their JSON form."""
     records = []
     for operation in found:
         timing = Timing.of(operation.seconds)
@@ -203,10 +203,10 @@ def line(record: dict[str, Any]) -> Text:
 
 @contextlib.contextmanager
 def instruction_set(name: str | None) -> Iterator[str]:
-    """Code with this one, or with the fastest.
+    """Select this instruction set, or the fastest.
 
     Raises:
-        UsageError: this machine does not have it.
+        UsageError: this machine does not support it.
     """
     from qsgd_hpc import _core
 

@@ -36,7 +36,7 @@ class Contestant:
 
 
 def title(spec: CodecSpec | None) -> str:
-    """Return what a row calls a code: ``4 bit`` of QSGD's, ``eden 3 bit``, or ``fp32``."""
+    """Return the name of a code in a row: ``4 bit`` of QSGD's, ``eden 3 bit``, or ``fp32``."""
     if spec is None:
         return "fp32"
     prefix = "" if spec.scheme in ("qsgd", "sign") else f"{spec.scheme} "
@@ -58,11 +58,12 @@ def ours(communicator: Communicator, spec: CodecSpec | None, name: str) -> Conte
 
 
 def engine(core: Engine, coding: Coding | None = None) -> Contestant:
-    """Return an allreduce as a training script starts it: named, and agreed on first.
+    """Return an allreduce as in a training script: named and negotiated.
 
     Args:
-        core: of this job.
-        coding: how it is coded; with error feedback, the engine keeps it. None sends float32.
+        core: the core's engine of this job.
+        coding: the coding; with error feedback, the engine stores the residuals. None sends
+            float32.
     """
     what = "engine fp32" if coding is None else title(coding.spec)
     if coding is not None and coding.error_feedback:
@@ -115,7 +116,7 @@ def mpi_peer(comm: Any, mpi: Any) -> Contestant:
 
 
 def gloo_peers(comm: Any) -> tuple[list[Contestant], str]:
-    """Return gloo's allreduce in float32 and through float16, or none and why; collective."""
+    """Return gloo's allreduce in float32 and float16, or none and the reason; collective."""
     try:
         import torch
         import torch.distributed as dist
@@ -147,7 +148,7 @@ def gloo_peers(comm: Any) -> tuple[list[Contestant], str]:
 
 
 def start_gloo(comm: Any, dist: Any) -> str:
-    """Bring gloo up among the ranks of ``comm``; return what went wrong."""
+    """Start gloo on the ranks of ``comm``; return the error, if any."""
     address = comm.bcast(_own_address() if comm.Get_rank() == 0 else None)
     port = comm.bcast(_free_port() if comm.Get_rank() == 0 else None)
     try:
@@ -169,7 +170,7 @@ def _free_port() -> int:
 
 
 def _own_address() -> str:
-    """Return where the other ranks reach rank 0."""
+    """Return the address of rank 0 for the other ranks."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     if interface:
         return _address_of(interface)

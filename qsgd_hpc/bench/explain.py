@@ -1,4 +1,4 @@
-"""``bench allreduce --explain``: what is planned for each size, and how good the plan is."""
+"""``bench allreduce --explain``: the plan for each size, and its quality."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def coding_of(bits: int, scheme: str, *, lasting: bool = True) -> Coding:
 
     Args:
         bits: 1 to 8.
-        scheme: a code that has a choice of bits.
+        scheme: a code with a choice of bits.
         lasting: as in training, with error feedback if training uses it; else each call separately.
     """
     from qsgd_hpc.compression import KINDS
@@ -45,14 +45,14 @@ def spec_of(bits: int, scheme: str) -> CodecSpec:
 
 
 def plan(machine: Machine, count: int, codecs: Sequence[CodecSpec]) -> Any:
-    """Return the plan for a message that travels alone, in one of these codes or as float32."""
+    """Return the plan for a message with one tensor, in one of these codes or as float32."""
     from qsgd_hpc import _core
 
     return _core.plan(machine, count=count, codecs=codecs, any_algorithm=True)
 
 
 def by_prediction(bench: Bench) -> None:
-    """Print the plan of each size and bits; nothing is tried."""
+    """Print the plan of each size and bits without measuring."""
     for size_bytes in bench.request.sizes:
         for codecs in _alternatives(bench):
             found = plan(bench.machine, size_bytes // FLOAT_BYTES, codecs)
@@ -67,7 +67,7 @@ def _alternatives(bench: Bench) -> Iterator[list[CodecSpec]]:
 
 
 def by_trial(bench: Bench) -> list[dict[str, Any]]:
-    """Print every choice of each size, predicted and measured; return them as JSON has them."""
+    """Print every choice of each size, predicted and measured; return them in JSON form."""
     found: list[dict[str, Any]] = []
     bench.say()
     bench.say(choices.header())
@@ -110,7 +110,7 @@ def _ways(bench: Bench, count: int) -> list[_Way]:
 
 
 def _try_out(bench: Bench, count: int) -> list[Choice]:
-    """Return the choices of a size with the times that they took; collective."""
+    """Return the choices of a size with their measured times; collective."""
     ways = _ways(bench, count)
     longest_s = FAR * min(way.choice.predicted_s for way in ways)
     tried = [w for w in ways if w.choice.planned or w.choice.predicted_s <= longest_s]

@@ -34,7 +34,7 @@ class Effort:
         self._rounds, self._seconds = rounds, seconds
 
     def rounds(self, round_s: float) -> int:
-        """Return the rounds for contestants that take so long together."""
+        """Return the number of rounds for the contestants' total time."""
         if self._rounds is not None:
             return self._rounds
         return max(self.LEAST, min(self.MOST, int(self._seconds / max(round_s, 1e-9))))
@@ -53,7 +53,7 @@ class Data:
         self.x: NDArray[np.float32] = np.empty_like(self._source)
 
     def reset(self) -> None:
-        """Put the gradients back."""
+        """Restore the gradients."""
         np.copyto(self.x, self._source)
 
     def nmse(self) -> float:
@@ -85,7 +85,7 @@ def _sample_s(contestant: Contestant, data: Data, comm: Any, calls: int) -> floa
 
 
 def _warm_up(contestants: Sequence[Contestant], data: Data, comm: Any, mpi: Any) -> list[float]:
-    """Run each some times; note bytes and errors. Return the seconds of a later run."""
+    """Run each several times; record bytes and errors. Return the seconds of a later run."""
     seconds = []
     for contestant in contestants:
         data.reset()
@@ -103,7 +103,7 @@ def time_all(
     """Fill in ``seconds``, ``wire_bytes`` and ``nmse`` of each; collective.
 
     A sample is the slowest rank's time between a barrier and its return, over the number of calls
-    where they are short.
+    if they are short.
     """
     estimates_s = _warm_up(contestants, data, comm, mpi)
     most = min(MOST_CALLS, max(1, int(math.log(LARGEST_SUM) / math.log(comm.Get_size()))))

@@ -13,7 +13,7 @@ __all__ = ["Row", "Timing", "compare", "row_json"]
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one operation, from samples that each are the slowest rank's."""
+    """Seconds of one operation; each sample is the slowest rank's."""
 
     min_s: float
     median_s: float
@@ -22,7 +22,7 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Timing:
-        """Summarise; p99 is the largest of fewer than 100 samples."""
+        """Summarise; with fewer than 100 samples, p99 is the largest."""
         ordered = np.sort(np.asarray(seconds))
         p99 = np.quantile(ordered, 0.99, method="higher")
         return cls(float(ordered[0]), float(np.median(ordered)), float(p99), len(ordered))
@@ -58,7 +58,7 @@ class Row:
 
     @property
     def busbw_gb_per_s(self) -> float:
-        """The bandwidth that plain float32 on a ring would need to be as fast: 2 (p-1)/p algbw."""
+        """The bandwidth that a ring in float32 would need for this speed: 2 (p-1)/p algbw."""
         return self.algbw_gb_per_s * 2 * (self.ranks - 1) / self.ranks
 
     @property
@@ -80,7 +80,7 @@ def compare(rows: Sequence[Row]) -> list[Row]:
 
 
 def row_json(row: Row) -> dict[str, Any]:
-    """Return a row as the JSON file holds it: its fields, and what follows from them."""
+    """Return a row in its JSON form: its fields and derived values."""
     found = asdict(row)
     found.update(found.pop("timing"))
     found["algbw_gb_per_s"] = row.algbw_gb_per_s

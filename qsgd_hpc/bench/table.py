@@ -1,4 +1,4 @@
-"""The table of ``bench allreduce``, one line as soon as it is known."""
+"""The table of ``bench allreduce``, printed line by line."""
 
 from __future__ import annotations
 

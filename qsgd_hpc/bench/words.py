@@ -1,4 +1,4 @@
-"""Sizes and bits as users write them, numbers as the tables print them: pure."""
+"""Parsing of sizes and bits, formatting of numbers: pure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def parse_bits(text: str) -> list[int | str]:
     """Parse ``32,8,auto``: bits per element, 32 for plain float32, auto for the planner's choice.
 
     Raises:
-        UsageError: something else was named.
+        UsageError: any other text.
     """
     found: list[int | str] = []
     for word in text.split(","):
@@ -77,7 +77,7 @@ def parse_bits(text: str) -> list[int | str]:
 
 
 def parse_specs(schemes: str, bits: str, norms: str) -> list[dict[str, Any]]:
-    """Return the keyword arguments of the CodecSpecs that names with commas ask for.
+    """Return the keyword arguments of the CodecSpecs for comma-separated names.
 
     Raises:
         UsageError: bits out of range; the core refuses unknown schemes and norms itself.
@@ -119,6 +119,6 @@ def time_text(seconds: float) -> str:
 
 
 def rate_text(gb_per_s: float) -> str:
-    """Return GB/s with three digits, never in powers of ten."""
+    """Return GB/s with three digits, without an exponent."""
     digits = 3 if gb_per_s < 1 else 2 if gb_per_s < 10 else 1
     return f"{gb_per_s:.{digits}f}"

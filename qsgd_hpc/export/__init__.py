@@ -1,4 +1,4 @@
-"""``qsgd-hpc export``: a trained model without anything of this package in it."""
+"""``qsgd-hpc export``: exports trained models that do not depend on this package."""
 
 from qsgd_hpc.export.convert import export_model
 

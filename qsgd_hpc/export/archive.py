@@ -25,7 +25,7 @@ def export_archive(source: Path, target: Path, imports: Sequence[str]) -> None:
     """Write the model without its optimizer, and with Keras's own layers for this package's.
 
     Raises:
-        UsageError: the model has classes of yours that no module of ``imports`` defines.
+        UsageError: the model has custom classes that no module of ``imports`` defines.
     """
     with zipfile.ZipFile(source) as archive:
         config = json.loads(archive.read(CONFIG))
@@ -37,7 +37,7 @@ def export_archive(source: Path, target: Path, imports: Sequence[str]) -> None:
 
 
 def _own_objects(config: Any) -> Iterator[dict[str, Any]]:
-    """Return every object in a configuration that is of a class of this package."""
+    """Return every object of this package's classes in a configuration."""
     if isinstance(config, dict):
         if str(config.get("module")).partition(".")[0] in ("qsgd_hpc", "horovod"):
             yield config
@@ -49,7 +49,7 @@ def _own_objects(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _strip(source: Path, target: Path, config: dict[str, Any]) -> None:
-    """Copy the archive without what only training needs."""
+    """Copy the archive without the parts that only training needs."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         for name in old.namelist():
             if name == CONFIG:
@@ -75,7 +75,7 @@ def _copy_weights(old: zipfile.ZipFile, new: zipfile.ZipFile) -> None:
 
 
 def _rebuild(source: Path, target: Path, config: dict[str, Any], imports: Sequence[str]) -> None:
-    """Make the model again of other classes, and give it the weights."""
+    """Create the model from other classes, with the same weights."""
     import keras
 
     for module in imports:

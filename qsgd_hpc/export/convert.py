@@ -1,4 +1,4 @@
-"""Find out what a trained model is stored as, export it, and prove the export."""
+"""Detects the format of a trained model, exports it, and tests the export."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def export_model(source: Path, target: Path, imports: Sequence[str] = ()) -> str
     Args:
         source: a ``.keras`` file, a SavedModel's folder, or a checkpoint of TensorFlow: its prefix,
             such as ``model.ckpt-1000``.
-        target: what is written; the same kind, and nothing may be there.
-        imports: modules that define your own layers, needed where a ``.keras`` file has them.
+        target: the new file or folder, of the same kind; it must not exist.
+        imports: modules that define custom layers of a ``.keras`` file.
     Returns:
-        What a process in which this package cannot be imported has loaded of the target.
+        A description of the target, loaded in a process that cannot import this package.
     Raises:
         UsageError: the source is none of these, or the target exists or does not load.
     """

@@ -1,4 +1,4 @@
-"""Export TensorFlow's graphs: this package's operations become what they are on one rank.
+"""Export TensorFlow's graphs: this package's operations are replaced by their effect on one rank.
 
 Only graphs that train have such operations, and those of batch normalisation over ranks; a graph
 that is served keeps its names, variables and signatures.
@@ -34,7 +34,7 @@ OUTPUTS = {
 
 
 def export_saved_model(source: Path, target: Path) -> None:
-    """Copy a SavedModel's folder, with other graphs."""
+    """Copy a SavedModel's folder with converted graphs."""
     shutil.copytree(source, target)
     # Of the graphs that were; it is optional.
     (target / "fingerprint.pb").unlink(missing_ok=True)
@@ -46,7 +46,7 @@ def export_saved_model(source: Path, target: Path) -> None:
 
 
 def export_checkpoint(source: Path, target: Path) -> None:
-    """Copy a checkpoint, with another graph where TF1 has written one beside it."""
+    """Copy a checkpoint, with a converted graph if TF1 has written one."""
     for file in source.parent.glob(f"{source.name}.*"):
         ending = file.name[len(source.name) :]
         copy = target.with_name(target.name + ending)
@@ -81,14 +81,14 @@ def _clean(meta_graph: Any) -> None:
 
 
 def _offsets(node: Any) -> dict[str, int]:
-    """Return where an operation's outputs begin, by name, when all are counted together."""
+    """Return the first index of each of an operation's outputs, by name."""
     first, *rest = OUTPUTS[node.op]
     count = max(1, len(node.attr["T"].list.type))
     return {first: 0, **{name: count + i for i, name in enumerate(rest)}}
 
 
 def _redirect(function: Any, offsets: dict[str, dict[str, int]]) -> None:
-    """In a function an output is named; those of a call are ``output``, one after the other."""
+    """In a function, outputs have names; those of a call are ``output`` with an index."""
 
     def redirected(reference: str) -> str:
         name, *rest = reference.split(":")
@@ -104,7 +104,7 @@ def _redirect(function: Any, offsets: dict[str, dict[str, int]]) -> None:
 
 
 def _substitute(node: Any, number: int) -> Any:
-    """Let a node call what its operation is on one rank; return that function."""
+    """Make a node call its operation's equivalent on one rank; return that function."""
     types = [tf.dtypes.as_dtype(each) for each in node.attr["T"].list.type]
     operations = map(_core.Operation.of_text, node.attr["operations"].s.split())
     factors = [each.prescale * each.postscale for each in operations]

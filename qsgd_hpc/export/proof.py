@@ -1,4 +1,4 @@
-"""Prove that an exported model needs nothing of this package: load it where that is not."""
+"""Tests that an exported model does not need this package, by loading it without the package."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ if kind == "checkpoint":
 
 
 def prove(kind: str, target: Path, imports: Sequence[str]) -> str:
-    """Load a model in a process that cannot import this package; return what it says.
+    """Load a model in a process that cannot import this package; return its description.
 
     Raises:
-        UsageError: it cannot be loaded there, with the last line of the reason.
+        UsageError: it cannot be loaded; with the last line of the error.
     """
     question = json.dumps([kind, str(target.absolute()), list(imports)])
     ended = subprocess.run(

@@ -2,7 +2,7 @@
 
 Every collective works on concrete arrays and inside ``jax.jit``; ``DistributedOptimizer`` wraps an
 optax optimizer. Gradients are compressed when it is given
-``compression=hvd.Compression.qsgd(bits=4)``, or, for a script that says nothing about it, when
+``compression=hvd.Compression.qsgd(bits=4)``, or, for a script without that argument, if
 ``QSGD_BITS`` is set (``qsgd-hpc run --bits 4`` sets it).
 """
 

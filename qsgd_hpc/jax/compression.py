@@ -1,4 +1,4 @@
-"""``hvd.Compression``: what travels instead of a float32 array."""
+"""``hvd.Compression``: compressors for arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Compression(Choices):
 def compressor_for(dtype: Any, compression: Any) -> Any:
     """Return the pair of functions around the reduction of an array.
 
-    Those that the core has no arithmetic for travel as float32.
+    Types without arithmetic in the core are sent as float32.
     """
     if jnp.issubdtype(dtype, jnp.floating) and dtype.name not in FLOATING:
         return _Fp32Compressor

@@ -38,7 +38,7 @@ class _TreePart(Part):
     """A pytree of arrays. These are immutable, so keeping them is a copy, except with donation."""
 
     def capture(self) -> Any:
-        """Return the values in the host's memory, which no program that runs later takes over."""
+        """Return the values in host memory that later programs do not reuse."""
         return jax.device_get(self.value)
 
     def put_back(self, captured: Any) -> None:

@@ -18,17 +18,17 @@ _TEXT = re.compile(rf"\b({'|'.join(_KINDS)}): (.*)", re.DOTALL)
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Raise what a collective inside a compiled program ended with as what it is.
+    """Raise the original error of a collective inside a compiled program.
 
-    A compiled program that fails raises ``jax.errors.JaxRuntimeError``, whatever happened in it;
-    its text begins with the name of the error. Around the call of such a program, and around the
-    waiting for its results, this raises that error instead::
+    A compiled program that fails raises ``jax.errors.JaxRuntimeError`` in any case;
+    its text begins with the name of the original error. Around the call of such a program, and
+    around the wait for its results, this context raises the original error instead::
 
         with hvd.translated_errors():
             params, state = jax.block_until_ready(step(params, state, batch))
 
     Raises:
-        HorovodInternalError: or what it stands for, such as NonFiniteGradientError.
+        HorovodInternalError: or a subclass, such as NonFiniteGradientError.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Reduces the gradients of a model over the ranks: those of a pytree, in few calls."""
+"""Reduces the gradients of a pytree over the ranks, in few calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Groups = int | Sequence[Sequence[str]]
 
 
 def path_names(tree: Any) -> list[str]:
-    """Return a name for each leaf: the keys that lead to it, such as ``params.Dense_0.kernel``."""
+    """Return a name for each leaf from its keys, such as ``params.Dense_0.kernel``."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = [".".join(map(_key, path)) or "0" for path, _ in paths]
     if len(set(names)) < len(names):  # keys with dots in them
@@ -49,9 +49,9 @@ def _is_gradient(leaf: Any) -> bool:
 def _calls(
     leaves: Sequence[Any], names: Sequence[str], groups: Groups
 ) -> Iterator[tuple[list[int], bool]]:
-    """Return the gradients of each call by their places, and whether they are reduced together.
+    """Return the gradients of each call by position, and whether they are reduced together.
 
-    The last leaves come first, as backward passes complete them.
+    The last leaves are first, in the order of backward passes.
     """
     places = {name: i for i, name in enumerate(names) if _is_gradient(leaves[i])}
     grouped = _grouped(places, groups)
@@ -81,7 +81,7 @@ def reduce_tree(tree: Any, prefix: str, reduction: GradientReduction, groups: Gr
 
     Args:
         tree: arrays, concrete or traced.
-        prefix: begins the operations' names; the rest are the keys that lead to a leaf.
+        prefix: prefix of the operations' names, followed by the keys of a leaf.
         reduction: the reduction.
         groups: how many groups of neighbours to reduce together, or the groups, by names.
     """
@@ -106,7 +106,7 @@ def reduce_tree(tree: Any, prefix: str, reduction: GradientReduction, groups: Gr
 
 
 def _marks(leaves: Sequence[Any]) -> bool:
-    """Return whether a step is to be marked, and can be: a compiled one on a single CPU device."""
+    """Return whether a step must and can be marked: a compiled one on a single CPU device."""
     compiled_elsewhere = jax.default_backend() != "cpu" or jax.local_device_count() > 1
     return marks_steps() and not (compiled_elsewhere and is_traced(leaves))
 
@@ -118,7 +118,7 @@ def _start(
     group: str | None,
     reduction: GradientReduction,
 ) -> Callable[[], list[Any]]:
-    """Start reducing gradients, or trace it; the result waits for them."""
+    """Start reducing gradients, or trace the reduction; the result waits for them."""
     kinds = [compressor_for(leaf.dtype, reduction.compressor) for leaf in leaves]
     pairs = [kind.compress(jnp.asarray(leaf)) for kind, leaf in zip(kinds, leaves, strict=True)]
     travelling = [array for array, _ in pairs]
@@ -167,9 +167,9 @@ def allreduce_gradients(
         gradient_predivide_factor: gradients are divided by it before the sum and by size / factor
             after it.
         groups: how many groups of neighbours to reduce together, or lists of names.
-        process_set: the ranks that average; others get what they passed.
-        name: begins the names of the operations; two models in one program need two.
-        check_finite: whether NaN and Inf are errors (``QSGD_NONFINITE`` says otherwise for all).
+        process_set: the ranks that average; others get their own values.
+        name: prefix of the operations' names; two models in one program need two.
+        check_finite: whether NaN and Inf are errors, subject to ``QSGD_NONFINITE``.
     Raises:
         UsageError: invalid arguments.
     """

@@ -1,4 +1,4 @@
-"""``init`` and ``shutdown``, which know that JAX still computes what was called."""
+"""``init`` and ``shutdown``, which account for JAX's asynchronous execution."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _at_exit = False
 def init(
     comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None
 ) -> None:
-    """Start the engine; harmless when it runs already.
+    """Start the engine. Does nothing if it is already running.
 
     Args:
-        comm: which ranks form the job: an mpi4py communicator; a list of ranks of those that the
-            launcher started; or a list of communicators, the first for the job and the others as
-            process sets. Default is all ranks that the launcher started.
+        comm: the ranks of the job: an mpi4py communicator; a list of the
+            launched ranks; or a list of communicators, the first for the job and the others as
+            process sets. Default: all launched ranks.
         process_sets: sets to register, the same on every rank; or "dynamic", which allows sets to
             be added and removed later.
 
     Raises:
-        UsageError: no usable MPI, a QSGD_* variable that is wrong or differs between ranks, or a
-            communicator or process set that cannot be.
+        UsageError: no usable MPI, a QSGD_* variable that is invalid or differs between ranks, or an
+            invalid communicator or process set.
     """
     global _at_exit
     basics.init(comm, process_sets)
@@ -42,7 +42,7 @@ def init(
 
 
 def shutdown() -> None:
-    """Leave the job when the programs that were called are done; returns when every rank has."""
+    """Leave the job after the called programs have finished; return when every rank has left."""
     _finish_programs()
     basics.shutdown()
 

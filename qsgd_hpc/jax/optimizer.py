@@ -49,8 +49,8 @@ def DistributedOptimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Wrap an optax optimizer so that every step uses the average of all ranks' gradients.
 
-    The result is a gradient transformation as any other: its ``update`` may be jitted and chained.
-    Its state is the wrapped optimizer's, so checkpoints of both are the same, but for
+    The result is a gradient transformation whose ``update`` can be jitted and chained.
+    Its state is the wrapped optimizer's, so checkpoints of both are the same, except for
     ``backward_passes_per_step`` above 1.
 
     Args:
@@ -60,7 +60,7 @@ def DistributedOptimizer(
         backward_passes_per_step: number of calls of ``update`` whose gradients are summed
             before a reduction; the updates are zero in between. Divide the loss by it to get the
             mean.
-        op: Average or Sum; or Adasum, with which each rank's optimizer takes its own gradients and
+        op: Average, Sum, or Adasum. With Adasum, each rank's optimizer uses its own gradients, and
             the ranks' updates are combined, uncompressed.
         gradient_predivide_factor: splits the average: gradients are divided by it before the
             sum and by size / factor after it, which keeps sums of float16 in range.
@@ -73,7 +73,7 @@ def DistributedOptimizer(
             passes them on, for an ``optax.apply_if_finite`` inside; around this optimizer it would
             make each rank decide by its own gradients.
     Raises:
-        UsageError: arguments that cannot be, or ``init`` has not been called.
+        UsageError: invalid arguments, or ``init`` has not been called.
     """
     import optax
 

@@ -1,4 +1,4 @@
-"""The "engine" record that every rank leaves at the end of a job, whatever its script records."""
+"""The "engine" record that every rank writes at the end of a job."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _WARMUP = 10
 
 
 def leave(engine: Any, *, rank: int, ranks: int) -> None:
-    """Append what an engine has counted to the file that QSGD_RECORDS names.
+    """Append an engine's counters to the file of QSGD_RECORDS.
 
-    Nothing is written where no step was seen. This runs on the way out of somebody's script, so a
-    fault is a warning on stderr and no exception; and nothing is agreed with other ranks, which may
-    be gone.
+    Nothing is written without a step. This runs at the exit of a user's script, so a
+    fault is a warning on stderr, not an exception. There is no communication with other ranks,
+    which may have ended.
 
     Args:
         engine: a _core.Engine; it may have shut down.
-        rank: whose it is.
-        ranks: of the job.
+        rank: its rank.
+        ranks: number of ranks of the job.
     """
     try:
         profile = engine.step_profile()
@@ -69,13 +69,13 @@ def summary(
     Args:
         profile, stats, quality: as the engine's methods step_profile, stats and quality return
             them.
-        rank: whose they are.
-        ranks: of the job.
+        rank: their rank.
+        ranks: number of ranks of the job.
     Returns:
         step_s is the median and step_mean_s the mean of the timed steps; exposed_s, comm_s,
         hidden_s and coding_s are means over them. None where no step is timed, or where the
-        framework waits by itself and so nobody knows how long. Layers on rank 0 alone; neither
-        they nor bytes and reductions of a single rank whose gradients do not pass the engine.
+        framework waits itself, so that the time is unknown. Layers on rank 0 only; neither
+        these nor bytes and reductions for a single rank whose gradients bypass the engine.
     """
     warmup = warmup_steps(profile["steps"])
     marked = any(STEP_MARK in name for name, *_ in profile["layers"])
@@ -99,7 +99,7 @@ def summary(
 
 
 def warmup_steps(steps: int) -> int:
-    """Return how many are not timed: the first 10, or the first half of a run shorter than 20."""
+    """Return the number of untimed steps: 10, or half of a run shorter than 20."""
     return min(_WARMUP, steps // 2)
 
 
@@ -130,19 +130,19 @@ _TIMED = ("step_s", "step_mean_s", "exposed_s", "comm_s", "hidden_s", "coding_s"
 
 
 def mean_nmse(quality: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """Return the mean over all reductions of tensors that travel compressed, or None."""
+    """Return the mean over all reductions of compressed tensors, or None."""
     coded = [q for q in quality.values() if q["coding"] != "none" and q["reductions"] > 0]
     reductions = sum(q["reductions"] for q in coded)
     return sum(q["mean_nmse"] * q["reductions"] for q in coded) / reductions if coded else None
 
 
 def uncoded(quality: Mapping[str, Mapping[str, Any]], *, planner: bool) -> dict[str, int]:
-    """Return for how many tensors compression was asked, and how many are float32 all the same.
+    """Return the number of tensors with a request for compression, and of those sent as float32.
 
     Args:
-        quality: as the engine's method of this name returns it: tensors that asked alone.
-        planner: whether the planner chose; it declines a tensor before it is ever coded, so what
-            was coded before was given up by somebody else, such as the budget of the error.
+        quality: the result of the engine's method of this name.
+        planner: whether the planner chose; it declines a tensor before it is coded, so a tensor
+            that was coded before was changed for another reason, such as the error budget.
     """
     asked = [q for q in quality.values() if q["reductions"] > 0]
     plain = [q for q in asked if q["coding"] == "none"]
@@ -160,7 +160,7 @@ def merge_neighbours(
 ) -> list[list[float]]:
     """Return [[elements, ready_s], ...], limited in number by merging neighbours.
 
-    Elements add up, and what is merged is ready when its last is.
+    Elements are summed; a merged entry is ready when its last part is.
     """
     together = max(1, -(-len(layers) // most))
     merged = []

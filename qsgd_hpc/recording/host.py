@@ -1,4 +1,4 @@
-"""Facts about the machine that a process runs on; cheap enough for a training script."""
+"""Facts about the machine of a process, with little overhead for a training script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 
 
 def place(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what only the job knows of where it runs; what cannot be read is left out.
+    """Return facts about the job's machine; unavailable ones are omitted.
 
     ``scheduler_job``, ``nodes`` (as the scheduler writes their list), ``modules``, ``gpus`` (names
     in the driver's order), ``governor`` and ``clock_khz`` (smallest, largest, now) of core 0.
@@ -107,7 +107,7 @@ def gpu_model() -> str | None:
 
 
 def threads() -> int:
-    """Return how many threads this process computes with."""
+    """Return the number of threads with which this process computes."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
         return int(torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""Write measurements from inside a training script: one JSON line per event."""
+"""Writes measurements from a training script: one JSON line per event."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _LIBRARIES = ("numpy", *(each.module for each in FRAMEWORKS), "mpi4py")
 
 
 def record(event: str, **fields: Any) -> None:
-    """Append one event to the file that QSGD_RECORDS names; do nothing when it is unset.
+    """Append one event to the file of QSGD_RECORDS; do nothing if it is unset.
 
     Call it on rank 0 only, ``if hvd.rank() == 0: record("epoch", epoch=1, images_per_s=812.0)``.
-    The line is one write to a file opened for appending, so a reader never sees two lines mixed
-    and a killed process can tear no more than the last one.
+    The line is one write to a file opened for appending, so lines are never mixed,
+    and a killed process can truncate only the last one.
 
     Args:
-        event: what happened; a study reads "epoch" and "final" (scaling/README.md lists their
-            fields), anything else is kept as it is.
+        event: the event; a study reads "epoch" and "final" (scaling/README.md lists their
+            fields); others are kept unchanged.
         fields: JSON values, NumPy or framework scalars, lists and dicts of them. NaN and infinities
-            are written as null, and named in the line's ``nonfinite`` field: a diverged run is a
-            result too, and must not end in an error that hides it.
+            are written as null and listed in the line's ``nonfinite`` field: a diverged run is a
+            result, too, and must not end with another error.
     Raises:
         UsageError: a field that JSON cannot hold or that is reserved, or a file that cannot be
             written; all faulty fields are named at once.

@@ -1,1 +1,1 @@
-"""Timelines: written by a job, merged over ranks, summed up by step and tensor."""
+"""Timelines: written by a job, merged over ranks, summarised by step and tensor."""

@@ -1,4 +1,4 @@
-"""``allgather`` as a collective that JAX can carry out, compile and differentiate."""
+"""``allgather`` as a collective that JAX can execute, compile and differentiate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Allgather", "summed_shares"]
 def summed_shares(array: Any, rows: Shape, name: str, process_set: ProcessSet) -> Any:
     """Return the sum over the ranks of their rows for this rank.
 
-    A reducescatter, whose gradient is the derivative: no factor is in it, as none is in alltoall's.
+    A reducescatter, whose gradient is the exact derivative, without a factor, as for alltoall.
     """
     ranks, mine = len(rows), ops.place_in(process_set)
     call = Alltoall((name,), process_set, None, rows, (rows[mine],) * ranks)
@@ -43,7 +43,7 @@ class Allgather(Collective):
     has_rows: ClassVar[bool] = True
 
     def rows(self, index: int, shape: Shape) -> Shape:
-        """Return how many rows each rank sends."""
+        """Return the number of rows of each rank."""
         if self.known_rows:
             return self.known_rows[index]
         return (shape[0],) * len(ops.ranks_of(self.process_set))
@@ -53,7 +53,7 @@ class Allgather(Collective):
         return [(sum(self.rows(i, shape)), *shape[1:]) for i, shape in enumerate(shapes)]
 
     def start_one(self, index: int, array: Any) -> Handle:
-        """Start gathering, whatever the ranks' rows are."""
+        """Start gathering, for any number of rows."""
         name, group = self.names[index], self.core_group()
         handle = start_allgather(ARRAYS, array, name, self.process_set, group)
         return handle.then(itemgetter(0))

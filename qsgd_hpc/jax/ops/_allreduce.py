@@ -1,4 +1,4 @@
-"""``allreduce`` as a collective that JAX can carry out, compile and differentiate."""
+"""``allreduce`` as a collective that JAX can execute, compile and differentiate."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Allreduce(Collective):
         return self.compression.coding(lasting=self.lasting)
 
     def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
-        """Return the operation, its factors and how it travels."""
+        """Return the operation, its factors and its coding."""
         coding = self._coding(index, shape, dtype)
         return {
             "op": op_for(self.op, np.dtype(dtype).name).name,
@@ -99,7 +99,7 @@ class Allreduce(Collective):
         )
 
     def derivative(self, inputs: Arrays, outputs: Arrays, tangents: Arrays) -> Arrays:
-        """Reduce the tangents as the arrays were; for curved operations, their shares."""
+        """Reduce the tangents like the arrays; for nonlinear operations, their shares."""
         if self.op is Adasum:
             raise UsageError(
                 "Adasum has no gradient; pass jax.lax.stop_gradient(x), or reduce by a sum"
@@ -111,14 +111,14 @@ class Allreduce(Collective):
         return run(sums, [t * factor for t, factor in zip(tangents, factors, strict=True)])
 
     def transposed(self, cotangents: Arrays) -> Arrays:
-        """Reduce the cotangents as the arrays were."""
+        """Reduce the cotangents like the arrays."""
         return run(replace(self, **self.turned_names()), cotangents)
 
 
 def slopes(call: Collective, op: Op, inputs: Arrays, outputs: Arrays) -> list[Any]:
-    """Return by how much the results of a curved operation change with this rank's arrays.
+    """Return the derivative of a nonlinear operation's results by this rank's arrays.
 
-    Ranks that hold the extremum together share its derivative, as in ``jax.numpy.max``.
+    Ranks with equal extrema share the derivative, as in ``jax.numpy.max``.
     """
     if op is Product:
         mine = ops.place_in(call.process_set)

@@ -1,4 +1,4 @@
-"""``alltoall`` as a collective that JAX can carry out, compile and differentiate."""
+"""``alltoall`` as a collective that JAX can execute, compile and differentiate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Alltoall(Collective):
     has_rows: ClassVar[bool] = True
 
     def splits(self, shape: Shape) -> Shape:
-        """Return how many rows this rank sends each."""
+        """Return the number of rows that this rank sends to each."""
         if self.sent is not None:
             return self.sent
         ranks = len(ops.ranks_of(self.process_set))
@@ -42,7 +42,7 @@ class Alltoall(Collective):
         return (shape[0] // ranks,) * ranks
 
     def rows(self, index: int, shape: Shape) -> Shape:
-        """Return how many rows come from each rank."""
+        """Return the number of rows from each rank."""
         if self.received is not None:
             return self.received
         if self.sent is not None:
@@ -53,7 +53,7 @@ class Alltoall(Collective):
         return self.splits(shape)
 
     def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return the shape with the rows that come."""
+        """Return the shape with the received rows."""
         return [(sum(self.rows(0, shape)), *shape[1:]) for shape in shapes]
 
     def start_one(self, index: int, array: Any) -> Handle:
@@ -66,7 +66,7 @@ class Alltoall(Collective):
         return start_alltoall(ARRAYS, array, splits, self.names[0], self.process_set)
 
     def transposed(self, cotangents: Arrays) -> Arrays:
-        """Send everything back."""
+        """Send all rows back."""
         (cotangent,) = cotangents
         shape = (cotangent.shape[0],)
         sent = self.splits(shape)

@@ -1,4 +1,4 @@
-"""The way of a concrete JAX array to the core and back."""
+"""Conversion of concrete JAX arrays to the core's memory and back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _JaxArrays(Arrays):
         return memory
 
     def delivered(self, result: Array, like: Any, into: Any = None) -> Any:
-        """Return the values as a JAX array where ``like`` is."""
+        """Return the values as a JAX array on the device of ``like``."""
         host = result.astype(like.dtype, copy=False)
         if not getattr(like, "committed", False):
             return jnp.asarray(host)

@@ -1,4 +1,4 @@
-"""``broadcast`` as a collective that JAX can carry out, compile and differentiate."""
+"""``broadcast`` as a collective that JAX can execute, compile and differentiate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Broadcast"]
 
 @dataclass(frozen=True)
 class Broadcast(Collective):
-    """Gives all ranks of a process set one rank's arrays."""
+    """Broadcasts one rank's arrays to all ranks of a process set."""
 
     root_rank: int
     """Counts all ranks of the job."""
@@ -40,11 +40,11 @@ class Broadcast(Collective):
         )
 
     def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
-        """Return whose arrays all get."""
+        """Return the root."""
         return {"root": self.root_rank}
 
     def transposed(self, cotangents: Arrays) -> Arrays:
-        """Return the mean of all ranks' cotangents on the root, whose values they are, else 0."""
+        """Return the mean of all ranks' cotangents on the root, else 0."""
         means = run(Allreduce(**self.turned_names(), op=Average), cotangents)
         # A choice that neither JAX nor XLA looks through: they would leave out, on the other ranks
         # alone, an unused mean there, or execute several of them in another order.

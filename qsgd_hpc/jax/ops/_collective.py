@@ -1,4 +1,4 @@
-"""Calls of collectives on arrays, and the JAX primitive that carries them out, now or compiled."""
+"""Calls of collectives on arrays, and the JAX primitive that executes or compiles them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _TANGENT = ".tangent"
 
 
 def is_traced(arrays: Arrays) -> bool:
-    """Return whether JAX is tracing a function that these arrays stand for arguments of."""
+    """Return whether these arrays are arguments of a function that JAX is tracing."""
     return any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 
 def refuse_traced(arrays: Arrays, function: str) -> None:
-    """Raise where a handle would have to leave a traced function.
+    """Raise if a handle would leave a traced function.
 
     Raises:
-        UsageError: inside ``jax.jit``, ``jax.grad`` and their like.
+        UsageError: inside ``jax.jit``, ``jax.grad`` and similar transformations.
     """
     if is_traced(arrays):
         raise UsageError(
@@ -51,10 +51,10 @@ def refuse_traced(arrays: Arrays, function: str) -> None:
 def named(
     kind: str, name: str | None, process_set: ProcessSet, arrays: Arrays, *, grouped: bool = False
 ) -> dict[str, Any]:
-    """Return what every call is made of: the names of its operations, who takes part, the group.
+    """Return the common parts of a call: the names of its operations, the process set, the group.
 
-    Unnamed calls in traced functions are numbered apart from those that are made now: a rank that
-    traces a function once more than others then disturbs no more than that function.
+    Unnamed calls in traced functions are numbered separately from immediate ones, so that a rank
+    that traces a function more often than others affects only that function.
     """
     if is_traced(arrays) and not name:
         text = "traced." + ops.label(f"traced.{kind}", None, process_set)
@@ -66,12 +66,12 @@ def named(
 
 @dataclass(frozen=True)
 class Collective(ABC):
-    """One call; its fields are plain values, because compiled programs are kept by them.
+    """One call; its fields are plain values, because they are the key of compiled programs.
 
     What a rank's result depends on lies on all ranks, so the derivative of a collective is a
-    collective; docs/horovod.md has the formulae of reverse mode. It has a name of its own, so it
-    does not matter in which order the ranks come to it. It forms no group, because a script may
-    differentiate the results of one apart.
+    collective; docs/horovod.md has the formulae of reverse mode. It has a separate name, so the
+    order in which the ranks call it does not matter. It forms no group, because a script may
+    differentiate the results separately.
     """
 
     names: tuple[str, ...]
@@ -91,7 +91,7 @@ class Collective(ABC):
         return False
 
     def start(self, arrays: Arrays) -> Handle:
-        """Start it on concrete arrays; the result is the list of those that it makes."""
+        """Start it on concrete arrays; the result is the list of new arrays."""
         return Handle.together([self.start_one(i, array) for i, array in enumerate(arrays)])
 
     @abstractmethod
@@ -99,31 +99,31 @@ class Collective(ABC):
         """Start it on one of its arrays; the result is a new one."""
 
     def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return the shapes of what it makes of arrays of these shapes."""
+        """Return the shapes of the results for arrays of these shapes."""
         return list(shapes)
 
     def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
-        """Return what the core must know of an array beside what all kinds have."""
+        """Return the additional fields of this kind for the core."""
         return {}
 
     @abstractmethod
     def transposed(self, cotangents: Arrays) -> Arrays:
-        """Return the gradients of this rank's arrays (of linear ones)."""
+        """Return the gradients of this rank's arrays (for linear operations)."""
 
     def derivative(self, inputs: Arrays, outputs: Arrays, tangents: Arrays) -> Arrays:
-        """Return how the results change when what goes in changes by the tangents."""
+        """Return the change of the results for tangents of the arguments."""
         return run(self.renamed(_TANGENT), tangents)
 
     def rows(self, index: int, shape: Shape) -> Shape:
-        """Return how many rows each rank sends, where the result's shape depends on that."""
+        """Return the number of rows of each rank, if the result's shape depends on it."""
         return ()
 
     def splits(self, shape: Shape) -> Shape:
-        """Return how many rows this rank sends each."""
+        """Return the number of rows that this rank sends to each."""
         return ()
 
     def for_batches(self: Self) -> Self:
-        """Return the call for arrays that have one more dimension, of ``jax.vmap``."""
+        """Return the call for arrays with one more dimension, for ``jax.vmap``."""
         return self
 
     def core_group(self) -> ops.Group | None:
@@ -151,7 +151,7 @@ class Collective(ABC):
         return replace(self, names=tuple(self.names[i] for i in indices), group=None)
 
     def encoded(self, avals: Sequence[Any]) -> str:
-        """Return the call as the core reads it from a compiled program; see csrc/jax."""
+        """Return the call in the form for compiled programs; see csrc/jax."""
         content = struct.pack("=iiI", basics.rank(), basics.size(), len(avals))
         process_set = require_member(self.process_set)
         for index, (name, aval) in enumerate(zip(self.names, avals, strict=True)):
@@ -180,7 +180,7 @@ _collective.multiple_results = True
 
 
 def run(call: Collective, arrays: Sequence[Any]) -> list[Any]:
-    """Carry out a collective now, or make it part of the program that is being traced."""
+    """Execute a collective, or add it to the program that is being traced."""
     results: list[Any] = _collective.bind(*arrays, call=call) if arrays else []
     return results
 
@@ -220,7 +220,7 @@ def _transpose(cotangents: Sequence[Any], *arguments: Any, call: Collective) -> 
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Collective) -> Any:
-    """Carry out a batch of calls as one, along an axis that the collective leaves alone."""
+    """Execute a batch of calls as one, along an axis that the collective does not use."""
     size = next(a.shape[d] for a, d in zip(arrays, dims, strict=True) if d is not None)
     axis = 1 if call.has_rows else 0
     together = [

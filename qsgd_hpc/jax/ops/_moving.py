@@ -1,4 +1,4 @@
-"""``broadcast``, ``allgather`` and ``alltoall``: what moves arrays and computes nothing."""
+"""``broadcast``, ``allgather`` and ``alltoall``: collectives that move arrays."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def allgather(
     process_set: ProcessSet = global_process_set,
     rows: Sequence[int] | None = None,
 ) -> jax.Array:
-    """Return every rank's array, one below the other in rank order.
+    """Return every rank's array, concatenated in rank order.
 
     Its gradient is this rank's rows of the mean of the ranks' output gradients.
 
@@ -103,7 +103,7 @@ def allgather(
         name: pairs the calls of the ranks; default: by order.
         process_set: the participating ranks; default: all.
         rows: inside ``jit`` and ``grad``, where shapes must be known: the first dimension on every
-            rank, where it differs between them.
+            rank, if it differs between ranks.
     Raises:
         HorovodInternalError: the ranks' arrays do not match, or a rank died.
     """
@@ -171,13 +171,13 @@ def alltoall(
     process_set: ProcessSet = global_process_set,
     received_splits: Sequence[int] | None = None,
 ) -> Any:
-    """Send ``splits[i]`` rows to the i-th rank of the set; return what comes, in rank order.
+    """Send ``splits[i]`` rows to the i-th rank of the set; return the received rows in rank order.
 
     Its gradient is the output gradient, sent back to the ranks of the rows.
 
     Args:
         tensor: at least one dimension, any dtype; ranks may differ in the first only.
-        splits: whole numbers that add up to the rows; by default as many to each.
+        splits: integers whose sum is the number of rows; default: equal numbers.
         name: pairs the calls of the ranks; default: by order.
         process_set: the participating ranks; default: all.
         received_splits: inside ``jit`` and ``grad``, where shapes must be known, and with

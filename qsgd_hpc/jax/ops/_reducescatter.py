@@ -1,4 +1,4 @@
-"""``reducescatter`` as a collective that JAX can carry out, compile and differentiate."""
+"""``reducescatter`` as a collective that JAX can execute, compile and differentiate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Reducescatter"]
 
 @dataclass(frozen=True)
 class Reducescatter(Collective):
-    """Reduces arrays and leaves each rank its share of the rows."""
+    """Reduces arrays and leaves each rank its part of the rows."""
 
     op: Op
     prescale: float = 1.0
@@ -34,7 +34,7 @@ class Reducescatter(Collective):
     has_rows: ClassVar[bool] = True
 
     def _shares(self, rows: int) -> Shape:
-        """Return how many rows each rank gets: as even as can be, the first ranks one more."""
+        """Return the number of rows of each rank, as even as possible; the first get one more."""
         ranks = len(ops.ranks_of(self.process_set))
         return tuple(rows // ranks + (i < rows % ranks) for i in range(ranks))
 
@@ -58,7 +58,7 @@ class Reducescatter(Collective):
         return replace(super().picked(indices), whole=tuple(self.whole[i] for i in indices))
 
     def derivative(self, inputs: Arrays, outputs: Arrays, tangents: Arrays) -> Arrays:
-        """Reduce the tangents as the arrays were; for curved operations, their shares."""
+        """Reduce the tangents like the arrays; for nonlinear operations, their shares."""
         if self.op not in CURVED:
             return super().derivative(inputs, outputs, tangents)
         results = run(self._gather(self.renamed(".results")), outputs)

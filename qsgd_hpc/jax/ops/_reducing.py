@@ -1,4 +1,4 @@
-"""``allreduce`` and ``reducescatter`` in all their forms: now or later, one array or several."""
+"""``allreduce`` and ``reducescatter`` in all their forms: blocking or not, one array or several."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _reducescatter(
 def _compressed(
     reduction: Reduction, tensors: Arrays
 ) -> tuple[list[Any], Callable[[Arrays], list[Any]]]:
-    """Return the arrays that travel, and what makes the caller's of the reduced ones."""
+    """Return the arrays to send, and a function that converts the reduced ones."""
     arrays = [jnp.asarray(tensor) for tensor in tensors]
     for array in arrays:
         op_for(reduction.op, array.dtype.name)
@@ -95,7 +95,7 @@ def _compressed(
 def _factors_apart(reduction: Reduction, arrays: Arrays) -> tuple[Reduction, Arrays, float]:
     """Return a reduction, arrays and the factor of its results.
 
-    Where the derivative depends on the values, scaling them is left to JAX.
+    If the derivative depends on the values, JAX scales them.
     """
     factors = reduction.prescale, reduction.postscale
     if factors == (1.0, 1.0) or reduction.op not in CURVED or not is_traced(arrays):
@@ -156,7 +156,7 @@ def allreduce(
         process_set: the participating ranks; default: all.
     Raises:
         HorovodInternalError: the ranks' arrays do not match, or a rank died. From
-            compiled programs JAX raises an error of its own with that text; see
+            compiled programs, JAX raises its own error with that text; see
             ``hvd.translated_errors``.
     """
     factors = prescale_factor, postscale_factor
@@ -271,7 +271,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     average: bool | None = None,
 ) -> list[jax.Array]:
-    """Reduce and share out several arrays, which complete or fail together."""
+    """Reduce and scatter several arrays, which complete or fail together."""
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
     return _now(_reducescatter, reduction, name, tensors, grouped=True)

@@ -37,7 +37,7 @@ def alltoall(
         ignore_name_scope: accepted for compatibility; names have no scope here.
         process_set: the participating ranks; default: all.
     Returns:
-        The rows, and, if ``splits`` were given, how many came from each rank, as int32.
+        The rows and, if ``splits`` were passed, the number of rows from each rank, as int32.
     Raises:
         UsageError: the sum of splits is not the number of rows (a ValueError, on this rank).
         HorovodInternalError: the ranks' tensors do not match, or a rank died.

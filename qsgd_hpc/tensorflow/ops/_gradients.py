@@ -30,7 +30,7 @@ _CURVED = {op.name for op in CURVED}
 def _named(operations: Operations, what: str, **changes: Any) -> list[Operation]:
     """Return operations that belong to others.
 
-    They form no group, because a script may differentiate the results of one apart.
+    They form no group, because a script may differentiate the results separately.
     """
     return [o.replaced(name=once_more(o.name, what), group=None, **changes) for o in operations]
 
@@ -91,7 +91,7 @@ def _slopes(operations: Operations, inputs: Tensors, outputs: Tensors) -> list[A
 
 
 def _of_broadcast(operation: Any, *gradients: Any) -> list[Any]:
-    """Return the mean of all ranks' gradients on the root, whose values they are, else 0."""
+    """Return the mean of all ranks' gradients on the root, else 0."""
     places = _present(operation, gradients)
     operations = _pick(operations_of(operation), places)
     if not places:
@@ -131,7 +131,7 @@ def _of_alltoall(operation: Any, *gradients: Any) -> list[Any]:
 
 
 def _of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
-    """Return all ranks' shares of the gradient, times the derivative of a curved operation."""
+    """Return all ranks' shares of the gradient, times the derivative of a nonlinear operation."""
     places = _present(operation, gradients)
     operations = _pick(operations_of(operation), places)
     if not places:

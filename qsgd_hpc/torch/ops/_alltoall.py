@@ -51,7 +51,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start an ``alltoall``; ``synchronize`` returns what it would."""
+    """Start an ``alltoall``; ``synchronize`` returns its result."""
     call = Alltoall(splits, name, process_set)
     return call.start([tensor]).then(lambda made: _with_splits(made[0], call, splits))
 

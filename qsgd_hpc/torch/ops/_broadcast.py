@@ -35,7 +35,7 @@ class _Broadcast(Collective):
         return handle.then(lambda received: [received])
 
     def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        """Return the mean of all ranks' gradients on the root, whose values they are, else 0."""
+        """Return the mean of all ranks' gradients on the root, else 0."""
         reduction = Reduction(Average, process_set=self._process_set)
         average = Allreduce(reduction, self.gradient_name(index), grouped=False)
         (mean,) = run(average, [gradient])

@@ -43,7 +43,7 @@ class Allreduce(Reducing):
         )
 
     def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        """Reduce the gradient as the tensor was; for curved operations, by its sum."""
+        """Reduce the gradient like the tensor; for nonlinear operations, by its sum."""
         reduction, name = self._reduction, self.gradient_name(index)
         if reduction.op is Adasum:
             raise UsageError("Adasum has no gradient; pass tensor.detach(), or reduce by a sum")
@@ -57,9 +57,9 @@ class Allreduce(Reducing):
 def derivative(
     op: Op, before: torch.Tensor, after: torch.Tensor, name: str, process_set: ProcessSet
 ) -> torch.Tensor:
-    """Return by how much the result of a curved operation changes with this rank's tensor.
+    """Return the derivative of a nonlinear operation's result by this rank's tensor.
 
-    Ranks that hold the extremum together share its derivative, as in ``torch.amax``.
+    Ranks with equal extrema share the derivative, as in ``torch.amax``.
     """
     if op is Product:
         mine = ops.place_in(process_set)
@@ -75,7 +75,7 @@ def derivative(
 def _with_factors_apart(reduction: Reduction, tensors: Tensors) -> tuple[Reduction, Tensors, float]:
     """Return a reduction, tensors to reduce and the factor of its results.
 
-    Where the derivative depends on the values, scaling them is left to torch.
+    If the derivative depends on the values, torch scales them.
     """
     curved = reduction.op in CURVED and torch.is_grad_enabled()
     if not curved or not any(t.requires_grad for t in tensors):
@@ -87,7 +87,7 @@ def _with_factors_apart(reduction: Reduction, tensors: Tensors) -> tuple[Reducti
 def run_scaled(
     kind: type[Reducing], reduction: Reduction, name: str | None, tensors: Tensors, *, grouped: bool
 ) -> list[torch.Tensor]:
-    """Carry out a reduction of this kind, with factors where gradients see them."""
+    """Execute a reduction of this kind, with factors that gradients include."""
     plain, scaled, factor = _with_factors_apart(reduction, tensors)
     made = run(kind(plain, name, grouped=grouped), scaled)
     return made if factor == 1 else [tensor * factor for tensor in made]

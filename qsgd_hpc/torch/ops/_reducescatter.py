@@ -44,7 +44,7 @@ class Reducescatter(Reducing):
         )
 
     def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        """Return all ranks' shares of the gradient, times the derivative of a curved operation."""
+        """Return all ranks' parts of the gradient, times a nonlinear operation's derivative."""
         reduction, name, sets = self._reduction, self.gradient_name(index), self._process_set
         if reduction.op in CURVED:
             before, share = values
