@@ -303,7 +303,7 @@ def test_batch_normalisation_takes_the_arguments_of_the_layer_that_it_replaces()
     layer = hvd.SyncBatchNormalization(fused=False, axis=-1, name="bn", **former)
     again = hvd.SyncBatchNormalization.from_config(layer.get_config())
     assert again.name == "bn"
-    with pytest.raises(hvd.UsageError, match=r"virtual_batch_size=8.*leave virtual_batch_size out"):
+    with pytest.raises(hvd.UsageError, match=r"virtual_batch_size=8.*remove virtual_batch_size"):
         hvd.SyncBatchNormalization(virtual_batch_size=8)
 
 

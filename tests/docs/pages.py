@@ -55,9 +55,9 @@ class Session:
 
 
 def repository_pages() -> list[Path]:
-    """Return the Markdown pages of the repository, not what a checkout has installed or made."""
+    """Return the Markdown pages for readers: none that is installed, made, or there for a test."""
     listed = subprocess.run(
-        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "*.md", ":!tests"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     return [ROOT / name for name in listed.splitlines()]
 
