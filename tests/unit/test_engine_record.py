@@ -167,7 +167,9 @@ def test_what_the_planner_declines_is_in_the_record(tmp_path, monkeypatch, tuner
     path = tmp_path / "records.jsonl"
     for name, value in (("RECORDS", str(path)), ("PLANNER", "on"), ("AUTOTUNE", tuner)):
         monkeypatch.setenv(f"QSGD_{name}", value)
-    leave_after(4, _core.CodecSpec(bits=4), planner="on", log=lambda text: None)
+    spec = _core.CodecSpec(bits=4)
+    machine = _core.Machine(ranks=2, across=(50e-6, 1e-9), codecs=[(spec, 1e-9, 1e-9, 1e-9)])
+    leave_after(4, spec, planner="on", machine=machine, log=lambda text: None)
     found = [json.loads(line) for line in path.read_text().splitlines()]
     names = ("asked_tensors", "plain_tensors", "declined_tensors", "plain_elements")
     assert [[r[name] for name in names] for r in found] == [[1, 1, declined, 10]] * 2
