@@ -65,6 +65,15 @@ def counts(process: psutil.Process) -> bool:
     return process.status() != psutil.STATUS_ZOMBIE and not any(h in command for h in _HELPERS)
 
 
+def _children() -> list[psutil.Process]:
+    """Return this process's children; that there are none is known without a search, at once."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []
+    return psutil.Process().children()
+
+
 def describe(process: psutil.Process) -> str:
     """Return a line that names a process."""
     try:
@@ -107,7 +116,7 @@ class Owner:
         self.mark = mark
         self.longer = f"{MARK}={longer}".encode()
         self.started: list[OwnedPopen] = []
-        self._before = {child.pid for child in psutil.Process().children()}
+        self._before = {child.pid for child in _children()}
 
     def survivors(self, patience_s: float) -> list[psutil.Process]:
         """Return what of the test is still alive after a moment to vanish."""
@@ -125,7 +134,7 @@ class Owner:
         A child of somebody else's child is none, though it may hide its environment: some write
         what they are over it.
         """
-        for child in psutil.Process().children():
+        for child in _children():
             if child.pid in self._before or self.longer in _variables(child.pid):
                 continue
             with contextlib.suppress(psutil.Error):
@@ -137,8 +146,9 @@ class Owner:
         """End all that is left of the test; return what had outlived it by more than a moment."""
         left = self.survivors(patience_s)
         names = [describe(process) for process in left]
-        kill(left)
-        end_marked(self.mark)
+        if left:
+            kill(left)
+            end_marked(self.mark)
         for process in self.started:
             process.drain()
         return names
