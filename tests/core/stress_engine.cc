@@ -62,9 +62,14 @@ Operation make_mean(const std::string& name, size_t count, int round) {
   if (round % 2 != 0) return o;
   CodecSpec spec;
   spec.bits = 2 << ((static_cast<size_t>(round) / 2 + count) % 3);
-  spec.norm = round % 4 == 0 ? Norm::kMax : Norm::kL2;
   spec.bucket = count % 2 == 0 ? 64 : 512;
-  const bool feedback = spec.contract = round % 4 == 0;
+  const bool feedback = round % 4 == 0;
+  if ((static_cast<size_t>(round) / 2 + count) % 2 == 0) {
+    spec.scheme = Scheme::kEden;
+  } else {
+    spec.norm = feedback ? Norm::kMax : Norm::kL2;
+    spec.contract = feedback;
+  }
   o.coding = Coding{spec, /*auto_bits=*/false, feedback, /*nmse_budget=*/0.05};
   return o;
 }
