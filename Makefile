@@ -35,7 +35,7 @@ FUZZ_OBJECTS ?= build/fuzz
 FUZZ_SECONDS ?= 600
 FUZZ_SOURCES = tests/core/fuzz_decoder.cc $(wildcard csrc/quant/*.cc csrc/common/*.cc)
 
-.PHONY: help setup setup-openmpi slurm simgrid browser ecosystem arm test test-all test-quick test-mxnet pins fuzz soak bench-end-to-end bench-gpu demo demo-short docs wheel wheels release lint format clean
+.PHONY: help setup setup-openmpi slurm simgrid browser ecosystem arm test test-all test-quick test-mxnet pins fuzz soak bench-end-to-end bench-race bench-gpu demo demo-short docs wheel wheels release lint format clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -127,6 +127,9 @@ soak: setup setup-openmpi ## Random collectives for half an hour, then failures 
 
 bench-end-to-end: setup ## Train beside gloo's DDP on hosts at 1 Gb/s and in shared memory
 	$(VENV)/bin/python benchmarks/end_to_end_torch/run.py
+
+bench-race: setup ## Race to bfloat16's loss: every code and peer, on 2 hosts; takes hours
+	$(VENV)/bin/python benchmarks/race/run.py $(if $(DATA),--data $(DATA))
 
 bench-gpu: setup ## Time the GPU kernels beside the device's own copy and torch's; needs a GPU
 	$(VENV)/bin/python benchmarks/gpu/kernels.py --json benchmarks/results/gpu-kernels.json

@@ -82,9 +82,11 @@ def assemble(task: Task, wanted: list[str]) -> list[Contestant]:
 Make = Callable[[str, nn.Module, torch.optim.Optimizer], Contestant]
 
 
-def _ddp(
+def ddp(
     hook: Callable[[DistributedDataParallel], None] | None = None, bucket_mb: float | None = None
 ) -> Make:
+    """Return what trains by torch's DDP over gloo, with a hook."""
+
     def make(what: str, model: nn.Module, sgd: torch.optim.Optimizer) -> Contestant:
         # Batch statistics are nobody's business here, as with a distributed optimizer.
         wrapped = DistributedDataParallel(
@@ -100,7 +102,9 @@ def _ddp(
     return make
 
 
-def _engine(compression: Any) -> Make:
+def engine(compression: Any) -> Make:
+    """Return what trains by a distributed optimizer."""
+
     def make(what: str, model: nn.Module, sgd: torch.optim.Optimizer) -> Contestant:
         optimizer = hvd.DistributedOptimizer(
             sgd, named_parameters=model.named_parameters(), compression=compression
@@ -110,11 +114,21 @@ def _engine(compression: Any) -> Make:
     return make
 
 
-def _fp16(model: DistributedDataParallel) -> None:
+def fp16(model: DistributedDataParallel) -> None:
+    """Send float16."""
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
 
-def _powersgd(rank: int) -> Callable[[DistributedDataParallel], None]:
+def bf16(model: DistributedDataParallel) -> None:
+    """Send bfloat16, by torch's own hook."""
+    # By its own name torch takes it on GPUs alone.
+    hook = default_hooks.bf16_compress_hook
+    model.register_comm_hook(None, lambda group, bucket: hook(group, bucket))
+
+
+def powersgd(rank: int) -> Callable[[DistributedDataParallel], None]:
+    """Return what registers torch's PowerSGD, as a script would: with error feedback."""
+
     def register(model: DistributedDataParallel) -> None:
         state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START
@@ -124,7 +138,9 @@ def _powersgd(rank: int) -> Callable[[DistributedDataParallel], None]:
     return register
 
 
-def _qsgd(bits: int) -> Callable[[DistributedDataParallel], None]:
+def qsgd(bits: int) -> Callable[[DistributedDataParallel], None]:
+    """Return what registers this package's hook."""
+
     def register(model: DistributedDataParallel) -> None:
         compress(model, bits)
 
@@ -133,19 +149,19 @@ def _qsgd(bits: int) -> Callable[[DistributedDataParallel], None]:
 
 PEERS: dict[str, Make] = {
     ALONE: Contestant,
-    "gloo DDP fp32": _ddp(),
-    "gloo DDP fp16": _ddp(_fp16),
+    "gloo DDP fp32": ddp(),
+    "gloo DDP fp16": ddp(fp16),
     **{
-        f"gloo DDP PowerSGD {rank}": _ddp(_powersgd(rank), POWERSGD_BUCKET_MB)
+        f"gloo DDP PowerSGD {rank}": ddp(powersgd(rank), POWERSGD_BUCKET_MB)
         for rank in POWERSGD_RANKS
     },
 }
 OURS: dict[str, Make] = {
-    "engine fp32": _engine(hvd.Compression.none),
-    "engine 8 bit": _engine(hvd.Compression.qsgd(bits=8)),
-    "engine 4 bit": _engine(hvd.Compression.qsgd(bits=4)),
-    "engine top 1%": _engine(hvd.Compression.topk(ratio=0.01)),
-    "engine top 0.2%": _engine(hvd.Compression.topk(ratio=0.002)),
-    "DDP hook 8 bit": _ddp(_qsgd(8)),
-    "DDP hook 4 bit": _ddp(_qsgd(4)),
+    "engine fp32": engine(hvd.Compression.none),
+    "engine 8 bit": engine(hvd.Compression.qsgd(bits=8)),
+    "engine 4 bit": engine(hvd.Compression.qsgd(bits=4)),
+    "engine top 1%": engine(hvd.Compression.topk(ratio=0.01)),
+    "engine top 0.2%": engine(hvd.Compression.topk(ratio=0.002)),
+    "DDP hook 8 bit": ddp(qsgd(8)),
+    "DDP hook 4 bit": ddp(qsgd(4)),
 }

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Print who reaches the base's loss when, and draw the losses over time.
+
+    report.py ../results/race-*.json
+    report.py ../results/race-*.json --png ../../docs/race.png
+
+The target is the base's validation loss at the end, its mean over all seeds. A seed is a pair: the
+entrant and the base have the same first weights and batches. Times are steps to the target times
+the step's time on a network; intervals are of 95%, of the mean logarithm of ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+BASE = "DDP bf16"
+WINDOW = 3  # validations whose mean is called the loss
+MARGIN = 0.005  # nats that are no loss of quality
+# Student's t for as many pairs: of 97.5% and of 99%.
+STUDENT = {
+    3: (4.303, 6.965), 4: (3.182, 4.541), 5: (2.776, 3.747), 6: (2.571, 3.365), 7: (2.447, 3.143),
+    8: (2.365, 2.998), 9: (2.306, 2.896), 10: (2.262, 2.821),
+}  # fmt: skip
+Record = dict[str, Any]
+
+
+def smoothed(row: Record) -> list[float]:
+    """Return the mean of the last validations at each one."""
+    losses = row["losses"]
+    return [statistics.mean(losses[max(0, i - WINDOW + 1) : i + 1]) for i in range(len(losses))]
+
+
+def reached(row: Record, goal: float) -> int | None:
+    """Return after how many steps the loss is the goal, or None."""
+    for i, loss in enumerate(smoothed(row)):
+        if loss <= goal:
+            return (i + 1) * int(row["every"])
+    return None
+
+
+def final(row: Record, steps: int) -> float:
+    """Return the loss after as many steps as make the target."""
+    return smoothed(row)[steps // row["every"] - 1]
+
+
+def of_seeds(record: Record, what: str) -> dict[int, Record]:
+    """Return an entrant's rows by seed."""
+    return {row["seed"]: row for row in record["rows"] if row["what"] == what}
+
+
+def target(record: Record) -> float:
+    """Return the loss to be reached."""
+    return statistics.mean(final(row, record["steps"]) for row in of_seeds(record, BASE).values())
+
+
+def interval(logs: list[float], more: float = 0.0) -> tuple[float, float, float]:
+    """Return a mean ratio and its interval; ``more`` is a further variance of the mean."""
+    mean = statistics.mean(logs)
+    if len(logs) < min(STUDENT):
+        return math.exp(mean), math.nan, math.nan
+    wide = STUDENT[len(logs)][0] * math.sqrt(statistics.variance(logs) / len(logs) + more)
+    return math.exp(mean), math.exp(mean - wide), math.exp(mean + wide)
+
+
+def speed(record: Record, what: str, network: str) -> str:
+    """Return how many times as soon as the base an entrant is there, with its interval."""
+    goal = target(record)
+    rows, base = of_seeds(record, what), of_seeds(record, BASE)
+    pairs = [(reached(base[s], goal), reached(rows[s], goal)) for s in rows if s in base]
+    logs = [math.log(b / own) for b, own in pairs if b is not None and own is not None]
+    if len(logs) < len(pairs) or not logs:
+        return "not reached"
+    times = record["times_s"][network]
+    steps = [math.log(b / own) for b, own in zip(times[BASE], times[what], strict=True)]
+    scatter = statistics.variance(steps) / len(steps)
+    whole = statistics.median(steps)
+    mean, low, high = interval([log + whole for log in logs], scatter)
+    return f"{mean:.2f} ({low:.2f} to {high:.2f})"
+
+
+def quality(record: Record, what: str) -> str:
+    """Return the mean difference of final losses, and whether it is shown to be no loss."""
+    rows, base = of_seeds(record, what), of_seeds(record, BASE)
+    steps = record["steps"]
+    differences = [final(rows[s], steps) - final(base[s], steps) for s in rows if s in base]
+    mean = statistics.mean(differences)
+    if what == BASE or len(differences) < min(STUDENT):
+        return f"{mean:+.4f}"
+    scale = statistics.stdev(differences) / math.sqrt(len(differences))
+    shown = mean + STUDENT[len(differences)][1] * scale < MARGIN
+    return f"{mean:+.4f}, {'not inferior' if shown else 'not shown'}"
+
+
+def table(record: Record) -> str:
+    """Return one track's table, a peer that wins before those that it beats."""
+    networks = list(record["times_s"])
+    goal = target(record)
+    heads = ["", "steps to the target", "loss at the base's end (p < 0.01)"]
+    for network in networks:
+        heads += [f"ms a step, {network}", f"times as soon as {BASE}, {network}"]
+    lines = []
+    for what in dict.fromkeys(row["what"] for row in record["rows"]):
+        found = [reached(row, goal) for row in of_seeds(record, what).values()]
+        there = [steps for steps in found if steps is not None]
+        steps = f"{statistics.mean(there):.0f}" if there else "none"
+        if len(there) < len(found):
+            steps += f" ({len(there)} of {len(found)} seeds)"
+        line = [what, steps, quality(record, what)]
+        for network in networks:
+            step_s = statistics.median(record["times_s"][network][what])
+            line += [f"{1e3 * step_s:.1f}", speed(record, what, network)]
+        lines.append(line)
+    title = (
+        f"{record['task']}, {record['parameters'] / 1e6:.1f} million parameters, "
+        f"{record['ranks']} hosts; target: a validation loss of {goal:.4f} nats, "
+        f"{BASE}'s after {record['steps']} steps"
+    )
+    rows = [f"| {' | '.join(line)} |" for line in (heads, *lines)]
+    return "\n".join([title, "", rows[0], "|---" * len(heads) + "|", *rows[1:]])
+
+
+def draw(records: list[Record], network: str) -> Any:
+    """Return the figure: the mean loss of each entrant over time, a chart for each track."""
+    import matplotlib.pyplot as plt
+
+    figure, charts = plt.subplots(1, len(records), figsize=(4.2 * len(records), 3.4), squeeze=False)
+    for axes, record in zip(charts[0], records, strict=True):
+        for what in dict.fromkeys(row["what"] for row in record["rows"]):
+            curves = [smoothed(row) for row in of_seeds(record, what).values()]
+            means = [statistics.mean(at) for at in zip(*curves, strict=False)]
+            step_s = statistics.median(record["times_s"][network][what])
+            every = record["rows"][0]["every"]
+            axes.plot([(i + 1) * every * step_s for i in range(len(means))], means, label=what)
+        axes.axhline(target(record), lw=0.8, color="grey")
+        axes.set_title(f"{record['task']}, {network}", loc="left", fontsize=9)
+        axes.set_xlabel("seconds")
+    charts[0][0].set_ylabel("validation loss, nats")
+    charts[0][-1].legend(frameon=False, fontsize=7)
+    figure.tight_layout()
+    return figure
+
+
+def main() -> None:
+    """Print the tables, and draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("records", nargs="+", type=Path)
+    parser.add_argument("--png", type=Path, help="draw the losses over time, too")
+    parser.add_argument("--network", default="1gbit", help="of the drawing (default 1gbit)")
+    args = parser.parse_args()
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in args.records]
+    print("\n\n".join(table(record) for record in records))
+    if args.png:
+        import matplotlib
+
+        from qsgd_hpc.scaling.report.drawing.style import STYLE
+
+        matplotlib.use("Agg")
+        with matplotlib.rc_context(STYLE):
+            figure = draw(records, args.network)
+            figure.savefig(args.png, dpi=150, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    main()

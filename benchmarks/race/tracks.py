@@ -1,0 +1,107 @@
+"""What is raced on: a network, its text, and how long the base trains."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import entrants  # noqa: F401  (finds the modules of end_to_end_torch)
+import torch
+import torch.nn.functional as F
+from tasks import WORDS_A_SEQUENCE, Task, WordModel
+from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "fsdp"))
+
+from model import Text, Transformer
+
+__all__ = ["TRACKS", "Track"]
+
+EXAMINED = 64  # pieces of the validation text, of all ranks together
+CONTEXT = 64  # characters
+
+
+@dataclass(frozen=True)
+class Track:
+    """A training of which every entrant has the same batches and, with one seed, the same start."""
+
+    task: Task
+    pieces: Callable[[int], tuple[Tensor, Tensor]]
+    """Returns one rank's share of a batch, drawn by a seed."""
+    exam: tuple[Tensor, Tensor]
+    """This rank's share of the validation."""
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    steps: int
+    """After which the base's validation loss is the target."""
+
+    def batch(self, seed: int, step: int, rank: int) -> tuple[Tensor, Tensor]:
+        """Return a rank's share of a step's batch."""
+        return self.pieces((seed * 10_000 + step) * 64 + rank)
+
+    def examine(self, model: nn.Module) -> Tensor:
+        """Return the validation loss of this rank's share."""
+        model.eval()
+        with torch.no_grad():
+            loss = self.task.loss(model, self.exam)
+        model.train()
+        return loss
+
+
+def shakespeare(folder: Path | None, *, rank: int, ranks: int, steps: int | None) -> Track:
+    """Return a transformer of 0.4 million parameters on characters."""
+    text = Text.read(folder / "shakespeare" / "input.txt" if folder else None)
+    inputs, targets = text.examination(EXAMINED, CONTEXT)
+    own = slice(rank, None, ranks)
+    return Track(
+        task=_task("GPT, characters", lambda: Transformer(text.characters, 96, 3, 4, CONTEXT), 1.0),
+        pieces=lambda seed: text.batch(12, CONTEXT, seed),
+        exam=(inputs[own], targets.view(EXAMINED, -1)[own].flatten()),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=2e-3),
+        steps=steps or 400,
+    )
+
+
+def ptb(folder: Path | None, *, rank: int, ranks: int, steps: int | None) -> Track:
+    """Return an LSTM of 2.7 million parameters on words."""
+    if folder is None:
+        training = torch.randint(0, 1000, (20_000,), generator=torch.Generator().manual_seed(1))
+        validation, count = training[:5000], 1000
+    else:
+        texts = [(folder / "ptb" / f"ptb.{part}.txt").read_text() for part in ("train", "valid")]
+        words = [text.replace("\n", "<eos>").split(" ") for text in texts]
+        numbers = {word: i for i, word in enumerate(dict.fromkeys(words[0]))}
+        training, validation = (torch.tensor([numbers[word] for word in part]) for part in words)
+        count = len(numbers)
+    text = Text(training, validation, count, "")
+    inputs, targets = text.examination(EXAMINED, WORDS_A_SEQUENCE)
+    own = slice(rank, None, ranks)
+    return Track(
+        task=_task("LSTM, words", lambda: WordModel(count, 128), 5.0),
+        pieces=lambda seed: text.batch(8, WORDS_A_SEQUENCE, seed),
+        exam=(inputs[own], targets.view(EXAMINED, -1)[own].flatten()),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=2e-3),
+        steps=steps or 300,
+    )
+
+
+def _task(title: str, build: Callable[[], nn.Module], clip: float) -> Task:
+    def unused(_: Any) -> Any:
+        raise NotImplementedError
+
+    return Task(
+        title=title,
+        unit="",
+        units_a_step=0,
+        build=build,
+        batch=unused,
+        loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        rate=0.0,
+        momentum=0.0,
+        clip=clip,
+    )
+
+
+TRACKS: dict[str, Callable[..., Track]] = {"shakespeare": shakespeare, "ptb": ptb}
