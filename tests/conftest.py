@@ -39,7 +39,10 @@ STDERR = pytest.StashKey[TextIO]()
 
 
 class Watchdog:
-    """Ends a run whose workers say nothing any more: they may wait for it, and it for them."""
+    """Names each failure at once, which a run that is broken off would not.
+
+    Ends a run whose workers say nothing any more: they may wait for it, and it for them.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         longest_s = float(config.getoption("timeout") or LONGEST_S) + SILENCE_MARGIN_S
@@ -53,8 +56,11 @@ class Watchdog:
     def pytest_runtest_logstart(self) -> None:
         self._arm(self._silence_s)
 
-    def pytest_runtest_logreport(self) -> None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._arm(self._silence_s)
+        if report.failed:
+            last = (report.longreprtext.splitlines() or [""])[-1]
+            print(f"\nfailed: {report.nodeid}: {last}", file=self._stderr, flush=True)
 
     def pytest_unconfigure(self) -> None:
         faulthandler.cancel_dump_traceback_later()
