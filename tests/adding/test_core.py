@@ -144,11 +144,11 @@ def test_commands_name_them(scratch: Scratch) -> None:
 
 
 def test_both_pass_the_tests_of_all_codes_and_algorithms(scratch: Scratch) -> None:
-    whole = ("every_choice", "compression", "accuracy_benchmark", "bench_words", "env")
-    files = [f"tests/unit/test_{name}.py" for name in whole]
+    whole = ("every_choice", "compression", "accuracy_benchmark", "env")
+    files = ["tests/bench/test_words.py", *(f"tests/test_{name}.py" for name in whole)]
     scratch.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "tests/docs/test_design.py")
-    of_all = ("quant_schemes", "collectives", "predict_schedules")
-    files = [f"tests/unit/test_{name}.py" for name in of_all]
+    of_all = ("quant/test_schemes", "scaling/test_predict_schedules")
+    files = ["tests/collectives/test_collectives.py", *(f"tests/{name}.py" for name in of_all)]
     only = ("-k", "coarse or through_first")
     said = scratch.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *only, *files)
     assert " passed" in said

@@ -10,7 +10,7 @@ import pytest
 
 from qsgd_hpc.scaling.report.page import context, render
 from tests.browser.chromium import Browser
-from tests.unit.analysis_samples import case_analysis, report_of
+from tests.scaling.analysis_samples import case_analysis, report_of
 
 NASTY = "</script><b>bold"
 COMPLAINTS = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")

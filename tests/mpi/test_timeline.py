@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc.timeline import traces
-from tests.unit.test_timeline import check_format
+from tests.timeline.test_timeline import check_format
 
 PROGRAM = """
 import sys, torch

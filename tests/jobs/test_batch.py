@@ -1,0 +1,538 @@
+"""Jobs of PBS and Slurm sites from submission to end, on commands that replay recorded answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+
+from qsgd_hpc import cli as main
+from qsgd_hpc import jobs
+from qsgd_hpc.errors import LaunchError, UsageError
+from qsgd_hpc.jobs import registry, view, waiting
+from qsgd_hpc.jobs.model import Job, Progress
+from qsgd_hpc.jobs.schedulers import Dependency, command, news, pbs, slurm
+from tests.jobs.fake_schedulers import (
+    SERVER,
+    Fakes,
+    fakes,
+    impatient,
+    recorded,
+    request,
+    settled,
+    submitted,
+    unconfirmed,
+)
+
+__all__ = ["fakes", "impatient", "settled"]
+
+SEEN_S = 1_790_000_000.0  # when a scheduler answered last
+S = jobs.JobState
+
+
+def test_pbs_job_from_submission_to_cancel(fakes: Fakes, tmp_path: Path) -> None:
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    (call,) = fakes.calls("qsub")
+    assert call.cwd == str(tmp_path)
+    shell = job.directory / "shell"
+    assert call.args == ("-o", str(job.log_path), "-S", str(shell), str(job.script_path))
+    assert f"exec /bin/bash -l {job.script_path}'" in shell.read_text()
+    assert shell.stat().st_mode & 0o777 == 0o755
+    fakes.replays("qstat", "pbs/running")
+    assert jobs.get(job.id).state is S.RUNNING
+    assert fakes.args("qstat") == ("-f", "-F", "json", "-x", f"8.{SERVER}")
+    fakes.replays("qdel", "pbs/qdel_ok")
+    jobs.cancel(job.id)
+    assert fakes.args("qdel") == (f"8.{SERVER}",)
+
+
+@pytest.mark.parametrize("reason", ["own shell", "comma", "no interpreter"])
+def test_a_pbs_job_without_a_shell_of_ours_has_the_login_shell(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    fakes.says("qsub", f"8.{SERVER}\n")
+    asked = request("polaris")
+    if reason == "own shell":
+        asked = dataclasses.replace(asked, extra=("#PBS -S /bin/tcsh",))
+    elif reason == "comma":
+        monkeypatch.setenv("QSGD_HOME", str(tmp_path / "a,b"))
+    else:
+        (tmp_path / "mine.j2").write_text("#PBS -N mine\ntrue\n")
+        asked = dataclasses.replace(asked, template=tmp_path / "mine.j2")
+    job = jobs.submit(asked)
+    assert "-S" not in fakes.args("qsub")
+    assert not (job.directory / "shell").exists()
+
+
+def test_slurm_job_from_submission_to_its_end(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "6")
+    assert fakes.args("sbatch") == (
+        "--parsable", f"--output={job.log_path}", str(job.script_path),
+    )  # fmt: skip
+    fakes.replays("squeue", "slurm/squeue_array")
+    fakes.replays("sacct", "slurm/sacct_failed")
+    ended = jobs.wait([job.id])[0]
+    assert (ended.state, ended.exit_code) == (S.FAILED, 3)
+
+
+def test_pbs_job_that_vanished_is_lost_with_the_likely_reason(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submitted(fakes, "polaris", f"7.{SERVER}")
+    fakes.replays("qstat", "pbs/vanished")
+    assert jobs.get(job.id).state is S.QUEUED
+    monkeypatch.setattr(news, "SETTLE_S", 0.0)
+    lost = jobs.get(job.id)
+    assert lost.state is S.LOST
+    assert "routing queue" in lost.progress.why
+
+
+DOWN = {"err": "qstat: cannot connect to server polaris (errno=15010)", "rc": 255}
+
+
+def cli(*words: str) -> Result:
+    return CliRunner().invoke(main.cli, words)
+
+
+@pytest.mark.usefixtures("settled")
+def test_while_the_scheduler_is_silent_the_verbs_say_from_when_the_state_is(fakes: Fakes) -> None:
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    fakes.replays("qstat", "pbs/running")
+    jobs.get(job.id)
+    os.utime(job.directory / "state.json", (SEEN_S, SEEN_S))
+    fakes.says("qstat", **DOWN)  # type: ignore[arg-type]
+    seen = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(SEEN_S))
+    words = f"as of {seen}; PBS does not answer: qstat: cannot connect to server"
+    status = cli("status", job.id)
+    assert status.exit_code == 4
+    assert words in status.stdout
+    ran = [line for line in status.stdout.splitlines() if "started" in line]
+    assert cli("status", job.id).stdout.splitlines()[3:] == status.stdout.splitlines()[3:]
+    assert ran == [line for line in cli("status", job.id).stdout.splitlines() if "started" in line]
+    listed = cli("list")
+    assert listed.exit_code == 4
+    assert "RUNNING" in listed.stdout
+    assert words in listed.stdout
+    told = json.loads(cli("status", "--json", job.id).stdout)
+    assert (told["state"], told["known_at"]) == ("RUNNING", SEEN_S)
+    assert told["silence"].startswith("PBS does not answer: ")
+    waited = cli("wait", "--timeout", "1s", job.id)
+    assert waited.exit_code == 4
+    assert words in waited.stdout
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_cancel_that_nobody_heard_says_so_and_what_to_do(fakes: Fakes) -> None:
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    fakes.replays("qstat", "pbs/running")
+    fakes.says("qdel", err="qdel: cannot connect to server polaris (errno=15010)", rc=255)
+    done = cli("cancel", job.id)
+    assert done.exit_code == 4
+    assert f"{job.id} is not cancelled: qdel did not end the job: qdel: cannot" in done.stderr
+    assert f"Nothing was cancelled. Try again: `qsgd-hpc cancel {job.id}`." in done.stderr
+    assert jobs.get(job.id).state is S.RUNNING
+    fakes.replays("qdel", "pbs/qdel_ok")
+    assert cli("cancel", job.id).exit_code == 0
+
+
+@pytest.mark.usefixtures("settled", "impatient")
+def test_of_a_cancel_that_hangs_nothing_is_claimed(fakes: Fakes) -> None:
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    fakes.replays("qstat", "pbs/running")
+    fakes.hangs("qdel")
+    done = cli("cancel", job.id)
+    assert done.exit_code == 4
+    assert "the scheduler may or may not have received it" in done.stderr
+    assert "Nothing was cancelled" not in done.stderr
+
+
+@pytest.mark.usefixtures("settled")
+def test_what_hangs_is_named_while_it_is_waited_for(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "QUIET_S", 0.05)
+    monkeypatch.setattr(command, "TIMEOUT_S", 0.2)
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    for name in ("qsub", "qstat", "qselect", "qdel"):
+        fakes.hangs(name)
+
+    def told(*words: str) -> list[str]:
+        lines = cli(*words).stderr.splitlines()
+        return [line.split(",")[0] for line in lines if "qsgd-hpc: waiting for" in line]
+
+    def waits(*names: str) -> list[str]:
+        return [f"qsgd-hpc: waiting for {name}" for name in names]
+
+    assert told("status", job.id) == told("list") == waits("qstat")
+    assert list(dict.fromkeys(told("cancel", job.id))) == waits("qstat", "qdel")
+    # Once, however often it is asked again.
+    monkeypatch.setattr(waiting, "BATCH_POLL_S", 0.05)
+    assert told("wait", "--timeout", "1s", job.id) == waits("qstat")
+    words = ("submit", "--site", "polaris", "--filesystems", "home", "--nodes", "2", "train.py")
+    assert told(*words)[:1] == waits("qsub")
+    assert json.loads(cli("status", "--json", job.id).stdout)["id"] == job.id
+
+
+def test_ctrl_c_in_a_submission_is_answered_and_takes_effect_after_it(fakes: Fakes) -> None:
+    fakes.says("qsub", out=f"8.{SERVER}\n", before='kill -INT "$PPID"; sleep 0.2')
+    words = ("submit", "--site", "polaris", "--filesystems", "home", "--nodes", "2", "train.py")
+    done = cli(*words)
+    assert done.exit_code == 1
+    assert "this ends when the current submission is complete" in done.stderr
+    assert [registry.load(j).progress.scheduler_id for j in registry.ids()] == [f"8.{SERVER}"]
+
+
+@pytest.mark.parametrize(
+    ("site", "home", "fault"),
+    [
+        (
+            "polaris",
+            "höme",
+            "qsub does not accept a path with characters other than printable ASCII",
+        ),
+        (
+            "polaris",
+            "a\tb",
+            "qsub does not accept a path with characters other than printable ASCII",
+        ),
+        ("polaris", "a b,c:d%e\\f", None),
+        ("perlmutter", "höme a,b:c %j", None),
+        ("perlmutter", "a\\b", "sbatch does not accept a path with a backslash"),
+    ],
+)
+def test_a_home_that_the_scheduler_cannot_write_to_is_refused_with_the_remedy(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, site: str, home: str, fault: str | None
+) -> None:
+    monkeypatch.setenv("QSGD_HOME", str(Path(home).absolute()))
+    if fault is None:
+        assert submitted(fakes, site, "8.s" if site == "polaris" else "8").log_path.parent.is_dir()
+        return
+    with pytest.raises(UsageError, match=f"{fault}. Set QSGD_HOME to another folder"):
+        jobs.submit(request(site))
+    assert fakes.calls() == []
+    assert registry.ids() == []
+
+
+def ended_as(job: Job, state: S, **known: object) -> Job:
+    return registry.save(job, Progress(state, scheduler_id="8", **known))  # type: ignore[arg-type]
+
+
+def test_output_that_will_never_be_is_not_promised(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "8")
+    assert "no output yet" in view.no_output_words(job, job.log_path)
+    ended_as(job, S.CANCELLED, why="cancelled before it started")
+    assert cli("logs", job.id).stderr == (
+        f"{job.id} is CANCELLED (cancelled before it started): it never started, so there is no "
+        "output and will be none\n"
+    )
+    assert cli("logs", "-f", "--rank", "1", job.id).exit_code == 0
+    assert str(job.log_path) not in cli("wait", job.id).stdout
+    ended_as(job, S.FAILED, exit_code=3, started_at=1.0)
+    assert f"there is no output: {job.log_path} does not exist" in cli("logs", job.id).stderr
+    job.log_path.touch()
+    assert cli("wait", job.id).stdout.endswith(f"FAILED  {job.log_path}\n")
+
+
+def test_wait_names_the_logs_of_an_array_that_are_there(fakes: Fakes) -> None:
+    fakes.says("sbatch", out="8\n")
+    tasks = dataclasses.replace(request("perlmutter"), array={"lr": ("1", "2")})
+    job = ended_as(jobs.submit(tasks), S.FAILED, exit_code=3)
+    assert cli("wait", job.id).stdout.endswith("FAILED\n")
+    job.task_log_path(1).touch()
+    assert cli("wait", job.id).stdout.endswith(f"FAILED  {job.directory}/output-TASK.log\n")
+    assert json.loads(cli("status", "--json", job.id).stdout)["log"].endswith("output-TASK.log")
+
+
+@pytest.mark.parametrize(
+    ("state", "goes_on"),
+    [(S.STOPPED, True), (S.TIMEOUT, True), (S.COMPLETED, False), (S.FAILED, False)],
+)
+def test_a_part_goes_on_in_the_next_one_unless_it_has_come_to_an_end(
+    fakes: Fakes, state: S, goes_on: bool
+) -> None:
+    job = submitted(fakes, "perlmutter", "8")
+    after = dataclasses.replace(job, id="perlmutter-2", previous=job.id)
+    ended = dataclasses.replace(job, progress=Progress(state))
+    assert ("it goes on from here" in view.next_step(ended, after)) == goes_on
+    again = dataclasses.replace(after, previous=None, resumes=job.id)  # by `resubmit --force`
+    assert "it goes on from here" in view.next_step(ended, again)
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_job_of_pbs_runs_before_its_start_time_is_there(fakes: Fakes) -> None:
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    fields = {"job_state": "R", "substate": 41, "run_count": 1}
+    fakes.says("qstat", json.dumps({"Jobs": {f"8.{SERVER}": fields}}))
+    running = jobs.get(job.id)
+    assert (running.state, running.progress.started_at) == (S.RUNNING, None)
+    assert cli("list").stdout.count("RUNNING") == 1
+
+
+def test_the_table_breaks_no_line_in_a_terminal_of_100_columns(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "4")
+    why = "job killed: walltime 300 exceeded limit 60, node x3002c0s13b0n0 said it was over " * 3
+    ended = Progress(S.TIMEOUT, why=why, started_at=1.7e9, ended_at=1.7e9 + 90000.0)
+    long_name = dataclasses.replace(job.request, name="a_name_of_15chr", nodes=512)
+    jobs_shown = [dataclasses.replace(job, progress=ended, request=long_name)] * 2
+    for width, cut in ((100, True), (400, False)):
+        lines = printed(view.table(jobs_shown, width), width)
+        assert len(lines) == 3
+        assert all(len(line) <= width for line in lines)
+        assert all(line.rstrip().endswith("…") is cut for line in lines[1:])
+    assert why in "\n".join(view.status_lines(dataclasses.replace(job, progress=ended)))
+
+
+def printed(table: Table, width: int) -> list[str]:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize("name", ["train", "project-subproject:test1-" * 3, "訓練のジョブ名" * 5])
+def test_no_terminal_is_too_narrow_for_job_name_state_and_exit(fakes: Fakes, name: str) -> None:
+    job = submitted(fakes, "perlmutter", "4")
+    named = dataclasses.replace(job.request, name=name)
+    reasons = ("", "cancelled", "Job deleted: 依存するジョブが失敗しました。 " * 20)
+    for why, width in itertools.product(reasons, (60, 80, 100, 120, 160, 200)):
+        ended = Progress(S.CANCELLED, why=why, exit_code=271, ended_at=1.7e9)
+        shown = dataclasses.replace(job, progress=ended, request=named)
+        head, line = printed(view.table([shown], width), width)
+        assert head.split()[:4] == ["job", "name", "state", "exit"]
+        assert line.split()[0] == job.id
+        assert line.split()[1][:4] == name[:4]
+        assert " CANCELLED " in line and " 271" in line
+        assert cell_len(line) <= width
+
+
+@pytest.mark.parametrize("answer", ["qsub_no_account", "qsub_limits", "qsub_maxqueued"])
+def test_refused_pbs_job_leaves_no_record(fakes: Fakes, answer: str) -> None:
+    fakes.replays("qsub", f"pbs/{answer}")
+    with pytest.raises(LaunchError, match=r"qsub refused the job: .*\n.*([Uu]se|range)"):
+        jobs.submit(request("polaris"))
+    assert registry.ids() == []
+
+
+def refused_chain(fakes: Fakes, taken: int, ends: dict[str, object], **fields: Any) -> list[str]:
+    """Submit a chain of which PBS takes some parts, and return the lines of the error."""
+    for n in range(1, taken + 1):
+        (fakes.folder / f"id-{n}").write_text(f"{n}.{SERVER}\n")
+    full = "qsub: would exceed queue generic's per-user limit"
+    first = 'for id in "$here"/id-*; do cat "$id" && rm "$id" && exit 0; done 2> /dev/null'
+    fakes.says("qsub", err=full, rc=38, before=first)
+    shown = {f"{n}.{SERVER}": {"job_state": "F", "substate": 91, **ends} for n in (1, 2, 3)}
+    fakes.says("qstat", json.dumps({"Jobs": shown}))
+    with pytest.raises(LaunchError) as refused:
+        jobs.submit(dataclasses.replace(request("pbs"), chain=4, **fields))
+    said = str(refused.value).splitlines()
+    assert said[0] == f"qsub refused the job: {full}"
+    return said[2:]
+
+
+def test_a_chain_that_is_refused_half_way_leaves_nothing(fakes: Fakes) -> None:
+    fakes.says("qdel")
+    said = refused_chain(fakes, 3, {}, key="nightly")
+    assert said == ["Cancelled again: pbs-1, pbs-2, pbs-3."]
+    # The last first: the end of the first would let the second start.
+    assert [call.args for call in fakes.calls("qdel")] == [(f"{n}.{SERVER}",) for n in (3, 2, 1)]
+    assert registry.ids() == []
+    fakes.says("qsub", f"9.{SERVER}\n")
+    assert jobs.submit(dataclasses.replace(request("pbs"), key="nightly")).id == "pbs-1"
+
+
+def test_a_part_of_a_refused_chain_that_had_started_keeps_its_record(fakes: Fakes) -> None:
+    fakes.says("qdel")
+    said = refused_chain(fakes, 1, {"stime": "Sat Nov 21 13:26:04 2026"})
+    assert said == ["pbs-1 had started before and is CANCELLED now."]
+    assert registry.load("pbs-1").state is S.CANCELLED
+
+
+def test_a_part_of_a_refused_chain_that_lives_on_is_named(fakes: Fakes) -> None:
+    fakes.says("qdel", err="qdel: cannot connect to server", rc=255)
+    said = refused_chain(fakes, 2, {})
+    assert [line.split(" is not cancelled: qdel did not end the job")[0] for line in said] == [
+        "pbs-1", "pbs-2",
+    ]  # fmt: skip
+    assert all(line.endswith(f"Try `qsgd-hpc cancel pbs-{n}`.") for n, line in enumerate(said, 1))
+    assert registry.ids() == ["pbs-1", "pbs-2"]
+
+
+def test_a_job_of_slurm_waits_for_others(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "1")
+    after = (Dependency("ok", "1"), Dependency("any", "3"), Dependency("ok", "2"))
+    slurm.submit(job, after)
+    assert fakes.args("sbatch")[2:4] == (
+        "--dependency=afterok:1:2,afterany:3", "--kill-on-invalid-dep=yes",
+    )  # fmt: skip
+
+
+def test_a_job_of_pbs_waits_for_others(fakes: Fakes) -> None:
+    job = submitted(fakes, "polaris", f"1.{SERVER}")
+    pbs.submit(job, (Dependency("any", f"3.{SERVER}"), Dependency("ok", f"1.{SERVER}")))
+    assert fakes.args("qsub")[2:4] == ("-W", f"depend=afterok:1.{SERVER},afterany:3.{SERVER}")
+
+
+def array_of(job: Job) -> Job:
+    request = dataclasses.replace(job.request, array={"lr": ("0.1", "0.2", "0.3")})
+    return dataclasses.replace(job, request=request)
+
+
+def test_each_task_of_an_array_has_its_own_output(fakes: Fakes) -> None:
+    job = array_of(submitted(fakes, "perlmutter", "1"))
+    slurm.submit(job)
+    assert fakes.args("sbatch")[1] == f"--output={job.directory}/output-%a.log"
+    fakes.says("qsub", f"15[].{SERVER}\n")
+    assert pbs.submit(job).scheduler_id == f"15[].{SERVER}"
+    assert fakes.args("qsub")[1] == f"{job.directory}/output-^array_index^.log"
+
+
+def test_percent_signs_in_a_folder_are_no_patterns(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QSGD_HOME", str(tmp_path / "100%j"))
+    job = submitted(fakes, "perlmutter", "1")
+    assert fakes.args("sbatch")[1] == f"--output={tmp_path}/100%%j/jobs/{job.id}/output.log"
+
+
+def test_an_array_of_slurm_is_followed_to_its_end(fakes: Fakes) -> None:
+    job = array_of(submitted(fakes, "perlmutter", "11"))
+    pending = "".join(f"11_{n}|PENDING|Resources||N/A||/x\n" for n in range(3))
+    fakes.says("squeue", pending)
+    waiting = slurm.refresh([job])[job.id]
+    assert (waiting.state, waiting.tasks) == (S.QUEUED, {"QUEUED": 3})
+    assert "free nodes" in waiting.why
+    fakes.says("squeue", "11_2|RUNNING|None|nid1|2026-11-21T13:30:12||/x\n")
+    fakes.says("sacct", "11_0|COMPLETED|0:0|x\n11_1|FAILED|3:0|x\n")
+    running = slurm.refresh([job])[job.id]
+    assert running.state is S.RUNNING
+    assert running.tasks == {"RUNNING": 1, "COMPLETED": 1, "FAILED": 1}
+    assert running.why == "1 of 3 tasks completed, task 1 FAILED (exit code 3)"
+    fakes.says("squeue")
+    fakes.replays("sacct", "slurm/sacct_array")
+    done = slurm.refresh([job])[job.id]
+    assert (done.state, done.exit_code, done.tasks) == (S.COMPLETED, 0, {"COMPLETED": 3})
+
+
+def test_an_array_of_pbs_is_followed_with_its_tasks(fakes: Fakes) -> None:
+    job = array_of(submitted(fakes, "polaris", f"15[].{SERVER}"))
+    fakes.replays("qstat", "pbs/array")
+    done = pbs.refresh([job])[job.id]
+    assert (done.state, done.exit_code, done.tasks) == (S.COMPLETED, 0, {"COMPLETED": 3})
+    assert fakes.args("qstat") == ("-t", "-f", "-F", "json", "-x", f"15[].{SERVER}")
+
+
+def test_an_array_of_pbs_that_nobody_confirmed_is_adopted_as_a_whole(fakes: Fakes) -> None:
+    job = array_of(unconfirmed(fakes, "polaris"))
+    listed = recorded("pbs/array").out.replace(
+        "polaris-login-bed:/eagle/myproject/me/run/s1.sh.o15.", f"login-1:{job.directory}/output-"
+    )
+    fakes.says("qselect", f"15[].{SERVER}\n")
+    fakes.says("qstat", listed.replace("^array_index^", "^array_index^.log"))
+    adopted = pbs.refresh([job])[job.id]
+    assert (adopted.scheduler_id, adopted.tasks) == (f"15[].{SERVER}", {"COMPLETED": 3})
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_requeued_job_counts_its_restarts(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "4")
+    fakes.replays("squeue", "slurm/squeue_running")
+    assert jobs.get(job.id).progress.restarts == 0
+    fakes.replays("squeue", "slurm/squeue_requeued")
+    again = jobs.get(job.id).progress
+    assert (again.state, again.restarts, again.started_at) == (S.QUEUED, 1, None)
+    assert jobs.get(job.id).progress.restarts == 1
+    fakes.replays("squeue", "slurm/squeue_running")
+    assert jobs.get(job.id).progress.restarts == 1
+    fakes.says("squeue")
+    fakes.says("sacct", "4|REQUEUED|0:0|0\n4|COMPLETED|0:0|0\n")
+    assert jobs.get(job.id).progress.restarts == 1
+
+
+def test_a_job_that_pbs_ran_again_counts_its_restarts(fakes: Fakes) -> None:
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    fakes.replays("qstat", "pbs/running")
+    assert jobs.get(job.id).progress.restarts == 0
+    fakes.replays("qstat", "pbs/rerun")
+    assert jobs.get(job.id).progress.restarts == 1
+
+
+def test_cancelling_what_is_over_or_unknown_is_no_error(fakes: Fakes) -> None:
+    pbs_job = submitted(fakes, "polaris", f"8.{SERVER}")
+    slurm_job = submitted(fakes, "perlmutter", "4")
+    for answer in ("qdel_finished", "qdel_ok", "qdel_unknown"):
+        fakes.replays("qdel", f"pbs/{answer}")
+        pbs.cancel(pbs_job)
+    for answer in ("scancel_done", "scancel_unknown"):
+        fakes.replays("scancel", f"slurm/{answer}")
+        slurm.cancel(slurm_job)
+    fakes.says("scancel", err="scancel: error: Kill job error: Invalid job id specified", rc=1)
+    slurm.cancel(slurm_job)
+
+
+def test_a_job_that_may_live_on_after_its_cancellation_is_an_error(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "4")
+    fakes.says("scancel", err="scancel: error: Unable to contact slurm controller", rc=1)
+    with pytest.raises(LaunchError, match="scancel did not end the job"):
+        slurm.cancel(job)
+
+
+def test_missing_scheduler_is_told_before_anything_is_registered(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(ValueError, match="qsub, which is not on PATH"):
+        jobs.submit(request("polaris"))
+    assert jobs.render(request("polaris")).startswith("#!/bin/bash")
+    assert registry.ids() == []
+
+
+IN_GPU = "CLUSTER: gpu\nJOBID|STATE|REASON|NODELIST|START_TIME|COMMENT|COMMAND\n"
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_job_of_another_cluster_is_followed_and_cancelled_there(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CLUSTERS", "gpu")
+    job = submitted(fakes, "perlmutter", "8653762;gpu")
+    assert "--clusters=gpu" in fakes.args("sbatch")
+    assert "#SBATCH --clusters=gpu\n" in job.script_path.read_text()
+    monkeypatch.delenv("SLURM_CLUSTERS")  # in another shell
+    fakes.says("squeue", IN_GPU + "8653762|RUNNING|None|nid1|2026-11-21T13:30:12||/x\n")
+    found = jobs.get(job.id)
+    assert (found.state, found.progress.scheduler_id) == (S.RUNNING, "8653762;gpu")
+    assert "--clusters=gpu" in fakes.args("squeue")
+    fakes.says("squeue", "8653762|COMPLETED|None|nid1|2026-11-21T13:30:12||/x\n".join(
+        ["CLUSTER: cpu\n", "CLUSTER: gpu\n"]))  # fmt: skip
+    fakes.says("sacct")
+    fakes.says("scancel")
+    assert jobs.cancel(job.id).state is S.RUNNING  # that was job 8653762 of another cluster
+    assert fakes.args("scancel") == ("--clusters=gpu", "8653762")
+    fakes.says("squeue", "CLUSTER: cpu\n8653762|COMPLETED|None|nid1|x||/x\n")
+    silence = jobs.get(job.id).progress.silence
+    assert silence == "Slurm answers for cluster cpu only, not for cluster gpu"
+    fakes.says("squeue", err="slurm_load_jobs error: Invalid job id specified", rc=1)
+    assert jobs.get(job.id).state is S.LOST
+    assert "--clusters=gpu" in fakes.args("sacct")
+
+
+def test_jobs_wait_for_jobs_of_their_own_cluster_only(fakes: Fakes) -> None:
+    first = submitted(fakes, "perlmutter", "7;gpu")
+    fakes.says("squeue", IN_GPU + "7|RUNNING|None|nid1|2026-11-21T13:30:12||/x\n")
+    wish = dataclasses.replace(request("perlmutter"), after=(first.id,))
+    with pytest.raises(
+        LaunchError, match="would run in the default cluster and wait for jobs in cl"
+    ):
+        jobs.submit(wish)
+    jobs.submit(dataclasses.replace(wish, extra=("#SBATCH -M gpu,cpu",)))
+    assert {"--clusters=gpu", "--dependency=afterok:7"} <= set(fakes.args("sbatch"))

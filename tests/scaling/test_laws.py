@@ -1,0 +1,182 @@
+"""Fits of scaling laws recover a known truth, and claim no more than the runs can tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qsgd_hpc.scaling.analysis.compute import analyse
+from qsgd_hpc.scaling.analysis.fits import applies, fit_law, peak_ranks
+from qsgd_hpc.scaling.analysis.results import Estimate, Fit
+from tests.scaling.samples import amdahl, attempts, gustafson, study, usl
+
+SIZES = st.lists(
+    st.sampled_from([1, 2, 3, 4, 8, 12, 16, 32, 64, 256]), min_size=4, max_size=7, unique=True
+)
+TRIALS = 200
+# 95 % of 200 are 190; 179 or fewer have a probability of 0.1 % (binomial).
+COVERED = 180
+
+
+def law(name, **parameters):
+    return Fit(name, 32, {k: Estimate(v) for k, v in parameters.items()}, 0.0, 0)
+
+
+def fitted(truth, sizes, *, repeats=1, noise=0.0, draw=None, name=None, mode="strong"):
+    ranks = np.repeat(np.array(sorted(sizes), dtype=float), repeats)
+    speeds = 321.0 * np.array([truth.speedup(p) for p in ranks])
+    if noise:
+        speeds *= np.exp(noise * draw.standard_normal(len(ranks)))
+    return fit_law(name or truth.law, 32, ranks, speeds, mode)
+
+
+def holds(estimate, value, slack=1e-6):
+    return estimate.low - slack <= value <= estimate.high + slack
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["amdahl", "gustafson"]), st.floats(0, 1), SIZES)
+def test_a_perfect_serial_share_is_recovered(name, serial, sizes):
+    fit = fitted(law(name, serial=serial), sizes)
+    assert fit.parameters["serial"].value == pytest.approx(serial, abs=1e-6)
+    assert holds(fit.parameters["serial"], serial)
+    assert fit.error < 1e-6
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0, 0.9), st.floats(0, 0.1), SIZES)
+def test_a_perfect_universal_law_is_recovered(contention, coherency, sizes):
+    fit = fitted(law("usl", contention=contention, coherency=coherency), sizes)
+    assert fit.parameters["contention"].value == pytest.approx(contention, abs=1e-5)
+    assert fit.parameters["coherency"].value == pytest.approx(coherency, abs=1e-6)
+    assert holds(fit.parameters["contention"], contention)
+    assert holds(fit.parameters["coherency"], coherency)
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        law("amdahl", serial=0.1),
+        law("amdahl", serial=0.0),  # at its bound
+        law("gustafson", serial=0.2),
+        law("usl", contention=0.05, coherency=0.002),
+        law("usl", contention=0.1, coherency=0.0),
+    ],
+    ids=lambda truth: f"{truth.law}-{[e.value for e in truth.parameters.values()]}",
+)
+def test_under_noise_the_interval_holds_the_truth_as_often_as_it_says(truth):
+    draw = np.random.default_rng(11)
+    covered = dict.fromkeys(truth.parameters, 0)
+    for _ in range(TRIALS):
+        fit = fitted(truth, (1, 2, 4, 8, 16), repeats=3, noise=0.05, draw=draw)
+        for name, true in truth.parameters.items():
+            covered[name] += holds(fit.parameters[name], true.value)
+    assert min(covered.values()) >= COVERED, covered
+
+
+def test_without_repeats_the_sizes_alone_give_the_interval_and_it_is_wide():
+    draw = np.random.default_rng(3)
+    truth, covered = law("amdahl", serial=0.1), 0
+    for _ in range(TRIALS):
+        fit = fitted(truth, (1, 2, 4), noise=0.03, draw=draw)
+        covered += holds(fit.parameters["serial"], 0.1)
+    assert covered >= COVERED
+
+
+def test_pure_noise_is_not_taken_for_a_gain():
+    draw = np.random.default_rng(5)
+    flat = law("amdahl", serial=1.0)
+    claims = sum(
+        fitted(flat, (1, 2, 4, 8), repeats=3, noise=0.05, draw=draw).parameters["serial"].high < 1
+        for _ in range(TRIALS)
+    )
+    assert claims <= TRIALS - COVERED
+
+
+def test_two_sizes_determine_amdahl_and_say_so():
+    once = fitted(law("amdahl", serial=0.3), (1, 2))
+    assert once.parameters["serial"].value == pytest.approx(0.3)
+    assert (once.parameters["serial"].low, once.parameters["serial"].high) == (None, None)
+    assert "2 sizes determine it exactly" in once.caution and "No interval" in once.caution
+    thrice = fitted(
+        law("amdahl", serial=0.3), (1, 2), repeats=3, noise=0.02, draw=np.random.default_rng(1)
+    )
+    assert holds(thrice.parameters["serial"], 0.3)
+    assert "No interval" not in thrice.caution
+    loud = fitted(
+        law("amdahl", serial=0.3), (1, 2), repeats=2, noise=0.3, draw=np.random.default_rng(1)
+    )
+    assert "contains every possible value" in loud.caution
+
+
+def test_too_few_sizes_give_no_fit_or_one_that_only_passes_through_them():
+    truth = law("usl", contention=0.1, coherency=0.01)
+    assert fitted(truth, (1, 2)) is None
+    assert fitted(truth, (4,), name="amdahl") is None
+    assert "3 sizes determine it exactly" in fitted(truth, (1, 2, 4)).caution
+    assert fitted(truth, (1, 2, 4, 8)).caution == ""
+
+
+def test_sizes_that_depart_from_a_law_are_pointed_out():
+    declining = law("usl", contention=0.02, coherency=0.02)
+    draw = np.random.default_rng(2)
+    fit = fitted(declining, (1, 2, 4, 8, 16), repeats=3, noise=0.01, draw=draw, name="amdahl")
+    assert "the law does not fit" in fit.caution
+    right = fitted(declining, (1, 2, 4, 8, 16), repeats=3, noise=0.01, draw=draw)
+    assert right.caution == ""
+
+
+def test_the_law_of_the_other_mode_is_named_as_such():
+    truth = law("amdahl", serial=0.2)
+    assert "Does not apply" in fitted(truth, (1, 2, 4), mode="weak").caution
+    assert applies("gustafson", "weak") and not applies("gustafson", "strong")
+    assert applies("usl", "weak") and applies("usl", "strong")
+
+
+def test_a_fit_does_not_need_one_rank():
+    fit = fitted(law("usl", contention=0.05, coherency=0.001), (4, 8, 16, 32))
+    assert fit.parameters["contention"].value == pytest.approx(0.05, abs=1e-6)
+
+
+def test_the_peak_of_the_universal_law_is_where_its_curve_turns():
+    fit = fitted(law("usl", contention=0.05, coherency=0.002), (1, 2, 4, 8, 16))
+    peak = peak_ranks(fit)
+    assert peak.value == pytest.approx((0.95 / 0.002) ** 0.5, rel=1e-6)
+    assert fit.speedup(peak.value) > max(fit.speedup(peak.value - 1), fit.speedup(peak.value + 1))
+    assert peak_ranks(law("amdahl", serial=0.1)) is None
+    assert peak_ranks(fitted(law("usl", contention=0.1, coherency=0.0), (1, 2, 4, 8))) is None
+
+
+def test_a_peak_that_noise_could_explain_has_no_upper_bound():
+    draw = np.random.default_rng(8)
+    truth = law("usl", contention=0.05, coherency=1e-5)
+    fits = [fitted(truth, (1, 2, 4, 8), repeats=2, noise=0.05, draw=draw) for _ in range(20)]
+    peaks = [peak for fit in fits if (peak := peak_ranks(fit))]
+    assert peaks and sum(p.high is None for p in peaks) >= len(peaks) - 3
+
+
+def test_every_series_of_a_study_starts_from_one_rank_and_is_fitted():
+    whole = study(nodes=(1, 2, 4, 8), bits=(32, 4))
+    (case,) = analyse(attempts(whole)).cases
+    fits = {(f.law, f.bits): f for f in case.fits}
+    assert set(fits) == {(n, b) for n in ("amdahl", "usl", "gustafson") for b in (32, 4)}
+    assert all(f.sizes == 4 for f in case.fits)
+    assert case.fits[0].law == "amdahl" and case.fits[0].caution == ""
+    for bits in (32, 4):
+        assert fits["amdahl", bits].parameters["serial"].value == pytest.approx(0.1)
+    weak = study(mode="weak", nodes=(1, 2, 4, 8), bits=(32,))
+    (grown,) = analyse(attempts(weak, gustafson), mode="weak").cases
+    assert grown.fits[0].law == "gustafson"
+    assert grown.fits[0].parameters["serial"].value == pytest.approx(0.1)
+
+
+def test_a_study_that_slows_down_is_recovered_by_the_universal_law():
+    whole = study(nodes=(1, 2, 4, 8, 16), bits=(32,))
+    (case,) = analyse(attempts(whole, usl)).cases
+    fit = next(f for f in case.fits if f.law == "usl")
+    assert fit.parameters["coherency"].value == pytest.approx(0.01)
+    assert case.rows()[1]["speedup"] == pytest.approx(fit.speedup(2))
+    (serial,) = analyse(attempts(whole, lambda p: amdahl(p, serial=1.0))).cases
+    assert "at its bound of 1" in serial.fits[0].caution
