@@ -125,14 +125,18 @@ def resolve(algorithm: str, layout: Layout, coding: Coding | None) -> str:
         return "sra"
     if algorithm != "auto":
         return algorithm
-    nodes_of_several = not one_node and layout.per_node > 1
-    if coding:
-        if nodes_of_several:
-            return "hierarchical_sra"
-        return "sra2d" if layout.ranks > MOST_SRA_RANKS else "sra"
-    if one_node and layout.per_node > 1:
+    if layout.per_node == 1 or (one_node and coding):
+        return _auto_among(layout.ranks, coding)
+    if one_node:
         return "shared"
-    return "hierarchical" if nodes_of_several else "direct"
+    return "hierarchical_sra" if coding else "hierarchical"
+
+
+def _auto_among(ranks: int, coding: Coding | None) -> str:
+    """Return what `auto` stands for among ranks that share no memory (collectives/algorithm.cc)."""
+    if not coding:
+        return "direct"
+    return "sra2d" if ranks > MOST_SRA_RANKS else "sra"
 
 
 def schedule(
@@ -200,14 +204,15 @@ def _exchange(ranks: int, scattered: np.ndarray, gathered: np.ndarray) -> tuple[
 def _direct(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
     total = sum(count for count, _ in tensors)
     size = total * FLOAT_BYTES
-    gathers = ranks.bit_count() > 1 and ranks * size <= GATHERED_BYTES
-    if size <= (DOUBLING_BYTES if ranks.bit_count() == 1 else SMALL_BYTES) and not gathers:
+    if ranks.bit_count() == 1 and size <= DOUBLING_BYTES:
         return _recursive_doubling(ranks, tensors, coding)
     if size > SMALL_BYTES:
         if ranks >= HALVING_RANKS and size <= ranks * SMALL_BYTES:
             return _rabenseifner(ranks, tensors, coding)
         sizes = np.diff(parts(total, 64, ranks)) * FLOAT_BYTES
         return _exchange(ranks, sizes, sizes)
+    if ranks * size > GATHERED_BYTES:
+        return _recursive_doubling(ranks, tensors, coding)
 
     def doubling(i: int) -> Messages:
         have = 1 << i
@@ -362,8 +367,7 @@ def _hierarchical(name: str, layout: Layout, tensors: Tensors, coding: Coding | 
         [(int(size[j]), tensor[1]) for size, tensor in zip(sizes, tensors, strict=True)]
         for j in range(owners)
     ]
-    coded = _sra2d if nodes > MOST_SRA_RANKS else _sra
-    across = coded if coding else _direct
+    across = _FLAT[_auto_among(nodes, coding)]
     by_shard = [across(nodes, shard, coding) for shard in shards]
     counts = np.array([sum(count for count, _ in shard) for shard in shards], dtype=np.int64)
     own = np.pad(counts, (0, per_node - owners))
