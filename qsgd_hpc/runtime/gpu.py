@@ -27,7 +27,7 @@ def library() -> str | None:
     if chosen:
         platform(chosen)
         return chosen
-    found = sorted(Path(__file__).parent.glob("_gpu.*so"))
+    found = sorted(Path(_core.__file__).parent.glob("_gpu.*so"))
     return str(found[0]) if found else None
 
 
