@@ -12,6 +12,7 @@
 namespace qsgd::gpu {
 
 using Stream = void*;  // cudaStream_t or hipStream_t
+using Event = void*;   // likewise
 
 // A run of one tensor's elements, which begins with one of its buckets: where it lies in the array
 // that is coded, and where its scales and codes lie in a message, in bytes. Both are multiples
@@ -67,11 +68,20 @@ struct Addends {
   float factor;
 };
 
+// A sample of how well a piece was coded: squared error and squared magnitude.
+struct Judged {
+  double error;
+  double energy;
+};
+
 // Entry points of the library that is compiled for a GPU, which the core loads where there is one.
 // Each returns null, or what went wrong.
 struct Library {
   int version;
   const char* platform;  // and what it was compiled for
+
+  // Why the kernels cannot code so, or null: they can.
+  const char* (*refuse)(const CodecSpec& spec);
 
   // As qsgd::encode for each piece of x, with its residual added, which becomes what the code has
   // lost.
@@ -86,9 +96,39 @@ struct Library {
   // to the sum.
   const char* (*sum_encode)(const Addends& addends, const void* x, const Run& run, const Draw& draw,
                             uint8_t* message, Stream stream);
+  // Adds to sums[i], which is in device or pinned memory, how far every `every`-th bucket of piece
+  // i, the first among them, is from its code. Where the piece has a residual, that is the error,
+  // and x is not read.
+  const char* (*judge)(const void* x, const uint8_t* message, const Run& run, uint32_t every,
+                       Judged* sums, Stream stream);
+
+  // The order of a device's work, and memory for it. All of these but `use`, `passed` and the two
+  // of pinned memory are for the calling thread's device.
+
+  // Makes this device the calling thread's, and says which was.
+  const char* (*use)(int device, int* before);
+  // A stream that waits for no other, ahead of them where the device has priorities.
+  const char* (*make_stream)(Stream* stream);
+  const char* (*end_stream)(Stream stream);
+  const char* (*make_event)(Event* event);
+  const char* (*end_event)(Event event);
+  // The event has passed once what is in the stream by now is done.
+  const char* (*record)(Event event, Stream stream);
+  // What is queued in the stream from now on waits for the event.
+  const char* (*wait)(Stream stream, Event event);
+  // Whether it has, without waiting.
+  const char* (*passed)(Event event, bool* passed);
+  const char* (*copy)(void* to, const void* from, size_t size_bytes, Stream stream);
+  const char* (*clear)(void* to, size_t size_bytes, Stream stream);
+  // The host's memory that kernels of all devices read and write, and copies take at full speed.
+  const char* (*take_pinned)(size_t size_bytes, void** memory);
+  const char* (*give_pinned)(void* memory);
+  // The device's, in the order of the stream.
+  const char* (*take)(size_t size_bytes, void** memory, Stream stream);
+  const char* (*give)(void* memory, Stream stream);
 };
 
-constexpr int kLibraryVersion = 1;
+constexpr int kLibraryVersion = 2;
 constexpr const char* kLibrarySymbol = "qsgd_gpu_library";
 
 }  // namespace qsgd::gpu
