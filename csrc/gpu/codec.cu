@@ -6,6 +6,7 @@
 #include "gpu/codec.h"
 #include "gpu/eden.h"
 #include "gpu/encoding.h"
+#include "gpu/order.h"
 #include "gpu/quantize.h"
 #include "gpu/sources.h"
 #include "gpu/values.h"
@@ -161,15 +162,15 @@ __global__ void __launch_bounds__(256, 4) decode_kernel(Real* out, const Decodin
   if (part == 0) from.report(bucket);
 }
 
-bool rotates(const Run& run) { return run.spec.scheme == Scheme::kEden; }
+bool rotates(const CodecSpec& spec) { return spec.scheme == Scheme::kEden; }
 
-const char* refuse(const Run& run) {
-  const uint32_t bucket = run.spec.bucket;
-  if (run.spec.scheme != Scheme::kQsgd && !rotates(run)) return "a code without GPU kernels";
-  if (run.spec.bits > 8 || run.spec.bits < 1) return "bits must be 1 to 8";
-  if (run.spec.bits == 1 && !rotates(run)) return "bits must be 2 to 8";
+const char* refuse(const CodecSpec& spec) {
+  const uint32_t bucket = spec.bucket;
+  if (spec.scheme != Scheme::kQsgd && !rotates(spec)) return "a code without GPU kernels";
+  if (spec.bits > 8 || spec.bits < 1) return "bits must be 1 to 8";
+  if (spec.bits == 1 && !rotates(spec)) return "bits must be 2 to 8";
   if (bucket == 0 || bucket % kTile != 0) return "bucket not a multiple of 64";
-  if (rotates(run) && ((bucket & (bucket - 1)) != 0 || bucket > kMostRotated)) {
+  if (rotates(spec) && ((bucket & (bucket - 1)) != 0 || bucket > kMostRotated)) {
     return "bucket not a power of two up to 512";
   }
   return nullptr;
@@ -243,12 +244,12 @@ Real* elements(const void* x) {
 
 const char* encode(const void* x, const Run& run, const Draw& draw, uint8_t* message,
                    Stream stream) {
-  if (const char* why = refuse(run)) return why;
+  if (const char* why = refuse(run.spec)) return why;
   if (run.pieces.buckets == 0) return nullptr;
   return floating(run.dtype, [&](auto real) {
     using Real = decltype(real);
     const FromArray<Real> array{elements<Real>(x)};
-    if (!rotates(run)) return encode_from(array, run, draw, message, stream);
+    if (!rotates(run.spec)) return encode_from(array, run, draw, message, stream);
     return encode_rotated_from(RotatedArray<Real>{array}, run, draw, message, stream);
   });
 }
@@ -257,7 +258,7 @@ template <class Real, bool Add>
 const char* decode_to(const uint8_t* message, const Run& run, Real* out, Stream stream) {
   constexpr unsigned kThreads = 256;
   const Decoding from{run.pieces, Code(run.spec), message, run.nonfinite};
-  if (rotates(run)) {
+  if (rotates(run.spec)) {
     const int lanes = lanes_shift(from.code.bucket);
     const size_t of_block = size_t{kWarps} << (kLanesShift - lanes);
     launch(decode_rotated<Real, Add>, (run.pieces.buckets + of_block - 1) / of_block,
@@ -272,7 +273,7 @@ const char* decode_to(const uint8_t* message, const Run& run, Real* out, Stream 
 }
 
 const char* decode(const uint8_t* message, const Run& run, void* out, Stream stream) {
-  if (const char* why = refuse(run)) return why;
+  if (const char* why = refuse(run.spec)) return why;
   if (run.pieces.buckets == 0) return nullptr;
   return floating(run.dtype, [&](auto real) {
     using Real = decltype(real);
@@ -281,23 +282,28 @@ const char* decode(const uint8_t* message, const Run& run, void* out, Stream str
 }
 
 const char* decode_add(const uint8_t* message, const Run& run, float* sum, Stream stream) {
-  if (const char* why = refuse(run)) return why;
+  if (const char* why = refuse(run.spec)) return why;
   if (run.pieces.buckets == 0) return nullptr;
   return decode_to<float, true>(message, run, sum, stream);
 }
 
 const char* sum_encode(const Addends& addends, const void* x, const Run& run, const Draw& draw,
                        uint8_t* message, Stream stream) {
-  if (const char* why = refuse(run)) return why;
+  if (const char* why = refuse(run.spec)) return why;
   if (addends.ranks < 1) return "no ranks to sum";
   if (addends.stride % 4 != 0) return "stride of messages not a multiple of 4";
   if (run.pieces.buckets == 0) return nullptr;
   return floating(run.dtype, [&](auto real) {
     using Real = decltype(real);
     const FromSum<Real> sum{{elements<Real>(x)}, addends, Code(run.spec)};
-    if (!rotates(run)) return encode_from(sum, run, draw, message, stream);
+    if (!rotates(run.spec)) return encode_from(sum, run, draw, message, stream);
     return encode_rotated_from(RotatedSum<Real>{sum}, run, draw, message, stream);
   });
+}
+
+const char* judge(const void* /*x*/, const uint8_t* /*message*/, const Run& /*run*/,
+                  uint32_t /*every*/, Judged* /*sums*/, Stream /*stream*/) {
+  return "not built yet";
 }
 
 }  // namespace
@@ -305,6 +311,27 @@ const char* sum_encode(const Addends& addends, const void* x, const Run& run, co
 
 extern "C" __attribute__((visibility("default"))) const qsgd::gpu::Library* qsgd_gpu_library() {
   using namespace qsgd::gpu;
-  static const Library library{kLibraryVersion, platform(), encode, decode, decode_add, sum_encode};
+  static const Library library{kLibraryVersion,
+                               platform(),
+                               refuse,
+                               encode,
+                               decode,
+                               decode_add,
+                               sum_encode,
+                               judge,
+                               order::use,
+                               order::make_stream,
+                               order::end_stream,
+                               order::make_event,
+                               order::end_event,
+                               order::record,
+                               order::wait,
+                               order::passed,
+                               order::copy,
+                               order::clear,
+                               order::take_pinned,
+                               order::give_pinned,
+                               order::take,
+                               order::give};
   return &library;
 }

@@ -1,12 +1,16 @@
 // What the kernels need of CUDA, of HIP, or of the twin that runs them on the CPU in tests.
 #pragma once
 
+// The functions of CUDA and HIP have the same names, but for the beginning.
 #if defined(QSGD_GPU_TWIN)
 #include "cuda_on_cpu.h"
+#define QSGD_GPU_API(name) gpu_twin::name
 #elif defined(__HIP__)
 #include <hip/hip_runtime.h>
+#define QSGD_GPU_API(name) hip##name
 #else
 #include <cuda_runtime.h>
+#define QSGD_GPU_API(name) cuda##name
 #endif
 
 namespace qsgd::gpu {
@@ -15,16 +19,19 @@ namespace qsgd::gpu {
 constexpr int kLanesShift = 5;
 constexpr int kLanes = 1 << kLanesShift;
 
+// What went wrong, or null. It is then no more the last error, which a kernel's would be taken for.
+inline const char* failure(QSGD_GPU_API(Error_t) error) {
+  if (error == QSGD_GPU_API(Success)) return nullptr;
+  static_cast<void>(QSGD_GPU_API(GetLastError)());
+  return QSGD_GPU_API(GetErrorString)(error);
+}
+inline const char* last_error() { return failure(QSGD_GPU_API(GetLastError)()); }
+
 #if defined(QSGD_GPU_TWIN)
 inline const char* platform() { return "twin"; }
-inline const char* last_error() { return nullptr; }
 
 #elif defined(__HIP__)
 inline const char* platform() { return "HIP"; }
-inline const char* last_error() {
-  const hipError_t error = hipGetLastError();
-  return error == hipSuccess ? nullptr : hipGetErrorString(error);
-}
 
 template <class T>
 __device__ __forceinline__ T lane_xor(T value, int mask) {
@@ -45,10 +52,6 @@ __device__ __forceinline__ void sync_lanes() { __builtin_amdgcn_wave_barrier(); 
 #define QSGD_GPU_BUILT "CUDA"
 #endif
 inline const char* platform() { return QSGD_GPU_BUILT; }
-inline const char* last_error() {
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 template <class T>
@@ -71,11 +74,7 @@ __device__ __forceinline__ void sync_lanes() { __syncwarp(); }
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), size_t blocks, unsigned threads, void* stream,
             const Arguments&... arguments) {
-#if defined(__HIP__)
-  const auto queue = static_cast<hipStream_t>(stream);
-#else
-  const auto queue = static_cast<cudaStream_t>(stream);
-#endif
+  const auto queue = static_cast<QSGD_GPU_API(Stream_t)>(stream);
   kernel<<<static_cast<unsigned>(blocks), threads, 0, queue>>>(arguments...);
 }
 #endif

@@ -13,7 +13,10 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
+
+#include "streams_on_cpu.h"
 
 #define __global__
 #define __device__
@@ -129,6 +132,17 @@ class Block {
   bool advanced_ = false;  // somebody did, since all were asked last
 };
 
+// One kernel at a time: what it shares and its indices are static.
+inline void run(size_t blocks, unsigned threads, const std::function<void()>& kernel) {
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  blockDim.x = threads;
+  for (size_t i = 0; i < blocks; ++i) {
+    blockIdx.x = static_cast<unsigned>(i);
+    Block(threads, kernel).run();
+  }
+}
+
 }  // namespace gpu_twin
 
 inline void __syncthreads() { gpu_twin::Block::running()->meet(gpu_twin::Block::kBlock); }
@@ -174,14 +188,10 @@ T lane_get(T value, int from) {
 inline void sync_lanes() { gpu_twin::Block::running()->meet(gpu_twin::Block::kWarp); }
 
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), size_t blocks, unsigned threads, void* /*stream*/,
+void launch(void (*kernel)(Parameters...), size_t blocks, unsigned threads, void* stream,
             const Arguments&... arguments) {
-  const std::function<void()> body = [&] { kernel(arguments...); };
-  blockDim.x = threads;
-  for (size_t i = 0; i < blocks; ++i) {
-    blockIdx.x = static_cast<unsigned>(i);
-    gpu_twin::Block(threads, body).run();
-  }
+  gpu_twin::queue(static_cast<gpu_twin::Stream_t>(stream),
+                  [=] { gpu_twin::run(blocks, threads, [&] { kernel(arguments...); }); });
 }
 
 }  // namespace qsgd::gpu

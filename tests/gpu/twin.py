@@ -77,16 +77,35 @@ def _entry(*arguments: Any) -> Any:
 
 
 _RUN, _DRAW, _ADDENDS = c.POINTER(Run), c.POINTER(Draw), c.POINTER(Addends)
+_MEMORY = _STREAM = _EVENT = c.c_void_p
+_MADE = c.POINTER(c.c_void_p)  # where a new one is put
+VERSION = 2
 
 
 class _Table(c.Structure):
     _fields_ = [
         ("version", c.c_int),
         ("platform", c.c_char_p),
+        ("refuse", _entry(c.POINTER(CodecSpec))),
         ("encode", _entry(c.c_void_p, _RUN, _DRAW, c.c_void_p, c.c_void_p)),
         ("decode", _entry(c.c_void_p, _RUN, c.c_void_p, c.c_void_p)),
         ("decode_add", _entry(c.c_void_p, _RUN, c.c_void_p, c.c_void_p)),
         ("sum_encode", _entry(_ADDENDS, c.c_void_p, _RUN, _DRAW, c.c_void_p, c.c_void_p)),
+        ("judge", _entry(c.c_void_p, c.c_void_p, _RUN, c.c_uint32, c.c_void_p, c.c_void_p)),
+        ("use", _entry(c.c_int, c.c_void_p)),
+        ("make_stream", _entry(_MADE)),
+        ("end_stream", _entry(_STREAM)),
+        ("make_event", _entry(_MADE)),
+        ("end_event", _entry(_EVENT)),
+        ("record", _entry(_EVENT, _STREAM)),
+        ("wait", _entry(_STREAM, _EVENT)),
+        ("passed", _entry(_EVENT, c.POINTER(c.c_bool))),
+        ("copy", _entry(_MEMORY, _MEMORY, c.c_size_t, _STREAM)),
+        ("clear", _entry(_MEMORY, c.c_size_t, _STREAM)),
+        ("take_pinned", _entry(c.c_size_t, _MADE)),
+        ("give_pinned", _entry(_MEMORY)),
+        ("take", _entry(c.c_size_t, _MADE, _STREAM)),
+        ("give", _entry(_MEMORY, _STREAM)),
     ]  # fmt: skip
 
 
@@ -138,11 +157,20 @@ class Kernels:
     """The library's entry points over numpy arrays, which ``memory`` shows to it."""
 
     def __init__(self, path: Path, memory: Memory) -> None:
-        library = c.CDLL(str(path))
-        library.qsgd_gpu_library.restype = c.POINTER(_Table)
-        self.table = library.qsgd_gpu_library().contents
+        self._library = c.CDLL(str(path))
+        self._library.qsgd_gpu_library.restype = c.POINTER(_Table)
+        self.table = self._library.qsgd_gpu_library().contents
+        assert self.table.version == VERSION
         self.nonfinite = np.zeros(1, dtype=np.uint32)
         self._memory = memory
+
+    def refuse(self, code: Code) -> str:
+        """Return why the kernels cannot code so; "": they can."""
+        return (self.table.refuse(code.spec()) or b"").decode()
+
+    def hold(self, stream: int | None, held: bool) -> None:
+        """Let a stream of the twin start nothing, or go on; all of them where it is None."""
+        self._library.qsgd_gpu_twin_hold(c.c_void_p(stream), c.c_bool(held))
 
     def encode(
         self,
@@ -157,7 +185,7 @@ class Kernels:
     ) -> Bytes:
         """Return the message of these parts of x; by default of all of it."""
         message, run = self._message(x, code, parts, dtype)
-        draw = self._draw(rank, phase, later)
+        draw = self.draw(rank, phase, later)
         place = self._memory.address
         self._check(self.table.encode(place(x), run, draw, place(message), None))
         return message
@@ -197,9 +225,21 @@ class Kernels:
         addends = Addends(
             place(messages), messages.strides[0], len(messages), own, c.c_float(factor)
         )
-        draw = self._draw(rank, 2, None)
+        draw = self.draw(rank, 2)
         self._check(self.table.sum_encode(addends, place(x), run, draw, place(message), None))
         return message
+
+    def draw(self, rank: int = KEY["rank"], phase: int = 1, later: int | None = None) -> Draw:
+        at = None if later is None else self._memory.address(np.array([later], dtype=np.uint32))
+        return Draw(KEY["step"], rank << 4 | phase, at)
+
+    @staticmethod
+    def whole(count: int, code: Code) -> Run:
+        """Return the run of one float32 tensor, which needs nothing in the device's memory."""
+        stirred = reference.stirred(KEY["seed"], KEY["tensor"])
+        piece = Piece(0, count, 0, stirred, 0, code.scale_bytes(count), 0, 0, 0)
+        pieces = Pieces(None, 1, -(-count // code.bucket), piece)
+        return Run(pieces, DTYPES.index("float32"), code.spec(), None)
 
     def _message(
         self, x: NDArray[Any], code: Code, parts: Sequence[Part], dtype: str
@@ -235,10 +275,6 @@ class Kernels:
         number = DTYPES.index(dtype or x.dtype.name)
         return Run(listed, number, code.spec(), self._memory.address(self.nonfinite))
 
-    def _draw(self, rank: int, phase: int, later: int | None) -> Draw:
-        at = None if later is None else self._memory.address(np.array([later], dtype=np.uint32))
-        return Draw(KEY["step"], rank << 4 | phase, at)
-
     def _check(self, why: bytes | None) -> None:
         self._memory.fetch()
         if why is not None:
@@ -255,7 +291,7 @@ def compile_twin(folder: Path) -> Path:
         return target
     flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
              "-ffp-contract=off", "-fsanitize=undefined", "-fno-sanitize-recover=all",
-             "-fno-sanitize=float-cast-overflow", "-shared", "-fPIC", "-DQSGD_GPU_TWIN",
+             "-fno-sanitize=float-cast-overflow", "-shared", "-fPIC", "-pthread", "-DQSGD_GPU_TWIN",
              "-DQSGD_NO_CLONES", f"-I{ROOT / 'csrc'}", f"-I{Path(__file__).parent}"]  # fmt: skip
     source = ROOT / "csrc" / "gpu" / "codec.cu"
     subprocess.run([*native_compiler(), *flags, "-x", "c++", source, "-o", target], check=True)

@@ -1,0 +1,99 @@
+// The order of a device's work, and memory for it, as codec.h has them.
+#pragma once
+
+#include "gpu/codec.h"
+#include "gpu/runtime.h"
+
+namespace qsgd::gpu::order {
+
+inline QSGD_GPU_API(Stream_t) to_stream(Stream stream) {
+  return static_cast<QSGD_GPU_API(Stream_t)>(stream);
+}
+inline QSGD_GPU_API(Event_t) to_event(Event event) {
+  return static_cast<QSGD_GPU_API(Event_t)>(event);
+}
+
+inline const char* use(int device, int* before) {
+  if (const char* why = failure(QSGD_GPU_API(GetDevice)(before))) return why;
+  return device == *before ? nullptr : failure(QSGD_GPU_API(SetDevice)(device));
+}
+
+inline const char* make_stream(Stream* stream) {
+  int least = 0, greatest = 0;
+  if (const char* why = failure(QSGD_GPU_API(DeviceGetStreamPriorityRange)(&least, &greatest))) {
+    return why;
+  }
+  QSGD_GPU_API(Stream_t) made = nullptr;
+  const char* why = failure(
+      QSGD_GPU_API(StreamCreateWithPriority)(&made, QSGD_GPU_API(StreamNonBlocking), greatest));
+  *stream = made;
+  return why;
+}
+
+inline const char* end_stream(Stream stream) {
+  return failure(QSGD_GPU_API(StreamDestroy)(to_stream(stream)));
+}
+
+inline const char* make_event(Event* event) {
+  QSGD_GPU_API(Event_t) made = nullptr;
+  const char* why =
+      failure(QSGD_GPU_API(EventCreateWithFlags)(&made, QSGD_GPU_API(EventDisableTiming)));
+  *event = made;
+  return why;
+}
+
+inline const char* end_event(Event event) {
+  return failure(QSGD_GPU_API(EventDestroy)(to_event(event)));
+}
+
+inline const char* record(Event event, Stream stream) {
+  return failure(QSGD_GPU_API(EventRecord)(to_event(event), to_stream(stream)));
+}
+
+inline const char* wait(Stream stream, Event event) {
+  return failure(QSGD_GPU_API(StreamWaitEvent)(to_stream(stream), to_event(event), 0));
+}
+
+inline const char* passed(Event event, bool* passed) {
+  const QSGD_GPU_API(Error_t) state = QSGD_GPU_API(EventQuery)(to_event(event));
+  const char* why = failure(state);  // takes "not ready" from the last errors, too
+  *passed = state == QSGD_GPU_API(Success);
+  return state == QSGD_GPU_API(ErrorNotReady) ? nullptr : why;
+}
+
+inline const char* copy(void* to, const void* from, size_t size_bytes, Stream stream) {
+  return failure(QSGD_GPU_API(MemcpyAsync)(to, from, size_bytes, QSGD_GPU_API(MemcpyDefault),
+                                           to_stream(stream)));
+}
+
+inline const char* clear(void* to, size_t size_bytes, Stream stream) {
+  return failure(QSGD_GPU_API(MemsetAsync)(to, 0, size_bytes, to_stream(stream)));
+}
+
+// All devices see it where the host does: addresses are unified.
+inline const char* take_pinned(size_t size_bytes, void** memory) {
+#if defined(__HIP__)
+  return failure(hipHostMalloc(memory, size_bytes, hipHostMallocPortable | hipHostMallocMapped));
+#else
+  constexpr unsigned kFlags = QSGD_GPU_API(HostAllocPortable) | QSGD_GPU_API(HostAllocMapped);
+  return failure(QSGD_GPU_API(HostAlloc)(memory, size_bytes, kFlags));
+#endif
+}
+
+inline const char* give_pinned(void* memory) {
+#if defined(__HIP__)
+  return failure(hipHostFree(memory));
+#else
+  return failure(QSGD_GPU_API(FreeHost)(memory));
+#endif
+}
+
+inline const char* take(size_t size_bytes, void** memory, Stream stream) {
+  return failure(QSGD_GPU_API(MallocAsync)(memory, size_bytes, to_stream(stream)));
+}
+
+inline const char* give(void* memory, Stream stream) {
+  return failure(QSGD_GPU_API(FreeAsync)(memory, to_stream(stream)));
+}
+
+}  // namespace qsgd::gpu::order
