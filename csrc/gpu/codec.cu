@@ -6,6 +6,7 @@
 #include "gpu/codec.h"
 #include "gpu/eden.h"
 #include "gpu/encoding.h"
+#include "gpu/judge.h"
 #include "gpu/order.h"
 #include "gpu/quantize.h"
 #include "gpu/sources.h"
@@ -165,12 +166,12 @@ __global__ void __launch_bounds__(256, 4) decode_kernel(Real* out, const Decodin
 bool rotates(const CodecSpec& spec) { return spec.scheme == Scheme::kEden; }
 
 const char* refuse(const CodecSpec& spec) {
-  const uint32_t bucket = spec.bucket;
-  if (spec.scheme != Scheme::kQsgd && !rotates(spec)) return "a code without GPU kernels";
+  const bool rotated = rotates(spec);
+  if (spec.scheme != Scheme::kQsgd && !rotated) return "a code without GPU kernels";
   if (spec.bits > 8 || spec.bits < 1) return "bits must be 1 to 8";
-  if (spec.bits == 1 && !rotates(spec)) return "bits must be 2 to 8";
-  if (bucket == 0 || bucket % kTile != 0) return "bucket not a multiple of 64";
-  if (rotates(spec) && ((bucket & (bucket - 1)) != 0 || bucket > kMostRotated)) {
+  if (spec.bits == 1 && !rotated) return "bits must be 2 to 8";
+  if (spec.bucket == 0 || spec.bucket % kTile != 0) return "bucket not a multiple of 64";
+  if (rotated && ((spec.bucket & (spec.bucket - 1)) != 0 || spec.bucket > kMostRotated)) {
     return "bucket not a power of two up to 512";
   }
   return nullptr;
@@ -301,9 +302,20 @@ const char* sum_encode(const Addends& addends, const void* x, const Run& run, co
   });
 }
 
-const char* judge(const void* /*x*/, const uint8_t* /*message*/, const Run& /*run*/,
-                  uint32_t /*every*/, Judged* /*sums*/, Stream /*stream*/) {
-  return "not built yet";
+const char* judge(const void* x, const uint8_t* message, const Run& run, uint32_t every,
+                  Judged* sums, Stream stream) {
+  if (const char* why = refuse(run.spec)) return why;
+  if (every < 1) return "every 0th bucket judged";
+  if (run.pieces.buckets == 0) return nullptr;
+  return floating(run.dtype, [&](auto real) {
+    using Real = decltype(real);
+    const Decoding from{run.pieces, Code(run.spec), message, run.nonfinite};
+    const size_t each = size_t{kWarps} * every;
+    const auto kernel = rotates(run.spec) ? judge_buckets<Real, true> : judge_buckets<Real, false>;
+    launch(kernel, (run.pieces.buckets + each - 1) / each, kWarps * kLanes, stream,
+           FromArray<Real>{elements<Real>(x)}, from, every, sums);
+    return last_error();
+  });
 }
 
 }  // namespace

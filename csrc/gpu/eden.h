@@ -37,9 +37,12 @@ struct Levels {
 // A lane's place in a bucket of EDEN's, 2^shift lanes being its.
 struct Place {
   __device__ __forceinline__ Place(const Pieces& pieces, uint32_t of, size_t thread, int shift)
-      : part(static_cast<int>(thread) & ((1 << shift) - 1)),
+      : Place(gpu::find(pieces, thread >> shift, of), of,
+              static_cast<int>(thread) & ((1 << shift) - 1)) {}
+  __device__ __forceinline__ Place(const Bucket& bucket, uint32_t of, int part)
+      : part(part),
         j(part % kTileLanes),
-        bucket(gpu::find(pieces, thread >> shift, of)),
+        bucket(bucket),
         at(bucket.begin + part / kTileLanes * kTile),
         size(bucket.begin == bucket.end ? 0 : eden_size(bucket.end - bucket.begin)),
         mine(at < bucket.begin + size),

@@ -37,8 +37,8 @@ struct Decoding {
 
   __device__ __forceinline__ void report(const Bucket& bucket) const {
     if (nonfinite == nullptr || bucket.begin == bucket.end) return;
-    const auto* const scales = reinterpret_cast<const uint32_t*>(message + bucket.piece.scales_at);
-    if ((scales[bucket.index] & 0x7fffffffu) >= kInfinity) atomicOr(nonfinite, 1u);
+    const auto* const scales = reinterpret_cast<const float*>(message + bucket.piece.scales_at);
+    if (!is_finite(scales[bucket.index])) atomicOr(nonfinite, 1u);
   }
 };
 

@@ -8,6 +8,10 @@ namespace qsgd::gpu {
 
 constexpr float kMost = 0x1.fffffep127f;
 
+__device__ __forceinline__ bool is_finite(float x) {
+  return (__float_as_uint(x) & 0x7fffffffu) < kInfinity;
+}
+
 // What the kernels need to know of a code.
 struct Code {
   explicit Code(const CodecSpec& spec)
@@ -25,16 +29,18 @@ struct Code {
   bool contract;
 };
 
-// A bucket of a piece: the `index`-th, of the piece's elements from `begin` to `end`.
+// A bucket of the piece with this number: the `index`-th, of the piece's elements from `begin` to
+// `end`.
 struct Bucket {
   Piece piece;
+  uint32_t number;
   size_t index;
   size_t begin, end;
 };
 
 // The bucket with this number among those of all pieces; an empty one behind the last.
 __device__ __forceinline__ Bucket find(const Pieces& pieces, size_t number, uint32_t size) {
-  Bucket found{pieces.only, 0, 0, 0};
+  Bucket found{pieces.only, 0, 0, 0, 0};
   if (number >= pieces.buckets) return found;
   if (pieces.list != nullptr) {
     uint32_t low = 0, high = pieces.size;  // it is in one of [low, high)
@@ -43,6 +49,7 @@ __device__ __forceinline__ Bucket find(const Pieces& pieces, size_t number, uint
       (pieces.list[middle].first_bucket <= number ? low : high) = middle;
     }
     found.piece = pieces.list[low];
+    found.number = low;
   }
   found.index = number - found.piece.first_bucket;
   found.begin = found.index * size;

@@ -28,7 +28,7 @@ __device__ __forceinline__ void set_residual(uint64_t residual, const Piece& pie
   float kept[kMine];
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
-    kept[i] = (__float_as_uint(left[i]) & 0x7fffffffu) < kInfinity ? left[i] : 0.0f;
+    kept[i] = is_finite(left[i]) ? left[i] : 0.0f;
   }
   Array<float>::of(floats(residual), piece.count).store(at, j, kept);
 }
@@ -40,9 +40,12 @@ struct FromArray {
   static constexpr int kBlocks = 8;
   Real* data;
 
+  __device__ __forceinline__ Array<Real> array(const Piece& piece) const {
+    return Array<Real>::of(data + piece.at, piece.count);
+  }
   __device__ __forceinline__ void load(const Bucket& bucket, size_t at, int j, float* value) const {
     const Piece& piece = bucket.piece;
-    Array<Real>::of(data + piece.at, piece.count).load(at, j, value);
+    array(piece).load(at, j, value);
     add_residual(piece.residual, piece, at, j, value);
   }
   __device__ __forceinline__ bool keeps(const Piece& piece) const { return piece.residual != 0; }

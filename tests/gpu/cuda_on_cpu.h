@@ -167,6 +167,7 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
   return result;
 }
 inline void atomicOr(uint32_t* to, uint32_t bits) { *to |= bits; }
+inline void atomicAdd(double* to, double by) { *to += by; }
 
 namespace qsgd::gpu {
 

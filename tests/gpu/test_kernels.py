@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -297,6 +299,61 @@ def test_an_owner_feeds_back_its_own_loss_and_owes_nothing_as_a_worker(kernels: 
     kernels.decode(message, sent, code)
     assert not left.any()
     assert_same(owed, wanted - sent)
+
+
+def judged(value: NDArray[Any], error: NDArray[Any], bucket: int, every: int) -> list[float]:
+    """Return the squared error and the squared magnitude of every so many buckets."""
+    taken = np.arange(value.size) // bucket % every == 0
+    return [float((each[taken] ** 2).sum()) for each in (error, value)]
+
+
+@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize(
+    "code", [Code(4), Code(3, bucket=64), Code(8, bucket=1536), Code(3, bucket=128, scheme="eden")]
+)
+def test_codes_are_judged_by_every_so_many_buckets(kernels: Kernels, code, every):
+    """Those of many tensors, in one launch: without a residual, and with what it has kept."""
+    x, parts, wanted, at, message_at = gaussian(19000), [], [], 0, 0
+    for tensor, count in enumerate([1, 7000, 64, 1, 2048, 333, 0, 8 * code.bucket // 3]):
+        residual = gaussian(count, seed=2) / 8 if tensor % 2 else None
+        parts.append(Part(count, at, 0, tensor, message_at, residual=residual))
+        at, message_at = at + count, message_at + code.bytes(count)
+    message = kernels.encode(x, code, parts)
+    sent = np.zeros_like(x)
+    kernels.decode(message, sent, code, parts)
+    for part in parts:
+        its = slice(part.at, part.at + part.count)
+        value, code_of = x[its].astype(np.float64), sent[its].astype(np.float64)
+        error = value - code_of if part.residual is None else part.residual.astype(np.float64)
+        wanted.append(judged(code_of + error, error, code.bucket, every))
+    got = kernels.judge(x, message, code, parts, every=every)
+    np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9)
+    assert got[1].all()
+
+
+@pytest.mark.parametrize("scheme", ["qsgd", "eden"])
+def test_what_is_not_finite_is_not_judged(kernels: Kernels, scheme):
+    """And x is not read where all that was lost was kept."""
+    x, code = gaussian(1300), Code(4, scheme=scheme)
+    x[3], residual = np.nan, np.zeros_like(x)
+    part = Part(x.size, residual=residual)
+    message = kernels.encode(x, code, [part])
+    sent = np.empty_like(x)
+    kernels.decode(message, sent, code)
+    rest = (sent[512:] + residual[512:].astype(np.float64), residual[512:].astype(np.float64))
+    wanted = judged(*rest, 512, 1)
+    got = kernels.judge(None, message, code, [part])
+    np.testing.assert_allclose(got, [wanted], rtol=1e-9)
+
+
+def test_what_is_judged_has_the_type_of_the_elements(kernels: Kernels):
+    x, code = gaussian(700).astype(np.float64), Code(4)
+    message = kernels.encode(x, code)
+    sent = np.empty_like(x)
+    kernels.decode(message, sent, code)
+    wanted = judged(x.astype(np.float32).astype(np.float64), 0 * x, 512, 1)[1]
+    ((error, energy),) = kernels.judge(x, message, code, [Part(700)], dtype="float64")
+    np.testing.assert_allclose([error, energy], [((x - sent) ** 2).sum(), wanted], rtol=1e-5)
 
 
 @given(

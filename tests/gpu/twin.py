@@ -241,6 +241,27 @@ class Kernels:
         pieces = Pieces(None, 1, -(-count // code.bucket), piece)
         return Run(pieces, DTYPES.index("float32"), code.spec(), None)
 
+    def judge(
+        self,
+        x: NDArray[Any] | None,
+        message: Bytes,
+        code: Code,
+        parts: Sequence[Part],
+        *,
+        every: int = 1,
+        dtype: str = "float32",
+    ) -> NDArray[np.float64]:
+        """Return the squared error and the squared magnitude of each part's sample, above 1000.
+
+        The kernels add to what is there.
+        """
+        sums = np.full((len(parts), 2), 1000.0)
+        run = self._run(np.empty(0, dtype=np.float32), code, parts, dtype)
+        place = self._memory.address
+        at = None if x is None else place(x)
+        self._check(self.table.judge(at, place(message), run, every, place(sums), None))
+        return sums - 1000
+
     def _message(
         self, x: NDArray[Any], code: Code, parts: Sequence[Part], dtype: str
     ) -> tuple[Bytes, Run]:
