@@ -7,6 +7,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -139,10 +140,28 @@ TensorMemory memory_of(std::uintptr_t source, std::uintptr_t target, py::object 
           hold(std::move(keep))};
 }
 
+// Marks what streams of devices have been given by now: tensors that come from one stream share it.
+class Marks {
+ public:
+  explicit Marks(Engine& engine) : engine_(engine) {}
+
+  std::shared_ptr<gpu::Mark> mark(int device, std::uintptr_t stream) {
+    if (device < 0) return nullptr;
+    std::shared_ptr<gpu::Mark>& mark = marks_[{device, stream}];
+    if (mark == nullptr) mark = engine_.mark(device, reinterpret_cast<gpu::Stream>(stream));
+    return mark;
+  }
+
+ private:
+  Engine& engine_;
+  std::map<std::pair<int, std::uintptr_t>, std::shared_ptr<gpu::Mark>> marks_;
+};
+
 std::shared_ptr<Handle> start(Engine& engine, const std::shared_ptr<Operation>& operation,
                               std::uintptr_t source, std::uintptr_t target, py::object keep,
-                              bool now) {
+                              bool now, int device, std::uintptr_t stream) {
   TensorMemory memory = memory_of(source, target, std::move(keep));
+  memory.ready = Marks(engine).mark(device, stream);
   if (!now) return engine.start(operation, std::move(memory));
   std::shared_ptr<Handle> handle;
   {
@@ -153,13 +172,16 @@ std::shared_ptr<Handle> start(Engine& engine, const std::shared_ptr<Operation>& 
   return handle;
 }
 
-using Start = std::tuple<std::shared_ptr<Operation>, std::uintptr_t, std::uintptr_t, py::object>;
+using Start = std::tuple<std::shared_ptr<Operation>, std::uintptr_t, std::uintptr_t, py::object,
+                         int, std::uintptr_t>;
 
 std::vector<std::shared_ptr<Handle>> start_all(Engine& engine, const std::vector<Start>& given) {
   std::vector<std::pair<OperationPtr, TensorMemory>> operations;
   operations.reserve(given.size());
-  for (const auto& [operation, source, target, keep] : given) {
+  Marks marks(engine);
+  for (const auto& [operation, source, target, keep, device, stream] : given) {
     operations.emplace_back(operation, memory_of(source, target, keep));
+    operations.back().second.ready = marks.mark(device, stream);
   }
   return engine.start_all(std::move(operations));
 }
@@ -242,6 +264,6 @@ void bind_operation(py::module_& m) {
 void bind_start(qsgd::EngineClass& engine) {
   using py::arg;
   engine.def("start", &qsgd::start, arg("operation"), arg("source") = 0, arg("target") = 0,
-             arg("keep") = py::none(), arg("now") = false);
+             arg("keep") = py::none(), arg("now") = false, arg("device") = -1, arg("stream") = 0);
   engine.def("start_all", &qsgd::start_all, arg("operations"));
 }

@@ -39,6 +39,7 @@ enum AlgorithmFlags : unsigned {
   kAcross = 8,          // messages go, and tensors are coded, between nodes only
   kForComparison = 16,  // never planned
   kLeaders = 32,        // and by one rank of each node
+  kAnyPlace = 64,       // touches tensors through a SegmentCoder alone
 };
 
 // Nodes of equally many, consecutive ranks.

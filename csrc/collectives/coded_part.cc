@@ -12,7 +12,7 @@ CodedPart::CodedPart(std::vector<ReduceTensor> tensors, std::vector<BucketPlace>
       element_(facts(args.dtype).size),
       rank_(rank),
       chunks_(chunks_of(tensors_, size, limit)),
-      coder_(tensors_, args, seed, rank, size, workers) {}
+      coder_(make_coder(tensors_, args, seed, rank, size, workers)) {}
 
 void CodedPart::begin(char* bucket, const std::vector<uint32_t>& steps) {
   for (size_t t = 0; t < tensors_.size(); ++t) {
@@ -30,21 +30,21 @@ size_t CodedPart::bytes(size_t wave, int owner) const {
 }
 
 void CodedPart::encode(size_t wave, int owner, uint8_t* message) {
-  coder_.contribute(chunk(owner)[wave], {kOwn}, message);
+  coder_->contribute(chunk(owner)[wave], {kOwn}, message);
 }
 
 void CodedPart::reduce(size_t wave, const Terms& messages, uint8_t* result) {
   const Segment& segment = chunk(rank_)[wave];
   for (size_t rank = 0; rank < messages.size(); ++rank) {
-    if (messages[rank] != kOwn) coder_.verify(segment, messages[rank], static_cast<int>(rank));
+    if (messages[rank] != kOwn) coder_->verify(segment, messages[rank], static_cast<int>(rank));
   }
-  coder_.conclude(segment, messages, result);
+  coder_->conclude(segment, messages, result);
 }
 
 void CodedPart::decode(size_t wave, int owner, const uint8_t* message) {
   const Segment& segment = chunk(owner)[wave];
-  coder_.verify(segment, message, owner);
-  coder_.accept(segment, message);
+  coder_->verify(segment, message, owner);
+  coder_->accept(segment, message);
 }
 
 Quality CodedPart::quality() const {

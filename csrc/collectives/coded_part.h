@@ -28,7 +28,7 @@ class CodedPart : public BucketPart {
   const size_t element_;
   const int rank_;
   const std::vector<Chunk> chunks_;
-  SegmentCoder coder_;
+  const std::unique_ptr<SegmentCoder> coder_;
 };
 
 }  // namespace qsgd

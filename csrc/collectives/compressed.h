@@ -15,6 +15,11 @@ std::vector<int> ranks_behind(int rank, int size);
 // The reduction of a rank that is alone: nothing travels, so nothing is rounded.
 void reduce_alone(SegmentCoder& coder, std::vector<ReduceTensor>& tensors, const ReduceArgs& args);
 
+// Where all of them are.
+inline Place* place_of(const std::vector<ReduceTensor>& tensors) {
+  return tensors.empty() ? nullptr : tensors.front().place;
+}
+
 // Lets a state machine with advance() and done() run; throws when the job is aborted meanwhile.
 template <class Machine>
 void run_to_end(Transport& transport, Machine& machine) {
@@ -37,13 +42,14 @@ template <class Machine, class Cut>
 void run_compressed(Transport& transport, std::vector<ReduceTensor>& tensors,
                     const ReduceArgs& args, uint64_t seed, Workers* workers, Pipelining* pipelining,
                     const Cut& cut) {
-  SegmentCoder coder(tensors, args, seed, transport.rank(), transport.size(), workers);
-  if (transport.size() == 1) return reduce_alone(coder, tensors, args);
+  const auto coder = make_coder(tensors, args, seed, transport.rank(), transport.size(), workers);
+  if (transport.size() == 1) return reduce_alone(*coder, tensors, args);
   const auto segments = cut(segment_limit(pipelining));
-  KeptOnFailure<BufferPool> pool;
-  Machine machine(transport, coder, segments, *pool);
+  KeptOnFailure<BufferPool> pool{BufferPool(place_of(tensors))};
+  Machine machine(transport, *coder, segments, *pool);
   run_to_end(transport, machine);
-  if (pipelining != nullptr) pipelining->peak_bytes = pool->size_bytes() + coder.scratch_bytes();
+  coder->finish();
+  if (pipelining != nullptr) pipelining->peak_bytes = pool->size_bytes() + coder->scratch_bytes();
 }
 
 }  // namespace qsgd

@@ -16,6 +16,8 @@ enum class ReduceOp : uint8_t { kSum, kAverage, kMin, kMax, kProduct, kAdasum };
 constexpr int kReduceOps = 6;
 const char* describe(ReduceOp op);
 
+class Place;  // collectives/segment_coder.h
+
 // One tensor of a fused reduction. `in` may equal `out`.
 struct ReduceTensor {
   const void* in;
@@ -30,6 +32,9 @@ struct ReduceTensor {
   // which its own input is a part uncoded: there `residual` is zero, and is not looked at.
   float* residual = nullptr;
   float* owner_residual = nullptr;
+  // Where the memory above is, if not the processor's; only for what a SegmentCoder does. The same
+  // for all tensors of a reduction.
+  Place* place = nullptr;
   // Filled in for floating types: was this rank's input free of NaN and Inf, and the result? The
   // second is the same on every rank.
   bool input_finite = true;

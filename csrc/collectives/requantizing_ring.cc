@@ -153,7 +153,7 @@ void requantizing_ring(Transport& transport, std::vector<ReduceTensor>& tensors,
 
 const AlgorithmTraits& requantizing_ring_algorithm() {
   static constexpr AlgorithmTraits traits{
-      "requantizing_ring", kCompresses | kForComparison,
+      "requantizing_ring", kCompresses | kForComparison | kAnyPlace,
       [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
          uint64_t seed) {
         requantizing_ring(c.transport, tensors, args, seed, c.workers, c.pipelining);

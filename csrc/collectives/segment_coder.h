@@ -1,12 +1,10 @@
 // A rank's arithmetic on the segments of a compressed collective: code, sum, decode, with error
-// feedback and quality. Works block by block, in the caches, on one thread or several.
+// feedback and quality, where the tensors lie.
 #pragma once
 
-#include <chrono>
-#include <functional>
+#include <memory>
 #include <vector>
 
-#include "collectives/floats.h"
 #include "collectives/segments.h"
 #include "common/workers.h"
 
@@ -17,73 +15,56 @@ namespace qsgd {
 using Terms = std::vector<const uint8_t*>;
 constexpr const uint8_t* kOwn = nullptr;
 
+// Messages are in memory that the processor reads and that MPI sends. They may be used again after
+// each call.
 class SegmentCoder {
  public:
-  // Throws a usage error for what cannot be compressed: integers, minima, maxima, products.
-  SegmentCoder(std::vector<ReduceTensor>& tensors, const ReduceArgs& args, uint64_t seed, int rank,
-               int size, Workers* workers);
+  SegmentCoder() = default;
+  virtual ~SegmentCoder() = default;
+  SegmentCoder(const SegmentCoder&) = delete;
+  SegmentCoder& operator=(const SegmentCoder&) = delete;
 
   // As a worker: codes the sum, which holds the rank's own input, for an owner to add to others'.
-  void contribute(const Segment& segment, const Terms& terms, uint8_t* message);
+  virtual void contribute(const Segment& segment, const Terms& terms, uint8_t* message) = 0;
   // As the owner: scales the complete sum, codes it as the result, and decodes it into `out`.
-  void conclude(const Segment& segment, const Terms& terms, uint8_t* message);
+  virtual void conclude(const Segment& segment, const Terms& terms, uint8_t* message) = 0;
   // Writes the scaled sum to `out` without coding it once more. With kOwn among the terms, which is
   // for a rank that is alone, it sends off all residuals with it.
-  void deliver(const Segment& segment, const Terms& terms);
+  virtual void deliver(const Segment& segment, const Terms& terms) = 0;
   // Writes an owner's result to `out`.
-  void accept(const Segment& segment, const uint8_t* message);
-  size_t scratch_bytes() const;
+  virtual void accept(const Segment& segment, const uint8_t* message) = 0;
+  // Once the last segment is written: the results are in `out`.
+  virtual void finish() {}
+  // Memory taken beyond the caller's and the messages.
+  virtual size_t scratch_bytes() const = 0;
   // Refuses a message that is not the segment's.
-  void verify(const Segment& segment, const uint8_t* message, int sender) const;
+  void verify(const Segment& segment, const uint8_t* message, int sender) const {
+    qsgd::verify(message, segment.bytes, segment.kind, segment.count, sender);
+  }
+};
 
- private:
-  // A run of a piece's buckets that fits the caches.
-  struct Block {
-    const Piece* piece;
-    size_t at;  // in the piece
-    size_t count;
-  };
-  struct Outcome {
-    bool input_finite = true;
-    bool result_finite = true;
-    Quality quality;
-    size_t coded_count = 0, coded_bytes = 0;
-  };
-  // Two buffers of a block.
-  struct Scratch {
-    std::vector<float> sum;
-    std::vector<float> other;
-  };
-  using Work = std::function<void(const Block&, Scratch&, Outcome&)>;
+// Throws a usage error for what cannot be compressed: integers, minima, maxima, products.
+void check_compressible(const ReduceArgs& args);
 
-  void for_each_block(const Segment& segment, const Work& work);
-  void note_time(const Segment& segment, std::chrono::steady_clock::time_point start);
-  ReduceTensor& tensor_of(const Block& block) { return tensors_[block.piece->tensor]; }
-  const CodecSpec& spec_of(const Block& block) const { return tensors_[block.piece->tensor].spec; }
-  // Where in a message.
-  size_t scales_at(const Block& block) const;
-  size_t codes_at(const Block& block) const;
-  const char* input(const Block& block);
-  char* output(const Block& block);
-  float* residual(const Block& block);
-  float* owner_residual(const Block& block);
-  NoiseKey key(const ReduceTensor& tensor, Phase phase) const;
+// What a sum is multiplied by to be the result.
+float scale_of(const ReduceArgs& args, int size);
 
-  const float* own_input(const Block& block, std::vector<float>& buffer, Outcome& outcome);
-  float* sum(const Block& block, const Terms& terms, Scratch& scratch, Outcome& outcome);
-  bool code(const Block& block, const void* x, DType dtype, float by, Phase phase, float* left,
-            uint8_t* message, Outcome& outcome);
-  bool decode_block(const Block& block, const uint8_t* message, DType dtype, void* to) const;
-  Quality sample(const Block& block, const void* x, DType dtype, const float* left,
-                 const uint8_t* message, std::vector<float>& buffer) const;
+// The coder of tensors that all lie in one place.
+std::unique_ptr<SegmentCoder> make_coder(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+                                         uint64_t seed, int rank, int size, Workers* workers);
 
-  std::vector<ReduceTensor>& tensors_;
-  const DType dtype_;
-  const uint64_t seed_;
-  const int rank_;
-  const float scale_;
-  Workers* const workers_;
-  std::vector<Scratch> scratch_;  // per thread
+// Time that tensors of a segment took is shared out by their sizes.
+void note_coding(std::vector<ReduceTensor>& tensors, const Segment& segment, double seconds);
+
+// Memory that the processor does not work on: a device's.
+class Place {
+ public:
+  virtual ~Place() = default;
+  virtual std::unique_ptr<SegmentCoder> make_coder(std::vector<ReduceTensor>& tensors,
+                                                   const ReduceArgs& args, uint64_t seed, int rank,
+                                                   int size) = 0;
+  // Memory for messages, which the device copies at its full speed.
+  virtual std::shared_ptr<uint8_t> take_message(size_t size_bytes) = 0;
 };
 
 }  // namespace qsgd

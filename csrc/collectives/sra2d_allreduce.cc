@@ -269,18 +269,19 @@ void sra2d_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
   if (grid.rows == 1) {
     return sra_allreduce(transport, tensors, args, seed, workers, pipelining);
   }
-  SegmentCoder coder(tensors, args, seed, transport.rank(), transport.size(), workers);
+  const auto coder = make_coder(tensors, args, seed, transport.rank(), transport.size(), workers);
   const size_t limit = segment_limit(pipelining);
   const std::vector<Chunk> chunks = chunks_of(tensors, transport.size(), limit);
-  KeptOnFailure<BufferPool> pool;
-  Sra2d machine(transport, coder, chunks, grid, *pool);
+  KeptOnFailure<BufferPool> pool{BufferPool(place_of(tensors))};
+  Sra2d machine(transport, *coder, chunks, grid, *pool);
   run_to_end(transport, machine);
-  if (pipelining != nullptr) pipelining->peak_bytes = pool->size_bytes() + coder.scratch_bytes();
+  coder->finish();
+  if (pipelining != nullptr) pipelining->peak_bytes = pool->size_bytes() + coder->scratch_bytes();
 }
 
 const AlgorithmTraits& sra2d_algorithm() {
   static constexpr AlgorithmTraits traits{
-      "sra2d", kCompresses,
+      "sra2d", kCompresses | kAnyPlace,
       [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
          uint64_t seed) {
         sra2d_allreduce(c.transport, tensors, args, seed, c.workers, c.pipelining);

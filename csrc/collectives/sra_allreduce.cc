@@ -117,7 +117,7 @@ void sra_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors, con
 
 const AlgorithmTraits& sra_algorithm() {
   static constexpr AlgorithmTraits traits{
-      "sra", kCompresses,
+      "sra", kCompresses | kAnyPlace,
       [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
          uint64_t seed) {
         sra_allreduce(c.transport, tensors, args, seed, c.workers, c.pipelining);

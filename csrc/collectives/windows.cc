@@ -3,13 +3,18 @@
 #include <algorithm>
 
 #include "collectives/packing.h"
+#include "collectives/segment_coder.h"
 
 namespace qsgd {
 
 uint8_t* BufferPool::take(size_t size_bytes) {
   size_bytes_ += size_bytes;
-  buffers_.emplace_back(size_bytes);
-  return buffers_.back().data();
+  // Zeros, so that padding which is sent tells nothing.
+  buffers_.push_back(
+      place_ != nullptr
+          ? place_->take_message(size_bytes)
+          : std::shared_ptr<uint8_t>(new uint8_t[size_bytes](), std::default_delete<uint8_t[]>()));
+  return buffers_.back().get();
 }
 
 ReceiveWindow::ReceiveWindow(Transport& transport, int peer, Tag tag, Messages messages,

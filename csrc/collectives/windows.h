@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "collectives/segments.h"
@@ -15,11 +16,14 @@ namespace qsgd {
 // in a KeptOnFailure.
 class BufferPool {
  public:
+  // Of memory that suits tensors in this place; null: the processor's.
+  explicit BufferPool(Place* place = nullptr) : place_(place) {}
   uint8_t* take(size_t size_bytes);
   size_t size_bytes() const { return size_bytes_; }
 
  private:
-  std::vector<std::vector<uint8_t>> buffers_;
+  Place* place_;
+  std::vector<std::shared_ptr<uint8_t>> buffers_;
   size_t size_bytes_ = 0;
 };
 

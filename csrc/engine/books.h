@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/operation.h"
+#include "gpu/device.h"
 
 namespace qsgd {
 
@@ -24,6 +25,8 @@ struct Submission {
   double nmse = 0;  // of a rank's codes of the name when it last came, the largest
   Numbers rows{};   // of an allgather of several ranks, in order; or all as the operation says
   int last = -1;    // which of several ranks came last
+  // On the rank itself: what a device must have done before it may be told of. Null: nothing.
+  std::shared_ptr<gpu::Mark> ready = nullptr;
 
   // What the n-th of the ranks brings to an allgather.
   int64_t rows_of(size_t place) const { return rows.empty() ? operation->rows() : rows.at(place); }

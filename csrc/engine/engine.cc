@@ -18,6 +18,7 @@ Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> 
       node_(std::move(node)),
       workers_(config_.threads > 1 ? std::make_unique<Workers>(config_.threads) : nullptr),
       timeline_(std::make_shared<Timeline>(transport_->rank())),
+      devices_(config_.gpu_library, abort_),
       steps_(
           config_.kept_steps, [this] { return work_so_far(); },
           [this](uint64_t step, auto begin, auto end) {
@@ -89,7 +90,8 @@ std::shared_ptr<Handle> Engine::enter(OperationPtr operation, TensorMemory memor
   abort_->check();
   check_fit(*operation);
   auto handle = std::make_shared<Handle>(abort_, std::move(memory.keep), timeline_, waits_);
-  if (!entries_.add({operation, memory.in, memory.out, handle})) {
+  std::shared_ptr<gpu::Mark> ready = std::move(memory.ready);
+  if (!entries_.add({operation, memory.in, memory.out, handle, ready})) {
     throw usage_error("tensor '" + operation->name +
                       "' is already being worked on; wait for its handle first, or give each "
                       "operation a name of its own");
@@ -97,7 +99,9 @@ std::shared_ptr<Handle> Engine::enter(OperationPtr operation, TensorMemory memor
   if (operation->kind == OpKind::kAllreduce && operation->lasting) {
     steps_.started(*operation, foreign);
   }
-  fresh_.push_back({std::move(operation)});
+  fresh_.emplace_back();
+  fresh_.back().operation = std::move(operation);
+  fresh_.back().ready = std::move(ready);
   news_.store(true, std::memory_order_release);
   return handle;
 }

@@ -43,6 +43,7 @@ struct EngineConfig {
   double deadlock_s = 10;          // ranks that have waited so long for one another fail; 0: never
   int fan_out = 0;                 // of the tree in which ranks agree, between nodes; see there
   size_t kept_steps = 65536;       // whose figures step_profile() has, the latest
+  std::string gpu_library;         // file of the kernels for tensors on devices; empty: none
   // Warnings; called from whichever thread is at work here, mostly the engine's own.
   std::function<void(const std::string&)> log;
   // On rank 0: what was measured, for the next job.
@@ -61,11 +62,13 @@ struct EngineStats {
 };
 
 // Where an operation reads and writes. `keep`, which may see to its staying valid, is let go with
-// the handle; see there.
+// the handle; see there. `ready` is for a device's memory: what the device must have done first.
+// When the handle is done, so is the device's work.
 struct TensorMemory {
   const void* in = nullptr;
   void* out = nullptr;
   std::shared_ptr<void> keep;
+  std::shared_ptr<gpu::Mark> ready = nullptr;
 };
 
 // Who starts an operation.
@@ -94,6 +97,11 @@ class Engine {
   // check() refuses.
   std::shared_ptr<Handle> start(OperationPtr operation, TensorMemory memory,
                                 const Caller& caller = {});
+  // Marks what a device's stream has been given by now, for TensorMemory. Throws a usage error
+  // where there are no kernels.
+  std::shared_ptr<gpu::Mark> mark(int device, gpu::Stream stream) {
+    return devices_.at(device).mark(stream);
+  }
   // Several at once, in their order; the engine is woken once for all. Where one is refused, those
   // before it have been started.
   std::vector<std::shared_ptr<Handle>> start_all(
@@ -155,6 +163,7 @@ class Engine {
   void run();
   bool make_progress();
   bool collect();
+  bool submit_ready();
   void carry_out_agreed();
   void sleep_if_idle(bool busy, std::unique_lock<std::mutex>& driving);
   void drive_until_done(const Operation& operation, Handle& handle,
@@ -174,7 +183,8 @@ class Engine {
   const std::unique_ptr<Workers> workers_;
   const std::shared_ptr<Timeline> timeline_;
   const std::shared_ptr<WaitMeter> waits_ = std::make_shared<WaitMeter>();
-  Entries entries_;  // any thread's, as are the next two
+  gpu::Devices devices_;  // any thread's; before what holds memory of theirs
+  Entries entries_;       // any thread's, as are the next two
   StepClock steps_;
   Trials trials_;
   std::mutex driving_;   // held by the thread that drives the engine; locked before mutex_
@@ -183,6 +193,7 @@ class Engine {
   ProcessSets sets_;
   Operations& everyone_;  // of set 0
   Executor executor_;
+  std::vector<Submission> late_;  // of tensors that a device still works on
   Backoff backoff_;
   std::optional<std::chrono::steady_clock::time_point> idle_since_;  // where its naps are short
 

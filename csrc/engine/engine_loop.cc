@@ -1,5 +1,6 @@
 // What the engine's own thread does; see engine_drive.cc for who else may.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "common/thread_name.h"
@@ -46,6 +47,7 @@ void Engine::run() {
 // Hands in what is new, hears the others, agrees on what to carry out. True if any happened.
 bool Engine::make_progress() {
   bool busy = news_.load(std::memory_order_acquire) && collect();
+  busy |= !late_.empty() && submit_ready();
   busy |= agreement_.make_progress();
   agreement_.watch_waits(entries_);
   return busy;
@@ -70,10 +72,37 @@ bool Engine::collect() {
     const QualityLog& quality = sets_.operations(operation.set).reducer().quality();
     submission.nmse = quality.last_nmse(operation.name);
   }
+  const auto late = std::stable_partition(
+      collected_.begin(), collected_.end(),
+      [](const Submission& submission) { return submission.ready == nullptr; });
+  std::move(late, collected_.end(), std::back_inserter(late_));
+  collected_.erase(late, collected_.end());
   if (!collected_.empty()) agreement_.submit(collected_);
   if (leaving) agreement_.leave(reason_);
   collected_.clear();
   return busy;
+}
+
+// Tensors on a device are submitted once they are computed: what is fused then has come so far, and
+// nobody waits for the rest. True if any was.
+bool Engine::submit_ready() {
+  std::vector<const gpu::Mark*> waiting;  // the first of each stream, which does its work in order
+  const auto is_late = [&](const Submission& submission) {
+    const gpu::Mark& mark = *submission.ready;
+    for (const gpu::Mark* other : waiting) {
+      if (&other->device() == &mark.device() && other->stream() == mark.stream()) return true;
+    }
+    if (submission.ready->passed()) return false;
+    waiting.push_back(&mark);
+    return true;
+  };
+  const auto ready = std::stable_partition(late_.begin(), late_.end(), is_late);
+  if (ready == late_.end()) return false;
+  std::vector<Submission> submissions(std::make_move_iterator(ready),
+                                      std::make_move_iterator(late_.end()));
+  late_.erase(ready, late_.end());
+  agreement_.submit(submissions);
+  return true;
 }
 
 void Engine::carry_out_agreed() {

@@ -9,6 +9,7 @@
 
 #include "engine/handle.h"
 #include "engine/operation.h"
+#include "gpu/device.h"
 
 namespace qsgd {
 
@@ -18,6 +19,10 @@ struct Entry {
   const void* in = nullptr;
   void* out = nullptr;
   std::shared_ptr<Handle> handle;
+  // Of a tensor in a device's memory: when it is ready there. Null: it is the processor's, and is.
+  std::shared_ptr<gpu::Mark> ready = nullptr;
+
+  bool is_ready() const { return ready == nullptr || ready->passed(); }
 };
 
 // How one operation ended on this rank: with a result, or for all ranks with a message.
@@ -38,7 +43,8 @@ class Entries {
   bool empty() const { return size() == 0; }
   size_t size() const;
   std::string example() const;  // a name
-  // Those that a thread of the program has waited for so long, and still does.
+  // Those that a thread of the program has waited for so long, and still does, though nothing but
+  // other ranks can keep them.
   std::vector<Key> waited_for(double seconds) const;
   Entry* find(const Key& key);  // null where there is none
   // Ends the operations' handles, once all of them have left; nothing where there is none.

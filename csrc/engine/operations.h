@@ -24,6 +24,7 @@ class Operations {
   const Reducer& reducer() const { return reducer_; }
 
  private:
+  std::vector<Outcome> work(const Response& response, const std::vector<Entry*>& entries);
   Result allgather(const Entry& entry, const std::vector<int64_t>& rows);
   Result alltoall(const Entry& entry);
   Result reducescatter(const Entry& entry);

@@ -1,5 +1,7 @@
 #include "engine/reducer.h"
 
+#include <algorithm>
+
 #include "collectives/hierarchical.h"
 #include "collectives/segments.h"
 #include "common/kept.h"
@@ -46,13 +48,29 @@ Range Reducer::coded_here(size_t count, uint32_t bucket, uint32_t id, int owners
   return owned(count, bucket, id, size(), rank());
 }
 
-std::vector<Outcome> Reducer::reduce(const Response& response, const std::vector<Entry*>& entries) {
+bool Reducer::codes_on(const gpu::Device* device, const Response& response,
+                       const std::vector<Entry*>& entries) const {
+  const std::vector<CodecSpec>& codings = response.codings;
+  // What was owed to a tensor that has no error feedback any more is settled on the host.
+  const auto settles = [&](const Entry* entry) {
+    const Operation& o = *entry->operation;
+    return !o.coding->error_feedback && residuals_.has(o.name);
+  };
+  return device != nullptr && !codings.empty() && size() > 1 &&
+         traits_of(response.algorithm).has(kAnyPlace) &&
+         std::all_of(codings.begin(), codings.end(),
+                     [&](const CodecSpec& spec) { return device->codes(spec); }) &&
+         std::none_of(entries.begin(), entries.end(), settles);
+}
+
+std::vector<Outcome> Reducer::reduce(const Response& response, const std::vector<Entry*>& entries,
+                                     gpu::Device* device) {
   const std::vector<CodecSpec>& codings = response.codings;
   const bool coded = !codings.empty();
   KeptOnFailure<Settled> settled;
   const AlgorithmTraits& traits = traits_of(response.algorithm);
   const int owners = coded && traits.has(kAcross) ? owners_of(*communicator_.node, traits) : 0;
-  std::vector<ReduceTensor> tensors = prepare(entries, codings, owners, *settled);
+  std::vector<ReduceTensor> tensors = prepare(entries, codings, owners, device, *settled);
   const ReduceArgs& args = entries.front()->operation->args;
   exchange_.algorithm = args.op == ReduceOp::kAdasum ? "adasum" : traits.name;
   exchange_.begin = std::chrono::steady_clock::now();
@@ -70,7 +88,7 @@ std::vector<Outcome> Reducer::reduce(const Response& response, const std::vector
 
 std::vector<ReduceTensor> Reducer::prepare(const std::vector<Entry*>& entries,
                                            const std::vector<CodecSpec>& codings, int owners,
-                                           Settled& settled) {
+                                           gpu::Device* device, Settled& settled) {
   const bool coded = !codings.empty();
   std::vector<ReduceTensor> tensors;
   for (const Entry* entry : entries) {
@@ -78,10 +96,11 @@ std::vector<ReduceTensor> Reducer::prepare(const std::vector<Entry*>& entries,
     const uint32_t step = coded && o.lasting ? steps_[o.name]++ : 0;
     tensors.push_back({entry->in, entry->out, o.count(), hash_name(o.name), step});
     if (coded) tensors.back().spec = codings.at(tensors.size() - 1);
+    tensors.back().place = device;
     const double scale =
         o.args.prescale * o.args.postscale / (o.args.op == ReduceOp::kAverage ? size() : 1);
     if (coded && o.coding->error_feedback && size() > 1) {
-      residuals_.lend(o.name, tensors.back().spec.bucket, scale, owners, tensors.back());
+      residuals_.lend(o.name, tensors.back().spec.bucket, scale, owners, device, tensors.back());
       continue;
     }
     std::vector<char> input = residuals_.settle(o.name, o.args.dtype, scale, tensors.back());

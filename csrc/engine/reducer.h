@@ -39,7 +39,12 @@ class Reducer {
 
   // Reduces the entries that the answer names together, as it says; a code may have more bits than
   // an operation asks for. An outcome for each.
-  std::vector<Outcome> reduce(const Response& response, const std::vector<Entry*>& entries);
+  // `device` has all of them, and codes_on() it; null: they are in the processor's memory.
+  std::vector<Outcome> reduce(const Response& response, const std::vector<Entry*>& entries,
+                              gpu::Device* device = nullptr);
+  // Whether the answer can be carried out on tensors that lie there; null is no device.
+  bool codes_on(const gpu::Device* device, const Response& response,
+                const std::vector<Entry*>& entries) const;
 
   const Exchange& last_exchange() const { return exchange_; }
   const QualityLog& quality() const { return quality_; }
@@ -53,7 +58,7 @@ class Reducer {
 
   std::vector<ReduceTensor> prepare(const std::vector<Entry*>& entries,
                                     const std::vector<CodecSpec>& codings, int owners,
-                                    Settled& settled);
+                                    gpu::Device* device, Settled& settled);
   void take_note(const std::vector<Entry*>& entries, const std::vector<CodecSpec>& codings,
                  const std::vector<ReduceTensor>& tensors);
   std::vector<Outcome> judge(const std::vector<Entry*>& entries,

@@ -21,7 +21,7 @@ void add(void* to, const void* in, DType dtype, const std::vector<float>& extra)
 }  // namespace
 
 void Residuals::lend(const std::string& name, uint32_t bucket, double scale, int owners,
-                     ReduceTensor& tensor) {
+                     gpu::Device* device, ReduceTensor& tensor) {
   auto it = debts_.find(name);
   if (it != debts_.end() && !fits(name, it->second, tensor.count)) {
     debts_.erase(it);
@@ -29,7 +29,7 @@ void Residuals::lend(const std::string& name, uint32_t bucket, double scale, int
   }
   Debt& debt = it == debts_.end() ? debts_[name] : it->second;
   if (it == debts_.end() && debts_.size() == kManyNames) warn_of_many(name);
-  debt.worker.resize(tensor.count);
+  if (debt.worker.size() != tensor.count) debt.worker.on_host().resize(tensor.count);
   // Another bucket or algorithm cuts the tensor elsewhere, and another scale has other units.
   if (debt.bucket != bucket || debt.scale != scale || debt.owners != owners ||
       !debt.restored.empty()) {
@@ -41,18 +41,20 @@ void Residuals::lend(const std::string& name, uint32_t bucket, double scale, int
   debt.owners = owners;
   const Range mine = owned_(tensor.count, bucket, tensor.id, owners);
   if (debt.owner.empty()) move_to_owner(debt, mine);
-  tensor.residual = debt.worker.data();
-  tensor.owner_residual = debt.owner.data();
+  tensor.residual = debt.worker.on(device);
+  tensor.owner_residual = debt.owner.on(device);
 }
 
 // This rank's own input reaches the sums that it codes as it is: what is owed there, its owner
 // pays.
 void Residuals::move_to_owner(Debt& debt, const Range& mine) {
-  debt.owner.resize(mine.size());
+  std::vector<float>& owner = debt.owner.on_host();
+  std::vector<float>& worker = debt.worker.on_host();
+  owner.resize(mine.size());
   if (debt.scale == 0) return;  // nothing can be paid
   for (size_t i = 0; i < mine.size(); ++i) {
-    debt.owner[i] = static_cast<float>(debt.worker[mine.begin + i] * debt.scale);
-    debt.worker[mine.begin + i] = 0;
+    owner[i] = static_cast<float>(worker[mine.begin + i] * debt.scale);
+    worker[mine.begin + i] = 0;
   }
 }
 
@@ -73,7 +75,7 @@ std::vector<char> Residuals::settle(const std::string& name, DType dtype, double
   if (!facts(dtype).floating || !fits(name, debt, tensor.count)) return {};
   gather(debt, scale, 1, tensor.id, 0);  // any cut will do: all elements of all ranks are added
   std::vector<char> input(tensor.count * facts(dtype).size);
-  add(input.data(), tensor.in, dtype, debt.worker);
+  add(input.data(), tensor.in, dtype, debt.worker.on_host());
   return input;
 }
 
@@ -90,21 +92,23 @@ bool Residuals::fits(const std::string& name, const Debt& debt, size_t count) co
 
 void Residuals::gather(Debt& debt, double scale, uint32_t bucket, uint32_t id, int owners) const {
   const size_t count = debt.count();
+  std::vector<float>& worker = debt.worker.on_host();
   if (scale != 0) {  // else no input reaches the result, and nothing can be paid
-    for (float& x : debt.worker) x *= static_cast<float>(debt.scale / scale);
-    debt.worker.resize(count);
+    for (float& x : worker) x *= static_cast<float>(debt.scale / scale);
+    worker.resize(count);
     if (!debt.owner.empty()) {
+      const std::vector<float>& owner = debt.owner.on_host();
       const Range range = owned_(count, debt.bucket, debt.id, debt.owners);
       for (size_t i = 0; i < range.size(); ++i) {
-        debt.worker[range.begin + i] += static_cast<float>(debt.owner[i] / scale);
+        worker[range.begin + i] += static_cast<float>(owner[i] / scale);
       }
     }
     const Paid mine = pays_(debt.restored.size(), bucket, id, owners);
     for (size_t i = mine.range.begin; i < mine.range.end; ++i) {
-      debt.worker[i] += static_cast<float>(debt.restored[i] / scale / mine.payers);
+      worker[i] += static_cast<float>(debt.restored[i] / scale / mine.payers);
     }
   }
-  debt.worker.resize(count);
+  worker.resize(count);
   debt.owner.clear();
   debt.restored.clear();
 }
@@ -120,12 +124,14 @@ std::vector<float> Residuals::share(const std::string& name) const {
   if (it == debts_.end()) return {};
   const Debt& debt = it->second;
   std::vector<float> share(debt.count());
-  for (size_t i = 0; i < debt.worker.size(); ++i) {
-    share[i] = static_cast<float>(debt.worker[i] * debt.scale);
+  const std::vector<float> worker = debt.worker.values();
+  for (size_t i = 0; i < worker.size(); ++i) {
+    share[i] = static_cast<float>(worker[i] * debt.scale);
   }
   if (!debt.owner.empty()) {
+    const std::vector<float> owner = debt.owner.values();
     const Range range = owned_(share.size(), debt.bucket, debt.id, debt.owners);
-    for (size_t i = 0; i < range.size(); ++i) share[range.begin + i] += debt.owner[i];
+    for (size_t i = 0; i < range.size(); ++i) share[range.begin + i] += owner[i];
   }
   if (rank_ == 0) {
     for (size_t i = 0; i < debt.restored.size(); ++i) share[i] += debt.restored[i];

@@ -8,6 +8,7 @@
 
 #include "collectives/reduce.h"
 #include "collectives/schedule.h"
+#include "engine/owed.h"
 #include "quant/codec.h"
 
 namespace qsgd {
@@ -31,14 +32,16 @@ class Residuals {
       : rank_(rank), owned_(std::move(owned)), pays_(std::move(pays)), log_(std::move(log)) {}
 
   // Lends the tensor its residuals for a reduction in buckets of `bucket`, which gives
-  // scale * (sum of inputs); they are zero when the name is new.
-  void lend(const std::string& name, uint32_t bucket, double scale, int owners,
+  // scale * (sum of inputs); they are zero when the name is new. They lie where `device` codes with
+  // them; null: on the host.
+  void lend(const std::string& name, uint32_t bucket, double scale, int owners, gpu::Device* device,
             ReduceTensor& tensor);
   // For a tensor that travels exactly from now on: adds what is owed to this rank's input, so that
   // it is paid with this reduction, and forgets it. Returns the input to use instead, or nothing
   // when nothing is owed.
   std::vector<char> settle(const std::string& name, DType dtype, double scale,
                            const ReduceTensor& tensor);
+  bool has(const std::string& name) const { return debts_.count(name) != 0; }
   // Forgets what is owed to one name: NaN and Inf must not live on.
   void forget(const std::string& name) { debts_.erase(name); }
 
@@ -51,8 +54,8 @@ class Residuals {
 
  private:
   struct Debt {
-    std::vector<float> worker;    // of this rank's codes, in its input's units; else zero
-    std::vector<float> owner;     // of the sums that this rank codes, in the result's units
+    Owed worker;                  // of this rank's codes, in its input's units; else zero
+    Owed owner;                   // of the sums that this rank codes, in the result's units
     std::vector<float> restored;  // equal on every rank, in the result's units; until first used
     uint32_t id = 0;
     uint32_t bucket = 0;

@@ -1,11 +1,15 @@
-#include "collectives/segment_coder.h"
+// The coder of tensors in the processor's memory: works block by block, in the caches, on one
+// thread or several.
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <string>
 
+#include "collectives/floats.h"
 #include "collectives/schedule.h"
+#include "collectives/segment_coder.h"
 #include "quant/code.h"
 
 namespace qsgd {
@@ -18,25 +22,73 @@ bool takes_own(const Terms& terms) {
   return std::find(terms.begin(), terms.end(), kOwn) != terms.end();
 }
 
-void check_compressible(const ReduceArgs& args) {
-  const bool sums = args.op == ReduceOp::kSum || args.op == ReduceOp::kAverage;
-  if (sums && facts(args.dtype).floating) return;
-  throw usage_error(
-      std::string("only sums and averages of floating types can be compressed, not ") +
-      (sums ? "sums" : "minima, maxima or products") + " of " + facts(args.dtype).name +
-      "; use Compression.none for this tensor");
-}
+class HostCoder final : public SegmentCoder {
+ public:
+  HostCoder(std::vector<ReduceTensor>& tensors, const ReduceArgs& args, uint64_t seed, int rank,
+            int size, Workers* workers);
 
-}  // namespace
+  void contribute(const Segment& segment, const Terms& terms, uint8_t* message) override;
+  void conclude(const Segment& segment, const Terms& terms, uint8_t* message) override;
+  void deliver(const Segment& segment, const Terms& terms) override;
+  void accept(const Segment& segment, const uint8_t* message) override;
+  size_t scratch_bytes() const override;
 
-SegmentCoder::SegmentCoder(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-                           uint64_t seed, int rank, int size, Workers* workers)
+ private:
+  // A run of a piece's buckets that fits the caches.
+  struct Block {
+    const Piece* piece;
+    size_t at;  // in the piece
+    size_t count;
+  };
+  struct Outcome {
+    bool input_finite = true;
+    bool result_finite = true;
+    Quality quality;
+    size_t coded_count = 0, coded_bytes = 0;
+  };
+  // Two buffers of a block.
+  struct Scratch {
+    std::vector<float> sum;
+    std::vector<float> other;
+  };
+  using Work = std::function<void(const Block&, Scratch&, Outcome&)>;
+
+  void for_each_block(const Segment& segment, const Work& work);
+  ReduceTensor& tensor_of(const Block& block) { return tensors_[block.piece->tensor]; }
+  const CodecSpec& spec_of(const Block& block) const { return tensors_[block.piece->tensor].spec; }
+  // Where in a message.
+  size_t scales_at(const Block& block) const;
+  size_t codes_at(const Block& block) const;
+  const char* input(const Block& block);
+  char* output(const Block& block);
+  float* residual(const Block& block);
+  float* owner_residual(const Block& block);
+  NoiseKey key(const ReduceTensor& tensor, Phase phase) const;
+
+  const float* own_input(const Block& block, std::vector<float>& buffer, Outcome& outcome);
+  float* sum(const Block& block, const Terms& terms, Scratch& scratch, Outcome& outcome);
+  bool code(const Block& block, const void* x, DType dtype, float by, Phase phase, float* left,
+            uint8_t* message, Outcome& outcome);
+  bool decode_block(const Block& block, const uint8_t* message, DType dtype, void* to) const;
+  Quality sample(const Block& block, const void* x, DType dtype, const float* left,
+                 const uint8_t* message, std::vector<float>& buffer) const;
+
+  std::vector<ReduceTensor>& tensors_;
+  const DType dtype_;
+  const uint64_t seed_;
+  const int rank_;
+  const float scale_;
+  Workers* const workers_;
+  std::vector<Scratch> scratch_;  // per thread
+};
+
+HostCoder::HostCoder(std::vector<ReduceTensor>& tensors, const ReduceArgs& args, uint64_t seed,
+                     int rank, int size, Workers* workers)
     : tensors_(tensors),
       dtype_(args.dtype),
       seed_(seed),
       rank_(rank),
-      scale_(static_cast<float>(args.prescale * args.postscale /
-                                (args.op == ReduceOp::kAverage ? size : 1))),
+      scale_(scale_of(args, size)),
       workers_(workers),
       scratch_(workers == nullptr ? 1 : static_cast<size_t>(workers->threads())) {
   check_compressible(args);
@@ -51,7 +103,7 @@ SegmentCoder::SegmentCoder(std::vector<ReduceTensor>& tensors, const ReduceArgs&
   }
 }
 
-size_t SegmentCoder::scratch_bytes() const {
+size_t HostCoder::scratch_bytes() const {
   size_t floats = 0;
   for (const Scratch& s : scratch_) floats += s.sum.capacity() + s.other.capacity();
   return floats * sizeof(float);
@@ -59,7 +111,7 @@ size_t SegmentCoder::scratch_bytes() const {
 
 // Every thread takes a run of blocks; outcomes are put together in order of the blocks, so that
 // quality does not depend on the number of threads.
-void SegmentCoder::for_each_block(const Segment& segment, const Work& work) {
+void HostCoder::for_each_block(const Segment& segment, const Work& work) {
   const auto start = std::chrono::steady_clock::now();
   std::vector<Block> blocks;
   for (const Piece& piece : segment.pieces) {
@@ -89,54 +141,45 @@ void SegmentCoder::for_each_block(const Segment& segment, const Work& work) {
     tensor.coded_count += outcomes[i].coded_count;
     tensor.coded_bytes += outcomes[i].coded_bytes;
   }
-  note_time(segment, start);
-}
-
-// Shared out by size. Two looks at the clock for a segment cost less than a thousandth of it.
-void SegmentCoder::note_time(const Segment& segment, std::chrono::steady_clock::time_point start) {
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-  if (segment.count == 0) return;
-  const double each_s = spent.count() / static_cast<double>(segment.count);
-  for (const Piece& piece : segment.pieces) {
-    tensors_[piece.tensor].coding_s += each_s * static_cast<double>(piece.count);
-  }
+  note_coding(tensors_, segment, spent.count());
 }
 
-const char* SegmentCoder::input(const Block& block) {
+const char* HostCoder::input(const Block& block) {
   return static_cast<const char*>(tensor_of(block).in) +
          (block.piece->begin + block.at) * facts(dtype_).size;
 }
 
-char* SegmentCoder::output(const Block& block) {
+char* HostCoder::output(const Block& block) {
   return static_cast<char*>(tensor_of(block).out) +
          (block.piece->begin + block.at) * facts(dtype_).size;
 }
 
-float* SegmentCoder::residual(const Block& block) {
+float* HostCoder::residual(const Block& block) {
   float* const all = tensor_of(block).residual;
   return all == nullptr ? nullptr : all + block.piece->begin + block.at;
 }
 
-float* SegmentCoder::owner_residual(const Block& block) {
+float* HostCoder::owner_residual(const Block& block) {
   float* const all = tensor_of(block).owner_residual;
   return all == nullptr ? nullptr : all + block.piece->place + block.at;
 }
 
-size_t SegmentCoder::scales_at(const Block& block) const {
+size_t HostCoder::scales_at(const Block& block) const {
   return block.piece->scales_at + spec_of(block).scales(block.at) * sizeof(float);
 }
 
-size_t SegmentCoder::codes_at(const Block& block) const {
+size_t HostCoder::codes_at(const Block& block) const {
   return block.piece->codes_at + spec_of(block).code_bytes(block.at);
 }
 
-NoiseKey SegmentCoder::key(const ReduceTensor& tensor, Phase phase) const {
+NoiseKey HostCoder::key(const ReduceTensor& tensor, Phase phase) const {
   return {seed_, tensor.id, tensor.step, static_cast<uint32_t>(rank_), phase};
 }
 
 // The input as float32: where it is, or in the buffer.
-const float* SegmentCoder::own_input(const Block& block, std::vector<float>& buffer,
-                                     Outcome& outcome) {
+const float* HostCoder::own_input(const Block& block, std::vector<float>& buffer,
+                                  Outcome& outcome) {
   const char* const in = input(block);
   const auto* plain = reinterpret_cast<const float*>(in);
   if (dtype_ != DType::kFloat32) {
@@ -147,8 +190,7 @@ const float* SegmentCoder::own_input(const Block& block, std::vector<float>& buf
   return plain;
 }
 
-float* SegmentCoder::sum(const Block& block, const Terms& terms, Scratch& scratch,
-                         Outcome& outcome) {
+float* HostCoder::sum(const Block& block, const Terms& terms, Scratch& scratch, Outcome& outcome) {
   float* const total = scratch.sum.data();
   for (size_t t = 0; t < terms.size(); ++t) {
     if (terms[t] == kOwn) {
@@ -169,8 +211,8 @@ float* SegmentCoder::sum(const Block& block, const Terms& terms, Scratch& scratc
 }
 
 // Codes x; with residuals, x * by and what is left of earlier ones.
-bool SegmentCoder::code(const Block& block, const void* x, DType dtype, float by, Phase phase,
-                        float* left, uint8_t* message, Outcome& outcome) {
+bool HostCoder::code(const Block& block, const void* x, DType dtype, float by, Phase phase,
+                     float* left, uint8_t* message, Outcome& outcome) {
   const Piece& piece = *block.piece;
   const ReduceTensor& tensor = tensors_[piece.tensor];
   const uint64_t first = tensor.first + piece.begin + block.at;
@@ -189,15 +231,15 @@ bool SegmentCoder::code(const Block& block, const void* x, DType dtype, float by
   return finite;
 }
 
-bool SegmentCoder::decode_block(const Block& block, const uint8_t* message, DType dtype,
-                                void* to) const {
+bool HostCoder::decode_block(const Block& block, const uint8_t* message, DType dtype,
+                             void* to) const {
   return decode(reinterpret_cast<const float*>(message + scales_at(block)),
                 message + codes_at(block), block.count, spec_of(block), to, dtype);
 }
 
 // Compares every sixteenth bucket, counted in what the owner owns of the tensor, with its code.
-Quality SegmentCoder::sample(const Block& block, const void* x, DType dtype, const float* left,
-                             const uint8_t* message, std::vector<float>& buffer) const {
+Quality HostCoder::sample(const Block& block, const void* x, DType dtype, const float* left,
+                          const uint8_t* message, std::vector<float>& buffer) const {
   Quality quality;
   if (!tensors_[block.piece->tensor].judged) return quality;
   const size_t size = spec_of(block).bucket;
@@ -221,7 +263,7 @@ Quality SegmentCoder::sample(const Block& block, const void* x, DType dtype, con
   return quality;
 }
 
-void SegmentCoder::contribute(const Segment& segment, const Terms& terms, uint8_t* message) {
+void HostCoder::contribute(const Segment& segment, const Terms& terms, uint8_t* message) {
   const bool only_own = terms.size() == 1 && terms.front() == kOwn;
   for_each_block(segment, [&](const Block& block, Scratch& scratch, Outcome& outcome) {
     // From the user's memory, in its type, where nothing is to be added.
@@ -236,7 +278,7 @@ void SegmentCoder::contribute(const Segment& segment, const Terms& terms, uint8_
   seal(message, segment.bytes, segment.kind, segment.count);
 }
 
-void SegmentCoder::conclude(const Segment& segment, const Terms& terms, uint8_t* message) {
+void HostCoder::conclude(const Segment& segment, const Terms& terms, uint8_t* message) {
   for_each_block(segment, [&](const Block& block, Scratch& scratch, Outcome& outcome) {
     float* const total = sum(block, terms, scratch, outcome);
     float* const owed = owner_residual(block);
@@ -247,7 +289,7 @@ void SegmentCoder::conclude(const Segment& segment, const Terms& terms, uint8_t*
   seal(message, segment.bytes, segment.kind, segment.count);
 }
 
-void SegmentCoder::deliver(const Segment& segment, const Terms& terms) {
+void HostCoder::deliver(const Segment& segment, const Terms& terms) {
   const bool alone = takes_own(terms);
   for_each_block(segment, [&](const Block& block, Scratch& scratch, Outcome& outcome) {
     float* const total = sum(block, terms, scratch, outcome);
@@ -262,14 +304,42 @@ void SegmentCoder::deliver(const Segment& segment, const Terms& terms) {
   });
 }
 
-void SegmentCoder::accept(const Segment& segment, const uint8_t* message) {
+void HostCoder::accept(const Segment& segment, const uint8_t* message) {
   for_each_block(segment, [&](const Block& block, Scratch&, Outcome& outcome) {
     outcome.result_finite = decode_block(block, message, dtype_, output(block));
   });
 }
 
-void SegmentCoder::verify(const Segment& segment, const uint8_t* message, int sender) const {
-  qsgd::verify(message, segment.bytes, segment.kind, segment.count, sender);
+}  // namespace
+
+void check_compressible(const ReduceArgs& args) {
+  const bool sums = args.op == ReduceOp::kSum || args.op == ReduceOp::kAverage;
+  if (sums && facts(args.dtype).floating) return;
+  throw usage_error(
+      std::string("only sums and averages of floating types can be compressed, not ") +
+      (sums ? "sums" : "minima, maxima or products") + " of " + facts(args.dtype).name +
+      "; use Compression.none for this tensor");
+}
+
+float scale_of(const ReduceArgs& args, int size) {
+  return static_cast<float>(args.prescale * args.postscale /
+                            (args.op == ReduceOp::kAverage ? size : 1));
+}
+
+void note_coding(std::vector<ReduceTensor>& tensors, const Segment& segment, double seconds) {
+  if (segment.count == 0) return;
+  const double each_s = seconds / static_cast<double>(segment.count);
+  for (const Piece& piece : segment.pieces) {
+    tensors[piece.tensor].coding_s += each_s * static_cast<double>(piece.count);
+  }
+}
+
+std::unique_ptr<SegmentCoder> make_coder(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+                                         uint64_t seed, int rank, int size, Workers* workers) {
+  if (!tensors.empty() && tensors.front().place != nullptr) {
+    return tensors.front().place->make_coder(tensors, args, seed, rank, size);
+  }
+  return std::make_unique<HostCoder>(tensors, args, seed, rank, size, workers);
 }
 
 }  // namespace qsgd

@@ -1,0 +1,183 @@
+#include "gpu/device.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/error.h"
+#include "gpu/device_coder.h"
+#include "gpu/library.h"
+
+namespace qsgd::gpu {
+
+Mark::Mark(Device& device, Stream stream)
+    : device_(device), stream_(stream), event_(device.take_event()) {
+  const Device::Use here(device);
+  device.require(device.library().record(event_, stream));
+}
+
+Mark::~Mark() {
+  const std::lock_guard<std::mutex> lock(device_.mutex_);
+  device_.events_.push_back(event_);
+}
+
+bool Mark::passed() {
+  if (!passed_) device_.require(device_.library().passed(event_, &passed_));
+  return passed_;
+}
+
+DeviceMemory::DeviceMemory(Device& device, size_t size_bytes)
+    : device_(&device), size_bytes_(size_bytes) {
+  const Device::Use here(device);
+  void* data = nullptr;
+  device.require(device.library().take(size_bytes, &data, device.stream()));
+  data_ = static_cast<uint8_t*>(data);
+}
+
+void DeviceMemory::swap(DeviceMemory& o) noexcept {
+  std::swap(device_, o.device_);
+  std::swap(data_, o.data_);
+  std::swap(size_bytes_, o.size_bytes_);
+}
+
+void DeviceMemory::give_back() noexcept {
+  if (data_ == nullptr) return;
+  const Device::Use here(*device_);
+  device_->library().give(data_, device_->stream());
+  data_ = nullptr;
+}
+
+Device::Use::Use(const Device& device) : device_(device) {
+  device_.require(device_.library_.use(device_.number_, &before_));
+}
+
+Device::Use::~Use() {
+  int ours;
+  if (before_ >= 0 && before_ != device_.number_) device_.library_.use(before_, &ours);
+}
+
+// Blocks that are free, by size. A block serves requests of more than half of it.
+struct Device::Pinned {
+  explicit Pinned(const Library& its) : library(its) {}
+  ~Pinned() {
+    for (auto& [size, block] : free) library.give_pinned(block);
+  }
+
+  void* take(size_t size, size_t* whole) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      const auto found = free.lower_bound(size);
+      if (found != free.end() && found->first < 2 * size) {
+        void* const block = found->second;
+        *whole = found->first;
+        free.erase(found);
+        return block;
+      }
+    }
+    void* block = nullptr;
+    *whole = size;
+    if (library.take_pinned(size, &block) != nullptr) return nullptr;
+    return block;
+  }
+  void give(void* block, size_t whole) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    free.emplace(whole, block);
+  }
+
+  const Library& library;
+  std::mutex mutex;
+  std::multimap<size_t, void*> free;
+};
+
+Device::Device(const Library& library, int number, std::shared_ptr<AbortFlag> abort)
+    : library_(library),
+      number_(number),
+      abort_(std::move(abort)),
+      pinned_(std::make_shared<Pinned>(library)) {
+  const Use here(*this);
+  require(library_.make_stream(&stream_));
+  require(library_.make_event(&done_));
+}
+
+Device::~Device() {
+  int before = -1;
+  if (library_.use(number_, &before) != nullptr) return;  // the device went first
+  kept_.clear();
+  library_.end_stream(stream_);
+  library_.end_event(done_);
+  for (Event event : events_) library_.end_event(event);
+  if (before >= 0 && before != number_) library_.use(before, &before);
+}
+
+void Device::require(const char* failure) const {
+  if (failure == nullptr) return;
+  throw internal_error("GPU " + std::to_string(number_) + ": " + failure);
+}
+
+Event Device::take_event() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!events_.empty()) {
+      const Event event = events_.back();
+      events_.pop_back();
+      return event;
+    }
+  }
+  const Use here(*this);
+  Event event = nullptr;
+  require(library_.make_event(&event));
+  return event;
+}
+
+void Device::copy(void* to, const void* from, size_t size_bytes) {
+  if (size_bytes > 0) require(library_.copy(to, from, size_bytes, stream_));
+}
+
+void Device::clear(void* to, size_t size_bytes) {
+  if (size_bytes > 0) require(library_.clear(to, size_bytes, stream_));
+}
+
+void Device::settle() {
+  require(library_.record(done_, stream_));
+  Backoff backoff;
+  for (bool passed = false;;) {
+    require(library_.passed(done_, &passed));
+    if (passed) break;
+    abort_->check();
+    backoff.pause();
+  }
+  kept_.clear();
+}
+
+Device::PinnedMemory Device::take_pinned(size_t size_bytes) {
+  const Use here(*this);
+  size_t whole = 0;
+  constexpr size_t kLeast = size_t{1} << 16;
+  void* const block = pinned_->take(std::max(size_bytes, kLeast), &whole);
+  if (block == nullptr) {
+    throw internal_error("GPU " + std::to_string(number_) + ": no " + std::to_string(size_bytes) +
+                         " bytes of pinned memory; look at `ulimit -l` and at the memory limit of "
+                         "the job");
+  }
+  return {static_cast<uint8_t*>(block),
+          [pool = pinned_, whole](uint8_t* memory) { pool->give(memory, whole); }};
+}
+
+std::unique_ptr<SegmentCoder> Device::make_coder(std::vector<ReduceTensor>& tensors,
+                                                 const ReduceArgs& args, uint64_t seed, int rank,
+                                                 int size) {
+  return std::make_unique<DeviceCoder>(*this, tensors, args, seed, rank, size);
+}
+
+Device& Devices::at(int number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_ptr<Device>& device = devices_[number];
+  if (device == nullptr) {
+    if (path_.empty()) {
+      throw usage_error("a tensor in a device's memory was handed to a core without GPU kernels");
+    }
+    device = std::make_unique<Device>(load_library(path_), number, abort_);
+  }
+  return *device;
+}
+
+}  // namespace qsgd::gpu
