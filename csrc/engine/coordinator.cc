@@ -7,6 +7,9 @@
 namespace qsgd {
 namespace {
 
+// Elements of a message that a device codes: a launch and a look at it cost some 20 us.
+constexpr size_t kDeviceSegment = size_t{1} << 21;
+
 using Seconds = std::chrono::duration<double>;
 
 constexpr size_t kRanksListed = 8;
@@ -56,8 +59,13 @@ std::string who_waits(const std::map<Key, std::vector<int>>& waiting) {
 
 }  // namespace
 
-Coordinator::Coordinator(int size, const SharedNode* node, const Tuning& tuning, Planning planning)
-    : size_(size), node_(node), tuning_(tuning), economy_(size, planning) {
+Coordinator::Coordinator(int size, const SharedNode* node, const Tuning& tuning, Planning planning,
+                         OnDevice on_device)
+    : size_(size),
+      node_(node),
+      on_device_(std::move(on_device)),
+      tuning_(tuning),
+      economy_(size, planning) {
   sets_[0] = std::make_shared<const RankSet>(RankSet::all(size));
 }
 
@@ -230,6 +238,7 @@ void Coordinator::decide_how_they_travel() {
     agreed.decided = true;
     if (agreed.operation->kind != OpKind::kAllreduce) continue;
     agreed.coding = coding(*agreed.operation, agreed.nmse);
+    agreed.coded_on_device = agreed.coding && on_device_ && on_device_(agreed.operation->key());
     agreed.algorithm = algorithm(agreed);
   }
 }
@@ -237,7 +246,9 @@ void Coordinator::decide_how_they_travel() {
 Algorithm Coordinator::algorithm(const Agreed& agreed) {
   const Operation& o = *agreed.operation;
   const bool coded = agreed.coding.has_value();
-  const bool whole = o.set == 0;  // the ranks of a set share no memory
+  // The ranks of a set share no memory, and devices code for all ranks sooner than their tensors
+  // come to a node's memory.
+  const bool whole = o.set == 0 && !agreed.coded_on_device;
   Algorithm wanted = *tuning_.algorithm;
   if (wanted == Algorithm::kAuto) {
     const bool alone = whole && agreed.group == 0 && o.size_bytes() >= *tuning_.fusion_bytes;
@@ -285,6 +296,7 @@ std::vector<Response> Coordinator::take_ready() {
   std::vector<Response> responses = ready_.take(*tuning_.fusion_bytes);
   for (Response& r : responses) {
     r.segment = *tuning_.segment;
+    if (r.coded_on_device && r.segment.elements() == 0) r.segment = SegmentSize(kDeviceSegment);
     if (r.set == 0 && !r.codings.empty()) economy_.weigh(r.codings.front(), r.count);
   }
   return responses;

@@ -18,12 +18,16 @@
 
 namespace qsgd {
 
+// Whether rank 0 has the tensor in a device's memory. Null: never.
+using OnDevice = std::function<bool(const Key&)>;
+
 class Coordinator {
  public:
   using Clock = CoarseClock;
 
   // `node` is the memory that rank 0 shares with others, as the other ranks do on their nodes.
-  Coordinator(int size, const SharedNode* node, const Tuning& tuning, Planning planning);
+  Coordinator(int size, const SharedNode* node, const Tuning& tuning, Planning planning,
+              OnDevice on_device = nullptr);
 
   // Each of these ranks is ready for it.
   void submit(const RankSet& ranks, Submission submission);
@@ -97,6 +101,7 @@ class Coordinator {
 
   const int size_;
   const SharedNode* const node_;
+  const OnDevice on_device_;
   Tuning tuning_;
   NmseBudget budget_;
   Economy economy_;

@@ -176,6 +176,7 @@ Device& Devices::at(int number) {
       throw usage_error("a tensor in a device's memory was handed to a core without GPU kernels");
     }
     device = std::make_unique<Device>(load_library(path_), number, abort_);
+    any_.store(true, std::memory_order_relaxed);
   }
   return *device;
 }

@@ -2,6 +2,7 @@
 // what callers have queued, and memory that goes with it.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -139,12 +140,15 @@ class Devices {
       : path_(std::move(library)), abort_(std::move(abort)) {}
   // Throws a usage error where there are no kernels.
   Device& at(int number);
+  // Whether it has used any.
+  bool any() const { return any_.load(std::memory_order_relaxed); }
 
  private:
   const std::string path_;
   const std::shared_ptr<AbortFlag> abort_;
   std::mutex mutex_;
   std::map<int, std::unique_ptr<Device>> devices_;
+  std::atomic<bool> any_{false};
 };
 
 }  // namespace qsgd::gpu
