@@ -267,7 +267,7 @@ def test_rank_0_hears_few_messages_of_known_tensors(size, fan_out, most):
             xs = [np.ones(1, np.float32) for _ in operations]
             work = zip(operations, xs, strict=True)
             for handle in me.engine.start_all(
-                [(operation, x.ctypes.data, x.ctypes.data, x) for operation, x in work]
+                [(what, x.ctypes.data, x.ctypes.data, x, -1, 0) for what, x in work]
             ):
                 handle.wait()
 

@@ -74,7 +74,7 @@ def test_rank_0_hears_as_many_messages_of_the_engine(size, per_node, fan_out):
             xs = [np.ones(1, np.float32) for _ in operations]
             work = zip(operations, xs, strict=True)
             for handle in me.engine.start_all(
-                [(operation, x.ctypes.data, x.ctypes.data, x) for operation, x in work]
+                [(what, x.ctypes.data, x.ctypes.data, x, -1, 0) for what, x in work]
             ):
                 handle.wait()
             together.wait()  # nothing is under way while messages are counted
