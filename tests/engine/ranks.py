@@ -19,13 +19,17 @@ class Rank:
         self.engine = _core.Engine.over_threads(world, rank, settings, ranks_per_node)
         self.rank = rank
 
-    def start(self, kind, name, x, *, in_place, now=False, group="", group_size=0, **fields):
+    def start(
+        self, kind, name, x, *, in_place, now=False, group="", group_size=0, device=-1, stream=0,
+        **fields,
+    ):  # fmt: skip
         described = {"shape": list(x.shape), "dtype": str(x.dtype), **fields}
         if group:
             described["group"] = _core.Group(group, group_size)
         pointer = x.ctypes.data
         operation = _core.Operation(kind=kind, name=name, **described)
-        return self.engine.start(operation, pointer, pointer if in_place else 0, x, now)
+        target = pointer if in_place else 0
+        return self.engine.start(operation, pointer, target, x, now, device, stream)
 
     def allreduce(self, name, x, op="sum", coding=None, check_finite=False, **more):
         """``more`` may hold fields of the coding, which is a spec, and of the operation."""
