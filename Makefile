@@ -169,6 +169,7 @@ lint: setup ## Check style and types
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.cu' '*.h')
+	! git grep -nE '^(<<<<<<<|>>>>>>>) '  # what a merge has left
 
 format: setup ## Rewrite the sources in the house style
 	$(VENV)/bin/ruff check --fix --quiet .
