@@ -11,5 +11,6 @@ inline void require(bool holds, const std::string& what) {
   std::exit(1);
 }
 
-// Runs engines of 1 to 5 thread ranks through every kind of operation. `folder` takes a timeline.
-void drive_engines(const std::string& folder);
+// Runs engines of 1 to 5 thread ranks through every kind of operation. `folder` takes a timeline,
+// `kernels` is the library for ranks whose tensors are a device's; empty: there are none.
+void drive_engines(const std::string& folder, const std::string& kernels);

@@ -85,7 +85,8 @@ class Player {
   }
 
  public:
-  Player(Engine& engine) : engine_(engine), order_(static_cast<unsigned>(engine.rank())) {}
+  Player(Engine& engine, bool has_device)
+      : engine_(engine), has_device_(has_device), order_(static_cast<unsigned>(engine.rank())) {}
 
   void play(int round) {
     average_many(round);
@@ -133,8 +134,9 @@ class Player {
   }
 
   HandlePtr start(Operation o, const void* in, void* out, const Caller& caller = {}) {
-    return engine_.start(std::make_shared<const Operation>(std::move(o)), {in, out, nullptr},
-                         caller);
+    TensorMemory memory{in, out, nullptr};
+    if (has_device_ && in != nullptr) memory.ready = engine_.mark(/*device=*/0, /*stream=*/nullptr);
+    return engine_.start(std::make_shared<const Operation>(std::move(o)), memory, caller);
   }
 
   HandlePtr for_all(OpKind kind, Numbers ranks = {}) {
@@ -296,15 +298,18 @@ class Player {
   }
 
   Engine& engine_;
+  const bool has_device_;
   std::mt19937 order_;
 };
 
-// `ranks_per_node`: 0 where they share no memory.
+// `ranks_per_node`: 0 where they share no memory. `kernels`: of the first two ranks of each three,
+// whose tensors are a device's then.
 void run_rank(const std::shared_ptr<ThreadWorld>& world, int rank, int ranks_per_node,
-              const std::string& folder) {
+              const std::string& folder, const std::string& kernels) {
   EngineConfig config;
   config.deadlock_s = 1e-6;  // however short: ranks that only wait for what is on its way go on
   config.kept_steps = kKeptSteps;
+  config.gpu_library = rank % 3 < 2 ? kernels : "";
   config.fan_out = world->size() % 3;  // of 3 a star, of 4 a chain, of 5 something between
   if (world->size() == 3) config.cache_capacity = 4;  // names are forgotten and learnt again
   auto transport = std::make_unique<ThreadTransport>(world, rank);
@@ -326,7 +331,7 @@ void run_rank(const std::shared_ptr<ThreadWorld>& world, int rank, int ranks_per
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   });
-  Player player(engine);
+  Player player(engine, !config.gpu_library.empty());
   for (int round = 0; round < kRounds; ++round) player.play(round);
   // A batch is reduced in every round by each rank, and none of the tensors more often.
   require(engine.stats().steps == kRounds, "a round is a step");
@@ -339,13 +344,13 @@ void run_rank(const std::shared_ptr<ThreadWorld>& world, int rank, int ranks_per
 
 }  // namespace
 
-void drive_engines(const std::string& folder) {
+void drive_engines(const std::string& folder, const std::string& kernels) {
   for (int size = 1; size <= 5; ++size) {
     for (const int ranks_per_node : {0, 2, 5}) {
       const auto world = std::make_shared<ThreadWorld>(size);
       std::vector<std::thread> threads;
       for (int rank = 0; rank < size; ++rank) {
-        threads.emplace_back([&, rank] { run_rank(world, rank, ranks_per_node, folder); });
+        threads.emplace_back([&, rank] { run_rank(world, rank, ranks_per_node, folder, kernels); });
       }
       for (std::thread& thread : threads) thread.join();
     }
