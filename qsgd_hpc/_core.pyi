@@ -80,6 +80,7 @@ class EngineConfig:
         kept_steps: int = 65536,
         log: Callable[[str], None] | None = None,
         measured: Callable[[Machine], None] | None = None,
+        gpu_library: str = "",
     ) -> None: ...
 
 class Tree:
@@ -296,15 +297,23 @@ class Engine:
         target: int = 0,
         keep: object = None,
         now: bool = False,
+        device: int = -1,
+        stream: int = 0,
     ) -> Handle:
         """Start an operation on the memory at two addresses.
 
         An operation without a name is numbered, on ranks that call in one order alike. With
         ``now`` the caller has nothing to do but wait: its thread carries the operation out itself
         where it can, and the handle is mostly done when it comes back.
+
+        ``device`` is the number of the device whose memory both addresses are in, -1: the host's.
+        The source is ready after the work that is queued in ``stream`` by now. When the handle is
+        done, so is the device's work.
         """
-    def start_all(self, operations: Sequence[tuple[Operation, int, int, object]]) -> list[Handle]:
-        """Start several at once, each with what :meth:`start` takes of it."""
+    def start_all(
+        self, operations: Sequence[tuple[Operation, int, int, object, int, int]]
+    ) -> list[Handle]:
+        """Start several at once: each an operation, source, target, keep, device and stream."""
     def watch(self, peers: Sequence[tuple[int, int, str]], grace_s: float) -> None: ...
     def start_timeline(
         self, path: str, mark_cycles: bool = False, zero_s: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import os
 import secrets
 import subprocess
@@ -180,6 +181,19 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner | None]:
     os.environ[MARK], os.environ["QSGD_HOME"], Owner.current = before, home, None
     if left and not failed:
         pytest.fail("this test left behind:\n" + "\n".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def twin(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The GPU kernels, compiled for the CPU once for all of pytest-xdist's workers."""
+    from tests.gpu.twin import compile_twin
+
+    folder = tmp_path_factory.getbasetemp()
+    if is_worker(request.config):
+        folder = folder.parent
+    with (folder / "twin.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return compile_twin(folder)
 
 
 @pytest.hookimpl(wrapper=True)

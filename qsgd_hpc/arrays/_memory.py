@@ -93,30 +93,30 @@ class Arrays(Adapter):
     word = "array"
     conversion = "astype()"
 
-    def on_host(self, tensor: Array) -> Array:
+    def readable(self, tensor: Array) -> Array:
         return np.asarray(tensor, order="C")
 
-    def shares(self, host: Array, tensor: Array) -> bool:
-        return np.may_share_memory(host, tensor)
+    def shares(self, readable: Array, tensor: Array) -> bool:
+        return np.may_share_memory(readable, tensor)
 
     def dtype(self, tensor: Array) -> str:
         return str(tensor.dtype)
 
-    def itemsize(self, host: Array) -> int:
-        return host.dtype.itemsize
+    def itemsize(self, readable: Array) -> int:
+        return readable.dtype.itemsize
 
-    def address(self, host: Array) -> int:
-        return host.ctypes.data
+    def address(self, readable: Array) -> int:
+        return readable.ctypes.data
 
-    def cast(self, host: Array, dtype: str) -> Array:
-        return host.astype(dtype)
+    def cast(self, readable: Array, dtype: str) -> Array:
+        return readable.astype(dtype)
 
-    def new_like(self, host: Array) -> Array:
-        return np.empty_like(host)
+    def new_like(self, readable: Array) -> Array:
+        return np.empty_like(readable)
 
-    def copied(self, host: Array) -> Array:
-        copy = self.new_like(host)
-        copy[...] = host
+    def copied(self, readable: Array) -> Array:
+        copy = self.new_like(readable)
+        copy[...] = readable
         return copy
 
     def taken(self, received: ops.Received, like: Array) -> Array:

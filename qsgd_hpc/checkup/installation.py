@@ -75,16 +75,16 @@ def core() -> list[Finding]:
 
 
 def gpu_kernels() -> list[Finding]:
-    """Say what codes gradients that lie on GPUs."""
+    """Say where tensors on GPUs are coded, and how they travel."""
     answer = ask([sys.executable, "-c", PROBE_KERNELS, json.dumps(sys.path)])
     if answer.code != 0:  # then the core does not load, which has a line of its own
         return []
     fine, text = json.loads(answer.out.splitlines()[-1])
     if not fine:
         return [fault("GPU kernels", text, "Or code on the host: QSGD_GPU_LIBRARY=none.")]
-    return [
-        ok("GPU kernels", text or "none: gradients on GPUs are coded on the host (docs/gpu.md)")
-    ]
+    if text is None:
+        return [ok("GPU kernels", "none: tensors on GPUs are coded on the host (docs/gpu.md)")]
+    return [ok("GPU kernels", f"{text}. Codes are sent through pinned memory, by MPI")]
 
 
 @functools.cache

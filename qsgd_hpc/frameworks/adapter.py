@@ -16,8 +16,8 @@ __all__ = ["Adapter"]
 class Adapter(ABC):
     """Conversion of one framework's tensors to the core's memory and back.
 
-    A *host* is a tensor that the core can read: contiguous, in CPU memory. Tensors
-    elsewhere are copied; types have numpy's names.
+    A tensor is *readable* if the core can read it: contiguous, in the host's memory or in that of
+    a GPU for which this installation has kernels. Others are copied; types have numpy's names.
     """
 
     word = "tensor"
@@ -28,45 +28,49 @@ class Adapter(ABC):
     """Whether complex elements can be added, each as two floats."""
 
     @abstractmethod
-    def on_host(self, tensor: Any) -> Any:
-        """Return a tensor's values as a host, without a copy if possible."""
+    def readable(self, tensor: Any) -> Any:
+        """Return a readable tensor of the same values, without a copy if possible."""
 
     @abstractmethod
-    def shares(self, host: Any, tensor: Any) -> bool:
-        """Return whether a host shares the memory of ``tensor``."""
+    def shares(self, readable: Any, tensor: Any) -> bool:
+        """Return whether a readable tensor shares the memory of ``tensor``."""
 
     @abstractmethod
     def dtype(self, tensor: Any) -> str:
         """Return the type of the elements."""
 
     @abstractmethod
-    def itemsize(self, host: Any) -> int:
+    def itemsize(self, readable: Any) -> int:
         """Return the bytes of an element."""
 
-    def shape(self, host: Any) -> Sequence[int]:
+    def shape(self, readable: Any) -> Sequence[int]:
         """Return the shape."""
-        shape: Sequence[int] = host.shape
+        shape: Sequence[int] = readable.shape
         return shape
 
     @abstractmethod
-    def address(self, host: Any) -> int:
-        """Return the address of a host."""
+    def address(self, readable: Any) -> int:
+        """Return the address of a readable tensor."""
+
+    def device(self, readable: Any) -> tuple[int, int]:
+        """Return the device whose memory it is, -1: the host's, and the stream that fills it."""
+        return -1, 0
 
     @abstractmethod
-    def cast(self, host: Any, dtype: str) -> Any:
-        """Return a host's values in another type."""
+    def cast(self, readable: Any, dtype: str) -> Any:
+        """Return a readable tensor's values in another type, where it is."""
 
     @abstractmethod
-    def new_like(self, host: Any) -> Any:
-        """Return a host for a result of the same shape and type."""
+    def new_like(self, readable: Any) -> Any:
+        """Return a readable tensor for a result of the same shape and type, where it is."""
 
     @abstractmethod
-    def copied(self, host: Any) -> Any:
-        """Return a copy of a host."""
+    def copied(self, readable: Any) -> Any:
+        """Return a copy of a readable tensor, where it is."""
 
     @abstractmethod
     def taken(self, received: Received, like: Any) -> Any:
-        """Return memory of the core as a host in the type of ``like``; keeps the memory alive."""
+        """Return the core's own memory as a tensor in the type of ``like``; keeps it alive."""
 
     @abstractmethod
     def delivered(self, result: Any, like: Any, into: Any = None) -> Any:
@@ -80,9 +84,9 @@ class Adapter(ABC):
         """Return the device of a tensor, for ``placed``."""
         return None
 
-    def placed(self, host: Any, place: Any) -> Any:
-        """Return a host's values on the device of the compressor's result."""
-        return host
+    def placed(self, readable: Any, place: Any) -> Any:
+        """Return a readable tensor's values on the device of the compressor's result."""
+        return readable
 
     def unrecorded(self) -> AbstractContextManager[Any]:
         """Return a context in which the framework records no gradients."""

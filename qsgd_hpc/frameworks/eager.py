@@ -44,13 +44,13 @@ _PARTS = {"complex64": "float32", "complex128": "float64"}
 _SAME_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
-def buffer_of(adapter: Adapter, host: Any) -> ops.Buffer:
+def buffer_of(adapter: Adapter, readable: Any) -> ops.Buffer:
     """Describe a tensor to the core.
 
     Raises:
         UsageError: the core has no arithmetic for this type.
     """
-    given, shape = adapter.dtype(host), adapter.shape(host)
+    given, shape = adapter.dtype(readable), adapter.shape(readable)
     name = "uint8" if given == "bool" else given
     if adapter.reduces_complex and given in _PARTS:
         name, shape = _PARTS[given], (*shape, 2)
@@ -59,19 +59,19 @@ def buffer_of(adapter: Adapter, host: Any) -> ops.Buffer:
             f"{adapter.word}s of {given} cannot be reduced; convert it to one of "
             f"{', '.join(sorted(KNOWN))} first, with {adapter.conversion}"
         )
-    return ops.Buffer(adapter.address(host), shape, name, host)
+    return ops.Buffer(adapter.address(readable), shape, name, readable, *adapter.device(readable))
 
 
-def _moved_buffer_of(adapter: Adapter, host: Any) -> ops.Buffer:
+def _moved_buffer_of(adapter: Adapter, readable: Any) -> ops.Buffer:
     """Describe to the core what it moves without computing: any type will do."""
-    given = adapter.dtype(host)
+    given = adapter.dtype(readable)
     if given in KNOWN or (adapter.reduces_complex and given in _PARTS):
-        return buffer_of(adapter, host)
-    size, shape = adapter.itemsize(host), adapter.shape(host)
+        return buffer_of(adapter, readable)
+    size, shape = adapter.itemsize(readable), adapter.shape(readable)
     name = _SAME_SIZE.get(size)
-    return ops.Buffer(
-        adapter.address(host), shape if name else (*shape, size), name or "uint8", host
-    )
+    shape, dtype = (shape, name) if name else ((*shape, size), "uint8")
+    device = adapter.device(readable)
+    return ops.Buffer(adapter.address(readable), shape, dtype, readable, *device)
 
 
 def as_rows(tensor: Any, operation: str, words: str = "tensors") -> Any:
@@ -91,16 +91,16 @@ class _Prepared:
     adapter: Adapter
     tensor: Any
     into: Any
-    host: Any
+    readable: Any
     spare: bool
-    """Whether nothing else uses the host memory."""
+    """Whether nothing else uses the memory of ``readable``."""
     compressor: Any
     context: Any
     place: Any
     op: Op
 
     def returned(self, result: Any) -> Any:
-        """Return a host's values as the caller is to see them."""
+        """Return a readable tensor's values as the caller is to see them."""
         adapter = self.adapter
         if self.compressor is NoneCompressor:
             return adapter.delivered(result, self.tensor, self.into)
@@ -120,12 +120,12 @@ def _prepare(adapter: Adapter, tensor: Any, reduction: Reduction, into: Any = No
     if compressor is not NoneCompressor:
         with adapter.unrecorded():
             compressed, context = compressor.compress(adapter.bare(tensor))
-    host = adapter.on_host(compressed)
-    spare = widened or not adapter.shares(host, compressed)
+    readable = adapter.readable(compressed)
+    spare = widened or not adapter.shares(readable, compressed)
     if widened:
-        host = adapter.cast(host, "int64")
+        readable = adapter.cast(readable, "int64")
     place = adapter.place(compressed)
-    return _Prepared(adapter, tensor, into, host, spare, compressor, context, place, op)
+    return _Prepared(adapter, tensor, into, readable, spare, compressor, context, place, op)
 
 
 def start_allreduces(
@@ -174,15 +174,15 @@ def _allreduce(
     *,
     check_finite: bool = False,
 ) -> Handle:
-    adapter, host = each.adapter, each.host
-    in_place = each.into is not None and adapter.shares(host, each.into)
-    target = host if each.spare or in_place else adapter.new_like(host)
-    source = buffer_of(adapter, host)
+    adapter, readable = each.adapter, each.readable
+    in_place = each.into is not None and adapter.shares(readable, each.into)
+    target = readable if each.spare or in_place else adapter.new_like(readable)
+    source = buffer_of(adapter, readable)
     if adapter.dtype(each.tensor) not in FLOATING:
         coding = None
     return ops.allreduce(
         source,
-        source if target is host else buffer_of(adapter, target),
+        source if target is readable else buffer_of(adapter, target),
         name=name,
         op=each.op,
         prescale=reduction.prescale,
@@ -215,17 +215,17 @@ def start_reducescatter(
 
 
 def _scatter(each: _Prepared, reduction: Reduction, name: str, group: Group | None) -> Handle:
-    adapter, host = each.adapter, each.host
+    adapter, readable = each.adapter, each.readable
     return ops.exchange(
         "reducescatter",
-        buffer_of(adapter, host),
+        buffer_of(adapter, readable),
         name=name,
         op=each.op,
         prescale=reduction.prescale,
         postscale=reduction.postscale,
         process_set=reduction.process_set,
         group=group,
-        result=lambda received: each.returned(adapter.taken(received, host)),
+        result=lambda received: each.returned(adapter.taken(received, readable)),
     )
 
 
@@ -253,14 +253,14 @@ def start_allgather(
 
     A scalar counts as one row.
     """
-    host = adapter.on_host(tensor if tensor.ndim else tensor.reshape(1))
+    readable = adapter.readable(tensor if tensor.ndim else tensor.reshape(1))
     return ops.exchange(
         "allgather",
-        _moved_buffer_of(adapter, host),
+        _moved_buffer_of(adapter, readable),
         name=name,
         process_set=process_set,
         group=group,
-        result=_with_rows(adapter, host, tensor),
+        result=_with_rows(adapter, readable, tensor),
     )
 
 
@@ -274,15 +274,15 @@ def start_broadcast(
     in_place: bool,
 ) -> Handle:
     """Start replacing a tensor by root_rank's, or a copy of it."""
-    host = adapter.on_host(tensor)
-    if not in_place and adapter.shares(host, tensor):
-        host = adapter.copied(host)
+    readable = adapter.readable(tensor)
+    if not in_place and adapter.shares(readable, tensor):
+        readable = adapter.copied(readable)
     return ops.broadcast(
-        _moved_buffer_of(adapter, host),
+        _moved_buffer_of(adapter, readable),
         root_rank=root_rank,
         name=name,
         process_set=process_set,
-        result=lambda: adapter.delivered(host, tensor, tensor if in_place else None),
+        result=lambda: adapter.delivered(readable, tensor, tensor if in_place else None),
     )
 
 
@@ -294,20 +294,20 @@ def start_alltoall(
     process_set: ProcessSet,
 ) -> Handle:
     """Start exchanging rows; the result is those that came, and how many from whom."""
-    host = adapter.on_host(as_rows(tensor, "alltoall"))
+    readable = adapter.readable(as_rows(tensor, "alltoall"))
     return ops.exchange(
         "alltoall",
-        _moved_buffer_of(adapter, host),
-        splits=ops.checked_splits(adapter.shape(host)[0], splits, process_set),
+        _moved_buffer_of(adapter, readable),
+        splits=ops.checked_splits(adapter.shape(readable)[0], splits, process_set),
         name=name,
         process_set=process_set,
-        result=_with_rows(adapter, host, tensor),
+        result=_with_rows(adapter, readable, tensor),
     )
 
 
-def _with_rows(adapter: Adapter, host: Any, tensor: Any) -> ops.Making:
+def _with_rows(adapter: Adapter, readable: Any, tensor: Any) -> ops.Making:
     return lambda received: (
-        adapter.delivered(adapter.taken(received, host), tensor),
+        adapter.delivered(adapter.taken(received, readable), tensor),
         received.rows,
     )
 

@@ -1,7 +1,8 @@
 """Queries of Horovod's scripts about the build: features of this package, and the MPI in use.
 
 NCCL, oneCCL and the rest are Horovod's ways to communicate; here everything travels over MPI and
-shared memory, so scripts that ask take the path that suits that.
+shared memory, so scripts that ask take the path that suits that. Kernels for GPUs code tensors
+there; the codes travel through the host's memory all the same.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def gloo_built(verbose: bool = False) -> bool:
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """Return the version of NCCL that reduces GPU tensors: 0, there is none."""
+    """Return the version of NCCL that reduces GPU tensors: 0, they travel over MPI."""
     return 0
 
 
@@ -68,10 +69,20 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def cuda_built(verbose: bool = False) -> bool:
-    """Return whether the core is compiled with CUDA: no. GPU tensors are staged through memory."""
-    return False
+    """Return whether CUDA tensors are coded on their GPU, by the kernels of this installation.
+
+    Without kernels, they are copied to the host and coded there.
+    """
+    return _has_kernels("CUDA")
 
 
 def rocm_built(verbose: bool = False) -> bool:
-    """Return whether the core is compiled with ROCm: no. GPU tensors are staged through memory."""
-    return False
+    """Return the same of AMD's GPUs."""
+    return _has_kernels("HIP")
+
+
+def _has_kernels(platform: str) -> bool:
+    from qsgd_hpc.runtime import gpu  # and with it the core
+
+    library = gpu.library()
+    return library is not None and gpu.platform(library).startswith(platform)

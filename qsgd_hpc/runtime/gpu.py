@@ -10,7 +10,7 @@ from pathlib import Path
 
 from qsgd_hpc import _core, env
 
-__all__ = ["device_type", "library", "platform"]
+__all__ = ["device_type", "library", "platform", "served"]
 
 TWIN = "twin"
 
@@ -47,3 +47,16 @@ def device_type(library: str) -> str:
     Those of AMD go by "cuda", too. "cpu" is for the kernels' twin, with which they are tested.
     """
     return "cpu" if platform(library) == TWIN else "cuda"
+
+
+@functools.cache
+def served() -> str | None:
+    """Return torch's name of the devices whose tensors the engine takes; None: the host's alone.
+
+    Decided once per process, as it is asked for every tensor. The package's own kernels are not
+    loaded for it: most jobs have no tensor on a device.
+    """
+    found = library()
+    if found is None:
+        return None
+    return device_type(found) if env.get("QSGD_GPU_LIBRARY") else "cuda"

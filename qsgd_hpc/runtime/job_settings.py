@@ -94,6 +94,7 @@ def engine_config(
             reduced first.
     """
     import qsgd_hpc._core as _core
+    from qsgd_hpc.runtime import gpu
 
     algorithm = settings["QSGD_ALGORITHM"]
     if not shares_memory and not env.is_set("QSGD_ALGORITHM", twins=False):
@@ -115,6 +116,7 @@ def engine_config(
         stall_shutdown_s=settings["QSGD_STALL_SHUTDOWN_S"],
         deadlock_s=settings["QSGD_DEADLOCK_S"],
         fan_out=settings["QSGD_FAN_OUT"],
+        gpu_library=gpu.library() or "",  # each rank has the kernels of its own machine
         log=_warn if is_logged("warning") else None,
     )
 

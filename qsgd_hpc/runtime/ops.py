@@ -82,6 +82,10 @@ class Buffer:
     dtype: str
     owner: Any
     """Keeps the memory alive."""
+    device: int = -1
+    """The device whose memory it is; -1: the host's."""
+    stream: int = 0
+    """The device's stream, after whose work so far the tensor is ready."""
 
 
 @dataclass(frozen=True)
@@ -173,9 +177,15 @@ def operation(
 
 
 def _start(what: Operation, source: Buffer, target: Buffer | None) -> Any:
-    """Start an operation on a tensor; its result goes to ``target``, or to new memory."""
+    """Start an operation on a tensor; its result goes to ``target``, or to the core's memory.
+
+    Both are memory of the same device.
+    """
     into, owner = (target.pointer, target.owner) if target else (0, None)
-    return basics.context().engine.start(what, source.pointer, into, (source.owner, owner), _now.on)
+    keep = source.owner, owner
+    return basics.context().engine.start(
+        what, source.pointer, into, keep, _now.on, source.device, source.stream
+    )
 
 
 def _of(

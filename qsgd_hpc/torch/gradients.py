@@ -18,6 +18,7 @@ from qsgd_hpc.runtime.ops import Group, Handle
 from qsgd_hpc.torch.claims import Claim
 from qsgd_hpc.torch.naming import name_parameters
 from qsgd_hpc.torch.ops import sparse_allreduce_async
+from qsgd_hpc.torch.ops._tensors import used_here
 from qsgd_hpc.torch.prepared import GradientAllreduce, ParameterGradient
 from qsgd_hpc.torch.sparse import Layouts, refuse_nonfinite
 from qsgd_hpc.torch.step_mark import mark_step
@@ -133,17 +134,24 @@ class GradientReducer(Claim):
         started, batch = {}, {}
         for each in members:
             gradient = each.gradient
-            operation = each.allreduce and each.allreduce.operation_on(gradient)
-            if operation is None:  # something is to be prepared, or made of the gradient
+            allreduce = each.allreduce
+            operation = allreduce and allreduce.operation_on(gradient, each.where)
+            if not allreduce or not operation:  # something is to be prepared, or made of it
                 started[each] = self._start_one(each, None)
             else:
-                pointer = gradient.data_ptr()
-                batch[each] = operation, pointer, pointer, gradient
+                pointer, device = gradient.data_ptr(), allreduce.device
+                batch[each] = operation, pointer, pointer, gradient, device, each.stream
         handles = basics.context().engine.start_all(list(batch.values()))
         started.update(zip(batch, handles, strict=True))
         return started
 
     def _start_one(self, each: ParameterGradient, group: Group | None) -> Any:
+        if each.gradient.is_cuda:
+            with each.in_its_stream():
+                return self._start_here(each, group)
+        return self._start_here(each, group)
+
+    def _start_here(self, each: ParameterGradient, group: Group | None) -> Any:
         gradient = each.gradient
         if self._travels_sparse(gradient):
             return self._start_sparse(each, gradient)
@@ -153,7 +161,7 @@ class GradientReducer(Claim):
         core = self._start_dense(each, dense, group)
         # Some optimizers take sparse gradients alone, on any number of ranks.
         dims = gradient.sparse_dim()
-        return Handle([core], lambda: each.replace(gradient, dense.to_sparse(dims)))
+        return Handle([core], lambda: each.replace(gradient, used_here(dense).to_sparse(dims)))
 
     def _start_dense(
         self, each: ParameterGradient, gradient: torch.Tensor, group: Group | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,13 @@ from qsgd_hpc.frameworks.eager import start_allreduce
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.ops import Group, Handle, Operation
-from qsgd_hpc.torch.ops._tensors import TENSORS, name_of
+from qsgd_hpc.torch.ops._tensors import (
+    TENSORS,
+    current_stream,
+    current_stream_of,
+    device_of,
+    name_of,
+)
 
 __all__ = ["GradientAllreduce", "ParameterGradient"]
 
@@ -43,18 +50,28 @@ class GradientAllreduce:
         if dtype.is_complex:  # travels as pairs of floats, as they are
             self._reduction = replace(reduction, compression=NoneCompressor)
         self._in_place = reduction.compressor is NoneCompressor and not dtype.is_complex
+        self.device = -1
+        """The device on which it reduces gradients where they are; -1: the host."""
+        self._where: int | None = None
+        self._readable = False
         self._operation: Operation | None = None
         self._group: Group | None = None
         self._coding = reduction.coding(parameter, shape, name_of(dtype))
 
-    def operation_on(self, gradient: torch.Tensor, group: Group | None = None) -> Operation | None:
-        """Return the operation for a gradient in its memory; None if that is not possible."""
+    def operation_on(
+        self, gradient: torch.Tensor, where: int, group: Group | None = None
+    ) -> Operation | None:
+        """Return the operation for a gradient in its memory; None if that is not possible.
+
+        ``where`` is the gradient's ``get_device()``.
+        """
         # Minimal Python: this runs for every parameter in every step.
+        if where != self._where:
+            self._move_to(gradient)
         if not (
-            gradient.dtype == self.dtype
-            and self._in_place
+            self._readable
+            and gradient.dtype == self.dtype
             and not gradient.is_sparse
-            and gradient.is_cpu
             and gradient.is_contiguous()
         ):
             return None
@@ -65,18 +82,27 @@ class GradientAllreduce:
             )
         return self._operation
 
+    def _move_to(self, gradient: torch.Tensor) -> None:
+        """Find out how gradients are reduced where this one is."""
+        device = device_of(gradient)
+        self._where = gradient.get_device()
+        self._readable = self._in_place and device is not None
+        self.device = -1 if device is None else device
+
     def start(self, gradient: torch.Tensor, group: Group | None = None) -> Any:
         """Start replacing a gradient by its reduction; do not touch it before the handle is done.
 
-        Gradients of one group become ready and complete together. A gradient with NaN or
-        Inf is also delivered before the wait of its handle raises. Returns an object with a
-        ``wait``.
+        On a device, it is ready after the work of the current stream so far. Gradients of one
+        group become ready and complete together. A gradient with NaN or Inf is also delivered
+        before the wait of its handle raises. Returns an object with a ``wait``.
         """
-        operation = self.operation_on(gradient, group)
+        operation = self.operation_on(gradient, gradient.get_device(), group)
         if operation is None:
             return self._start_by_way(gradient, group)
-        pointer = gradient.data_ptr()
-        return basics.context().engine.start(operation, pointer, pointer, gradient)
+        pointer, stream = gradient.data_ptr(), current_stream_of(gradient)
+        return basics.context().engine.start(
+            operation, pointer, pointer, gradient, False, self.device, stream
+        )
 
     def _start_by_way(self, gradient: torch.Tensor, group: Group | None) -> Handle:
         """Start it on the gradient as converted by a compressor, the device or the layout."""
@@ -98,7 +124,16 @@ class ParameterGradient:
     Dictionaries hash it by identity, which is faster than the hash of a tensor, a call of Python.
     """
 
-    __slots__ = ("allreduce", "name", "nbytes", "parameter", "sparse_dim", "taken")
+    __slots__ = (
+        "allreduce",
+        "name",
+        "nbytes",
+        "parameter",
+        "sparse_dim",
+        "stream",
+        "taken",
+        "where",
+    )
 
     def __init__(self, parameter: torch.Tensor, name: str) -> None:
         self.parameter = parameter
@@ -109,12 +144,27 @@ class ParameterGradient:
         """Sparse dimensions of its gradients on all ranks, 0 if dense; None if not yet known."""
         self.taken: torch.Tensor | None = None
         """The gradient of this step as of the end of the latest backward pass."""
+        self.where = -1
+        """Its ``get_device()``."""
+        self.stream = 0
+        """The stream of its device after whose work it is there."""
 
     def take(self) -> torch.Tensor:
         """Remember the current gradient, and return it."""
         gradient = self.taken = self.parameter.grad
         assert gradient is not None
+        where = self.where = gradient.get_device()
+        if where >= 0:
+            self.stream = current_stream(where)
         return gradient
+
+    def in_its_stream(self) -> AbstractContextManager[Any]:
+        """Return a context in which work follows that which made the gradient, on a GPU."""
+        gradient = self.gradient
+        if current_stream_of(gradient) == self.stream:
+            return nullcontext()
+        stream: Any = torch.cuda.ExternalStream
+        return torch.cuda.stream(stream(self.stream, gradient.device))
 
     @property
     def gradient(self) -> torch.Tensor:

@@ -25,12 +25,6 @@ from tests import reference
 from tests.ddp.models import batch, bytes_of, exact_mean, gradient, mlp, train, wrapped
 from tests.ddp.ranks import Ranks, here
 from tests.ddp.test_hook import BOUNDS
-from tests.gpu.twin import compile_twin
-
-
-@pytest.fixture(scope="module")
-def twin(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(compile_twin(tmp_path_factory.mktemp("twin")))
 
 
 @pytest.fixture
@@ -218,11 +212,11 @@ def test_other_types(ranks: Ranks, library: str, dtype: torch.dtype) -> None:
      (4, {"scheme": "eden", "bucket_size": 1024})],
 )  # fmt: skip
 def test_codes_that_the_kernels_do_not_know_go_by_the_host(twin, monkeypatch, bits, settings):
-    monkeypatch.setenv("QSGD_GPU_LIBRARY", twin)
+    monkeypatch.setenv("QSGD_GPU_LIBRARY", str(twin))
     flat, group = torch.zeros(4), mock.Mock()
     assert serves(flat, QSGDState(bits=bits, **settings).compression, group) is None
-    assert serves(flat, QSGDState(bits=4).compression, group) == twin
-    assert serves(flat, QSGDState(bits=1, scheme="eden").compression, group) == twin
+    assert serves(flat, QSGDState(bits=4).compression, group) == str(twin)
+    assert serves(flat, QSGDState(bits=1, scheme="eden").compression, group) == str(twin)
     monkeypatch.setenv("QSGD_GPU_LIBRARY", "none")
     assert serves(flat, QSGDState(bits=4).compression, group) is None
 

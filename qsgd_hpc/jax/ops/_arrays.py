@@ -21,15 +21,17 @@ _ALIGNMENT = 64  # bytes: JAX takes over memory that is so aligned, and copies o
 class _JaxArrays(Arrays):
     reduces_complex = True
 
-    def shares(self, host: Array, tensor: Any) -> bool:
+    def shares(self, readable: Array, tensor: Any) -> bool:
         """Return True: the memory that JAX exposes is read-only."""
         return True
 
-    def new_like(self, host: Array) -> Array:
+    def new_like(self, readable: Array) -> Array:
         """Return memory that JAX can take over."""
-        raw = np.empty(host.nbytes + _ALIGNMENT, np.uint8)
+        raw = np.empty(readable.nbytes + _ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT
-        memory: Array = raw[start : start + host.nbytes].view(host.dtype).reshape(host.shape)
+        memory: Array = (
+            raw[start : start + readable.nbytes].view(readable.dtype).reshape(readable.shape)
+        )
         return memory
 
     def delivered(self, result: Array, like: Any, into: Any = None) -> Any:

@@ -50,7 +50,7 @@ def sparse_allreduce_async(
         total = entries.coalesce()
         return total / len(shapes) if op is Average else total
 
-    shape = torch.tensor([tensor.shape], device=mine.device)
+    shape = torch.tensor([tensor.shape])  # not on a device, whose work would be waited for
     return gather.start([mine.indices().t(), mine.values(), shape]).then(merged)
 
 

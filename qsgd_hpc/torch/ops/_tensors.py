@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.adapter import Adapter
-from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime import gpu, ops
 
-__all__ = ["TENSORS", "name_of"]
+__all__ = ["TENSORS", "current_stream", "current_stream_of", "device_of", "name_of", "used_here"]
+
+# Of a device by its number, as an address. A torch without GPUs lacks it, and has no tensors there.
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 
 
 @functools.cache
@@ -21,9 +25,28 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def device_of(tensor: torch.Tensor) -> int | None:
+    """Return the device whose memory the core reads; -1: the host's, None: it must be copied."""
+    if tensor.device.type == gpu.served():
+        return max(tensor.get_device(), 0)  # the CPU has none, and the kernels' twin takes it for 0
+    return -1 if tensor.is_cpu else None
+
+
+def current_stream_of(tensor: torch.Tensor) -> int:
+    """Return the address of the stream that is current on a tensor's device."""
+    return current_stream(tensor.get_device()) if tensor.is_cuda else 0
+
+
+def used_here(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that the current stream uses, whatever stream it was made in."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    return tensor
+
+
 class _Tensors(Adapter):
-    def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the values, contiguous on the CPU.
+    def readable(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the values, contiguous: on a GPU that has kernels, otherwise on the CPU.
 
         Raises:
             UsageError: it is not contiguous memory.
@@ -34,7 +57,9 @@ class _Tensors(Adapter):
                 "tensor.to_dense(), or reduce it with hvd.sparse_allreduce_async"
             )
         plain = tensor.detach().resolve_conj().resolve_neg()
-        if plain.device.type != "cuda":
+        if device_of(plain) is not None:
+            return plain.contiguous()
+        if not plain.is_cuda:
             return plain.cpu().contiguous()
         # From pinned memory a copy runs at full speed; its stream must have come to the end of it.
         host = torch.empty(plain.shape, dtype=plain.dtype, pin_memory=True)
@@ -42,27 +67,34 @@ class _Tensors(Adapter):
         torch.cuda.current_stream(plain.device).synchronize()
         return host
 
-    def shares(self, host: torch.Tensor, tensor: torch.Tensor) -> bool:
-        return host.data_ptr() == tensor.data_ptr()
+    def shares(self, readable: torch.Tensor, tensor: torch.Tensor) -> bool:
+        return readable.data_ptr() == tensor.data_ptr()
 
     def dtype(self, tensor: torch.Tensor) -> str:
         return name_of(tensor.dtype)
 
-    def itemsize(self, host: torch.Tensor) -> int:
-        return host.element_size()
+    def itemsize(self, readable: torch.Tensor) -> int:
+        return readable.element_size()
 
-    def address(self, host: torch.Tensor) -> int:
-        return host.data_ptr()
+    def address(self, readable: torch.Tensor) -> int:
+        return readable.data_ptr()
 
-    def cast(self, host: torch.Tensor, dtype: str) -> torch.Tensor:
-        return host.to(getattr(torch, dtype))
+    def device(self, readable: torch.Tensor) -> tuple[int, int]:
+        """Return its device, and the stream that is current there."""
+        number = device_of(readable)
+        assert number is not None
+        return number, current_stream_of(readable)
 
-    def new_like(self, host: torch.Tensor) -> torch.Tensor:
+    def cast(self, readable: torch.Tensor, dtype: str) -> torch.Tensor:
+        return readable.to(getattr(torch, dtype))
+
+    def new_like(self, readable: torch.Tensor) -> torch.Tensor:
         """Return new memory, pinned if the source is."""
-        return torch.empty_like(host, pin_memory=host.is_pinned())
+        pinned = readable.is_cpu and readable.is_pinned()
+        return torch.empty_like(readable, pin_memory=pinned)
 
-    def copied(self, host: torch.Tensor) -> torch.Tensor:
-        return host.clone()
+    def copied(self, readable: torch.Tensor) -> torch.Tensor:
+        return readable.clone()
 
     def taken(self, received: ops.Received, like: torch.Tensor) -> torch.Tensor:
         flat = torch.from_numpy(received.data).view(like.dtype)
@@ -75,14 +107,14 @@ class _Tensors(Adapter):
     ) -> torch.Tensor:
         if into is None:
             if (result.device, result.dtype) == (like.device, like.dtype):
-                return result
+                return used_here(result)
             return self.placed(result, like.device).to(like.dtype)
         same = (result.data_ptr(), result.dtype, result.shape, result.stride()) == (
             into.data_ptr(), into.dtype, into.shape, into.stride()
         )  # fmt: skip
         if not same:  # a compressor may return anything
             with torch.no_grad():
-                into.copy_(result, non_blocking=into.is_cuda)
+                into.copy_(used_here(result), non_blocking=into.is_cuda)
         return into
 
     def bare(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -92,8 +124,10 @@ class _Tensors(Adapter):
         """Return the device, which may have more memory than the host."""
         return tensor.device
 
-    def placed(self, host: torch.Tensor, place: torch.device) -> torch.Tensor:
-        return host.to(place, non_blocking=place.type == "cuda" and host.is_pinned())
+    def placed(self, readable: torch.Tensor, place: torch.device) -> torch.Tensor:
+        if readable.device == place:
+            return used_here(readable)
+        return readable.to(place, non_blocking=place.type == "cuda" and readable.is_pinned())
 
     def unrecorded(self) -> AbstractContextManager[Any]:
         return torch.no_grad()

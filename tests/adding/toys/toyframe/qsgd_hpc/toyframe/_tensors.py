@@ -10,29 +10,29 @@ __all__ = ["TENSORS"]
 
 
 class _Tensors(Adapter):
-    def on_host(self, tensor: Tensor) -> Tensor:
+    def readable(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def shares(self, host: Tensor, tensor: Tensor) -> bool:
-        return host.data_ptr() == tensor.data_ptr()
+    def shares(self, readable: Tensor, tensor: Tensor) -> bool:
+        return readable.data_ptr() == tensor.data_ptr()
 
     def dtype(self, tensor: Tensor) -> str:
         return tensor.dtype
 
-    def itemsize(self, host: Tensor) -> int:
-        return host.element_size()
+    def itemsize(self, readable: Tensor) -> int:
+        return readable.element_size()
 
-    def address(self, host: Tensor) -> int:
-        return host.data_ptr()
+    def address(self, readable: Tensor) -> int:
+        return readable.data_ptr()
 
-    def cast(self, host: Tensor, dtype: str) -> Tensor:
-        return host.to(dtype)
+    def cast(self, readable: Tensor, dtype: str) -> Tensor:
+        return readable.to(dtype)
 
-    def new_like(self, host: Tensor) -> Tensor:
-        return empty(host.shape, host.dtype)
+    def new_like(self, readable: Tensor) -> Tensor:
+        return empty(readable.shape, readable.dtype)
 
-    def copied(self, host: Tensor) -> Tensor:
-        return host.to(host.dtype)
+    def copied(self, readable: Tensor) -> Tensor:
+        return readable.to(readable.dtype)
 
     def taken(self, received: ops.Received, like: Tensor) -> Tensor:
         return Tensor(received.data.view(like.dtype)).reshape(received.shape[0], *like.shape[1:])
