@@ -21,6 +21,7 @@ constexpr int kRelayShare = 50;
 
 void Engine::run() {
   name_thread("qsgd-engine");
+  gpu::Device::own_this_thread();
   std::unique_lock<std::mutex> driving(driving_);  // to the end: nobody works on what is failed
   try {
     if (size() > 1 && (config_.machine || config_.measure_at_start)) learn_machine();

@@ -8,6 +8,13 @@
 #include "gpu/library.h"
 
 namespace qsgd::gpu {
+namespace {
+
+constexpr size_t kLeast = size_t{1} << 16;  // of a block
+
+thread_local bool owns_thread = false;
+
+}  // namespace
 
 Mark::Mark(Device& device, Stream stream)
     : device_(device), stream_(stream), event_(device.take_event()) {
@@ -27,23 +34,39 @@ bool Mark::passed() {
 
 DeviceMemory::DeviceMemory(Device& device, size_t size_bytes)
     : device_(&device), size_bytes_(size_bytes) {
-  const Device::Use here(device);
-  void* data = nullptr;
-  device.require(device.library().take(size_bytes, &data, device.stream()));
+  void* data = device.memory_.take(std::max(size_bytes, kLeast), whole_);
+  if (data == nullptr) {
+    const Device::Use here(device);
+    device.require(device.library().take(whole_, &data, device.stream()));
+  }
   data_ = static_cast<uint8_t*>(data);
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (data_ != nullptr) device_->memory_.give(data_, whole_);
 }
 
 void DeviceMemory::swap(DeviceMemory& o) noexcept {
   std::swap(device_, o.device_);
   std::swap(data_, o.data_);
   std::swap(size_bytes_, o.size_bytes_);
+  std::swap(whole_, o.whole_);
 }
 
-void DeviceMemory::give_back() noexcept {
-  if (data_ == nullptr) return;
-  const Device::Use here(*device_);
-  device_->library().give(data_, device_->stream());
-  data_ = nullptr;
+void* Blocks::take(size_t size, size_t& whole) {
+  whole = size;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = free_.lower_bound(size);
+  if (found == free_.end() || found->first >= 2 * size) return nullptr;
+  void* const block = found->second;
+  whole = found->first;
+  free_.erase(found);
+  return block;
+}
+
+void Blocks::give(void* block, size_t whole) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  free_.emplace(whole, block);
 }
 
 Device::Use::Use(const Device& device) : device_(device) {
@@ -52,40 +75,18 @@ Device::Use::Use(const Device& device) : device_(device) {
 
 Device::Use::~Use() {
   int ours;
-  if (before_ >= 0 && before_ != device_.number_) device_.library_.use(before_, &ours);
+  if (!owns_thread && before_ != device_.number_) device_.library_.use(before_, &ours);
 }
 
-// Blocks that are free, by size. A block serves requests of more than half of it.
+void Device::own_this_thread() { owns_thread = true; }
+
 struct Device::Pinned {
   explicit Pinned(const Library& its) : library(its) {}
   ~Pinned() {
-    for (auto& [size, block] : free) library.give_pinned(block);
+    blocks.clear([this](void* block) { library.give_pinned(block); });
   }
-
-  void* take(size_t size, size_t* whole) {
-    {
-      const std::lock_guard<std::mutex> lock(mutex);
-      const auto found = free.lower_bound(size);
-      if (found != free.end() && found->first < 2 * size) {
-        void* const block = found->second;
-        *whole = found->first;
-        free.erase(found);
-        return block;
-      }
-    }
-    void* block = nullptr;
-    *whole = size;
-    if (library.take_pinned(size, &block) != nullptr) return nullptr;
-    return block;
-  }
-  void give(void* block, size_t whole) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    free.emplace(whole, block);
-  }
-
   const Library& library;
-  std::mutex mutex;
-  std::multimap<size_t, void*> free;
+  Blocks blocks;
 };
 
 Device::Device(const Library& library, int number, std::shared_ptr<AbortFlag> abort)
@@ -102,6 +103,7 @@ Device::~Device() {
   int before = -1;
   if (library_.use(number_, &before) != nullptr) return;  // the device went first
   kept_.clear();
+  memory_.clear([this](void* block) { library_.give(block, stream_); });
   library_.end_stream(stream_);
   library_.end_event(done_);
   for (Event event : events_) library_.end_event(event);
@@ -149,17 +151,19 @@ void Device::settle() {
 }
 
 Device::PinnedMemory Device::take_pinned(size_t size_bytes) {
-  const Use here(*this);
   size_t whole = 0;
-  constexpr size_t kLeast = size_t{1} << 16;
-  void* const block = pinned_->take(std::max(size_bytes, kLeast), &whole);
+  void* block = pinned_->blocks.take(std::max(size_bytes, kLeast), whole);
   if (block == nullptr) {
-    throw internal_error("GPU " + std::to_string(number_) + ": no " + std::to_string(size_bytes) +
-                         " bytes of pinned memory; look at `ulimit -l` and at the memory limit of "
-                         "the job");
+    const Use here(*this);
+    const char* const failure = library_.take_pinned(whole, &block);
+    if (failure != nullptr) {
+      throw internal_error("GPU " + std::to_string(number_) + ": no " + std::to_string(whole) +
+                           " bytes of pinned memory (" + failure + "); look at `ulimit -l` and " +
+                           "at the memory limit of the job");
+    }
   }
   return {static_cast<uint8_t*>(block),
-          [pool = pinned_, whole](uint8_t* memory) { pool->give(memory, whole); }};
+          [pool = pinned_, whole](uint8_t* memory) { pool->blocks.give(memory, whole); }};
 }
 
 std::unique_ptr<SegmentCoder> Device::make_coder(std::vector<ReduceTensor>& tensors,

@@ -36,12 +36,12 @@ class Mark {
   bool passed_ = false;
 };
 
-// Memory of a device, given back in the order of the device's work.
+// Memory of a device. Who takes it next comes behind in the device's stream.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
   DeviceMemory(Device& device, size_t size_bytes);
-  ~DeviceMemory() { give_back(); }
+  ~DeviceMemory();
   DeviceMemory(DeviceMemory&& o) noexcept { swap(o); }
   DeviceMemory& operator=(DeviceMemory&& o) noexcept {
     swap(o);
@@ -54,10 +54,28 @@ class DeviceMemory {
 
  private:
   void swap(DeviceMemory& o) noexcept;
-  void give_back() noexcept;
   Device* device_ = nullptr;
   uint8_t* data_ = nullptr;
   size_t size_bytes_ = 0;
+  size_t whole_ = 0;  // of the block
+};
+
+// Blocks that are free, by size: taking and giving them back may wait for the device. Any thread's.
+class Blocks {
+ public:
+  // One of at least this size, and of less than twice; null where there is none.
+  void* take(size_t size, size_t& whole);
+  void give(void* block, size_t whole);
+  // Calls end(block) for each.
+  template <class End>
+  void clear(const End& end) {
+    for (auto& [size, block] : free_) end(block);
+    free_.clear();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::multimap<size_t, void*> free_;
 };
 
 // Calls that queue or wait are for one thread at a time: the one that drives the engine.
@@ -76,7 +94,8 @@ class Device : public Place {
 
   const Library& library() const { return library_; }
   Stream stream() const { return stream_; }
-  // Makes the device this thread's while the value lives.
+  // Makes the device this thread's while the value lives; for good in a thread of the engine's own,
+  // which would otherwise begin to use the first device, where others have their tensors.
   class Use {
    public:
     explicit Use(const Device& device);
@@ -88,6 +107,7 @@ class Device : public Place {
     const Device& device_;
     int before_ = -1;
   };
+  static void own_this_thread();
 
   // Of any two places; in the order of the stream.
   void copy(void* to, const void* from, size_t size_bytes);
@@ -118,6 +138,7 @@ class Device : public Place {
 
  private:
   friend class Mark;
+  friend class DeviceMemory;
   struct Pinned;  // lives as long as any of its memory
   Event take_event();
 
@@ -125,6 +146,7 @@ class Device : public Place {
   const int number_;
   const std::shared_ptr<AbortFlag> abort_;
   const std::shared_ptr<Pinned> pinned_;
+  Blocks memory_;
   Stream stream_ = nullptr;
   Event done_ = nullptr;
   std::vector<std::shared_ptr<void>> kept_;
