@@ -35,7 +35,7 @@ FUZZ_OBJECTS ?= build/fuzz
 FUZZ_SECONDS ?= 600
 FUZZ_SOURCES = tests/core/fuzz_decoder.cc $(wildcard csrc/quant/*.cc csrc/common/*.cc)
 
-.PHONY: help setup setup-openmpi slurm simgrid browser ecosystem arm test test-all test-quick test-mxnet pins fuzz soak bench-end-to-end bench-race bench-gpu demo demo-short docs wheel wheels release lint format clean
+.PHONY: help setup setup-openmpi slurm simgrid browser ecosystem arm test test-all test-quick test-mxnet pins fuzz soak bench-end-to-end bench-race bench-gpu bench-gpu-all demo demo-short docs wheel wheels release lint format clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -133,6 +133,9 @@ bench-race: setup ## Race to bfloat16's loss: every code and peer, on 2 hosts; t
 
 bench-gpu: setup ## Time the GPU kernels beside the device's own copy and torch's; needs a GPU
 	$(VENV)/bin/python benchmarks/gpu/kernels.py --json benchmarks/results/gpu-kernels.json
+
+bench-gpu-all: setup ## Test, sanitize, time and train on a GPU: eight minutes, into build/gpu
+	benchmarks/gpu/all.sh
 
 demo: setup ## Set up, train MNIST on 2 ranks, submit it as a job, run its scaling study
 	PATH="$(abspath $(VENV)/bin):$$PATH" tutorials/demo.sh

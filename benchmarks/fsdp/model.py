@@ -58,7 +58,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map characters, shape (n, t), to scores of the next, shape (n * t, characters)."""
-        x = self.embedding(x) + self.positions(torch.arange(x.shape[1]))
+        x = self.embedding(x) + self.positions(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             x = block(x)
         scores: Tensor = self.head(self.before_head(x)).flatten(0, 1)

@@ -102,16 +102,19 @@ def quantise(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     return norm, codes
 
 
-def contestants(library: str, count: int, device: torch.device) -> Iterator[Contestant]:
-    """Yield what takes part: the copy first."""
+def contestants(
+    library: str, count: int, device: torch.device, *, peers: bool
+) -> Iterator[Contestant]:
+    """Yield what takes part: the copy first; torch's operations, where `peers` are wanted."""
     x = torch.randn(count, device=device)
     target = torch.empty_like(x)
     yield Contestant("copy", None, 8 * count, lambda: target.copy_(x))
     compiled = torch.compile(quantise, dynamic=False)
+    quantisers = (("torch, eager", quantise), ("torch.compile", compiled)) if peers else ()
     for bits in (8, 4):
         yield from of_kernels(library, "qsgd", bits, count, device)
         codes = count * bits / 8 + 4 * count / BUCKET
-        for name, act in (("torch, eager", quantise), ("torch.compile", compiled)):
+        for name, act in quantisers:
             yield Contestant(name, bits, 4 * count + codes, lambda act=act, bits=bits: act(x, bits))
     for bits in (4, 3):
         yield from of_kernels(library, "eden", bits, count, device)
@@ -179,6 +182,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--elements", type=int, default=1 << 26, help="default 2^26, 256 MiB")
     parser.add_argument("--samples", type=int, default=50)
+    parser.add_argument(
+        "--without-torch", action="store_true", help="leave out torch's operations, which compile"
+    )
     parser.add_argument("--json", type=Path, help="where to write the rows")
     args = parser.parse_args()
     library = gpu.library()
@@ -187,7 +193,8 @@ def main() -> None:
     device = torch.device(gpu.device_type(library))
     if device.type == "cuda" and not torch.cuda.is_available():
         sys.exit("no GPU that torch can use; on a login node that is as it should be")
-    rows = measure(list(contestants(library, args.elements, device)), args.samples, device)
+    all_ = list(contestants(library, args.elements, device, peers=not args.without_torch))
+    rows = measure(all_, args.samples, device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "the CPU, by the twin"
     print(f"{name}; kernels for {gpu.platform(library)}; {args.elements} elements")
     print(table(rows))
