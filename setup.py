@@ -4,10 +4,7 @@ kernels; ship the data. The rest is pyproject.toml.
 
 import os
 import platform
-import re
 import shlex
-import shutil
-import subprocess
 import sys
 import sysconfig
 from importlib.util import find_spec
@@ -19,6 +16,8 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 from building.compiler import Compiler, architecture, choose
+from building.kernels import NO_KERNELS, kernel_compiler
+from building.kernels import SOURCES as OF_KERNELS
 
 ROOT = Path(__file__).parent
 # Another processor's wheel carries its name, and so do the libraries in it.
@@ -67,53 +66,10 @@ tensorflow = Extension(
 )
 
 # No Python module either: qsgd_hpc.runtime.gpu passes it to the core. It has its own CUDA runtime,
-# so it also loads on a machine without a GPU.
+# so it also loads on a machine without a GPU; that of HIP is the machine's.
 KERNELS = "qsgd_hpc._gpu"
-OF_KERNELS = ["csrc/gpu/codec.cu"]
-# A100 and H100 are what the centres have; 75 stands for small cards. From PTX of the last one a
-# driver makes code for newer GPUs.
-CUDA_TARGETS = (70, 75, 80, 90)
-HIP_TARGETS = ("gfx90a", "gfx942")  # MI250X, MI300
-NO_KERNELS = "or build without GPU kernels: QSGD_GPU=none"
-
-
-def gpu_compiler() -> list[str]:
-    """Return the command that compiles the kernels; empty: there is none, or none is wanted."""
-    wanted = os.environ.get("QSGD_GPU", "auto")
-    if architecture(TARGET) != platform.machine():
-        return []
-    if wanted not in ("auto", "none", "cuda", "hip"):
-        raise SystemExit(f"QSGD_GPU={wanted}: expected auto, none, cuda or hip")
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc") or shutil.which(f"{home}/bin/nvcc")
-    hipcc = shutil.which("hipcc") or shutil.which("/opt/rocm/bin/hipcc")
-    if wanted == "hip":
-        if not hipcc:
-            raise SystemExit(f"QSGD_GPU=hip: hipcc is not on PATH. Load the module, {NO_KERNELS}")
-        return [hipcc, "-x", "hip", "-fPIC", "-ffp-contract=off",
-                *(f"--offload-arch={target}" for target in HIP_TARGETS)]  # fmt: skip
-    if wanted == "cuda" and not nvcc:
-        raise SystemExit(f"QSGD_GPU=cuda: nvcc is not on PATH. Load the module, {NO_KERNELS}")
-    if wanted == "auto" and not shutil.which(os.environ.get("NVCC_CCBIN") or "gcc"):
-        return []  # nvcc compiles what is for the host by another compiler
-    return [] if wanted == "none" or not nvcc else cuda_command(nvcc)
-
-
-def cuda_command(nvcc: str) -> list[str]:
-    """Return nvcc with the targets that it knows; CUDA 13, for one, has left out 70."""
-
-    def ask(option: str) -> str:
-        return subprocess.run([nvcc, option], capture_output=True, text=True, check=True).stdout
-
-    known = {int(number) for number in re.findall(r"compute_(\d+)", ask("--list-gpu-arch"))}
-    targets = [target for target in CUDA_TARGETS if target in known] or [max(known)]
-    release = re.search(r"release ([\d.]+)", ask("--version"))
-    words = ", ".join(f"sm_{target}" for target in targets)
-    built = f"CUDA {release[1] if release else '?'}: {words} and PTX"
-    codes = [f"-gencode=arch=compute_{t},code=sm_{t}" for t in targets]
-    codes.append(f"-gencode=arch=compute_{targets[-1]},code=compute_{targets[-1]}")
-    return [nvcc, "--threads=0", "--fmad=false", "-cudart=static", f'-DQSGD_GPU_BUILT="{built}"',
-            "-Xcompiler=-fPIC,-fvisibility=hidden", *codes]  # fmt: skip
+for_gpu = kernel_compiler()
+kernels = Extension(KERNELS, list(OF_KERNELS), depends=core.depends)
 
 
 def use(chosen: Compiler, compiler: Any) -> None:
@@ -140,15 +96,6 @@ def use(chosen: Compiler, compiler: Any) -> None:
             linker_so_cxx=[*chosen.command, *chosen.link_flags, "-shared"],
             compiler_cxx=[],  # else setuptools would have it link, with the words of the other
         )
-
-
-def cuda_runtime() -> list[str]:
-    """Return what links nvcc's static runtime, as nvcc itself would."""
-    shown = subprocess.run(
-        [COMPILER[0], "--dryrun", *OF_KERNELS], capture_output=True, text=True, check=True
-    )
-    folders = re.findall(r'"(-L[^"]+)"', shown.stderr)
-    return [*folders, "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
 
 
 def keep_python_from_all_but_bindings(compiler: Any) -> None:
@@ -185,30 +132,14 @@ class BuildExtensions(build_ext):
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            for command in self.kernel_commands(ext.sources, target):
+            for command in for_gpu.commands(target, Path(self.build_temp), self.chosen):
                 self.spawn(command)
         except Exception as error:
             raise SystemExit(
-                f"{COMPILER[0]} cannot compile the GPU kernels ({error}); see its message above. "
+                f"{for_gpu.path} cannot compile the GPU kernels ({error}); see its message above. "
                 f"Choose a host compiler that it supports, for nvcc with NVCC_CCBIN, {NO_KERNELS}"
             ) from None
 
-    def kernel_commands(self, sources: list[str], library: Path) -> list[list[str]]:
-        """Return what compiles and links the kernels.
-
-        Linked by ziglang where that is the compiler: nvcc would link them to the symbols of this
-        machine's glibc, and the library would load with no older one.
-        """
-        words = [*COMPILER, "-std=c++17", "-O3", "-Icsrc", *sources]
-        if not self.chosen.target:
-            return [[*words, "-shared", "-o", str(library)]]
-        compiled = str(Path(self.build_temp, "kernels.o"))
-        link = [*self.chosen.command, *self.chosen.link_flags, "-shared", compiled, *cuda_runtime()]
-        return [[*words, "-c", "-o", compiled], [*link, "-o", str(library)]]
-
-
-COMPILER = gpu_compiler()
-kernels = Extension(KERNELS, OF_KERNELS, depends=core.depends)
 
 ParallelCompile("QSGD_BUILD_JOBS", default=0, needs_recompile=is_stale).install()
 setup(
@@ -222,6 +153,6 @@ setup(
         **{f"qsgd_hpc._data.{name}": ["**/*"] for name in DATA},
     },
     exclude_package_data={"": ["*.pyc", "__pycache__/*"]},
-    ext_modules=[core, tensorflow, *([kernels] if COMPILER else [])],
+    ext_modules=[core, tensorflow, *([kernels] if for_gpu else [])],
     cmdclass={"build_ext": BuildExtensions},
 )

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 
 from building import release, wheel
 from building.compiler import GLIBC, ROOT, choose
+from building.kernels import kernel_compiler
 
 # What GCC 7 says of the vector AES instructions.
 REFUSAL = 'error: attribute(target("vaes")) is unknown'
@@ -49,6 +50,38 @@ def test_ziglang_can_be_refused(old_compiler):
 def test_a_target_is_for_ziglang_whatever_else_is_there(old_compiler):
     chosen = choose({"QSGD_TARGET": "aarch64-linux-gnu.2.17"})
     assert chosen.command[-2:] == ("-target", "aarch64-linux-gnu.2.17")
+
+
+@pytest.fixture
+def hipcc(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, str]:
+    """The environment of a hipcc that refuses these GPUs, and compiles for AMD where told so."""
+    script = f"""#!/bin/sh
+[ "$HIP_PLATFORM" = amd ] || exit 1
+case "$*" in
+    *--version) echo "HIP version: 5.2.21153-0" ;;
+    {request.param}) echo "a note" >&2; echo "error: invalid target ID" >&2; exit 1 ;;
+esac
+"""
+    path = tmp_path / "hipcc"
+    path.write_text(script)
+    path.chmod(0o755)
+    return {"QSGD_GPU": "hip", "PATH": str(tmp_path)}
+
+
+@pytest.mark.parametrize("hipcc", ["*gfx942*"], indirect=True)
+def test_kernels_are_compiled_for_the_gpus_that_hipcc_knows(hipcc):
+    compiler = kernel_compiler(hipcc)
+    assert compiler is not None
+    assert [word for word in compiler.command if "gfx" in word] == [
+        '-DQSGD_GPU_BUILT="HIP 5.2: gfx90a"',
+        "--offload-arch=gfx90a",
+    ]
+
+
+@pytest.mark.parametrize("hipcc", ["*gfx*"], indirect=True)
+def test_a_hipcc_that_knows_none_of_the_gpus_is_refused_with_its_reason(hipcc):
+    with pytest.raises(SystemExit, match=r"none of gfx90a, gfx942 \(error: invalid target ID\)"):
+        kernel_compiler(hipcc)
 
 
 @pytest.mark.parametrize(
