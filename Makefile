@@ -35,7 +35,7 @@ FUZZ_OBJECTS ?= build/fuzz
 FUZZ_SECONDS ?= 600
 FUZZ_SOURCES = tests/core/fuzz_decoder.cc $(wildcard csrc/quant/*.cc csrc/common/*.cc)
 
-.PHONY: help setup setup-openmpi slurm simgrid browser ecosystem arm test test-all test-quick test-mxnet pins fuzz soak bench-end-to-end bench-race bench-gpu bench-gpu-all demo demo-short docs wheel wheels release lint format clean
+.PHONY: help setup setup-openmpi slurm simgrid browser ecosystem arm hip test test-all test-quick test-mxnet pins fuzz soak bench-end-to-end bench-race bench-gpu bench-gpu-all demo demo-short docs wheel wheels release lint format clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -43,7 +43,7 @@ help: ## Show these targets
 setup: $(VENV)/.ready ## Create the environment and build the package into it
 
 # The compiler works while pip downloads and unpacks: without dependencies, the two share no package.
-$(VENV)/.ready: pyproject.toml setup.py building/compiler.py constraints.txt $(shell find csrc -name '*.cc' -o -name '*.cu' -o -name '*.h')
+$(VENV)/.ready: pyproject.toml setup.py building/compiler.py building/kernels.py constraints.txt $(shell find csrc -name '*.cc' -o -name '*.cu' -o -name '*.h')
 	@echo "== setting up $(VENV) (a few minutes the first time) =="
 	@test -x $(VENV)/bin/python || $(TWICE) 'making $(VENV)' $(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m building.compiler | xargs --no-run-if-empty $(TWICE) 'installing a C++ compiler' $(VENV)/$(PIP)
@@ -84,12 +84,15 @@ $(VENV)/.ecosystem: $(VENV)/.ready
 arm: ## Install a compiler and an emulator for ARM, for a test on them (Debian, as root)
 	tests/core/install.sh
 
+hip: ## Install AMD's compiler, for a test that the GPU kernels compile (Debian, as root)
+	tests/gpu/install.sh
+
 test test-all soak: export QSGD_TEST_PYTHON = $(abspath $(VENV)/bin/python):$(abspath $(VENV_OPENMPI)/bin/python)
 test: setup setup-openmpi lint ## Set up, check style and types, run the tests of the gate
 	$(VENV)/bin/python -m tests.gate
 
 test-all: export QSGD_TEST_MXNET = $(abspath $(VENV_MXNET)/bin/python)
-test-all: setup setup-openmpi slurm simgrid browser ecosystem arm $(VENV_MXNET)/.ready lint ## All tests, those that are long or need root too
+test-all: setup setup-openmpi slurm simgrid browser ecosystem arm hip $(VENV_MXNET)/.ready lint ## All tests, those that are long or need root too
 	$(VENV)/bin/python -m tests.gate --all
 
 test-quick: setup ## Pure functions alone, in about two minutes
