@@ -56,7 +56,7 @@ inline const char* wait(Stream stream, Event event) {
 
 inline const char* passed(Event event, bool* passed) {
   const QSGD_GPU_API(Error_t) state = QSGD_GPU_API(EventQuery)(to_event(event));
-  const char* why = failure(state);  // takes "not ready" from the last errors, too
+  const char* why = failure(state);  // clears "not ready" as well
   *passed = state == QSGD_GPU_API(Success);
   return state == QSGD_GPU_API(ErrorNotReady) ? nullptr : why;
 }
@@ -70,7 +70,7 @@ inline const char* clear(void* to, size_t size_bytes, Stream stream) {
   return failure(QSGD_GPU_API(MemsetAsync)(to, 0, size_bytes, to_stream(stream)));
 }
 
-// All devices see it where the host does: addresses are unified.
+// With unified addressing, the host's address is that of every device.
 inline const char* take_pinned(size_t size_bytes, void** memory) {
 #if defined(__HIP__)
   return failure(hipHostMalloc(memory, size_bytes, hipHostMallocPortable | hipHostMallocMapped));

@@ -19,7 +19,7 @@ namespace qsgd::gpu {
 constexpr int kLanesShift = 5;
 constexpr int kLanes = 1 << kLanesShift;
 
-// What went wrong, or null. It is then no more the last error, which a kernel's would be taken for.
+// The text of an error, or null. Clears the last error, so that no later launch is blamed for it.
 inline const char* failure(QSGD_GPU_API(Error_t) error) {
   if (error == QSGD_GPU_API(Success)) return nullptr;
   static_cast<void>(QSGD_GPU_API(GetLastError)());

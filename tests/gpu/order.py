@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tests.gpu.twin import Kernels
 
-LATE_S = 0.02  # how long what is held is looked at; a test that passes does not depend on it
+LATE_S = 0.02  # time for a missing wait to show; correct code passes with any
 MEGABYTES = 64
 
 
@@ -83,7 +83,7 @@ class Order:
             self.kernels.hold(stream, True)
         try:
             yield
-            time.sleep(LATE_S)  # who does not wait for them goes on now
+            time.sleep(LATE_S)  # what does not wait for them runs now
         finally:
             for stream in streams:
                 self.kernels.hold(stream, False)

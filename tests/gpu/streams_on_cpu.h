@@ -1,6 +1,6 @@
-// CUDA's streams, events and memory on the CPU. A thread of each stream does what is queued in it,
-// in order and late, so that a test sees whoever does not wait; the null stream's work is done at
-// once, by its caller. Names are those of CUDA without their beginning.
+// CUDA's streams, events and memory on the CPU. Each stream has a thread that does what is queued,
+// in order, each TWIN_DELAY_US late, so that a missing wait shows. The caller does the null
+// stream's work at once. Names are those of CUDA without their beginning.
 #pragma once
 
 #include <chrono>
@@ -86,7 +86,7 @@ class Queue {
   std::thread thread_;  // the last: it uses the others
 };
 
-// What an event is once it is recorded. A wait is for the record that was there when it was queued.
+// One recording of an event. A wait refers to the one that was the last when it was queued.
 struct Record {
   bool done = false;
 };
@@ -185,7 +185,7 @@ inline Error_t MemsetAsync(void* to, int value, size_t size_bytes, Stream_t stre
   return Success;
 }
 
-// Memory that is not zero until it is written. Its size lies before it.
+// Memory is filled with this until it is written. Its size lies before it.
 constexpr int kUnwritten = 0xEE;
 constexpr size_t kAlignment = 256;
 inline size_t& size_of(void* memory) {
@@ -202,11 +202,11 @@ inline Error_t HostAlloc(void** memory, size_t size_bytes, unsigned) {
 }
 inline Error_t FreeHost(void* memory) {
   if (memory == nullptr) return Success;
-  std::memset(memory, kUnwritten, size_of(memory));  // seen by whoever still reads it
+  std::memset(memory, kUnwritten, size_of(memory));  // so that a later read shows
   std::free(static_cast<char*>(memory) - kAlignment);
   return Success;
 }
-// Written again in the stream's order, over what another stream writes too early.
+// Filled again in the stream's order, over what another stream writes too early.
 inline Error_t MallocAsync(void** memory, size_t size_bytes, Stream_t stream) {
   const Error_t error = HostAlloc(memory, size_bytes, 0);
   if (error != Success || stream == nullptr) return error;
@@ -219,7 +219,7 @@ inline Error_t FreeAsync(void* memory, Stream_t stream) {
 
 }  // namespace gpu_twin
 
-// For tests: a stream that is held, or all of them where it is null, starts nothing.
+// For tests: a held stream starts nothing; null: all streams.
 extern "C" __attribute__((used, visibility("default"))) inline void qsgd_gpu_twin_hold(void* stream,
                                                                                        bool held) {
   using namespace gpu_twin;

@@ -167,7 +167,7 @@ def test_the_library_says_what_it_cannot_code(kernels: Kernels, code: Code, why:
     assert kernels.refuse(code) == why
 
 
-def test_memory_of_the_twin_is_not_zero_and_is_spoilt_in_the_streams_order(late: Order):
+def test_the_twin_fills_memory_in_the_streams_order(late: Order):
     stream = late.stream()
     early, seen = gaussian(COUNT), late.pinned(COUNT)
     with late.late(stream):

@@ -169,7 +169,7 @@ class Kernels:
         return (self.table.refuse(code.spec()) or b"").decode()
 
     def hold(self, stream: int | None, held: bool) -> None:
-        """Let a stream of the twin start nothing, or go on; all of them where it is None."""
+        """Let a stream of the twin start nothing, or go on again; None: all streams."""
         self._library.qsgd_gpu_twin_hold(c.c_void_p(stream), c.c_bool(held))
 
     def encode(
