@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -11,6 +12,7 @@
 #include "engine/entries.h"
 #include "engine/process_sets.h"
 #include "engine/response.h"
+#include "engine/staging.h"
 
 namespace qsgd {
 
@@ -51,11 +53,15 @@ class Executor {
   WorkDone done() const;
 
  private:
-  void carry_out(const Response& response);
-  std::vector<Outcome> work(const Response& response);
+  // `next` is the response that comes behind it, or null.
+  void carry_out(const Response& response, const Response* next);
+  std::vector<Outcome> work(const Response& response, const Response* next);
+  std::shared_ptr<Staging> stage(const Response& response, const std::vector<Entry*>& entries);
+  void stage_ahead(const Response& next);
   void change_sets(const Operation& operation, int64_t id);
   void settle_held(bool grouped);
   void end_settled();
+  void end_landed(bool all);
   void count(const std::vector<Entry*>& entries, double seconds, double coding_s);
 
   Communicator communicator_;
@@ -65,7 +71,12 @@ class Executor {
   const Note note_;
   std::vector<Ended> held_;     // of a group that goes on
   std::vector<Ended> settled_;  // to end next
-  mutable std::mutex mutex_;    // guards done_
+  // Copies from devices for the next response, those to devices of what is settled, and operations
+  // that end once theirs have landed: both go on while others are carried out.
+  std::shared_ptr<Staging> ahead_;
+  std::vector<std::shared_ptr<Staging>> landing_;
+  std::deque<std::pair<std::vector<std::shared_ptr<Staging>>, std::vector<Ended>>> in_flight_;
+  mutable std::mutex mutex_;  // guards done_
   WorkDone done_;
 };
 

@@ -38,22 +38,17 @@ std::vector<int64_t> even_rows(int64_t rows, int size) {
 
 }  // namespace
 
+bool Operations::needs_host(const Response& response, const std::vector<Entry*>& entries) const {
+  return std::any_of(entries.begin(), entries.end(), is_on_device) &&
+         !reducer_.codes_on(device_of(entries), response, entries);
+}
+
 std::vector<Outcome> Operations::carry_out(const Response& response,
                                            const std::vector<Entry*>& entries) {
-  if (std::none_of(entries.begin(), entries.end(), is_on_device)) return work(response, entries);
-  if (gpu::Device* const device = device_of(entries);
-      reducer_.codes_on(device, response, entries)) {
+  if (gpu::Device* const device = device_of(entries)) {
     const gpu::Device::Use here(*device);
     return reducer_.reduce(response, entries, device);
   }
-  KeptOnFailure<Staging> staging{Staging(entries)};
-  std::vector<Outcome> outcomes = work(response, staging->entries());
-  staging->deliver();
-  return outcomes;
-}
-
-std::vector<Outcome> Operations::work(const Response& response,
-                                      const std::vector<Entry*>& entries) {
   if (entries.front()->operation->kind == OpKind::kAllreduce) {
     return reducer_.reduce(response, entries);
   }

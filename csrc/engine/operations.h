@@ -17,14 +17,16 @@ class Operations {
   Operations(Communicator communicator, const std::vector<int>& ranks, const ReducerConfig& config)
       : communicator_(communicator), ranks_(ranks), reducer_(communicator, ranks, config) {}
 
-  // `entries` are those that `response` names, in its order. Throws when the job is aborted.
+  // Whether entries on devices must be staged on the host for the response.
+  bool needs_host(const Response& response, const std::vector<Entry*>& entries) const;
+  // `entries` are those that `response` names, in its order; staged, if need be. Throws when the
+  // job is aborted.
   std::vector<Outcome> carry_out(const Response& response, const std::vector<Entry*>& entries);
 
   Reducer& reducer() { return reducer_; }
   const Reducer& reducer() const { return reducer_; }
 
  private:
-  std::vector<Outcome> work(const Response& response, const std::vector<Entry*>& entries);
   Result allgather(const Entry& entry, const std::vector<int64_t>& rows);
   Result alltoall(const Entry& entry);
   Result reducescatter(const Entry& entry);

@@ -28,6 +28,7 @@ Staging::Staging(const std::vector<Entry*>& entries) : listed_(entries) {
     const gpu::Device::Use here(device);
     copy.in = device.take_pinned(size_bytes);
     device.copy(copy.in.get(), entry.in, size_bytes);
+    copy.host.ready = nullptr;
     copy.host.in = copy.in.get();
     if (entry.out != nullptr) {
       copy.out = entry.out == entry.in ? copy.in : device.take_pinned(size_bytes);
@@ -35,7 +36,12 @@ Staging::Staging(const std::vector<Entry*>& entries) : listed_(entries) {
     }
     listed = &copy.host;
   }
-  settle();
+  mark();
+}
+
+const std::vector<Entry*>& Staging::entries() {
+  land();
+  return listed_;
 }
 
 void Staging::deliver() {
@@ -44,16 +50,22 @@ void Staging::deliver() {
     const gpu::Device::Use here(copy.device());
     copy.device().copy(copy.entry->out, copy.out.get(), copy.entry->operation->size_bytes());
   }
-  settle();
+  mark();
 }
 
-void Staging::settle() {
+void Staging::mark() {
   std::set<gpu::Device*> devices;
   for (const Copy& copy : copies_) devices.insert(&copy.device());
-  for (gpu::Device* device : devices) {
-    const gpu::Device::Use here(*device);
-    device->settle();
-  }
+  marks_.clear();
+  for (gpu::Device* device : devices) marks_.push_back(device->mark(device->stream()));
+}
+
+bool Staging::has_landed() {
+  return std::all_of(marks_.begin(), marks_.end(), [](auto& mark) { return mark->passed(); });
+}
+
+void Staging::land() {
+  for (const auto& mark : marks_) mark->device().await(*mark);
 }
 
 }  // namespace qsgd

@@ -96,7 +96,6 @@ Device::Device(const Library& library, int number, std::shared_ptr<AbortFlag> ab
       pinned_(std::make_shared<Pinned>(library)) {
   const Use here(*this);
   require(library_.make_stream(&stream_));
-  require(library_.make_event(&done_));
 }
 
 Device::~Device() {
@@ -105,7 +104,6 @@ Device::~Device() {
   kept_.clear();
   memory_.clear([this](void* block) { library_.give(block, stream_); });
   library_.end_stream(stream_);
-  library_.end_event(done_);
   for (Event event : events_) library_.end_event(event);
   if (before >= 0 && before != number_) library_.use(before, &before);
 }
@@ -139,15 +137,16 @@ void Device::clear(void* to, size_t size_bytes) {
 }
 
 void Device::settle() {
-  require(library_.record(done_, stream_));
+  await(*mark(stream_));
+  kept_.clear();
+}
+
+void Device::await(Mark& mark) {
   Backoff backoff;
-  for (bool passed = false;;) {
-    require(library_.passed(done_, &passed));
-    if (passed) break;
+  while (!mark.passed()) {
     abort_->check();
     backoff.pause();
   }
-  kept_.clear();
 }
 
 Device::PinnedMemory Device::take_pinned(size_t size_bytes) {

@@ -117,9 +117,10 @@ class Device : public Place {
   void keep(T value) {
     kept_.push_back(std::make_shared<T>(std::move(value)));
   }
-  // Returns when all that is queued is done, without a call that waits for the device. Throws when
-  // the job is aborted meanwhile.
+  // Returns when all that is queued is done, or what was marked, without a call that waits for the
+  // device. Throws when the job is aborted meanwhile.
   void settle();
+  void await(Mark& mark);
 
   // From the host's memory that copies take at full speed; comes back when let go. Any thread's.
   PinnedMemory take_pinned(size_t size_bytes);
@@ -148,7 +149,6 @@ class Device : public Place {
   const std::shared_ptr<Pinned> pinned_;
   Blocks memory_;
   Stream stream_ = nullptr;
-  Event done_ = nullptr;
   std::vector<std::shared_ptr<void>> kept_;
   std::mutex mutex_;  // guards events_
   std::vector<Event> events_;

@@ -178,14 +178,13 @@ void DeviceCoder::timed(const Segment& segment, const std::function<void()>& wor
 void DeviceCoder::contribute(const Segment& segment, const Terms& terms, uint8_t* message) {
   timed(segment, [&] {
     if (terms.size() == 1 && terms.front() == kOwn) {
-      uint8_t* const made = scratch(made_, segment.bytes);
+      // Straight to the host: a copy behind the kernel takes as long again.
       const std::vector<Batch> all = batches(segment, Side::kInput);
       for (const Batch& batch : all) {
         device_.require(device_.library().encode(
-            first_in_, run(batch), draw(batch, Phase::kScatter), made, device_.stream()));
+            first_in_, run(batch), draw(batch, Phase::kScatter), message, device_.stream()));
       }
-      judge(all);
-      device_.copy(message, made, segment.bytes);
+      judge(all, message);
     } else {
       encode_sum(segment, terms, Side::kSumOfWorker, 1, Phase::kScatter, message);
     }
@@ -229,7 +228,7 @@ void DeviceCoder::decode(const Segment& segment, const uint8_t* message) {
 }
 
 // Queues the comparison of a sample with its codes, of tensors for which that is wanted.
-void DeviceCoder::judge(const std::vector<Batch>& batches) {
+void DeviceCoder::judge(const std::vector<Batch>& batches, const uint8_t* message) {
   judged_pieces_.clear();
   std::vector<Batch> wanted;
   size_t count = 0;
@@ -250,7 +249,7 @@ void DeviceCoder::judge(const std::vector<Batch>& batches) {
   auto* to = reinterpret_cast<Judged*>(sums.data());
   for (const Batch& batch : wanted) {
     if (batch.pieces.empty()) continue;
-    device_.require(device_.library().judge(first_in_, made_.data(), run(batch), kSampleEvery, to,
+    device_.require(device_.library().judge(first_in_, message, run(batch), kSampleEvery, to,
                                             device_.stream()));
     to += batch.pieces.size();
   }

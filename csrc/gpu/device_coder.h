@@ -43,7 +43,7 @@ class DeviceCoder final : public SegmentCoder {
   Addends upload(const Segment& segment, const Terms& terms, float factor);
   void encode_sum(const Segment& segment, const Terms& terms, Side side, float factor, Phase phase,
                   uint8_t* message);
-  void judge(const std::vector<Batch>& batches);
+  void judge(const std::vector<Batch>& batches, const uint8_t* message);
   void decode(const Segment& segment, const uint8_t* message);
   void note_inputs(const Segment& segment, const uint8_t* message);
   void note_results(const Segment& segment, const uint8_t* message);
@@ -60,10 +60,6 @@ class DeviceCoder final : public SegmentCoder {
   char* first_out_ = nullptr;
   DeviceMemory made_;      // a message of this rank's
   DeviceMemory received_;  // messages of others
-  struct Sample {
-    const qsgd::Piece* piece;
-    Judged sums;
-  };
   Device::PinnedMemory judged_;
   std::vector<const qsgd::Piece*> judged_pieces_;
 };

@@ -164,6 +164,30 @@ def test_all_other_collectives(twin, place):
             np.testing.assert_array_equal(result, want)
 
 
+def test_copies_of_several_reductions_overlap_and_meet_none_of_the_others_memory(twin):
+    """Each tensor alone is a response: what the next reads is copied while one is carried out."""
+
+    def program(me):
+        device = EVERYWHERE["even"](me.rank)
+        for step in range(3):
+            xs = [np.full(200 + i, me.rank + i + step, dtype=np.float64) for i in range(20)]
+            coded = np.ones(700, dtype=np.float32)
+            handles = [me.allreduce(f"t{i}", x, device=device) for i, x in enumerate(xs)]
+            handles.insert(10, me.allreduce("coded", coded, coding=NEAREST, device=device))
+            for handle in handles:
+                handle.wait()
+            for i, x in enumerate(xs):
+                np.testing.assert_array_equal(x, 3 * (i + step) + 3)
+            np.testing.assert_array_equal(coded, 3)
+
+    same(
+        [
+            [] if got is None else got
+            for got in on_ranks(3, program, gpu_library=str(twin), fusion_bytes=1)
+        ]
+    )
+
+
 @pytest.mark.parametrize("count", [300, 70_000])
 @pytest.mark.parametrize("guilty", [0, 1])
 def test_nan_is_named_with_tensor_and_rank(twin, guilty, count):
