@@ -200,8 +200,7 @@ INTEGERS = ("uint8", "int8", "uint16", "int16", "int32", "uint32", "int64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-@on_gpu
-@pytest.mark.parametrize("dtype", ["bool", *INTEGERS, *FLOATS, "complex64"])
+@pytest.mark.parametrize("dtype", ["bool", *INTEGERS, *FLOATS])
 def test_every_type_is_reduced_as_on_the_host(dtype):
     values = torch.arange(1000).remainder(7) + hvd.rank()
     there = values.to(getattr(torch, dtype))
@@ -218,7 +217,6 @@ def test_every_type_is_reduced_as_on_the_host(dtype):
     assert hvd.allgather(mine).numel() == 5 * hvd.size()
 
 
-@on_gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_codes_of_every_type_are_equal_on_every_rank(dtype, bits):
@@ -324,7 +322,8 @@ def test_the_host_never_waits_for_the_device(bits):
     with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profile:
         step("watched")
     events = profile.events()
-    watched = next(e.time_range for e in events if e.name == "watched")
+    on_host = torch.autograd.DeviceType.CPU
+    (watched,) = (e.time_range for e in events if e.name == "watched" and e.device_type == on_host)
     within = {e.name for e in events if watched.start <= e.time_range.start <= watched.end}
     assert any("emcpy" in name or "Launch" in name for name in within), "nothing was recorded"
     assert not [name for name in within if name in WAITS or "Pageable" in name]

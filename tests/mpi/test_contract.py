@@ -18,6 +18,27 @@ def test_contract_holds_on_real_ranks(run_suite, python, ranks):
     run_suite(ranks, "tests/contract", "-k", f"not ({OTHER_FRAMEWORKS})", *TORCH_ALONE)
 
 
+# The kernels' twin takes torch's tensors in the host's memory for a device's.
+IN_GATE = [
+    f"tests/contract/test_{n}.py" for n in ("torch_device", "collectives", "torch_gradients")
+]
+
+
+@pytest.mark.gate
+@pytest.mark.one_mpi
+def test_contract_holds_on_a_device(run_suite, python, twin):
+    fast = f"not ({OTHER_FRAMEWORKS} or learns)"
+    run_suite(2, *IN_GATE, "-k", fast, QSGD_GPU_LIBRARY=str(twin))
+
+
+@pytest.mark.one_mpi
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_all_of_the_contract_holds_on_a_device(run_suite, python, twin, ranks):
+    torch = f"not ({OTHER_FRAMEWORKS})"
+    run_suite(ranks, "tests/contract", "-k", torch, *TORCH_ALONE, QSGD_GPU_LIBRARY=str(twin))
+
+
 @pytest.mark.one_mpi
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.gate), 3, 4])
