@@ -27,9 +27,10 @@ def name_of(dtype: torch.dtype) -> str:
 
 def device_of(tensor: torch.Tensor) -> int | None:
     """Return the device whose memory the core reads; -1: the host's, None: it must be copied."""
-    if tensor.device.type == gpu.served():
-        return max(tensor.get_device(), 0)  # the CPU has none, and the kernels' twin takes it for 0
-    return -1 if tensor.is_cpu else None
+    served = gpu.served()
+    if tensor.is_cpu:
+        return 0 if served == "cpu" else -1  # by the kernels' twin, it is a device
+    return tensor.get_device() if tensor.is_cuda and served == "cuda" else None
 
 
 def current_stream_of(tensor: torch.Tensor) -> int:
