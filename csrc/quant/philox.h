@@ -15,10 +15,22 @@ struct PhiloxBlock {
   uint32_t word[4];
 };
 
+// Compilers for GPUs turn the words between two products into 64 bits, too, which takes a third
+// more instructions.
+QSGD_INLINE uint64_t wide_product(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  return uint64_t{a} * b;
+#endif
+}
+
 QSGD_INLINE PhiloxBlock philox(PhiloxBlock x, uint32_t key0, uint32_t key1, int rounds) {
   for (int round = 0; round < rounds; ++round) {
-    const uint64_t a = uint64_t{0xD2511F53u} * x.word[0];
-    const uint64_t b = uint64_t{0xCD9E8D57u} * x.word[2];
+    const uint64_t a = wide_product(x.word[0], 0xD2511F53u);
+    const uint64_t b = wide_product(x.word[2], 0xCD9E8D57u);
     x = {{static_cast<uint32_t>(b >> 32) ^ x.word[1] ^ key0, static_cast<uint32_t>(b),
           static_cast<uint32_t>(a >> 32) ^ x.word[3] ^ key1, static_cast<uint32_t>(a)}};
     key0 += 0x9E3779B9u;
