@@ -24,40 +24,39 @@ __global__ void __launch_bounds__(kWarps* kLanes, kPlain ? Source::kBlocks : 1)
     encode_small(const Source source, const Encoding to, int shift) {
   const Code& code = to.code;
   const int lanes = 1 << shift;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const int part = lane & (lanes - 1), j = part % kTileLanes;
-  const size_t number =
-      (size_t{blockIdx.x} * kWarps + warp) << (kLanesShift - shift) | lane >> shift;
-  const Bucket bucket = find(to.pieces, number, code.bucket);
-  const size_t at = bucket.begin + part / kTileLanes * kTile;
-  const bool mine = at < bucket.end;
+  const uint32_t lane = threadIdx.x & (lanes - 1);
+  Bucket bucket = find(to.pieces, static_cast<uint32_t>(number_of_lane() >> shift), code.bucket);
+  const Part part(bucket, lane / kTileLanes * kTile, lane % kTileLanes);
+  const bool mine = !part.empty();
 
-  float value[kMine] = {};
-  if (mine) source.load(bucket, at, j, value);
+  float value[kMine];
+  source.load(bucket, part, value);
   float norm = norm_of_magnitude(max_of_lanes(largest_magnitude(value), lanes));
   double energy = 0;
   if constexpr (!kPlain) {
     __shared__ float staged[kWarps][kSpan];
     if (code.l2 || code.contract) {  // then the bucket has the warp for itself
-      Energy sum(staged[warp]);
-      sum.add(value, lane, bucket.end - bucket.begin);
+      Energy sum(staged[threadIdx.x / kLanes]);
+      sum.add(value, lane, bucket.size);
       energy = sum.total();
     }
     if (code.l2) norm = norm_of_energy(energy);
   }
+  // Read once more: held, it would take registers while elements are on their way.
+  bucket.piece = piece_of(to.pieces, bucket.number);
+  const Piece& piece = bucket.piece;
   uint32_t word[4];
   const uint64_t variance =
-      quantize<kPlain>(value, norm, code, to.philox(bucket.piece), bucket.piece.first / kTile,
-                       at / kTile, j, mine ? to.codes(bucket.piece) : nullptr, word);
+      quantize<kPlain>(value, norm, code, to.philox(piece), to.tile(piece, part), part.j,
+                       to.codes(piece, part), mine, word);
   float scale = norm;
   if (!kPlain && code.contract && norm > 0) {
     scale = contracted(norm, code.levels, sum_of_lanes(variance), energy);
   }
-  if (mine && part == 0) to.report(bucket, scale);
-  if (mine && source.keeps(bucket.piece)) {
+  if (mine && lane == 0) to.report(bucket, scale);
+  if (mine && source.keeps(piece)) {
     Values(scale, code.levels).each(word, [&](int i, float x) { value[i] -= x; });
-    source.keep(bucket.piece, at, j, value);
+    source.keep(piece, part, value);
   }
 }
 
@@ -70,23 +69,18 @@ __global__ void __launch_bounds__(kMostWarps* kLanes)
   __shared__ uint64_t variance_of[kMostWarps];
   __shared__ double energy;
   const Code& code = to.code;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const int warps = static_cast<int>(blockDim.x) / kLanes;
-  const int j = lane % kTileLanes;
+  const uint32_t lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
+  const uint32_t warps = blockDim.x / kLanes;
   const Bucket bucket = find(to.pieces, blockIdx.x, code.bucket);
-  const size_t lane_at = lane / kTileLanes * kTile;
-  const auto load = [&](size_t span, float* value) {
-    const size_t at = span + lane_at;
-    for (int i = 0; i < kMine; ++i) value[i] = 0;
-    if (at < bucket.end) source.load(bucket, at, j, value);
-    return at < bucket.end;
+  const auto part_of = [&](uint32_t span) {
+    return Part(bucket, span + lane / kTileLanes * kTile, lane % kTileLanes);
   };
+  const auto load = [&](const Part& part, float* value) { source.load(bucket, part, value); };
 
   uint32_t most = 0;
-  for (size_t span = bucket.begin + warp * kSpan; span < bucket.end; span += warps * kSpan) {
+  for (uint32_t span = warp * kSpan; span < bucket.size; span += warps * kSpan) {
     float value[kMine];
-    load(span, value);
+    load(part_of(span), value);
     const uint32_t here = largest_magnitude(value);
     most = most > here ? most : here;
   }
@@ -94,29 +88,29 @@ __global__ void __launch_bounds__(kMostWarps* kLanes)
   if (lane == 0) most_of[warp] = most;
   if ((code.l2 || code.contract) && warp == 0) {  // its order leaves no work for the others
     Energy sum(staged);
-    for (size_t span = bucket.begin; span < bucket.end; span += kSpan) {
+    for (uint32_t span = 0; span < bucket.size; span += kSpan) {
       float value[kMine];
-      load(span, value);
-      sum.add(value, lane, bucket.end - span);
+      load(part_of(span), value);
+      sum.add(value, lane, bucket.size - span);
     }
     const double total = sum.total();
     if (lane == 0) energy = total;
   }
   __syncthreads();
-  for (int other = 0; other < warps; ++other) {
+  for (uint32_t other = 0; other < warps; ++other) {
     most = most > most_of[other] ? most : most_of[other];
   }
 
   const float norm = code.l2 ? norm_of_energy(energy) : norm_of_magnitude(most);
   const Philox philox = to.philox(bucket.piece);
   uint64_t variance = 0;
-  for (size_t span = bucket.begin + warp * kSpan; span < bucket.end; span += warps * kSpan) {
+  for (uint32_t span = warp * kSpan; span < bucket.size; span += warps * kSpan) {
     float value[kMine];
     uint32_t word[4];
-    const bool mine = load(span, value);
-    variance +=
-        quantize<false>(value, norm, code, philox, bucket.piece.first / kTile,
-                        (span + lane_at) / kTile, j, mine ? to.codes(bucket.piece) : nullptr, word);
+    const Part part = part_of(span);
+    load(part, value);
+    variance += quantize<false>(value, norm, code, philox, to.tile(bucket.piece, part), part.j,
+                                to.codes(bucket.piece, part), !part.empty(), word);
   }
   if (code.contract) {
     variance = sum_of_lanes(variance);
@@ -127,40 +121,39 @@ __global__ void __launch_bounds__(kMostWarps* kLanes)
     float scale = norm;
     if (code.contract && norm > 0) {
       variance = 0;
-      for (int other = 0; other < warps; ++other) variance += variance_of[other];
+      for (uint32_t other = 0; other < warps; ++other) variance += variance_of[other];
       scale = contracted(norm, code.levels, variance, energy);
     }
     to.report(bucket, scale);
   }
   if (!source.keeps(bucket.piece)) return;
   __syncthreads();  // the scale and the codes are there
-  for (size_t span = bucket.begin + warp * kSpan; span < bucket.end; span += warps * kSpan) {
+  for (uint32_t span = warp * kSpan; span < bucket.size; span += warps * kSpan) {
     float value[kMine];
-    if (!load(span, value)) continue;
-    const size_t at = span + lane_at;
-    each_value(to.message, bucket, code, at / kTile, j, [&](int i, float x) { value[i] -= x; });
-    source.keep(bucket.piece, at, j, value);
+    const Part part = part_of(span);
+    if (part.empty()) continue;
+    load(part, value);
+    each_value(to.message, bucket, code, part, [&](int i, float x) { value[i] -= x; });
+    source.keep(bucket.piece, part, value);
   }
 }
 
 // 2^shift lanes for a bucket: a part of a warp, or whole warps that lie together.
 template <class Real, bool Add>
 __global__ void __launch_bounds__(256, 4) decode_kernel(Real* out, const Decoding from, int shift) {
-  const size_t thread = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const int lanes = 1 << shift;
-  const int part = static_cast<int>(thread) & (lanes - 1), j = part % kTileLanes;
-  const Bucket bucket = find(from.pieces, thread >> shift, from.code.bucket);
-  const Piece& piece = bucket.piece;
-  const auto to = Array<Real>::of(out + piece.at, piece.count);
-  for (size_t at = bucket.begin + part / kTileLanes * kTile; at < bucket.end;
-       at += lanes / kTileLanes * kTile) {
+  const uint32_t lanes = 1u << shift;
+  const uint32_t lane = threadIdx.x & (lanes - 1);
+  const Bucket bucket = find(from.pieces, number_of_lane() >> shift, from.code.bucket);
+  for (uint32_t in = lane / kTileLanes * kTile; in < bucket.size; in += lanes * kMine) {
+    const Part part(bucket, in, lane % kTileLanes);
+    const Mine<Real> to(out + bucket.piece.at, part);
     float value[kMine] = {};
-    if constexpr (Add) to.load(at, j, value);
-    each_value(from.message, bucket, from.code, at / kTile, j,
+    if constexpr (Add) to.load(value);
+    each_value(from.message, bucket, from.code, part,
                [&](int i, float x) { value[i] = Add ? value[i] + x : x; });
-    to.store(at, j, value);
+    to.store(value);
   }
-  if (part == 0) from.report(bucket);
+  if (lane == 0) from.report(bucket);
 }
 
 bool rotates(const CodecSpec& spec) { return spec.scheme == Scheme::kEden; }

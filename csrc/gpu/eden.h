@@ -11,45 +11,49 @@
 
 namespace qsgd::gpu {
 
-// The levels of as many bits, for all threads of a block.
+constexpr uint32_t kMostLevels = 128;
+
+// The levels of as many bits, for all threads of a block, once they have met.
 struct Levels {
-  float value[128];
-  float edge[128];
+  float value[kMostLevels];
+  float edge[kMostLevels];
 
   __device__ __forceinline__ void fill(int bits) {
-    const int levels = 1 << (bits - 1);
-    for (int i = static_cast<int>(threadIdx.x); i < levels; i += static_cast<int>(blockDim.x)) {
-      value[i] = lloyd_max(bits)[i];
-      if (i + 1 < levels) edge[i] = eden_edge(bits, i);
-    }
-    __syncthreads();
+    static_assert(kWarps * kLanes >= kMostLevels);
+    const uint32_t i = threadIdx.x, levels = 1u << (bits - 1);
+    if (i < levels) value[i] = lloyd_max(bits)[i];
+    if (i + 1 < levels) edge[i] = eden_edge(bits, static_cast<int>(i));
   }
-  // How many edges lie below.
-  __device__ __forceinline__ uint32_t find(float magnitude, int bits) const {
-    uint32_t level = 0;
+  // How many edges lie below each of a lane's magnitudes: steps in turn, so that its searches go
+  // side by side.
+  __device__ __forceinline__ void find(const float* value, int bits, uint32_t* level) const {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) level[i] = 0;
     for (uint32_t step = (1u << (bits - 1)) / 2; step > 0; step /= 2) {
-      if (magnitude > edge[level + step - 1]) level += step;
+      const float* const last = edge + step - 1;
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) {
+        if (fabsf(value[i]) > last[level[i]]) level[i] += step;
+      }
     }
-    return level;
   }
 };
 
 // A lane's place in a bucket of EDEN's, 2^shift lanes being its.
 struct Place {
-  __device__ __forceinline__ Place(const Pieces& pieces, uint32_t of, size_t thread, int shift)
-      : Place(gpu::find(pieces, thread >> shift, of), of,
-              static_cast<int>(thread) & ((1 << shift) - 1)) {}
-  __device__ __forceinline__ Place(const Bucket& bucket, uint32_t of, int part)
-      : part(part),
-        j(part % kTileLanes),
+  __device__ __forceinline__ Place(const Pieces& pieces, uint32_t of, int shift)
+      : Place(gpu::find(pieces, number_of_lane() >> shift, of), of,
+              threadIdx.x & ((1u << shift) - 1)) {}
+  __device__ __forceinline__ Place(const Bucket& bucket, uint32_t of, uint32_t lane)
+      : lane(lane),
         bucket(bucket),
-        at(bucket.begin + part / kTileLanes * kTile),
-        size(bucket.begin == bucket.end ? 0 : eden_size(bucket.end - bucket.begin)),
-        mine(at < bucket.begin + size),
-        rotation(of, size, part) {}
-  int part, j;
+        part(bucket, lane / kTileLanes * kTile, lane % kTileLanes),
+        size(bucket.size == 0 ? 0 : eden_size(bucket.size)),
+        mine(lane * kMine < size),
+        rotation(of, size, lane) {}
+  uint32_t lane;
   Bucket bucket;
-  size_t at;
+  Part part;  // may be empty where codes are not
   uint32_t size;
   bool mine;
   Rotation rotation;
@@ -81,47 +85,53 @@ __device__ __forceinline__ void rotate_back(const uint32_t* word, float scale, i
   }
 }
 
-// What a message's codes of the place are worth.
-__device__ __forceinline__ void read_rotated(const uint8_t* message, const Code& code,
-                                             const Place& place, const Levels& levels,
-                                             float* value) {
-  const Bucket& bucket = place.bucket;
-  uint32_t word[4] = {};
-  const float scale = place.size == 0 ? 0 : scale_of(message, bucket);
+// What a message has of the place's elements. All lanes of a bucket have its scale, by which they
+// rotate what others hand them.
+__device__ __forceinline__ Coded coded_of(const uint8_t* message, const Code& code,
+                                          const Place& place) {
+  Coded coded;
+  if (place.size != 0) coded.scale = scale_of(message, place.bucket);
   if (place.mine) {
-    const auto* const codes = reinterpret_cast<const uint32_t*>(message + bucket.piece.codes_at);
-    unpack(codes + place.at / kTile * (2 * code.bits), code.bits, place.j, word);
+    const uint8_t* const codes = message + codes_at(place.bucket.piece, code, place.part);
+    unpack(reinterpret_cast<const uint32_t*>(codes), code.bits, place.part.j, coded.word);
   }
-  rotate_back(word, scale, code.bits, place, levels, value);
+  return coded;
 }
 
-// Where elements are from, as of sources.h; all lanes of a warp come to load().
+// Where elements are from, as of sources.h, in two steps: before the block's levels are there, and
+// then. All lanes come to both.
 template <class Real>
 struct RotatedArray : FromArray<Real> {
-  __device__ __forceinline__ void load(const Place& place, const Levels& /*levels*/,
-                                       float* value) const {
-    if (place.mine) FromArray<Real>::load(place.bucket, place.at, place.j, value);
+  __device__ __forceinline__ void begin(const Place& place, float* value) const {
+    FromArray<Real>::load(place.bucket, place.part, value);
   }
+  __device__ __forceinline__ void end(const Place& /*place*/, const Levels& /*levels*/,
+                                      float* /*value*/) const {}
 };
 
 template <class Real>
 struct RotatedSum : FromSum<Real> {
-  __device__ __forceinline__ void load(const Place& place, const Levels& levels,
-                                       float* value) const {
-#pragma unroll 1
-    for (int rank = 0; rank < this->addends.ranks; ++rank) {
-      float addend[kMine] = {};
-      if (rank != this->addends.own) {
-        read_rotated(this->addends.messages + this->addends.stride * static_cast<size_t>(rank),
-                     this->code, place, levels, addend);
-      } else if (place.mine) {
-        this->input.load(place.bucket, place.at, place.j, addend);
+  __device__ __forceinline__ void begin(const Place& /*place*/, float* value) const {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) value[i] = 0;
+  }
+  __device__ __forceinline__ void end(const Place& place, const Levels& levels,
+                                      float* value) const {
+    this->each_rank([&](int rank) {
+      float addend[kMine];
+      if (rank == this->addends.own) {
+        this->input.load(place.bucket, place.part, addend);
+      } else {
+        const uint8_t* const message =
+            this->addends.messages + this->addends.stride * static_cast<uint32_t>(rank);
+        const Coded coded = coded_of(message, this->code, place);
+        rotate_back(coded.word, coded.scale, this->code.bits, place, levels, addend);
       }
 #pragma unroll
       for (int i = 0; i < kMine; ++i) value[i] += addend[i];
-    }
+    });
     if (place.mine) {
-      this->finish(place.bucket.piece, place.at, place.j, value);
+      this->finish(place.bucket.piece, place.part, value);
       return;
     }
     // Lanes behind a short bucket have read no codes, but rotated something back all the same.
@@ -161,16 +171,18 @@ __device__ __forceinline__ float code_rotated(const float* value, const Place& p
   const float d = static_cast<float>(place.size), grow = eden_grow(bits);
   const float scale = grow * sqrtf(d / energy) / d;
 #pragma unroll
+  for (int i = 0; i < kMine; ++i) y[i] *= scale;
+  uint32_t level[kMine];
+  levels.find(y, bits, level);
+#pragma unroll
   for (int p = 0; p < 4; ++p) {
     word[p] = 0;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      const float z = y[4 * p + c] * scale;
-      const float magnitude = fabsf(z);
-      const uint32_t level = levels.find(magnitude, bits);
-      term[4 * p + c] = magnitude * levels.value[level];
-      const uint32_t sign = (__float_as_uint(z) >> 31) << (bits - 1);
-      word[p] |= (level | sign) << (8 * c);
+      const int i = 4 * p + c;
+      term[i] = fabsf(y[i]) * levels.value[level[i]];
+      const uint32_t sign = (__float_as_uint(y[i]) >> 31) << (bits - 1);
+      word[p] |= (level[i] | sign) << (8 * c);
     }
   }
   const float match = place.rotation.sum(term);
@@ -183,29 +195,29 @@ __device__ __forceinline__ float code_rotated(const float* value, const Place& p
 
 // 2^shift lanes for each bucket.
 template <class Source>
-__global__ void __launch_bounds__(kWarps* kLanes)
+__global__ void __launch_bounds__(kWarps* kLanes, 6)
     encode_rotated(const Source source, const Encoding to, int shift) {
   __shared__ Levels levels;
   const Code& code = to.code;
   levels.fill(code.bits);
-  const Place place(to.pieces, code.bucket, size_t{blockIdx.x} * blockDim.x + threadIdx.x, shift);
+  const Place place(to.pieces, code.bucket, shift);
   const Bucket& bucket = place.bucket;
-  const size_t tile = place.at / kTile;
-  float value[kMine] = {};
-  source.load(place, levels, value);
+  float value[kMine];
+  source.begin(place, value);
+  __syncthreads();
+  source.end(place, levels, value);
   const uint32_t seed = eden_seed(to.philox(bucket.piece), bucket.piece.first + bucket.begin);
   uint32_t word[4];
   const float scale = code_rotated(value, place, 1 << shift, seed, code.bits, levels, word);
-  pack(word, code.bits, place.j,
-       place.mine ? to.codes(bucket.piece) + tile * (2 * code.bits) : nullptr);
-  if (place.mine && place.part == 0) to.report(bucket, scale);
+  pack(word, code.bits, place.part.j, to.codes(bucket.piece, place.part), place.mine);
+  if (place.mine && place.lane == 0) to.report(bucket, scale);
   const bool keeps = place.mine && source.keeps(bucket.piece);
   if (max_of_lanes(keeps ? 1 : 0, kLanes) == 0) return;
   float sent[kMine];
   rotate_back(word, scale, code.bits, place, levels, sent);
 #pragma unroll
   for (int i = 0; i < kMine; ++i) value[i] -= sent[i];
-  if (keeps) source.keep(bucket.piece, place.at, place.j, value);
+  if (keeps) source.keep(bucket.piece, place.part, value);
 }
 
 template <class Real, bool Add>
@@ -213,22 +225,23 @@ __global__ void __launch_bounds__(kWarps* kLanes)
     decode_rotated(Real* out, const Decoding from, int shift) {
   __shared__ Levels levels;
   levels.fill(from.code.bits);
-  const Place place(from.pieces, from.code.bucket, size_t{blockIdx.x} * blockDim.x + threadIdx.x,
-                    shift);
+  const Place place(from.pieces, from.code.bucket, shift);
   const Piece& piece = place.bucket.piece;
+  const Coded coded = coded_of(from.message, from.code, place);
+  __syncthreads();
   float value[kMine];
-  read_rotated(from.message, from.code, place, levels, value);
+  rotate_back(coded.word, coded.scale, from.code.bits, place, levels, value);
   if (place.mine) {
-    const auto to = Array<Real>::of(out + piece.at, piece.count);
+    const Mine<Real> to(out + piece.at, place.part);
     if constexpr (Add) {
       float sum[kMine];
-      to.load(place.at, place.j, sum);
+      to.load(sum);
 #pragma unroll
       for (int i = 0; i < kMine; ++i) value[i] = sum[i] + value[i];
     }
-    to.store(place.at, place.j, value);
+    to.store(value);
   }
-  if (place.part == 0) from.report(place.bucket);
+  if (place.lane == 0) from.report(place.bucket);
 }
 
 }  // namespace qsgd::gpu

@@ -3,6 +3,7 @@
 
 #include "gpu/pieces.h"
 #include "gpu/tile.h"
+#include "gpu/values.h"
 
 namespace qsgd::gpu {
 
@@ -19,8 +20,12 @@ struct Encoding {
     const uint32_t step = draw.step + (draw.later == nullptr ? 0 : *draw.later);
     return {piece.tensor, uint64_t{draw.who} << 32 | step};
   }
-  __device__ __forceinline__ uint32_t* codes(const Piece& piece) const {
-    return reinterpret_cast<uint32_t*>(message + piece.codes_at);
+  // Its number in the tensor, which the noise goes by.
+  __device__ __forceinline__ uint64_t tile(const Piece& piece, const Part& part) const {
+    return piece.first / kTile + part.tile();
+  }
+  __device__ __forceinline__ uint32_t* codes(const Piece& piece, const Part& part) const {
+    return reinterpret_cast<uint32_t*>(message + codes_at(piece, code, part));
   }
   __device__ __forceinline__ void report(const Bucket& bucket, float scale) const {
     float* const scales = reinterpret_cast<float*>(message + bucket.piece.scales_at);
@@ -36,7 +41,7 @@ struct Decoding {
   uint32_t* nonfinite;
 
   __device__ __forceinline__ void report(const Bucket& bucket) const {
-    if (nonfinite == nullptr || bucket.begin == bucket.end) return;
+    if (nonfinite == nullptr || bucket.size == 0) return;
     const auto* const scales = reinterpret_cast<const float*>(message + bucket.piece.scales_at);
     if (!is_finite(scales[bucket.index])) atomicOr(nonfinite, 1u);
   }

@@ -16,31 +16,32 @@ __device__ __forceinline__ double sum_of_lanes(double sum) {
 // A lane's part of a bucket, which a warp has for itself; all lanes come here.
 template <class Real, bool kRotated>
 __device__ __forceinline__ Judged judge_lane(const FromArray<Real>& x, const Decoding& from,
-                                             const Bucket& bucket, int lane, const Levels& levels) {
+                                             const Bucket& bucket, uint32_t lane,
+                                             const Levels& levels) {
   const Piece& piece = bucket.piece;
   const bool kept = piece.residual != 0;
   Judged all{};
-  for (size_t span = bucket.begin; span < bucket.end; span += kSpan) {
-    const size_t at = span + lane / kTileLanes * kTile;
-    const int j = lane % kTileLanes;
+  for (uint32_t span = 0; span < bucket.size; span += kSpan) {
+    const Part part(bucket, span + lane / kTileLanes * kTile, lane % kTileLanes);
     float sent[kMine];
     if constexpr (kRotated) {
       const Place place(bucket, from.code.bucket, lane);
-      read_rotated(from.message, from.code, place, levels, sent);
+      const Coded coded = coded_of(from.message, from.code, place);
+      rotate_back(coded.word, coded.scale, from.code.bits, place, levels, sent);
     }
-    if (at >= bucket.end) continue;
+    if (part.empty()) continue;
     if constexpr (!kRotated) {
-      each_value(from.message, bucket, from.code, at / kTile, j,
+      each_value(from.message, bucket, from.code, part,
                  [&](int i, float value) { sent[i] = value; });
     }
     float given[kMine];
     if (kept) {
-      Array<float>::of(floats(piece.residual), piece.count).load(at, j, given);
+      Mine<float>(floats(piece.residual), part).load(given);
     } else {
-      x.array(piece).load(at, j, given);
+      x.mine(piece, part).load(given);
     }
     for (int i = 0; i < kMine; ++i) {
-      if (at + 16 * (i / 4) + 4 * j + i % 4 >= bucket.end) continue;
+      if (!part.has(i)) continue;
       const double mine = given[i], code = sent[i];
       const double error = kept ? mine : mine - code, value = kept ? mine + code : mine;
       all.error += error * error;
@@ -55,13 +56,16 @@ template <class Real, bool kRotated>
 __global__ void __launch_bounds__(kWarps* kLanes)
     judge_buckets(const FromArray<Real> x, const Decoding from, uint32_t every, Judged* sums) {
   __shared__ Levels levels;
-  if constexpr (kRotated) levels.fill(from.code.bits);
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const size_t begin = (size_t{blockIdx.x} * blockDim.x + threadIdx.x) / kLanes * every;
+  if constexpr (kRotated) {
+    levels.fill(from.code.bits);
+    __syncthreads();
+  }
+  const uint32_t lane = threadIdx.x % kLanes;
+  const size_t begin = size_t{number_of_lane() / kLanes} * every;
   const size_t buckets = from.pieces.buckets, of = from.code.bucket;
   const size_t end = begin + every < buckets ? begin + every : buckets;
   for (size_t number = begin; number < end;) {
-    const Bucket bucket = find(from.pieces, number, from.code.bucket);
+    const Bucket bucket = find(from.pieces, static_cast<uint32_t>(number), from.code.bucket);
     const size_t behind = bucket.index % every;
     if (behind == 0 && is_finite(scale_of(from.message, bucket))) {
       const Judged mine = judge_lane<Real, kRotated>(x, from, bucket, lane, levels);

@@ -12,6 +12,11 @@ __device__ __forceinline__ bool is_finite(float x) {
   return (__float_as_uint(x) & 0x7fffffffu) < kInfinity;
 }
 
+// Among all of a launch.
+__device__ __forceinline__ size_t number_of_lane() {
+  return size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+}
+
 // What the kernels need to know of a code.
 struct Code {
   explicit Code(const CodecSpec& spec)
@@ -29,32 +34,58 @@ struct Code {
   bool contract;
 };
 
-// A bucket of the piece with this number: the `index`-th, of the piece's elements from `begin` to
-// `end`.
+// A bucket of the piece with this number: the `index`-th of it, `size` elements from `begin` on.
 struct Bucket {
   Piece piece;
   uint32_t number;
-  size_t index;
-  size_t begin, end;
+  uint32_t index;
+  uint32_t size;
+  size_t begin;
 };
 
-// The bucket with this number among those of all pieces; an empty one behind the last.
-__device__ __forceinline__ Bucket find(const Pieces& pieces, size_t number, uint32_t size) {
-  Bucket found{pieces.only, 0, 0, 0, 0};
-  if (number >= pieces.buckets) return found;
+__device__ __forceinline__ Piece piece_of(const Pieces& pieces, uint32_t number) {
+  if (pieces.list != nullptr) return pieces.list[number];
+  return pieces.only;
+}
+
+// The bucket with this number among those of all pieces; behind the last, that one, but empty.
+__device__ __forceinline__ Bucket find(const Pieces& pieces, uint32_t number, uint32_t size) {
+  Bucket found;
+  const bool there = number < pieces.buckets;
+  if (!there) number = static_cast<uint32_t>(pieces.buckets) - 1;
+  found.number = 0;
   if (pieces.list != nullptr) {
     uint32_t low = 0, high = pieces.size;  // it is in one of [low, high)
     while (high - low > 1) {
-      const uint32_t middle = low + (high - low) / 2;
+      const uint32_t middle = (low + high) / 2;
       (pieces.list[middle].first_bucket <= number ? low : high) = middle;
     }
     found.piece = pieces.list[low];
     found.number = low;
+  } else {
+    found.piece = pieces.only;
   }
-  found.index = number - found.piece.first_bucket;
-  found.begin = found.index * size;
-  found.end = found.begin + size < found.piece.count ? found.begin + size : found.piece.count;
+  found.index = number - static_cast<uint32_t>(found.piece.first_bucket);
+  found.begin = size_t{found.index} * size;
+  const uint64_t left = found.piece.count - found.begin;
+  found.size = left < size ? static_cast<uint32_t>(left) : size;
+  if (!there) found.size = 0;
   return found;
 }
+
+// A lane's part of a tile, as tile.h lays it out: lane j of the four that hold the tile which
+// begins with the piece's element `at`. The tile has `left` elements, or is whole from 64 on.
+struct Part {
+  __device__ __forceinline__ Part(const Bucket& bucket, uint32_t in, uint32_t j)
+      : at(bucket.begin + in), left(in < bucket.size ? bucket.size - in : 0), j(j) {}
+  __device__ __forceinline__ bool empty() const { return left == 0; }
+  __device__ __forceinline__ uint32_t tile() const { return static_cast<uint32_t>(at / kTile); }
+  // Whether there is the lane's i-th element.
+  __device__ __forceinline__ bool has(uint32_t i) const {
+    return 16 * (i / 4) + 4 * j + i % 4 < left;
+  }
+  size_t at;
+  uint32_t left, j;
+};
 
 }  // namespace qsgd::gpu

@@ -12,44 +12,28 @@ namespace qsgd::gpu {
 
 constexpr float kLift = 0x1p64f;  // brings the smallest norms where their inverse is finite
 
-// How a bucket's elements become fixed-point numbers of 16 bits behind the point.
-class Grid {
- public:
-  __device__ __forceinline__ Grid(float norm, int levels) {
-    const float whole = static_cast<float>(levels) * 0x1p16f;
-    scale_ = whole / norm;
-    lifted_ = !(scale_ <= kMost);
-    if (lifted_) scale_ = whole / (norm * kLift);
-  }
-
-  // Calls use(number_of), which gives an element's number: one branch for all of a lane's.
-  template <class Use>
-  __device__ __forceinline__ void choose(const Use& use) const {
-    const float scale = scale_;
-    if (lifted_) {
-      use([scale](float x) { return __float2int_rn(x * kLift * scale); });
-    } else {
-      use([scale](float x) { return __float2int_rn(x * scale); });
-    }
-  }
-
- private:
-  float scale_;
-  bool lifted_;
-};
-
+// Without its sign, the largest of raw bits as signed numbers is the largest of the positive, and
+// as unsigned ones of the negative, where there are any.
 __device__ __forceinline__ uint32_t largest_magnitude(const float* value) {
-  uint32_t most = 0;
+  int32_t positive = 0;
+  uint32_t negative = 0;
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
-    const uint32_t magnitude = __float_as_uint(value[i]) & 0x7fffffffu;
-    most = most > magnitude ? most : magnitude;
+    const uint32_t bits = __float_as_uint(value[i]);
+    const auto number = static_cast<int32_t>(bits);
+    positive = positive > number ? positive : number;
+    negative = negative > bits ? negative : bits;
   }
-  return most;
+  negative &= 0x7fffffffu;
+  const auto most = static_cast<uint32_t>(positive);
+  return most > negative ? most : negative;
 }
 
 // Over `lanes` lanes that lie together, a power of two; all of them get it.
 __device__ __forceinline__ uint32_t max_of_lanes(uint32_t most, int lanes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if (lanes == kLanes) return __reduce_max_sync(kAllLanes, most);
+#endif
   for (int mask = lanes / 2; mask > 0; mask /= 2) {
     const uint32_t other = lane_xor(most, mask);
     most = most > other ? most : other;
@@ -80,8 +64,8 @@ class Energy {
   __device__ __forceinline__ explicit Energy(float* staged) : staged_(staged) {}
 
   // Adds the first `count` elements of a span.
-  __device__ __forceinline__ void add(const float* value, int lane, size_t count) {
-    const int tile = lane / kTileLanes * kTile, j = lane % kTileLanes;
+  __device__ __forceinline__ void add(const float* value, uint32_t lane, uint32_t count) {
+    const uint32_t tile = lane / kTileLanes * kTile, j = lane % kTileLanes;
     sync_lanes();  // the last span has been read
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
@@ -89,7 +73,7 @@ class Energy {
       for (int c = 0; c < 4; ++c) staged_[tile + 16 * p + 4 * j + c] = value[4 * p + c];
     }
     sync_lanes();
-    for (size_t at = lane; at < count && at < kSpan; at += kLanes) {
+    for (uint32_t at = lane; at < count && at < kSpan; at += kLanes) {
       const double x = static_cast<double>(staged_[at]);
       sum_ += x * x;
     }
@@ -112,42 +96,73 @@ __device__ __forceinline__ uint32_t third_bytes(const uint32_t* of) {
   return __byte_perm(__byte_perm(of[0], of[1], 0x62), __byte_perm(of[2], of[3], 0x62), 0x5410);
 }
 
+// Sets the lane's codes to the third bytes of level(i).
+template <class Level>
+__device__ __forceinline__ void code_each(uint32_t* word, const Level& level) {
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    const uint32_t four[] = {level(4 * p), level(4 * p + 1), level(4 * p + 2), level(4 * p + 3)};
+    word[p] = third_bytes(four);
+  }
+}
+
+// How a bucket's elements become fixed-point numbers of 16 bits behind the point: with this scale,
+// and the smallest ones lifted.
+struct Grid {
+  __device__ __forceinline__ Grid(float norm, int levels) {
+    const float whole = static_cast<float>(levels) * 0x1p16f;
+    scale = whole / norm;
+    lifted = !(scale <= kMost);
+    if (lifted) scale = whole / (norm * kLift);
+  }
+  // Exact: there and back.
+  __device__ __forceinline__ void lift(float* value, float by) const {
+    if (!lifted) return;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) value[i] *= by;
+  }
+  float scale;
+  bool lifted;
+};
+
 // Codes a lane's elements of the piece's tile `tile`, four to a word, and packs them to `codes`,
-// the piece's, unless that is null. Returns the sum of f (1 - f) over them, f being how far each
-// lies above its lower level, in units of 2^-32; 0 with kPlain, which is for codes that round at
-// random and do not contract.
+// its place in a message, if the lane has any. Returns the sum of f (1 - f) over them, f being how
+// far each lies above its lower level, in units of 2^-32; 0 with kPlain, which is for codes that
+// round at random and do not contract.
 template <bool kPlain>
-__device__ __forceinline__ uint64_t quantize(const float* value, float norm, const Code& code,
-                                             const Philox& philox, uint64_t first_tile, size_t tile,
-                                             int j, uint32_t* codes, uint32_t* word) {
+__device__ __forceinline__ uint64_t quantize(float* value, float norm, const Code& code,
+                                             const Philox& philox, uint64_t tile, uint32_t j,
+                                             uint32_t* codes, bool mine, uint32_t* word) {
   uint64_t variance = 0;
   if (norm > 0) {
-    int noise[kMine];
-    if (kPlain || !code.nearest) draw(philox, first_tile + tile, j, noise);
-    Grid(norm, code.levels).choose([&](const auto& number_of) {
-#pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        uint32_t level[4];
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const int number = number_of(value[4 * p + c]);
+    uint32_t noise[kMine];  // and the level of zero
+    if (kPlain || !code.nearest) draw(philox, tile, j, code.levels, noise);
+    const Grid grid(norm, code.levels);
+    grid.lift(value, kLift);
+    if (kPlain && code.bits < 8) {
+      // Among the floats from 2^23 on, which are whole, there is room for all the numbers.
+      const float zero = 0x1p23f + static_cast<float>(code.levels) * 0x1p16f;
+      code_each(word, [&](int i) {
+        return __float_as_uint(value[i] * grid.scale + zero) + (noise[i] & 0xffffu);
+      });
+    } else {
+      code_each(word, [&](int i) {
+        const int number = __float2int_rn(value[i] * grid.scale);
+        if constexpr (!kPlain) {
+          const uint64_t fraction = static_cast<uint32_t>(number) & 0xffffu;
+          variance += fraction * (0x10000u - fraction);
           // One less below zero: ties move away from zero on both sides.
-          const bool nearest = !kPlain && code.nearest;
-          const int up = nearest ? (1 << 15) + (number >> 31) : noise[4 * p + c];
-          if constexpr (!kPlain) {
-            const uint64_t fraction = static_cast<uint32_t>(number) & 0xffffu;
-            variance += fraction * (0x10000u - fraction);
-          }
-          level[c] = static_cast<uint32_t>(number + up + (code.levels << 16));
+          if (code.nearest) noise[i] = (code.levels << 16) + (1 << 15) + (number >> 31);
         }
-        word[p] = third_bytes(level);
-      }
-    });
+        return static_cast<uint32_t>(number) + noise[i];
+      });
+    }
+    grid.lift(value, 1 / kLift);
   } else {  // zeros, or what is not finite
 #pragma unroll
     for (int p = 0; p < 4; ++p) word[p] = static_cast<uint32_t>(code.levels) * 0x01010101u;
   }
-  pack(word, code.bits, j, codes == nullptr ? nullptr : codes + tile * (2 * code.bits));
+  pack(word, code.bits, j, codes, mine);
   return variance;
 }
 

@@ -19,8 +19,8 @@ class Rotation {
  public:
   // Lane `part` of those that hold the bucket, of which `size` elements are rotated, a power of
   // two; 0: none are.
-  __device__ __forceinline__ Rotation(uint32_t bucket, uint32_t size, int part)
-      : bucket_(bucket), size_(size), part_(static_cast<uint32_t>(part)) {}
+  __device__ __forceinline__ Rotation(uint32_t bucket, uint32_t size, uint32_t part)
+      : bucket_(bucket), size_(size), part_(part) {}
 
   // All lanes of a warp must come to each of these.
   __device__ __forceinline__ void rise(float* value) const {
@@ -84,12 +84,10 @@ class Rotation {
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       row[c] = (term[c] + term[4 + c]) + (term[8 + c] + term[12 + c]);
-      for (uint32_t mask = kTileLanes; mask < bucket_ / kMine; mask *= 2) {
-        row[c] += lane_xor(row[c], static_cast<int>(mask));
-      }
-      row[c] += lane_xor(row[c], 2);
-      row[c] += lane_xor(row[c], 1);
     }
+    for (uint32_t mask = kTileLanes; mask < bucket_ / kMine; mask *= 2) add_lane(row, mask);
+    add_lane(row, 2);
+    add_lane(row, 1);
     return (row[0] + row[2]) + (row[1] + row[3]);
   }
 
@@ -104,6 +102,11 @@ class Rotation {
       value[i] = a + b;
       value[i | (1 << Bit)] = a - b;
     }
+  }
+
+  __device__ __forceinline__ static void add_lane(float* row, uint32_t mask) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) row[c] += lane_xor(row[c], static_cast<int>(mask));
   }
 
   // Makes this bit of registers' numbers one of lanes', and the other way round.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/dtype.h"
+#include "gpu/pieces.h"
 #include "gpu/runtime.h"
 #include "quant/philox.h"
 
@@ -23,65 +24,66 @@ struct alignas(16) Four<double> {  // 16 bytes are the most that one access has
   double value[4];
 };
 
-// Elements of a user's array, of which those from `count` on read as 0 and are not written.
+// A lane's elements of an array that begins with the first of a piece: those that the piece does
+// not have read as 0 and are not written.
 template <class Real>
-struct Array {
-  Real* data;
-  size_t count;
-  bool aligned;  // runs of four at multiples of four lie as Four<Real> asks
+class Mine {
+ public:
+  __device__ __forceinline__ Mine(Real* data, const Part& part)
+      : data_(data + part.at + 4 * part.j),
+        part_(part),
+        // Runs of four lie as Four<Real> asks.
+        at_once_(part.left >= kTile &&
+                 reinterpret_cast<uintptr_t>(data_) % alignof(Four<Real>) == 0) {}
 
-  __device__ __forceinline__ static Array of(Real* data, size_t count) {
-    return {data, count, reinterpret_cast<uintptr_t>(data) % alignof(Four<Real>) == 0};
-  }
-
-  __device__ __forceinline__ void load(size_t tile, int j, float* value) const {
-    const size_t first = tile + 4 * j;
-    if (aligned && tile + kTile <= count) {
+  __device__ __forceinline__ void load(float* value) const {
+    if (at_once_) {
       Four<Real> four[4];  // all on their way before one is used
 #pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        four[p] = *reinterpret_cast<const Four<Real>*>(data + first + 16 * p);
-      }
+      for (int p = 0; p < 4; ++p) four[p] = *reinterpret_cast<const Four<Real>*>(data_ + 16 * p);
 #pragma unroll
       for (int i = 0; i < kMine; ++i) value[i] = static_cast<float>(four[i / 4].value[i % 4]);
     } else {
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {
-        const size_t at = first + 16 * (i / 4) + i % 4;
-        value[i] = at < count ? static_cast<float>(data[at]) : 0.0f;
+        value[i] = part_.has(i) ? static_cast<float>(data_[16 * (i / 4) + i % 4]) : 0.0f;
       }
     }
   }
 
-  __device__ __forceinline__ void store(size_t tile, int j, const float* value) const {
-    const size_t first = tile + 4 * j;
-    if (aligned && tile + kTile <= count) {
+  __device__ __forceinline__ void store(const float* value) const {
+    if (at_once_) {
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
         Four<Real> four;
 #pragma unroll
         for (int c = 0; c < 4; ++c) four.value[c] = static_cast<Real>(value[4 * p + c]);
-        *reinterpret_cast<Four<Real>*>(data + first + 16 * p) = four;
+        *reinterpret_cast<Four<Real>*>(data_ + 16 * p) = four;
       }
     } else {
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {
-        const size_t at = first + 16 * (i / 4) + i % 4;
-        if (at < count) data[at] = static_cast<Real>(value[i]);
+        if (part_.has(i)) data_[16 * (i / 4) + i % 4] = static_cast<Real>(value[i]);
       }
     }
   }
+
+ private:
+  Real* data_;
+  const Part& part_;
+  bool at_once_;
 };
 
-// 16 bits for each of the lane's elements.
-__device__ __forceinline__ void draw(const Philox& philox, uint64_t tile, int j, int* noise) {
+// 16 bits for each of the lane's elements, behind those of `above`, a byte.
+__device__ __forceinline__ void draw(const Philox& philox, uint64_t tile, uint32_t j,
+                                     uint32_t above, uint32_t* noise) {
 #pragma unroll
   for (int z = 0; z < 2; ++z) {
     const PhiloxBlock block = philox.block(tile * kTileBlocks + 2 * j + z);
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      noise[8 * z + c] = static_cast<int>(block.word[c] & 0xffffu);
-      noise[8 * z + 4 + c] = static_cast<int>(block.word[c] >> 16);
+      noise[8 * z + c] = __byte_perm(block.word[c], above, 0x5410);
+      noise[8 * z + 4 + c] = __byte_perm(block.word[c], above, 0x5432);
     }
   }
 }
@@ -96,24 +98,31 @@ struct Fields {
   bool four, two, one;
 };
 
+constexpr uint32_t kLow = 0x0f0f0f0fu;
+
 // Writes the tile's codes, of which the lane has byte c of code[p]. All lanes must come here, those
-// without a tile with `out` null.
-__device__ __forceinline__ void pack(const uint32_t* code, int bits, int j, uint32_t* out) {
-  const Fields fields(bits);
-  if (bits == 8) {
-    if (out != nullptr) {
+// without a tile with `mine` false.
+__device__ __forceinline__ void pack(const uint32_t* code, int bits, uint32_t j, uint32_t* out,
+                                     bool mine) {
+  if (bits == 8) {  // this and the next are nearly all there are, and want no more than they need
+    if (!mine) return;
 #pragma unroll
-      for (int p = 0; p < 4; ++p) out[4 * p + j] = code[p];
-    }
+    for (int p = 0; p < 4; ++p) out[4 * p + j] = code[p];
     return;
   }
-  if (fields.four && out != nullptr) {
+  if (bits == 4) {
+    if (!mine) return;
+    out[j] = code[0] | code[2] << 4;
+    out[4 + j] = code[1] | code[3] << 4;
+    return;
+  }
+  const Fields fields(bits);
+  if (fields.four && mine) {
     const int shift = bits - 4;
-    constexpr uint32_t kLow = 0x0f0f0f0fu;
     out[j] = ((code[0] >> shift) & kLow) | ((code[2] >> shift) & kLow) << 4;
     out[4 + j] = ((code[1] >> shift) & kLow) | ((code[3] >> shift) & kLow) << 4;
   }
-  if (fields.two && out != nullptr) {
+  if (fields.two && mine) {
     const int shift = bits & 1;
     uint32_t word = 0;
 #pragma unroll
@@ -125,19 +134,30 @@ __device__ __forceinline__ void pack(const uint32_t* code, int bits, int j, uint
 #pragma unroll
     for (int p = 0; p < 4; ++p) word |= (code[p] & 0x01010101u) << (2 * p + j / 2);
     word |= lane_xor(word, 2);  // lanes j and j + 2 share bytes
-    if (j < 2 && out != nullptr) out[fields.begin_of_one() + j] = word;
+    if (j < 2 && mine) out[fields.begin_of_one() + j] = word;
   }
 }
 
 // The inverse, for one lane by itself.
-__device__ __forceinline__ void unpack(const uint32_t* in, int bits, int j, uint32_t* code) {
+__device__ __forceinline__ void unpack(const uint32_t* in, int bits, uint32_t j, uint32_t* code) {
+  if (bits == 8) {
+#pragma unroll
+    for (int p = 0; p < 4; ++p) code[p] = in[4 * p + j];
+    return;
+  }
+  if (bits == 4) {
+    const uint32_t even = in[j], odd = in[4 + j];
+    code[0] = even & kLow;
+    code[1] = odd & kLow;
+    code[2] = (even >> 4) & kLow;
+    code[3] = (odd >> 4) & kLow;
+    return;
+  }
   const Fields fields(bits);
 #pragma unroll
-  for (int p = 0; p < 4; ++p) code[p] = bits == 8 ? in[4 * p + j] : 0;
-  if (bits == 8) return;
+  for (int p = 0; p < 4; ++p) code[p] = 0;
   if (fields.four) {
     const int shift = bits - 4;
-    constexpr uint32_t kLow = 0x0f0f0f0fu;
     const uint32_t even = in[j], odd = in[4 + j];
     code[0] = (even & kLow) << shift;
     code[1] = (odd & kLow) << shift;

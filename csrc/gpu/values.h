@@ -49,18 +49,37 @@ class Values {
   bool extreme_;
 };
 
-__device__ __forceinline__ float scale_of(const uint8_t* message, const Bucket& bucket) {
-  return reinterpret_cast<const float*>(message + bucket.piece.scales_at)[bucket.index];
+// Where a bucket's scale, and a lane's codes of a tile, are in a message.
+__device__ __forceinline__ size_t scale_at(const Bucket& bucket) {
+  return bucket.piece.scales_at + size_t{bucket.index} * sizeof(float);
 }
+__device__ __forceinline__ size_t codes_at(const Piece& piece, const Code& code, const Part& part) {
+  return piece.codes_at + size_t{part.tile()} * static_cast<uint32_t>(8 * code.bits);
+}
+
+__device__ __forceinline__ float scale_of(const uint8_t* message, const Bucket& bucket) {
+  return *reinterpret_cast<const float*>(message + scale_at(bucket));
+}
+
+// What a message has of a lane's elements, which is on its way before it is used.
+struct Coded {
+  __device__ __forceinline__ Coded() : scale(0), word{} {}
+  __device__ __forceinline__ Coded(const uint8_t* scale, const uint8_t* codes, const Code& code,
+                                   uint32_t j)
+      : scale(*reinterpret_cast<const float*>(scale)) {
+    unpack(reinterpret_cast<const uint32_t*>(codes), code.bits, j, word);
+  }
+  float scale;
+  uint32_t word[4];
+};
 
 // Calls use(i, value) for the lane's 16 elements of a tile of a bucket.
 template <class Use>
 __device__ __forceinline__ void each_value(const uint8_t* message, const Bucket& bucket,
-                                           const Code& code, size_t tile, int j, const Use& use) {
-  const auto* const codes = reinterpret_cast<const uint32_t*>(message + bucket.piece.codes_at);
-  uint32_t word[4];
-  unpack(codes + tile * (2 * code.bits), code.bits, j, word);
-  Values(scale_of(message, bucket), code.levels).each(word, use);
+                                           const Code& code, const Part& part, const Use& use) {
+  const Coded coded(message + scale_at(bucket), message + codes_at(bucket.piece, code, part), code,
+                    part.j);
+  Values(coded.scale, code.levels).each(coded.word, use);
 }
 
 }  // namespace qsgd::gpu

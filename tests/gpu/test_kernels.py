@@ -159,15 +159,26 @@ def test_arrays_that_are_not_aligned(kernels: Kernels, offset):
     assert out[-1] == 9  # nothing is written behind the end
 
 
+@pytest.mark.parametrize("bits", BITS)
+def test_ends_and_ties(kernels: Kernels, bits):
+    """A level is 1: the largest elements, and those between two fixed-point numbers."""
+    levels, rng = 2 ** (bits - 1) - 1, np.random.default_rng(1)
+    x = rng.integers(0, levels, 512) + (rng.integers(0, 65536, 512) + 0.5) / 65536
+    x = (x * rng.choice([-1, 1], 512)).astype(np.float32)
+    x[:2] = levels, -levels
+    assert_same(kernels.encode(x, Code(bits)), expected(x, Code(bits)))
+
+
 @pytest.mark.parametrize("scale", [1e-45, 1e-40, 1e-36, 3e38])
-@pytest.mark.parametrize("norm", ["max", "l2"])
-def test_where_float32_ends(kernels: Kernels, norm, scale):
-    x, code = (gaussian(700) / 5 * np.float32(scale)).astype(np.float32), Code(8, norm)
+@pytest.mark.parametrize(("norm", "bits"), [("max", 8), ("max", 7), ("l2", 8)])
+def test_where_float32_ends(kernels: Kernels, norm, bits, scale):
+    x, code = (gaussian(700) / 5 * np.float32(scale)).astype(np.float32), Code(bits, norm)
     message = kernels.encode(x, code)
     assert_same(message, expected(x, code))
     out = np.empty_like(x)
     kernels.decode(message, out, code)
-    wide = scales_of(message, code, x.size).astype(np.float64).repeat(512)[: x.size] / 127
+    levels = 2 ** (bits - 1) - 1
+    wide = scales_of(message, code, x.size).astype(np.float64).repeat(512)[: x.size] / levels
     np.testing.assert_allclose(out, x, rtol=0, atol=wide.max())
     assert not kernels.nonfinite[0]
 
