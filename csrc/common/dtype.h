@@ -41,12 +41,13 @@ inline const DTypeFacts& facts(DType t) {
   return kTable[index];
 }
 
-// Always inlined: a call to it would keep the loops of function clones from being vectorised.
+// Always inlined: a call to it would keep the loops of function clones from being vectorised. To
+// hipcc, std::memcpy is a function of the host's.
 template <class To, class From>
 QSGD_INLINE To bit_cast(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
-  std::memcpy(&to, &from, sizeof to);
+  __builtin_memcpy(&to, &from, sizeof to);
   return to;
 }
 

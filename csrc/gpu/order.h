@@ -73,7 +73,9 @@ inline const char* clear(void* to, size_t size_bytes, Stream stream) {
 // With unified addressing, the host's address is that of every device.
 inline const char* take_pinned(size_t size_bytes, void** memory) {
 #if defined(__HIP__)
-  return failure(hipHostMalloc(memory, size_bytes, hipHostMallocPortable | hipHostMallocMapped));
+  // Coherent: an event that has passed stands for the device's writes to it, too.
+  constexpr unsigned kFlags = hipHostMallocPortable | hipHostMallocMapped | hipHostMallocCoherent;
+  return failure(hipHostMalloc(memory, size_bytes, kFlags));
 #else
   constexpr unsigned kFlags = QSGD_GPU_API(HostAllocPortable) | QSGD_GPU_API(HostAllocMapped);
   return failure(QSGD_GPU_API(HostAlloc)(memory, size_bytes, kFlags));

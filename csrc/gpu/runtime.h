@@ -5,12 +5,18 @@
 #if defined(QSGD_GPU_TWIN)
 #include "cuda_on_cpu.h"
 #define QSGD_GPU_API(name) gpu_twin::name
+#define QSGD_GPU_NAME "twin"
 #elif defined(__HIP__)
 #include <hip/hip_runtime.h>
 #define QSGD_GPU_API(name) hip##name
+#define QSGD_GPU_NAME "HIP"
 #else
 #include <cuda_runtime.h>
 #define QSGD_GPU_API(name) cuda##name
+#define QSGD_GPU_NAME "CUDA"
+#endif
+#if !defined(QSGD_GPU_BUILT)  // for which GPUs, too
+#define QSGD_GPU_BUILT QSGD_GPU_NAME
 #endif
 
 namespace qsgd::gpu {
@@ -27,12 +33,10 @@ inline const char* failure(QSGD_GPU_API(Error_t) error) {
 }
 inline const char* last_error() { return failure(QSGD_GPU_API(GetLastError)()); }
 
+inline const char* platform() { return QSGD_GPU_BUILT; }
+
 #if defined(QSGD_GPU_TWIN)
-inline const char* platform() { return "twin"; }
-
 #elif defined(__HIP__)
-inline const char* platform() { return "HIP"; }
-
 template <class T>
 __device__ __forceinline__ T lane_xor(T value, int mask) {
   return __shfl_xor(value, mask, kLanes);
@@ -45,14 +49,15 @@ template <class T>
 __device__ __forceinline__ T lane_get(T value, int lane) {
   return __shfl(value, lane, kLanes);
 }
-__device__ __forceinline__ void sync_lanes() { __builtin_amdgcn_wave_barrier(); }
+// A wavefront goes in step, and does what it asks of shared memory in that order. So this keeps the
+// compiler from another order, and costs no instruction. Halves of a wavefront need not meet.
+__device__ __forceinline__ void sync_lanes() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
 
 #else
-#if !defined(QSGD_GPU_BUILT)
-#define QSGD_GPU_BUILT "CUDA"
-#endif
-inline const char* platform() { return QSGD_GPU_BUILT; }
-
 constexpr unsigned kAllLanes = 0xffffffffu;
 template <class T>
 __device__ __forceinline__ T lane_xor(T value, int mask) {
