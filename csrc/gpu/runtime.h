@@ -8,6 +8,10 @@
 #define QSGD_GPU_NAME "twin"
 #elif defined(__HIP__)
 #include <hip/hip_runtime.h>
+// The second number is of blocks, as CUDA counts; HIP would take it for wavefronts, and for their
+// sake keep values in memory that registers have room for.
+#undef __launch_bounds__
+#define __launch_bounds__(threads, ...) __attribute__((amdgpu_flat_work_group_size(1, threads)))
 #define QSGD_GPU_API(name) hip##name
 #define QSGD_GPU_NAME "HIP"
 #else
