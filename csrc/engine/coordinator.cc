@@ -8,7 +8,7 @@ namespace qsgd {
 namespace {
 
 // Elements of a message that a device codes: a launch and a look at it cost some 20 us.
-constexpr size_t kDeviceSegment = size_t{1} << 21;
+constexpr size_t kDeviceSegment = size_t{1} << 22;
 
 using Seconds = std::chrono::duration<double>;
 

@@ -5,6 +5,7 @@
 
 #include "common/thread_name.h"
 #include "engine/engine.h"
+#include "engine/staging.h"
 #include "planner/measure.h"
 
 namespace qsgd {
@@ -16,6 +17,7 @@ constexpr std::chrono::milliseconds kShortNap{1};  // where others work without 
 // fiftieth of the wait, where others sleep for a fifth of it.
 constexpr std::chrono::nanoseconds kRelayNap{400'000};
 constexpr int kRelayShare = 50;
+constexpr size_t kMostAhead = size_t{1} << 30;  // bytes of copies that wait for other ranks
 
 }  // namespace
 
@@ -31,6 +33,7 @@ void Engine::run() {
       carry_out_agreed();
       sleep_if_idle(busy, driving);
     }
+    while (executor_.end_landed()) abort_->check();
     agreement_.flush();
   } catch (const std::exception& error) {
     end_job(error.what());
@@ -49,6 +52,7 @@ void Engine::run() {
 bool Engine::make_progress() {
   bool busy = news_.load(std::memory_order_acquire) && collect();
   busy |= !late_.empty() && submit_ready();
+  busy |= executor_.end_landed();
   busy |= agreement_.make_progress();
   agreement_.watch_waits(entries_);
   return busy;
@@ -99,6 +103,14 @@ bool Engine::submit_ready() {
   };
   const auto ready = std::stable_partition(late_.begin(), late_.end(), is_late);
   if (ready == late_.end()) return false;
+  for (auto it = ready; it != late_.end(); ++it) {
+    Entry* const entry = entries_.find(it->operation->key());  // null: it has failed already
+    // It may be long until all ranks are ready.
+    if (entry != nullptr && is_staged(*entry) &&
+        entry->ready->device().pinned_bytes() < kMostAhead) {
+      entry->copy = std::make_shared<HostCopy>(*entry);
+    }
+  }
   std::vector<Submission> submissions(std::make_move_iterator(ready),
                                       std::make_move_iterator(late_.end()));
   late_.erase(ready, late_.end());

@@ -13,6 +13,8 @@
 
 namespace qsgd {
 
+class HostCopy;  // engine/staging.h
+
 // An operation that this rank has started. A broadcast works on `out` alone.
 struct Entry {
   OperationPtr operation;
@@ -21,6 +23,7 @@ struct Entry {
   std::shared_ptr<Handle> handle;
   // Of a tensor in a device's memory: when it is ready there. Null: it is the processor's, and is.
   std::shared_ptr<gpu::Mark> ready = nullptr;
+  std::shared_ptr<HostCopy> copy = nullptr;  // of such a tensor, once it is wanted
 
   bool is_ready() const { return ready == nullptr || ready->passed(); }
 };

@@ -30,19 +30,17 @@ StandIn stand_in(const OperationPtr& operation, const std::shared_ptr<AbortFlag>
 
 void Executor::carry_out(const std::vector<Response>& responses) {
   for (const Response& response : responses) {
-    const Response* const next = &response == &responses.back() ? nullptr : &response + 1;
     if (response.error == ErrorKind::kNone) end_settled();
-    carry_out(response, next);
+    carry_out(response);
     if (response.error == ErrorKind::kNone) end_settled();
   }
   end_settled();
-  end_landed(/*all=*/true);
 }
 
-void Executor::carry_out(const Response& response, const Response* next) {
+void Executor::carry_out(const Response& response) {
   std::vector<Outcome> outcomes;
   if (response.error == ErrorKind::kNone) {
-    outcomes = work(response, next);
+    outcomes = work(response);
   } else {
     outcomes.resize(response.names.size());
     for (Outcome& outcome : outcomes) {
@@ -56,7 +54,7 @@ void Executor::carry_out(const Response& response, const Response* next) {
   if (!response.group_goes_on) settle_held(response.grouped);
 }
 
-std::vector<Outcome> Executor::work(const Response& response, const Response* next) {
+std::vector<Outcome> Executor::work(const Response& response) {
   KeptOnFailure<std::vector<StandIn>> stand_ins;
   stand_ins->reserve(response.operations.size());
   std::vector<Entry*> entries;
@@ -79,10 +77,11 @@ std::vector<Outcome> Executor::work(const Response& response, const Response* ne
   } else {
     const uint64_t given = bytes_given(communicator_).total();
     Operations& operations = sets_.operations(response.set);
-    const KeptOnFailure<std::shared_ptr<Staging>> staging{stage(response, entries)};
-    if (next != nullptr) stage_ahead(*next);
-    outcomes = operations.carry_out(response, *staging ? (*staging)->entries() : entries);
-    if (*staging) {
+    const bool staged = operations.needs_host(response, entries);
+    const KeptOnFailure<std::shared_ptr<Staging>> staging{
+        staged ? std::make_shared<Staging>(entries) : nullptr};
+    outcomes = operations.carry_out(response, staged ? (*staging)->entries() : entries);
+    if (staged) {
       (*staging)->deliver();
       landing_.push_back(*staging);
     }
@@ -91,24 +90,6 @@ std::vector<Outcome> Executor::work(const Response& response, const Response* ne
   }
   count(entries, std::chrono::duration<double>(Clock::now() - start).count(), coding_s);
   return outcomes;
-}
-
-// Where the response needs them, its copies on the host, which may be on their way.
-std::shared_ptr<Staging> Executor::stage(const Response& response,
-                                         const std::vector<Entry*>& entries) {
-  if (ahead_) return std::exchange(ahead_, nullptr);
-  if (!sets_.operations(response.set).needs_host(response, entries)) return nullptr;
-  return std::make_shared<Staging>(entries);
-}
-
-void Executor::stage_ahead(const Response& next) {
-  if (next.error != ErrorKind::kNone || !sets_.has(next.set)) return;
-  std::vector<Entry*> entries;
-  for (const std::string& name : next.names) {
-    entries.push_back(entries_.find({next.set, name}));
-    if (entries.back() == nullptr) return;  // of a rank that has joined
-  }
-  if (std::any_of(entries.begin(), entries.end(), is_on_device)) ahead_ = stage(next, entries);
 }
 
 void Executor::change_sets(const Operation& operation, int64_t id) {
@@ -141,20 +122,19 @@ void Executor::end_settled() {
   } else {
     in_flight_.emplace_back(std::exchange(landing_, {}), std::move(settled));
   }
-  end_landed(/*all=*/false);
+  end_landed();
 }
 
-// Ends what has landed, in its order; or all, for which it waits.
-void Executor::end_landed(bool all) {
+bool Executor::end_landed() {
   while (!in_flight_.empty()) {
     auto& [stagings, ended] = in_flight_.front();
-    for (const auto& staging : stagings) {
-      if (all) staging->land();
-      if (!staging->has_landed()) return;
+    if (!std::all_of(stagings.begin(), stagings.end(), [](auto& s) { return s->has_landed(); })) {
+      return true;
     }
     entries_.end(std::move(ended));
     in_flight_.pop_front();
   }
+  return false;
 }
 
 void Executor::count(const std::vector<Entry*>& entries, double seconds, double coding_s) {

@@ -50,18 +50,16 @@ class Executor {
   // In their order; throws when the job is aborted. Failures that follow one another end together:
   // a program that heard of the first alone could submit again in time for the next.
   void carry_out(const std::vector<Response>& responses);
+  // Ends operations whose results have come to their device since. True while others have not.
+  bool end_landed();
   WorkDone done() const;
 
  private:
-  // `next` is the response that comes behind it, or null.
-  void carry_out(const Response& response, const Response* next);
-  std::vector<Outcome> work(const Response& response, const Response* next);
-  std::shared_ptr<Staging> stage(const Response& response, const std::vector<Entry*>& entries);
-  void stage_ahead(const Response& next);
+  void carry_out(const Response& response);
+  std::vector<Outcome> work(const Response& response);
   void change_sets(const Operation& operation, int64_t id);
   void settle_held(bool grouped);
   void end_settled();
-  void end_landed(bool all);
   void count(const std::vector<Entry*>& entries, double seconds, double coding_s);
 
   Communicator communicator_;
@@ -71,9 +69,8 @@ class Executor {
   const Note note_;
   std::vector<Ended> held_;     // of a group that goes on
   std::vector<Ended> settled_;  // to end next
-  // Copies from devices for the next response, those to devices of what is settled, and operations
-  // that end once theirs have landed: both go on while others are carried out.
-  std::shared_ptr<Staging> ahead_;
+  // Copies to devices of what is settled, and operations that end once theirs have landed, while
+  // others are carried out.
   std::vector<std::shared_ptr<Staging>> landing_;
   std::deque<std::pair<std::vector<std::shared_ptr<Staging>>, std::vector<Ended>>> in_flight_;
   mutable std::mutex mutex_;  // guards done_

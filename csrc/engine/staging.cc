@@ -1,11 +1,12 @@
 #include "engine/staging.h"
 
 #include <algorithm>
-#include <set>
 
 namespace qsgd {
 
 bool is_on_device(const Entry* entry) { return entry->ready != nullptr; }
+
+bool is_staged(const Entry& entry) { return entry.ready != nullptr && !entry.operation->coding; }
 
 gpu::Device* device_of(const std::vector<Entry*>& entries) {
   gpu::Device* device = nullptr;
@@ -17,26 +18,36 @@ gpu::Device* device_of(const std::vector<Entry*>& entries) {
   return device;
 }
 
+HostCopy::HostCopy(const Entry& entry)
+    : target_(entry.out),
+      device_(entry.ready->device()),
+      in_(device_.take_pinned(entry.operation->size_bytes())),
+      out_(entry.out == nullptr    ? nullptr
+           : entry.out == entry.in ? in_
+                                   : device_.take_pinned(entry.operation->size_bytes())),
+      host_(entry) {
+  host_.in = in_.get();
+  host_.out = out_.get();
+  host_.ready = nullptr;
+  const gpu::Device::Use here(device_);
+  device_.copy(in_.get(), entry.in, entry.operation->size_bytes());
+  mark_ = device_.mark(device_.stream());
+}
+
+void HostCopy::deliver() {
+  if (target_ == nullptr) return;
+  const gpu::Device::Use here(device_);
+  device_.copy(target_, out_.get(), host_.operation->size_bytes());
+  mark_ = device_.mark(device_.stream());
+}
+
 Staging::Staging(const std::vector<Entry*>& entries) : listed_(entries) {
-  copies_.reserve(entries.size());
   for (Entry*& listed : listed_) {
     if (!is_on_device(listed)) continue;
-    const Entry& entry = *listed;
-    Copy& copy = copies_.emplace_back(Copy{&entry, entry, nullptr, nullptr});
-    const size_t size_bytes = entry.operation->size_bytes();
-    gpu::Device& device = copy.device();
-    const gpu::Device::Use here(device);
-    copy.in = device.take_pinned(size_bytes);
-    device.copy(copy.in.get(), entry.in, size_bytes);
-    copy.host.ready = nullptr;
-    copy.host.in = copy.in.get();
-    if (entry.out != nullptr) {
-      copy.out = entry.out == entry.in ? copy.in : device.take_pinned(size_bytes);
-      copy.host.out = copy.out.get();
-    }
-    listed = &copy.host;
+    if (listed->copy == nullptr) listed->copy = std::make_shared<HostCopy>(*listed);
+    copies_.push_back(listed->copy);
+    listed = &listed->copy->host();
   }
-  mark();
 }
 
 const std::vector<Entry*>& Staging::entries() {
@@ -45,27 +56,15 @@ const std::vector<Entry*>& Staging::entries() {
 }
 
 void Staging::deliver() {
-  for (const Copy& copy : copies_) {
-    if (copy.out == nullptr) continue;
-    const gpu::Device::Use here(copy.device());
-    copy.device().copy(copy.entry->out, copy.out.get(), copy.entry->operation->size_bytes());
-  }
-  mark();
-}
-
-void Staging::mark() {
-  std::set<gpu::Device*> devices;
-  for (const Copy& copy : copies_) devices.insert(&copy.device());
-  marks_.clear();
-  for (gpu::Device* device : devices) marks_.push_back(device->mark(device->stream()));
+  for (const auto& copy : copies_) copy->deliver();
 }
 
 bool Staging::has_landed() {
-  return std::all_of(marks_.begin(), marks_.end(), [](auto& mark) { return mark->passed(); });
+  return std::all_of(copies_.begin(), copies_.end(), [](auto& copy) { return copy->has_landed(); });
 }
 
 void Staging::land() {
-  for (const auto& mark : marks_) mark->device().await(*mark);
+  for (const auto& copy : copies_) copy->land();
 }
 
 }  // namespace qsgd

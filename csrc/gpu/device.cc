@@ -87,6 +87,7 @@ struct Device::Pinned {
   }
   const Library& library;
   Blocks blocks;
+  std::atomic<size_t> bytes_out{0};
 };
 
 Device::Device(const Library& library, int number, std::shared_ptr<AbortFlag> abort)
@@ -161,9 +162,14 @@ Device::PinnedMemory Device::take_pinned(size_t size_bytes) {
                            "at the memory limit of the job");
     }
   }
-  return {static_cast<uint8_t*>(block),
-          [pool = pinned_, whole](uint8_t* memory) { pool->blocks.give(memory, whole); }};
+  pinned_->bytes_out += whole;
+  return {static_cast<uint8_t*>(block), [pool = pinned_, whole](uint8_t* memory) {
+            pool->bytes_out -= whole;
+            pool->blocks.give(memory, whole);
+          }};
 }
+
+size_t Device::pinned_bytes() const { return pinned_->bytes_out; }
 
 std::unique_ptr<SegmentCoder> Device::make_coder(std::vector<ReduceTensor>& tensors,
                                                  const ReduceArgs& args, uint64_t seed, int rank,

@@ -124,6 +124,8 @@ class Device : public Place {
 
   // From the host's memory that copies take at full speed; comes back when let go. Any thread's.
   PinnedMemory take_pinned(size_t size_bytes);
+  // Of it, what is not back.
+  size_t pinned_bytes() const;
 
   // Whether the kernels code so.
   bool codes(const CodecSpec& spec) const { return library_.refuse(spec) == nullptr; }
