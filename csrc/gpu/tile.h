@@ -30,7 +30,7 @@ template <class Real>
 class Mine {
  public:
   __device__ __forceinline__ Mine(Real* data, const Part& part)
-      : data_(data + part.at + 4 * part.j),
+      : data_(data + part.at),
         part_(part),
         // Runs of four lie as Four<Real> asks.
         at_once_(part.left >= kTile &&
@@ -40,13 +40,13 @@ class Mine {
     if (at_once_) {
       Four<Real> four[4];  // all on their way before one is used
 #pragma unroll
-      for (int p = 0; p < 4; ++p) four[p] = *reinterpret_cast<const Four<Real>*>(data_ + 16 * p);
+      for (int p = 0; p < 4; ++p) four[p] = run(p);
 #pragma unroll
       for (int i = 0; i < kMine; ++i) value[i] = static_cast<float>(four[i / 4].value[i % 4]);
     } else {
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {
-        value[i] = part_.has(i) ? static_cast<float>(data_[16 * (i / 4) + i % 4]) : 0.0f;
+        value[i] = part_.has(i) ? static_cast<float>(element(i)) : 0.0f;
       }
     }
   }
@@ -58,17 +58,25 @@ class Mine {
         Four<Real> four;
 #pragma unroll
         for (int c = 0; c < 4; ++c) four.value[c] = static_cast<Real>(value[4 * p + c]);
-        *reinterpret_cast<Four<Real>*>(data_ + 16 * p) = four;
+        run(p) = four;
       }
     } else {
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {
-        if (part_.has(i)) data_[16 * (i / 4) + i % 4] = static_cast<Real>(value[i]);
+        if (part_.has(i)) element(i) = static_cast<Real>(value[i]);
       }
     }
   }
 
  private:
+  // Its own way from data_: nvcc splits an access where the element's begins with the same pointer.
+  __device__ __forceinline__ Four<Real>& run(uint32_t p) const {
+    return reinterpret_cast<Four<Real>*>(data_)[4 * p + part_.j];
+  }
+  __device__ __forceinline__ Real& element(uint32_t i) const {
+    return data_[16 * (i / 4) + 4 * part_.j + i % 4];
+  }
+
   Real* data_;
   const Part& part_;
   bool at_once_;
