@@ -25,7 +25,8 @@ __global__ void __launch_bounds__(kWarps* kLanes, kPlain ? Source::kBlocks : 1)
   const Code& code = to.code;
   const int lanes = 1 << shift;
   const uint32_t lane = threadIdx.x & (lanes - 1);
-  Bucket bucket = find(to.pieces, static_cast<uint32_t>(number_of_lane() >> shift), code.bucket);
+  const Bucket bucket =
+      find(to.pieces, static_cast<uint32_t>(number_of_lane() >> shift), code.bucket);
   const Part part(bucket, lane / kTileLanes * kTile, lane % kTileLanes);
   const bool mine = !part.empty();
 
@@ -42,8 +43,6 @@ __global__ void __launch_bounds__(kWarps* kLanes, kPlain ? Source::kBlocks : 1)
     }
     if (code.l2) norm = norm_of_energy(energy);
   }
-  // Read once more: held, it would take registers while elements are on their way.
-  bucket.piece = piece_of(to.pieces, bucket.number);
   const Piece& piece = bucket.piece;
   uint32_t word[4];
   const uint64_t variance =

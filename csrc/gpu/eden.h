@@ -13,7 +13,7 @@ namespace qsgd::gpu {
 
 constexpr uint32_t kMostLevels = 128;
 
-// The levels of as many bits, for all threads of a block, once they have met.
+// The levels of as many bits, for all threads of a block.
 struct Levels {
   float value[kMostLevels];
   float edge[kMostLevels];
@@ -23,6 +23,7 @@ struct Levels {
     const uint32_t i = threadIdx.x, levels = 1u << (bits - 1);
     if (i < levels) value[i] = lloyd_max(bits)[i];
     if (i + 1 < levels) edge[i] = eden_edge(bits, static_cast<int>(i));
+    __syncthreads();
   }
   // How many edges lie below each of a lane's magnitudes: steps in turn, so that its searches go
   // side by side.
@@ -85,51 +86,48 @@ __device__ __forceinline__ void rotate_back(const uint32_t* word, float scale, i
   }
 }
 
-// What a message has of the place's elements. All lanes of a bucket have its scale, by which they
-// rotate what others hand them.
-__device__ __forceinline__ Coded coded_of(const uint8_t* message, const Code& code,
-                                          const Place& place) {
-  Coded coded;
-  if (place.size != 0) coded.scale = scale_of(message, place.bucket);
+// What a message's codes of the place are worth. All lanes of a bucket have its scale, by which
+// they rotate what others hand them.
+__device__ __forceinline__ void read_rotated(const uint8_t* message, const Code& code,
+                                             const Place& place, const Levels& levels,
+                                             float* value) {
+  uint32_t word[4] = {};
+  const float scale = place.size == 0 ? 0 : scale_of(message, place.bucket);
   if (place.mine) {
     const uint8_t* const codes = message + codes_at(place.bucket.piece, code, place.part);
-    unpack(reinterpret_cast<const uint32_t*>(codes), code.bits, place.part.j, coded.word);
+    unpack(reinterpret_cast<const uint32_t*>(codes), code.bits, place.part.j, word);
   }
-  return coded;
+  rotate_back(word, scale, code.bits, place, levels, value);
 }
 
-// Where elements are from, as of sources.h, in two steps: before the block's levels are there, and
-// then. All lanes come to both.
+// Where elements are from, as of sources.h; all lanes of a warp come to load().
 template <class Real>
 struct RotatedArray : FromArray<Real> {
-  __device__ __forceinline__ void begin(const Place& place, float* value) const {
+  __device__ __forceinline__ void load(const Place& place, const Levels& /*levels*/,
+                                       float* value) const {
     FromArray<Real>::load(place.bucket, place.part, value);
   }
-  __device__ __forceinline__ void end(const Place& /*place*/, const Levels& /*levels*/,
-                                      float* /*value*/) const {}
 };
 
 template <class Real>
 struct RotatedSum : FromSum<Real> {
-  __device__ __forceinline__ void begin(const Place& /*place*/, float* value) const {
+  __device__ __forceinline__ void load(const Place& place, const Levels& levels,
+                                       float* value) const {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) value[i] = 0;
-  }
-  __device__ __forceinline__ void end(const Place& place, const Levels& levels,
-                                      float* value) const {
-    this->each_rank([&](int rank) {
+#pragma unroll 1
+    for (int rank = 0; rank < this->addends.ranks; ++rank) {
       float addend[kMine];
       if (rank == this->addends.own) {
         this->input.load(place.bucket, place.part, addend);
       } else {
         const uint8_t* const message =
             this->addends.messages + this->addends.stride * static_cast<uint32_t>(rank);
-        const Coded coded = coded_of(message, this->code, place);
-        rotate_back(coded.word, coded.scale, this->code.bits, place, levels, addend);
+        read_rotated(message, this->code, place, levels, addend);
       }
 #pragma unroll
       for (int i = 0; i < kMine; ++i) value[i] += addend[i];
-    });
+    }
     if (place.mine) {
       this->finish(place.bucket.piece, place.part, value);
       return;
@@ -195,7 +193,7 @@ __device__ __forceinline__ float code_rotated(const float* value, const Place& p
 
 // 2^shift lanes for each bucket.
 template <class Source>
-__global__ void __launch_bounds__(kWarps* kLanes, 6)
+__global__ void __launch_bounds__(kWarps* kLanes)
     encode_rotated(const Source source, const Encoding to, int shift) {
   __shared__ Levels levels;
   const Code& code = to.code;
@@ -203,9 +201,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, 6)
   const Place place(to.pieces, code.bucket, shift);
   const Bucket& bucket = place.bucket;
   float value[kMine];
-  source.begin(place, value);
-  __syncthreads();
-  source.end(place, levels, value);
+  source.load(place, levels, value);
   const uint32_t seed = eden_seed(to.philox(bucket.piece), bucket.piece.first + bucket.begin);
   uint32_t word[4];
   const float scale = code_rotated(value, place, 1 << shift, seed, code.bits, levels, word);
@@ -227,10 +223,8 @@ __global__ void __launch_bounds__(kWarps* kLanes)
   levels.fill(from.code.bits);
   const Place place(from.pieces, from.code.bucket, shift);
   const Piece& piece = place.bucket.piece;
-  const Coded coded = coded_of(from.message, from.code, place);
-  __syncthreads();
   float value[kMine];
-  rotate_back(coded.word, coded.scale, from.code.bits, place, levels, value);
+  read_rotated(from.message, from.code, place, levels, value);
   if (place.mine) {
     const Mine<Real> to(out + piece.at, place.part);
     if constexpr (Add) {

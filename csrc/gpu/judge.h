@@ -26,8 +26,7 @@ __device__ __forceinline__ Judged judge_lane(const FromArray<Real>& x, const Dec
     float sent[kMine];
     if constexpr (kRotated) {
       const Place place(bucket, from.code.bucket, lane);
-      const Coded coded = coded_of(from.message, from.code, place);
-      rotate_back(coded.word, coded.scale, from.code.bits, place, levels, sent);
+      read_rotated(from.message, from.code, place, levels, sent);
     }
     if (part.empty()) continue;
     if constexpr (!kRotated) {
@@ -56,10 +55,7 @@ template <class Real, bool kRotated>
 __global__ void __launch_bounds__(kWarps* kLanes)
     judge_buckets(const FromArray<Real> x, const Decoding from, uint32_t every, Judged* sums) {
   __shared__ Levels levels;
-  if constexpr (kRotated) {
-    levels.fill(from.code.bits);
-    __syncthreads();
-  }
+  if constexpr (kRotated) levels.fill(from.code.bits);
   const uint32_t lane = threadIdx.x % kLanes;
   const size_t begin = size_t{number_of_lane() / kLanes} * every;
   const size_t buckets = from.pieces.buckets, of = from.code.bucket;

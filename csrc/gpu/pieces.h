@@ -43,16 +43,12 @@ struct Bucket {
   size_t begin;
 };
 
-__device__ __forceinline__ Piece piece_of(const Pieces& pieces, uint32_t number) {
-  if (pieces.list != nullptr) return pieces.list[number];
-  return pieces.only;
-}
-
 // The bucket with this number among those of all pieces; behind the last, that one, but empty.
 __device__ __forceinline__ Bucket find(const Pieces& pieces, uint32_t number, uint32_t size) {
   Bucket found;
-  const bool there = number < pieces.buckets;
-  if (!there) number = static_cast<uint32_t>(pieces.buckets) - 1;
+  const auto buckets = static_cast<uint32_t>(pieces.buckets);
+  const bool there = number < buckets;
+  if (!there) number = buckets - 1;
   found.number = 0;
   if (pieces.list != nullptr) {
     uint32_t low = 0, high = pieces.size;  // it is in one of [low, high)

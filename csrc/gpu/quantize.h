@@ -96,16 +96,6 @@ __device__ __forceinline__ uint32_t third_bytes(const uint32_t* of) {
   return __byte_perm(__byte_perm(of[0], of[1], 0x62), __byte_perm(of[2], of[3], 0x62), 0x5410);
 }
 
-// Sets the lane's codes to the third bytes of level(i).
-template <class Level>
-__device__ __forceinline__ void code_each(uint32_t* word, const Level& level) {
-#pragma unroll
-  for (int p = 0; p < 4; ++p) {
-    const uint32_t four[] = {level(4 * p), level(4 * p + 1), level(4 * p + 2), level(4 * p + 3)};
-    word[p] = third_bytes(four);
-  }
-}
-
 // How a bucket's elements become fixed-point numbers of 16 bits behind the point: with this scale,
 // and the smallest ones lifted.
 struct Grid {
@@ -139,23 +129,21 @@ __device__ __forceinline__ uint64_t quantize(float* value, float norm, const Cod
     if (kPlain || !code.nearest) draw(philox, tile, j, code.levels, noise);
     const Grid grid(norm, code.levels);
     grid.lift(value, kLift);
-    if (kPlain && code.bits < 8) {
-      // Among the floats from 2^23 on, which are whole, there is room for all the numbers.
-      const float zero = 0x1p23f + static_cast<float>(code.levels) * 0x1p16f;
-      code_each(word, [&](int i) {
-        return __float_as_uint(value[i] * grid.scale + zero) + (noise[i] & 0xffffu);
-      });
-    } else {
-      code_each(word, [&](int i) {
-        const int number = __float2int_rn(value[i] * grid.scale);
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      uint32_t level[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int i = 4 * p + c, number = __float2int_rn(value[i] * grid.scale);
         if constexpr (!kPlain) {
           const uint64_t fraction = static_cast<uint32_t>(number) & 0xffffu;
           variance += fraction * (0x10000u - fraction);
           // One less below zero: ties move away from zero on both sides.
           if (code.nearest) noise[i] = (code.levels << 16) + (1 << 15) + (number >> 31);
         }
-        return static_cast<uint32_t>(number) + noise[i];
-      });
+        level[c] = static_cast<uint32_t>(number) + noise[i];
+      }
+      word[p] = third_bytes(level);
     }
     grid.lift(value, 1 / kLift);
   } else {  // zeros, or what is not finite

@@ -54,36 +54,39 @@ struct FromArray {
 // or the sum over ranks of what they have coded, and of an array.
 template <class Real>
 struct FromSum {
-  static constexpr int kBlocks = 7;
+  static constexpr int kBlocks = 6;
   FromArray<Real> input;
   Addends addends;
   Code code;
 
-  // Calls add(rank) in the order of the sum. Of the first two it does not matter which is first: so
-  // the rank's own elements are on their way while a code is read.
-  template <class Add>
-  __device__ __forceinline__ void each_rank(const Add& add) const {
-    const int swapped = addends.own == 0 && addends.ranks > 1 ? 1 : 0;
-#pragma unroll 1
-    for (int turn = 0; turn < addends.ranks; ++turn) add(turn < 2 ? turn ^ swapped : turn);
-  }
   __device__ __forceinline__ void load(const Bucket& bucket, const Part& part, float* value) const {
-    float mine[kMine] = {};
-    if (addends.own >= 0) input.load(bucket, part, mine);
+    if (part.empty()) {
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) value[i] = 0;
+      return;
+    }
+    float mine[kMine];
+    if (addends.own >= 0) input.load(bucket, part, mine);  // on its way while codes are read
+    const uint8_t* scale = addends.messages + scale_at(bucket);
+    const uint8_t* codes = addends.messages + codes_at(bucket.piece, code, part);
+    // Its own behind those of the rank before it; but the first two are exchanged where it is the
+    // first, which does not change their sum.
+    const int before = addends.own != 0 ? addends.own - 1 : addends.ranks > 1 ? 1 : 0;
 #pragma unroll
     for (int i = 0; i < kMine; ++i) value[i] = 0;
-    const uint8_t* const scale = addends.messages + scale_at(bucket);
-    const uint8_t* const codes = addends.messages + codes_at(bucket.piece, code, part);
-    each_rank([&](int rank) {
-      if (rank == addends.own) {
-#pragma unroll
-        for (int i = 0; i < kMine; ++i) value[i] += mine[i];
-      } else if (!part.empty()) {
-        const size_t behind = addends.stride * static_cast<uint32_t>(rank);
-        const Coded coded(scale + behind, codes + behind, code, part.j);
+#pragma unroll 1
+    for (int rank = 0; rank < addends.ranks; ++rank) {
+      if (rank != addends.own) {
+        const Coded coded(scale, codes, code, part.j);
         Values(coded.scale, code.levels).each(coded.word, [&](int i, float x) { value[i] += x; });
       }
-    });
+      if (rank == before) {
+#pragma unroll
+        for (int i = 0; i < kMine; ++i) value[i] += mine[i];
+      }
+      scale += addends.stride;
+      codes += addends.stride;
+    }
     finish(bucket.piece, part, value);
   }
   // What is done with the sum of a lane's elements.

@@ -63,7 +63,6 @@ __device__ __forceinline__ float scale_of(const uint8_t* message, const Bucket& 
 
 // What a message has of a lane's elements, which is on its way before it is used.
 struct Coded {
-  __device__ __forceinline__ Coded() : scale(0), word{} {}
   __device__ __forceinline__ Coded(const uint8_t* scale, const uint8_t* codes, const Code& code,
                                    uint32_t j)
       : scale(*reinterpret_cast<const float*>(scale)) {
