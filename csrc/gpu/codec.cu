@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kPlain ? Source::kBlocks : 1)
   }
   if (mine && lane == 0) to.report(bucket, scale);
   if (mine && source.keeps(piece)) {
-    Values(scale, code.levels).each(word, [&](int i, float x) { value[i] -= x; });
+    Values(scale, code).each(word, [&](int i, float x) { value[i] -= x; });
     source.keep(piece, part, value);
   }
 }

@@ -23,12 +23,14 @@ struct Code {
       : bucket(spec.bucket),
         bits(spec.bits),
         levels(spec.levels()),
+        inverse(1 / static_cast<float>(levels)),
         l2(spec.norm == Norm::kL2),
         nearest(spec.rounding == Rounding::kNearest),
         contract(spec.contract && !nearest) {}
   uint32_t bucket;
   int bits;
   int levels;
+  float inverse;  // of levels
   bool l2;
   bool nearest;
   bool contract;

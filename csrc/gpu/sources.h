@@ -78,7 +78,7 @@ struct FromSum {
     for (int rank = 0; rank < addends.ranks; ++rank) {
       if (rank != addends.own) {
         const Coded coded(scale, codes, code, part.j);
-        Values(coded.scale, code.levels).each(coded.word, [&](int i, float x) { value[i] += x; });
+        Values(coded.scale, code).each(coded.word, [&](int i, float x) { value[i] += x; });
       }
       if (rank == before) {
 #pragma unroll

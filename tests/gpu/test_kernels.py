@@ -227,6 +227,20 @@ def test_decoding_gives_the_values_of_the_codes(kernels: Kernels, count, bits):
     np.testing.assert_array_equal(total, before + wanted)
 
 
+@pytest.mark.parametrize("bits", BITS)
+def test_units_are_norms_divided_by_levels(kernels: Kernels, bits):
+    """Bit by bit, though the kernels multiply."""
+    count, rng, code = 1 << 13, np.random.default_rng(bits), Code(bits, bucket=64)
+    scales = rng.uniform(1, 2, count // 64) * 2.0 ** rng.integers(-117, 126, count // 64)
+    scales = scales.astype(np.float32)
+    codes = rng.integers(0, 2**bits - 1, count).astype(np.uint8)
+    message = np.concatenate([scales.view(np.uint8), reference.pack(codes, bits)])
+    out = np.empty(count, dtype=np.float32)
+    kernels.decode(message, out, code)
+    wanted = reference.dequantise(scales, codes, bits=bits, bucket=64, count=count)
+    np.testing.assert_array_equal(out, wanted)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_other_floats(kernels: Kernels, dtype):
     x, code = gaussian(1300).astype(dtype), Code(6)
