@@ -51,7 +51,7 @@ on_ranks() { # RANKS FILE...
 # The kernels' tests, those of the DDP hook on 4 ranks, and the contract with tensors on the GPU.
 tests() {
   local ranks
-  run "kernels' tests" 60 "$PYTHON" -m pytest tests/gpu -q -p no:cacheprovider -n auto -k device
+  run "kernels' tests" 60 "$PYTHON" -m pytest tests/gpu -q -p no:cacheprovider -p no:benchmark -n auto -k device
   run "the hook's tests" 90 "$PYTHON" -m pytest tests/ddp -q -p no:cacheprovider \
     -k 'device and not host'
   for ranks in 1 2 4; do
