@@ -296,6 +296,7 @@ WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize
 
 
 @on_gpu
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 @pytest.mark.parametrize("bits", [4, 32])
 def test_the_host_never_waits_for_the_device(bits):
     """From the backward pass to the end of the step, no thread waits or copies pageable memory."""
