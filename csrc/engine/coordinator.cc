@@ -237,8 +237,10 @@ void Coordinator::decide_how_they_travel() {
     if (agreed.decided || agreed.error != ErrorKind::kNone) continue;
     agreed.decided = true;
     if (agreed.operation->kind != OpKind::kAllreduce) continue;
-    agreed.coding = coding(*agreed.operation, agreed.nmse);
-    agreed.coded_on_device = agreed.coding && on_device_ && on_device_(agreed.operation->key());
+    const bool on_device =
+        agreed.operation->coding && on_device_ && on_device_(agreed.operation->key());
+    agreed.coding = coding(*agreed.operation, agreed.nmse, on_device);
+    agreed.coded_on_device = on_device && agreed.coding;
     agreed.algorithm = algorithm(agreed);
   }
 }
@@ -259,7 +261,8 @@ Algorithm Coordinator::algorithm(const Agreed& agreed) {
   return resolve(agreed.ranks->count(), whole ? node_ : nullptr, coded, wanted);
 }
 
-std::optional<CodecSpec> Coordinator::coding(const Operation& o, double nmse) {
+// What a device codes is not dropped: what the economy knows of times are those of the processor.
+std::optional<CodecSpec> Coordinator::coding(const Operation& o, double nmse, bool on_device) {
   if (!o.coding) return std::nullopt;
   std::optional<CodecSpec> spec = o.coding->spec;
   const bool auto_bits = o.coding->auto_bits && !tuning_.bits;
@@ -271,7 +274,7 @@ std::optional<CodecSpec> Coordinator::coding(const Operation& o, double nmse) {
   }
   const size_t count = o.count();
   spec = budget_.decide(o, economy_.bits_for(spec, auto_bits, count), nmse);
-  return economy_.decide(spec, auto_bits, count);
+  return on_device && !auto_bits ? spec : economy_.decide(spec, auto_bits, count);
 }
 
 void Coordinator::push(Agreed agreed) {
@@ -297,7 +300,8 @@ std::vector<Response> Coordinator::take_ready() {
   for (Response& r : responses) {
     r.segment = *tuning_.segment;
     if (r.coded_on_device && r.segment.elements() == 0) r.segment = SegmentSize(kDeviceSegment);
-    if (r.set == 0 && !r.codings.empty()) economy_.weigh(r.codings.front(), r.count);
+    const bool weighed = r.set == 0 && !r.codings.empty() && !r.coded_on_device;
+    if (weighed) economy_.weigh(r.codings.front(), r.count);
   }
   return responses;
 }

@@ -94,7 +94,7 @@ class Coordinator {
   std::string ranks_missing(const Pending& pending) const;
   std::string waits(const Key& key, const Pending& pending) const;
   void decide_how_they_travel();
-  std::optional<CodecSpec> coding(const Operation& operation, double nmse);
+  std::optional<CodecSpec> coding(const Operation& operation, double nmse, bool on_device);
   Algorithm algorithm(const Agreed& agreed);
   void push(Agreed agreed);
   Pending take(Table::iterator it);

@@ -40,7 +40,7 @@ void Residuals::lend(const std::string& name, uint32_t bucket, double scale, int
   debt.scale = scale;
   debt.owners = owners;
   const Range mine = owned_(tensor.count, bucket, tensor.id, owners);
-  if (debt.owner.empty()) move_to_owner(debt, mine);
+  if (debt.owner.size() != mine.size()) move_to_owner(debt, mine);
   tensor.residual = debt.worker.on(device);
   tensor.owner_residual = debt.owner.on(device);
 }

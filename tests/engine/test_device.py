@@ -10,6 +10,7 @@ import pytest
 from qsgd_hpc import _core
 from qsgd_hpc.errors import NonFiniteGradientError, UsageError
 from tests.engine.ranks import on_ranks, output
+from tests.engine.test_planner import FAST
 from tests.gpu.memory import HostMemory
 from tests.gpu.order import Order
 from tests.gpu.twin import Kernels
@@ -224,6 +225,26 @@ def test_what_a_device_owes_is_paid_on_the_host_and_back(twin):
     every = [gradients(r, s, np.float64, [3000])[0] for r in range(3) for s in range(5)]
     assert np.abs(rest).max() > 1e-3
     np.testing.assert_allclose(results[0][0] + rest, np.sum(every, axis=0) / 3, atol=1e-4)
+
+
+@pytest.mark.parametrize("planner", ["advise", "on"])
+def test_what_is_known_of_the_processor_s_speed_is_not_held_against_a_device(twin, planner):
+    said = []
+
+    def program(me):
+        for name, device in (("device", 0), ("host", -1)):
+            for _ in range(20):
+                x = np.ones(1 << 16, dtype=np.float32)
+                me.allreduce(name, x, "average", NOISY, device=device).wait()
+            if device == 0:
+                assert said == []
+        return [me.engine.quality()[name]["coding"] for name in ("device", "host")]
+
+    slow_coding = {"machine": FAST, "planner": planner, "log": said.append}
+    for device, host in on_ranks(3, program, gpu_library=str(twin), **slow_coding):
+        assert device.startswith("qsgd(bits=4,")
+        assert host.startswith("qsgd(bits=4,") == (planner == "advise")
+    assert any("costs time here" in line for line in said) == (planner == "advise")
 
 
 def test_without_kernels_a_device_s_tensor_is_refused():
