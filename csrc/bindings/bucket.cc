@@ -173,6 +173,13 @@ void bind_host_coder(py::module_& m) {
 // Everything is queued on a stream that the caller gives; nothing waits.
 void bind_gpu_coder(py::module_& m) {
   m.def(
+      "gpu_fault",
+      [](const std::string& library, int device) {
+        return gpu::fault_of(gpu::load_library(library), device);
+      },
+      py::arg("library"), py::arg("device"),
+      "Why kernels cannot be used on a device that this process sees; empty: they can.");
+  m.def(
       "gpu_platform",
       [](const std::string& library) { return gpu::load_library(library).platform; },
       py::arg("library"), "What a library of GPU kernels was compiled with, and for.");

@@ -20,4 +20,31 @@ const Library& load_library(const std::string& path) {
   throw usage_error(path + ": not the GPU kernels of this version" + remedy);
 }
 
+std::string fault_of(const Library& library, int device) {
+  constexpr size_t kMessage = 1024, kSize = 4096;  // where one lies in the memory, and its size
+  CodecSpec spec;
+  Run run{};
+  run.dtype = DType::kFloat32;
+  run.spec = spec;
+  run.pieces.size = 1;
+  run.pieces.buckets = 1;
+  run.pieces.only.count = kTile;
+  run.pieces.only.codes_at = sizeof(float);
+  int before = -1, ours = -1;
+  if (const char* why = library.use(device, &before)) return why;
+  Stream stream = nullptr;
+  void* memory = nullptr;
+  const char* why = library.make_stream(&stream);
+  if (why == nullptr) why = library.take(kSize, &memory, stream);
+  if (why == nullptr) why = library.clear(memory, kSize, stream);
+  if (why == nullptr) {
+    why = library.encode(memory, run, {}, static_cast<uint8_t*>(memory) + kMessage, stream);
+  }
+  const std::string fault = why == nullptr ? "" : why;
+  if (memory != nullptr) library.give(memory, stream);
+  if (stream != nullptr) library.end_stream(stream);
+  if (before != device) library.use(before, &ours);
+  return fault;
+}
+
 }  // namespace qsgd::gpu

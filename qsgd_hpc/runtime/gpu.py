@@ -6,11 +6,12 @@ They are compiled when the package is installed where a compiler for GPUs is (do
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import Path
 
 from qsgd_hpc import _core, env
 
-__all__ = ["device_type", "library", "platform", "served"]
+__all__ = ["device_type", "library", "platform", "served", "serves"]
 
 TWIN = "twin"
 
@@ -60,3 +61,25 @@ def served() -> str | None:
     if found is None:
         return None
     return device_type(found) if env.get("QSGD_GPU_LIBRARY") else "cuda"
+
+
+@functools.cache
+def serves(device: int) -> bool:
+    """Return whether the kernels work on a device, by its number in this process.
+
+    Tried once. If they do not, what the driver says is printed, and tensors there are coded on the
+    host.
+    """
+    found = library()
+    if found is None:
+        return False
+    if why := _core.gpu_fault(found, device):
+        print(
+            f"qsgd-hpc: warning: GPU {device}: the kernels ({platform(found)}) do not work there: "
+            f"{why}. Tensors on it are copied to the host and coded there. Install "
+            "qsgd-hpc again with the CUDA of this machine (module load, then QSGD_GPU=cuda), or "
+            "silence this with QSGD_GPU_LIBRARY=none",
+            file=sys.stderr,
+            flush=True,
+        )
+    return not why

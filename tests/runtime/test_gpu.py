@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import qsgd_hpc
 from qsgd_hpc.runtime import gpu
+from tests.gpu.memory import has_device
 
 
 def test_kernels_are_found_where_they_were_built(monkeypatch):
@@ -19,3 +22,21 @@ def test_kernels_are_found_where_they_were_built(monkeypatch):
 def test_kernels_can_be_left_unused(monkeypatch):
     monkeypatch.setenv("QSGD_GPU_LIBRARY", "none")
     assert gpu.library() is None
+
+
+def test_kernels_that_the_driver_refuses_are_not_used_and_that_is_said_once(capsys):
+    """As on this machine, if it has no GPU."""
+    if gpu.library() is None or has_device():
+        pytest.skip("it takes kernels, and no GPU for them")
+    gpu.serves.cache_clear()
+    assert not any(gpu.serves(0) for _ in range(2))
+    said = capsys.readouterr().err
+    assert said.count("qsgd-hpc: warning: GPU 0: the kernels (CUDA") == 1
+    assert "copied to the host and coded there" in said
+
+
+def test_kernels_that_work_on_a_device_serve_it(twin, monkeypatch):
+    monkeypatch.setenv("QSGD_GPU_LIBRARY", str(twin))
+    gpu.serves.cache_clear()
+    assert gpu.serves(0)
+    gpu.serves.cache_clear()

@@ -42,7 +42,10 @@ def why_on_host(device: torch.device, compression: Lossy, group: Any) -> str | N
     library = gpu.library()
     if library is None or gpu.device_type(library) != device.type:
         return f"this installation has no kernels for {device.type}"
-    return _why_unknown(compression) or why_not_carried(group, device)
+    unknown = _why_unknown(compression) or why_not_carried(group, device)
+    if unknown or gpu.serves(device.index or 0):
+        return unknown
+    return f"the kernels of this installation do not work on {device}"
 
 
 def _why_unknown(compression: Lossy) -> str | None:

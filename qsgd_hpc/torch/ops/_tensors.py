@@ -30,7 +30,8 @@ def device_of(tensor: torch.Tensor) -> int | None:
     served = gpu.served()
     if tensor.is_cpu:
         return 0 if served == "cpu" else -1  # by the kernels' twin, it is a device
-    return tensor.get_device() if tensor.is_cuda and served == "cuda" else None
+    number = tensor.get_device()
+    return number if tensor.is_cuda and served == "cuda" and gpu.serves(number) else None
 
 
 def current_stream_of(tensor: torch.Tensor) -> int:
