@@ -17,6 +17,20 @@ NAMES = {
 }
 
 
+EDEN = {
+    "eden encode": "`eden`: code",
+    "eden fused": "`eden`: fused",
+    "eden decode": "`eden`: decode",
+}
+TRAINED = {
+    "no communication": "no communication",
+    **{f"hvd {bits}": f"`hvd`, {bits} bits" for bits in (32, 8, 4)},
+    "ddp": "DDP, NCCL",
+    "ddp bf16": "DDP, NCCL, bf16 hook",
+    "ddp 4": "DDP, NCCL, our hook at 4 bits",
+}
+
+
 def measured() -> dict[tuple[str, int | None], dict[str, float]]:
     text = (ROOT / "benchmarks" / "results" / "gpu-kernels.json").read_text(encoding="utf-8")
     return {(row["name"], row["bits"]): row for row in json.loads(text)["rows"]}
@@ -40,3 +54,24 @@ def test_how_much_faster_than_a_compiler() -> None:
         for bits in (8, 4)
     ]
     assert f"{ratios[0]:.1f} and {ratios[1]:.1f} times as fast" in page()
+
+
+@pytest.mark.parametrize("name", EDEN)
+def test_eden_s_rows_are_those_of_the_record(name: str) -> None:
+    row = measured()[name, 4]
+    assert f"| {EDEN[name]} | | | {row['median_ms']:.3f} ms | {row['of_copy']:.0%} |" in page()
+
+
+@pytest.mark.parametrize("what", TRAINED)
+def test_the_training_s_rows_are_those_of_the_record(what: str) -> None:
+    text = (ROOT / "benchmarks" / "results" / "gpu-training.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()]
+    cells = []
+    for task in ("gpt", "resnet50"):
+        (row,) = (
+            row for row in rows if (row["task"], row["what"], row["ranks"]) == (task, what, 2)
+        )
+        exposed = f"{row['exposed_ms']:.1f}" if what != "no communication" else ""
+        cells += [f"{row['step_ms']:.1f}", exposed]
+    line = f"| {TRAINED[what]} | {' | '.join(cells)} |".replace("  ", " ")
+    assert line in page()
