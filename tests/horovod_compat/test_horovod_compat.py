@@ -77,10 +77,16 @@ def test_what_scripts_import_from_common_is_there():
             "assert basics.mpi_built() and not basics.is_initialized()\n"
             "with env(A_VARIABLE='x'): assert os.environ['A_VARIABLE'] == 'x'\n"
             "assert 'A_VARIABLE' not in os.environ\n"
-            "print(gpu_available('mpi_lib'))"
+            "assert gpu_available('mpi_lib') == (hvd.cuda_built() or hvd.rocm_built())\n"
+            "print('all there')"
         )
-        == "False"
+        == "all there"
     )
+
+
+def test_no_gpu_is_available_without_kernels():
+    asked = "from horovod.common.util import gpu_available; print(gpu_available('mpi_lib'))"
+    assert said(asked, QSGD_GPU_LIBRARY="none") == "False"
 
 
 def test_classes_are_where_scripts_import_them_from():

@@ -21,7 +21,7 @@ __all__ = [
 
 
 def gpu_available(ext_base_name: str = "", verbose: bool = False) -> bool:
-    """Return whether collectives run on the GPU: not in this version."""
+    """Return whether tensors on GPUs are coded there: there are kernels for them."""
     return built.cuda_built() or built.rocm_built()
 
 
