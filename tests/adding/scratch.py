@@ -15,7 +15,17 @@ __all__ = ["Scratch", "Toy", "before", "documented"]
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-FOLDERS = ("benchmarks", "csrc", "docs", "jobs", "qsgd_hpc", "scaling", "templates", "tests")
+FOLDERS = (
+    "benchmarks",
+    "building",
+    "csrc",
+    "docs",
+    "jobs",
+    "qsgd_hpc",
+    "scaling",
+    "templates",
+    "tests",
+)
 FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in")
 LEFT_OUT = ("*.so", "*.png", "__pycache__", "build", "studies")
 

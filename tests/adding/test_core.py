@@ -16,8 +16,8 @@ COARSE = Toy(
     (
         (
             "csrc/quant/code_list.h",
-            "  X(kElias, elias)\n",
-            "  X(kElias, elias) \\\n  X(kCoarse, coarse)\n",
+            "  X(kEden, eden)\n",
+            "  X(kEden, eden) \\\n  X(kCoarse, coarse)\n",
         ),
         before(
             "qsgd_hpc/compression.py",
