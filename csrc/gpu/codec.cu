@@ -9,6 +9,7 @@
 #include "gpu/judge.h"
 #include "gpu/order.h"
 #include "gpu/quantize.h"
+#include "gpu/scale.h"
 #include "gpu/sources.h"
 #include "gpu/values.h"
 
@@ -323,7 +324,9 @@ extern "C" __attribute__((visibility("default"))) const qsgd::gpu::Library* qsgd
                                decode_add,
                                sum_encode,
                                judge,
+                               scale,
                                order::use,
+                               order::identify,
                                order::make_stream,
                                order::end_stream,
                                order::make_event,

@@ -74,6 +74,22 @@ struct Judged {
   double energy;
 };
 
+// A run of elements at one address that go to another; 0: nowhere, they are only looked at.
+struct Span {
+  uint64_t from;
+  uint64_t to;
+  uint64_t count;
+  uint64_t first_block;  // blocks of kScaled elements of the spans before it
+};
+constexpr uint64_t kScaled = 4096;
+
+// The list is in device memory.
+struct Spans {
+  const Span* list;
+  uint32_t size;
+  uint64_t blocks;  // of all
+};
+
 // Entry points of the library that is compiled for a GPU, which the core loads where there is one.
 // Each returns null, or what went wrong.
 struct Library {
@@ -101,12 +117,18 @@ struct Library {
   // and x is not read.
   const char* (*judge)(const void* x, const uint8_t* message, const Run& run, uint32_t every,
                        Judged* sums, Stream stream);
+  // As qsgd::scale_copy for each span, of elements of any type. Sets nonfinite[i], which is in
+  // device memory and may be null, to 1 where the i-th then has NaN or Inf.
+  const char* (*scale)(const Spans& spans, DType dtype, double factor, int divisor,
+                       uint32_t* nonfinite, Stream stream);
 
-  // The order of a device's work, and memory for it. All of these but `use`, `passed` and the two
-  // of pinned memory are for the calling thread's device.
+  // The order of a device's work, and memory for it. All of these but `use`, `identify`,
+  // `passed` and the two of pinned memory are for the calling thread's device.
 
   // Makes this device the calling thread's, and says which was.
   const char* (*use)(int device, int* before);
+  // Writes what names the device among those of its host, kIdentity bytes at most.
+  const char* (*identify)(int device, char* identity);
   // A stream that waits for no other, ahead of them where the device has priorities.
   const char* (*make_stream)(Stream* stream);
   const char* (*end_stream)(Stream stream);
@@ -128,7 +150,8 @@ struct Library {
   const char* (*give)(void* memory, Stream stream);
 };
 
-constexpr int kLibraryVersion = 2;
+constexpr size_t kIdentity = 32;
+constexpr int kLibraryVersion = 3;
 constexpr const char* kLibrarySymbol = "qsgd_gpu_library";
 
 }  // namespace qsgd::gpu

@@ -18,6 +18,10 @@ inline const char* use(int device, int* before) {
   return device == *before ? nullptr : failure(QSGD_GPU_API(SetDevice)(device));
 }
 
+inline const char* identify(int device, char* identity) {
+  return failure(QSGD_GPU_API(DeviceGetPCIBusId)(identity, kIdentity, device));
+}
+
 inline const char* make_stream(Stream* stream) {
   int least = 0, greatest = 0;
   if (const char* why = failure(QSGD_GPU_API(DeviceGetStreamPriorityRange)(&least, &greatest))) {

@@ -3,9 +3,13 @@
 // stream's work at once. Names are those of CUDA without their beginning.
 #pragma once
 
+#include <unistd.h>
+
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -114,6 +118,16 @@ inline Error_t GetDevice(int* current) {
 inline Error_t SetDevice(int chosen) {
   if (chosen < 0 || chosen >= kDevices) return ErrorInvalidDevice;
   device() = chosen;
+  return Success;
+}
+
+inline Error_t DeviceGetPCIBusId(char* name, int size, int chosen) {
+  if (chosen < 0 || chosen >= kDevices) return ErrorInvalidDevice;
+  // No two ranks share one, though they may be threads of one process; or all do.
+  static std::atomic<int> asked{0};
+  const bool shared = std::getenv("TWIN_SHARED") != nullptr;
+  std::snprintf(name, static_cast<size_t>(size), "%d:%d", shared ? 0 : static_cast<int>(getpid()),
+                shared ? chosen : ++asked);
   return Success;
 }
 

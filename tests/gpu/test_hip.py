@@ -24,6 +24,7 @@ NEWER_CLANG = "clang++-19"
 DEVICE_CODE = Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode")  # functions that clang links in
 RUNTIME = r"libamdhip64\.so\.\d+|lib(c|m|gcc_s|stdc\+\+)\.so\.\d+"
 KERNELS = (
+    "scale_kernel",
     "encode_small",
     "encode_large",
     "decode_kernel",

@@ -72,14 +72,26 @@ class Addends(c.Structure):
     ]  # fmt: skip
 
 
+class Span(c.Structure):
+    _fields_ = [(name, c.c_uint64) for name in ("at", "to", "count", "first_block")]
+
+
+class Spans(c.Structure):
+    _fields_ = [("list", c.c_void_p), ("size", c.c_uint32), ("blocks", c.c_uint64)]
+
+
+SCALED = 4096  # elements of a block
+
+
 def _entry(*arguments: Any) -> Any:
     return c.CFUNCTYPE(c.c_char_p, *arguments)
 
 
 _RUN, _DRAW, _ADDENDS = c.POINTER(Run), c.POINTER(Draw), c.POINTER(Addends)
+_SPANS = c.POINTER(Spans)
 _MEMORY = _STREAM = _EVENT = c.c_void_p
 _MADE = c.POINTER(c.c_void_p)  # where a new one is put
-VERSION = 2
+VERSION = 3
 
 
 class _Table(c.Structure):
@@ -92,7 +104,9 @@ class _Table(c.Structure):
         ("decode_add", _entry(c.c_void_p, _RUN, c.c_void_p, c.c_void_p)),
         ("sum_encode", _entry(_ADDENDS, c.c_void_p, _RUN, _DRAW, c.c_void_p, c.c_void_p)),
         ("judge", _entry(c.c_void_p, c.c_void_p, _RUN, c.c_uint32, c.c_void_p, c.c_void_p)),
+        ("scale", _entry(_SPANS, c.c_uint8, c.c_double, c.c_int, c.c_void_p, c.c_void_p)),
         ("use", _entry(c.c_int, c.c_void_p)),
+        ("identify", _entry(c.c_int, c.c_char_p)),
         ("make_stream", _entry(_MADE)),
         ("end_stream", _entry(_STREAM)),
         ("make_event", _entry(_MADE)),
@@ -261,6 +275,32 @@ class Kernels:
         at = None if x is None else place(x)
         self._check(self.table.judge(at, place(message), run, every, place(sums), None))
         return sums - 1000
+
+    def scale(
+        self,
+        arrays: Sequence[NDArray[Any]],
+        to: Sequence[NDArray[Any]] | None,
+        factor: float = 1.0,
+        divisor: int = 1,
+        *,
+        dtype: str = "",
+    ) -> list[bool]:
+        """Copy arrays of one type, scaled, and return which then have NaN or Inf.
+
+        Args:
+            to: as many arrays; None: the arrays are only looked at.
+        """
+        spans, blocks = [], 0
+        place = self._memory.address
+        for i, x in enumerate(arrays):
+            spans.append(Span(place(x), place(to[i]) if to else 0, x.size, blocks))
+            blocks += -(-x.size // SCALED)
+        table = np.frombuffer((Span * len(spans))(*spans), dtype=np.uint8)
+        nonfinite = np.zeros(len(spans), dtype=np.uint32)
+        number = DTYPES.index(dtype or arrays[0].dtype.name)
+        listed = Spans(place(table), len(spans), blocks)
+        self._check(self.table.scale(listed, number, factor, divisor, place(nonfinite), None))
+        return [bool(n) for n in nonfinite]
 
     def _message(
         self, x: NDArray[Any], code: Code, parts: Sequence[Part], dtype: str
