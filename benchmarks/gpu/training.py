@@ -120,8 +120,14 @@ def start_alone(model: nn.Module, optimizer: torch.optim.Optimizer) -> Run:
     return Run(model, optimizer, clock)
 
 
-def start_hvd(model: nn.Module, optimizer: torch.optim.Optimizer, bits: int) -> Run:
+def start_hvd(
+    model: nn.Module, optimizer: torch.optim.Optimizer, bits: int, nccl: str = "auto"
+) -> Run:
     """Train by DistributedOptimizer, whose hooks are those that it registers with parameters."""
+    if os.environ.get("QSGD_NCCL", "auto") != nccl:
+        os.environ["QSGD_NCCL"] = nccl
+        hvd.shutdown()
+        hvd.init()
     clock = HookClock()
     register = Tensor.register_post_accumulate_grad_hook
     compression = hvd.Compression.none if bits == 32 else hvd.Compression.qsgd(bits=bits)
@@ -155,6 +161,7 @@ ALONE = "no communication"
 OF_NCCL = "ddp bf16"  # gloo has no sum of bfloat16
 CONTESTANTS: dict[str, Start] = {
     ALONE: start_alone,
+    "hvd 32 host": lambda m, o: start_hvd(m, o, 32, "none"),
     **{f"hvd {bits}": lambda m, o, bits=bits: start_hvd(m, o, bits) for bits in (32, 8, 4)},
     "ddp": lambda m, o: start_ddp(m, o, ""),
     OF_NCCL: lambda m, o: start_ddp(m, o, "bf16"),
