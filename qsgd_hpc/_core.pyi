@@ -81,6 +81,7 @@ class EngineConfig:
         log: Callable[[str], None] | None = None,
         measured: Callable[[Machine], None] | None = None,
         gpu_library: str = "",
+        nccl_library: str = "",
     ) -> None: ...
 
 class Tree:
@@ -258,6 +259,7 @@ class OperationFields(TypedDict, total=False):
     coding: Coding | None
     lasting: bool
     check_finite: bool
+    on_device: bool
 
 class Operation:
     """What is to be done with one tensor, on all ranks alike."""
@@ -537,6 +539,7 @@ class BucketCoder:
 
 def gpu_fault(library: str, device: int) -> str: ...
 def gpu_platform(library: str) -> str: ...
+def nccl_version(library: str) -> int: ...
 
 class GpuBucket:
     stride: int

@@ -243,6 +243,12 @@ TABLE: dict[str, Variable] = {
     "QSGD_GPU_LIBRARY": Variable(
         str, "", "file of GPU kernels instead of the package's; none: code on the host"
     ),
+    "QSGD_NCCL": Variable(
+        str,
+        "auto",
+        "library of NCCL or RCCL that carries GPU tensors that are not compressed; auto: the one "
+        "that is found; none: they go through the host's memory",
+    ),
     "QSGD_FUSION_BYTES": Variable(
         _at_least(int, 0),
         64 << 20,

@@ -10,6 +10,7 @@
 #include "bindings/bindings.h"
 #include "collectives/bucket_coder.h"
 #include "gpu/library.h"
+#include "gpu/nccl.h"
 
 namespace py = pybind11;
 
@@ -183,6 +184,8 @@ void bind_gpu_coder(py::module_& m) {
       "gpu_platform",
       [](const std::string& library) { return gpu::load_library(library).platform; },
       py::arg("library"), "What a library of GPU kernels was compiled with, and for.");
+  m.def("nccl_version", gpu::nccl_version, py::arg("library"),
+        "The version of NCCL or RCCL, as 22703 for 2.27.3; 0: the library cannot be loaded.");
   py::class_<GpuBucket>(m, "GpuBucket",
                         "Codes the average of a bucket in device memory, on a stream: encode what "
                         "goes to the owners, reduce what comes from all ranks, decode what the "

@@ -48,8 +48,8 @@ EngineConfig make_config(uint64_t seed, size_t fusion_bytes, const std::string& 
                          size_t segment_elements, std::optional<Machine> machine,
                          bool measure_at_start, size_t cache_capacity, double cycle_time_s,
                          double stall_warning_s, double stall_shutdown_s, double deadlock_s,
-                         int fan_out, size_t kept_steps, std::string gpu_library, py::object log,
-                         py::object measured) {
+                         int fan_out, size_t kept_steps, std::string gpu_library,
+                         std::string nccl_library, py::object log, py::object measured) {
   EngineConfig config;
   config.seed = seed;
   config.fusion_bytes = fusion_bytes;
@@ -68,6 +68,7 @@ EngineConfig make_config(uint64_t seed, size_t fusion_bytes, const std::string& 
   config.fan_out = fan_out;
   config.kept_steps = kept_steps;
   config.gpu_library = std::move(gpu_library);
+  config.nccl_library = std::move(nccl_library);
   config.log = with_gil<const std::string&>(std::move(log));
   config.measured = with_gil<const Machine&>(std::move(measured));
   return config;
@@ -206,7 +207,8 @@ void bind_engine(py::module_& m) {
            py::arg("cycle_time_s") = 0.0, py::arg("stall_warning_s") = 60.0,
            py::arg("stall_shutdown_s") = 0.0, py::arg("deadlock_s") = 10.0, py::arg("fan_out") = 0,
            py::arg("kept_steps") = size_t{65536}, py::arg("gpu_library") = "",
-           py::arg("log") = py::none(), py::arg("measured") = py::none());
+           py::arg("nccl_library") = "", py::arg("log") = py::none(),
+           py::arg("measured") = py::none());
 
   py::class_<ThreadWorld, std::shared_ptr<ThreadWorld>>(m, "ThreadWorld")
       .def(py::init<int>(), py::arg("size"))

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,14 +22,25 @@ enum class Algorithm : uint8_t {
 };
 
 struct Pipelining;
+class NodeHalves;
+
+// Exchanges tensors among the ranks of a node in another way than through their shared memory.
+class WithinNode {
+ public:
+  virtual ~WithinNode() = default;
+  virtual std::unique_ptr<NodeHalves> cut(std::vector<ReduceTensor>& tensors,
+                                          const ReduceArgs& args, int owners) = 0;
+};
 
 // What a collective may use on this rank. `node` is null without shared memory, `workers` on one
 // thread; `pipelining` says how compressed ones cut their messages, where somebody wants to.
+// `within`, if not null, has the tensors.
 struct Communicator {
   Transport& transport;
   SharedNode* node = nullptr;
   Workers* workers = nullptr;
   Pipelining* pipelining = nullptr;
+  WithinNode* within = nullptr;
 };
 
 enum AlgorithmFlags : unsigned {

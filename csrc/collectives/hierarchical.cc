@@ -39,6 +39,7 @@ void reduce_across(Communicator& communicator, std::vector<ReduceTensor>& shards
     sums.postscale /= size;
   }
   Communicator between{across, nullptr, communicator.workers};
+  if (communicator.within != nullptr) between.pipelining = communicator.pipelining;
   traits_of(auto_among(across.size(), coded)).run(between, shards, sums, seed);
   if (coded) return;
   for (ReduceTensor& shard : shards) {
@@ -59,10 +60,13 @@ void hierarchical_allreduce(Communicator& communicator, std::vector<ReduceTensor
   SharedNode& node = *communicator.node;
   const bool compressed = algorithm.has(kCompresses);
   const int owners = owners_of(node, algorithm);
-  NodeShards shards(node, tensors, args, compressed, owners);
-  shards.reduce();
-  if (node.rank() < owners) reduce_across(communicator, shards.mine(), args, compressed, seed);
-  shards.share();
+  const std::unique_ptr<NodeHalves> halves =
+      communicator.within != nullptr
+          ? communicator.within->cut(tensors, args, owners)
+          : std::make_unique<NodeShards>(node, tensors, args, compressed, owners);
+  halves->reduce();
+  if (node.rank() < owners) reduce_across(communicator, halves->mine(), args, compressed, seed);
+  halves->share();
 }
 
 Range hierarchical_shard(const SharedNode& node, int owners, size_t count, size_t granule,

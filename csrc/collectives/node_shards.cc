@@ -10,6 +10,14 @@ namespace {
 using Flag = SharedNode::Flag;
 constexpr auto kLane = SharedNode::Lane::kTwoPhase;
 
+// Whole cache lines, so that two owners never write to one.
+size_t elements_per_owner(size_t element, int owners) {
+  constexpr size_t kLineBytes = 64;
+  return SharedNode::kSlotBytes / static_cast<size_t>(owners) / kLineBytes * kLineBytes / element;
+}
+
+}  // namespace
+
 ReduceTensor shard_of(const ReduceTensor& tensor, const Range& range, size_t element) {
   ReduceTensor shard = tensor;
   shard.in = static_cast<const char*>(tensor.in) + range.begin * element;
@@ -20,13 +28,14 @@ ReduceTensor shard_of(const ReduceTensor& tensor, const Range& range, size_t ele
   return shard;
 }
 
-// Whole cache lines, so that two owners never write to one.
-size_t elements_per_owner(size_t element, int owners) {
-  constexpr size_t kLineBytes = 64;
-  return SharedNode::kSlotBytes / static_cast<size_t>(owners) / kLineBytes * kLineBytes / element;
+void note_shard(const ReduceTensor& shard, ReduceTensor& tensor) {
+  tensor.result_finite &= shard.result_finite;
+  tensor.coding_error += shard.coding_error;
+  tensor.coded_energy += shard.coded_energy;
+  tensor.coded_count += shard.coded_count;
+  tensor.coded_bytes += shard.coded_bytes;
+  tensor.coding_s += shard.coding_s;
 }
-
-}  // namespace
 
 NodeShards::NodeShards(SharedNode& node, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
                        bool compressed, int owners)
@@ -144,14 +153,7 @@ void NodeShards::share() {
     node_.reach(Flag::kCopied, turn + 1);
   }
   for (std::vector<ReduceTensor>& shard : shards_) {
-    for (size_t t = 0; t < shard.size(); ++t) {
-      tensors_[t].result_finite &= shard[t].result_finite;
-      tensors_[t].coding_error += shard[t].coding_error;
-      tensors_[t].coded_energy += shard[t].coded_energy;
-      tensors_[t].coded_count += shard[t].coded_count;
-      tensors_[t].coded_bytes += shard[t].coded_bytes;
-      tensors_[t].coding_s += shard[t].coding_s;
-    }
+    for (size_t t = 0; t < shard.size(); ++t) note_shard(shard[t], tensors_[t]);
   }
 }
 

@@ -3,28 +3,42 @@
 
 #include <vector>
 
+#include "collectives/schedule.h"
 #include "collectives/stream.h"
 #include "collectives/tree_sum.h"
 #include "transport/shared_node.h"
 
 namespace qsgd {
 
-// Tensors cut among the first `owners` ranks of a node, between buckets where what follows is
-// compressed; pure arithmetic, equal on every rank.
-class NodeShards {
+// Tensors cut among the first `owners` ranks of a node, which are all of them or one; between
+// buckets where what follows is compressed. Pure arithmetic, equal on every rank.
+class NodeHalves {
+ public:
+  virtual ~NodeHalves() = default;
+  // Sums the ranks' prescaled inputs, every owner its shard.
+  virtual void reduce() = 0;
+  // This rank's part of every tensor, its sum in place of input and result. Only for owners.
+  virtual std::vector<ReduceTensor>& mine() = 0;
+  // Gives every rank the results of all shards.
+  virtual void share() = 0;
+};
+
+// The part of a tensor in a range, with what belongs to it.
+ReduceTensor shard_of(const ReduceTensor& tensor, const Range& range, size_t element);
+// What coding the shard has said of the tensor.
+void note_shard(const ReduceTensor& shard, ReduceTensor& tensor);
+
+// Through the memory that the node shares. Sums are in the order of TreeSum.
+class NodeShards : public NodeHalves {
  public:
   NodeShards(SharedNode& node, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
              bool compressed, int owners);
   NodeShards(const NodeShards&) = delete;
   NodeShards& operator=(const NodeShards&) = delete;
 
-  // Sums the ranks' prescaled inputs in the order of TreeSum, every owner its shard, into its
-  // results.
-  void reduce();
-  // This rank's part of every tensor, in place in the results. Only for owners.
-  std::vector<ReduceTensor>& mine();
-  // Gives every rank the results of all shards.
-  void share();
+  void reduce() override;
+  std::vector<ReduceTensor>& mine() override;
+  void share() override;
 
  private:
   bool owns() const { return node_.rank() < owners_; }

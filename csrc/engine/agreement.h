@@ -31,7 +31,7 @@ class Agreement {
     int fan_out = 0;               // as in Tree
     std::function<void(const std::string&)> log;
     std::function<void(const std::string&)> give_up;  // the job, on all ranks
-    OnDevice on_device = nullptr;
+    std::function<bool()> sums_in_nodes;              // as the coordinator has it
   };
 
   // `node` is null where the ranks of a node share no memory.

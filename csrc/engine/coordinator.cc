@@ -60,10 +60,10 @@ std::string who_waits(const std::map<Key, std::vector<int>>& waiting) {
 }  // namespace
 
 Coordinator::Coordinator(int size, const SharedNode* node, const Tuning& tuning, Planning planning,
-                         OnDevice on_device)
+                         std::function<bool()> sums_in_nodes)
     : size_(size),
       node_(node),
-      on_device_(std::move(on_device)),
+      sums_in_nodes_(std::move(sums_in_nodes)),
       tuning_(tuning),
       economy_(size, planning) {
   sets_[0] = std::make_shared<const RankSet>(RankSet::all(size));
@@ -88,6 +88,7 @@ void Coordinator::submit(const RankSet& ranks, Submission submission) {
   if (p.operation != submission.operation) {
     if (p.fault.empty()) p.fault = difference(p.first_rank, *p.operation, rank, o);
     if (p.grouped != o.group.has_value() || group_of(*p.operation) != group_of(o)) ungroup(p, o);
+    if (p.operation->on_device && !o.on_device) p.operation = submission.operation;
   }
   p.nmse = std::max(p.nmse, submission.nmse);
   if (!p.rows.empty()) note_rows(ranks, *p.ranks, submission, p.rows);
@@ -237,10 +238,7 @@ void Coordinator::decide_how_they_travel() {
     if (agreed.decided || agreed.error != ErrorKind::kNone) continue;
     agreed.decided = true;
     if (agreed.operation->kind != OpKind::kAllreduce) continue;
-    const bool on_device =
-        agreed.operation->coding && on_device_ && on_device_(agreed.operation->key());
-    agreed.coding = coding(*agreed.operation, agreed.nmse, on_device);
-    agreed.coded_on_device = on_device && agreed.coding;
+    agreed.coding = coding(*agreed.operation, agreed.nmse);
     agreed.algorithm = algorithm(agreed);
   }
 }
@@ -249,11 +247,13 @@ Algorithm Coordinator::algorithm(const Agreed& agreed) {
   const Operation& o = *agreed.operation;
   const bool coded = agreed.coding.has_value();
   // The ranks of a set share no memory, and devices code for all ranks sooner than their tensors
-  // come to a node's memory.
-  const bool whole = o.set == 0 && !agreed.coded_on_device;
+  // come to a node's memory; but not than devices sum in a node.
+  const bool on_device = coded && o.on_device;
+  const bool whole = o.set == 0 && (!on_device || (sums_in_nodes_ && sums_in_nodes_()));
   Algorithm wanted = *tuning_.algorithm;
   if (wanted == Algorithm::kAuto) {
-    const bool alone = whole && agreed.group == 0 && o.size_bytes() >= *tuning_.fusion_bytes;
+    const bool alone =
+        whole && !on_device && agreed.group == 0 && o.size_bytes() >= *tuning_.fusion_bytes;
     if (alone) wanted = economy_.algorithm_for(agreed.coding, o.count());
   } else if (is_compressed(wanted) != coded || (!whole && traits_of(wanted).has(kNeedsNode))) {
     wanted = Algorithm::kAuto;
@@ -262,7 +262,7 @@ Algorithm Coordinator::algorithm(const Agreed& agreed) {
 }
 
 // What a device codes is not dropped: what the economy knows of times are those of the processor.
-std::optional<CodecSpec> Coordinator::coding(const Operation& o, double nmse, bool on_device) {
+std::optional<CodecSpec> Coordinator::coding(const Operation& o, double nmse) {
   if (!o.coding) return std::nullopt;
   std::optional<CodecSpec> spec = o.coding->spec;
   const bool auto_bits = o.coding->auto_bits && !tuning_.bits;
@@ -274,7 +274,7 @@ std::optional<CodecSpec> Coordinator::coding(const Operation& o, double nmse, bo
   }
   const size_t count = o.count();
   spec = budget_.decide(o, economy_.bits_for(spec, auto_bits, count), nmse);
-  return on_device && !auto_bits ? spec : economy_.decide(spec, auto_bits, count);
+  return o.on_device && !auto_bits ? spec : economy_.decide(spec, auto_bits, count);
 }
 
 void Coordinator::push(Agreed agreed) {
@@ -299,8 +299,9 @@ std::vector<Response> Coordinator::take_ready() {
   std::vector<Response> responses = ready_.take(*tuning_.fusion_bytes);
   for (Response& r : responses) {
     r.segment = *tuning_.segment;
-    if (r.coded_on_device && r.segment.elements() == 0) r.segment = SegmentSize(kDeviceSegment);
-    const bool weighed = r.set == 0 && !r.codings.empty() && !r.coded_on_device;
+    const bool coded = !r.codings.empty();
+    if (coded && r.on_device && r.segment.elements() == 0) r.segment = SegmentSize(kDeviceSegment);
+    const bool weighed = r.set == 0 && coded && !r.on_device;
     if (weighed) economy_.weigh(r.codings.front(), r.count);
   }
   return responses;

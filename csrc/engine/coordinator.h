@@ -18,16 +18,14 @@
 
 namespace qsgd {
 
-// Whether rank 0 has the tensor in a device's memory. Null: never.
-using OnDevice = std::function<bool(const Key&)>;
-
 class Coordinator {
  public:
   using Clock = CoarseClock;
 
   // `node` is the memory that rank 0 shares with others, as the other ranks do on their nodes.
+  // `sums_in_nodes`: whether their devices may sum there; null: no.
   Coordinator(int size, const SharedNode* node, const Tuning& tuning, Planning planning,
-              OnDevice on_device = nullptr);
+              std::function<bool()> sums_in_nodes = nullptr);
 
   // Each of these ranks is ready for it.
   void submit(const RankSet& ranks, Submission submission);
@@ -60,7 +58,7 @@ class Coordinator {
 
  private:
   struct Pending {
-    OperationPtr operation;  // of the first rank that came
+    OperationPtr operation;  // of the first rank that came, or that has it not on a device
     bool grouped = false;    // its group holds it back
     Members ranks;           // of its set
     int first_rank = 0, last_rank = 0;
@@ -94,14 +92,14 @@ class Coordinator {
   std::string ranks_missing(const Pending& pending) const;
   std::string waits(const Key& key, const Pending& pending) const;
   void decide_how_they_travel();
-  std::optional<CodecSpec> coding(const Operation& operation, double nmse, bool on_device);
+  std::optional<CodecSpec> coding(const Operation& operation, double nmse);
   Algorithm algorithm(const Agreed& agreed);
   void push(Agreed agreed);
   Pending take(Table::iterator it);
 
   const int size_;
   const SharedNode* const node_;
-  const OnDevice on_device_;
+  const std::function<bool()> sums_in_nodes_;
   Tuning tuning_;
   NmseBudget budget_;
   Economy economy_;

@@ -36,9 +36,9 @@ Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> 
                   config_.fan_out,
                   config_.log,
                   [this](const std::string& message) { give_up(message); },
-                  [this](const Key& key) { return devices_.any() && entries_.is_on_device(key); }}),
+                  [this] { return everyone_.may_sum_in_nodes(); }}),
       communicator_{*transport_, node_.get(), workers_.get()},
-      sets_(communicator_, {config_.seed, config_.nonfinite, config_.log}),
+      sets_(communicator_, {config_.seed, config_.nonfinite, config_.log, config_.nccl_library}),
       everyone_(sets_.operations(0)),
       executor_(communicator_, entries_, sets_, abort_,
                 [this](const Work& work) { note_work(work); }),
@@ -92,6 +92,7 @@ std::shared_ptr<Handle> Engine::enter(OperationPtr operation, TensorMemory memor
   check_fit(*operation);
   auto handle = std::make_shared<Handle>(abort_, std::move(memory.keep), timeline_, waits_);
   std::shared_ptr<gpu::Mark> ready = std::move(memory.ready);
+  operation = placed(std::move(operation), ready != nullptr);
   if (!entries_.add({operation, memory.in, memory.out, handle, ready})) {
     throw usage_error("tensor '" + operation->name +
                       "' is already being worked on; wait for its handle first, or give each "
@@ -119,6 +120,21 @@ void Engine::check_fit(const Operation& operation) const {
     throw usage_error("'" + operation.name + "' was submitted by rank " + std::to_string(rank()) +
                       " after join(); wait for that first");
   }
+}
+
+// With mutex_ held. The operation that says where its tensor is: of one that comes again the same
+// each time, as others find it by its address.
+OperationPtr Engine::placed(OperationPtr operation, bool on_device) {
+  if (operation->on_device == on_device) return operation;
+  if (placed_.size() >= kMaxBook) placed_.clear();
+  OperationPtr fresh;
+  OperationPtr& its = operation->lasting ? placed_[operation] : fresh;
+  if (its == nullptr) {
+    Operation there = *operation;
+    there.on_device = on_device;
+    its = std::make_shared<const Operation>(std::move(there));
+  }
+  return its;
 }
 
 OperationPtr Engine::named(Operation operation) {

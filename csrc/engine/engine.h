@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,7 @@ struct EngineConfig {
   int fan_out = 0;                 // of the tree in which ranks agree, between nodes; see there
   size_t kept_steps = 65536;       // whose figures step_profile() has, the latest
   std::string gpu_library;         // file of the kernels for tensors on devices; empty: none
+  std::string nccl_library;        // what carries those that are not coded; empty: the host does
   // Warnings; called from whichever thread is at work here, mostly the engine's own.
   std::function<void(const std::string&)> log;
   // On rank 0: what was measured, for the next job.
@@ -160,10 +162,12 @@ class Engine {
   std::shared_ptr<Handle> enter(OperationPtr operation, TensorMemory memory, bool foreign);
   void check_fit(const Operation& operation) const;
   OperationPtr named(Operation operation);
+  OperationPtr placed(OperationPtr operation, bool on_device);
   void run();
   bool make_progress();
   bool collect();
   bool submit_ready();
+  bool may_stay(const Operation& operation);
   void carry_out_agreed();
   void sleep_if_idle(bool busy, std::unique_lock<std::mutex>& driving);
   void drive_until_done(const Operation& operation, Handle& handle,
@@ -209,6 +213,7 @@ class Engine {
   std::string reason_;
   // Of operations without a name of the caller's, by process set.
   std::map<std::pair<OpKind, int32_t>, uint64_t> numbers_;
+  std::unordered_map<OperationPtr, OperationPtr> placed_;
 
   std::unique_ptr<Lifeline> lifeline_;
   std::thread thread_;  // last: it uses all of the above

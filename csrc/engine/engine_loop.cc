@@ -38,6 +38,7 @@ void Engine::run() {
   } catch (const std::exception& error) {
     end_job(error.what());
   }
+  sets_.close();  // before the tensors of what is failed go
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     leaving_ = true;
@@ -106,7 +107,7 @@ bool Engine::submit_ready() {
   for (auto it = ready; it != late_.end(); ++it) {
     Entry* const entry = entries_.find(it->operation->key());  // null: it has failed already
     // It may be long until all ranks are ready.
-    if (entry != nullptr && is_staged(*entry) &&
+    if (entry != nullptr && is_staged(*entry) && !may_stay(*it->operation) &&
         entry->ready->device().pinned_bytes() < kMostAhead) {
       entry->copy = std::make_shared<HostCopy>(*entry);
     }
@@ -116,6 +117,10 @@ bool Engine::submit_ready() {
   late_.erase(ready, late_.end());
   agreement_.submit(submissions);
   return true;
+}
+
+bool Engine::may_stay(const Operation& operation) {
+  return sets_.has(operation.set) && sets_.operations(operation.set).may_stay(operation);
 }
 
 void Engine::carry_out_agreed() {

@@ -13,12 +13,6 @@ bool Entries::has(const Key& key) const {
   return entries_.count(key) != 0;
 }
 
-bool Entries::is_on_device(const Key& key) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = entries_.find(key);
-  return it != entries_.end() && it->second.ready != nullptr;
-}
-
 size_t Entries::size() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return entries_.size();

@@ -43,7 +43,6 @@ class Entries {
   // False when the name is taken.
   bool add(Entry entry);
   bool has(const Key& key) const;
-  bool is_on_device(const Key& key) const;
   bool empty() const { return size() == 0; }
   size_t size() const;
   std::string example() const;  // a name

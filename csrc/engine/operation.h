@@ -85,6 +85,7 @@ struct Operation {
   std::optional<Coding> coding;  // none: travels as it is
   bool lasting = false;          // the name comes again, so what is known of it is kept
   bool check_finite = false;     // NaN or Inf in the result is an event to report
+  bool on_device = false;        // its tensor is in a device's memory; the engine sees to this
 
   Key key() const { return {set, name}; }
   size_t count() const;
@@ -161,6 +162,7 @@ void visit_fields(const Visit& visit) {
       Field{"check_finite", C::kOfReductions, "check for NaN",
             "A gradient and another tensor share this name; give each a name of its own.", kApart},
       QSGD_VALUE(check_finite));
+  visit(Field{"on_device", C::kNever, "", "", kApart}, QSGD_VALUE(on_device));
 #undef QSGD_VALUE
 }
 

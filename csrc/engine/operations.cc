@@ -10,6 +10,7 @@
 #include "collectives/reducescatter.h"
 #include "common/kept.h"
 #include "engine/staging.h"
+#include "transport/subset_transport.h"
 
 namespace qsgd {
 namespace {
@@ -38,13 +39,59 @@ std::vector<int64_t> even_rows(int64_t rows, int size) {
 
 }  // namespace
 
-bool Operations::needs_host(const Response& response, const std::vector<Entry*>& entries) const {
-  return std::any_of(entries.begin(), entries.end(), is_on_device) &&
+bool Operations::needs_host(const Response& response, const std::vector<Entry*>& entries) {
+  return nccl_for(response, entries) == nullptr &&
+         std::any_of(entries.begin(), entries.end(), is_on_device) &&
          !reducer_.codes_on(device_of(entries), response, entries);
+}
+
+bool Operations::may_stay(const Operation& operation) const {
+  if (config_.nccl_library.empty() || all_.refused()) return false;
+  return operation.kind == OpKind::kBroadcast ||
+         (operation.kind == OpKind::kAllreduce && gpu::Nccl::reduces(operation.args));
+}
+
+// The same on all ranks that exchange messages then, as what it goes by is.
+gpu::Nccl* Operations::nccl_for(const Response& response, const std::vector<Entry*>& entries) {
+  if (!response.on_device) return nullptr;
+  if (response.codings.empty()) {
+    return may_stay(*entries.front()->operation) ? made(all_, ranks_, entries) : nullptr;
+  }
+  if (!reducer_.sums_in_nodes(response) || !may_sum_in_nodes()) return nullptr;
+  const SharedNode& node = *communicator_.node;
+  const std::vector<int>& ranks = node.nodes()[static_cast<size_t>(node.node())];
+  if (in_node_.transport == nullptr) {
+    in_node_.transport = std::make_unique<SubsetTransport>(communicator_.transport, ranks);
+  }
+  gpu::Nccl* const nccl = made(in_node_, ranks, entries);
+  const bool codes = nccl != nullptr &&
+                     std::all_of(response.codings.begin(), response.codings.end(),
+                                 [&](const CodecSpec& spec) { return nccl->device().codes(spec); });
+  return codes ? nccl : nullptr;
+}
+
+gpu::Nccl* Operations::made(Group& group, const std::vector<int>& ranks,
+                            const std::vector<Entry*>& entries) {
+  if (group.tried) return group.nccl.get();
+  group.tried = true;
+  const auto placed = std::find_if(entries.begin(), entries.end(), is_on_device);
+  gpu::Device* const device = placed == entries.end() ? nullptr : &(*placed)->ready->device();
+  Transport& transport = group.transport ? *group.transport : communicator_.transport;
+  group.nccl = gpu::Nccl::make(transport, ranks, config_.nccl_library, device, config_.log);
+  return group.nccl.get();
+}
+
+void Operations::close() {
+  const bool aborted = communicator_.transport.abort_flag().raised();
+  for (Group* const group : {&in_node_, &all_}) {
+    if (group->nccl != nullptr && !aborted) group->nccl->close();
+    group->nccl.reset();
+  }
 }
 
 std::vector<Outcome> Operations::carry_out(const Response& response,
                                            const std::vector<Entry*>& entries) {
+  if (gpu::Nccl* const nccl = nccl_for(response, entries)) return by_nccl(*nccl, response, entries);
   if (gpu::Device* const device = device_of(entries)) {
     const gpu::Device::Use here(*device);
     return reducer_.reduce(response, entries, device);
@@ -57,6 +104,20 @@ std::vector<Outcome> Operations::carry_out(const Response& response,
     outcomes.push_back({ErrorKind::kNone, {}, do_one(*entry, response)});
   }
   return outcomes;
+}
+
+std::vector<Outcome> Operations::by_nccl(gpu::Nccl& nccl, const Response& response,
+                                         const std::vector<Entry*>& entries) {
+  const gpu::Device::Use here(nccl.device());
+  if (entries.front()->operation->kind == OpKind::kAllreduce) {
+    return reducer_.reduce(response, entries, nullptr, &nccl);
+  }
+  for (const Entry* entry : entries) {
+    const Operation& o = *entry->operation;
+    const Place* const place = is_on_device(entry) ? &entry->ready->device() : nullptr;
+    nccl.broadcast(entry->out, o.size_bytes(), place_of(o.root), place);
+  }
+  return std::vector<Outcome>(entries.size());
 }
 
 Result Operations::do_one(const Entry& entry, const Response& response) {

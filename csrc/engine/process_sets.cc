@@ -28,7 +28,14 @@ void ProcessSets::add(int32_t id, const std::vector<int>& ranks) {
   sets_[id] = std::move(set);
 }
 
+void ProcessSets::close() {
+  for (auto& [id, set] : sets_) {
+    if (set.operations != nullptr) set.operations->close();
+  }
+}
+
 void ProcessSets::remove(int32_t id) {
+  if (const Set& set = sets_.at(id); set.operations != nullptr) set.operations->close();
   const std::lock_guard<std::mutex> lock(mutex_);
   sets_.erase(id);
 }

@@ -25,6 +25,8 @@ class ProcessSets {
   // Throws a usage error for what cannot be removed.
   void check_removable(int32_t id) const;
   bool has(int32_t id) const { return sets_.count(id) != 0; }
+  // See Operations::close().
+  void close();
   Operations& operations(int32_t id) { return *sets_.at(id).operations; }
 
  private:

@@ -17,7 +17,6 @@ bool may_follow(const Agreed& first, const Agreed& next) {
   return first.error == ErrorKind::kNone && next.error == ErrorKind::kNone &&
          first.group == next.group && first.algorithm == next.algorithm &&
          first.coding.has_value() == next.coding.has_value() && first.joined == next.joined &&
-         first.coded_on_device == next.coded_on_device &&
          fusable(*first.operation, *next.operation);
 }
 
@@ -71,7 +70,7 @@ Response ReadyQueue::take_one(size_t fusion_bytes) {
   response.message = first.message;
   response.lasting = first.operation->lasting;
   response.algorithm = first.algorithm;
-  response.coded_on_device = first.coded_on_device;
+  response.on_device = first.operation->on_device;
   response.rows = first.rows;
   response.value = first.value;
   size_t bytes = 0, response_size = 0;

@@ -26,10 +26,9 @@ struct Agreed {
   std::vector<int64_t> rows;  // of an allgather
   int64_t value = 0;          // its answer
   Algorithm algorithm = Algorithm::kAuto;
-  bool coded_on_device = false;  // on rank 0
-  bool joined = false;           // some rank takes part that has not submitted it
-  uint64_t group = 0;            // those of one number end together; 0: alone
-  bool decided = false;          // how it travels
+  bool joined = false;   // some rank takes part that has not submitted it
+  uint64_t group = 0;    // those of one number end together; 0: alone
+  bool decided = false;  // how it travels
 };
 
 class ReadyQueue {

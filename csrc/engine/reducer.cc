@@ -5,6 +5,7 @@
 #include "collectives/hierarchical.h"
 #include "collectives/segments.h"
 #include "common/kept.h"
+#include "engine/staging.h"
 
 namespace qsgd {
 namespace {
@@ -63,22 +64,36 @@ bool Reducer::codes_on(const gpu::Device* device, const Response& response,
          std::none_of(entries.begin(), entries.end(), settles);
 }
 
+bool Reducer::sums_in_nodes(const Response& response) const {
+  const std::vector<CodecSpec>& codings = response.codings;
+  return communicator_.node != nullptr && response.on_device && !codings.empty() &&
+         traits_of(response.algorithm).has(kAcross);
+}
+
 std::vector<Outcome> Reducer::reduce(const Response& response, const std::vector<Entry*>& entries,
-                                     gpu::Device* device) {
+                                     gpu::Device* device, gpu::Nccl* nccl) {
   const std::vector<CodecSpec>& codings = response.codings;
   const bool coded = !codings.empty();
   KeptOnFailure<Settled> settled;
   const AlgorithmTraits& traits = traits_of(response.algorithm);
   const int owners = coded && traits.has(kAcross) ? owners_of(*communicator_.node, traits) : 0;
+  if (nccl != nullptr) device = &nccl->device();
   std::vector<ReduceTensor> tensors = prepare(entries, codings, owners, device, *settled);
   const ReduceArgs& args = entries.front()->operation->args;
-  exchange_.algorithm = args.op == ReduceOp::kAdasum ? "adasum" : traits.name;
+  exchange_.algorithm = nccl != nullptr && !coded      ? "nccl"
+                        : args.op == ReduceOp::kAdasum ? "adasum"
+                                                       : traits.name;
   exchange_.begin = std::chrono::steady_clock::now();
   Pipelining pipelining;
   pipelining.segment = response.segment.elements();
   Communicator communicator = communicator_;
   communicator.pipelining = &pipelining;
-  allreduce(communicator, tensors, args, coded, response.algorithm, config_.seed);
+  if (nccl != nullptr && coded) communicator.within = nccl;
+  if (nccl != nullptr && !coded) {
+    nccl->allreduce(tensors, args, looks_at(*entries.front()->operation));
+  } else {
+    allreduce(communicator, tensors, args, coded, response.algorithm, config_.seed);
+  }
   exchange_.end = std::chrono::steady_clock::now();
   exchange_.coding_s = 0;
   for (const ReduceTensor& tensor : tensors) exchange_.coding_s += tensor.coding_s;
@@ -96,17 +111,26 @@ std::vector<ReduceTensor> Reducer::prepare(const std::vector<Entry*>& entries,
     const uint32_t step = coded && o.lasting ? steps_[o.name]++ : 0;
     tensors.push_back({entry->in, entry->out, o.count(), hash_name(o.name), step});
     if (coded) tensors.back().spec = codings.at(tensors.size() - 1);
-    tensors.back().place = device;
+    tensors.back().place = entry->ready == nullptr ? nullptr : &entry->ready->device();
     const double scale =
         o.args.prescale * o.args.postscale / (o.args.op == ReduceOp::kAverage ? size() : 1);
     if (coded && o.coding->error_feedback && size() > 1) {
       residuals_.lend(o.name, tensors.back().spec.bucket, scale, owners, device, tensors.back());
       continue;
     }
-    std::vector<char> input = residuals_.settle(o.name, o.args.dtype, scale, tensors.back());
+    if (!residuals_.has(o.name)) continue;
+    ReduceTensor here = tensors.back();
+    std::optional<HostCopy> copy;
+    if (here.place != nullptr) {
+      copy.emplace(*entry);
+      copy->land();
+      here.in = copy->host().in;
+    }
+    std::vector<char> input = residuals_.settle(o.name, o.args.dtype, scale, here);
     if (input.empty()) continue;
     settled.push_back(std::move(input));
     tensors.back().in = settled.back().data();
+    tensors.back().place = nullptr;
   }
   return tensors;
 }
@@ -123,13 +147,14 @@ void Reducer::take_note(const std::vector<Entry*>& entries, const std::vector<Co
   }
 }
 
+bool Reducer::looks_at(const Operation& operation) const {
+  return operation.check_finite && config_.nonfinite != NonFinite::kPropagate && !warned_;
+}
+
 std::vector<Outcome> Reducer::judge(const std::vector<Entry*>& entries,
                                     const std::vector<ReduceTensor>& tensors) {
   std::vector<Outcome> outcomes(entries.size());
-  if (!entries.front()->operation->check_finite || config_.nonfinite == NonFinite::kPropagate ||
-      warned_) {
-    return outcomes;
-  }
+  if (!looks_at(*entries.front()->operation)) return outcomes;
   std::vector<std::string> names;
   for (const Entry* entry : entries) names.push_back(entry->operation->name);
   std::vector<std::string> messages = explain_nonfinite(communicator_, ranks_, names, tensors);

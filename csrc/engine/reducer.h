@@ -15,6 +15,7 @@
 #include "engine/quality.h"
 #include "engine/residuals.h"
 #include "engine/response.h"
+#include "gpu/nccl.h"
 
 namespace qsgd {
 
@@ -22,6 +23,7 @@ struct ReducerConfig {
   uint64_t seed = 0;
   NonFinite nonfinite = NonFinite::kError;
   std::function<void(const std::string&)> log;
+  std::string nccl_library;
 };
 
 // When a collective ran, by which algorithm, and how long it coded.
@@ -39,12 +41,17 @@ class Reducer {
 
   // Reduces the entries that the answer names together, as it says; a code may have more bits than
   // an operation asks for. An outcome for each.
-  // `device` has all of them, and codes_on() it; null: they are in the processor's memory.
+  // `device` has all of them, and codes_on() it; or `nccl` carries them, wherever they are: without
+  // codes among all ranks, or where it sums_in_nodes() within one. Else they are in the processor's
+  // memory.
   std::vector<Outcome> reduce(const Response& response, const std::vector<Entry*>& entries,
-                              gpu::Device* device = nullptr);
+                              gpu::Device* device = nullptr, gpu::Nccl* nccl = nullptr);
   // Whether the answer can be carried out on tensors that lie there; null is no device.
   bool codes_on(const gpu::Device* device, const Response& response,
                 const std::vector<Entry*>& entries) const;
+  // Whether the answer's algorithm sums within nodes without coding, so that `nccl` of this node
+  // may.
+  bool sums_in_nodes(const Response& response) const;
 
   const Exchange& last_exchange() const { return exchange_; }
   const QualityLog& quality() const { return quality_; }
@@ -59,6 +66,7 @@ class Reducer {
   std::vector<ReduceTensor> prepare(const std::vector<Entry*>& entries,
                                     const std::vector<CodecSpec>& codings, int owners,
                                     gpu::Device* device, Settled& settled);
+  bool looks_at(const Operation& operation) const;
   void take_note(const std::vector<Entry*>& entries, const std::vector<CodecSpec>& codings,
                  const std::vector<ReduceTensor>& tensors);
   std::vector<Outcome> judge(const std::vector<Entry*>& entries,

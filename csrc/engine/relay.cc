@@ -73,6 +73,7 @@ void Relay::submit(const RankSet& ranks, Submission submission) {
   if (fresh || entry.told) entry = Entry();
   if (entry.operation == nullptr) begin(entry, operation);
   if (goes_on || !are_one(entry.operation, operation)) open(entry);
+  if (!o.on_device) entry.operation = operation;  // on a device means: on those of all ranks
   entry.ranks |= ranks;
   entry.last = submission.last < 0 ? ranks.first() : submission.last;
   if (entry.open) {

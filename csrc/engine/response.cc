@@ -6,7 +6,7 @@ namespace qsgd {
 namespace {
 
 // What a response has beside its names; most have little.
-enum Has : uint8_t {
+enum Has : uint16_t {
   kError = 1,
   kCoding = 2,
   kSeveralCodings = 4,
@@ -15,6 +15,7 @@ enum Has : uint8_t {
   kOperations = 32,
   kGrouped = 64,
   kGroupGoesOn = 128,
+  kOnDevice = 256,
 };
 
 bool are_equal(const std::vector<CodecSpec>& codings) {
@@ -22,7 +23,7 @@ bool are_equal(const std::vector<CodecSpec>& codings) {
                      [&](const CodecSpec& coding) { return coding == codings.front(); });
 }
 
-uint8_t what_it_has(const Response& r) {
+uint16_t what_it_has(const Response& r) {
   int has = r.error != ErrorKind::kNone ? kError : 0;
   if (!r.codings.empty()) has |= are_equal(r.codings) ? kCoding : kSeveralCodings;
   if (!r.rows.empty()) has |= kRows;
@@ -30,7 +31,8 @@ uint8_t what_it_has(const Response& r) {
   if (!r.operations.empty()) has |= kOperations;
   if (r.grouped) has |= kGrouped;
   if (r.group_goes_on) has |= kGroupGoesOn;
-  return static_cast<uint8_t>(has);
+  if (r.on_device) has |= kOnDevice;
+  return static_cast<uint16_t>(has);
 }
 
 // Equal neighbours together.
@@ -56,7 +58,7 @@ std::vector<CodecSpec> read_codings(Reader& from, size_t count) {
 }  // namespace
 
 void Response::write(Writer& to, NameBook& book) const {
-  const uint8_t has = what_it_has(*this);
+  const uint16_t has = what_it_has(*this);
   to.put(has);
   to.put(set);
   book.write(set, names, lasting, to);
@@ -76,7 +78,7 @@ void Response::write(Writer& to, NameBook& book) const {
 
 Response Response::read(Reader& from, NameBook& book) {
   Response r;
-  const auto has = from.get<uint8_t>();
+  const auto has = from.get<uint16_t>();
   r.set = from.get<int32_t>();
   r.names = book.read(r.set, from);
   r.algorithm = from.get<Algorithm>();
@@ -91,6 +93,7 @@ Response Response::read(Reader& from, NameBook& book) {
   if (has & kValue) r.value = from.get<int64_t>();
   r.grouped = (has & kGrouped) != 0;
   r.group_goes_on = (has & kGroupGoesOn) != 0;
+  r.on_device = (has & kOnDevice) != 0;
   const uint32_t operations = has & kOperations ? from.get<uint32_t>() : 0;
   for (uint32_t i = 0; i < operations; ++i) {
     r.operations.push_back(std::make_shared<const Operation>(read_operation(from)));

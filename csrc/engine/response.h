@@ -31,9 +31,9 @@ struct Response {
   int64_t value = 0;                       // the answer to what has one
   bool grouped = false;                    // they end together, if need be in failure
   bool group_goes_on = false;              // and together with those of the next response
-  // On rank 0: elements altogether, whether its device codes them, and who is told.
+  bool on_device = false;                  // all ranks that have them have them on devices
+  // On rank 0: elements altogether, and who is told.
   size_t count = 0;
-  bool coded_on_device = false;
   Members recipients;
   // Of each name, where ranks take part that have joined, or learn from it who is in a set.
   std::vector<OperationPtr> operations;

@@ -133,6 +133,17 @@ void Device::copy(void* to, const void* from, size_t size_bytes) {
   if (size_bytes > 0) require(library_.copy(to, from, size_bytes, stream_));
 }
 
+const uint8_t* Device::upload(const void* data, size_t size_bytes) {
+  PinnedMemory here = take_pinned(size_bytes);
+  std::memcpy(here.get(), data, size_bytes);
+  DeviceMemory there(*this, size_bytes);
+  copy(there.data(), here.get(), size_bytes);
+  const uint8_t* const address = there.data();
+  keep(std::move(here));
+  keep(std::move(there));
+  return address;
+}
+
 void Device::clear(void* to, size_t size_bytes) {
   if (size_bytes > 0) require(library_.clear(to, size_bytes, stream_));
 }
@@ -185,7 +196,6 @@ Device& Devices::at(int number) {
       throw usage_error("a tensor in a device's memory was handed to a core without GPU kernels");
     }
     device = std::make_unique<Device>(load_library(path_), number, abort_);
-    any_.store(true, std::memory_order_relaxed);
   }
   return *device;
 }

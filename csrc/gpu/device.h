@@ -112,6 +112,11 @@ class Device : public Place {
   // Of any two places; in the order of the stream.
   void copy(void* to, const void* from, size_t size_bytes);
   void clear(void* to, size_t size_bytes);
+  // A copy of the list there, until the next settle().
+  template <class T>
+  const T* upload(const std::vector<T>& list) {
+    return reinterpret_cast<const T*>(upload(list.data(), list.size() * sizeof(T)));
+  }
   // Keeps what work that is queued reads until the next settle().
   template <class T>
   void keep(T value) {
@@ -127,6 +132,8 @@ class Device : public Place {
   // Of it, what is not back.
   size_t pinned_bytes() const;
 
+  // Writes what names it among the devices of its host; see Library.
+  void identify(char* identity) const { require(library_.identify(number_, identity)); }
   // Whether the kernels code so.
   bool codes(const CodecSpec& spec) const { return library_.refuse(spec) == nullptr; }
   std::unique_ptr<SegmentCoder> make_coder(std::vector<ReduceTensor>& tensors,
@@ -144,6 +151,7 @@ class Device : public Place {
   friend class DeviceMemory;
   struct Pinned;  // lives as long as any of its memory
   Event take_event();
+  const uint8_t* upload(const void* data, size_t size_bytes);
 
   const Library& library_;
   const int number_;
@@ -164,15 +172,12 @@ class Devices {
       : path_(std::move(library)), abort_(std::move(abort)) {}
   // Throws a usage error where there are no kernels.
   Device& at(int number);
-  // Whether it has used any.
-  bool any() const { return any_.load(std::memory_order_relaxed); }
 
  private:
   const std::string path_;
   const std::shared_ptr<AbortFlag> abort_;
   std::mutex mutex_;
   std::map<int, std::unique_ptr<Device>> devices_;
-  std::atomic<bool> any_{false};
 };
 
 }  // namespace qsgd::gpu

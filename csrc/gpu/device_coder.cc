@@ -115,14 +115,7 @@ Run DeviceCoder::run(const Batch& batch) {
     run.pieces.only = batch.pieces.front();
     return run;
   }
-  const size_t size_bytes = batch.pieces.size() * sizeof(gpu::Piece);
-  Device::PinnedMemory list = device_.take_pinned(size_bytes);
-  std::memcpy(list.get(), batch.pieces.data(), size_bytes);
-  DeviceMemory there(device_, size_bytes);
-  device_.copy(there.data(), list.get(), size_bytes);
-  run.pieces.list = reinterpret_cast<const gpu::Piece*>(there.data());
-  device_.keep(std::move(list));
-  device_.keep(std::move(there));
+  run.pieces.list = device_.upload(batch.pieces);
   return run;
 }
 

@@ -31,9 +31,9 @@ from qsgd_hpc.runtime import gpu
 from qsgd_hpc.errors import UsageError
 try:
     library = gpu.library()
-    print(json.dumps([True, library and gpu.platform(library)]))
+    print(json.dumps([True, library and gpu.platform(library), gpu.nccl_version()]))
 except UsageError as error:
-    print(json.dumps([False, str(error)]))
+    print(json.dumps([False, str(error), 0]))
 """
 
 
@@ -79,12 +79,15 @@ def gpu_kernels() -> list[Finding]:
     answer = ask([sys.executable, "-c", PROBE_KERNELS, json.dumps(sys.path)])
     if answer.code != 0:  # then the core does not load, which has a line of its own
         return []
-    fine, text = json.loads(answer.out.splitlines()[-1])
+    fine, text, nccl = json.loads(answer.out.splitlines()[-1])
     if not fine:
         return [fault("GPU kernels", text, "Or code on the host: QSGD_GPU_LIBRARY=none.")]
     if text is None:
         return [ok("GPU kernels", "none: tensors on GPUs are coded on the host (docs/gpu.md)")]
-    return [ok("GPU kernels", f"{text}. Codes are sent through pinned memory, by MPI")]
+    by = f"by NCCL {nccl // 10000}.{nccl // 100 % 100}.{nccl % 100}" if nccl else "likewise"
+    return [
+        ok("GPU kernels", f"{text}. Codes are sent through pinned memory, by MPI; the rest {by}")
+    ]
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.util import find_spec
 
 from qsgd_hpc import __version__
@@ -20,7 +22,7 @@ def table() -> str:
         "Messages go through": [
             ("MPI", True),
             ("shared memory within a node", True),
-            ("NCCL", False),
+            ("NCCL, for tensors on GPUs", _has_nccl()),
             ("DDL", False),
             ("CCL", False),
             ("Gloo", False),
@@ -37,6 +39,12 @@ def _there(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:
         return False
+
+
+def _has_nccl() -> bool:
+    # As a rank would: the launcher itself loads no core.
+    question = "from qsgd_hpc.runtime import gpu; raise SystemExit(not gpu.nccl_version())"
+    return subprocess.run([sys.executable, "-c", question], capture_output=True).returncode == 0
 
 
 def _mpi() -> str:

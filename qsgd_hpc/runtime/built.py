@@ -1,8 +1,7 @@
 """Queries of Horovod's scripts about the build: features of this package, and the MPI in use.
 
-NCCL, oneCCL and the rest are Horovod's ways to communicate; here everything travels over MPI and
-shared memory, so scripts that ask take the path that suits that. Kernels for GPUs code tensors
-there; the codes travel through the host's memory all the same.
+NCCL, oneCCL and the rest are Horovod's ways to communicate. Scripts that ask for them take another
+path, which would not suit what is done here: see each function.
 """
 
 from __future__ import annotations
@@ -54,7 +53,11 @@ def gloo_built(verbose: bool = False) -> bool:
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """Return the version of NCCL that reduces GPU tensors: 0, they travel over MPI."""
+    """Return 0, whether or not NCCL carries GPU tensors (``qsgd-hpc doctor`` says which does).
+
+    Scripts ask this in order to multiply Adasum's learning rate by ``local_size()``, as Horovod's
+    Adasum with NCCL adds up the gradients of a node. Adasum is among all ranks here.
+    """
     return 0
 
 

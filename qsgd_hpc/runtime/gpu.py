@@ -5,13 +5,15 @@ They are compiled when the package is installed where a compiler for GPUs is (do
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from qsgd_hpc import _core, env
 
-__all__ = ["device_type", "library", "platform", "served", "serves"]
+__all__ = ["device_type", "library", "nccl", "nccl_version", "platform", "served", "serves"]
 
 TWIN = "twin"
 
@@ -30,6 +32,37 @@ def library() -> str | None:
         return chosen
     found = sorted(Path(_core.__file__).parent.glob("_gpu.*so"))
     return str(found[0]) if found else None
+
+
+def nccl() -> str:
+    """Return the file or name of NCCL's library, or of RCCL's for AMD's GPUs; "": none is wanted.
+
+    PyTorch's wheels bring the one in the package ``nvidia``; else the loader looks for it. Every
+    rank returns one or none does, wherever its libraries are: whether it loads, the engine finds
+    out with the other ranks.
+    """
+    chosen: str = env.get("QSGD_NCCL")
+    if chosen != "auto":
+        return "" if chosen == "none" else chosen
+    kernels = library()
+    if kernels is not None and platform(kernels).startswith("HIP"):
+        return "librccl.so.1"
+    with contextlib.suppress(ModuleNotFoundError):
+        spec = find_spec("nvidia.nccl")
+        for folder in (spec and spec.submodule_search_locations) or ():
+            if (found := Path(folder, "lib", "libnccl.so.2")).exists():
+                return str(found)
+    return "libnccl.so.2"
+
+
+@functools.cache
+def nccl_version() -> int:
+    """Return the version of NCCL or RCCL that can carry GPU tensors, as 22703 for 2.27.3.
+
+    0: there is none, or there are no kernels, without which the engine takes no GPU tensor.
+    """
+    path = nccl()
+    return _core.nccl_version(path) if library() and path else 0
 
 
 @functools.cache

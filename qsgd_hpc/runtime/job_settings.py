@@ -33,6 +33,7 @@ _AGREED = (
     "QSGD_NONFINITE",
     "QSGD_RANKS_PER_NODE",
     "QSGD_LIFELINE",
+    "QSGD_NCCL",
     "QSGD_FUSION_BYTES",
     "QSGD_CYCLE_TIME_MS",
     "QSGD_SEGMENT_ELEMENTS",
@@ -117,6 +118,7 @@ def engine_config(
         deadlock_s=settings["QSGD_DEADLOCK_S"],
         fan_out=settings["QSGD_FAN_OUT"],
         gpu_library=gpu.library() or "",  # each rank has the kernels of its own machine
+        nccl_library=gpu.nccl(),
         log=_warn if is_logged("warning") else None,
     )
 

@@ -7,11 +7,13 @@ Runs as plain ``pytest`` on one rank, and on more under
 from __future__ import annotations
 
 import functools
+import os
 
 import pytest
 
 from qsgd_hpc.runtime import basics
 from tests.contract.adapters import ADAPTERS
+from tests.gpu.memory import has_device
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -53,6 +55,11 @@ def torch_job(request):
     """PyTorch's job, for a module of its own tests; all ranks leave the module together."""
     torch = pytest.importorskip("qsgd_hpc.torch")
     torch.init()
+    cuda = pytest.importorskip("torch").cuda
+    if has_device() and cuda.device_count() < torch.local_size():
+        # NCCL takes no GPU twice on one host. On a host each, ranks meet over sockets.
+        host = f"host-{torch.rank()}"
+        os.environ.update(NCCL_HOSTID=host, NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
     yield
     if not request.session.testsfailed:  # else the others may never come
         torch.barrier()

@@ -270,7 +270,8 @@ def test_gradients_of_a_side_stream_are_awaited(compression, groups):
         averages = [p.grad.clone() for p in model.parameters()]
         expected = expected or averages
         for mine, other in zip(averages, expected, strict=True):
-            torch.testing.assert_close(mine, other, atol=1e-6, rtol=1e-3)
+            # NCCL's order of a sum depends on what is fused, and 16 bits round each addition.
+            torch.testing.assert_close(mine, other, atol=2e-4, rtol=1e-3)
 
 
 @on_gpu

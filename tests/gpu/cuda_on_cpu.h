@@ -16,6 +16,7 @@
 #include <mutex>
 #include <vector>
 
+#include "nccl_on_cpu.h"
 #include "streams_on_cpu.h"
 
 #define __global__

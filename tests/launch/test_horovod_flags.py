@@ -153,4 +153,4 @@ def test_check_build_needs_no_ranks():
     shown = CliRunner().invoke(cli, ["run", "--check-build"])
     assert shown.exit_code == 0
     assert "[X] PyTorch" in shown.output
-    assert "[ ] NCCL" in shown.output
+    assert "[ ] NCCL, for tensors on GPUs" in shown.output

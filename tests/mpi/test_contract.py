@@ -28,7 +28,7 @@ IN_GATE = [
 @pytest.mark.one_mpi
 def test_contract_holds_on_a_device(run_suite, python, twin):
     fast = f"not ({OTHER_FRAMEWORKS} or learns)"
-    run_suite(2, *IN_GATE, "-k", fast, QSGD_GPU_LIBRARY=str(twin))
+    run_suite(2, *IN_GATE, "-k", fast, QSGD_GPU_LIBRARY=str(twin), QSGD_NCCL=str(twin))
 
 
 @pytest.mark.one_mpi
@@ -37,7 +37,8 @@ def test_contract_holds_on_a_device(run_suite, python, twin):
 def test_all_of_the_contract_holds_on_a_device(run_suite, python, twin, ranks):
     # A kernel's threads take turns on the CPU, which needs its time.
     options = ("-k", f"not ({OTHER_FRAMEWORKS})", *TORCH_ALONE, "--timeout", "600")
-    run_suite(ranks, "tests/contract", *options, QSGD_GPU_LIBRARY=str(twin))
+    nccl = str(twin) if ranks % 2 == 0 else "none"
+    run_suite(ranks, "tests/contract", *options, QSGD_GPU_LIBRARY=str(twin), QSGD_NCCL=nccl)
 
 
 @pytest.mark.one_mpi

@@ -1,0 +1,582 @@
+#include "gpu/nccl.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "collectives/allgather.h"
+#include "collectives/broadcast.h"
+#include "collectives/node_shards.h"
+#include "common/kept.h"
+
+namespace qsgd::gpu {
+namespace {
+
+// What nccl.h declares, of 2.14 and later.
+constexpr int kSuccess = 0, kInProgress = 7;
+constexpr size_t kIdBytes = 128;
+struct Id {
+  char bytes[kIdBytes];
+};
+struct Config {
+  size_t size = sizeof(Config);
+  unsigned magic = 0xcafebeef;
+  unsigned version = 21400;  // whose fields these are
+  int blocking = 0;
+};
+constexpr int kInt8 = 0;
+
+// Of an element that NCCL knows; others go through the host.
+std::optional<int> type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kInt8:
+      return kInt8;
+    case DType::kUint8:
+      return 1;
+    case DType::kInt32:
+      return 2;
+    case DType::kInt64:
+      return 4;
+    case DType::kFloat16:
+      return 6;
+    case DType::kFloat32:
+      return 7;
+    case DType::kFloat64:
+      return 8;
+    case DType::kBFloat16:
+      return 9;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<int> op_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAverage:
+      return 0;
+    case ReduceOp::kProduct:
+      return 1;
+    case ReduceOp::kMax:
+      return 2;
+    case ReduceOp::kMin:
+      return 3;
+    default:
+      return std::nullopt;
+  }
+}
+
+using Clock = std::chrono::steady_clock;
+// With ranks that do not come, and with those that do not close.
+constexpr std::chrono::seconds kJoining{120}, kClosing{10};
+
+}  // namespace
+
+struct NcclCalls {
+  using Result = int;
+  Result (*get_id)(Id*);
+  Result (*init)(void**, int, Id, int, Config*);
+  Result (*state)(void*, Result*);
+  Result (*finalize)(void*);
+  Result (*destroy)(void*);
+  Result (*abort)(void*);
+  Result (*allreduce)(const void*, void*, size_t, int, int, void*, Stream);
+  Result (*broadcast)(const void*, void*, size_t, int, int, void*, Stream);
+  Result (*reduce_scatter)(const void*, void*, size_t, int, int, void*, Stream);
+  Result (*allgather)(const void*, void*, size_t, int, void*, Stream);
+  const char* (*text)(Result);
+  const char* (*last_error)(void*);
+
+  std::string describe(Result result, void* communicator) const {
+    std::string said = text(result);
+    const char* const more = last_error(communicator);
+    if (more != nullptr && *more != '\0') said += std::string(": ") + more;
+    return said;
+  }
+};
+
+namespace {
+
+// The library stays loaded: it may have threads.
+std::shared_ptr<const NcclCalls> load(const std::string& path, std::string& why) {
+  void* const file = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (file == nullptr) {
+    why = dlerror();
+    return nullptr;
+  }
+  auto calls = std::make_shared<NcclCalls>();
+  const auto find = [&](const char* name, auto& call) {
+    call = reinterpret_cast<std::decay_t<decltype(call)>>(dlsym(file, name));
+    if (call == nullptr) why = path + " has no " + name + "; NCCL 2.14 or later is needed";
+  };
+  find("ncclGetUniqueId", calls->get_id);
+  find("ncclCommInitRankConfig", calls->init);
+  find("ncclCommGetAsyncError", calls->state);
+  find("ncclCommFinalize", calls->finalize);
+  find("ncclCommDestroy", calls->destroy);
+  find("ncclCommAbort", calls->abort);
+  find("ncclAllReduce", calls->allreduce);
+  find("ncclBroadcast", calls->broadcast);
+  find("ncclReduceScatter", calls->reduce_scatter);
+  find("ncclAllGather", calls->allgather);
+  find("ncclGetErrorString", calls->text);
+  find("ncclGetLastError", calls->last_error);
+  return why.empty() ? calls : nullptr;
+}
+
+// What a rank tells the others before they begin.
+struct Vote {
+  char against[200] = {};  // why it cannot; empty: it can
+  char host[64] = {};      // as NCCL tells hosts apart
+  char device[kIdentity] = {};
+
+  void refuse(const std::string& why) { std::snprintf(against, sizeof against, "%s", why.c_str()); }
+};
+
+Vote vote_of(const NcclCalls* calls, const Device* device, const std::string& why) {
+  Vote vote;
+  if (const char* const given = std::getenv("NCCL_HOSTID")) {
+    std::snprintf(vote.host, sizeof vote.host, "%s", given);
+  } else {
+    gethostname(vote.host, sizeof vote.host - 1);
+  }
+  if (calls == nullptr) {
+    vote.refuse(why);
+  } else if (device == nullptr) {
+    vote.refuse("it has had no tensor in a GPU's memory");
+  } else {
+    device->identify(vote.device);
+  }
+  return vote;
+}
+
+// Empty where all ranks can; else which one cannot, and why: the same on each.
+std::string objection(Transport& transport, const std::vector<int>& ranks, const Vote& own) {
+  const auto size = static_cast<size_t>(transport.size());
+  const KeptOnFailure<std::vector<Vote>> votes{std::vector<Vote>(size)};
+  allgatherv(transport, &own, votes->data(), std::vector<size_t>(size, sizeof(Vote)));
+  std::map<std::string, int> owners;
+  for (size_t r = 0; r < size; ++r) {
+    const Vote& vote = (*votes)[r];
+    const std::string rank = "rank " + std::to_string(ranks[r]);
+    if (vote.against[0] != '\0') return rank + ": " + vote.against;
+    const std::string device = std::string(vote.device) + " of host " + vote.host;
+    const auto [other, fresh] = owners.try_emplace(device, ranks[r]);
+    if (fresh) continue;
+    return rank + " shares GPU " + device + " with rank " + std::to_string(other->second) +
+           ", and NCCL needs one for each rank";
+  }
+  return {};
+}
+
+}  // namespace
+
+int nccl_version(const std::string& path) {
+  void* const file = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (file == nullptr) return 0;
+  auto* const version = reinterpret_cast<int (*)(int*)>(dlsym(file, "ncclGetVersion"));
+  int number = 0;
+  return version != nullptr && version(&number) == kSuccess ? number : 0;
+}
+
+std::unique_ptr<Nccl> Nccl::make(Transport& transport, const std::vector<int>& ranks,
+                                 const std::string& path, Device* device,
+                                 const std::function<void(const std::string&)>& log) {
+  if (path.empty()) return nullptr;  // on every rank: it is a setting
+  const auto refuse = [&](const std::string& why) {
+    if (transport.rank() == 0 && log) {
+      log("tensors on GPUs that are not compressed go through the host's memory, not by NCCL: " +
+          why + ". QSGD_NCCL=none says that this is meant");
+    }
+    return nullptr;
+  };
+  std::string why;
+  const std::shared_ptr<const NcclCalls> calls = load(path, why);
+  Vote vote = vote_of(calls.get(), device, why);
+  why = objection(transport, ranks, vote);
+  if (!why.empty()) return refuse(why);
+
+  const Device::Use here(*device);
+  struct Start {
+    Id id;
+    int result;
+  };
+  const KeptOnFailure<Start> start{Start{}};
+  if (transport.rank() == 0) start->result = calls->get_id(&start->id);
+  qsgd::broadcast(transport, &*start, sizeof(Start), 0);
+  if (start->result != kSuccess) return refuse(calls->describe(start->result, nullptr));
+  std::unique_ptr<Nccl> made(new Nccl(calls, *device, transport));
+  vote.refuse(made->join(std::string(start->id.bytes, kIdBytes)));
+  why = objection(transport, ranks, vote);
+  if (!why.empty()) return refuse(why);
+  return made;
+}
+
+Nccl::Nccl(std::shared_ptr<const NcclCalls> calls, Device& device, Transport& transport)
+    : calls_(std::move(calls)),
+      device_(device),
+      abort_(transport.abort_flag()),
+      rank_(transport.rank()),
+      size_(transport.size()) {}
+
+Nccl::~Nccl() {
+  if (communicator_ == nullptr) return;
+  const Device::Use here(device_);
+  calls_->abort(communicator_);
+}
+
+// Not blocking, so that the job can be aborted meanwhile.
+std::string Nccl::join(const std::string& id) {
+  Id its;
+  std::memcpy(its.bytes, id.data(), kIdBytes);
+  Config config;
+  const auto until = Clock::now() + kJoining;
+  try {
+    const int result = calls_->init(&communicator_, size_, its, rank_, &config);
+    if (result != kSuccess && result != kInProgress) {
+      communicator_ = nullptr;
+      return calls_->describe(result, nullptr);
+    }
+    Backoff backoff;
+    while (!settled()) {
+      abort_.check();
+      if (Clock::now() > until) return "the other ranks did not join NCCL's communicator";
+      backoff.pause();
+    }
+  } catch (const Error& error) {
+    abort_.check();
+    return error.what();
+  }
+  return {};
+}
+
+void Nccl::close() {
+  if (communicator_ == nullptr) return;
+  const Device::Use here(device_);
+  const auto until = Clock::now() + kClosing;
+  bool ended = false;
+  try {
+    const int result = calls_->finalize(communicator_);
+    ended = result == kSuccess || result == kInProgress;
+    Backoff backoff;
+    while (ended && !settled()) {
+      ended = !abort_.raised() && Clock::now() < until;
+      backoff.pause();
+    }
+  } catch (const Error&) {
+    ended = false;
+  }
+  ended ? calls_->destroy(communicator_) : calls_->abort(communicator_);
+  communicator_ = nullptr;
+}
+
+bool Nccl::settled() const {
+  int state = kSuccess;
+  const int result = calls_->state(communicator_, &state);
+  if (result == kSuccess && state == kInProgress) return false;
+  if (result == kSuccess && state == kSuccess) return true;
+  fail(result != kSuccess ? result : state);
+}
+
+void Nccl::fail(int result) const {
+  throw internal_error("NCCL: " + calls_->describe(result, communicator_) +
+                       "; NCCL_DEBUG=WARN says more, and QSGD_NCCL=none does without NCCL");
+}
+
+void Nccl::settle(int result) const {
+  if (result != kSuccess && result != kInProgress) fail(result);
+  Backoff backoff;
+  while (!settled()) {
+    abort_.check();
+    backoff.pause();
+  }
+}
+
+void Nccl::finish() {
+  constexpr std::chrono::milliseconds kLook{2};  // for what its threads have met
+  const auto mark = device_.mark(device_.stream());
+  auto next = Clock::now() + kLook;
+  Backoff backoff;
+  while (!mark->passed()) {
+    abort_.check();
+    if (Clock::now() > next) {
+      settled();
+      next = Clock::now() + kLook;
+    }
+    backoff.pause();
+  }
+  device_.settle();
+}
+
+bool Nccl::reduces(const ReduceArgs& args) {
+  const bool extreme = args.op == ReduceOp::kMin || args.op == ReduceOp::kMax;
+  return type_of(args.dtype) && op_of(args.op) && !(extreme && facts(args.dtype).floating);
+}
+
+// The tensors of a reduction in the communicator's device: where they lie, or in copies.
+class Nccl::Tensors {
+ public:
+  Tensors(Device& device, std::vector<ReduceTensor>& tensors, DType dtype)
+      : device_(device), dtype_(dtype), element_(facts(dtype).size) {
+    for (ReduceTensor& tensor : tensors) {
+      add(tensor);
+      runs_.push_back({all_.size() - 1, 0, tensor.count, count_});
+      count_ += tensor.count;
+    }
+  }
+
+  // Elements, and those between two owners' first ones where the tensors are cut().
+  size_t count() const { return count_; }
+  size_t section() const { return section_; }
+  // Of a single tensor, where it lies; else null.
+  const void* in() const { return all_.size() == 1 ? all_.front().in : nullptr; }
+  void* out() const { return all_.size() == 1 ? all_.front().out : nullptr; }
+  uint8_t* packed() const { return packed_.data(); }
+
+  // From now on, NaN and Inf are noted.
+  void watch() { watches_ = true; }
+
+  // Packed, the owners' shards lie one behind the other, in sections of one size.
+  void cut(int owners) {
+    runs_.clear();
+    std::vector<size_t> sizes;
+    for (int owner = 0; owner < owners; ++owner) {
+      size_t at = 0;
+      for (size_t t = 0; t < all_.size(); ++t) {
+        const ReduceTensor& tensor = *all_[t].tensor;
+        const Range range = owned(tensor.count, tensor.spec.bucket, tensor.id, owners, owner);
+        runs_.push_back({t, range.begin, range.size(), at});
+        at += range.size();
+      }
+      sizes.push_back(at);
+    }
+    section_ = *std::max_element(sizes.begin(), sizes.end());
+    for (size_t r = 0; r < runs_.size(); ++r) runs_[r].at += r / all_.size() * section_;
+    count_ = section_ * static_cast<size_t>(owners);
+  }
+  // The owner's shards in the packed ones.
+  std::vector<ReduceTensor> shards(int owner) const {
+    std::vector<ReduceTensor> shards;
+    for (size_t t = 0; t < all_.size(); ++t) {
+      const Run& run = runs_[static_cast<size_t>(owner) * all_.size() + t];
+      const Range range{run.begin, run.begin + run.count};
+      ReduceTensor& shard = shards.emplace_back(shard_of(*all_[t].tensor, range, element_));
+      shard.in = shard.out = packed_.data() + run.at * element_;
+      shard.place = &device_;
+    }
+    return shards;
+  }
+
+  // One behind the other, times `factor`.
+  void pack(double factor) {
+    packed_ = DeviceMemory(device_, count_ * element_);
+    move(factor, 1, &Tensors::source, &Tensors::place_in_packed, inputs());
+  }
+  void unpack(double factor, int divisor) {
+    move(factor, divisor, &Tensors::place_in_packed, &Tensors::result, results());
+  }
+  // Of a single one: looks at what it brings; scales and looks at the result.
+  void look() { move(1, 1, &Tensors::source, &Tensors::nowhere, inputs()); }
+  void scale(double factor, int divisor) {
+    move(factor, divisor, &Tensors::result, &Tensors::result, results());
+  }
+
+  // Queues what brings results and notes to where they are wanted; tell() once that is done.
+  void deliver() {
+    for (const One& one : all_) {
+      if (one.copy.data() == nullptr) continue;
+      device_.copy(one.tensor->out, one.copy.data(), one.tensor->count * element_);
+    }
+    if (flags_.data() == nullptr) return;
+    noted_ = device_.take_pinned(flags_.size_bytes());
+    device_.copy(noted_.get(), flags_.data(), flags_.size_bytes());
+  }
+  void tell() const {
+    if (!noted_) return;
+    const auto* const flags = reinterpret_cast<const uint32_t*>(noted_.get());
+    for (size_t r = 0; r < runs_.size(); ++r) {
+      ReduceTensor& tensor = *all_[runs_[r].tensor].tensor;
+      tensor.input_finite &= flags[r] == 0;
+      tensor.result_finite &= flags[runs_.size() + r] == 0;
+    }
+  }
+
+ private:
+  struct One {
+    ReduceTensor* tensor;
+    const void* in;
+    void* out;
+    DeviceMemory copy;
+  };
+  // Of a tensor's elements, and where they are in the packed ones.
+  struct Run {
+    size_t tensor, begin, count, at;
+  };
+  using Address = const void* (Tensors::*)(const Run&) const;
+
+  void add(ReduceTensor& tensor) {
+    One one{&tensor, tensor.in, tensor.out, {}};
+    if (tensor.place != &device_ && tensor.count > 0) {
+      one.copy = DeviceMemory(device_, tensor.count * element_);
+      device_.copy(one.copy.data(), tensor.in, tensor.count * element_);
+      one.in = one.out = one.copy.data();
+    }
+    all_.push_back(std::move(one));
+  }
+
+  const void* source(const Run& run) const {
+    return static_cast<const char*>(all_[run.tensor].in) + run.begin * element_;
+  }
+  const void* result(const Run& run) const {
+    return static_cast<const char*>(all_[run.tensor].out) + run.begin * element_;
+  }
+  const void* place_in_packed(const Run& run) const { return packed_.data() + run.at * element_; }
+  const void* nowhere(const Run&) const { return nullptr; }
+
+  uint32_t* inputs() {
+    if (!watches_) return nullptr;
+    if (flags_.data() == nullptr) {
+      flags_ = DeviceMemory(device_, 2 * runs_.size() * sizeof(uint32_t));
+      device_.clear(flags_.data(), flags_.size_bytes());
+    }
+    return reinterpret_cast<uint32_t*>(flags_.data());
+  }
+  uint32_t* results() { return watches_ ? inputs() + runs_.size() : nullptr; }
+
+  void move(double factor, int divisor, Address from, Address to, uint32_t* nonfinite) {
+    std::vector<Span> list;
+    uint64_t blocks = 0;
+    for (const Run& run : runs_) {
+      list.push_back({reinterpret_cast<uint64_t>((this->*from)(run)),
+                      reinterpret_cast<uint64_t>((this->*to)(run)), run.count, blocks});
+      blocks += (run.count + kScaled - 1) / kScaled;
+    }
+    const Spans spans{device_.upload(list), static_cast<uint32_t>(list.size()), blocks};
+    device_.require(
+        device_.library().scale(spans, dtype_, factor, divisor, nonfinite, device_.stream()));
+  }
+
+  Device& device_;
+  const DType dtype_;
+  const size_t element_;
+  std::vector<One> all_;
+  std::vector<Run> runs_;
+  size_t count_ = 0, section_ = 0;
+  DeviceMemory packed_, flags_;
+  bool watches_ = false;
+  Device::PinnedMemory noted_;
+};
+
+void Nccl::allreduce(std::vector<ReduceTensor>& tensors, const ReduceArgs& args, bool look) {
+  const Device::Use here(device_);
+  Tensors all(device_, tensors, args.dtype);
+  if (all.count() == 0) return;
+  look = look && facts(args.dtype).floating;
+  if (look) all.watch();
+  const int divisor = args.op == ReduceOp::kAverage ? size_ : 1;
+  const auto reduce = [&](const void* from, void* to) {
+    settle(calls_->allreduce(from, to, all.count(), *type_of(args.dtype), *op_of(args.op),
+                             communicator_, device_.stream()));
+  };
+  if (all.in() != nullptr && args.prescale == 1) {
+    if (look) all.look();
+    reduce(all.in(), all.out());
+    if (look || args.postscale != 1 || divisor != 1) all.scale(args.postscale, divisor);
+  } else {
+    all.pack(args.prescale);
+    reduce(all.packed(), all.packed());
+    all.unpack(args.postscale, divisor);
+  }
+  all.deliver();
+  finish();
+  all.tell();
+}
+
+// All ranks of the node own a shard, or one owns everything.
+class Nccl::Halves : public NodeHalves {
+ public:
+  Halves(Nccl& nccl, std::vector<ReduceTensor>& tensors, const ReduceArgs& args, int owners)
+      : nccl_(nccl),
+        tensors_(tensors),
+        args_(args),
+        type_(*type_of(args.dtype)),
+        shared_(owners == nccl.size_),
+        all_(nccl.device_, tensors, args.dtype) {
+    all_.watch();
+    all_.cut(owners);
+  }
+
+  void reduce() override {
+    const Device::Use here(nccl_.device_);
+    all_.pack(args_.prescale);
+    if (all_.count() == 0) return;
+    const NcclCalls& calls = *nccl_.calls_;
+    void* const stream = nccl_.device_.stream();
+    const int op = *op_of(args_.op);
+    nccl_.settle(shared_ ? calls.reduce_scatter(all_.packed(), own(), all_.section(), type_, op,
+                                                nccl_.communicator_, stream)
+                         : calls.allreduce(all_.packed(), all_.packed(), all_.count(), type_, op,
+                                           nccl_.communicator_, stream));
+    if (shared_ || nccl_.rank_ == 0) mine_ = all_.shards(shared_ ? nccl_.rank_ : 0);
+  }
+
+  std::vector<ReduceTensor>& mine() override { return mine_; }
+
+  void share() override {
+    const Device::Use here(nccl_.device_);
+    if (all_.count() > 0) {
+      const NcclCalls& calls = *nccl_.calls_;
+      void* const stream = nccl_.device_.stream();
+      nccl_.settle(shared_ ? calls.allgather(own(), all_.packed(), all_.section(), type_,
+                                             nccl_.communicator_, stream)
+                           : calls.broadcast(all_.packed(), all_.packed(), all_.count(), type_, 0,
+                                             nccl_.communicator_, stream));
+    }
+    all_.unpack(1, 1);
+    all_.deliver();
+    nccl_.finish();
+    all_.tell();
+    for (size_t t = 0; t < mine_.size(); ++t) note_shard(mine_[t], tensors_[t]);
+  }
+
+ private:
+  uint8_t* own() const {
+    const size_t section_bytes = all_.section() * facts(args_.dtype).size;
+    return all_.packed() + static_cast<size_t>(nccl_.rank_) * section_bytes;
+  }
+
+  Nccl& nccl_;
+  std::vector<ReduceTensor>& tensors_;
+  const ReduceArgs args_;
+  const int type_;
+  const bool shared_;
+  Tensors all_;
+  std::vector<ReduceTensor> mine_;
+};
+
+std::unique_ptr<NodeHalves> Nccl::cut(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+                                      int owners) {
+  const Device::Use here(device_);
+  return std::make_unique<Halves>(*this, tensors, args, owners);
+}
+
+void Nccl::broadcast(void* data, size_t size_bytes, int root, const Place* place) {
+  if (size_bytes == 0) return;
+  const Device::Use here(device_);
+  const DeviceMemory copy = place == &device_ ? DeviceMemory() : DeviceMemory(device_, size_bytes);
+  void* const there = copy.data() == nullptr ? data : copy.data();
+  if (there != data) device_.copy(there, data, size_bytes);
+  settle(calls_->broadcast(there, there, size_bytes, kInt8, root, communicator_, device_.stream()));
+  if (there != data) device_.copy(data, there, size_bytes);
+  finish();
+}
+
+}  // namespace qsgd::gpu

@@ -1,0 +1,290 @@
+// NCCL's communicators among processes of one machine, for the streams of streams_on_cpu.h. Rank 0
+// adds up what the others send it through sockets, and sends them the result. As NCCL that is told
+// not to block, a communicator comes into being while its caller goes on.
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/dtype.h"
+#include "streams_on_cpu.h"
+
+namespace gpu_twin {
+
+enum Result { kOk = 0, kInvalidUsage = 5, kRemoteError = 6, kInProgress = 7 };
+struct NcclId {
+  char bytes[128];
+};
+
+class NcclGroup {
+ public:
+  NcclGroup(std::string name, int size, int rank)
+      : name_(std::move(name)), size_(size), rank_(rank) {
+    thread_ = std::thread([this] { meet(); });
+  }
+  ~NcclGroup() {
+    close();
+    thread_.join();
+    for (const int fd : peers_) ::close(fd);
+    if (listener_ >= 0) ::close(listener_);
+  }
+
+  int state() const { return state_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  // Ends waits.
+  void close() {
+    ending_ = true;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const int fd : peers_) shutdown(fd, SHUT_RDWR);
+    if (listener_ >= 0) shutdown(listener_, SHUT_RDWR);
+  }
+
+  // Rank 0 hands combine(rank, what that rank sent) the others' bytes, and all get rank 0's.
+  template <class Combine>
+  void reduce(char* data, size_t size_bytes, const Combine& combine) {
+    if (rank_ != 0) {
+      give(0, data, size_bytes);
+      take(0, data, size_bytes);
+      return;
+    }
+    std::vector<char> other(size_bytes);
+    for (int r = 1; r < size_; ++r) {
+      take(r, other.data(), size_bytes);
+      if (state_ == kOk) combine(other.data());
+    }
+    for (int r = 1; r < size_; ++r) give(r, data, size_bytes);
+  }
+
+  // Through rank 0.
+  void broadcast(char* data, size_t size_bytes, int root) {
+    if (rank_ == 0) {
+      if (root != 0) take(root, data, size_bytes);
+      for (int r = 1; r < size_; ++r) give(r, data, size_bytes);
+    } else {
+      if (root == rank_) give(0, data, size_bytes);
+      take(0, data, size_bytes);
+    }
+  }
+
+ private:
+  void meet() {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path + 1, name_.data(), name_.size());
+    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name_.size());
+    const auto* const where = reinterpret_cast<const sockaddr*>(&address);
+    std::vector<int> peers(static_cast<size_t>(size_), -1);
+    bool ok = true;
+    if (rank_ == 0) {
+      const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      ok = bind(fd, where, length) == 0 && listen(fd, size_) == 0;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        listener_ = fd;
+      }
+      for (int r = 1; ok && r < size_; ++r) {
+        const int peer = accept(fd, nullptr, nullptr);
+        int32_t its = -1;
+        ok = peer >= 0 && recv(peer, &its, sizeof its, MSG_WAITALL) == sizeof its;
+        if (ok) peers[static_cast<size_t>(its)] = peer;
+      }
+    } else {
+      const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      while (connect(fd, where, length) != 0 && !ending_) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      const int32_t mine = rank_;
+      ok = send(fd, &mine, sizeof mine, MSG_NOSIGNAL) == sizeof mine;
+      peers[0] = fd;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    peers_ = std::move(peers);
+    state_ = ok ? kOk : kRemoteError;
+  }
+
+  void give(int to, const char* data, size_t size_bytes) {
+    for (size_t done = 0; state_ == kOk && done < size_bytes;) {
+      const ssize_t n = send(peer(to), data + done, size_bytes - done, MSG_NOSIGNAL);
+      if (n <= 0) state_ = kRemoteError;
+      done += static_cast<size_t>(std::max<ssize_t>(n, 0));
+    }
+  }
+  void take(int from, char* data, size_t size_bytes) {
+    for (size_t done = 0; state_ == kOk && done < size_bytes;) {
+      const ssize_t n = recv(peer(from), data + done, size_bytes - done, 0);
+      if (n <= 0) state_ = kRemoteError;
+      done += static_cast<size_t>(std::max<ssize_t>(n, 0));
+    }
+  }
+  int peer(int rank) const { return peers_[static_cast<size_t>(rank)]; }
+
+  const std::string name_;
+  const int size_, rank_;
+  std::atomic<int> state_{kInProgress};
+  std::atomic<bool> ending_{false};
+  std::mutex mutex_;  // guards the sockets while they come into being
+  std::vector<int> peers_;
+  int listener_ = -1;
+  std::thread thread_;
+};
+
+struct NcclComm {
+  std::shared_ptr<NcclGroup> group;
+};
+
+template <class T>
+void combine_as(void* into, const void* from, size_t count, int op) {
+  constexpr bool kNarrow = std::is_same_v<T, qsgd::Float16> || std::is_same_v<T, qsgd::BFloat16>;
+  using Wide = std::conditional_t<kNarrow, float, T>;
+  auto* const a = static_cast<T*>(into);
+  const auto* const b = static_cast<const T*>(from);
+  for (size_t i = 0; i < count; ++i) {
+    const auto x = static_cast<Wide>(a[i]), y = static_cast<Wide>(b[i]);
+    const Wide sum = static_cast<Wide>(x + y), product = static_cast<Wide>(x * y);
+    a[i] = static_cast<T>(op == 0   ? sum
+                          : op == 1 ? product
+                          : op == 2 ? std::max(x, y)
+                                    : std::min(x, y));
+  }
+}
+
+// Of NCCL's types; null: an unknown one.
+using CombineFunction = void (*)(void*, const void*, size_t, int);
+struct TypeOf {
+  size_t size;
+  CombineFunction combine;
+};
+inline TypeOf type_of(int type) {
+  switch (type) {
+    case 0:
+      return {1, combine_as<int8_t>};
+    case 1:
+      return {1, combine_as<uint8_t>};
+    case 2:
+      return {4, combine_as<int32_t>};
+    case 4:
+      return {8, combine_as<int64_t>};
+    case 6:
+      return {2, combine_as<qsgd::Float16>};
+    case 7:
+      return {4, combine_as<float>};
+    case 8:
+      return {8, combine_as<double>};
+    case 9:
+      return {2, combine_as<qsgd::BFloat16>};
+    default:
+      return {0, nullptr};
+  }
+}
+
+}  // namespace gpu_twin
+
+#define QSGD_TWIN extern "C" __attribute__((used, visibility("default"))) inline
+
+QSGD_TWIN int ncclGetVersion(int* version) {
+  *version = 22703;
+  return gpu_twin::kOk;
+}
+QSGD_TWIN int ncclGetUniqueId(gpu_twin::NcclId* id) {
+  static std::atomic<int> made{0};
+  std::memset(id->bytes, 0, sizeof id->bytes);
+  std::snprintf(id->bytes, sizeof id->bytes, "qsgd-nccl-twin-%d-%d", static_cast<int>(getpid()),
+                ++made);
+  return gpu_twin::kOk;
+}
+QSGD_TWIN int ncclCommInitRankConfig(void** comm, int size, gpu_twin::NcclId id, int rank, void*) {
+  *comm = new gpu_twin::NcclComm{std::make_shared<gpu_twin::NcclGroup>(id.bytes, size, rank)};
+  return gpu_twin::kInProgress;
+}
+QSGD_TWIN int ncclCommGetAsyncError(void* comm, int* state) {
+  *state = static_cast<gpu_twin::NcclComm*>(comm)->group->state();
+  return gpu_twin::kOk;
+}
+QSGD_TWIN int ncclCommFinalize(void*) { return gpu_twin::kOk; }
+QSGD_TWIN int ncclCommDestroy(void* comm) {
+  delete static_cast<gpu_twin::NcclComm*>(comm);
+  return gpu_twin::kOk;
+}
+QSGD_TWIN int ncclCommAbort(void* comm) {
+  static_cast<gpu_twin::NcclComm*>(comm)->group->close();
+  return ncclCommDestroy(comm);
+}
+QSGD_TWIN int ncclAllReduce(const void* from, void* to, size_t count, int type, int op, void* comm,
+                            void* stream) {
+  using namespace gpu_twin;
+  const TypeOf its = type_of(type);
+  if (its.combine == nullptr) return kInvalidUsage;
+  queue(static_cast<Stream_t>(stream), [=, group = static_cast<NcclComm*>(comm)->group] {
+    if (to != from) std::memmove(to, from, count * its.size);
+    group->reduce(static_cast<char*>(to), count * its.size,
+                  [&](const void* other) { its.combine(to, other, count, op); });
+  });
+  return kOk;
+}
+QSGD_TWIN int ncclBroadcast(const void* from, void* to, size_t count, int type, int root,
+                            void* comm, void* stream) {
+  using namespace gpu_twin;
+  const size_t size_bytes = count * type_of(type).size;
+  queue(static_cast<Stream_t>(stream), [=, group = static_cast<NcclComm*>(comm)->group] {
+    if (to != from) std::memmove(to, from, size_bytes);
+    group->broadcast(static_cast<char*>(to), size_bytes, root);
+  });
+  return kOk;
+}
+QSGD_TWIN int ncclReduceScatter(const void* from, void* to, size_t count, int type, int op,
+                                void* comm, void* stream) {
+  using namespace gpu_twin;
+  const TypeOf its = type_of(type);
+  if (its.combine == nullptr) return kInvalidUsage;
+  queue(static_cast<Stream_t>(stream), [=, group = static_cast<NcclComm*>(comm)->group] {
+    const size_t size = static_cast<size_t>(group->size()) * count;
+    const auto* const begin = static_cast<const char*>(from);
+    std::vector<char> sums(begin, begin + size * its.size);
+    group->reduce(sums.data(), sums.size(),
+                  [&](const void* other) { its.combine(sums.data(), other, size, op); });
+    const size_t mine = static_cast<size_t>(group->rank()) * count * its.size;
+    std::memcpy(to, sums.data() + mine, count * its.size);
+  });
+  return kOk;
+}
+QSGD_TWIN int ncclAllGather(const void* from, void* to, size_t count, int type, void* comm,
+                            void* stream) {
+  using namespace gpu_twin;
+  const size_t each = count * type_of(type).size;
+  queue(static_cast<Stream_t>(stream), [=, group = static_cast<NcclComm*>(comm)->group] {
+    auto* const begin = static_cast<char*>(to);
+    std::memmove(begin + static_cast<size_t>(group->rank()) * each, from, each);
+    for (int r = 0; r < group->size(); ++r) {
+      group->broadcast(begin + static_cast<size_t>(r) * each, each, r);
+    }
+  });
+  return kOk;
+}
+QSGD_TWIN const char* ncclGetErrorString(int result) {
+  switch (result) {
+    case gpu_twin::kOk:
+      return "no error";
+    case gpu_twin::kInvalidUsage:
+      return "invalid usage";
+    case gpu_twin::kRemoteError:
+      return "remote process exited or there was a network error";
+    default:
+      return "unknown result code";
+  }
+}
+QSGD_TWIN const char* ncclGetLastError(void*) { return ""; }
+#undef QSGD_TWIN
