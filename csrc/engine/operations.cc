@@ -55,7 +55,8 @@ bool Operations::may_stay(const Operation& operation) const {
 gpu::Nccl* Operations::nccl_for(const Response& response, const std::vector<Entry*>& entries) {
   if (!response.on_device) return nullptr;
   if (response.codings.empty()) {
-    return may_stay(*entries.front()->operation) ? made(all_, ranks_, entries) : nullptr;
+    if (!may_stay(*entries.front()->operation)) return nullptr;
+    return made(all_, ranks_, entries, [this](size_t n) { communicator_.transport.count_sent(n); });
   }
   if (!reducer_.sums_in_nodes(response) || !may_sum_in_nodes()) return nullptr;
   const SharedNode& node = *communicator_.node;
@@ -63,7 +64,8 @@ gpu::Nccl* Operations::nccl_for(const Response& response, const std::vector<Entr
   if (in_node_.transport == nullptr) {
     in_node_.transport = std::make_unique<SubsetTransport>(communicator_.transport, ranks);
   }
-  gpu::Nccl* const nccl = made(in_node_, ranks, entries);
+  gpu::Nccl* const nccl =
+      made(in_node_, ranks, entries, [this](size_t n) { communicator_.node->count_given(n); });
   const bool codes = nccl != nullptr &&
                      std::all_of(response.codings.begin(), response.codings.end(),
                                  [&](const CodecSpec& spec) { return nccl->device().codes(spec); });
@@ -71,13 +73,14 @@ gpu::Nccl* Operations::nccl_for(const Response& response, const std::vector<Entr
 }
 
 gpu::Nccl* Operations::made(Group& group, const std::vector<int>& ranks,
-                            const std::vector<Entry*>& entries) {
+                            const std::vector<Entry*>& entries, gpu::Nccl::Count count) {
   if (group.tried) return group.nccl.get();
   group.tried = true;
   const auto placed = std::find_if(entries.begin(), entries.end(), is_on_device);
   gpu::Device* const device = placed == entries.end() ? nullptr : &(*placed)->ready->device();
   Transport& transport = group.transport ? *group.transport : communicator_.transport;
-  group.nccl = gpu::Nccl::make(transport, ranks, config_.nccl_library, device, config_.log);
+  group.nccl = gpu::Nccl::make(transport, ranks, config_.nccl_library, device, std::move(count),
+                               config_.log);
   return group.nccl.get();
 }
 

@@ -45,7 +45,8 @@ class Operations {
     bool refused() const { return tried && nccl == nullptr; }
   };
   gpu::Nccl* nccl_for(const Response& response, const std::vector<Entry*>& entries);
-  gpu::Nccl* made(Group& group, const std::vector<int>& ranks, const std::vector<Entry*>& entries);
+  gpu::Nccl* made(Group& group, const std::vector<int>& ranks, const std::vector<Entry*>& entries,
+                  gpu::Nccl::Count count);
   std::vector<Outcome> by_nccl(gpu::Nccl& nccl, const Response& response,
                                const std::vector<Entry*>& entries);
   Result allgather(const Entry& entry, const std::vector<int64_t>& rows);

@@ -188,7 +188,7 @@ int nccl_version(const std::string& path) {
 }
 
 std::unique_ptr<Nccl> Nccl::make(Transport& transport, const std::vector<int>& ranks,
-                                 const std::string& path, Device* device,
+                                 const std::string& path, Device* device, Count count,
                                  const std::function<void(const std::string&)>& log) {
   if (path.empty()) return nullptr;  // on every rank: it is a setting
   const auto refuse = [&](const std::string& why) {
@@ -213,17 +213,19 @@ std::unique_ptr<Nccl> Nccl::make(Transport& transport, const std::vector<int>& r
   if (transport.rank() == 0) start->result = calls->get_id(&start->id);
   qsgd::broadcast(transport, &*start, sizeof(Start), 0);
   if (start->result != kSuccess) return refuse(calls->describe(start->result, nullptr));
-  std::unique_ptr<Nccl> made(new Nccl(calls, *device, transport));
+  std::unique_ptr<Nccl> made(new Nccl(calls, *device, transport, std::move(count)));
   vote.refuse(made->join(std::string(start->id.bytes, kIdBytes)));
   why = objection(transport, ranks, vote);
   if (!why.empty()) return refuse(why);
   return made;
 }
 
-Nccl::Nccl(std::shared_ptr<const NcclCalls> calls, Device& device, Transport& transport)
+Nccl::Nccl(std::shared_ptr<const NcclCalls> calls, Device& device, Transport& transport,
+           Count count)
     : calls_(std::move(calls)),
       device_(device),
       abort_(transport.abort_flag()),
+      count_(std::move(count)),
       rank_(transport.rank()),
       size_(transport.size()) {}
 
@@ -314,6 +316,11 @@ void Nccl::finish() {
     backoff.pause();
   }
   device_.settle();
+}
+
+void Nccl::count(size_t size_bytes, int rounds) const {
+  const auto others = static_cast<size_t>(rounds * (size_ - 1));
+  count_(size_bytes * others / static_cast<size_t>(size_));
 }
 
 bool Nccl::reduces(const ReduceArgs& args) {
@@ -498,6 +505,7 @@ void Nccl::allreduce(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
   all.deliver();
   finish();
   all.tell();
+  count(all.count() * facts(args.dtype).size, 2);
 }
 
 // All ranks of the node own a shard, or one owns everything.
@@ -544,6 +552,7 @@ class Nccl::Halves : public NodeHalves {
     all_.deliver();
     nccl_.finish();
     all_.tell();
+    nccl_.count(all_.count() * facts(args_.dtype).size, 2);
     for (size_t t = 0; t < mine_.size(); ++t) note_shard(mine_[t], tensors_[t]);
   }
 
@@ -577,6 +586,7 @@ void Nccl::broadcast(void* data, size_t size_bytes, int root, const Place* place
   settle(calls_->broadcast(there, there, size_bytes, kInt8, root, communicator_, device_.stream()));
   if (there != data) device_.copy(data, there, size_bytes);
   finish();
+  count(size_bytes, 1);
 }
 
 }  // namespace qsgd::gpu

@@ -21,9 +21,10 @@ class Nccl : public WithinNode {
  public:
   // Of all ranks of the transport together: each gets one, or none does. Then `log` is told why, on
   // the first of them. `path` is the library; `device` is this rank's; null: it has none. `ranks`
-  // are the transport's, as messages name them.
+  // are the transport's, as messages name them. `count` is told what this rank hands to others.
+  using Count = std::function<void(size_t size_bytes)>;
   static std::unique_ptr<Nccl> make(Transport& transport, const std::vector<int>& ranks,
-                                    const std::string& path, Device* device,
+                                    const std::string& path, Device* device, Count count,
                                     const std::function<void(const std::string&)>& log);
   ~Nccl() override;
   Nccl(const Nccl&) = delete;
@@ -50,7 +51,7 @@ class Nccl : public WithinNode {
  private:
   class Tensors;
   class Halves;
-  Nccl(std::shared_ptr<const NcclCalls> calls, Device& device, Transport& transport);
+  Nccl(std::shared_ptr<const NcclCalls> calls, Device& device, Transport& transport, Count count);
   // Joins the ranks that have the same id; what went wrong, or nothing.
   std::string join(const std::string& id);
   // Whether the library is done with what it was told last; throws what it failed with.
@@ -59,10 +60,13 @@ class Nccl : public WithinNode {
   [[noreturn]] void fail(int result) const;
   // Waits for what is queued.
   void finish();
+  // All ranks have handed each other so much, as often, in a ring.
+  void count(size_t size_bytes, int rounds) const;
 
   const std::shared_ptr<const NcclCalls> calls_;
   Device& device_;
   AbortFlag& abort_;
+  const Count count_;
   const int rank_, size_;
   void* communicator_ = nullptr;  // ncclComm_t
 };

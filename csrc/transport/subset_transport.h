@@ -15,6 +15,10 @@ class SubsetTransport final : public Transport {
   SubsetTransport(Transport& parent, std::vector<int> ranks);
   RequestPtr irecv(int peer, Tag tag, void* data, size_t capacity_bytes) override;
   void progress() override { parent_.progress(); }
+  void count_sent(size_t size_bytes) override {
+    Transport::count_sent(size_bytes);
+    parent_.count_sent(size_bytes);
+  }
 
  protected:
   // Counted here and in the parent.

@@ -72,6 +72,10 @@ class Transport {
   AbortFlag& abort_flag() { return *abort_; }
   const std::shared_ptr<AbortFlag>& shared_abort_flag() const { return abort_; }
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+  // Adds what the rank has handed to others in another way.
+  virtual void count_sent(size_t size_bytes) {
+    bytes_sent_.fetch_add(size_bytes, std::memory_order_relaxed);
+  }
 
   // `data` stays untouched until the request is complete.
   RequestPtr isend(int peer, Tag tag, const void* data, size_t size_bytes,

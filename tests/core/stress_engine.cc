@@ -302,14 +302,15 @@ class Player {
   std::mt19937 order_;
 };
 
-// `ranks_per_node`: 0 where they share no memory. `kernels`: of the first two ranks of each three,
-// whose tensors are a device's then.
+// `ranks_per_node`: 0 where they share no memory. `kernels`, and NCCL with them: of all ranks where
+// they are even in number, else of the first two of each three; their tensors are a device's then.
 void run_rank(const std::shared_ptr<ThreadWorld>& world, int rank, int ranks_per_node,
               const std::string& folder, const std::string& kernels) {
   EngineConfig config;
   config.deadlock_s = 1e-6;  // however short: ranks that only wait for what is on its way go on
   config.kept_steps = kKeptSteps;
-  config.gpu_library = rank % 3 < 2 ? kernels : "";
+  config.gpu_library = world->size() % 2 == 0 || rank % 3 < 2 ? kernels : "";
+  config.nccl_library = kernels;
   config.fan_out = world->size() % 3;  // of 3 a star, of 4 a chain, of 5 something between
   if (world->size() == 3) config.cache_capacity = 4;  // names are forgotten and learnt again
   auto transport = std::make_unique<ThreadTransport>(world, rank);

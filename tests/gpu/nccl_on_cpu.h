@@ -162,6 +162,16 @@ void combine_as(void* into, const void* from, size_t count, int op) {
   }
 }
 
+// Collectives that this process has begun.
+inline std::atomic<int>& collectives() {
+  static std::atomic<int> begun{0};
+  return begun;
+}
+inline void collect(void* stream, Job job) {
+  ++collectives();
+  queue(static_cast<Stream_t>(stream), std::move(job));
+}
+
 // Of NCCL's types; null: an unknown one.
 using CombineFunction = void (*)(void*, const void*, size_t, int);
 struct TypeOf {
@@ -195,6 +205,7 @@ inline TypeOf type_of(int type) {
 
 #define QSGD_TWIN extern "C" __attribute__((used, visibility("default"))) inline
 
+QSGD_TWIN int qsgd_nccl_twin_collectives() { return gpu_twin::collectives(); }
 QSGD_TWIN int ncclGetVersion(int* version) {
   *version = 22703;
   return gpu_twin::kOk;
@@ -228,7 +239,7 @@ QSGD_TWIN int ncclAllReduce(const void* from, void* to, size_t count, int type, 
   using namespace gpu_twin;
   const TypeOf its = type_of(type);
   if (its.combine == nullptr) return kInvalidUsage;
-  queue(static_cast<Stream_t>(stream), [=, group = static_cast<NcclComm*>(comm)->group] {
+  collect(stream, [=, group = static_cast<NcclComm*>(comm)->group] {
     if (to != from) std::memmove(to, from, count * its.size);
     group->reduce(static_cast<char*>(to), count * its.size,
                   [&](const void* other) { its.combine(to, other, count, op); });
@@ -239,7 +250,7 @@ QSGD_TWIN int ncclBroadcast(const void* from, void* to, size_t count, int type, 
                             void* comm, void* stream) {
   using namespace gpu_twin;
   const size_t size_bytes = count * type_of(type).size;
-  queue(static_cast<Stream_t>(stream), [=, group = static_cast<NcclComm*>(comm)->group] {
+  collect(stream, [=, group = static_cast<NcclComm*>(comm)->group] {
     if (to != from) std::memmove(to, from, size_bytes);
     group->broadcast(static_cast<char*>(to), size_bytes, root);
   });
@@ -250,7 +261,7 @@ QSGD_TWIN int ncclReduceScatter(const void* from, void* to, size_t count, int ty
   using namespace gpu_twin;
   const TypeOf its = type_of(type);
   if (its.combine == nullptr) return kInvalidUsage;
-  queue(static_cast<Stream_t>(stream), [=, group = static_cast<NcclComm*>(comm)->group] {
+  collect(stream, [=, group = static_cast<NcclComm*>(comm)->group] {
     const size_t size = static_cast<size_t>(group->size()) * count;
     const auto* const begin = static_cast<const char*>(from);
     std::vector<char> sums(begin, begin + size * its.size);
@@ -265,7 +276,7 @@ QSGD_TWIN int ncclAllGather(const void* from, void* to, size_t count, int type, 
                             void* stream) {
   using namespace gpu_twin;
   const size_t each = count * type_of(type).size;
-  queue(static_cast<Stream_t>(stream), [=, group = static_cast<NcclComm*>(comm)->group] {
+  collect(stream, [=, group = static_cast<NcclComm*>(comm)->group] {
     auto* const begin = static_cast<char*>(to);
     std::memmove(begin + static_cast<size_t>(group->rank()) * each, from, each);
     for (int r = 0; r < group->size(); ++r) {

@@ -186,6 +186,10 @@ class Kernels:
         """Let a stream of the twin start nothing, or go on again; None: all streams."""
         self._library.qsgd_gpu_twin_hold(c.c_void_p(stream), c.c_bool(held))
 
+    def collectives(self) -> int:
+        """Return how many collectives of the twin's NCCL this process has begun."""
+        return int(self._library.qsgd_nccl_twin_collectives())
+
     def encode(
         self,
         x: NDArray[Any],
@@ -352,8 +356,8 @@ def compile_twin(folder: Path) -> Path:
         return target
     flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
              "-ffp-contract=off", "-fsanitize=undefined", "-fno-sanitize-recover=all",
-             "-fno-sanitize=float-cast-overflow", "-shared", "-fPIC", "-pthread", "-DQSGD_GPU_TWIN",
-             "-DQSGD_NO_CLONES", f"-I{ROOT / 'csrc'}", f"-I{Path(__file__).parent}"]  # fmt: skip
+             "-fno-sanitize=float-cast-overflow,vptr", "-shared", "-fPIC", "-pthread",
+             "-DQSGD_GPU_TWIN", "-DQSGD_NO_CLONES", f"-I{ROOT / 'csrc'}", f"-I{Path(__file__).parent}"]  # fmt: skip
     source = ROOT / "csrc" / "gpu" / "codec.cu"
     subprocess.run([*native_compiler(), *flags, "-x", "c++", source, "-o", target], check=True)
     return target
