@@ -1,0 +1,109 @@
+#include "jax/program.h"
+
+#include <utility>
+
+#include "foreign/foreign.h"
+
+namespace qsgd::xla {
+namespace {
+
+int digit(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
+
+std::vector<char> bytes_of(const Attributes& attributes) {
+  if (attributes.count != 1 || attributes.kinds[0] != kString) {
+    throw internal_error("a collective has one attribute, and it is text");
+  }
+  const auto& text = *static_cast<const Bytes*>(attributes.values[0]);
+  std::vector<char> bytes(text.size / 2);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<char>(digit(text.data[2 * i]) * 16 + digit(text.data[2 * i + 1]));
+  }
+  return bytes;
+}
+
+void check_job(int32_t rank, int32_t size, const Engine& engine) {
+  if (rank == engine.rank() && size == engine.size()) return;
+  throw usage_error("this program was compiled as rank " + std::to_string(rank) + " of " +
+                    std::to_string(size) + " and is called as rank " +
+                    std::to_string(engine.rank()) + " of " + std::to_string(engine.size()) +
+                    "; call jax.clear_caches() after init() has formed another job");
+}
+
+Operand read_operand(Reader& from, const Buffer& in, const Buffer& out) {
+  const std::string text = from.text();
+  Operand operand{of_text(text.data(), text.size()), read_list(from), in, out, {}};
+  Operation& operation = operand.operation;
+  operation.splits = read_list(from);
+  operand.travelling = travelling(in, operation);
+  operation.args.dtype = operand.travelling.dtype;
+  operation.shape = operand.travelling.shape;
+  return operand;
+}
+
+// As qsgd_hpc.errors names them; qsgd_hpc.jax raises them by these names.
+const char* class_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kUsage:
+      return "UsageError";
+    case ErrorKind::kRankFailed:
+      return "RankFailedError";
+    case ErrorKind::kNonFinite:
+      return "NonFiniteGradientError";
+    default:
+      return "HorovodInternalError";
+  }
+}
+
+}  // namespace
+
+std::vector<Operand> operands_of(const CallFrame& frame, const Engine& engine) {
+  const std::vector<char> bytes = bytes_of(frame.attributes);
+  Reader from(bytes.data(), bytes.size());
+  const auto rank = from.get<int32_t>(), size = from.get<int32_t>();
+  check_job(rank, size, engine);
+  const auto count = from.get<uint32_t>();
+  if (frame.arguments.count != count || frame.results.count != count) {
+    throw internal_error("a collective has as many results and operations as arguments");
+  }
+  std::vector<Operand> operands;
+  for (uint32_t i = 0; i < count; ++i) {
+    operands.push_back(read_operand(from, *frame.arguments.buffers[i], *frame.results.buffers[i]));
+  }
+  return operands;
+}
+
+bool is_made_by_engine(const Operand& operand) {
+  const OpKind kind = operand.operation.kind;
+  return kind != OpKind::kAllreduce && kind != OpKind::kBroadcast;
+}
+
+void check_rows(const Operand& operand, const Result& result) {
+  const Operation& o = operand.operation;
+  const bool told = o.kind == OpKind::kAllgather || o.kind == OpKind::kAlltoall;
+  if (!told || result.sizes == operand.rows) return;
+  throw usage_error("'" + o.name + "': the ranks sent " + describe(result.sizes) +
+                    " rows, but the program was traced for " + describe(operand.rows) +
+                    "; inside jit, tell allgather the rows of every rank (rows=) and alltoall "
+                    "those it receives (received_splits=), or call it outside");
+}
+
+std::string text_of(const Error& error) {
+  return std::string(class_of(error.kind())) + ": " + error.what();
+}
+
+Failure* new_failure(const Api& api, const std::string& text) {
+  NewFailure made{header_of<NewFailure>(), text.c_str(), kInternal};
+  return api.new_failure(&made);
+}
+
+// The runtime refuses a handler of another major version, and says so.
+bool tells_version(const CallFrame& frame) {
+  Extension* const asked = frame.header.extensions;
+  if (asked == nullptr || asked->type != kMetadata) return false;
+  Metadata& metadata = *reinterpret_cast<MetadataRequest*>(asked)->metadata;
+  metadata.version = {header_of<Version>(), kMajor, frame.api->version.minor};
+  metadata.traits = 0;
+  return true;
+}
+
+}  // namespace qsgd::xla
