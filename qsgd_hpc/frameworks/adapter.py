@@ -56,6 +56,10 @@ class Adapter(ABC):
         """Return the device whose memory it is, -1: the host's, and the stream that fills it."""
         return -1, 0
 
+    def held(self, readable: Any) -> Any:
+        """Return what keeps the memory valid, and as it is, until the operation is done."""
+        return readable
+
     @abstractmethod
     def cast(self, readable: Any, dtype: str) -> Any:
         """Return a readable tensor's values in another type, where it is."""

@@ -59,7 +59,7 @@ def buffer_of(adapter: Adapter, readable: Any) -> ops.Buffer:
             f"{adapter.word}s of {given} cannot be reduced; convert it to one of "
             f"{', '.join(sorted(KNOWN))} first, with {adapter.conversion}"
         )
-    return ops.Buffer(adapter.address(readable), shape, name, readable, *adapter.device(readable))
+    return _buffer(adapter, readable, shape, name)
 
 
 def _moved_buffer_of(adapter: Adapter, readable: Any) -> ops.Buffer:
@@ -70,8 +70,12 @@ def _moved_buffer_of(adapter: Adapter, readable: Any) -> ops.Buffer:
     size, shape = adapter.itemsize(readable), adapter.shape(readable)
     name = _SAME_SIZE.get(size)
     shape, dtype = (shape, name) if name else ((*shape, size), "uint8")
-    device = adapter.device(readable)
-    return ops.Buffer(adapter.address(readable), shape, dtype, readable, *device)
+    return _buffer(adapter, readable, shape, dtype)
+
+
+def _buffer(adapter: Adapter, readable: Any, shape: Sequence[int], dtype: str) -> ops.Buffer:
+    address, owner = adapter.address(readable), adapter.held(readable)
+    return ops.Buffer(address, shape, dtype, owner, *adapter.device(readable))
 
 
 def as_rows(tensor: Any, operation: str, words: str = "tensors") -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -10,23 +12,88 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsgd_hpc.arrays._memory import Arrays
+from qsgd_hpc.compression import FLOATING
+from qsgd_hpc.runtime import gpu
 
-__all__ = ["ARRAYS"]
+__all__ = ["ARRAYS", "with_int64"]
 
 Array = NDArray[Any]
 
 _ALIGNMENT = 64  # bytes: JAX takes over memory that is so aligned, and copies other
+_PER_THREAD = 2  # CUDA's and HIP's address of the calling thread's own default stream
+_INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+_EXPORTED = _INTEGERS | FLOATING | {"bool", "complex64", "complex128"}
+"""Types that every JAX exports by DLPack."""
+
+
+def with_int64() -> AbstractContextManager[Any]:
+    """Return a context in which JAX has 64 bits, whatever the script has chosen."""
+    home: Any = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
+    context: AbstractContextManager[Any] = home.enable_x64(True)
+    return context
+
+
+def _device_of(array: Any) -> int | None:
+    """Return the number of the device whose memory the core reads; None: it must be copied."""
+    served, sharding = gpu.served(), getattr(array, "sharding", None)
+    if served is None or sharding is None or str(array.dtype) not in _EXPORTED:
+        return None
+    if len(sharding.device_set) != 1:
+        return None
+    (device,) = sharding.device_set
+    if device.platform == "cpu":
+        return 0 if served == "cpu" else None  # by the kernels' twin, it is a device
+    number = device.local_hardware_id
+    if served != "cuda" or number is None or sharding.memory_kind != "device":
+        return None
+    return number if gpu.serves(number) else None
 
 
 class _JaxArrays(Arrays):
+    """Adapter of JAX arrays.
+
+    One that is read is the array itself, where the core can read it, else its values in the host's
+    memory. The core writes into new ones, which nobody else knows yet.
+    """
+
     reduces_complex = True
 
-    def shares(self, readable: Array, tensor: Any) -> bool:
-        """Return True: the memory that JAX exposes is read-only."""
+    def readable(self, tensor: Any) -> Any:
+        return super().readable(tensor) if _device_of(tensor) is None else tensor
+
+    def shares(self, readable: Any, tensor: Any) -> bool:
+        """Return True: JAX relies on the values to stay."""
         return True
 
-    def new_like(self, readable: Array) -> Array:
-        """Return memory that JAX can take over."""
+    def address(self, readable: Any) -> int:
+        if isinstance(readable, np.ndarray):
+            return super().address(readable)
+        return int(readable.unsafe_buffer_pointer())
+
+    def device(self, readable: Any) -> tuple[int, int]:
+        """Return the device, and the stream that ``held`` has made wait for the array."""
+        if isinstance(readable, np.ndarray):
+            return -1, 0
+        number = _device_of(readable)
+        assert number is not None
+        return number, 0 if gpu.served() == "cpu" else _PER_THREAD
+
+    def held(self, readable: Any) -> Any:
+        """Return the array, and a reference by DLPack, which lets no program take its memory."""
+        if isinstance(readable, np.ndarray):
+            return readable
+        if gpu.served() != "cpu":
+            return readable, readable.__dlpack__(stream=_PER_THREAD)
+        return readable.block_until_ready(), readable.__dlpack__()
+
+    def cast(self, readable: Any, dtype: str) -> Any:
+        with with_int64():
+            return readable.astype(dtype)
+
+    def new_like(self, readable: Any) -> Any:
+        """Return memory that JAX has, or can take over."""
+        if not isinstance(readable, np.ndarray):
+            return self.copied(readable)
         raw = np.empty(readable.nbytes + _ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT
         memory: Array = (
@@ -34,8 +101,17 @@ class _JaxArrays(Arrays):
         )
         return memory
 
-    def delivered(self, result: Array, like: Any, into: Any = None) -> Any:
+    def copied(self, readable: Any) -> Any:
+        if isinstance(readable, np.ndarray):
+            return super().copied(readable)
+        with with_int64():  # else JAX would make a widened one narrow again
+            return jnp.array(readable, readable.dtype, copy=True)
+
+    def delivered(self, result: Any, like: Any, into: Any = None) -> Any:
         """Return the values as a JAX array on the device of ``like``."""
+        if not isinstance(result, np.ndarray):
+            with with_int64():
+                return result.astype(like.dtype)
         host = result.astype(like.dtype, copy=False)
         if not getattr(like, "committed", False):
             return jnp.asarray(host)
