@@ -16,6 +16,7 @@
 #include "engine/handle.h"
 #include "foreign/foreign.h"
 #include "jax/collective.h"
+#include "jax/device_collective.h"
 
 namespace py = pybind11;
 
@@ -209,6 +210,14 @@ void bind_frameworks(py::module_& m) {
   m.def(
       "xla_collective", [] { return py::capsule(reinterpret_cast<void*>(&xla::collective)); },
       "Return the handler of all collectives, for jax.ffi.register_ffi_target.");
+  m.def(
+      "xla_device_collective",
+      [](bool streams) {
+        auto* const handler = streams ? &xla::device_collective : &xla::twin_collective;
+        return py::capsule(reinterpret_cast<void*>(handler));
+      },
+      py::arg("streams"),
+      "Return that for buffers in a device's memory; streams: the runtime tells the stream.");
 }
 
 void bind_descriptions(py::module_& m) {

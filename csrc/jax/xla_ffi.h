@@ -91,16 +91,32 @@ struct FailFuture {
   Failure* failure;  // given away
 };
 
+struct OfStream {
+  Header header;
+  void* context;
+  void* stream;  // set by the runtime: CUDA's or HIP's
+};
+
+struct OfDevice {
+  Header header;
+  void* context;
+  int32_t number;  // set by the runtime
+};
+
 // Functions that return a failure return null for success.
 struct Api {
   Header header;
   Version version;
   const void* internal;
   Failure* (*new_failure)(NewFailure*);
-  void (*unused[12])();
+  void (*unused[3])();
+  Failure* (*get_stream)(OfStream*);
+  void (*unused_either[8])();
   Failure* (*new_future)(OfFuture*);
   Failure* (*complete_future)(OfFuture*);
   Failure* (*fail_future)(FailFuture*);
+  void (*get_run)();
+  Failure* (*get_device)(OfDevice*);  // of a later minor version than the others
 };
 
 struct CallFrame {

@@ -17,7 +17,7 @@ from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.jax.compression import compressor_for
 from qsgd_hpc.jax.ops import allreduce
 from qsgd_hpc.jax.ops._allreduce import Allreduce
-from qsgd_hpc.jax.ops._collective import is_traced, run
+from qsgd_hpc.jax.ops._collective import blocks_programs, is_traced, run
 from qsgd_hpc.runtime.ops import Adasum, Average, Op, Sum
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
@@ -59,6 +59,9 @@ def _calls(
         yield members, len(members) > 1
     taken = set(itertools.chain(*grouped))
     single = [i for i in reversed(places.values()) if i not in taken]
+    if single and is_traced(leaves) and blocks_programs():
+        yield single, False  # in several calls, each would wait for those before
+        return
     for cut in batches(leaves[i].size * leaves[i].dtype.itemsize for i in single):
         yield [single[at] for at in cut], False
 

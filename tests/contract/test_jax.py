@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.contract.training import needs_ranks
+from tests.gpu.memory import has_jax
 
 pytestmark = pytest.mark.full
 
@@ -113,6 +114,7 @@ def test_loops_and_branches_carry_collectives_out_each_time():
     assert branch(mine(), True)[0] == total()
 
 
+@pytest.mark.skipif(has_jax(), reason="a program on a GPU carries out one after the other")
 def test_many_collectives_of_one_program_may_be_under_way_in_any_order():
     count = 60
 
@@ -156,6 +158,16 @@ def test_donated_arguments_are_reduced_in_their_place():
     for _ in range(3):
         params = step(params, jnp.ones(1 << 18))
     np.testing.assert_allclose(params, -3.0 * hvd.size())
+
+
+def test_results_may_be_donated():
+    add = jax.jit(lambda x, y: x + y, donate_argnums=0)
+    for _ in range(3):
+        summed = hvd.allreduce(mine(), op=hvd.Sum)
+        np.testing.assert_allclose(
+            add(summed, mine()), np.arange(1, 5) * (total() + hvd.rank() + 1)
+        )
+        assert summed.is_deleted()
 
 
 def test_programs_keep_their_names_when_other_ranks_trace_again():

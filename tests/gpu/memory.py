@@ -66,6 +66,33 @@ class DeviceMemory:
         self._kept.clear()
 
 
+@functools.cache
+def has_cupy() -> bool:
+    """Tell whether there is a GPU that CuPy can use, and kernels for it."""
+    from qsgd_hpc.runtime import gpu
+
+    if find_spec("cupy") is None or gpu.served() != "cuda":
+        return False
+    import cupy
+
+    try:
+        return bool(cupy.cuda.runtime.getDeviceCount() > 0) and gpu.serves(0)
+    except cupy.cuda.runtime.CUDARuntimeError:  # no driver
+        return False
+
+
+@functools.cache
+def has_jax() -> bool:
+    """Tell the same of JAX."""
+    from qsgd_hpc.runtime import gpu
+
+    if find_spec("jax") is None or gpu.served() != "cuda":
+        return False
+    import jax
+
+    return jax.default_backend() == "gpu" and gpu.serves(jax.local_devices()[0].local_hardware_id)
+
+
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     assert array.flags.c_contiguous
     return array.reshape(-1).view(np.uint8)

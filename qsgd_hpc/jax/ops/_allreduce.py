@@ -13,7 +13,7 @@ from qsgd_hpc._core import Coding
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.eager import start_allreduce
-from qsgd_hpc.frameworks.reduction import CURVED, Reduction, op_for
+from qsgd_hpc.frameworks.reduction import CURVED, Reduction, is_widened, op_for
 from qsgd_hpc.jax.ops._allgather import Allgather
 from qsgd_hpc.jax.ops._arrays import ARRAYS
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, run
@@ -69,6 +69,10 @@ class Allreduce(Collective):
             name = np.dtype(dtype).name
             return self.compression.coding_for_gradient(self.parameters[index], shape, name)
         return self.compression.coding(lasting=self.lasting)
+
+    def is_widened(self, dtype: Any) -> bool:
+        """Return whether the sum could wrap, or the core has no arithmetic for the type."""
+        return is_widened(np.dtype(dtype).name, op_for(self.op, np.dtype(dtype).name))
 
     def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
         """Return the operation, its factors and its coding."""

@@ -16,11 +16,20 @@ from jax.interpreters import ad, batching, mlir
 import qsgd_hpc._core as _core
 from qsgd_hpc._core import Operation
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.runtime import basics, ops
+from qsgd_hpc.jax.ops._arrays import with_int64
+from qsgd_hpc.runtime import basics, gpu, ops
 from qsgd_hpc.runtime.ops import Handle
 from qsgd_hpc.runtime.process_sets import ProcessSet, require_member
 
-__all__ = ["Collective", "Shape", "is_traced", "named", "refuse_traced", "run"]
+__all__ = [
+    "Collective",
+    "Shape",
+    "blocks_programs",
+    "is_traced",
+    "named",
+    "refuse_traced",
+    "run",
+]
 
 Shape = tuple[int, ...]
 Arrays = Sequence[Any]
@@ -32,6 +41,11 @@ _TANGENT = ".tangent"
 def is_traced(arrays: Arrays) -> bool:
     """Return whether these arrays are arguments of a function that JAX is tracing."""
     return any(isinstance(array, jax.core.Tracer) for array in arrays)
+
+
+def blocks_programs() -> bool:
+    """Return whether a compiled program does nothing else while a collective is carried out."""
+    return gpu.served() == "cpu" or (gpu.served() == "cuda" and jax.default_backend() == "gpu")
 
 
 def refuse_traced(arrays: Arrays, function: str) -> None:
@@ -114,6 +128,10 @@ class Collective(ABC):
         """Return the change of the results for tangents of the arguments."""
         return run(self.renamed(_TANGENT), tangents)
 
+    def is_widened(self, dtype: Any) -> bool:
+        """Return whether elements travel as int64."""
+        return False
+
     def rows(self, index: int, shape: Shape) -> Shape:
         """Return the number of rows of each rank, if the result's shape depends on it."""
         return ()
@@ -174,6 +192,7 @@ def _list(numbers: Sequence[int]) -> bytes:
 
 
 _TARGET = "qsgd_hpc_collective"
+_ON_DEVICE = "qsgd_hpc_collective_on_device"
 
 _collective: Any = Primitive("qsgd_hpc_collective")
 _collective.multiple_results = True
@@ -230,12 +249,36 @@ def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Collective) -> A
     return run(call.for_batches(), together), [axis] * len(together)
 
 
-def _lower(context: Any, *operands: Any, call: Collective) -> Any:
+def _lower(context: Any, *operands: Any, call: Collective, target: str = _TARGET) -> Any:
     _refuse_several_devices(context, call)
     aliases = {i: i for i in range(len(operands))} if call.in_place else None
     # XLA would otherwise take two calls with the same operands for one.
-    rule = jax.ffi.ffi_lowering(_TARGET, operand_output_aliases=aliases, has_side_effect=True)
+    rule = jax.ffi.ffi_lowering(target, operand_output_aliases=aliases, has_side_effect=True)
     return rule(context, *operands, call=call.encoded(context.avals_in))
+
+
+def _lower_on_device(context: Any, *operands: Any, call: Collective) -> Any:
+    """Lower for buffers in a device's memory, where the core does not widen integers."""
+    if not any(call.is_widened(aval.dtype) for aval in context.avals_in):
+        return _lower(context, *operands, call=call, target=_ON_DEVICE)
+    with with_int64():
+        return mlir.lower_fun(_widened, multiple_results=True)(context, *operands, call=call)
+
+
+def _widened(*arrays: Any, call: Collective) -> list[Any]:
+    wide = [a.astype("int64") if call.is_widened(a.dtype) else a for a in arrays]
+    return [x.astype(a.dtype) for x, a in zip(run(call, wide), arrays, strict=True)]
+
+
+def _lower_on_cpu(context: Any, *operands: Any, call: Collective) -> Any:
+    # By the kernels' twin, the host's memory is a device's.
+    lower = _lower_on_device if gpu.served() == "cpu" else _lower
+    return lower(context, *operands, call=call)
+
+
+def _lower_on_gpu(context: Any, *operands: Any, call: Collective) -> Any:
+    lower = _lower_on_device if gpu.served() == "cuda" else _refuse_platform
+    return lower(context, *operands, call=call)
 
 
 def _refuse_several_devices(context: Any, call: Collective) -> None:
@@ -253,9 +296,9 @@ def _refuse_several_devices(context: Any, call: Collective) -> None:
 def _refuse_platform(context: Any, *operands: Any, call: Collective) -> Any:
     raise UsageError(
         f"{call.kind} of {call.names[0]!r} in a program for "
-        f"{', '.join(context.module_context.platforms)}: collectives can be compiled for CPUs "
-        "only; call them outside jax.jit, where arrays of any device are sent through the "
-        "host, or set JAX_PLATFORMS=cpu"
+        f"{', '.join(context.module_context.platforms)}: collectives can be compiled for CPUs, and "
+        "for GPUs where qsgd-hpc has kernels (qsgd-hpc doctor); call them outside jax.jit, where "
+        "arrays of any device are sent through the host, or set JAX_PLATFORMS=cpu"
     )
 
 
@@ -265,5 +308,11 @@ ad.primitive_jvps[_collective] = _jvp
 ad.primitive_transposes[_collective] = _transpose
 batching.primitive_batchers[_collective] = _batch
 mlir.register_lowering(_collective, _refuse_platform)
-mlir.register_lowering(_collective, _lower, platform="cpu")
+mlir.register_lowering(_collective, _lower_on_cpu, platform="cpu")
 jax.ffi.register_ffi_target(_TARGET, _core.xla_collective(), platform="cpu")
+jax.ffi.register_ffi_target(_ON_DEVICE, _core.xla_device_collective(streams=False), platform="cpu")
+for _platform in ("cuda", "rocm"):
+    mlir.register_lowering(_collective, _lower_on_gpu, platform=_platform)
+    jax.ffi.register_ffi_target(
+        _ON_DEVICE, _core.xla_device_collective(streams=True), platform=_platform.upper()
+    )

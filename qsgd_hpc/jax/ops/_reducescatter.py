@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from qsgd_hpc.frameworks.eager import start_reducescatter
-from qsgd_hpc.frameworks.reduction import CURVED, Reduction, op_for
+from qsgd_hpc.frameworks.reduction import CURVED, Reduction, is_widened, op_for
 from qsgd_hpc.jax.ops._allgather import Allgather, summed_shares
 from qsgd_hpc.jax.ops._allreduce import slopes
 from qsgd_hpc.jax.ops._arrays import ARRAYS
@@ -47,6 +47,10 @@ class Reducescatter(Collective):
         """Start reducing."""
         reduction = Reduction(self.op, self.prescale, self.postscale, self.process_set)
         return start_reducescatter(ARRAYS, array, reduction, self.names[index], self.core_group())
+
+    def is_widened(self, dtype: Any) -> bool:
+        """Return whether the sum could wrap, or the core has no arithmetic for the type."""
+        return is_widened(np.dtype(dtype).name, op_for(self.op, np.dtype(dtype).name))
 
     def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
         """Return the operation and its factors."""
