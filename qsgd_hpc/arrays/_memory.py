@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qsgd_hpc.arrays._gpu import current_stream, is_immutable, is_on_gpu, view_on_gpu
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.adapter import Adapter
-from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime import gpu, ops
 
-__all__ = ["ARRAYS", "Arrays", "is_floating", "view_of", "writable_view_of"]
+__all__ = ["ARRAYS", "Arrays", "CallArrays", "beside", "is_floating", "view_of", "writable_view_of"]
 
 Array = NDArray[Any]
 
 _DLPACK_CPU = 1
 
 
-def view_of(array: Any) -> Array:
+def view_of(array: Any) -> Any:
     """Return a numpy view of an array's memory, or of a copy if it is not exposed.
 
     Args:
         array: a numpy array, an object with DLPack, the buffer protocol or ``__array__``;
-            a number, or a list of numbers.
+            a number, or a list of numbers. Of an array on a GPU, the view is CuPy's.
     Raises:
-        UsageError: it is on a device, or contains Python objects.
+        UsageError: it contains Python objects, or is on a device that cannot be served.
     """
+    if is_on_gpu(array):
+        return view_on_gpu(array)
     view = _shared(array)
     if view is None:
         view = np.asarray(array)
@@ -38,16 +42,21 @@ def view_of(array: Any) -> Array:
     return view
 
 
-def writable_view_of(array: Any, operation: str) -> Array:
-    """Return a numpy view of an array that will be replaced.
+def writable_view_of(array: Any, operation: str) -> Any:
+    """Return a view of an array that will be replaced; see :func:`view_of`.
 
     Raises:
         UsageError: it is not writable.
     """
-    view = _shared(array)
-    if view is not None and view.flags.writeable:
-        return view
-    what = "does not expose its memory" if view is None else "is read-only"
+    if not is_on_gpu(array):
+        view = _shared(array)
+        if view is not None and view.flags.writeable:
+            return view
+        what = "does not expose its memory" if view is None else "is read-only"
+    elif is_immutable(array):
+        what = "is read-only"
+    else:
+        return view_on_gpu(array)
     raise UsageError(
         f"{operation} replaces its argument, but this {type(array).__name__} {what}; use "
         f"{operation.rstrip('_')}, which returns a new array"
@@ -82,6 +91,22 @@ def _on_host(array: Any) -> bool:
     return int(array.__dlpack_device__()[0]) == _DLPACK_CPU
 
 
+def beside(array: Any) -> AbstractContextManager[Any]:
+    """Return a context in which new arrays are on the device of this one."""
+    return nullcontext() if _is_numpy(array) else array.device
+
+
+def _is_numpy(array: Any) -> bool:
+    return isinstance(array, np.ndarray)
+
+
+def _cupys(array: Any) -> Any:
+    """Return an array on the current device, from wherever it is."""
+    import cupy
+
+    return cupy.asarray(array)
+
+
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """Return whether codes and casts apply to a type."""
     return dtype.kind == "f" or str(dtype) == "bfloat16"
@@ -108,6 +133,10 @@ class Arrays(Adapter):
     def address(self, readable: Array) -> int:
         return readable.ctypes.data
 
+    def device(self, readable: Array) -> tuple[int, int]:
+        """Return the host, or what the kernels' twin takes for a device."""
+        return (0 if gpu.served() == "cpu" else -1), 0
+
     def cast(self, readable: Array, dtype: str) -> Array:
         return readable.astype(dtype)
 
@@ -132,3 +161,63 @@ class Arrays(Adapter):
 
 
 ARRAYS = Arrays()
+
+
+class CallArrays(Arrays):
+    """Adapter of the arrays of one call: numpy's, and CuPy's where they are."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, Any] = {}
+        """CuPy's current streams when the operation was started, by device."""
+
+    def readable(self, tensor: Any) -> Any:
+        if _is_numpy(tensor):
+            return super().readable(tensor)
+        with tensor.device:
+            return tensor.copy() if not tensor.flags.c_contiguous else tensor
+
+    def shares(self, readable: Any, tensor: Any) -> bool:
+        if _is_numpy(readable) or _is_numpy(tensor):
+            return _is_numpy(readable) and _is_numpy(tensor) and super().shares(readable, tensor)
+        return bool(readable.data.ptr == tensor.data.ptr)
+
+    def address(self, readable: Any) -> int:
+        return super().address(readable) if _is_numpy(readable) else int(readable.data.ptr)
+
+    def device(self, readable: Any) -> tuple[int, int]:
+        """Return the device, and CuPy's current stream there."""
+        if _is_numpy(readable):
+            return super().device(readable)
+        number, stream = int(readable.device.id), current_stream(readable)
+        self._streams[number] = stream
+        return number, int(stream.ptr)
+
+    def cast(self, readable: Any, dtype: str) -> Any:
+        with beside(readable):
+            return super().cast(readable, dtype)
+
+    def new_like(self, readable: Any) -> Any:
+        with beside(readable):
+            return np.empty_like(readable)  # which is CuPy's for its arrays
+
+    def copied(self, readable: Any) -> Any:
+        with beside(readable):
+            return super().copied(readable)
+
+    def delivered(self, result: Any, like: Any, into: Any = None) -> Any:
+        if _is_numpy(like):
+            return super().delivered(result, like, into)
+        with like.device:
+            if into is None:
+                into = _cupys(result).astype(like.dtype, copy=False)
+            elif result is not into:
+                into[...] = _cupys(result)
+        self._free_later(like)
+        return into
+
+    def _free_later(self, array: Any) -> None:
+        """Have the stream that the arrays of this call belong to wait for what reads them now."""
+        first, now = self._streams.get(int(array.device.id)), current_stream(array)
+        if first is not None and first != now:
+            with array.device:
+                first.wait_event(now.record())

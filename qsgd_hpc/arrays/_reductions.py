@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from numpy.typing import NDArray
 
-from qsgd_hpc.arrays._memory import ARRAYS, view_of, writable_view_of
+from qsgd_hpc.arrays._memory import CallArrays, view_of, writable_view_of
 from qsgd_hpc.frameworks.eager import start_allreduces, start_reducescatters
 from qsgd_hpc.frameworks.reduction import reduction_of
 from qsgd_hpc.runtime import ops
@@ -55,7 +55,9 @@ def _start_allreduces(
     """Start reducing arrays in place, or into new ones; the result is their list."""
     reduction = reduction_of(name, **options)
     text = ops.label("allreduce", name, reduction.process_set)
-    return start_allreduces(ARRAYS, arrays, reduction, text, grouped=grouped, in_place=in_place)
+    return start_allreduces(
+        CallArrays(), arrays, reduction, text, grouped=grouped, in_place=in_place
+    )
 
 
 def _start_reducescatters(
@@ -64,7 +66,7 @@ def _start_reducescatters(
     """Start reducing arrays, of which each rank gets its part of the rows."""
     reduction = reduction_of(name, **options)
     text = ops.label("reducescatter", name, reduction.process_set)
-    return start_reducescatters(ARRAYS, arrays, reduction, text, grouped=grouped)
+    return start_reducescatters(CallArrays(), arrays, reduction, text, grouped=grouped)
 
 
 def _only(made: list[Any]) -> Any:
