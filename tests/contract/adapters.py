@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tests.gpu.memory import has_device
+from tests.gpu.memory import has_cupy, has_device
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
@@ -99,6 +99,24 @@ class Numpy:
 
     def dtype(self, tensor: Any) -> str:
         return str(tensor.dtype)
+
+
+class CuPy(Numpy):
+    """Arrays on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import cupy
+
+        self.dtypes = tuple(each for each in self.dtypes if each != "bfloat16")
+        self._cupy = cupy
+
+    def tensor(self, values: Any, dtype: str) -> Any:
+        return self._cupy.asarray(super().tensor(values, dtype))
+
+    def array(self, tensor: Any) -> np.ndarray:
+        assert isinstance(tensor, self._cupy.ndarray), "a result has left the GPU"
+        return super().array(self._cupy.asnumpy(tensor))
 
 
 class TensorFlow:
@@ -254,5 +272,7 @@ ADAPTERS = {
 }
 if has_device():
     ADAPTERS["torch.cuda"] = TorchOnDevice
+if has_cupy():
+    ADAPTERS["cupy"] = CuPy
 if find_spec("mxnet"):  # in an environment of its own, without the others
     ADAPTERS["mxnet"] = MXNet

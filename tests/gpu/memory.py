@@ -67,30 +67,33 @@ class DeviceMemory:
 
 
 @functools.cache
-def has_cupy() -> bool:
-    """Tell whether there is a GPU that CuPy can use, and kernels for it."""
+def _has_gpu() -> bool:
+    """Tell whether the kernels of this installation work on a GPU here; imports no framework."""
+    from qsgd_hpc import _core
     from qsgd_hpc.runtime import gpu
 
-    if find_spec("cupy") is None or gpu.served() != "cuda":
+    library = gpu.library()
+    return gpu.served() == "cuda" and library is not None and not _core.gpu_fault(library, 0)
+
+
+@functools.cache
+def has_cupy() -> bool:
+    """Tell whether there is a GPU that CuPy can use, and kernels for it."""
+    if find_spec("cupy") is None or not _has_gpu():
         return False
     import cupy
 
-    try:
-        return bool(cupy.cuda.runtime.getDeviceCount() > 0) and gpu.serves(0)
-    except cupy.cuda.runtime.CUDARuntimeError:  # no driver
-        return False
+    return bool(cupy.cuda.is_available())
 
 
 @functools.cache
 def has_jax() -> bool:
     """Tell the same of JAX."""
-    from qsgd_hpc.runtime import gpu
-
-    if find_spec("jax") is None or gpu.served() != "cuda":
+    if find_spec("jax") is None or not _has_gpu():
         return False
     import jax
 
-    return jax.default_backend() == "gpu" and gpu.serves(jax.local_devices()[0].local_hardware_id)
+    return bool(jax.default_backend() == "gpu")
 
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

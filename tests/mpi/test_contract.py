@@ -10,6 +10,7 @@ import pytest
 OTHER_FRAMEWORKS = "tensorflow or keras or jax or numpy"
 # Files without a test for it, which would import the other frameworks.
 TORCH_ALONE = ("--ignore-glob=*/test_tensorflow*", "--ignore-glob=*/test_jax*")
+OTHERS_ALONE = ("--ignore-glob=*/test_tensorflow*", "--ignore-glob=*/test_torch*")
 
 
 @pytest.mark.timeout(900)
@@ -39,6 +40,15 @@ def test_all_of_the_contract_holds_on_a_device(run_suite, python, twin, ranks):
     options = ("-k", f"not ({OTHER_FRAMEWORKS})", *TORCH_ALONE, "--timeout", "600")
     nccl = str(twin) if ranks % 2 == 0 else "none"
     run_suite(ranks, "tests/contract", *options, QSGD_GPU_LIBRARY=str(twin), QSGD_NCCL=nccl)
+
+
+@pytest.mark.one_mpi
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_contract_of_arrays_holds_on_a_device(run_suite, python, twin, ranks):
+    """With arrays of numpy and JAX in the host's memory, inside jit and outside."""
+    options = ("-k", "jax or numpy or test_arrays", *OTHERS_ALONE, "--timeout", "600")
+    run_suite(ranks, "tests/contract", *options, QSGD_GPU_LIBRARY=str(twin), JAX_PLATFORMS="cpu")
 
 
 @pytest.mark.one_mpi
