@@ -5,6 +5,7 @@ tests/gpu/test_arrays_on_device.py compares the values with those of the kernels
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,10 +39,12 @@ def cupy():
     """CuPy, after one call of each kind: later ones find everything loaded."""
     import cupy
 
-    hvd.allreduce(cupy.ones(COUNT, cupy.float32), op=hvd.Sum)
-    hvd.allreduce(cupy.ones(COUNT, cupy.uint8))
-    spin(cupy, 1)
-    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    for dtype in ("float32", "uint8"):
+        x = late(cupy, stream, dtype, cycles=1)
+        with stream:
+            hvd.allreduce_(x, op=hvd.Sum)
+            hvd.allreduce(x)
     return cupy
 
 
@@ -54,11 +57,11 @@ def total():
     return hvd.size() * (hvd.size() + 1) // 2
 
 
-def late(cupy: Any, stream: Any, dtype: str = "float32") -> Any:
+def late(cupy: Any, stream: Any, dtype: str = "float32", *, cycles: int = LATE) -> Any:
     """Return an array that the stream fills with this rank's number, counted from 1, later."""
     with stream:
         x = cupy.zeros(COUNT, dtype)
-        spin(cupy, LATE)
+        spin(cupy, cycles)
         x += hvd.rank() + 1
     return x
 
@@ -171,26 +174,33 @@ def jax():
 
     import qsgd_hpc.jax as hvd
 
-    hvd.allreduce(jax.numpy.ones(COUNT), op=hvd.Sum)
-    computed(jax)(jax.numpy.ones((2048, 2048))).block_until_ready()
+    hvd.allreduce(computed(), op=hvd.Sum).block_until_ready()
     return jax
 
 
-def computed(jax: Any) -> Callable[[Any], Any]:
-    """Return a function that takes the device long, and returns ones."""
+@functools.cache
+def long_program() -> Callable[..., Any]:
+    """Return a program that takes a GPU some tenths of a second: x, as often as it says."""
+    import jax
 
-    def program(x: Any) -> Any:
-        step = lambda _, y: (y @ y) / y.shape[0]  # noqa: E731
-        return jax.lax.fori_loop(0, 2000, step, x)
+    def program(x: Any, times: Any) -> Any:
+        return times * jax.lax.fori_loop(0, 6000, lambda _, y: (y @ y) / y.shape[0], x)
 
     return jax.jit(program)
+
+
+def computed() -> Any:
+    """Return an array that has this rank's number, counted from 1, in the end."""
+    import jax
+
+    return long_program()(jax.numpy.ones((2048, 2048)), hvd.rank() + 1.0)
 
 
 @needs_jax
 def test_values_of_jax_are_awaited_but_not_by_the_host(jax):
     import qsgd_hpc.jax as hvd
 
-    x = computed(jax)(jax.numpy.ones((2048, 2048))) * (hvd.rank() + 1)
+    x = computed()
     handle = hvd.allreduce_async(x, op=hvd.Sum)
     assert not x.is_ready(), "the host has waited"
     result = hvd.synchronize(handle)
@@ -204,12 +214,12 @@ def test_values_of_jax_within_a_program_are_awaited(jax):
     import qsgd_hpc.jax as hvd
 
     @jax.jit
-    def program(x: Any) -> Any:
-        y = hvd.allreduce(computed(jax)(x) * (hvd.rank() + 1), op=hvd.Sum, name="late")
+    def program(x: Any, mine: Any) -> Any:
+        y = hvd.allreduce(long_program()(x, mine), op=hvd.Sum, name="late")
         return y, hvd.allreduce(y * 2, op=hvd.Sum, name="later")
 
     for _ in range(2):
-        first, second = program(jax.numpy.ones((2048, 2048)))
+        first, second = program(jax.numpy.ones((2048, 2048)), hvd.rank() + 1.0)
         np.testing.assert_allclose(first, total(), rtol=1e-3)
         np.testing.assert_allclose(second, 2 * hvd.size() * total(), rtol=1e-3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -91,6 +92,8 @@ def has_jax() -> bool:
     """Tell the same of JAX."""
     if find_spec("jax") is None or not _has_gpu():
         return False
+    # Other processes of the tests use the same GPU, of which JAX would take most.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
 
     return bool(jax.default_backend() == "gpu")

@@ -25,8 +25,6 @@ pytestmark = pytest.mark.serial
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("arrays_script.py")
-# Several ranks share the GPU, of which JAX would have each take most.
-SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 Results = list[Mapping[str, Any]]
 Reduce = Callable[..., Results]
 
@@ -105,7 +103,7 @@ def test_a_device_has_coded_what_it_holds(over_twin: Reduce, reduce: Reduce) -> 
 def test_a_gpu_gives_the_bits_of_the_twin(
     over_twin: Reduce, reduce: Reduce, library: str, ranks: int
 ) -> None:
-    assert_same_bits(reduce(library, ranks, **SHARED), over_twin("numpy", ranks))
+    assert_same_bits(reduce(library, ranks), over_twin("numpy", ranks))
 
 
 @pytest.mark.timeout(900)
@@ -115,6 +113,6 @@ def test_what_holds_for_arrays_on_a_gpu(tmp_path: Path, library: str, ranks: int
     options = ("-q", "-p", "no:cacheprovider", "-p", "tests.ranks", "--timeout", "120")
     files = [f"tests/contract/test_{name}.py" for name in ("arrays_device", "collectives")]
     printed = on_ranks(
-        ranks, "-m", "pytest", *options, *files, "-k", library, RANKS_FOLDER=str(tmp_path), **SHARED
+        ranks, "-m", "pytest", *options, *files, "-k", library, RANKS_FOLDER=str(tmp_path)
     )
     assert len(re.findall(r"\d{2} passed", printed)) == ranks, printed[-2000:]
