@@ -100,7 +100,7 @@ Failure* device_collective(CallFrame* frame) {
   return answer(frame, [](const CallFrame& call) -> Failure* {
     if (call.api->header.size_bytes < offsetof(Api, get_device) + sizeof(Api::get_device)) {
       throw usage_error(
-          "this jaxlib does not tell a collective its device; install a newer one, or call hvd "
+          "this jaxlib does not tell a collective its device; install 0.6 or newer, or call hvd "
           "outside jax.jit");
     }
     OfDevice device{header_of<OfDevice>(), call.context, 0};
