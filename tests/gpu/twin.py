@@ -357,7 +357,8 @@ def compile_twin(folder: Path) -> Path:
     flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
              "-ffp-contract=off", "-fsanitize=undefined", "-fno-sanitize-recover=all",
              "-fno-sanitize=float-cast-overflow,vptr", "-shared", "-fPIC", "-pthread",
-             "-DQSGD_GPU_TWIN", "-DQSGD_NO_CLONES", f"-I{ROOT / 'csrc'}", f"-I{Path(__file__).parent}"]  # fmt: skip
+             "-DQSGD_GPU_TWIN", "-DQSGD_NO_CLONES",
+             f"-I{ROOT / 'csrc'}", f"-I{Path(__file__).parent}"]  # fmt: skip
     source = ROOT / "csrc" / "gpu" / "codec.cu"
     subprocess.run([*native_compiler(), *flags, "-x", "c++", source, "-o", target], check=True)
     return target
