@@ -17,6 +17,7 @@ namespace qsgd::gpu {
 namespace {
 
 constexpr int kMostWarps = 32;  // of a block that has one bucket
+constexpr unsigned kDecodeThreads = 256;
 
 // Buckets of up to 512 elements: 2^shift lanes for each, all of a warp unless the bucket is a power
 // of two and has less work for them. kPlain: with the largest norm, as quantize() has it.
@@ -139,19 +140,18 @@ __global__ void __launch_bounds__(kMostWarps* kLanes)
 }
 
 // 2^shift lanes for a bucket: a part of a warp, or whole warps that lie together.
-template <class Real, bool Add>
-__global__ void __launch_bounds__(256, 4) decode_kernel(Real* out, const Decoding from, int shift) {
+template <class Real, class Source>
+__global__ void __launch_bounds__(kDecodeThreads,
+                                  Source::kBlocks * kWarps * kLanes / kDecodeThreads)
+    decode_kernel(Real* out, const Source from, int shift) {
   const uint32_t lanes = 1u << shift;
   const uint32_t lane = threadIdx.x & (lanes - 1);
   const Bucket bucket = find(from.pieces, number_of_lane() >> shift, from.code.bucket);
   for (uint32_t in = lane / kTileLanes * kTile; in < bucket.size; in += lanes * kMine) {
     const Part part(bucket, in, lane % kTileLanes);
-    const Mine<Real> to(out + bucket.piece.at, part);
-    float value[kMine] = {};
-    if constexpr (Add) to.load(value);
-    each_value(from.message, bucket, from.code, part,
-               [&](int i, float x) { value[i] = Add ? value[i] + x : x; });
-    to.store(value);
+    float value[kMine];
+    from.load(bucket, part, value);
+    Mine<Real>(out + bucket.piece.at, part).store(value);
   }
   if (lane == 0) from.report(bucket);
 }
@@ -248,21 +248,22 @@ const char* encode(const void* x, const Run& run, const Draw& draw, uint8_t* mes
   });
 }
 
-template <class Real, bool Add>
-const char* decode_to(const uint8_t* message, const Run& run, Real* out, Stream stream) {
-  constexpr unsigned kThreads = 256;
-  const Decoding from{run.pieces, Code(run.spec), message, run.nonfinite};
-  if (rotates(run.spec)) {
-    const int lanes = lanes_shift(from.code.bucket);
-    const size_t of_block = size_t{kWarps} << (kLanesShift - lanes);
-    launch(decode_rotated<Real, Add>, (run.pieces.buckets + of_block - 1) / of_block,
-           kWarps * kLanes, stream, out, from, lanes);
-    return last_error();
-  }
-  const int shift = from.code.bucket > kSpan ? log2_of(kThreads) : lanes_shift(from.code.bucket);
-  const size_t threads = run.pieces.buckets << shift;
-  launch(decode_kernel<Real, Add>, (threads + kThreads - 1) / kThreads, kThreads, stream, out, from,
-         shift);
+template <class Source, class Real>
+const char* decode_from(const Source& from, Real* out, Stream stream) {
+  const int shift =
+      from.code.bucket > kSpan ? log2_of(kDecodeThreads) : lanes_shift(from.code.bucket);
+  const size_t threads = from.pieces.buckets << shift;
+  launch(decode_kernel<Real, Source>, (threads + kDecodeThreads - 1) / kDecodeThreads,
+         kDecodeThreads, stream, out, from, shift);
+  return last_error();
+}
+
+template <class Source, class Real>
+const char* decode_rotated_from(const Source& from, Real* out, Stream stream) {
+  const int shift = lanes_shift(from.code.bucket);
+  const size_t of_block = size_t{kWarps} << (kLanesShift - shift);
+  launch(decode_rotated<Real, Source>, (from.pieces.buckets + of_block - 1) / of_block,
+         kWarps * kLanes, stream, out, from, shift);
   return last_error();
 }
 
@@ -271,21 +272,37 @@ const char* decode(const uint8_t* message, const Run& run, void* out, Stream str
   if (run.pieces.buckets == 0) return nullptr;
   return floating(run.dtype, [&](auto real) {
     using Real = decltype(real);
-    return decode_to<Real, false>(message, run, elements<Real>(out), stream);
+    const Decoding from{run.pieces, Code(run.spec), message, run.nonfinite};
+    if (!rotates(run.spec)) return decode_from(from, elements<Real>(out), stream);
+    return decode_rotated_from(RotatedDecoding{from}, elements<Real>(out), stream);
   });
 }
 
-const char* decode_add(const uint8_t* message, const Run& run, float* sum, Stream stream) {
+const char* refuse_sum(const Addends& addends, const Run& run) {
   if (const char* why = refuse(run.spec)) return why;
+  if (addends.ranks < 1) return "no ranks to sum";
+  if (addends.stride % 4 != 0) return "stride of messages not a multiple of 4";
+  return nullptr;
+}
+
+const char* sum(const Addends& addends, const void* x, const Run& run, void* out, Stream stream) {
+  if (const char* why = refuse_sum(addends, run)) return why;
   if (run.pieces.buckets == 0) return nullptr;
-  return decode_to<float, true>(message, run, sum, stream);
+  return floating(run.dtype, [&](auto real) {
+    using Real = decltype(real);
+    using Sum = FromSum<Real>;
+    const Sum all{{elements<Real>(x)}, addends, Code(run.spec)};
+    if (!rotates(run.spec)) {
+      return decode_from(Summing<Sum>{all, run.pieces}, elements<Real>(out), stream);
+    }
+    const Summing<RotatedSum<Real>> rotated{{all}, run.pieces};
+    return decode_rotated_from(rotated, elements<Real>(out), stream);
+  });
 }
 
 const char* sum_encode(const Addends& addends, const void* x, const Run& run, const Draw& draw,
                        uint8_t* message, Stream stream) {
-  if (const char* why = refuse(run.spec)) return why;
-  if (addends.ranks < 1) return "no ranks to sum";
-  if (addends.stride % 4 != 0) return "stride of messages not a multiple of 4";
+  if (const char* why = refuse_sum(addends, run)) return why;
   if (run.pieces.buckets == 0) return nullptr;
   return floating(run.dtype, [&](auto real) {
     using Real = decltype(real);
@@ -321,7 +338,7 @@ extern "C" __attribute__((visibility("default"))) const qsgd::gpu::Library* qsgd
                                refuse,
                                encode,
                                decode,
-                               decode_add,
+                               sum,
                                sum_encode,
                                judge,
                                scale,

@@ -105,8 +105,10 @@ struct Library {
                         Stream stream);
   // As qsgd::decode.
   const char* (*decode)(const uint8_t* message, const Run& run, void* out, Stream stream);
-  // As qsgd::decode_add, to float32.
-  const char* (*decode_add)(const uint8_t* message, const Run& run, float* sum, Stream stream);
+  // The sum of all addends, uncoded, in float32 until it is written to `out`, whose elements lie as
+  // those of x do. The flag of what is not finite is not set.
+  const char* (*sum)(const Addends& addends, const void* x, const Run& run, void* out,
+                     Stream stream);
   // The owner's part of a scatter-reduce in one pass: reads all addends, codes their sum, and
   // writes no sum in between. Residuals are added to x, and end as 0; those of the owner are added
   // to the sum.

@@ -109,6 +109,13 @@ struct RotatedArray : FromArray<Real> {
   }
 };
 
+struct RotatedDecoding : Decoding {
+  __device__ __forceinline__ void load(const Place& place, const Levels& levels,
+                                       float* value) const {
+    read_rotated(message, code, place, levels, value);
+  }
+};
+
 template <class Real>
 struct RotatedSum : FromSum<Real> {
   __device__ __forceinline__ void load(const Place& place, const Levels& levels,
@@ -216,25 +223,15 @@ __global__ void __launch_bounds__(kWarps* kLanes)
   if (keeps) source.keep(bucket.piece, place.part, value);
 }
 
-template <class Real, bool Add>
+template <class Real, class Source>
 __global__ void __launch_bounds__(kWarps* kLanes)
-    decode_rotated(Real* out, const Decoding from, int shift) {
+    decode_rotated(Real* out, const Source from, int shift) {
   __shared__ Levels levels;
   levels.fill(from.code.bits);
   const Place place(from.pieces, from.code.bucket, shift);
-  const Piece& piece = place.bucket.piece;
   float value[kMine];
-  read_rotated(from.message, from.code, place, levels, value);
-  if (place.mine) {
-    const Mine<Real> to(out + piece.at, place.part);
-    if constexpr (Add) {
-      float sum[kMine];
-      to.load(sum);
-#pragma unroll
-      for (int i = 0; i < kMine; ++i) value[i] = sum[i] + value[i];
-    }
-    to.store(value);
-  }
+  from.load(place, levels, value);
+  if (place.mine) Mine<Real>(out + place.bucket.piece.at, place.part).store(value);
   if (place.lane == 0) from.report(place.bucket);
 }
 

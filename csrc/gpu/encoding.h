@@ -35,11 +35,15 @@ struct Encoding {
 };
 
 struct Decoding {
+  static constexpr int kBlocks = 8;  // of kWarps, as in sources.h
   Pieces pieces;
   Code code;
   const uint8_t* message;
   uint32_t* nonfinite;
 
+  __device__ __forceinline__ void load(const Bucket& bucket, const Part& part, float* value) const {
+    each_value(message, bucket, code, part, [&](int i, float x) { value[i] = x; });
+  }
   __device__ __forceinline__ void report(const Bucket& bucket) const {
     if (nonfinite == nullptr || bucket.size == 0) return;
     const auto* const scales = reinterpret_cast<const float*>(message + bucket.piece.scales_at);

@@ -113,4 +113,12 @@ struct FromSum {
   }
 };
 
+// A sum that is written as it is, by the kernels that else write what one code is worth.
+template <class Sum>
+struct Summing : Sum {
+  Pieces pieces;
+
+  __device__ __forceinline__ void report(const Bucket& /*bucket*/) const {}
+};
+
 }  // namespace qsgd::gpu

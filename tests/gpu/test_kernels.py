@@ -221,10 +221,10 @@ def test_decoding_gives_the_values_of_the_codes(kernels: Kernels, count, bits):
     out = np.empty(count, dtype=np.float32)
     kernels.decode(message, out, code)
     np.testing.assert_array_equal(out, wanted)
-    total = gaussian(count, seed=2)
-    before = total.copy()
-    kernels.decode_add(message, total, code)
-    np.testing.assert_array_equal(total, before + wanted)
+    own = gaussian(count, seed=2)
+    np.testing.assert_array_equal(kernels.sum(message[None], -1, own, code), 0 + wanted)
+    both = np.stack([message, message])
+    np.testing.assert_array_equal(kernels.sum(both, 0, own, code), own + wanted)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -283,6 +283,26 @@ def test_the_fused_kernel_is_decode_sum_and_encode(kernels: Kernels, own, bucket
     got = kernels.sum_encode(np.stack(rows), own, inputs[own], code, factor=float(factor))
     assert_same(got, expected(total * factor, code, phase=2))
     assert not kernels.nonfinite[0]
+    alone = kernels.sum(np.stack(rows), own, inputs[own], code, factor=float(factor))
+    assert_same(alone, total * factor)
+
+
+def test_the_sum_of_many_tensors_has_the_type_of_the_elements(kernels: Kernels):
+    """And lies where the elements do; nothing else is written."""
+    code, parts, message_at = Code(4, bucket=64), [], 32
+    for tensor, (at, count) in enumerate([(3, 700), (703, 1), (710, 65)]):
+        parts.append(Part(count, at, 0, tensor, message_at))
+        message_at += code.bytes(count)
+    x = gaussian(780).astype(np.float16)
+    message = kernels.encode(gaussian(780, seed=2).astype(np.float16), code, parts)
+    value = np.zeros(780, dtype=np.float32)
+    kernels.decode(message, value, code, parts)
+    got = kernels.sum(np.stack([message, message]), 1, x, code, parts, factor=0.5)
+    wanted = x.copy()
+    for part in parts:
+        mine = slice(part.at, part.at + part.count)
+        wanted[mine] = ((value[mine] + x[mine]) * np.float32(0.5)).astype(np.float16)
+    assert_same(got, wanted)
 
 
 @pytest.mark.parametrize("contract", [False, True])

@@ -101,7 +101,7 @@ class _Table(c.Structure):
         ("refuse", _entry(c.POINTER(CodecSpec))),
         ("encode", _entry(c.c_void_p, _RUN, _DRAW, c.c_void_p, c.c_void_p)),
         ("decode", _entry(c.c_void_p, _RUN, c.c_void_p, c.c_void_p)),
-        ("decode_add", _entry(c.c_void_p, _RUN, c.c_void_p, c.c_void_p)),
+        ("sum", _entry(_ADDENDS, c.c_void_p, _RUN, c.c_void_p, c.c_void_p)),
         ("sum_encode", _entry(_ADDENDS, c.c_void_p, _RUN, _DRAW, c.c_void_p, c.c_void_p)),
         ("judge", _entry(c.c_void_p, c.c_void_p, _RUN, c.c_uint32, c.c_void_p, c.c_void_p)),
         ("scale", _entry(_SPANS, c.c_uint8, c.c_double, c.c_int, c.c_void_p, c.c_void_p)),
@@ -221,10 +221,23 @@ class Kernels:
         place = self._memory.address
         self._check(self.table.decode(place(message), run, place(out), None))
 
-    def decode_add(self, message: Bytes, total: NDArray[np.float32], code: Code) -> None:
-        run = self._run(total, code, (), "")
+    def sum(
+        self,
+        messages: Bytes,
+        own: int,
+        x: NDArray[Any],
+        code: Code,
+        parts: Sequence[Part] = (),
+        *,
+        factor: float = 1.0,
+    ) -> NDArray[Any]:
+        """Return the sum as rank `own` would; row r of `messages` is rank r's."""
+        run, out = self._run(x, code, parts, ""), x.copy()
         place = self._memory.address
-        self._check(self.table.decode_add(place(message), run, place(total), None))
+        self._check(
+            self.table.sum(self._addends(messages, own, factor), place(x), run, place(out), None)
+        )
+        return out
 
     def sum_encode(
         self,
@@ -240,12 +253,13 @@ class Kernels:
         """Code the sum as rank `own` would; row r of `messages` is rank r's."""
         message, run = self._message(x, code, parts, "")
         place = self._memory.address
-        addends = Addends(
-            place(messages), messages.strides[0], len(messages), own, c.c_float(factor)
-        )
-        draw = self.draw(rank, 2)
+        addends, draw = self._addends(messages, own, factor), self.draw(rank, 2)
         self._check(self.table.sum_encode(addends, place(x), run, draw, place(message), None))
         return message
+
+    def _addends(self, messages: Bytes, own: int, factor: float) -> Addends:
+        at = self._memory.address(messages)
+        return Addends(at, messages.strides[0], len(messages), own, c.c_float(factor))
 
     def draw(self, rank: int = KEY["rank"], phase: int = 1, later: int | None = None) -> Draw:
         at = None if later is None else self._memory.address(np.array([later], dtype=np.uint32))
