@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from qsgd_hpc import _core
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime import gpu
+from qsgd_hpc.torch._kernels import serves
 from qsgd_hpc.torch.ddp import QSGDState, compress
-from qsgd_hpc.torch.ddp.device import serves
 from tests import reference
 from tests.ddp.models import batch, bytes_of, exact_mean, gradient, mlp, train, wrapped
 from tests.ddp.ranks import Ranks, here
@@ -213,12 +213,12 @@ def test_other_types(ranks: Ranks, library: str, dtype: torch.dtype) -> None:
 )  # fmt: skip
 def test_codes_that_the_kernels_do_not_know_go_by_the_host(twin, monkeypatch, bits, settings):
     monkeypatch.setenv("QSGD_GPU_LIBRARY", str(twin))
-    flat, group = torch.zeros(4), mock.Mock()
-    assert serves(flat, QSGDState(bits=bits, **settings).compression, group) is None
-    assert serves(flat, QSGDState(bits=4).compression, group) == str(twin)
-    assert serves(flat, QSGDState(bits=1, scheme="eden").compression, group) == str(twin)
+    host, group = torch.device("cpu"), mock.Mock()
+    assert serves(host, QSGDState(bits=bits, **settings).compression, group) is None
+    assert serves(host, QSGDState(bits=4).compression, group) == str(twin)
+    assert serves(host, QSGDState(bits=1, scheme="eden").compression, group) == str(twin)
     monkeypatch.setenv("QSGD_GPU_LIBRARY", "none")
-    assert serves(flat, QSGDState(bits=4).compression, group) is None
+    assert serves(host, QSGDState(bits=4).compression, group) is None
 
 
 def test_a_library_of_something_else_is_refused(monkeypatch, tmp_path):

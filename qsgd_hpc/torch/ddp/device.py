@@ -14,51 +14,14 @@ import torch
 import torch.distributed as dist
 
 from qsgd_hpc import _core
-from qsgd_hpc.compression import Eden, Lossy, Qsgd
-from qsgd_hpc.rules import as_rules
-from qsgd_hpc.runtime import gpu
-from qsgd_hpc.torch._groups import all_gather_single, why_not_carried
+from qsgd_hpc.compression import Lossy
+from qsgd_hpc.torch._groups import all_gather_single
+from qsgd_hpc.torch._kernels import by_code, uploaded
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
 from qsgd_hpc.torch.ddp.plan import Place, bucket_tensor
 from qsgd_hpc.torch.ops._tensors import name_of
 
-__all__ = ["DevicePlan", "Queue", "make_device_plan", "serves", "why_on_host"]
-
-FEWEST_BITS = 2  # of QSGD's that the kernels know
-MOST_ROTATED = 512  # elements of one of EDEN's buckets
-
-
-def serves(flat: torch.Tensor, compression: Lossy, group: Any) -> str | None:
-    """Return the kernels that can code a bucket for the group; None: it must be coded on the host.
-
-    They know QSGD's own code and EDEN's, and the group must carry the device's memory, as NCCL
-    does.
-    """
-    return gpu.library() if why_on_host(flat.device, compression, group) is None else None
-
-
-def why_on_host(device: torch.device, compression: Lossy, group: Any) -> str | None:
-    """Return why a device's buckets are coded in host memory; None: they stay where they are."""
-    library = gpu.library()
-    if library is None or gpu.device_type(library) != device.type:
-        return f"this installation has no kernels for {device.type}"
-    unknown = _why_unknown(compression) or why_not_carried(group, device)
-    if unknown or gpu.serves(device.index or 0):
-        return unknown
-    return f"the kernels of this installation do not work on {device}"
-
-
-def _why_unknown(compression: Lossy) -> str | None:
-    """Return what the kernels lack for this code in all bits that it may take; None: nothing."""
-    if isinstance(compression, Eden):
-        size = compression.bucket_size
-        few = f"its kernels rotate up to {MOST_ROTATED} elements, and bucket_size is {size}"
-        return few if size > MOST_ROTATED else None
-    if not isinstance(compression, Qsgd):
-        return f"its kernels do not know {type(compression).__name__}"
-    rules = [rule.bits for rule in as_rules(compression.rules)]
-    fewest = min([compression.coding().spec.bits, *rules])
-    return f"its kernels code in {FEWEST_BITS} bits or more" if fewest < FEWEST_BITS else None
+__all__ = ["DevicePlan", "Queue", "make_device_plan"]
 
 
 class Queue:
@@ -193,7 +156,7 @@ def make_device_plan(
     element = name_of(flat.dtype)
     slots: list[Slot] = []
     exact: list[tuple[int, int]] = []
-    by_code: list[tuple[_core.CodecSpec, list[_core.BucketTensor]]] = []
+    to_code: list[tuple[_core.CodecSpec, _core.BucketTensor]] = []
     at = 0
     for parameter in parameters:
         slot, count = memory.slot(parameter), parameter.numel()
@@ -204,11 +167,7 @@ def make_device_plan(
         if coding is None:
             exact.append((at, count))
         else:
-            alike = next((them for spec, them in by_code if spec == coding.spec), None)
-            if alike is None:
-                alike = []
-                by_code.append((coding.spec, alike))
-            alike.append(bucket_tensor(slot, at, count, coding))
+            to_code.append((coding.spec, bucket_tensor(slot, at, count, coding)))
         slots.append(slot)
         at += count
     coded = [
@@ -219,13 +178,13 @@ def make_device_plan(
             place.size,
             flat.device,
         )
-        for _, tensors in by_code
+        for _, tensors in by_code(to_code)
     ]
     return DevicePlan(slots, coded, _joined(exact), place.size, queue, flat.device)
 
 
 def _coded(coder: _core.GpuBucket, size: int, device: torch.device) -> _Coded:
-    tables = [torch.from_numpy(table.view("int64")).to(device) for table in coder.tables()]
+    tables = [uploaded(table, device) for table in coder.tables()]
     stride = coder.stride
     # Zeros, so that padding which is sent is the same everywhere.
     sent, received, results = (

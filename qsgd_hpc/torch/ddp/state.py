@@ -13,7 +13,8 @@ from qsgd_hpc.compression import KINDS, Lossy
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import Rule
 from qsgd_hpc.torch._groups import host_carrier, say, why_not_carried
-from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan, serves, why_on_host
+from qsgd_hpc.torch._kernels import serves, why_on_host
+from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan
 from qsgd_hpc.torch.ddp.memory import Memory
 from qsgd_hpc.torch.ddp.pipeline import Job, Pipeline
 from qsgd_hpc.torch.ddp.plan import Place, Plan, make_plan
@@ -87,7 +88,7 @@ class QSGDState:
             alone.set_result(flat)
             return alone
         self._follow_scale()
-        if (library := serves(flat, self.compression, self._group())) is not None:
+        if (library := serves(flat.device, self.compression, self._group())) is not None:
             device_plan = self._device_plan(bucket.parameters(), flat, place, library)
             return device_plan.start(flat, self._group())
         pipeline = self._start_pipeline(flat.device)
@@ -103,7 +104,7 @@ class QSGDState:
         Raises:
             UsageError: neither kernels nor the host can code it for this process group.
         """
-        if serves(gradient, self.compression, self._group()) is None:
+        if serves(gradient.device, self.compression, self._group()) is None:
             self._carry_codes()
 
     def _group(self) -> Any:
