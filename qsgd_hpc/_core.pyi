@@ -583,6 +583,35 @@ class GpuBucket:
         self, results: int, *, table: int, out: int, nonfinite: int = 0, stream: int = 0
     ) -> None: ...
 
+class GpuMessages:
+    def __init__(
+        self,
+        library: str,
+        places: Sequence[tuple[int, int, int, int]],
+        *,
+        spec: CodecSpec,
+        dtype: str,
+        seed: int,
+    ) -> None: ...
+    def table(self) -> NDArray[np.uint64]: ...
+    def encode(
+        self, x: int, *, table: int, messages: int, step: int, rank: int, stream: int = 0
+    ) -> None: ...
+    def decode(self, messages: int, *, table: int, out: int, stream: int = 0) -> None: ...
+    def sum(
+        self,
+        x: int,
+        *,
+        table: int,
+        messages: int,
+        stride: int,
+        ranks: int,
+        own: int,
+        factor: float,
+        out: int,
+        stream: int = 0,
+    ) -> None: ...
+
 def set_current_engine(engine: Engine | None) -> None: ...
 def foreign_table_address() -> int: ...
 def xla_collective() -> Any: ...

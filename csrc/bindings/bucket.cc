@@ -6,11 +6,14 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <tuple>
 
 #include "bindings/bindings.h"
 #include "collectives/bucket_coder.h"
 #include "gpu/library.h"
 #include "gpu/nccl.h"
+#include "quant/philox.h"
+#include "quant/wire.h"
 
 namespace py = pybind11;
 
@@ -57,15 +60,34 @@ py::array_t<uint64_t> rows(const std::vector<gpu::Piece>& pieces) {
       reinterpret_cast<const uint64_t*>(pieces.data()));
 }
 
-class GpuBucket {
+// What calls of one code have in common.
+class GpuCoder {
+ public:
+  GpuCoder(const std::string& library, const CodecSpec& spec, const std::string& dtype)
+      : library_(gpu::load_library(library)), spec_(spec), dtype_(parse_dtype(dtype)) {}
+
+ protected:
+  gpu::Run run(const std::vector<gpu::Piece>& pieces, Address table, Address nonfinite) const {
+    const gpu::Pieces listed{at_address<gpu::Piece>(table), static_cast<uint32_t>(pieces.size()),
+                             gpu::buckets(pieces, spec_), gpu::Piece{}};
+    return {listed, dtype_, spec_, at_address<uint32_t>(nonfinite)};
+  }
+
+  static gpu::Draw draw(uint32_t rank, Phase phase, uint32_t step, Address later) {
+    const NoiseKey key{0, 0, step, rank, phase};
+    return {step, static_cast<uint32_t>(counter_high(key) >> 32), at_address<uint32_t>(later)};
+  }
+
+  const gpu::Library& library_;
+  const CodecSpec spec_;
+  const DType dtype_;
+};
+
+class GpuBucket : GpuCoder {
  public:
   GpuBucket(const std::string& library, const std::vector<BucketTensor>& tensors,
             const std::string& dtype, uint64_t seed, int rank, int size)
-      : library_(gpu::load_library(library)),
-        bucket_(tensors, seed, rank, size),
-        dtype_(parse_dtype(dtype)),
-        rank_(static_cast<uint32_t>(rank)),
-        size_(size) {}
+      : GpuBucket(library, gpu::Bucket(tensors, seed, rank, size), dtype, rank, size) {}
 
   size_t stride() const { return bucket_.stride(); }
 
@@ -76,17 +98,18 @@ class GpuBucket {
   void encode(Address x, Address table, Address messages, uint32_t step, Address later,
               Address nonfinite, Address stream) const {
     succeed(library_.encode(at_address<void>(x), run(bucket_.to_send(), table, nonfinite),
-                            draw(Phase::kScatter, step, later), at_address<uint8_t>(messages),
-                            at_address<void>(stream)));
+                            draw(rank_, Phase::kScatter, step, later),
+                            at_address<uint8_t>(messages), at_address<void>(stream)));
   }
 
   void reduce(Address x, Address table, Address messages, Address result, uint32_t step,
               Address later, Address nonfinite, Address stream) const {
     const gpu::Addends addends{at_address<uint8_t>(messages), bucket_.stride(), size_,
                                static_cast<int>(rank_), 1.0f / static_cast<float>(size_)};
-    succeed(library_.sum_encode(
-        addends, at_address<void>(x), run(bucket_.to_sum(), table, nonfinite),
-        draw(Phase::kGather, step, later), at_address<uint8_t>(result), at_address<void>(stream)));
+    succeed(library_.sum_encode(addends, at_address<void>(x),
+                                run(bucket_.to_sum(), table, nonfinite),
+                                draw(rank_, Phase::kGather, step, later),
+                                at_address<uint8_t>(result), at_address<void>(stream)));
   }
 
   void decode(Address results, Address table, Address out, Address nonfinite,
@@ -96,22 +119,63 @@ class GpuBucket {
   }
 
  private:
-  gpu::Run run(const std::vector<gpu::Piece>& pieces, Address table, Address nonfinite) const {
-    const gpu::Pieces listed{at_address<gpu::Piece>(table), static_cast<uint32_t>(pieces.size()),
-                             gpu::buckets(pieces, bucket_.spec()), gpu::Piece{}};
-    return {listed, dtype_, bucket_.spec(), at_address<uint32_t>(nonfinite)};
-  }
+  GpuBucket(const std::string& library, gpu::Bucket bucket, const std::string& dtype, int rank,
+            int size)
+      : GpuCoder(library, bucket.spec(), dtype),
+        bucket_(std::move(bucket)),
+        rank_(static_cast<uint32_t>(rank)),
+        size_(size) {}
 
-  gpu::Draw draw(Phase phase, uint32_t step, Address later) const {
-    const NoiseKey key{0, 0, step, rank_, phase};
-    return {step, static_cast<uint32_t>(counter_high(key) >> 32), at_address<uint32_t>(later)};
-  }
-
-  const gpu::Library& library_;
   const gpu::Bucket bucket_;
-  const DType dtype_;
   const uint32_t rank_;
   const int size_;
+};
+
+// Whole tensors, each a message of its own with a header's room before it.
+class GpuMessages : GpuCoder {
+ public:
+  // Of a tensor: first element in the array, elements, id, and where its message begins.
+  using Place = std::tuple<size_t, size_t, uint32_t, size_t>;
+
+  GpuMessages(const std::string& library, const std::vector<Place>& places, const CodecSpec& spec,
+              const std::string& dtype, uint64_t seed)
+      : GpuCoder(library, spec, dtype) {
+    check(spec);
+    for (const auto& [at, count, id, message_at] : places) {
+      gpu::Piece piece{};
+      piece.at = at;
+      piece.count = count;
+      piece.tensor = Philox::stir(seed, id);
+      piece.scales_at = message_at + sizeof(WireHeader);
+      piece.codes_at = piece.scales_at + spec.scales(count) * sizeof(float);
+      piece.first_bucket = gpu::buckets(pieces_, spec);
+      pieces_.push_back(piece);
+    }
+  }
+
+  py::array_t<uint64_t> table() const { return rows(pieces_); }
+
+  void encode(Address x, Address table, Address messages, uint32_t step, uint32_t rank,
+              Address stream) const {
+    succeed(library_.encode(at_address<void>(x), run(pieces_, table, 0),
+                            draw(rank, Phase::kScatter, step, 0), at_address<uint8_t>(messages),
+                            at_address<void>(stream)));
+  }
+
+  void decode(Address messages, Address table, Address out, Address stream) const {
+    succeed(library_.decode(at_address<uint8_t>(messages), run(pieces_, table, 0),
+                            at_address<void>(out), at_address<void>(stream)));
+  }
+
+  void sum(Address x, Address table, Address messages, size_t stride, int ranks, int own,
+           float factor, Address out, Address stream) const {
+    const gpu::Addends addends{at_address<uint8_t>(messages), stride, ranks, own, factor};
+    succeed(library_.sum(addends, at_address<void>(x), run(pieces_, table, 0),
+                         at_address<void>(out), at_address<void>(stream)));
+  }
+
+ private:
+  std::vector<gpu::Piece> pieces_;
 };
 
 void bind_tensor(py::module_& m) {
@@ -206,6 +270,25 @@ void bind_gpu_coder(py::module_& m) {
            py::arg("nonfinite") = 0, py::arg("stream") = 0)
       .def("decode", &GpuBucket::decode, py::arg("results"), py::kw_only(), py::arg("table"),
            py::arg("out"), py::arg("nonfinite") = 0, py::arg("stream") = 0);
+  py::class_<GpuMessages>(m, "GpuMessages",
+                          "Codes tensors in device memory, each into a message as encode_into() "
+                          "writes it, but without a header; on a stream. `places` has for each its "
+                          "first element in the array, its elements, the id that keys its noise, "
+                          "and where its message begins. Arguments are addresses.")
+      .def(py::init<const std::string&, const std::vector<GpuMessages::Place>&, const CodecSpec&,
+                    const std::string&, uint64_t>(),
+           py::arg("library"), py::arg("places"), py::kw_only(), py::arg("spec"), py::arg("dtype"),
+           py::arg("seed"))
+      .def("table", &GpuMessages::table, "uint64 rows that must lie in device memory.")
+      .def("encode", &GpuMessages::encode, py::arg("x"), py::kw_only(), py::arg("table"),
+           py::arg("messages"), py::arg("step"), py::arg("rank"), py::arg("stream") = 0)
+      .def("decode", &GpuMessages::decode, py::arg("messages"), py::kw_only(), py::arg("table"),
+           py::arg("out"), py::arg("stream") = 0)
+      .def("sum", &GpuMessages::sum, py::arg("x"), py::kw_only(), py::arg("table"),
+           py::arg("messages"), py::arg("stride"), py::arg("ranks"), py::arg("own"),
+           py::arg("factor"), py::arg("out"), py::arg("stream") = 0,
+           "Write the sum over ranks times `factor` where x lies in `out`: rank r's message at "
+           "stride * r, but x for rank `own`.");
 }
 
 }  // namespace

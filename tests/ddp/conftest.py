@@ -14,11 +14,15 @@ PLACES = ["host", *(["device"] if has_device() else [])]
 
 
 @pytest.fixture(scope="session", params=PLACES)
-def ranks(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Ranks]:
+def place(request: pytest.FixtureRequest) -> str:
+    """Where the ranks compute."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def ranks(place: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Yield processes that run functions together; they must end cleanly."""
-    together = Ranks(tmp_path_factory.mktemp("ranks"), request.param)
+    together = Ranks(tmp_path_factory.mktemp("ranks"), place)
     yield together
     assert together.close() == [0, 0, 0, 0]
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,12 +17,41 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.torch.fsdp import quantize_fsdp
+from qsgd_hpc.runtime import gpu
+from qsgd_hpc.torch.fsdp import collectives, quantize_fsdp
 from tests.ddp.models import batch, mlp
-from tests.ddp.ranks import Ranks, here
+from tests.ddp.ranks import SIZE, here
+from tests.ddp.ranks import Ranks as AnyRanks
 
 # The largest variance of one code, relative to what is coded: QSGD.md, "Error of the mean".
 BOUNDS = {8: 4.9e-4, 4: 0.154}
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks whose shards are coded by the kernels of this library, or with "none" on the host."""
+
+    ranks: AnyRanks
+    library: str
+
+    def run(self, work: Callable[..., Any], *args: Any, size: int = SIZE) -> list[Any]:
+        return self.ranks.run(coded_by, self.library, work, *args, size=size)
+
+
+@pytest.fixture(params=["by-host", "by-kernels"])
+def ranks(request: pytest.FixtureRequest, ranks: AnyRanks) -> Ranks:
+    if request.param == "by-host":
+        return Ranks(ranks, "none")
+    twin = ranks.place == "host"
+    return Ranks(ranks, str(request.getfixturevalue("twin") if twin else gpu.library()))
+
+
+def coded_by(group: dist.ProcessGroup, library: str, work: Callable[..., Any], *args: Any) -> Any:
+    """Choose the kernels, and see to it that the other way is not taken."""
+    other = "DeviceCoder" if library == "none" else "HostCoder"
+    refuse = mock.patch.object(collectives, other, side_effect=AssertionError(other))
+    with mock.patch.dict(os.environ, QSGD_GPU_LIBRARY=library), refuse:
+        return work(group, *args)
 
 
 class Net(nn.Module):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -20,10 +21,14 @@ from qsgd_hpc.torch._groups import (
     HOST,
     all_gather_single,
     reduce_scatter_single,
+    say,
     why_not_carried,
 )
-from qsgd_hpc.torch.fsdp.codec import Key, ShardCodec
+from qsgd_hpc.torch._kernels import serves, why_on_host
+from qsgd_hpc.torch.fsdp.codec import ShardCodec
+from qsgd_hpc.torch.fsdp.coders import Coder, DeviceCoder, HostCoder
 from qsgd_hpc.torch.fsdp.layout import Part
+from qsgd_hpc.torch.fsdp.pieces import pieces_of
 from qsgd_hpc.torch.ops._tensors import name_of
 
 __all__ = ["QSGDAllGather", "QSGDReduceScatter", "ShardedModule", "Traffic"]
@@ -66,24 +71,35 @@ class ShardedModule:
     pass sees the weights that its forward pass has seen."""
     _codecs: dict[tuple[Any, ...], ShardCodec] = field(default_factory=dict)
 
-    def codec(self, shard: torch.Tensor, ranks: int, compression: Lossy) -> ShardCodec:
+    def codec(
+        self, shard: torch.Tensor, group: dist.ProcessGroup, compression: Lossy
+    ) -> ShardCodec:
         """Return the codec for shards of this kind."""
-        key = (shard.numel(), shard.dtype, ranks, compression)
+        key = (shard.numel(), shard.dtype, shard.device, group.size(), compression)
         if key not in self._codecs:
-            self._codecs[key] = ShardCodec(
-                self.parts,
-                self.name,
-                compression,
-                shard.numel(),
-                ranks,
-                shard.dtype,
-                self.threads,
-            )
+            self._codecs[key] = self._new_codec(shard, group, compression)
         return self._codecs[key]
 
-    def key(self, rank: int, stream: int) -> Key:
-        """Return the key of the noise for a message of ``rank`` in this step."""
-        return Key(self.seed, self.steps, rank, stream)
+    def _new_codec(
+        self, shard: torch.Tensor, group: dist.ProcessGroup, compression: Lossy
+    ) -> ShardCodec:
+        pieces = pieces_of(
+            self.parts, self.name, compression, shard.numel(), group.size(), shard.dtype
+        )
+        library = serves(shard.device, compression, group)
+        if library is not None:
+            coder: Coder = DeviceCoder(library, pieces, shard.dtype, self.seed)
+            return ShardCodec(pieces, coder, shard.dtype, shard.device)
+        if shard.device != HOST:
+            _tell(shard.device, why_on_host(shard.device, compression, group))
+        coder = HostCoder(pieces, shard.dtype, self.seed, self.threads)
+        return ShardCodec(pieces, coder, shard.dtype, HOST)
+
+
+@functools.cache
+def _tell(device: torch.device, reason: str | None) -> None:
+    """Say it once, and not for each module."""
+    say(f"FSDP2's shards on {device} are coded in host memory: {reason}")
 
 
 class _Coded:
@@ -116,7 +132,7 @@ class QSGDReduceScatter(_Coded, ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Reduce, and wait for it.
+        """Reduce, and wait for it; on a GPU that codes, queue it on the current stream instead.
 
         Args:
             output_tensor: shape (elements of a shard,), floating, on any device.
@@ -145,20 +161,15 @@ class QSGDReduceScatter(_Coded, ReduceScatter):
             )
         ranks, me = group.size(), group.rank()
         assert self._compression is not None
-        codec = self._module.codec(output, ranks, self._compression)
-        shards = gradients.detach().cpu().chunk(ranks)
-        sizes = [0 if rank == me else codec.bytes for rank in range(ranks)]
-        sent = torch.empty(sum(sizes), dtype=torch.uint8)
-        for rank, message in enumerate(torch.split(sent, sizes)):
-            if rank != me:
-                codec.encode(shards[rank], message, self._module.key(me, stream=rank))
-        received = _exchange(sent, sizes, gradients.device, group)
-        messages = [m if m.numel() else None for m in torch.split(received, sizes)]
-        total = torch.empty(output.shape, dtype=output.dtype)
-        codec.sum(messages, shards[me], total)
-        if op == dist.ReduceOp.AVG:
-            total /= ranks
-        output.copy_(total)
+        codec = self._module.codec(output, group, self._compression)
+        shards = gradients.detach().view(ranks, -1).to(codec.place)
+        sent = codec.messages(ranks)
+        others = {rank: rank for rank in range(ranks) if rank != me}
+        codec.encode(shards, sent, others, self._module.steps, me)
+        received = _exchange(sent, gradients.device, group)
+        factor = 1 / ranks if op == dist.ReduceOp.AVG else 1.0
+        with _placed(output, codec.place) as total:
+            codec.sum(received, me, shards[me], factor, total)
         self._count(output, codec.bytes, group)
 
 
@@ -191,11 +202,11 @@ class QSGDAllGather(_Coded, AllGather):
                 output_tensor, input_tensor, group=group, async_op=async_op
             )
             return work
-        codec = self._module.codec(input_tensor, group.size(), self._compression)
-        mine = torch.empty(codec.bytes, dtype=torch.uint8)
-        codec.encode(input_tensor.cpu(), mine, self._module.key(group.rank(), WEIGHTS))
-        carried = mine.to(_carrier(input_tensor.device, group))
-        messages = carried.new_empty(group.size() * codec.bytes)
+        codec = self._module.codec(input_tensor, group, self._compression)
+        mine, shard = codec.messages(1), input_tensor.view(1, -1).to(codec.place)
+        codec.encode(shard, mine, {0: WEIGHTS}, self._module.steps, group.rank())
+        carried = mine.to(_carrier(mine, input_tensor.device, group))
+        messages = carried.new_empty(group.size(), codec.bytes)
         self.traffic.count(others, codec.bytes, _bytes(input_tensor))
         work = all_gather_single(messages, carried, group=group, async_op=async_op)
         finish = functools.partial(_decode, codec, messages, output_tensor)
@@ -207,12 +218,8 @@ class QSGDAllGather(_Coded, AllGather):
 
 def _decode(codec: ShardCodec, messages: torch.Tensor, output: torch.Tensor) -> None:
     """Decode all ranks' messages into the memory of FSDP2."""
-    whole = output if output.device.type == "cpu" else torch.empty_like(output, device="cpu")
-    ranks = messages.numel() // codec.bytes
-    for message, shard in zip(messages.cpu().chunk(ranks), whole.chunk(ranks), strict=True):
-        codec.decode(message, shard)
-    if whole is not output:
-        output.copy_(whole)
+    with _placed(output, codec.place) as whole:
+        codec.decode(messages.to(codec.place), whole.view(len(messages), -1))
 
 
 class _Gathering(dist.Work):
@@ -232,20 +239,30 @@ class _Gathering(dist.Work):
         return bool(done)
 
 
-def _exchange(
-    sent: torch.Tensor, sizes: list[int], device: torch.device, group: dist.ProcessGroup
-) -> torch.Tensor:
-    """Send each rank its part of ``sent``; return the received data in host memory."""
-    carrier = _carrier(device, group)
-    there = sent.to(carrier)
+def _exchange(sent: torch.Tensor, device: torch.device, group: dist.ProcessGroup) -> torch.Tensor:
+    """Send each rank its row of ``sent``; return the received rows, in the same memory."""
+    there = sent.to(_carrier(sent, device, group))
     received = torch.empty_like(there)
-    dist.all_to_all_single(received, there, sizes, sizes, group=group)
-    return received.cpu()
+    dist.all_to_all_single(received, there, group=group)
+    return received.to(sent.device)
 
 
-def _carrier(device: torch.device, group: dist.ProcessGroup) -> torch.device:
-    """Return the memory that the group supports: the host's, or a device's."""
-    return HOST if why_not_carried(group, HOST) is None else device
+def _carrier(
+    messages: torch.Tensor, device: torch.device, group: dist.ProcessGroup
+) -> torch.device:
+    """Return the memory that the group supports: that of the messages, or the shards' device."""
+    return messages.device if why_not_carried(group, messages.device) is None else device
+
+
+@contextlib.contextmanager
+def _placed(output: torch.Tensor, place: torch.device) -> Iterator[torch.Tensor]:
+    """Yield memory in ``place`` whose values ``output`` then has: itself, if it lies there."""
+    if output.device == place:
+        yield output
+        return
+    there = torch.empty_like(output, device=place)
+    yield there
+    output.copy_(there)
 
 
 def _bytes(tensor: torch.Tensor) -> int:
