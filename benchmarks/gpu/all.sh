@@ -48,11 +48,11 @@ on_ranks() { # RANKS FILE...
     -p no:cacheprovider -p tests.ranks --timeout 50 "$@"
 }
 
-# The kernels' tests, those of the DDP hook on 4 ranks, and the contract with tensors on the GPU.
+# The kernels' tests, those of DDP and FSDP2 on 4 ranks, and the contract with tensors on the GPU.
 tests() {
   local ranks
   run "kernels' tests" 60 "$PYTHON" -m pytest tests/gpu -q -p no:cacheprovider -p no:benchmark -n auto -k device
-  run "the hook's tests" 90 "$PYTHON" -m pytest tests/ddp -q -p no:cacheprovider \
+  run "the hook's tests" 150 "$PYTHON" -m pytest tests/ddp -q -p no:cacheprovider \
     -k 'device and not host'
   for ranks in 1 2 4; do
     on_ranks "$ranks" tests/contract/test_torch_device.py tests/contract/test_arrays.py \

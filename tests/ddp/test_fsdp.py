@@ -38,9 +38,9 @@ class Ranks:
         return self.ranks.run(coded_by, self.library, work, *args, size=size)
 
 
-@pytest.fixture(params=["by-host", "by-kernels"])
+@pytest.fixture(params=["processor", "kernels"])
 def ranks(request: pytest.FixtureRequest, ranks: AnyRanks) -> Ranks:
-    if request.param == "by-host":
+    if request.param == "processor":
         return Ranks(ranks, "none")
     twin = ranks.place == "host"
     return Ranks(ranks, str(request.getfixturevalue("twin") if twin else gpu.library()))

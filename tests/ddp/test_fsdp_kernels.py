@@ -140,7 +140,9 @@ def both_ways(
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_every_bit_is_that_of_the_host(ranks: Ranks, library: str, carrier: str, size: int) -> None:
+def test_kernels_and_processor_give_the_same_bits(
+    ranks: Ranks, library: str, carrier: str, size: int
+) -> None:
     compression = Qsgd(4, rules="a.*=8, head*=2, b*=4")
     args = (compression, torch.float32, dist.ReduceOp.AVG)
     answers = ranks.run(both_ways, library, carrier, *args, size=size)
@@ -152,7 +154,7 @@ def test_every_bit_is_that_of_the_host(ranks: Ranks, library: str, carrier: str,
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("compression", [Qsgd(3, bucket_size=1024, norm="l2"), Eden(2)])
-def test_every_bit_of_other_types_and_codes(
+def test_other_types_and_codes_give_the_same_bits(
     ranks: Ranks, library: str, compression: Lossy, dtype: torch.dtype
 ) -> None:
     args = (compression, dtype, dist.ReduceOp.SUM)
