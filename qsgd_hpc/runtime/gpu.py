@@ -45,6 +45,8 @@ def nccl() -> str:
     if chosen != "auto":
         return "" if chosen == "none" else chosen
     kernels = library()
+    if kernels is not None and platform(kernels) == TWIN:
+        return ""  # its streams are nothing to NCCL
     if kernels is not None and platform(kernels).startswith("HIP"):
         return "librccl.so.1"
     with contextlib.suppress(ModuleNotFoundError):

@@ -35,6 +35,19 @@ def test_kernels_that_the_driver_refuses_are_not_used_and_that_is_said_once(caps
     assert "copied to the host and coded there" in said
 
 
+def test_nccl_is_the_one_that_is_named_or_found(twin, monkeypatch):
+    monkeypatch.setenv("QSGD_NCCL", str(twin))
+    monkeypatch.setenv("QSGD_GPU_LIBRARY", str(twin))
+    gpu.nccl_version.cache_clear()
+    assert (gpu.nccl(), gpu.nccl_version()) == (str(twin), 22703)
+    monkeypatch.setenv("QSGD_NCCL", "none")
+    gpu.nccl_version.cache_clear()
+    assert (gpu.nccl(), gpu.nccl_version()) == ("", 0)
+    monkeypatch.setenv("QSGD_NCCL", "auto")
+    assert gpu.nccl() == "", "NCCL itself knows nothing of the twin's streams"
+    gpu.nccl_version.cache_clear()
+
+
 def test_kernels_that_work_on_a_device_serve_it(twin, monkeypatch):
     monkeypatch.setenv("QSGD_GPU_LIBRARY", str(twin))
     gpu.serves.cache_clear()
