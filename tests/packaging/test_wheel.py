@@ -26,6 +26,9 @@ pytestmark = [pytest.mark.timeout(1800), pytest.mark.serial]
 # By other processors' names, in folders of versions, behind wrappers: all that could compile.
 COMPILERS = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|c89|c99|nvcc|hipcc)(-[\d.]+)?")
 
+# tests/, test_x.py, x_test.py, conftest.py; but not bench/contestants.py.
+TESTS = re.compile(r"(^|[/_])(conf)?tests?[/_.]")
+
 # An allreduce in codes, whose error is bounded, and one that must raise on every rank.
 SCRIPT = """
 import sys
@@ -93,7 +96,7 @@ def test_it_holds_the_libraries_and_no_sources_or_tests(wheel):
     sources = {name for name in names if name.endswith((".cc", ".h", ".cu"))}
     # The simulator is compiled where SimGrid is, when it is first asked for.
     assert {Path(name).parent.name for name in sources} == {"predict"}
-    assert not [name for name in names if "test" in Path(name).name]
+    assert not [name for name in names if TESTS.search(name)]
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
