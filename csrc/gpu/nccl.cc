@@ -193,8 +193,8 @@ std::unique_ptr<Nccl> Nccl::make(Transport& transport, const std::vector<int>& r
   if (path.empty()) return nullptr;  // on every rank: it is a setting
   const auto refuse = [&](const std::string& why) {
     if (transport.rank() == 0 && log) {
-      log("tensors on GPUs that are not compressed go through the host's memory, not by NCCL: " +
-          why + ". QSGD_NCCL=none says that this is meant");
+      log("NCCL does not carry tensors on GPUs: " + why + ". They go through the host's memory; " +
+          "QSGD_NCCL=none says that this is meant");
     }
     return nullptr;
   };

@@ -100,7 +100,6 @@ SETTINGS = (
 
 _TUNER = "the autotuner of qsgd-hpc has no such parameter"
 _FIXED = "the number of ranks of a job is fixed by -np"
-_GPU = "NCCL is not used"
 _STAMP = "the engine's messages have no timestamps; --prefix-output-with-timestamp adds them"
 CHANGES_NOTHING: dict[str, str] = {
     "--gloo": "MPI starts the ranks; the script needs no change",
@@ -122,7 +121,7 @@ CHANGES_NOTHING: dict[str, str] = {
     "--autotune-gaussian-process-noise": _TUNER,
     "--mpi-threads-disable": "the engine needs an MPI with threads",
     "--tcp": "MPI chooses the network; --network-interfaces restricts it",
-    "--num-nccl-streams": _GPU,
+    "--num-nccl-streams": "the engine has one stream on each GPU",
     "--thread-affinity": "the engine's thread sleeps when idle and shares the rank's cores",
     "--gloo-timeout-seconds": "gloo is not used",
     "--log-with-timestamp": _STAMP,

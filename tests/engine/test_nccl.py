@@ -349,6 +349,7 @@ def test_without_nccl_all_goes_through_the_host_and_rank_0_says_why(twin, reason
         "absent": "rank 0: /nowhere/libnccl.so.2: cannot open shared object file",
     }
     assert expected[reason] in line
+    assert line.startswith("NCCL does not carry tensors on GPUs: ")
     assert line.endswith("QSGD_NCCL=none says that this is meant")
 
 
