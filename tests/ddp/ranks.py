@@ -70,6 +70,19 @@ def here() -> Any:
     return torch.device(os.environ.get("RANKS_DEVICE", "cpu"))
 
 
+@functools.cache
+def _group(size: int, backend: str | None) -> Any:
+    """Return a group of the first ranks; all ranks must have made the same ones, in one order."""
+    import torch.distributed as dist
+
+    return dist.new_group(range(size), backend=backend)
+
+
+def gloo_beside(group: Any) -> Any:
+    """Return a group of the same ranks that takes a GPU's tensors by gloo."""
+    return _group(group.size(), "gloo")
+
+
 def _take_device(rank: int) -> None:
     import torch
 
@@ -95,11 +108,12 @@ def _serve(rank: int, place: str, store: str, pipe: Any) -> None:
         world_size=SIZE,
         timeout=datetime.timedelta(seconds=60),
     )
-    group = functools.cache(lambda size: dist.new_group(range(size)))
     while (task := pipe.recv()) is not None:
         work, args, size = task
         try:
-            mine = group(size)
+            mine = _group(size, None)
+            if place == "device":
+                _group(size, "gloo")
             pipe.send(("", work(mine, *args) if rank < size else None))
         except BaseException:
             pipe.send((traceback.format_exc(), None))

@@ -24,7 +24,7 @@ from qsgd_hpc.runtime import gpu
 from qsgd_hpc.torch.fsdp import coders, collectives, quantize_fsdp
 from qsgd_hpc.torch.fsdp.collectives import QSGDAllGather, QSGDReduceScatter, ShardedModule
 from qsgd_hpc.torch.fsdp.layout import Part
-from tests.ddp.ranks import Ranks, here
+from tests.ddp.ranks import Ranks, gloo_beside, here
 
 PARTS = (
     Part("scale", (41,), 0),
@@ -69,12 +69,7 @@ def coded_by(library: str) -> Iterator[None]:
 
 
 def carried_by(carrier: str, group: dist.ProcessGroup) -> dist.ProcessGroup:
-    return group if carrier == "own" else gloo_of(tuple(dist.get_process_group_ranks(group)))
-
-
-@functools.cache
-def gloo_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    return dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
+    return group if carrier == "own" else gloo_beside(group)
 
 
 def numbers(count: int, dtype: torch.dtype, *key: int) -> torch.Tensor:
