@@ -38,8 +38,7 @@ void reduce_across(Communicator& communicator, std::vector<ReduceTensor>& shards
   } else if (average) {
     sums.postscale /= size;
   }
-  Communicator between{across, nullptr, communicator.workers};
-  if (communicator.within != nullptr) between.pipelining = communicator.pipelining;
+  Communicator between{across, nullptr, communicator.workers, communicator.pipelining};
   traits_of(auto_among(across.size(), coded)).run(between, shards, sums, seed);
   if (coded) return;
   for (ReduceTensor& shard : shards) {

@@ -71,12 +71,16 @@ def output(handle, dtype):
     return handle.output().view(dtype).reshape(handle.shape())
 
 
-def on_ranks(size, program, **config):
-    """Run program(rank) on every rank at once; return results or exceptions, by rank."""
+def on_ranks(size, program, *, of_rank=lambda _: {}, **config):
+    """Run program(rank) on every rank at once; return results or exceptions, by rank.
+
+    Args:
+        of_rank: settings of one rank alone.
+    """
     world = _core.ThreadWorld(size)
 
     def run(rank):
-        me = Rank(world, rank, **config)
+        me = Rank(world, rank, **{**config, **of_rank(rank)})
         try:
             return program(me)
         except Exception as error:

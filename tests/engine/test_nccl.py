@@ -313,6 +313,34 @@ def test_a_node_s_devices_that_cannot_leave_it_to_codes_among_all_ranks(twin, mo
     assert all("shares GPU" in line for line in said)
 
 
+@pytest.mark.parametrize("without", [0, 1])
+def test_a_node_with_nccl_and_one_without_understand_each_other(twin, without):
+    """The one without sums in its memory, in messages as long as the other's."""
+    count = 1_400_000  # several messages on the host
+
+    def average(device, **config):
+        def program(me):
+            x = np.random.default_rng(me.rank).standard_normal(count).astype(np.float32)
+            me.allreduce("w", x, "average", NEAREST, device=device).wait()
+            return x
+
+        given = {"ranks_per_node": 2, "algorithm": "hierarchical_sra", "log": said.append}
+        return run(twin, 4, program, **given, **config)
+
+    def of_rank(rank):
+        return {"nccl_library": "/nowhere"} if rank // 2 == without else {}
+
+    said = []
+    host = average(-1)
+    assert said == []
+    mixed = average(0, of_rank=of_rank)
+    (line,) = said
+    assert f"rank {2 * without}: /nowhere" in line
+    for x in mixed:
+        np.testing.assert_array_equal(x, mixed[0])
+        np.testing.assert_allclose(x, host[0], rtol=1e-6, atol=1e-7)
+
+
 def test_nan_in_a_node_is_named_with_its_rank(twin):
     def program(me):
         x = np.ones(9000, dtype=np.float32)
