@@ -380,5 +380,5 @@ def test_what_slurm_refuses_is_told_with_a_remedy_and_leaves_no_record(bed: Bed)
     assert refused.returncode != 0
     assert "Use --account" in refused.stderr
     refused = cli("submit", "--nodes", "3", "--queue", "debug", "runs.py")
-    assert "takes 1 to 2 nodes, not 3" in refused.stderr
+    assert "accepts 1 to 2 nodes, not 3" in refused.stderr
     assert not registry.ids()
