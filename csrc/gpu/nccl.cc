@@ -240,19 +240,13 @@ std::string Nccl::join(const std::string& id) {
   Id its;
   std::memcpy(its.bytes, id.data(), kIdBytes);
   Config config;
-  const auto until = Clock::now() + kJoining;
   try {
     const int result = calls_->init(&communicator_, size_, its, rank_, &config);
     if (result != kSuccess && result != kInProgress) {
       communicator_ = nullptr;
       return calls_->describe(result, nullptr);
     }
-    Backoff backoff;
-    while (!settled()) {
-      abort_.check();
-      if (Clock::now() > until) return "the other ranks did not join NCCL's communicator";
-      backoff.pause();
-    }
+    if (!settles_within(kJoining)) return "the other ranks did not join NCCL's communicator";
   } catch (const Error& error) {
     abort_.check();
     return error.what();
@@ -263,16 +257,10 @@ std::string Nccl::join(const std::string& id) {
 void Nccl::close() {
   if (communicator_ == nullptr) return;
   const Device::Use here(device_);
-  const auto until = Clock::now() + kClosing;
   bool ended = false;
   try {
     const int result = calls_->finalize(communicator_);
-    ended = result == kSuccess || result == kInProgress;
-    Backoff backoff;
-    while (ended && !settled()) {
-      ended = !abort_.raised() && Clock::now() < until;
-      backoff.pause();
-    }
+    ended = (result == kSuccess || result == kInProgress) && settles_within(kClosing);
   } catch (const Error&) {
     ended = false;
   }
@@ -295,11 +283,19 @@ void Nccl::fail(int result) const {
 
 void Nccl::settle(int result) const {
   if (result != kSuccess && result != kInProgress) fail(result);
+  while (!settles_within(kJoining)) {  // however long it takes: the end of the job ends it
+  }
+}
+
+bool Nccl::settles_within(std::chrono::seconds patience) const {
+  const auto until = Clock::now() + patience;
   Backoff backoff;
   while (!settled()) {
     abort_.check();
+    if (Clock::now() > until) return false;
     backoff.pause();
   }
+  return true;
 }
 
 void Nccl::finish() {

@@ -2,6 +2,7 @@
 // library is found at run time, and may be missing: nothing of it is needed to build this.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -57,6 +58,8 @@ class Nccl : public WithinNode {
   // Whether the library is done with what it was told last; throws what it failed with.
   bool settled() const;
   void settle(int result) const;
+  // Waits so long for it to settle; whether it has. Throws when the job is aborted, too.
+  bool settles_within(std::chrono::seconds patience) const;
   [[noreturn]] void fail(int result) const;
   // Waits for what is queued.
   void finish();

@@ -1,6 +1,9 @@
 // Copies and scales tensors, as scale_copy() does, and looks for NaN and Inf in them.
 #pragma once
 
+#include <type_traits>
+
+#include "common/dtype.h"
 #include "gpu/codec.h"
 #include "gpu/runtime.h"
 
@@ -51,36 +54,10 @@ __global__ void __launch_bounds__(kScaleThreads)
   if (!all && nonfinite != nullptr) nonfinite[low] = 1;
 }
 
-// Calls f with a value of the C++ type behind `t`.
-template <class F>
-const char* of_type(DType t, const F& f) {
-  switch (t) {
-    case DType::kUint8:
-      return f(uint8_t{});
-    case DType::kInt8:
-      return f(int8_t{});
-    case DType::kInt16:
-      return f(int16_t{});
-    case DType::kInt32:
-      return f(int32_t{});
-    case DType::kInt64:
-      return f(int64_t{});
-    case DType::kFloat16:
-      return f(Float16{});
-    case DType::kBFloat16:
-      return f(BFloat16{});
-    case DType::kFloat32:
-      return f(float{});
-    case DType::kFloat64:
-      return f(double{});
-  }
-  return "elements of an unknown type";
-}
-
 inline const char* scale(const Spans& spans, DType dtype, double factor, int divisor,
                          uint32_t* nonfinite, Stream stream) {
   if (spans.blocks == 0) return nullptr;
-  return of_type(dtype, [&](auto zero) {
+  return dispatch(dtype, [&](auto zero) {
     launch(scale_kernel<decltype(zero)>, spans.blocks, kScaleThreads, stream, spans, factor,
            divisor, nonfinite);
     return last_error();
