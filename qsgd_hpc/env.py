@@ -10,12 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS, parse_rules
 
-__all__ = ["TABLE", "Twin", "Variable", "flag", "get", "is_set"]
+__all__ = ["TABLE", "Twin", "Variable", "flag", "get", "home", "is_set"]
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -424,3 +425,8 @@ def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
     if row.horovods is not None and "horovod" in sys.modules:
         return row.horovods
     return row.default
+
+
+def home() -> Path:
+    """Return the absolute path of QSGD_HOME; the folder need not exist."""
+    return Path(get("QSGD_HOME")).expanduser().absolute()

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from qsgd_hpc.checkup.finding import Finding, fault, note, ok
-from qsgd_hpc.jobs.sources import home
+from qsgd_hpc.env import home
 
 __all__ = ["job_folder"]
 

@@ -7,11 +7,10 @@ import shutil
 from qsgd_hpc import env
 from qsgd_hpc.checkup.finding import Finding, fault, note, ok
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs.facts import dotted, unconfirmed
-from qsgd_hpc.jobs.merge import merged
-from qsgd_hpc.jobs.profile import Site
 from qsgd_hpc.jobs.sites import choose, load, names
-from qsgd_hpc.jobs.sources import package_faults
+from qsgd_hpc.jobs.sites.merge import dotted, merged, unconfirmed
+from qsgd_hpc.jobs.sites.profile import Site
+from qsgd_hpc.jobs.sites.sources import package_faults
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = ["site"]

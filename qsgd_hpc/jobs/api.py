@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs import registry, submission
+from qsgd_hpc.jobs import submission
 from qsgd_hpc.jobs.current import chain, continued_by, get, list_jobs
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState
+from qsgd_hpc.jobs.records import registry
+from qsgd_hpc.jobs.request.prepare import prepare
 from qsgd_hpc.jobs.schedulers import scheduler
-from qsgd_hpc.jobs.submission import prepare, render
+from qsgd_hpc.jobs.submission import render
 from qsgd_hpc.jobs.waiting import Patience, wait
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 

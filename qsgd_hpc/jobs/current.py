@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs import registry
-from qsgd_hpc.jobs.events import with_own_record
 from qsgd_hpc.jobs.model import Job, JobState, Progress
+from qsgd_hpc.jobs.records import registry
+from qsgd_hpc.jobs.records.events import with_own_record
 from qsgd_hpc.jobs.schedulers import scheduler
 
 __all__ = ["chain", "continued_by", "get", "list_jobs", "load_all", "refreshed"]

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import shutil
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
-from qsgd_hpc import env
 from qsgd_hpc._notices import tell
 from qsgd_hpc.errors import LaunchError, UsageError
-from qsgd_hpc.jobs import keys, mpi_fit, registry, sites
-from qsgd_hpc.jobs.chains import forget, taken_back
-from qsgd_hpc.jobs.dependencies import after_faults, dependencies
-from qsgd_hpc.jobs.interrupts import interrupts_deferred
-from qsgd_hpc.jobs.model import Job, JobRequest
-from qsgd_hpc.jobs.profile import Site
-from qsgd_hpc.jobs.render import Place, Tools, render_script
-from qsgd_hpc.jobs.request_check import choice_faults, complete, home_faults
+from qsgd_hpc.jobs.current import chain, get
+from qsgd_hpc.jobs.model import Job, JobRequest, JobState
+from qsgd_hpc.jobs.records import keys, registry
+from qsgd_hpc.jobs.records.events import read_events
+from qsgd_hpc.jobs.request.dependencies import dependencies
+from qsgd_hpc.jobs.request.prepare import prepare
+from qsgd_hpc.jobs.request.validate import site_notes
 from qsgd_hpc.jobs.schedulers import scheduler
 from qsgd_hpc.jobs.schedulers.command import UnconfirmedError, mark
 from qsgd_hpc.jobs.schedulers.news import SETTLE_S
-from qsgd_hpc.jobs.schedulers.slurm_clusters import with_choice
-from qsgd_hpc.jobs.validate import Facts, fill, request_faults, site_faults, site_notes
-from qsgd_hpc.launch.cluster import parse as parse_network
-from qsgd_hpc.launch.cluster.keeper import trial
-from qsgd_hpc.launch.schedulers import SCHEDULERS
+from qsgd_hpc.jobs.script.render import Place, Tools, render_script
+from qsgd_hpc.jobs.sites.profile import Site
 
-__all__ = ["prepare", "render", "submit", "submit_again"]
+__all__ = ["render", "submit", "submit_again"]
 
 ASK_AGAIN_S = 2.0
 
@@ -49,13 +46,13 @@ def submit(request: JobRequest, tell: Callable[[str], object] = lambda _note: No
     for note in site_notes(filled, site):
         tell(note)
     start_s = time.time()
-    with interrupts_deferred():
+    with _interrupts_deferred():
         jobs: list[Job] = []
         for part in range(filled.chain):
             try:
                 jobs.append(_submit_part(filled, site, part, jobs[-1] if jobs else None))
             except (LaunchError, UsageError) as error:
-                said = taken_back([job for job in jobs if job.submitted_at >= start_s])
+                said = _taken_back([job for job in jobs if job.submitted_at >= start_s])
                 if not said:
                     raise
                 raise type(error)("\n".join([str(error), *said])) from None
@@ -74,7 +71,7 @@ def _submit_part(request: JobRequest, site: Site, part: int, previous: Job | Non
 def submit_again(job: Job, request: JobRequest) -> Job:
     """Submit the request of an ended job again, as its continuation."""
     filled, site = prepare(request, dry_run=False)
-    with interrupts_deferred():
+    with _interrupts_deferred():
         return _submit_once(filled, site, resumes=job)
 
 
@@ -110,7 +107,7 @@ def _handed_over(job: Job) -> Job:
         progress = scheduler(job.scheduler).submit(job, dependencies(job))
     except LaunchError as error:
         if not isinstance(error, UnconfirmedError):
-            forget(job)
+            _forget(job)
         raise
     # A local job's state belongs to its runner from here on.
     if progress.scheduler_id is None:
@@ -169,88 +166,72 @@ def render(request: JobRequest, tell: Callable[[str], object] = lambda _note: No
     return render_script(filled, site, Tools.here(), place)
 
 
-def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
-    """Return the filled request and its site.
+def _taken_back(jobs: Sequence[Job]) -> list[str]:
+    """Cancel the parts of a chain that could not be submitted completely; describe each.
 
-    Raises:
-        UsageError: all faults together; with ``dry_run``, a missing scheduler is not a fault.
+    A part that never ran is removed; one that has started, or may start, keeps its record.
     """
-    workdir = (request.workdir or Path.cwd()).absolute()
-    request = dataclasses.replace(request, workdir=workdir)
-    faults = []
-    site = None
+    gone, said = [], []
+    # Including an unconfirmed part. The last first, because the end of one lets the next start.
+    for job in reversed([*jobs, *chain(jobs[-1].id)] if jobs else []):
+        try:
+            scheduler(job.scheduler).cancel(job)
+            now = get(job.id)
+        except LaunchError as error:
+            said.append(f"{job.id} is not cancelled: {error} Try `qsgd-hpc cancel {job.id}`.")
+            continue
+        if _never_ran(now):
+            _forget(now)
+            gone.append(job.id)
+        elif now.state.final:
+            said.append(f"{job.id} had started before and is {now.state.value} now.")
+        elif now.progress.scheduler_id is None and now.scheduler != "local":
+            said.append(f"If {job.id} appears in `qsgd-hpc list`, use `qsgd-hpc cancel {job.id}`.")
+        else:
+            said.append(f"{job.id} was asked to end: see `qsgd-hpc status {job.id}`.")
+    if gone:
+        said.append(f"Cancelled again: {', '.join(reversed(gone))}.")
+    return said[::-1]
+
+
+def _never_ran(job: Job) -> bool:
+    """Return whether the job was cancelled before its script started."""
+    started = job.progress.started_at or read_events(job.directory)
+    return job.state is JobState.CANCELLED and not started
+
+
+def _forget(job: Job) -> None:
+    """Remove the record and the key of a job that never ran."""
+    registry.remove(job)
+    if job.request.key:
+        keys.release(job.request.key)
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Defer Ctrl-C and SIGTERM until the end of the block.
+
+    An interrupted submission could leave a job that is not recorded. Other threads than the main
+    one get no signals, so there is nothing to defer in them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+
+    def defer(number: int, _frame: FrameType | None) -> None:
+        if not arrived:
+            tell(
+                "this ends when the current submission is complete; interrupting it could "
+                "leave a job that is not recorded"
+            )
+        arrived.append(number)
+
+    before = {number: signal.signal(number, defer) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        site = sites.choose(request.site)
-    except UsageError as error:
-        faults.append(str(error))
-    facts = _look(request, workdir, site, dry_run)
-    filled = request
-    if site is not None:
-        filled = complete(fill(request, site, {"account": env.get("QSGD_ACCOUNT")}))
-        if site.scheduler == "slurm":
-            filled = with_choice(filled, os.environ)
-        faults += site_faults(filled, site, facts)
-        faults += choice_faults(filled, site.scheduler)
-        faults += after_faults(filled.after, site)
-        faults += [] if dry_run else home_faults(registry.jobs_dir(), site.scheduler)
-    faults = request_faults(filled, facts) + list(facts.folder_faults) + faults
-    if faults or site is None:
-        raise UsageError("\n".join(faults))
-    network = parse_network(filled.network)
-    if network is not None and not dry_run:
-        trial(network, filled.nodes)
-    site = site.at(filled.queue)
-    return filled, mpi_fit.look(filled, site) if sites.serves(site.scheduler) else site
-
-
-def _look(request: JobRequest, workdir: Path, site: Site | None, dry_run: bool) -> Facts:
-    """Collect the facts about this machine for the check."""
-    script = workdir / request.script
-    near: tuple[str, ...] = ()
-    fault = _script_fault(script, request)
-    if fault and script.parent.is_dir():
-        near = tuple(sorted(p.name for p in script.parent.iterdir() if p.is_file())[:500])
-    command = SCHEDULERS[site.scheduler].command if site else None
-    missing = command if command and not dry_run and not shutil.which(command) else None
-    return Facts(
-        fault,
-        near if fault and "no script" in fault else (),
-        missing,
-        # Another machine's folders cannot be looked at.
-        () if dry_run else tuple(_folder_faults(request, workdir)),
-    )
-
-
-def _folder_faults(request: JobRequest, workdir: Path) -> Sequence[str]:
-    faults = []
-    if not workdir.is_dir():
-        faults.append(f"--workdir {workdir}: no such folder. Create it, or use another.")
-    elif not os.access(workdir, os.W_OK | os.X_OK):
-        faults.append(
-            f"the job would run in '{workdir}', where you cannot write. Submit from a writable "
-            "folder, or set one with --workdir."
-        )
-    if request.venv is not None and not (request.venv / "bin" / "activate").is_file():
-        faults.append(
-            f"--venv {request.venv}: it has no bin/activate. Use a folder that `python -m venv "
-            "FOLDER` created."
-        )
-    return faults
-
-
-def _script_fault(script: Path, request: JobRequest) -> str | None:
-    try:
-        if not script.exists():
-            return f"there is no script '{script}'."
-        if script.is_dir():
-            return f"'{script}' is a folder. Use the script in it."
-    except (OSError, ValueError) as error:
-        return f"cannot access script {str(script)!r}: {error}"
-    if not os.access(script, os.R_OK):
-        return f"script '{script}' cannot be read. Use `chmod u+r` on it."
-    if script.suffix != ".py" and not request.python and not os.access(script, os.X_OK):
-        return (
-            f"'{script}' is neither a .py file nor executable. Use `chmod +x` on it, or --python "
-            "to name its interpreter."
-        )
-    return None
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for first in arrived[:1]:
+            signal.raise_signal(first)

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from qsgd_hpc._notices import muted
-from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.current import refreshed
-from qsgd_hpc.jobs.events import noted_at, read_events
 from qsgd_hpc.jobs.model import Job, JobState
+from qsgd_hpc.jobs.records import registry
+from qsgd_hpc.jobs.records.events import noted_at, read_events
 
 __all__ = ["Patience", "wait"]
 

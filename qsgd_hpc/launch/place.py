@@ -3,8 +3,8 @@
 ``submit --verify-pinning`` starts this file by its path on every rank, in place of the program:
 only the standard library is here, and ``python -I -S`` starts it in about 20 ms. It prints one
 line, MARK and a JSON object, in one write: lines of other ranks cannot come in between.
-``qsgd_hpc.jobs.seats`` reads them out of the job's log. What cannot be seen is absent or null; no
-tool that is missing, fails or hangs makes this fail.
+``qsgd_hpc.jobs.placement.places`` reads them out of the job's log. What cannot be seen is absent or
+null; no tool that is missing, fails or hangs makes this fail.
 
 Usage: place.py [--local-rank NAME]... [--launcher NAME] [--show NAME]...
 ``--local-rank`` names variables that hold the local rank, tried first; ``--launcher`` is the key in

@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs.profile import Site
 from qsgd_hpc.jobs.sites import choose
+from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.scaling.define.definition import define
 from qsgd_hpc.scaling.define.options import Scale, asked, scale_options
 from qsgd_hpc.scaling.define.study import Study

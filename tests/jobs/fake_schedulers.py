@@ -11,8 +11,8 @@ import pytest
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.model import Job
+from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers import command, news
 from qsgd_hpc.jobs.schedulers.command import Answer
 

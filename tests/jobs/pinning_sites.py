@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qsgd_hpc.jobs.profile import Cpu, Gpu, Nic, Numa, Site
+from qsgd_hpc.jobs.sites.profile import Cpu, Gpu, Nic, Numa, Site
 
 __all__ = ["EIGHT_GCDS", "FOUR_GPUS", "SITES", "TWELVE_TILES"]
 

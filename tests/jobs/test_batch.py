@@ -20,8 +20,10 @@ from rich.table import Table
 from qsgd_hpc import cli as main
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError, UsageError
-from qsgd_hpc.jobs import registry, view, waiting
+from qsgd_hpc.jobs import waiting
+from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.model import Job, Progress
+from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers import Dependency, command, news, pbs, slurm
 from tests.jobs.fake_schedulers import (
     SERVER,

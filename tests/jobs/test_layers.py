@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs import sites, sources
-from qsgd_hpc.jobs.merge import merged
+from qsgd_hpc.jobs import sites
+from qsgd_hpc.jobs.sites import sources
+from qsgd_hpc.jobs.sites.merge import merged
 
 JOBS = Path(__file__).parents[2] / "jobs"
 Write = Callable[[str, str], Path]

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from qsgd_hpc import jobs
-from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.processes import identity
+from qsgd_hpc.jobs.records import registry
 from tests.processes import until
 
 CLI = [sys.executable, "-m", "qsgd_hpc"]

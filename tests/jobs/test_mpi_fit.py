@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from qsgd_hpc import jobs
-from qsgd_hpc.jobs import mpi_fit, sites
+from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.profile import Site
+from qsgd_hpc.jobs.request import mpi_fit
+from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.launch.mpi import Library
 from tests.jobs.fake_schedulers import Fakes, fakes
 

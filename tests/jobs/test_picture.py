@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from qsgd_hpc.jobs.model import Job, JobRequest
-from qsgd_hpc.jobs.picture import draw
-from qsgd_hpc.jobs.pinning_faults import job_faults, node_faults
-from qsgd_hpc.jobs.places import parse_places
-from qsgd_hpc.jobs.profile import Cpu, Site
-from qsgd_hpc.jobs.seats import Domain, Node, Seat, expected
-from qsgd_hpc.jobs.validate import fill
-from qsgd_hpc.jobs.verify_pinning import pinning_preview, pinning_report, pinning_request
+from qsgd_hpc.jobs.placement.faults import job_faults, node_faults
+from qsgd_hpc.jobs.placement.picture import draw
+from qsgd_hpc.jobs.placement.places import parse_places
+from qsgd_hpc.jobs.placement.seats import Domain, Node, Seat, expected
+from qsgd_hpc.jobs.placement.verify import pinning_preview, pinning_report, pinning_request
+from qsgd_hpc.jobs.request.validate import fill
+from qsgd_hpc.jobs.sites.profile import Cpu, Site
 from qsgd_hpc.launch.place import MARK, cpu_list
 from tests.jobs.pinning_sites import EIGHT_GCDS, FOUR_GPUS, SITES, TWELVE_TILES
 

@@ -8,9 +8,8 @@ import pytest
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
-from qsgd_hpc.jobs.facts import unconfirmed
-from qsgd_hpc.jobs.merge import merged
-from qsgd_hpc.jobs.queues import queue_faults
+from qsgd_hpc.jobs.sites.merge import merged, unconfirmed
+from qsgd_hpc.jobs.sites.queues import queue_faults
 
 JOBS = Path(__file__).parents[2] / "jobs"
 SHIPPED = sorted(path.stem for path in JOBS.glob("*.yaml"))

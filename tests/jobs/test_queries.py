@@ -10,7 +10,8 @@ import threading
 import pytest
 
 from qsgd_hpc import jobs
-from qsgd_hpc.jobs import registry, waiting
+from qsgd_hpc.jobs import waiting
+from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers import command
 from tests.jobs.fake_schedulers import (
     SERVER,

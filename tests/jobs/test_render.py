@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.profile import Site
-from qsgd_hpc.jobs.render import Place, Tools, render_script
-from qsgd_hpc.jobs.request_check import complete
-from qsgd_hpc.jobs.validate import fill
+from qsgd_hpc.jobs.request.choices import complete
+from qsgd_hpc.jobs.request.validate import fill
+from qsgd_hpc.jobs.script.render import Place, Tools, render_script
+from qsgd_hpc.jobs.sites.profile import Site
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "jobs"
 TOOLS = Tools("/opt/venv/bin/python", ("/opt/venv/bin/qsgd-hpc",))

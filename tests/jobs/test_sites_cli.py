@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
-from qsgd_hpc.jobs.sites_cli import sites as verb
+from qsgd_hpc.jobs.commands.sites import sites as verb
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 # What each command answers, by a word among its arguments.
@@ -55,7 +56,7 @@ def call(*words: str) -> Result:
 
 
 def override(name: str, text: str) -> Path:
-    file = sites.home() / "sites" / f"{name}.yaml"
+    file = env.home() / "sites" / f"{name}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     return file
@@ -226,7 +227,7 @@ def test_new_refuses_the_name_of_a_shipped_site(machine: Machine) -> None:
 def test_new_prints_without_writing(machine: Machine) -> None:
     machine(SLURM)
     assert "extends: slurm" in call("new", "mine", "--stdout").output
-    assert not (sites.home() / "sites").exists()
+    assert not (env.home() / "sites").exists()
 
 
 def test_new_without_scheduler_says_where_to_run_it() -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
-from qsgd_hpc.jobs.cli import wait
+from qsgd_hpc.jobs.commands.jobs import wait
+from qsgd_hpc.jobs.commands.submit import submit
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.queues import pick, queue_faults
-from qsgd_hpc.jobs.submit_cli import submit
-from qsgd_hpc.jobs.validate import Facts, fill, request_faults, site_faults, site_notes
+from qsgd_hpc.jobs.request.validate import Facts, fill, request_faults, site_faults, site_notes
+from qsgd_hpc.jobs.sites.queues import pick, queue_faults
 from qsgd_hpc.jobs.words import clock, minutes
 
 NOTHING_WRONG = Facts()

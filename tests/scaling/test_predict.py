@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from qsgd_hpc.cli import cli
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
-from qsgd_hpc.jobs.profile import Dragonfly, FatTree
+from qsgd_hpc.jobs.sites.profile import Dragonfly, FatTree
 from qsgd_hpc.scaling.predict import cli as predict_cli
 from qsgd_hpc.scaling.predict import simgrid
 from qsgd_hpc.scaling.predict.closed_form import ClosedForm, phase_s

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from qsgd_hpc.jobs.events import task_progress
 from qsgd_hpc.jobs.model import Job, Progress
+from qsgd_hpc.jobs.records.events import task_progress
 from qsgd_hpc.jobs.schedulers.arrays import aggregate
 from qsgd_hpc.jobs.schedulers.command import (
     Answer,

@@ -7,7 +7,8 @@ import re
 import time
 from collections.abc import Mapping
 
-from qsgd_hpc.jobs.endings import (
+from qsgd_hpc.jobs.model import JobState, Progress
+from qsgd_hpc.jobs.records.endings import (
     NO_MEMORY,
     NOT_MET,
     PREEMPTED,
@@ -15,7 +16,6 @@ from qsgd_hpc.jobs.endings import (
     exit_words,
     node_words,
 )
-from qsgd_hpc.jobs.model import JobState, Progress
 from qsgd_hpc.jobs.schedulers.command import Answer
 
 __all__ = ["COLUMNS", "Bjobs", "parse_bjobs", "time_of"]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.registry import write_file
+from qsgd_hpc.jobs.records.registry import write_file
 from qsgd_hpc.jobs.schedulers.command import Answer
 
 __all__ = [

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, Progress
+from qsgd_hpc.jobs.records.registry import write_file
 from qsgd_hpc.jobs.schedulers.command import (
     Answer,
     Dependency,
@@ -30,7 +31,6 @@ from qsgd_hpc.jobs.schedulers.news import (
     unknown,
 )
 from qsgd_hpc.jobs.schedulers.pbs_answers import Qstat, array_progress, parse_qstat
-from qsgd_hpc.jobs.schedulers.pbs_shell import shell_option
 
 __all__ = ["cancel", "find", "parse_qsub", "refresh", "submit"]
 
@@ -48,11 +48,27 @@ REMEDIES = (
     ("cannot connect to server", "PBS is down; nothing was submitted. Try it later."),
     ("Connection refused", "PBS is down; nothing was submitted. Try it later."),
 )
+# PBS starts the user's login shell as the leader of the job's session and writes the script's
+# path to its standard input (OpenPBS, src/resmom/start_exec.c). The script is then a child of a
+# shell without traps, and `qsig`, which signals every process of the session (linux/mom_mach.c,
+# kill_session), ends that shell and so the job. `qsub -S` names another program in its place.
+# PBS sets SHELL to what it starts; the user's own is in PBS_O_SHELL.
+_SHELL = """\
+#!/bin/bash
+# PBS starts this as the shell of the job (qsub -S). It becomes the login shell that PBS would have
+# started, and that becomes the job script: so the script gets the signals that PBS sends.
+SHELL=${{PBS_O_SHELL:-/bin/bash}}
+[ -x "$SHELL" ] || SHELL=/bin/bash
+export SHELL
+exec -a "-${{SHELL##*/}}" "$SHELL" -c 'exec {command}' < /dev/null
+"""
+# A list of paths is written with "," and "@"; the rest needs quotes in one shell or another.
+_PLAIN = re.compile(r"[A-Za-z0-9_/.+-]+")
 
 
 def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
     """Hand the script to qsub; output goes to the job's directory."""
-    argv = ["qsub", "-o", _log(job), *_depends(after), *shell_option(job), str(job.script_path)]
+    argv = ["qsub", "-o", _log(job), *_depends(after), *_shell_option(job), str(job.script_path)]
     answer = ask(argv, cwd=job.request.workdir)
     return submitted(job, parse_qsub(answer), refusal("qsub", answer, REMEDIES), find)
 
@@ -65,6 +81,24 @@ def _depends(after: Sequence[Dependency]) -> list[str]:
     kinds = (("afterok", of_kind(after, "ok")), ("afterany", of_kind(after, "any")))
     terms = [":".join((word, *ids)) for word, ids in kinds if ids]
     return ["-W", f"depend={','.join(terms)}"] if terms else []
+
+
+def _shell_option(job: Job) -> list[str]:
+    """Write the shell of a job into its folder and return the option of qsub that names it.
+
+    None where the path of the folder cannot be written so, a template of the user's names no
+    interpreter, or the request names a shell itself: PBS then does what it does without the option.
+    """
+    shell = job.directory / "shell"
+    chosen = any(line.removeprefix("#PBS").split()[:1] == ["-S"] for line in job.request.extra)
+    with job.script_path.open(encoding="utf-8", errors="surrogateescape") as script:
+        mark, _, interpreter = script.readline().strip().partition("#!")
+    command = f"{interpreter.strip()} {job.script_path}"
+    if chosen or mark or not interpreter or not all(map(_PLAIN.fullmatch, command.split(" "))):
+        return []
+    write_file(shell, _SHELL.format(command=command))
+    shell.chmod(0o755)
+    return ["-S", str(shell)]
 
 
 def parse_qsub(answer: Answer) -> str | None:

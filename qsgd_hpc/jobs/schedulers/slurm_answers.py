@@ -6,14 +6,14 @@ import re
 import time
 from collections.abc import Iterable
 
-from qsgd_hpc.jobs.endings import (
+from qsgd_hpc.jobs.model import JobState, Progress
+from qsgd_hpc.jobs.records.endings import (
     NO_MEMORY,
     PREEMPTED,
     WALLTIME,
     exit_words,
     node_words,
 )
-from qsgd_hpc.jobs.model import JobState, Progress
 from qsgd_hpc.jobs.schedulers.command import Answer
 from qsgd_hpc.jobs.schedulers.slurm_clusters import within
 

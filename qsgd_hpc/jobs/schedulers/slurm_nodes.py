@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from qsgd_hpc.jobs.endings import node_words
 from qsgd_hpc.jobs.model import JobState, Progress
+from qsgd_hpc.jobs.records.endings import node_words
 from qsgd_hpc.jobs.schedulers.command import ask
 from qsgd_hpc.jobs.schedulers.slurm_answers import hosts
 from qsgd_hpc.jobs.schedulers.slurm_clusters import cluster_of, number_of, option

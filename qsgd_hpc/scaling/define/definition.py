@@ -12,8 +12,8 @@ from typing import Any
 from qsgd_hpc.env import ALGORITHMS
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import JobRequest
-from qsgd_hpc.jobs.profile import Site
-from qsgd_hpc.jobs.validate import fill, network_faults
+from qsgd_hpc.jobs.request.validate import fill, network_faults
+from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.jobs.words import did_you_mean, minutes
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.network import NONE

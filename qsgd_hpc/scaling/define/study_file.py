@@ -12,8 +12,8 @@ from jsonschema.exceptions import ValidationError
 
 from qsgd_hpc._data import data as shipped
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs.sites.yaml_lines import parse
 from qsgd_hpc.jobs.words import did_you_mean
-from qsgd_hpc.jobs.yaml_lines import parse
 
 __all__ = ["is_study_file", "read_study_file"]
 

@@ -10,8 +10,7 @@ import click
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
-from qsgd_hpc.jobs.facts import dotted, unconfirmed
-from qsgd_hpc.jobs.merge import merged
+from qsgd_hpc.jobs.sites.merge import dotted, merged, unconfirmed
 from qsgd_hpc.scaling.predict.closed_form import ClosedForm, Network
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site, flat_fabric
 from qsgd_hpc.scaling.predict.inputs import measured, training_of

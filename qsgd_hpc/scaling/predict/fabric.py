@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs.profile import Dragonfly, FatTree, Site
+from qsgd_hpc.jobs.sites.profile import Dragonfly, FatTree, Site
 from qsgd_hpc.scaling.predict.schedules import Layout, Messages
 
 __all__ = ["Fabric", "card_loads", "card_messages", "cards_of", "fabric_of_site", "flat_fabric"]

@@ -21,7 +21,7 @@ import numpy as np
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs.profile import Dragonfly, FatTree
+from qsgd_hpc.jobs.sites.profile import Dragonfly, FatTree
 from qsgd_hpc.scaling.predict.fabric import Fabric, card_loads, card_messages
 from qsgd_hpc.scaling.predict.schedules import Layout, Messages, Phase, Schedule
 

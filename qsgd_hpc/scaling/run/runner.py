@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import QsgdError, UsageError
-from qsgd_hpc.jobs.submission import prepare
+from qsgd_hpc.jobs.request.prepare import prepare
 from qsgd_hpc.jobs.waiting import Patience
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.keeper import trial

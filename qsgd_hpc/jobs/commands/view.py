@@ -1,0 +1,229 @@
+"""Views of jobs, as text and as JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from qsgd_hpc.jobs.commands.columns import Column, fitting_table
+from qsgd_hpc.jobs.model import Job, JobState
+from qsgd_hpc.jobs.words import clock
+
+__all__ = [
+    "as_json",
+    "has_output",
+    "log_words",
+    "next_step",
+    "no_output_words",
+    "silence_words",
+    "status_lines",
+    "submitted_lines",
+    "table",
+]
+
+_COLOURS = {
+    JobState.QUEUED: "yellow",
+    JobState.RUNNING: "cyan",
+    JobState.COMPLETED: "green",
+    JobState.STOPPED: "blue",
+    JobState.CANCELLED: "magenta",
+}
+
+
+def as_json(job: Job) -> dict[str, Any]:
+    """Return a job for --json; times are seconds since the epoch, absent values are null."""
+    request, progress = job.request, job.progress
+    return {
+        "id": job.id,
+        "name": job.name,
+        "site": job.site,
+        "state": job.state.value,
+        "exit_code": job.exit_code,
+        "why": progress.why,
+        "nodes": request.nodes,
+        "network": request.network,
+        "ranks": request.ranks,
+        "walltime_min": request.walltime_min,
+        "queue": request.queue,
+        "scheduler_id": progress.scheduler_id,
+        "known_at": job.known_at,
+        "silence": progress.silence,
+        "tasks": dict(progress.tasks),
+        "restarts": progress.restarts,
+        "bad_nodes": list(progress.bad_nodes),
+        "previous": job.previous,
+        "resumes": job.resumes,
+        "submitted_at": job.submitted_at,
+        "started_at": progress.started_at,
+        "ended_at": progress.ended_at,
+        "directory": str(job.directory),
+        "script": str(job.script_path),
+        "log": log_words(job),
+    }
+
+
+def submitted_lines(jobs: Sequence[Job], *, anew: bool = True) -> list[str]:
+    """Return the output of ``submit``: one job, or the parts of a chain."""
+    first, *following = jobs
+    parts = f", then {', '.join(job.id for job in following)}" if following else ""
+    count = f" as an array of {len(first.request.tasks)}" if first.request.array else ""
+    task = " --task 0" if first.request.array else ""
+    submitted = f"{first.id}{parts} submitted to {first.site}{count}"
+    return [
+        submitted if anew else f"{first.id}{parts} has this key already; nothing was submitted",
+        f"  script  {first.script_path}",
+        f"  follow  qsgd-hpc logs -f {first.id}{task}",
+        f"  state   qsgd-hpc status {first.id}",
+        f"  end it  qsgd-hpc cancel {first.id}",
+    ]
+
+
+def next_step(job: Job, continued_by: Job | None = None) -> str:
+    """Return the most likely next command."""
+    if continued_by is not None and _goes_on(job, continued_by):
+        return f"qsgd-hpc status {continued_by.id} (it goes on from here)"
+    if job.state in (JobState.STOPPED, JobState.NODE_FAIL):
+        return f"qsgd-hpc resubmit {job.id}"
+    if job.request.array:
+        return f"qsgd-hpc logs --task 0 {job.id}"
+    if job.state is JobState.QUEUED:
+        return f"qsgd-hpc wait {job.id}"
+    if job.state is JobState.RUNNING:
+        return f"qsgd-hpc logs -f {job.id}"
+    return f"qsgd-hpc logs {job.id}"
+
+
+def _goes_on(job: Job, after: Job) -> bool:
+    """Return whether a later job continues the training.
+
+    The next part of a chain does not continue after COMPLETED and FAILED.
+    """
+    return after.resumes == job.id or job.state not in (JobState.COMPLETED, JobState.FAILED)
+
+
+def no_output_words(job: Job, path: Path) -> str:
+    """Return why a file has no output, and whether it may get some."""
+    if not job.state.final:
+        return f"{job.id} is {job.state.value}: no output yet"
+    why = f" ({job.progress.why})" if job.progress.why else ""
+    if job.progress.started_at is None and job.exit_code is None:
+        end = "it never started, so there is no output and will be none"
+    else:
+        end = f"there is no output: {path} does not exist"
+    return f"{job.id} is {job.state.value}{why}: {end}"
+
+
+def log_words(job: Job) -> str:
+    """Return the path of the output; TASK stands for the number of an array's task."""
+    return str(job.directory / "output-TASK.log" if job.request.array else job.log_path)
+
+
+def has_output(job: Job) -> bool:
+    """Return whether a job, or a task of an array, has written output."""
+    return any(job.directory.glob("output-*.log")) if job.request.array else job.log_path.exists()
+
+
+def status_lines(job: Job, continued_by: Job | None = None) -> list[str]:
+    """Return the output of ``status``."""
+    request, progress = job.request, job.progress
+    size = f"{_count(request.nodes, 'node')}, {_count(request.ranks, 'rank')}"
+    if request.network is not None:
+        size += f", network {request.network}"
+    limit = "no walltime" if request.walltime_min is None else clock(request.walltime_min)
+    rows = [("state", job.state.value + (f" ({progress.why})" if progress.why else ""))]
+    if progress.silence:
+        rows.append(("known", silence_words(job)))
+    if job.exit_code is not None:
+        rows.append(("exit code", str(job.exit_code)))
+    if progress.scheduler_id is not None:
+        rows.append(("scheduler id", progress.scheduler_id))
+    if progress.tasks:
+        counts = ", ".join(f"{count} {state}" for state, count in progress.tasks.items())
+        rows.append(("tasks", counts))
+    if job.previous or job.resumes:
+        rows.append(("continues", str(job.previous or job.resumes)))
+    if progress.restarts:
+        rows.append(("restarted", f"{_count(progress.restarts, 'time')} by the scheduler"))
+    rows += [
+        ("size", f"{size}, {limit}" + (f", {request.queue}" if request.queue else "")),
+        ("submitted", _stamp(job.submitted_at)),
+    ]
+    if progress.started_at is not None:
+        ran = _ran(job)
+        rows.append(("started", _stamp(progress.started_at) + (f", ran {ran}" if ran else "")))
+    rows += [
+        ("script", str(job.script_path)),
+        ("log", log_words(job)),
+        ("next", next_step(job, continued_by)),
+    ]
+    return [f"{job.id}  {job.name}", *(f"  {label:<13}{value}" for label, value in rows)]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def _stamp(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _known(job: Job) -> str:
+    """Return the time of the state, if its scheduler does not answer."""
+    return "its submission" if job.known_at is None else _stamp(job.known_at)
+
+
+def silence_words(job: Job) -> str:
+    """Return the time of a state and why there is no newer one; empty if it is current."""
+    if not job.progress.silence:
+        return ""
+    return f"as of {_known(job)}; {job.progress.silence}"
+
+
+def _ran(job: Job) -> str:
+    """Return how long the job ran or has run; empty if unknown."""
+    started_at, ended_at = job.progress.started_at, job.progress.ended_at
+    if ended_at is None and not job.state.ended:
+        ended_at = job.known_at if job.progress.silence else time.time()
+    if started_at is None or ended_at is None:
+        return ""
+    return clock(round(max(0.0, ended_at - started_at)) / 60)
+
+
+def table(jobs: Iterable[Job], width: int) -> Table:
+    """Return the table that ``list`` prints, for a terminal of this width.
+
+    One line for each job; ``status`` and --json show all of it. The reason is shortened
+    first; job, name, state and exit code are always there.
+    """
+    rows = [_row(job) for job in jobs]
+    cells = [[Text(row[i]) for row in rows] for i in range(9)]
+    for cell in cells[2]:
+        cell.stylize(_COLOURS.get(JobState(cell.plain), "red"))
+    names = ("job", "name", "state", "exit", "nodes", "ranks", "submitted", "ran", "why")
+    least = {"name": 10, "why": 16}
+    value = {"nodes": 3, "ranks": 1, "submitted": 4, "ran": 2, "why": 5}
+    columns = (
+        Column(n, c, least.get(n), value.get(n), right=n in ("exit", "nodes", "ranks"))
+        for n, c in zip(names, cells, strict=True)
+    )
+    return fitting_table(list(columns), width)
+
+
+def _row(job: Job) -> tuple[str, ...]:
+    request, progress = job.request, job.progress
+    return (
+        job.id,
+        job.name,
+        job.state.value,
+        "" if job.exit_code is None else str(job.exit_code),
+        str(request.nodes),
+        str(request.ranks),
+        time.strftime("%m-%d %H:%M:%S", time.localtime(job.submitted_at)),
+        _ran(job),
+        " ".join((silence_words(job) or progress.why).split()),
+    )

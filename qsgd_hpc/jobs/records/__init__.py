@@ -1,0 +1,1 @@
+"""Records of jobs under $QSGD_HOME: requests, states, events, keys."""

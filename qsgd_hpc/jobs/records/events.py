@@ -1,0 +1,207 @@
+"""Events that a job has written; valid even if its scheduler has deleted it or is silent."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from collections import Counter
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+from qsgd_hpc.errors import EXIT_RESUBMIT
+from qsgd_hpc.jobs.model import Job, JobState, Progress
+from qsgd_hpc.jobs.records.endings import NO_MEMORY, PREEMPTED, dead_node, exit_words, node_words
+
+__all__ = [
+    "end_of",
+    "noted_at",
+    "read_events",
+    "task_counts",
+    "task_progress",
+    "why_not_run",
+    "with_own_record",
+]
+
+CLOCKS_APART_S = 60.0
+_ENDED_BY_PBS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+_REMEDIES = (NO_MEMORY, PREEMPTED)  # say more than an exit code
+SKIPPED_WHY = "nothing was left to do: the part before it had finished the training"
+
+
+def read_events(directory: Path) -> list[dict[str, Any]]:
+    """Return the events in the order of writing, without a truncated line."""
+    found = []
+    try:
+        lines = (directory / "events.jsonl").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and "event" in event:
+            found.append(event)
+    return found
+
+
+def noted_at(directory: Path) -> float:
+    """Return the time of the job's last event, by the file system's clock; 0: none yet."""
+    try:
+        return (directory / "events.jsonl").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def with_own_record(job: Job, progress: Progress) -> Progress:
+    """Return the progress, completed by the job's own events.
+
+    The scheduler decides why a job was ended from outside; the job's events add information
+    that it does not have: times, that a part of a chain had nothing to do, the end of a job that
+    vanished, and a failure that it reports as a success.
+    """
+    if progress.state is JobState.FAILED and progress.exit_code == EXIT_RESUBMIT:
+        # What every scheduler calls a failure is what the script wanted.
+        progress = dataclasses.replace(progress, state=JobState.STOPPED)
+    if job.scheduler == "local":
+        return progress
+    if job.request.array:
+        return _array_against(job, progress)
+    runs = _runs(job.directory)
+    if not runs:
+        return _with_lost_node(job, progress, ())
+    at = {event["event"]: event for event in runs[-1]}
+    started_at = at.get("start", {}).get("at")
+    if progress.state.ended and started_at and (progress.ended_at or started_at) < started_at:
+        return job.progress  # the end of an earlier run: the scheduler has started it again since
+    progress = dataclasses.replace(
+        progress,
+        started_at=progress.started_at or started_at,
+        restarts=max(progress.restarts, len(runs) - 1),
+    )
+    if why := why_not_run(job, progress.state, at):
+        return dataclasses.replace(progress, why=why)
+    progress = _against(progress, at["end"]) if "end" in at else progress
+    return _with_lost_node(job, progress, at)
+
+
+def _with_lost_node(job: Job, progress: Progress, names: Container[str]) -> Progress:
+    """Return the end of a PBS job that lost a node, which its output names.
+
+    The output is read only if the job was ended from outside, because scripts may print such text.
+    """
+    ended = progress.exit_code in (None, *_ENDED_BY_PBS) or "terminate" in names
+    if job.scheduler != "pbs" or progress.state is not JobState.FAILED or not ended:
+        return progress
+    if (node := dead_node(job.log_path)) is None:
+        return progress
+    return dataclasses.replace(
+        progress,
+        state=JobState.NODE_FAIL,
+        exit_code=None,
+        why=node_words((node,)),
+        bad_nodes=(node,),
+    )
+
+
+def _against(progress: Progress, end: dict[str, Any]) -> Progress:
+    """Return the progress, corrected by the script's own record of its end.
+
+    The script's own exit code is exact; a scheduler may report that of a shell around the script.
+    Other causes from the scheduler, such as the walltime or lack of memory, are kept.
+    """
+    code, at = end.get("exit_code"), end.get("at")
+    if not isinstance(code, int):
+        return progress
+    if progress.started_at and at and at < progress.started_at - CLOCKS_APART_S:
+        return progress  # the end of an earlier run; this one has noted nothing
+    own = f"the job's own record says exit code {code}"
+    if progress.state is JobState.LOST:
+        return _ended_by(progress, code, at)
+    if progress.state is JobState.COMPLETED and code != 0:
+        new = _ended_by(progress, code, at)
+        return dataclasses.replace(new, why=f"{new.why}, though its scheduler says exit code 0")
+    if progress.state is not JobState.FAILED or code == progress.exit_code:
+        return progress
+    if code == EXIT_RESUBMIT:
+        return _ended_by(progress, code, at)
+    if code == 0 or progress.exit_code is not None:
+        return dataclasses.replace(progress, why=f"{progress.why or 'it failed'}; {own}")
+    # A Slurm without accounting tells of a failure, but not of its exit code.
+    new = _ended_by(progress, code, at)
+    return dataclasses.replace(new, why=progress.why) if progress.why in _REMEDIES else new
+
+
+def _array_against(job: Job, progress: Progress) -> Progress:
+    """Return the end of an array that the scheduler reports as complete, by the tasks' events."""
+    if progress.state is not JobState.COMPLETED:
+        return progress
+    codes = {n: _exit_code(job.directory / f"task-{n}") for n in range(len(job.request.tasks))}
+    if not (bad := {n: code for n, code in codes.items() if code}):
+        return progress
+    first = next(iter(bad))
+    why = f"task {first} noted exit code {bad[first]}, though its scheduler says 0"
+    counts = Counter(end_of(code or 0)[0].value for code in codes.values())
+    return dataclasses.replace(
+        progress, state=JobState.FAILED, exit_code=bad[first], why=why, tasks=dict(counts)
+    )
+
+
+def _exit_code(directory: Path) -> int | None:
+    """Return the exit code recorded by the last run in a directory, or None."""
+    runs = _runs(directory)
+    code = runs[-1][-1].get("exit_code") if runs else None
+    return code if isinstance(code, int) else None
+
+
+def _runs(directory: Path) -> list[list[dict[str, Any]]]:
+    """Return the events of each start of the job; a scheduler may restart it."""
+    runs: list[list[dict[str, Any]]] = []
+    for event in read_events(directory):
+        if event["event"] == "start" or not runs:
+            runs.append([])
+        runs[-1].append(event)
+    return runs
+
+
+def why_not_run(job: Job, state: JobState, names: Container[str]) -> str | None:
+    """Return why a part of a chain did not run its script, from its events."""
+    if "skip" in names and state is JobState.COMPLETED:
+        return SKIPPED_WHY
+    if "refuse" in names and state is JobState.FAILED:
+        return f"not run, because {job.previous} failed"
+    return None
+
+
+def _ended_by(progress: Progress, code: int, at: float | None) -> Progress:
+    state, why = end_of(code)
+    return dataclasses.replace(
+        progress, state=state, exit_code=code, why=why, ended_at=progress.ended_at or at
+    )
+
+
+def end_of(exit_code: int) -> tuple[JobState, str]:
+    """Return the state and the cause for an exit code of a job script."""
+    if exit_code == 0:
+        return JobState.COMPLETED, ""
+    state = JobState.STOPPED if exit_code == EXIT_RESUBMIT else JobState.FAILED
+    return state, exit_words(exit_code)
+
+
+def task_counts(job: Job) -> dict[str, int]:
+    """Return the number of tasks of an array in each state, from their events."""
+    states = (task_progress(job, n).state for n in range(len(job.request.tasks)))
+    return dict(Counter(state.value for state in states))
+
+
+def task_progress(job: Job, task: int) -> Progress:
+    """Return the progress of a task of an array, from its events."""
+    runs = _runs(job.directory / f"task-{task}")
+    if not runs:
+        return Progress()
+    first, last = runs[-1][0], runs[-1][-1]
+    running = Progress(JobState.RUNNING, started_at=first.get("at"))
+    code = last.get("exit_code")
+    return _ended_by(running, code, last.get("at")) if isinstance(code, int) else running

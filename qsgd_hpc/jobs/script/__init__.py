@@ -1,0 +1,1 @@
+"""Job scripts, rendered from a request and a site profile."""

@@ -1,0 +1,248 @@
+"""Renders the job script from a filled request and a profile. Pure."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from qsgd_hpc import launch
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs.model import JobRequest
+from qsgd_hpc.jobs.script.pinning import cores_per_rank, render_wrapper
+from qsgd_hpc.jobs.script.templating import shell_templates
+from qsgd_hpc.jobs.sites.profile import Site
+from qsgd_hpc.jobs.words import clock, listing
+from qsgd_hpc.launch.cluster.network import NONE
+from qsgd_hpc.launch.schedulers import SCHEDULERS
+
+__all__ = ["Place", "Tools", "render_script"]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The programs of this installation.
+
+    Attributes:
+        python, qsgd_hpc: the values of {python} and {qsgd_hpc} in profiles.
+        holder: reserves a port, see launch/hold_port.py.
+        start_up: a folder for PYTHONPATH, see launch/start_up.
+    """
+
+    python: str
+    qsgd_hpc: tuple[str, ...]
+    holder: str = "hold_port.py"
+    start_up: str = "start_up"
+
+    @classmethod
+    def here(cls) -> Tools:
+        """Return this interpreter and its ``qsgd-hpc``.
+
+        ``-P`` keeps the job's own folder off the module path of qsgd-hpc itself: a user's
+        ``queue.py`` or ``types.py`` must not replace a module of the standard library.
+        """
+        safe = ("-P",) if sys.version_info >= (3, 11) else ()
+        command = (sys.executable, *safe, "-m", "qsgd_hpc")
+        script = Path(sysconfig.get_path("scripts")) / "qsgd-hpc"
+        own = (str(script),) if not safe and script.is_file() else command
+        beside = Path(launch.__file__)
+        holder, start_up = (str(beside.with_name(n)) for n in ("hold_port.py", "start_up"))
+        return cls(sys.executable, own, holder, start_up)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The location of a job's record, and the jobs that it depends on.
+
+    Attributes:
+        directory: the job's folder, for its events and output.
+        previous: folder of the part of a chain that this job continues.
+        attempt: number of earlier jobs of the same training.
+        mark: text by which the scheduler can find the job.
+    """
+
+    directory: Path
+    previous: Path | None = None
+    attempt: int = 0
+    mark: str = ""
+
+
+def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -> str:
+    """Return the job script for a request that :func:`validate.fill` has filled.
+
+    Raises:
+        UsageError: a value cannot be part of a directive, or the user's template is faulty.
+    """
+    site = site.without(request.without)
+    fields = _fields(request, site)
+    variables = _variables(request, site, place)
+    wrapper = _wrapper(request, site, tools, variables)
+    scheduler = SCHEDULERS[site.scheduler]
+    values = {
+        "site": site,
+        "request": request,
+        "walltime": None if request.walltime_min is None else clock(request.walltime_min),
+        "workdir": str(request.workdir or Path.cwd()),
+        "directives": [_formatted(line, fields, tools)[0] for line in _directives(site)],
+        "extra": [line.removeprefix(scheduler.directive).strip() for line in request.extra],
+        "variables": variables,
+        "unset": _unset(request, site),
+        "library_path": [folder for each in site.libraries_in_use for folder in each.path],
+        "launcher": [] if request.alone else _launcher(request, site, fields, tools),
+        "command": _command(request, site, tools),
+        "wrapper": wrapper,
+        "first_node": site.meeting_address or scheduler.prints_first_node,
+        "holder": [request.python or site.python or tools.python, "-I", "-S", tools.holder],
+        "attempt": place.attempt,
+        "wrapper_end": _absent_line(wrapper or ""),
+        "tasks": request.tasks,
+        "job_dir": str(place.directory),
+        "mark": place.mark,
+        "previous": None if place.previous is None else str(place.previous),
+        "previous_id": None if place.previous is None else place.previous.name,
+        "stop_after_s": _stop_after_s(request),
+    }
+    try:
+        return _template(request, site).render(values)
+    except jinja2.TemplateError as error:
+        if request.template is None:
+            raise
+        line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        raise UsageError(
+            f"--template {request.template}{line}: {error}. Available values: "
+            f"{listing(values, 'and')}."
+        ) from None
+
+
+def _template(request: JobRequest, site: Site) -> jinja2.Template:
+    if request.template is None:
+        return _environment().get_template(f"{site.scheduler}.sh.j2")
+    try:
+        text = request.template.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--template {request.template}: cannot read it: {error}") from None
+    return _environment().from_string(text)
+
+
+def _stop_after_s(request: JobRequest) -> int | None:
+    if request.walltime_min is None:
+        return None
+    return max(1, round((request.walltime_min - (request.stop_before_min or 0)) * 60))
+
+
+def _wrapper(
+    request: JobRequest, site: Site, tools: Tools, variables: dict[str, str]
+) -> str | None:
+    """Return the wrapper that each rank runs before the program.
+
+    None on a site that starts ranks itself, and for a program that does.
+
+    It also exports the variables, because not every launcher sends them to other nodes.
+    """
+    if site.scheduler == "local" or request.alone:
+        return None
+    threads = cores_per_rank(request, site) if site.cores else None
+    if "OMP_NUM_THREADS" in variables:
+        threads = None
+    exports = {**variables, "QSGD_RANKS": str(request.ranks)}
+    start_up = tools.start_up if request.sets_torchrun else None
+    return render_wrapper(request, site, omp_threads=threads, exports=exports, start_up=start_up)
+
+
+def _absent_line(text: str) -> str:
+    """Return a delimiter for a here-document that is not a line of the text."""
+    word = "END_OF_PIN_SH"
+    while word in text.split("\n"):
+        word += "_"
+    return word
+
+
+def _fields(request: JobRequest, site: Site) -> dict[str, int]:
+    """Return the values of {name} fields in launcher.argv and directives."""
+    per_node = request.ranks_per_node or 1
+    depth = cores_per_rank(request, site)
+    threads_per_core = (site.hwthreads or 1) // (site.cores or 1) or 1
+    return {
+        "nodes": request.nodes,
+        "ranks": request.ranks,
+        "ranks_per_node": per_node,
+        "gpus": site.gpus,
+        "depth": depth,
+        "cpus_per_rank": depth * threads_per_core,
+    }
+
+
+def _formatted(word: str, fields: dict[str, int], tools: Tools) -> list[str]:
+    if word == "{qsgd_hpc}":
+        return list(tools.qsgd_hpc)
+    return [word.format(**fields, python=tools.python, qsgd_hpc=shlex.join(tools.qsgd_hpc))]
+
+
+def _variables(request: JobRequest, site: Site, place: Place) -> dict[str, str]:
+    """Return the job's variables; the user's take precedence."""
+    attempt = {"QSGD_ATTEMPT": str(place.attempt)} if place.attempt else {}
+    used = {k: v for each in site.libraries_in_use for k, v in each.env.items()}
+    return {**attempt, **site.env, **used, **request.env}
+
+
+def _unset(request: JobRequest, site: Site) -> list[str]:
+    """Return the variables of libraries that are not used: the site's modules may set them."""
+    names = [name for each in site.libraries if not each.use for name in each.env]
+    return [name for name in names if name not in request.env]
+
+
+def _directives(site: Site) -> tuple[str, ...]:
+    return site.directives + sum((each.directives for each in site.libraries_in_use), ())
+
+
+def _launcher(
+    request: JobRequest, site: Site, fields: dict[str, int], tools: Tools
+) -> list[list[str]]:
+    """Return the launcher's arguments, one list for each line of the script."""
+    words: list[str] = []
+    for raw in site.launcher_argv:
+        if raw == "{label}":  # one rank's lines need no label
+            words += site.launcher_label if fields["ranks"] > 1 else ()
+        elif raw == "{network}":
+            words += ("--network", request.network) if request.network not in (None, NONE) else ()
+        else:
+            words += _formatted(raw, fields, tools)
+    if site.launcher_argv[:2] == ("{qsgd_hpc}", "run") and not request.sets_torchrun:
+        words.insert(len(tools.qsgd_hpc) + 1, "--no-torchrun")
+    return [words]
+
+
+def _command(request: JobRequest, site: Site, tools: Tools) -> list[str]:
+    script = str((request.workdir or Path.cwd()) / request.script)
+    words = [script, *request.script_args]
+    if request.is_python:
+        compat = ("-m", "qsgd_hpc.horovod_compat") if request.horovod else ()
+        words[:0] = [request.python or site.python or tools.python, *compat]
+    if ":" in words:
+        # A lone colon separates programs for every mpiexec; inside one word it does not.
+        return ["/bin/bash", "-c", f"exec {shlex.join(words)}"]
+    return words
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = shell_templates().overlay()
+    environment.filters["directive"] = _directive
+    return environment
+
+
+def _directive(value: object) -> str:
+    """Return the value if it can be part of a directive, where quoting is not possible."""
+    text = str(value)
+    if not re.fullmatch(r"[ -~]+", text) or re.search(r"[\"'\\`$#]", text):
+        raise UsageError(
+            f"{text!r} cannot be part of a scheduler directive: quotes, $, #, backslashes, line "
+            "breaks and non-ASCII letters are not allowed there."
+        )
+    return text

@@ -1,0 +1,194 @@
+"""Draft a profile for a machine without one, from its scheduler's answers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+
+from qsgd_hpc import env
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs.sites import live
+from qsgd_hpc.jobs.sites.choice import Host, load
+from qsgd_hpc.jobs.sites.live.facts import Live, LiveQueue
+from qsgd_hpc.jobs.sites.sources import names, sources
+from qsgd_hpc.jobs.words import clock, listing
+
+__all__ = ["draft", "new_profile"]
+
+# A scheduler that sets no limit gets these, marked to be verified.
+NO_LIMIT_MIN = 48 * 60.0
+LEAST_MIN = 1 / 60
+
+
+def new_profile(name: str, scheduler: str | None, host: Host, *, force: bool) -> str:
+    """Return the YAML of a new profile.
+
+    Args:
+        name: name of the site; it must be new, unless ``force``.
+        scheduler: the scheduler to query; None: none was found.
+        host: this machine.
+        force: replace the user's file of that name.
+
+    Raises:
+        UsageError: the name exists or is invalid, or there is no scheduler.
+        LaunchError: the scheduler does not answer.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name):
+        raise UsageError(
+            f"{name!r} is not a valid name of a site: use letters, digits and _ . + -, "
+            "beginning with a letter or digit."
+        )
+    _refuse_taken(name, force)
+    if scheduler is None:
+        commands = listing(live.ASKED.values(), "nor")
+        raise UsageError(
+            f"there is no scheduler here (neither {commands} on PATH). Run this on the machine's "
+            "login host, or add --scheduler to get an empty profile to fill in."
+        )
+    here = shutil.which(live.ASKED[scheduler]) is not None
+    found = live.look(scheduler) if here else Live(scheduler)
+    return draft(name, found, _generic(scheduler), host.host_names[0] if here else None)
+
+
+def _refuse_taken(name: str, force: bool) -> None:
+    own = env.home() / "sites" / f"{name}.yaml"
+    if own.exists() and not force:
+        raise UsageError(f"{own} is there already. Use another name, or --force to replace it.")
+    layers = {source.layer for source in sources(name)} - {"user"}
+    if layers and not force:
+        raise UsageError(
+            f"site '{name}' is there already ({', '.join(sorted(layers))}): `qsgd-hpc sites check "
+            f"{name}` compares it with the machine. Use another name, or --force to override it."
+        )
+
+
+def _generic(scheduler: str) -> str:
+    for name in names():
+        try:
+            site = load(name)
+        except UsageError:
+            continue
+        if site.generic and site.scheduler == scheduler:
+            return name
+    raise UsageError(f"no profile is marked generic: true for {scheduler}")
+
+
+def draft(name: str, live: Live, base: str, host_name: str | None) -> str:
+    """Return the YAML of a profile that extends ``base``.
+
+    Args:
+        name: of the site.
+        live: what the scheduler says; empty facts become lines to fill in.
+        base: the generic profile of the scheduler.
+        host_name: of this login host, or None.
+    """
+    return "\n".join(_lines(name, live, base, host_name)) + "\n"
+
+
+def _lines(name: str, live: Live, base: str, host_name: str | None) -> Iterator[str]:
+    yield f"# {name}: written from what {live.scheduler} says. Fill in what is marked, then run"
+    yield f"#   qsgd-hpc sites check {name}"
+    yield f"extends: {base}"
+    yield f"description: {_text(f'{name}, {live.nodes} nodes' if live.nodes else name)}"
+    if host_name:
+        pattern = re.sub(r"\d+", "*", host_name.split(".")[0])
+        yield f"login_hosts: [{_text(pattern)}] # must fit this machine's login hosts and no others"
+    if live.nodes:
+        yield f"nodes: {live.nodes}"
+    yield from _node(live)
+    gpus = max(live.gpus, default=0)
+    yield from _gpu(gpus)
+    yield ""
+    yield "# Write what a job must name: required: [account, walltime, filesystems]"
+    yield "# defaults: {account: PROJECT}"
+    yield "defaults:"
+    yield '  walltime: "00:30:00"'
+    if live.filesystems:
+        yield f"filesystems: [{', '.join(map(_text, live.filesystems))}]"
+    yield ""
+    yield from _queues(live, gpus)
+    yield ""
+    yield "# Lines of the shell that run before the ranks, such as: setup: [module load python]"
+    yield from _directives(live, gpus)
+    if gpus or not live.nodes:
+        yield "verify: [directives]"
+
+
+def _node(live: Live) -> Iterator[str]:
+    cpus = max(live.cpus, default=0)
+    gpus = max(live.gpus, default=0)
+    yield "node:"
+    if cpus:
+        yield f"  cores: {cpus} # the scheduler's CPUs; half of it if those are hardware threads"
+    else:
+        yield "  # cores: 64"
+    yield f"  gpus: {gpus}"
+    yield "  verify: true"
+
+
+def _gpu(gpus: int) -> Iterator[str]:
+    if gpus:
+        order = ", ".join(map(str, range(gpus)))
+        yield ""
+        yield "# order: the GPU beside the cores of local rank 0 first; see `nvidia-smi topo -m`."
+        yield "# variable: ROCR_VISIBLE_DEVICES for AMD, ZE_AFFINITY_MASK for Intel."
+        yield f"gpu: {{variable: CUDA_VISIBLE_DEVICES, order: [{order}], verify: true}}"
+
+
+def _queues(live: Live, gpus: int) -> Iterator[str]:
+    taken = {route: q.name for q in live.queues.values() for route in q.routes}
+    shown = [q for q in live.queues.values() if q.is_open]
+    # The shortest first: it is the one that starts soonest.
+    shown.sort(key=lambda q: (q.name in taken, q.walltime_min[1] or NO_LIMIT_MIN, q.nodes[1] or 0))
+    yield "# Without --queue the first that takes the job is used, but for those with auto: false."
+    if not shown:
+        yield '# queues: {debug: {nodes: [1, 2], walltime: ["00:05:00", "01:00:00"]}}'
+        return
+    yield "queues:"
+    yield from (f"  {_queue(q, live, taken, gpus)}" for q in shown)
+    if live.default_queue:
+        yield f"# {live.default_queue} is what the scheduler takes when none is named."
+    if live.qos:
+        yield f"# QOS, if jobs name one (qos: NAME within a queue): {', '.join(live.qos)}"
+
+
+def _queue(queue: LiveQueue, live: Live, taken: dict[str, str], gpus: int) -> str:
+    (low, high), (least, most) = queue.nodes, queue.walltime_min
+    high_known = high or queue.total_nodes or live.nodes
+    words = [
+        f"nodes: [{low or 1}, {high_known or low or 1}]",
+        f'walltime: ["{clock(least or LEAST_MIN)}", "{clock(most or NO_LIMIT_MIN)}"]',
+    ]
+    if queue.gpus and max(queue.gpus) != gpus:
+        words.append(f"gpus: {max(queue.gpus)}")
+    if queue.cpus and queue.cpus != live.cpus[-1:]:
+        words.append(f"cores: {queue.cpus[0]}")
+    there = [route for route in queue.routes if route in live.queues]
+    if there:
+        words.append(f"routes: [{', '.join(map(_text, there))}]")
+    if queue.route_only and queue.name in taken:
+        words.append(f"via: {_text(taken[queue.name])}")
+    elif gpus and queue.gpus and not max(queue.gpus):
+        words.append("auto: false")
+    if not high or not most:
+        words.append("verify: true")
+    return f"{_text(queue.name)}: {{{', '.join(words)}}}"
+
+
+def _directives(live: Live, gpus: int) -> Iterator[str]:
+    if live.scheduler == "slurm" and gpus:
+        yield 'directives: [--exclusive, "--gpus-per-node={gpus}"]'
+    elif live.scheduler == "pbs" and (gpus or live.cpus):
+        chunk = "{nodes}:mpiprocs={ranks_per_node}"
+        chunk += f":ncpus={max(live.cpus)}" if live.cpus else ""
+        chunk += f":ngpus={gpus}" if gpus else ""
+        yield f'directives: ["-l select={chunk}", "-l place=scatter:excl"]'
+
+
+def _text(word: str) -> str:
+    """Return a word as YAML, quoted where it would not be the same text without."""
+    plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", word)
+    reserved = word.lower() in ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
+    return word if plain and not reserved else json.dumps(word)
