@@ -73,6 +73,20 @@ def test_parameters_without_gradient_on_some_or_all_ranks(ranks: Ranks) -> None:
     assert all(untouched for _, untouched in answers)
 
 
+def of_one_loss(group: dist.ProcessGroup) -> bytes:
+    models = [wrapped(group, 4)[0] for _ in range(4)]
+    for step in range(10):
+        outputs = [model(batch(group.rank(), 10 * i + step)) for i, model in enumerate(models)]
+        torch.stack(outputs).sum(0).square().mean().backward()
+        for parameter in (p for model in models for p in model.parameters()):
+            parameter.data.sub_(parameter.grad, alpha=0.05)
+    return b"".join(map(bytes_of, models))
+
+
+def test_several_models_exchange_buckets_at_once(ranks: Ranks) -> None:
+    assert len({*ranks.run(of_one_loss, size=4)}) == 1
+
+
 def accumulated(group: dist.ProcessGroup) -> tuple[bytes, int]:
     model, state = wrapped(group, 4)
     for step in range(3):

@@ -3,7 +3,9 @@
 Three threads process the buckets in order: encode and start the scatter; wait for it, sum
 and start the gather; wait for it and decode. Only one thread codes at a time. Both
 kinds of exchange are tagged messages between pairs of ranks, which may interleave differently on
-each rank, and with the collectives of the training: no further process group is needed.
+each rank, and with the collectives of the training: no further process group is needed. Tags are
+numbered per process group in the order of the buckets, which DDP keeps the same on all ranks, since
+several models may exchange buckets at once.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import itertools
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +30,7 @@ EXIT_S = 5.0
 # Of all messages: two kinds, and a number that returns long after its message has arrived.
 TAG = 0x51000000
 TAGS = 1 << 16
+_tags_of: weakref.WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 @dataclass
@@ -37,6 +40,7 @@ class Job:
     Args:
         place: the bucket's memory on the host.
         future: completes with the bucket; ``fault`` holds an error.
+        tags: of the messages of each wave; set when it is submitted.
     """
 
     plan: Plan
@@ -44,6 +48,7 @@ class Job:
     future: torch.futures.Future[torch.Tensor]
     fault: BaseException | None = None
     left: int = field(init=False)
+    tags: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.left = len(self.plan.waves)
@@ -89,11 +94,13 @@ class Pipeline:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
+        self._tags = _tags_of.setdefault(group, itertools.cycle(range(TAG, TAG + 2 * TAGS, 2)))
         self._stages = _Stages(group)
         weakref.finalize(self, self._stages.close)
 
     def submit(self, job: Job) -> None:
         """Queue a bucket; its future completes when the bucket holds the average."""
+        job.tags = [next(self._tags) for _ in job.plan.waves]
         self._stages.jobs.put(job)
 
     @property
@@ -110,7 +117,6 @@ class _Stages:
         self._gathered: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
         self._group = group
         self._ranks = dist.get_process_group_ranks(group)
-        self._tags = itertools.cycle(range(TAG, TAG + 2 * TAGS, 2))
         self._coding = threading.Lock()  # a plan's coder and the workers serve one at a time
         self._fault: BaseException | None = None
         self.sent_bytes: dict[int, int] = {}  # by thread: no two of them count in one place
@@ -129,8 +135,8 @@ class _Stages:
 
     def _scatter(self, job: Job) -> None:
         self._guarded(job, lambda: self._begin(job))
-        for wave in job.plan.waves:
-            step = _Step(job, wave, next(self._tags))
+        for wave, tag in zip(job.plan.waves, job.tags, strict=True):
+            step = _Step(job, wave, tag)
             self._guarded(job, lambda step=step: self._encode(step))  # type: ignore[misc]
             self._scattered.put(step)
         if not job.plan.waves:
