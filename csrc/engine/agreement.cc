@@ -35,7 +35,7 @@ std::vector<Key> read_keys(Reader& from) {
   return keys;
 }
 
-// After which someone hears of a tensor that some ranks lack; 0: never.
+// Time after which rank 0 reports a tensor that some ranks have not submitted; 0: never.
 double stall_s(const Agreement::Config& config) {
   const double warning_s = config.log ? config.stall_warning_s : 0;
   if (warning_s <= 0 || config.stall_shutdown_s <= 0) {
@@ -44,7 +44,8 @@ double stall_s(const Agreement::Config& config) {
   return std::min(warning_s, config.stall_shutdown_s);
 }
 
-// Rank 0 asks for what it is about to warn of; but it must have heard of it at all.
+// Time after which a relay forwards incomplete operations: before rank 0 can warn of one, it must
+// have received a report of it.
 Relay::Clock::duration relay_patience(const Agreement::Config& config) {
   constexpr double kMost = 5;
   const double stall = stall_s(config);
@@ -100,7 +101,7 @@ void Agreement::receive(const RankSet& ranks, Submission submission) {
   }
 }
 
-// All below that child, and itself, are ready: those that are in the set.
+// All ranks of the child's subtree that belong to the process set are ready.
 void Agreement::receive_whole(int child, Submission submission) {
   const RankSet& below = tree_.below(static_cast<size_t>(child));
   const int32_t set = submission.operation->set;
@@ -121,14 +122,13 @@ bool Agreement::make_progress() {
   return heard;
 }
 
-// Of what becomes ready bit by bit, a relay gathers some: else its parent had a message of each
-// tensor from each child. What nothing is under way before goes on at once.
+// When tensors become ready one after another, a relay merges reports; otherwise its parent would
+// get a message per tensor from each child. A report is sent immediately if none is unanswered.
 bool Agreement::may_report() const {
   return answered_ || !has_others_below() ||
          std::chrono::steady_clock::now() - reported_at_ >= kGathering;
 }
 
-// What this rank and those below it are ready for.
 void Agreement::send_reports() {
   answered_ = false;
   if (has_others_below()) reported_at_ = std::chrono::steady_clock::now();
@@ -141,7 +141,7 @@ void Agreement::send_reports() {
     const size_t head = known.bytes().size();
     sent_.write(report.submissions, known, items);
     const auto kind = [&](FrameType whole, FrameType some) { return report.whole ? whole : some; };
-    // Known ones first: what is new may take their places in the books.
+    // Known ones first: new ones may replace their lines in the books.
     if (known.bytes().size() > head) {
       messenger_.send(Messenger::kParent, kind(FrameType::kKnown, FrameType::kSomeKnown),
                       known.bytes());
@@ -210,7 +210,8 @@ void Agreement::on_message(int child, FrameType type, Reader body) {
 
 void Agreement::hear_leave(int rank, const std::string& reason) {
   if (is_first()) {
-    // What only that rank lacks fails, so rank 0 must hear of it, and of what comes then.
+    // Operations that only that rank has not submitted fail, so rank 0 needs every report so far
+    // and every later one.
     if (!std::exchange(told_apart_, true)) send_to_relays(FrameType::kApart, {});
     return coordinator_.leave(rank, reason);
   }
@@ -232,14 +233,14 @@ void Agreement::hear_block(int rank, std::vector<Key> waits_for) {
   messenger_.send(Messenger::kParent, FrameType::kBlocked, items.bytes());
 }
 
-// Each goes on to where someone is told, before this rank takes part in any.
+// Forwards each response to the children whose subtrees take part, before this rank executes any.
 void Agreement::read_responses(Reader& body) {
   answered_ = true;
   std::vector<Response> mine;
   while (!body.done()) {
     const char* const begin = body.at();
     Response response = Response::read(body, names_);
-    // Of a set that is no more, everyone is told.
+    // If the set no longer exists, all ranks get the response.
     const Members members = relay_.members(response.set);
     address(members, begin, static_cast<size_t>(body.at() - begin));
     relay_.note(response);
@@ -250,7 +251,7 @@ void Agreement::read_responses(Reader& body) {
   std::move(mine.begin(), mine.end(), std::back_inserter(agreed_));
 }
 
-// Rank 0 tells everyone what to do next, itself last.
+// Sends the responses from rank 0 to all ranks, then keeps its own.
 void Agreement::answer() {
   std::vector<Response> responses = coordinator_.take_ready();
   for (const std::string& sentence : coordinator_.take_news()) {
@@ -280,8 +281,8 @@ void Agreement::answer() {
   }
 }
 
-// To the children that are told, or have someone below them who is: what is for each, all in one
-// order, so that no two wait for each other.
+// Appends a response to the message of each child whose subtree contains a recipient. All children
+// get responses in the same order, so no two ranks wait for each other.
 void Agreement::address(const Members& recipients, const char* bytes, size_t size) {
   for (size_t child = 0; child < answers_.size(); ++child) {
     const bool told = recipients == nullptr || tree_.below(child).meets(*recipients);
@@ -298,11 +299,11 @@ void Agreement::send_addressed() {
     }
     theirs.clear();
   }
-  // What comes next may go through shared memory, where messages move on only once in a while.
+  // The next operation may use shared memory, and MPI messages make little progress meanwhile.
   messenger_.flush_down();
 }
 
-// Others hold nothing back, and may sleep.
+// Ranks without children hold nothing back, and may sleep.
 void Agreement::send_to_relays(FrameType type, const std::vector<char>& body) {
   for (size_t child = 0; child < tree_.children().size(); ++child) {
     if (tree_.below(child).count() > 1) messenger_.send(static_cast<int>(child), type, body);
@@ -334,7 +335,7 @@ void Agreement::watch_waits(const Entries& entries) {
   if (!overdue.empty()) config_.give_up(overdue);
 }
 
-// Long before rank 0 says who is missing, those who are not must be known to it.
+// Rank 0 needs the reports of all ranks long before it names the missing ones.
 void Agreement::ask_for_late() {
   const double stall = stall_s(config_);
   if (stall <= 0 || tree_.children().empty()) return;
@@ -345,7 +346,7 @@ void Agreement::ask_for_late() {
   send_to_relays(FrameType::kTell, names.bytes());
 }
 
-// Rank 0 hears what the program here waits for, once; a submission after that takes it back.
+// Reports to rank 0, once, what the program here waits for; a later submission revokes it.
 void Agreement::report_own_waits(const Entries& entries) {
   std::vector<Key> keys = entries.waited_for(config_.deadlock_s);
   if (keys == told_waits_ || left_) return;
@@ -353,7 +354,7 @@ void Agreement::report_own_waits(const Entries& entries) {
   if (!keys.empty()) hear_block(rank(), std::move(keys));
 }
 
-// Of ranks whose word comes together, the one that was last is named last.
+// If several ranks are reported together, the one that was last is recorded last.
 void Agreement::note_arrival(const RankSet& ranks, const Submission& submission) {
   if (!timeline_.on() || (!is_first() && ranks != self_)) return;
   const Operation& o = *submission.operation;

@@ -1,6 +1,7 @@
-// How the ranks agree on what to carry out next: rank 0 hears which operations each is ready for,
-// and tells all of them what every rank of a set is ready for, in one order. All this goes along a
-// tree, whose inner ranks say once what all below them are ready for, and hand on the answers.
+// Agreement between the ranks on what to execute next: rank 0 receives which operations each rank
+// is ready for, and sends to all the operations that every rank of a set is ready for, in one
+// order. These messages travel along a tree: a relay reports once when its subtree is ready, and
+// forwards the responses.
 #pragma once
 
 #include <chrono>
@@ -18,47 +19,48 @@
 
 namespace qsgd {
 
-// Used by one thread at a time, but for bytes_sent().
+// Used by one thread at a time, except bytes_sent() and messages_heard().
 class Agreement {
  public:
   struct Config {
     Tuning tuning;
     Planning planning = Planning::kOff;
-    size_t cache_capacity = 1024;  // names that travel as numbers; at most kMaxBook do
+    size_t cache_capacity = 1024;  // names sent as numbers; at most kMaxBook
     double stall_warning_s = 60;   // 0: never
-    double stall_shutdown_s = 0;   // ends the job then; 0: never
-    double deadlock_s = 10;        // ranks that have waited so long for one another fail; 0: never
+    double stall_shutdown_s = 0;   // ends the job; 0: never
+    double deadlock_s = 10;        // ranks that wait for each other this long fail; 0: never
     int fan_out = 0;               // as in Tree
     std::function<void(const std::string&)> log;
-    std::function<void(const std::string&)> give_up;  // the job, on all ranks
-    std::function<bool()> sums_in_nodes;              // as the coordinator has it
+    std::function<void(const std::string&)> give_up;  // ends the job on all ranks
+    std::function<bool()> sums_in_nodes;              // see Coordinator
   };
 
-  // `node` is null where the ranks of a node share no memory.
+  // `node` is null if the ranks of a node share no memory.
   Agreement(Transport& transport, SharedNode* node, Timeline& timeline, Config config);
 
-  // This rank is ready for these.
+  // Reports that this rank is ready for these operations.
   void submit(std::vector<Submission>& submissions);
-  // And for nothing more.
+  // Reports that this rank will submit nothing more.
   void leave(const std::string& reason);
   bool has_left() const { return left_; }
-  // Hears the others, and answers them or hands on what they say. True if anything happened. Does
-  // nothing before what was agreed on is carried out: others may be at it, and what they are sent
-  // meanwhile may not leave this rank before it takes part.
+  // Receives messages and answers or forwards them. Returns true if anything happened. Does nothing
+  // until the agreed operations have been executed: other ranks may already execute them, and
+  // messages sent meanwhile might not leave this rank before it takes part.
   bool make_progress();
-  // Looks, now and then, for ranks that wait for too long; `entries` are what this rank waits for.
+  // Checks periodically for ranks that wait too long; `entries` are the pending operations of this
+  // rank.
   void watch_waits(const Entries& entries);
-  // Returns when all that was said has left this rank.
+  // Blocks until MPI has accepted all messages of this rank.
   void flush() { messenger_.flush(); }
 
-  // What this rank is to carry out next, and then, if so, to measure the machine.
+  // The operations that this rank must execute next, and whether it must then measure the machine.
   const std::vector<Response>& agreed() const { return agreed_; }
   std::vector<Response> take_agreed() { return std::exchange(agreed_, {}); }
   bool measures_next() const { return measures_next_; }
   bool take_measures_next() { return std::exchange(measures_next_, false); }
   bool is_over() const { return over_; }  // every rank has left
-  // Whether others may have something to say while this rank is ready for nothing; and if not,
-  // whether they may have soon.
+  // Whether messages may arrive although this rank has nothing pending; has_sets_of_others():
+  // whether that may become so soon.
   bool must_listen() const {
     return left_ || coordinator_.watches_others() || relay_.watches_others() ||
            relay_.has_reports();
@@ -66,9 +68,9 @@ class Agreement {
   bool has_sets_of_others() const {
     return is_first() ? coordinator_.has_sets_of_others() : relay_.has_sets_of_others();
   }
-  // Whether this rank hears others at all, which it must do now and then even with nothing to do.
+  // Whether this rank has children, whose messages it must check for even when idle.
   bool has_others_below() const { return !tree_.children().empty(); }
-  // Whether each of its naps may delay what others say to one another.
+  // Whether sleeping on this rank delays messages between other ranks.
   bool is_on_the_way() const { return tree_.is_on_the_way(); }
 
   // On rank 0:
@@ -116,15 +118,15 @@ class Agreement {
   NameBook names_;
   std::vector<Response> agreed_;
   bool measures_next_ = false;
-  bool told_apart_ = false;  // on rank 0: the others are to tell all as it comes
-  std::chrono::steady_clock::time_point reported_at_;  // to the parent
-  bool answered_ = true;                               // since then
+  bool told_apart_ = false;  // on rank 0: relays have been asked to forward every report unmerged
+  std::chrono::steady_clock::time_point reported_at_;  // last report to the parent
+  bool answered_ = true;                               // a response has arrived since
   bool left_ = false;
   bool over_ = false;
   Coordinator::Clock::time_point last_watch_ = Coordinator::Clock::now();
   Coordinator::Clock::time_point last_submission_ = Coordinator::Clock::now();
-  std::vector<Key> told_waits_;  // what rank 0 knows that the program here waits for
-  // Kept for their memory.
+  std::vector<Key> told_waits_;  // the last waits that rank 0 was told of
+  // Members only to reuse their memory:
   std::vector<Writer> answers_;  // by child
   Writer answer_;
 };

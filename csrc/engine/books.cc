@@ -5,8 +5,8 @@
 namespace qsgd {
 namespace {
 
-// The line to write after `written` others: the next one while there is one, then any, which both
-// ends find alike.
+// Line to write after `written` others: the next free one, or a pseudorandom one, which both ends
+// compute alike.
 size_t place_of(uint64_t written, size_t lines) {
   if (written < lines) return static_cast<size_t>(written);
   uint64_t mixed = written * 0x9e3779b97f4a7c15u;  // Fibonacci hashing
@@ -14,17 +14,17 @@ size_t place_of(uint64_t written, size_t lines) {
   return static_cast<size_t>(mixed % lines);
 }
 
-// Whether it says in every step how well it was coded.
+// Whether its NMSE is reported in every step.
 bool reports_nmse(const Operation& operation) {
   return operation.coding && operation.coding->nmse_budget > 0;
 }
 
-// Whether a number may stand for it.
+// Whether it may be sent as a number.
 bool may_be_known(const Submission& submission) {
   return submission.operation->lasting && submission.rows.empty();
 }
 
-// Neighbours of which one rank was the last together.
+// Run-length encoding of the ranks that were last.
 void write_last(const std::vector<int>& ranks, Writer& to) {
   for (auto run = ranks.begin(); run != ranks.end();) {
     const auto end = std::find_if(run, ranks.end(), [&](int rank) { return rank != *run; });
@@ -45,7 +45,7 @@ void read_last(Reader& from, std::vector<Submission>& submissions) {
 }  // namespace
 
 OperationPtr OperationPool::pooled(OperationPtr operation) {
-  if (operations_.size() >= kMaxBook) operations_.clear();  // of names that come no more, too
+  if (operations_.size() >= kMaxBook) operations_.clear();  // drops names that are no longer used
   OperationPtr& one = operations_[operation->key()];
   if (one == nullptr || !(*one == *operation)) one = std::move(operation);
   return one;
@@ -94,7 +94,7 @@ void SentBook::write(const std::vector<Submission>& submissions, Writer& known, 
   for (const Submission& submission : submissions) {
     const OperationPtr& operation = submission.operation;
     const uint16_t* const number = find(submission);
-    // Known ones are read first, before those that are new here.
+    // Known ones are read first, before the new ones of this call.
     if (number != nullptr && std::count(fresh.begin(), fresh.end(), *number) == 0) {
       numbers.push_back(*number);
       if (reports_nmse(*operation)) errors.put(submission.nmse);
@@ -166,7 +166,7 @@ std::vector<Submission> HeardBook::read_known(Reader& from) {
 }
 
 void NameBook::write(int32_t set, const std::vector<std::string>& names, bool lasting, Writer& to) {
-  // More than fit would take each other's places within one answer.
+  // With more names than lines, names of one answer would replace each other.
   const bool numbered = lasting && names.size() <= keys_.size();
   to.put(static_cast<uint8_t>(numbered));
   if (!numbered) {

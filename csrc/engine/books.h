@@ -1,8 +1,8 @@
-// Names that come again travel as numbers. The two ends of a stream of messages each keep a book,
-// and since messages keep their order, both write the same into it.
+// Names that occur again are sent as numbers. Both ends of a stream of messages keep a book of
+// names; because messages arrive in order, both books are equal.
 //
-// In a full book any line may have to make room: were it the oldest, then of a step with one name
-// more than there are lines none would ever be found.
+// A full book replaces a pseudorandom line. If it replaced the oldest, a step with one name more
+// than there are lines would never find any.
 #pragma once
 
 #include <cstdint>
@@ -19,25 +19,24 @@ namespace qsgd {
 
 constexpr size_t kMaxBook = 4096;  // lines
 
-// That a rank, or several, are ready for an operation.
+// A report that one or several ranks are ready for an operation.
 struct Submission {
   OperationPtr operation;
-  double nmse = 0;  // of a rank's codes of the name when it last came, the largest
-  Numbers rows{};   // of an allgather of several ranks, in order; or all as the operation says
-  int last = -1;    // which of several ranks came last
-  // On the rank itself: what a device must have done before it may be told of. Null: nothing.
+  double nmse = 0;  // largest of the ranks' last NMSE for this name
+  Numbers rows{};   // of an allgather of several ranks, by rank; empty: all as in the operation
+  int last = -1;    // the last of several ranks
+  // On the rank itself: device work that must finish before the submission. Null: none.
   std::shared_ptr<gpu::Mark> ready = nullptr;
 
-  // What the n-th of the ranks brings to an allgather.
+  // Rows that the n-th of the ranks contributes to an allgather.
   int64_t rows_of(size_t place) const { return rows.empty() ? operation->rows() : rows.at(place); }
 };
 
-// Of operations that are equal one is kept, whichever rank has told of it, so that most comparisons
-// are of addresses.
+// Shares equal operations of different ranks, so that most comparisons are of addresses.
 class OperationPool {
  public:
   OperationPtr pooled(OperationPtr operation);
-  // The same for one that may come again itself, as this rank's own do: found by its address.
+  // The same, found by address, for an operation of this rank, which may occur again.
   OperationPtr twin(const OperationPtr& own);
 
  private:
@@ -45,36 +44,36 @@ class OperationPool {
   std::unordered_map<OperationPtr, OperationPtr> twins_;
 };
 
-// Numbers in a row are written as one run, so a step's gradients take a few bytes.
+// Consecutive numbers are written as one run, so a step's gradients take a few bytes.
 void write_numbers(const std::vector<uint16_t>& numbers, Writer& to);
 std::vector<uint16_t> read_numbers(Reader& from);
 
-// What this rank has told its parent.
+// Operations that this rank has reported to its parent.
 class SentBook {
  public:
   explicit SentBook(size_t capacity) : operations_(capacity) {}
 
-  // Writes submissions, known ones as numbers into `known` and the others as items.
+  // Writes known submissions as numbers to `known`, the others in full to `items`.
   void write(const std::vector<Submission>& submissions, Writer& known, Writer& items);
 
  private:
   const uint16_t* find(const Submission& submission) const;
   uint16_t add(const OperationPtr& operation);
 
-  std::vector<OperationPtr> operations_;  // by number
+  std::vector<OperationPtr> operations_;  // by line
   uint64_t written_ = 0;
   KeyMap<uint16_t> lines_;
-  // The same by their addresses: an operation that was prepared is the same one in every step.
+  // The same by address: a prepared operation is the same object in every step.
   std::unordered_map<const Operation*, uint16_t> prepared_;
 };
 
-// What a rank has heard from one of its children.
+// Operations received from one child.
 class HeardBook {
  public:
   HeardBook(size_t capacity, std::shared_ptr<OperationPool> pool)
       : capacity_(capacity), pool_(std::move(pool)) {}
 
-  // Reads back what SentBook::write() made of one item, or of the known ones.
+  // Read what SentBook::write() has written: one item, or all known ones.
   Submission read_item(Reader& from);
   std::vector<Submission> read_known(Reader& from);
 
@@ -87,7 +86,8 @@ class HeardBook {
   uint64_t written_ = 0;
 };
 
-// The names in rank 0's answers: one book for all ranks, of which each reads what its sets do.
+// The names in rank 0's responses: one book for all ranks, each of which reads the responses of its
+// sets.
 class NameBook {
  public:
   explicit NameBook(size_t capacity) : keys_(capacity) {}
@@ -96,7 +96,7 @@ class NameBook {
   std::vector<std::string> read(int32_t set, Reader& from);
 
  private:
-  // Gives `key` the number of a line that the answer being written does not use.
+  // Assigns to `key` a line that the current response does not use.
   uint16_t add(Key key, const std::vector<uint16_t>& in_use);
 
   std::vector<Key> keys_;  // by number

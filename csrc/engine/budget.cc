@@ -5,7 +5,7 @@
 namespace qsgd {
 namespace {
 
-// Bits per element that stand for a scheme on the way up.
+// Bits per element that rank a scheme among those with more bits.
 int bits_of(const CodecSpec& spec) {
   const int worth = traits_of(spec.scheme).worth_bits;
   return worth != 0 ? worth : spec.bits;
@@ -44,7 +44,7 @@ std::optional<CodecSpec> NmseBudget::decide(const Operation& operation,
   raised_[operation.key()] = {asked, better};
   news_.push_back("tensor '" + operation.name + "': NMSE " + format_nmse(nmse) + " with " +
                   describe(*now) + " exceeds the budget of " + format_nmse(budget) +
-                  "; it travels as " + (better ? describe(*better) : "float32") + " from now on");
+                  "; it is sent as " + (better ? describe(*better) : "float32") + " from now on");
   return better;
 }
 

@@ -1,4 +1,4 @@
-// Rank 0's decision to spend more bits on tensors whose codes lose too much.
+// Rank 0's choice of more bits for tensors whose coding error exceeds their budget.
 #pragma once
 
 #include <map>
@@ -12,13 +12,13 @@ namespace qsgd {
 
 class NmseBudget {
  public:
-  // How the tensor of an operation travels that is to travel as `asked`, its coding's spec but for
-  // what was tuned. `nmse` is the largest that any rank measured when the name last came; it
-  // decides alone, so equal runs decide alike. What has been raised stays so until another spec is
-  // asked.
+  // Returns the code for the operation's tensor. `asked` is the requested one: the coding's spec,
+  // as changed by tuning. `nmse` is the largest that any rank measured in the name's last
+  // reduction; nothing else decides, so equal runs decide alike. A raised code stays until another
+  // spec is requested.
   std::optional<CodecSpec> decide(const Operation& operation, const std::optional<CodecSpec>& asked,
                                   double nmse);
-  // One sentence for each change since the last call.
+  // One sentence per change since the last call.
   std::vector<std::string> take_news();
 
  private:
@@ -30,7 +30,7 @@ class NmseBudget {
   std::vector<std::string> news_;
 };
 
-// The next better code: QSGD of 2, 4 or 8 bits, then none at all.
+// The next better code: QSGD with 2, 4 or 8 bits, then none.
 std::optional<CodecSpec> with_more_bits(const CodecSpec& spec);
 
 }  // namespace qsgd

@@ -7,7 +7,7 @@
 namespace qsgd {
 namespace {
 
-// Elements of a message that a device codes: a launch and a look at it cost some 20 us.
+// Elements per message coded on a device: a launch and its completion check cost about 20 us.
 constexpr size_t kDeviceSegment = size_t{1} << 22;
 
 using Seconds = std::chrono::duration<double>;
@@ -21,7 +21,8 @@ std::string listed(const std::vector<int>& ranks) {
   return list;
 }
 
-// What these of a set's `all` ranks bring to an allgather goes into its list.
+// Stores the rows that `ranks` contribute to an allgather at their places among `all` ranks of the
+// set.
 void note_rows(const RankSet& ranks, const RankSet& all, const Submission& submission,
                Numbers& rows) {
   size_t place = 0, nth = 0;
@@ -31,14 +32,14 @@ void note_rows(const RankSet& ranks, const RankSet& all, const Submission& submi
   }
 }
 
-// Zeros change no sum; what else a rank that has joined would bring is nowhere defined.
+// Zeros do not change a sum; for other operations, a joined rank has no defined input.
 bool can_go_on_without(const Operation& o) {
   return o.kind == OpKind::kJoin ||
          (o.kind == OpKind::kAllreduce &&
           (o.args.op <= ReduceOp::kAverage || o.args.op == ReduceOp::kAdasum));
 }
 
-// Which ranks wait for what, in words.
+// Formats which ranks wait for which operations.
 std::string who_waits(const std::map<Key, std::vector<int>>& waiting) {
   std::string who;
   size_t listed = 0;
@@ -76,7 +77,8 @@ Members Coordinator::members(int32_t set) const {
 
 void Coordinator::submit(const RankSet& ranks, Submission submission) {
   for (auto it = blocked_.begin(); it != blocked_.end();) {
-    it = ranks.has(it->first) ? blocked_.erase(it) : std::next(it);  // another thread of it goes on
+    it = ranks.has(it->first) ? blocked_.erase(it)
+                              : std::next(it);  // another thread of that rank has submitted
   }
   const Operation& o = *submission.operation;
   const int rank = ranks.first();
@@ -92,8 +94,8 @@ void Coordinator::submit(const RankSet& ranks, Submission submission) {
   }
   p.nmse = std::max(p.nmse, submission.nmse);
   if (!p.rows.empty()) note_rows(ranks, *p.ranks, submission, p.rows);
-  // Some may have been there: what they had submitted has failed meanwhile, with an operation of
-  // that name before.
+  // A rank may have submitted it before: then its earlier operation of that name has failed
+  // meanwhile.
   p.has |= ranks;
   p.missing -= ranks;
   p.last_rank = rank;
@@ -139,7 +141,7 @@ void Coordinator::settle(const GroupKey& key) {
   ready_.release(key);
 }
 
-// It was on its way when the ranks agreed to remove its set.
+// The submission was in flight when the ranks agreed to remove its set.
 void Coordinator::refuse(OperationPtr operation) {
   Agreed agreed;
   agreed.error = ErrorKind::kInternal;
@@ -165,7 +167,7 @@ void Coordinator::begin(Pending& p, int rank, OperationPtr operation) {
   others_ += !p.ranks->has(0);
 }
 
-// `rank` takes part in everything from now on.
+// From now on, `rank` takes part in every operation.
 void Coordinator::join(int rank) {
   joined_.add(rank);
   for (auto it = pending_.begin(); it != pending_.end();) {
@@ -186,7 +188,7 @@ void Coordinator::agree(Table::iterator it) {
   Agreed agreed;
   agreed.operation = p.operation;
   agreed.ranks = p.ranks;
-  // Nothing is held back for a group that is broken, or has failed and been forgotten.
+  // Nothing is held back for a group that is broken or was forgotten after a failure.
   agreed.grouped = p.grouped && broken.kind == ErrorKind::kNone && groups_.has(group);
   if (!p.fault.empty()) {
     agreed.error = ErrorKind::kInternal;
@@ -207,7 +209,7 @@ void Coordinator::decide(Agreed& agreed, const Pending& p) {
     agreed.error = ErrorKind::kInternal;
     agreed.message = "tensor '" + o.name + "': rank(s) " + joined + " have joined, so there can " +
                      "be no " + describe(o.kind) + " until all ranks have; only sums, averages " +
-                     "and Adasum go on meanwhile";
+                     "and Adasum are possible meanwhile";
     return;
   }
   switch (o.kind) {
@@ -246,8 +248,8 @@ void Coordinator::decide_how_they_travel() {
 Algorithm Coordinator::algorithm(const Agreed& agreed) {
   const Operation& o = *agreed.operation;
   const bool coded = agreed.coding.has_value();
-  // The ranks of a set share no memory, and devices code for all ranks sooner than their tensors
-  // come to a node's memory; but not than devices sum in a node.
+  // Process sets share no memory. Coding on devices is faster than copying the tensors to the
+  // node's memory, but slower than summing within the node on devices.
   const bool on_device = coded && o.on_device;
   const bool whole = o.set == 0 && (!on_device || (sums_in_nodes_ && sums_in_nodes_()));
   Algorithm wanted = *tuning_.algorithm;
@@ -261,7 +263,7 @@ Algorithm Coordinator::algorithm(const Agreed& agreed) {
   return resolve(agreed.ranks->count(), whole ? node_ : nullptr, coded, wanted);
 }
 
-// What a device codes is not dropped: what the economy knows of times are those of the processor.
+// Codes made on a device are not dropped: the economy's times are those of the host.
 std::optional<CodecSpec> Coordinator::coding(const Operation& o, double nmse) {
   if (!o.coding) return std::nullopt;
   std::optional<CodecSpec> spec = o.coding->spec;
@@ -292,7 +294,8 @@ Coordinator::Pending Coordinator::take(Table::iterator it) {
 
 std::vector<Response> Coordinator::take_ready() {
   if (ready_.empty() || waits_for_machine_) return {};
-  const bool waits = *tuning_.cycle_time_s > 0 && left_.empty();  // else for nothing more
+  const bool waits =
+      *tuning_.cycle_time_s > 0 && left_.empty();  // if a rank has left, no more will come
   const auto now = waits ? std::chrono::steady_clock::now() : ready_since_;
   if (waits && Seconds(now - ready_since_).count() < *tuning_.cycle_time_s) return {};
   decide_how_they_travel();
@@ -358,7 +361,7 @@ void Coordinator::fail(Table::iterator it, ErrorKind error, const std::string& m
   if (p.grouped) {
     const GroupKey group = group_of(*p.operation);
     break_group(group, error, message);
-    if (groups_.is_over(group)) groups_.forget(group);  // who comes later begins it anew
+    if (groups_.is_over(group)) groups_.forget(group);  // later submissions begin it again
   }
   push(std::move(agreed));
 }

@@ -1,5 +1,5 @@
-// Rank 0's table of what is ready everywhere. No threads, no messages: submissions in, responses
-// out.
+// Rank 0's table of pending operations. Has no threads and sends no messages: submissions in,
+// responses out.
 #pragma once
 
 #include <chrono>
@@ -22,49 +22,51 @@ class Coordinator {
  public:
   using Clock = CoarseClock;
 
-  // `node` is the memory that rank 0 shares with others, as the other ranks do on their nodes.
-  // `sums_in_nodes`: whether their devices may sum there; null: no.
+  // `node` is the shared memory of rank 0's node; all nodes have one or none. `sums_in_nodes`:
+  // whether devices may sum within nodes; null: no.
   Coordinator(int size, const SharedNode* node, const Tuning& tuning, Planning planning,
               std::function<bool()> sums_in_nodes = nullptr);
 
-  // Each of these ranks is ready for it.
+  // Notes that each of these ranks is ready for the operation.
   void submit(const RankSet& ranks, Submission submission);
-  // `rank` submits nothing any more; what it has not submitted can never be reduced.
+  // `rank` submits nothing more; operations that it has not submitted can never be executed.
   void leave(int rank, const std::string& reason);
-  // `rank` does nothing but wait for these, and has for long. Where all ranks do so, for different
-  // ones, none will ever go on: what they wait for fails.
+  // `rank` has been waiting for these for long and does nothing else. If all ranks wait, for
+  // different operations, it is a deadlock, and these operations fail.
   void block(int rank, std::vector<Key> waits_for);
   bool all_left() const { return static_cast<int>(left_.size()) == size_; }
-  // The ranks of a set; null where there is no such set.
+  // The ranks of a set; null if there is no such set.
   Members members(int32_t set) const;
-  // What has become ready, fused, in the order of becoming so. Nothing before the cycle time has
-  // passed since the first of it did, nor while it waits for the economy to know the machine.
+  // Ready operations, fused, in the order in which they became ready. Returns nothing until the
+  // cycle time since the first has passed, nor while the economy waits for measurements of the
+  // machine.
   std::vector<Response> take_ready();
   bool waits_for_machine() const { return waits_for_machine_; }
   void know_machine(const Machine& machine, const PlanRequest& request, Workers* workers);
-  // One sentence per tensor that has waited longer than `patience_s` for some ranks; each once.
-  std::vector<std::string> stalled(double patience_s);
-  // What has waited so long for some ranks that rank 0 should hear of every rank that comes; each
+  // One sentence per tensor that has waited longer than `patience_s` for some ranks; each tensor
   // once.
+  std::vector<std::string> stalled(double patience_s);
+  // Tensors that have waited so long that rank 0 needs each rank's report; each tensor once.
   std::vector<Key> to_ask_for(double patience_s);
-  // A sentence on a tensor that has waited so long that the job is to end, or nothing.
+  // A sentence about a tensor that has waited so long that the job must end, or nothing.
   std::string overdue(double patience_s) const;
-  // Whether anything waits for ranks of a set without rank 0, which nothing else wakes then.
+  // Whether rank 0 must poll although it has nothing pending itself: operations of other sets are
+  // pending, or some are ready.
   bool watches_others() const { return others_ > 0 || !ready_.empty(); }
   bool has_sets_of_others() const;
   void tune(const Tuning& tuning) { tuning_.update(tuning); }
-  // What was decided since the last call and users may want to know.
+  // Decisions since the last call that users may want to know of.
   std::vector<std::string> take_news();
 
  private:
   struct Pending {
-    OperationPtr operation;  // of the first rank that came, or that has it not on a device
-    bool grouped = false;    // its group holds it back
+    OperationPtr operation;  // of the first rank, or of one that has the tensor on the host
+    bool grouped = false;    // held back for its group
     Members ranks;           // of its set
     int first_rank = 0, last_rank = 0;
-    RankSet has;        // that have submitted it
-    RankSet missing;    // for which it waits
-    std::string fault;  // what the ranks disagree on
+    RankSet has;        // ranks that have submitted it
+    RankSet missing;    // ranks that it waits for
+    std::string fault;  // difference between the ranks
     double nmse = 0;    // the largest that a rank has reported
     Numbers rows;       // of an allgather, by place in the set
     Clock::time_point since;
@@ -80,11 +82,12 @@ class Coordinator {
   void join(int rank);
   void add_set(Agreed& agreed);
   void remove_set(Agreed& agreed);
-  // Ends a group that all ranks have submitted; what only some of them have fails it.
+  // Completes a group that all ranks have submitted; members that only some ranks have make it
+  // fail.
   void settle(const GroupKey& key);
-  // The ranks disagree on what group the tensor is in, so it is in none.
+  // Removes the tensor from its group, because the ranks disagree on the group.
   void ungroup(Pending& pending, const Operation& other);
-  // What has come of it fails, and so will what is yet to come.
+  // Fails the members of the group, including those submitted later.
   void break_group(const GroupKey& key, ErrorKind error, const std::string& fault);
   void fail(Table::iterator it, ErrorKind error, const std::string& message);
   void fail_unreachable();
@@ -109,11 +112,11 @@ class Coordinator {
   GroupTally groups_;
   ReadyQueue ready_;
   bool waits_for_machine_ = false;
-  std::chrono::steady_clock::time_point ready_since_;  // where there is a cycle time
-  int others_ = 0;                                     // of pending_, those of sets without rank 0
+  std::chrono::steady_clock::time_point ready_since_;  // used if there is a cycle time
+  int others_ = 0;                                     // pending operations of sets without rank 0
   RankSet joined_;
-  std::map<int, std::vector<Key>> blocked_;        // by rank: what alone it waits for
-  std::vector<std::pair<int, std::string>> left_;  // rank and reason, the first cause first
+  std::map<int, std::vector<Key>> blocked_;        // by rank: all that it waits for
+  std::vector<std::pair<int, std::string>> left_;  // rank and reason, in order of leaving
 };
 
 }  // namespace qsgd

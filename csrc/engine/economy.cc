@@ -9,11 +9,11 @@
 namespace qsgd {
 namespace {
 
-// More accurate first; with fewer than a code's fewest_auto, training needs error feedback, which
-// is the user's to decide.
+// Most accurate first. With fewer bits than a code's fewest_auto, training needs error feedback,
+// which the user must choose.
 constexpr int kAutoBits[] = {8, 4, 3};
-constexpr int kWeighed = 16;         // a few steps of most models
-constexpr size_t kMostSizes = 4096;  // a program whose sizes never come again could fill the memory
+constexpr int kWeighed = 16;         // reductions: a few steps of most models
+constexpr size_t kMostSizes = 4096;  // limits the memory for programs with ever new sizes
 
 template <class Value, class Make>
 Value& remembered(std::map<size_t, Value>& by_count, size_t count, const Make& make) {
@@ -42,7 +42,7 @@ bool Economy::wants_machine(const Operation& operation) const {
 std::optional<CodecSpec> Economy::bits_for(const std::optional<CodecSpec>& coding, bool auto_bits,
                                            size_t count) {
   if (!coding || !auto_bits) return coding;
-  if (size_ == 1) return std::nullopt;  // nothing travels
+  if (size_ == 1) return std::nullopt;  // nothing is sent
   if (!machine_) return coding;
   Known& asked = known(coding);
   return remembered(asked.bits, count, [&] { return choose_bits(*coding, count); });
@@ -95,7 +95,7 @@ Economy::Known& Economy::known(const std::optional<CodecSpec>& spec) {
   known_.back()->spec = spec;
   const std::vector<CodecCost>& timed = machine_->codecs;
   const bool is_timed = std::any_of(timed.begin(), timed.end(), [&](const CodecCost& cost) {
-    // What QSGD costs hardly depends on the bits, and some of them are always measured.
+    // The cost of QSGD hardly depends on the bits, and some of them are always measured.
     return !spec || (cost.spec.scheme == spec->scheme &&
                      (spec->scheme == Scheme::kQsgd || cost.spec.bits == spec->bits));
   });

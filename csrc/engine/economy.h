@@ -1,4 +1,4 @@
-// Rank 0's decision how a tensor travels soonest on this machine, if the job wants to know.
+// Rank 0's choice of the fastest code for each tensor on this machine, if the job asks for it.
 #pragma once
 
 #include <map>
@@ -12,41 +12,44 @@
 
 namespace qsgd {
 
-// What becomes of codes that were asked for.
+// Treatment of requested codes.
 enum class Planning : uint8_t {
   kOff,     // they are used
-  kAdvise,  // they are used; where they cost time, that is said once
-  kChoose,  // they are used where that saves time
+  kAdvise,  // they are used; a warning is logged once if they cost time
+  kChoose,  // they are used if they save time
 };
 
 class Economy {
  public:
   Economy(int size, Planning planning) : size_(size), planning_(planning) {}
 
-  // What decisions go by from now on; before, tensors travel as they were asked to. Codes that the
-  // machine was not measured with are timed when they are asked for, with these threads.
+  // Sets the basis of later decisions; before, tensors use the requested code. Codes that were not
+  // measured are timed with these threads when they are first requested.
   void set(Machine machine, PlanRequest request, Workers* workers);
-  // Whether an operation that all ranks of the job submit is a reason to measure the machine.
+  // Whether an operation that all ranks of the job submit requires a measurement of the machine.
   bool wants_machine(const Operation& operation) const;
-  // How `count` elements travel for which `coding` was asked. `auto_bits`: or another of kAutoBits.
+  // The code for `count` elements for which `coding` was requested. `auto_bits`: the bits may be
+  // any of kAutoBits.
   std::optional<CodecSpec> bits_for(const std::optional<CodecSpec>& coding, bool auto_bits,
                                     size_t count);
-  // `coding`, or nothing where it does not pay and somebody left that open.
+  // `coding`, or nothing if it does not pay and the user or QSGD_PLANNER allows to drop it.
   std::optional<CodecSpec> decide(const std::optional<CodecSpec>& coding, bool auto_bits,
                                   size_t count);
-  // Of what is fused with nothing, so that the choice does not depend on what came when.
+  // The algorithm for a tensor that is not fused with others, so that the choice does not depend on
+  // timing.
   Algorithm algorithm_for(const std::optional<CodecSpec>& coding, size_t count);
-  // Of what all ranks now reduce together, `count` elements in a code that was asked for.
+  // Compares the predicted times of a reduction of `count` elements with a requested code and
+  // without, for kAdvise.
   void weigh(const CodecSpec& spec, size_t count);
-  // What was decided since the last call, in sentences, each of them once.
+  // Sentences about decisions since the last call, each once.
   std::vector<std::string> take_news();
 
  private:
-  // Of a code, or of float32.
+  // Decisions for one code, or for float32.
   struct Known {
     std::optional<CodecSpec> spec;
-    std::optional<std::optional<size_t>> least;       // from which count on it pays, if ever
-    std::map<size_t, std::optional<CodecSpec>> bits;  // by count, where they are open
+    std::optional<std::optional<size_t>> least;       // smallest count for which it pays, if any
+    std::map<size_t, std::optional<CodecSpec>> bits;  // by count, for auto_bits
     std::map<size_t, Algorithm> algorithms;           // by count
     bool told = false;
   };
@@ -62,7 +65,7 @@ class Economy {
   PlanRequest request_;
   Workers* workers_ = nullptr;
   std::vector<std::unique_ptr<Known>> known_;
-  // Of the first coded reductions.
+  // Totals of the first coded reductions.
   struct Weighed {
     int reductions = 0;
     double elements = 0, coded_s = 0, exact_s = 0;
@@ -70,7 +73,7 @@ class Economy {
   std::vector<std::string> news_;
 };
 
-// Consecutive ranks that share each node, as the planner counts them; 1 when nodes differ.
+// Number of consecutive ranks on each node, for the planner; 1 if nodes differ.
 int ranks_per_node(const SharedNode* node);
 
 }  // namespace qsgd

@@ -64,7 +64,7 @@ std::shared_ptr<Handle> Engine::start(OperationPtr operation, TensorMemory memor
   if (caller.waits && !operation->group) {
     drive_until_done(*operation, *handle, caller.interrupted);
   }
-  if (!handle->done()) changed_.notify_all();  // the engine's thread goes on with it
+  if (!handle->done()) changed_.notify_all();  // the engine's thread continues
   return handle;
 }
 
@@ -77,7 +77,7 @@ std::vector<std::shared_ptr<Handle>> Engine::start_all(
   std::vector<std::shared_ptr<Handle>> handles;
   handles.reserve(operations.size());
   const auto wake = [this](void*) { changed_.notify_all(); };
-  const std::unique_ptr<void, decltype(wake)> woken(this, wake);  // also where one is refused
+  const std::unique_ptr<void, decltype(wake)> woken(this, wake);  // also if one is refused
   const std::lock_guard<std::mutex> lock(mutex_);
   for (auto& [operation, memory] : operations) {
     handles.push_back(enter(std::move(operation), std::move(memory), /*foreign=*/false));
@@ -85,7 +85,7 @@ std::vector<std::shared_ptr<Handle>> Engine::start_all(
   return handles;
 }
 
-// With mutex_ held.
+// Requires mutex_.
 std::shared_ptr<Handle> Engine::enter(OperationPtr operation, TensorMemory memory, bool foreign) {
   if (abort_->raised()) abort_->set_noticed();
   abort_->check();
@@ -122,8 +122,8 @@ void Engine::check_fit(const Operation& operation) const {
   }
 }
 
-// With mutex_ held. The operation that says where its tensor is: of one that comes again the same
-// each time, as others find it by its address.
+// Requires mutex_. Returns the operation with on_device set. For a lasting operation it returns the
+// same object each time, because others find it by its address.
 OperationPtr Engine::placed(OperationPtr operation, bool on_device) {
   if (operation->on_device == on_device) return operation;
   if (placed_.size() >= kMaxBook) placed_.clear();
@@ -152,7 +152,8 @@ std::string Engine::next_name(OpKind kind, int32_t set) {
 
 void Engine::tune(const Tuning& tuning) {
   if (rank() != 0) {
-    throw usage_error("rank " + std::to_string(rank()) + " cannot tune; rank 0 does for all");
+    throw usage_error("rank " + std::to_string(rank()) +
+                      " cannot tune; only rank 0 can, for all ranks");
   }
   if (tuning.algorithm && *tuning.algorithm != Algorithm::kAuto) {
     qsgd::check_fit(communicator_, is_compressed(*tuning.algorithm), *tuning.algorithm);
@@ -193,7 +194,7 @@ void Engine::abort(const std::string& message) {
   wake_all();
 }
 
-// The job cannot go on.
+// Ends the job on all ranks after an error of this one.
 void Engine::end_job(const std::string& cause) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!abort_->raised() && lifeline_) {
@@ -205,7 +206,7 @@ void Engine::end_job(const std::string& cause) {
 void Engine::wake_all() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-  }  // not between a sleeper's look and its sleep
+  }  // a sleeper has either not checked its condition yet, or sleeps already
   changed_.notify_all();
 }
 
@@ -246,7 +247,7 @@ StepWork Engine::work_so_far() const {
   return {waits_->total_s(), done.comm_time_s, done.coding_time_s, trials_.traffic().total()};
 }
 
-// Holds the engine where it codes nothing: it needs an entry for that.
+// Locks the engine while nothing is coded: coding needs an entry.
 std::unique_lock<std::mutex> Engine::lock_idle() {
   std::unique_lock<std::mutex> lock(mutex_);
   if (entries_.empty()) return lock;

@@ -1,5 +1,5 @@
-// The one engine of a process: takes tensors in any order, agrees with the other ranks on what is
-// ready everywhere, fuses, reduces in the background, and completes handles.
+// The engine of a process: accepts tensors in any order, agrees with the other ranks on which are
+// ready everywhere, fuses and reduces them in the background, and completes handles.
 #pragma once
 
 #include <atomic>
@@ -33,39 +33,39 @@ struct EngineConfig {
   NonFinite nonfinite = NonFinite::kError;
   Algorithm algorithm = Algorithm::kAuto;
   SegmentSize segment;
-  int threads = 1;  // that code and reduce, the engine's own among them
+  int threads = 1;  // for coding and reducing, including the engine's own
   Planning planning = Planning::kOff;
-  std::optional<Machine> machine;  // what the planner goes by; measured where nothing is given,
-  bool measure_at_start = false;   // at once, or when a code is first asked for
-  size_t cache_capacity = 1024;    // names that travel as numbers; at most kMaxBook do
-  double cycle_time_s = 0;         // rank 0 waits so long for more tensors to fuse
+  std::optional<Machine> machine;  // for the planner; if empty, it is measured:
+  bool measure_at_start = false;   // at the start, or when a code is first requested
+  size_t cache_capacity = 1024;    // names sent as numbers; at most kMaxBook
+  double cycle_time_s = 0;         // time that rank 0 waits for more tensors to fuse
   double stall_warning_s = 60;     // 0: never
-  double stall_shutdown_s = 0;     // ends the job then; 0: never
-  double deadlock_s = 10;          // ranks that have waited so long for one another fail; 0: never
-  int fan_out = 0;                 // of the tree in which ranks agree, between nodes; see there
-  size_t kept_steps = 65536;       // whose figures step_profile() has, the latest
-  std::string gpu_library;         // file of the kernels for tensors on devices; empty: none
-  std::string nccl_library;        // what carries those that are not coded; empty: the host does
-  // Warnings; called from whichever thread is at work here, mostly the engine's own.
+  double stall_shutdown_s = 0;     // ends the job; 0: never
+  double deadlock_s = 10;          // ranks that wait for each other this long fail; 0: never
+  int fan_out = 0;                 // of the tree between nodes; see Tree
+  size_t kept_steps = 65536;       // number of latest steps kept for step_profile()
+  std::string gpu_library;         // file of the kernels for devices; empty: none
+  std::string nccl_library;        // reduces uncoded device tensors; empty: done on the host
+  // Logs warnings; called from any thread of the engine, usually its own.
   std::function<void(const std::string&)> log;
-  // On rank 0: what was measured, for the next job.
+  // Called on rank 0 with the measurements, to store them for later jobs.
   std::function<void(const Machine&)> measured;
 };
 
 struct EngineStats {
   WorkDone work;
-  uint64_t wire_bytes = 0;           // this rank handed to others, control messages included
-  uint64_t shared_memory_bytes = 0;  // those of them that others read in memory it shares
-  uint64_t control_bytes = 0;        // those of them that only told what to do
-  uint64_t mailed_bytes = 0;         // those of these that went through memory
-  uint64_t messages_heard = 0;       // of control
+  uint64_t wire_bytes = 0;           // provided to other ranks, control messages included
+  uint64_t shared_memory_bytes = 0;  // part of it that others read from this rank's shared memory
+  uint64_t control_bytes = 0;        // part of wire_bytes in control messages
+  uint64_t mailed_bytes = 0;         // part of control_bytes sent through mailboxes
+  uint64_t messages_heard = 0;       // control messages received
   uint64_t steps = 0;                // begun; see StepClock
-  double wait_time_s = 0;            // in which a thread of the program waited for a handle
+  double wait_time_s = 0;            // during which a thread of the program waited for a handle
 };
 
-// Where an operation reads and writes. `keep`, which may see to its staying valid, is let go with
-// the handle; see there. `ready` is for a device's memory: what the device must have done first.
-// When the handle is done, so is the device's work.
+// Memory that an operation reads and writes. `keep`, which may own it, is released with the handle;
+// see Handle. `ready` is for device memory: work that the device must finish first. When the handle
+// is done, so is the device's work.
 struct TensorMemory {
   const void* in = nullptr;
   void* out = nullptr;
@@ -73,87 +73,88 @@ struct TensorMemory {
   std::shared_ptr<gpu::Mark> ready = nullptr;
 };
 
-// Who starts an operation.
+// How the caller of an operation waits for it.
 struct Caller {
-  // Has nothing to do but wait: it does the engine's work itself, which saves two changes of
-  // thread, and the handle that comes back is done. Where that would take it long (others are late,
-  // much else is under way) the engine's thread goes on with it.
+  // The caller blocks: its thread does the engine's work itself, which saves two context switches,
+  // and the returned handle is done. If that would take long (other ranks are late, or other
+  // operations must be executed), the engine's thread takes over.
   bool waits = false;
-  // Asked now and then, meanwhile, whether the caller must end the job for something else.
+  // Polled meanwhile: whether the caller must end the job for another reason, such as a signal.
   std::function<bool()> interrupted;
-  // A framework, which waits by itself and not with the handle.
+  // The caller is a framework that waits by other means than the handle.
   bool foreign = false;
 };
 
 class Engine {
  public:
-  // `node` is null where the ranks of a node share no memory.
+  // `node` is null if the ranks of a node share no memory.
   Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> abort,
          EngineConfig config, std::unique_ptr<SharedNode> node = nullptr);
-  ~Engine();  // without shutdown(): gives the job up
+  ~Engine();  // without shutdown(), ends the job
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Starts an operation on memory that stays valid until the handle is done. Ranks that call
-  // in one order may leave its name out. Throws a usage error for a name in flight, and for what
-  // check() refuses.
+  // Starts an operation on memory that stays valid until the handle is done. The name may be empty
+  // if ranks call in the same order. Throws a usage error if the name is in flight or check()
+  // refuses the operation.
   std::shared_ptr<Handle> start(OperationPtr operation, TensorMemory memory,
                                 const Caller& caller = {});
-  // Marks what a device's stream has been given by now, for TensorMemory. Throws a usage error
-  // where there are no kernels.
+  // Returns a mark of all work submitted to a device's stream so far, for TensorMemory. Throws a
+  // usage error if there are no kernels.
   std::shared_ptr<gpu::Mark> mark(int device, gpu::Stream stream) {
     return devices_.at(device).mark(stream);
   }
-  // Several at once, in their order; the engine is woken once for all. Where one is refused, those
-  // before it have been started.
+  // Starts several operations in order, waking the engine once. If one is refused, those before it
+  // have been started.
   std::vector<std::shared_ptr<Handle>> start_all(
       std::vector<std::pair<OperationPtr, TensorMemory>> operations);
-  // Throws a usage error where this thread carries out what it waits for (see Caller), as a handler
-  // of signals may find it. `call` says what it did: "shutdown() was called".
+  // Throws a usage error if this thread is executing the operation that it waits for (see Caller),
+  // as in a signal handler. `call` begins the message: "shutdown() was called".
   static void check_not_driving(const char* call);
 
-  // A name for an operation without one, equal on ranks of the process set that call in one order.
+  // Returns a name for an operation without one: equal on ranks of the process set that call in the
+  // same order.
   std::string next_name(OpKind kind, int32_t set = 0);
 
-  // On rank 0: changes how later operations are carried out, on all ranks alike. Throws a usage
-  // error on other ranks, and for what cannot be carried out here.
+  // On rank 0: changes how later operations are executed, on all ranks alike. Throws a usage error
+  // on other ranks, and for values that this job cannot use.
   void tune(const Tuning& tuning);
 
   // Leaves the job: pending operations that other ranks do not share fail, and the call returns
-  // when every rank has left. `reason` (UTF-8) is what others read if they still wait for this
-  // rank. If some rank stays longer than `patience_s`, the job is given up: that is for a rank
-  // that failed while others compute or sit in a call of their own.
+  // when every rank has left. Other ranks that still wait for this one get `reason` (UTF-8). If
+  // some rank stays longer than `patience_s`, the job is ended: a rank that failed must not wait
+  // for others that compute or block in other calls.
   void shutdown(const std::string& reason, double patience_s);
-  // Fails everything now, on this rank; the engine is unusable afterwards.
+  // Fails all operations of this rank now; the engine is unusable afterwards.
   void abort(const std::string& message);
 
-  // Watches the other ranks' processes through these connections from now on.
+  // Monitors the other ranks' processes through these connections from now on.
   void watch(std::vector<Lifeline::Peer> peers, double grace_s);
 
-  // Writes what happens to every tensor from now on; see Timeline.
+  // Records the phases of every operation from now on; see Timeline.
   void start_timeline(const std::string& path, bool mark_cycles, Timeline::Clock::time_point zero) {
     timeline_->start(path, mark_cycles, zero);
   }
   void stop_timeline() { timeline_->stop(); }
 
-  // What the planner goes by, once it is known. Waits where that is from the start on. Throws when
-  // the engine ended before.
+  // Returns the planner's measurements. Blocks until they exist if they are made at the start.
+  // Throws if the engine ended before.
   std::optional<Machine> machine();
 
   EngineStats stats() const;
   StepProfile step_profile() const { return steps_.profile(); }
-  // Of every tensor for which compression was asked, by name.
+  // Of every tensor for which compression was requested, by name.
   std::map<std::string, TensorQuality> quality() const {
     return everyone_.reducer().quality().all();
   }
-  // What error feedback owes; see Residuals. Throws a usage error while operations are under way.
+  // Error feedback's state; see Residuals. Throws a usage error while operations are in flight.
   std::map<std::string, size_t> owed_counts();
   std::vector<float> owed_share(const std::string& name);
   void restore_owed(std::map<std::string, std::vector<float>> owed);
-  // How often each tensor was coded, on which the noise depends; the same on every rank.
+  // How often each tensor was coded, which determines its noise; equal on every rank.
   std::map<std::string, uint32_t> coded_steps();
   void restore_coded_steps(std::map<std::string, uint32_t> steps);
-  // The message everything fails with, or nothing.
+  // The message with which all operations fail, or nothing.
   std::string aborted() const { return abort_->message(); }
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
@@ -187,36 +188,37 @@ class Engine {
   const std::unique_ptr<Workers> workers_;
   const std::shared_ptr<Timeline> timeline_;
   const std::shared_ptr<WaitMeter> waits_ = std::make_shared<WaitMeter>();
-  gpu::Devices devices_;  // any thread's; before what holds memory of theirs
-  Entries entries_;       // any thread's, as are the next two
+  gpu::Devices devices_;  // used by any thread; declared before members that hold device memory
+  Entries entries_;       // used by any thread, like the next two
   StepClock steps_;
   Trials trials_;
   std::mutex driving_;   // held by the thread that drives the engine; locked before mutex_
-  Agreement agreement_;  // its alone, as is the rest up to mutex_
+  Agreement agreement_;  // used by that thread only, like all members up to mutex_
   Communicator communicator_;
   ProcessSets sets_;
   Operations& everyone_;  // of set 0
   Executor executor_;
-  std::vector<Submission> late_;  // of tensors that a device still works on
+  std::vector<Submission> late_;  // tensors that a device still computes
   Backoff backoff_;
-  std::optional<std::chrono::steady_clock::time_point> idle_since_;  // where its naps are short
+  std::optional<std::chrono::steady_clock::time_point>
+      idle_since_;  // only if its sleeps must be short
 
-  // What threads of the program have handed in.
+  // Submissions of the program's threads.
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::vector<Submission> fresh_;
-  std::vector<Submission> collected_;  // the driving thread's; kept for its memory
+  std::vector<Submission> collected_;  // used by the driving thread; kept to reuse its memory
   std::atomic<bool> news_{false};      // whether there is anything to collect
   Tuning tuning_;
   bool leaving_ = false;
-  bool ended_ = false;  // the thread does nothing more
+  bool ended_ = false;  // the engine's thread has finished
   std::string reason_;
-  // Of operations without a name of the caller's, by process set.
+  // Counters for operations without a name, by kind and process set.
   std::map<std::pair<OpKind, int32_t>, uint64_t> numbers_;
   std::unordered_map<OperationPtr, OperationPtr> placed_;
 
   std::unique_ptr<Lifeline> lifeline_;
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last: it uses all members above
 };
 
 }  // namespace qsgd

@@ -1,4 +1,4 @@
-// A thread of the program that drives the engine while it waits for one operation.
+// Execution of the engine's work by a thread of the program that waits for one operation.
 #include <utility>
 
 #include "engine/engine.h"
@@ -8,8 +8,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What takes longer is for the engine's thread, beside which signals are handled and two changes of
-// thread are nothing: waiting for ranks that still compute, and moving much.
+// Longer work is left to the engine's thread, because signals can be handled meanwhile and two
+// context switches are negligible: waiting for ranks that still compute, and large tensors.
 constexpr std::chrono::milliseconds kPatience{1};
 constexpr unsigned kFreeLooks = 64;
 constexpr size_t kMostBytes = size_t{16} << 20;
@@ -37,8 +37,8 @@ void Engine::check_not_driving(const char* call) {
   if (!drives_here) return;
   throw usage_error(
       std::string(call) +
-      " by a handler of signals, in the midst of another operation, which cannot go "
-      "on before the handler returns; set a flag there, and look at it between steps");
+      " by a signal handler during another operation, which cannot continue before the "
+      "handler returns; set a flag there, and check it between steps");
 }
 
 void Engine::drive_until_done(const Operation& operation, Handle& handle,
@@ -62,7 +62,7 @@ void Engine::drive_until_done(const Operation& operation, Handle& handle,
       } else if (busy) {
         backoff.reset();
       } else {
-        // Most are done before the first look at the clock.
+        // Most operations are done before the first look at the clock.
         if (++looks == kFreeLooks) until = Clock::now() + kPatience;
         if (looks % kFreeLooks == 0 && Clock::now() > until) return;
         backoff.pause();

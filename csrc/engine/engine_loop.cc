@@ -1,4 +1,4 @@
-// What the engine's own thread does; see engine_drive.cc for who else may.
+// Loop of the engine's own thread; engine_drive.cc has the one of other threads.
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -12,19 +12,20 @@ namespace qsgd {
 namespace {
 
 constexpr std::chrono::milliseconds kLongNap{20};
-constexpr std::chrono::milliseconds kShortNap{1};  // where others work without this rank
-// Of a rank whose naps add up with those of others between a rank and rank 0: at most this, or a
-// fiftieth of the wait, where others sleep for a fifth of it.
+constexpr std::chrono::milliseconds kShortNap{1};  // other ranks may work without this one
+// Longest sleep of a rank whose sleeps add up with those of other ranks on the path to rank 0:
+// this, or a fiftieth of the wait. Other ranks sleep for a fifth of theirs.
 constexpr std::chrono::nanoseconds kRelayNap{400'000};
 constexpr int kRelayShare = 50;
-constexpr size_t kMostAhead = size_t{1} << 30;  // bytes of copies that wait for other ranks
+constexpr size_t kMostAhead = size_t{1} << 30;  // bytes of host copies that wait for other ranks
 
 }  // namespace
 
 void Engine::run() {
   name_thread("qsgd-engine");
   gpu::Device::own_this_thread();
-  std::unique_lock<std::mutex> driving(driving_);  // to the end: nobody works on what is failed
+  std::unique_lock<std::mutex> driving(
+      driving_);  // held to the end: no other thread may execute operations that fail
   try {
     if (size() > 1 && (config_.machine || config_.measure_at_start)) learn_machine();
     while (!agreement_.is_over()) {
@@ -38,7 +39,7 @@ void Engine::run() {
   } catch (const std::exception& error) {
     end_job(error.what());
   }
-  sets_.close();  // before the tensors of what is failed go
+  sets_.close();  // before the memory of failed operations is released
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     leaving_ = true;
@@ -49,7 +50,8 @@ void Engine::run() {
   changed_.notify_all();
 }
 
-// Hands in what is new, hears the others, agrees on what to carry out. True if any happened.
+// Submits new operations, receives messages, and agrees on what to execute. Returns true if
+// anything happened.
 bool Engine::make_progress() {
   bool busy = news_.load(std::memory_order_acquire) && collect();
   busy |= !late_.empty() && submit_ready();
@@ -89,10 +91,10 @@ bool Engine::collect() {
   return busy;
 }
 
-// Tensors on a device are submitted once they are computed: what is fused then has come so far, and
-// nobody waits for the rest. True if any was.
+// Submits tensors on a device once they are computed, so that tensors which are ready are fused,
+// and no rank waits for others. Returns true if any was submitted.
 bool Engine::submit_ready() {
-  std::vector<const gpu::Mark*> waiting;  // the first of each stream, which does its work in order
+  std::vector<const gpu::Mark*> waiting;  // first of each stream; a stream executes in order
   const auto is_late = [&](const Submission& submission) {
     const gpu::Mark& mark = *submission.ready;
     for (const gpu::Mark* other : waiting) {
@@ -106,7 +108,7 @@ bool Engine::submit_ready() {
   if (ready == late_.end()) return false;
   for (auto it = ready; it != late_.end(); ++it) {
     Entry* const entry = entries_.find(it->operation->key());  // null: it has failed already
-    // It may be long until all ranks are ready.
+    // Copy it already: other ranks may be late.
     if (entry != nullptr && is_staged(*entry) && !may_stay(*it->operation) &&
         entry->ready->device().pinned_bytes() < kMostAhead) {
       entry->copy = std::make_shared<HostCopy>(*entry);
@@ -128,9 +130,9 @@ void Engine::carry_out_agreed() {
   if (agreement_.take_measures_next()) learn_machine();
 }
 
-// Sleeps when there is nothing to do: without a wake-up on a rank that nobody speaks to then, with
-// a slow one where others below it may leave or wait; and naps while they are to be heard. A new
-// submission ends either, and others may drive meanwhile.
+// Sleeps if nothing is to be done: without wake-ups on a rank that gets no messages then, or with
+// rare ones if ranks below it may leave or submit; and in short intervals while messages are
+// expected. A new submission ends either sleep, and other threads may drive the engine meanwhile.
 void Engine::sleep_if_idle(bool busy, std::unique_lock<std::mutex>& driving) {
   if (busy) {
     idle_since_.reset();
@@ -165,7 +167,7 @@ void Engine::sleep_if_idle(bool busy, std::unique_lock<std::mutex>& driving) {
   driving.lock();
 }
 
-// On all ranks together: what the planner goes by.
+// Measures or loads the machine for the planner; all ranks call it together.
 void Engine::learn_machine() {
   Machine machine;
   if (config_.machine) {

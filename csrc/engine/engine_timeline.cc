@@ -1,4 +1,4 @@
-// What the engine tells its timeline of its work.
+// Records of executed operations in the engine's timeline.
 #include <algorithm>
 #include <numeric>
 
@@ -7,7 +7,7 @@
 namespace qsgd {
 namespace {
 
-// On the wire; scales of buckets included.
+// On the wire, with the scales of the buckets.
 double bits_per_element(const Response& response, size_t i, DType dtype) {
   if (response.codings.empty()) return 8.0 * static_cast<double>(facts(dtype).size);
   const CodecSpec& coding = response.codings[i];
@@ -16,7 +16,7 @@ double bits_per_element(const Response& response, size_t i, DType dtype) {
 
 }  // namespace
 
-// `wire_bytes` of what was fused are shared out by the bits that its elements take.
+// Splits the `wire_bytes` of fused tensors in proportion to the bits of their elements.
 void Engine::note_work(const Work& done) {
   if (!timeline_->on()) return;
   const auto& [response, entries, outcomes, start, wire_bytes] = done;

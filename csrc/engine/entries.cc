@@ -35,7 +35,7 @@ std::vector<Key> Entries::waited_for(double seconds) const {
 Entry* Entries::find(const Key& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto it = entries_.find(key);
-  return it == entries_.end() ? nullptr : &it->second;  // map nodes stay put
+  return it == entries_.end() ? nullptr : &it->second;  // pointers to map nodes stay valid
 }
 
 void Entries::end(std::vector<Ended> ended) {
@@ -44,7 +44,7 @@ void Entries::end(std::vector<Ended> ended) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < ended.size(); ++i) {
       const auto it = entries_.find(ended[i].first);
-      if (it == entries_.end()) continue;  // failed before, or never submitted here
+      if (it == entries_.end()) continue;  // already failed, or never submitted here
       handles[i] = std::move(it->second.handle);
       entries_.erase(it);
     }

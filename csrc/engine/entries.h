@@ -1,4 +1,4 @@
-// The operations that this rank has under way, by process set and name.
+// The pending operations of this rank, by process set and name.
 #pragma once
 
 #include <memory>
@@ -15,20 +15,20 @@ namespace qsgd {
 
 class HostCopy;  // engine/staging.h
 
-// An operation that this rank has started. A broadcast works on `out` alone.
+// An operation that this rank has started. A broadcast uses `out` only.
 struct Entry {
   OperationPtr operation;
   const void* in = nullptr;
   void* out = nullptr;
   std::shared_ptr<Handle> handle;
-  // Of a tensor in a device's memory: when it is ready there. Null: it is the processor's, and is.
+  // For device memory: when the tensor is ready. Null: it is in host memory, and ready.
   std::shared_ptr<gpu::Mark> ready = nullptr;
-  std::shared_ptr<HostCopy> copy = nullptr;  // of such a tensor, once it is wanted
+  std::shared_ptr<HostCopy> copy = nullptr;  // for device memory, once needed
 
   bool is_ready() const { return ready == nullptr || ready->passed(); }
 };
 
-// How one operation ended on this rank: with a result, or for all ranks with a message.
+// Result of an operation on this rank, or the error with which it failed on all ranks.
 struct Outcome {
   ErrorKind error = ErrorKind::kNone;
   std::string message;
@@ -37,20 +37,21 @@ struct Outcome {
 
 using Ended = std::pair<Key, Outcome>;
 
-// Many threads add; the one that drives the engine finds and ends: what it has found stays.
+// Any thread may add. Only the thread that drives the engine finds and ends entries, so a found
+// entry stays valid.
 class Entries {
  public:
-  // False when the name is taken.
+  // Returns false if the name is taken.
   bool add(Entry entry);
   bool has(const Key& key) const;
   bool empty() const { return size() == 0; }
   size_t size() const;
   std::string example() const;  // a name
-  // Those that a thread of the program has waited for so long, and still does, though nothing but
-  // other ranks can keep them.
+  // Operations that a thread of the program has been waiting for, for at least `seconds`, and whose
+  // tensor is ready, so that only other ranks can delay them.
   std::vector<Key> waited_for(double seconds) const;
-  Entry* find(const Key& key);  // null where there is none
-  // Ends the operations' handles, once all of them have left; nothing where there is none.
+  Entry* find(const Key& key);  // null if there is none
+  // Removes the operations, then completes their handles. Unknown keys are ignored.
   void end(std::vector<Ended> ended);
   void fail_all(const std::string& message);
 

@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What a rank that has joined brings to a reduction: zeros.
+// The contribution of a rank that has joined: zeros.
 struct StandIn {
   Memory zeros;
   Entry entry;
@@ -98,7 +98,7 @@ void Executor::change_sets(const Operation& operation, int64_t id) {
   if (operation.kind == OpKind::kRemoveSet) sets_.remove(static_cast<int32_t>(id));
 }
 
-// One failure of a group is that of all its members.
+// If one member of a group fails, all do.
 void Executor::settle_held(bool grouped) {
   const auto fault = std::find_if(held_.begin(), held_.end(), [](const Ended& ended) {
     return ended.second.error != ErrorKind::kNone;

@@ -1,4 +1,4 @@
-// Does on this rank what rank 0 answers, and ends the operations' handles.
+// Executes rank 0's responses on this rank, and completes the handles.
 #pragma once
 
 #include <chrono>
@@ -17,14 +17,14 @@
 namespace qsgd {
 
 struct WorkDone {
-  uint64_t gradient_bytes = 0;  // handed to allreduce
+  uint64_t gradient_bytes = 0;  // submitted to allreduce
   uint64_t allreduces = 0;      // tensors
-  uint64_t fused = 0;           // reductions that carried them
+  uint64_t fused = 0;           // reductions that contained these tensors
   double comm_time_s = 0;       // spent in collectives
-  double coding_time_s = 0;     // of it, on codes: making them, adding and decoding
+  double coding_time_s = 0;     // part of comm_time_s: encoding, summing and decoding
 };
 
-// For the timeline: what a response came to on this rank.
+// A response as executed on this rank, for the timeline.
 struct Work {
   const Response& response;
   const std::vector<Entry*>& entries;
@@ -33,7 +33,7 @@ struct Work {
   uint64_t wire_bytes;
 };
 
-// Used by the thread that drives the engine, but for done().
+// Used by the thread that drives the engine, except done().
 class Executor {
  public:
   using Note = std::function<void(const Work&)>;
@@ -47,10 +47,12 @@ class Executor {
         abort_(std::move(abort)),
         note_(std::move(note)) {}
 
-  // In their order; throws when the job is aborted. Failures that follow one another end together:
-  // a program that heard of the first alone could submit again in time for the next.
+  // Executes the responses in order; throws if the job is aborted. Consecutive failures complete
+  // together: after seeing only the first, a program could submit again before the next one, which
+  // would then fail the new operation.
   void carry_out(const std::vector<Response>& responses);
-  // Ends operations whose results have come to their device since. True while others have not.
+  // Completes operations whose results have arrived on their device. Returns true while others are
+  // pending.
   bool end_landed();
   WorkDone done() const;
 
@@ -67,10 +69,10 @@ class Executor {
   ProcessSets& sets_;
   const std::shared_ptr<AbortFlag> abort_;
   const Note note_;
-  std::vector<Ended> held_;     // of a group that goes on
-  std::vector<Ended> settled_;  // to end next
-  // Copies to devices of what is settled, and operations that end once theirs have landed, while
-  // others are carried out.
+  std::vector<Ended> held_;     // of a group with more responses to come
+  std::vector<Ended> settled_;  // to be completed next
+  // Copies of results to devices; and operations that complete when their copies have finished,
+  // while other responses are executed.
   std::vector<std::shared_ptr<Staging>> landing_;
   std::deque<std::pair<std::vector<std::shared_ptr<Staging>>, std::vector<Ended>>> in_flight_;
   mutable std::mutex mutex_;  // guards done_

@@ -1,4 +1,4 @@
-// Counts which ranks have submitted all members of a group, and knows which groups are broken.
+// Counts which ranks have submitted all members of a group, and stores which groups are broken.
 #pragma once
 
 #include <cstdint>
@@ -20,22 +20,22 @@ struct GroupFault {
   std::string message;
 };
 
-// Of an operation in no group: one without a name.
+// For an operation without a group: a key with an empty name.
 inline GroupKey group_of(const Operation& o) { return {o.set, o.group ? o.group->name : ""}; }
 
 class GroupTally {
  public:
-  // Each of `ranks` has submitted one more member, and says how many there are.
+  // Each of `ranks` has submitted one more member, with the announced number of members.
   void note(RankSet ranks, const Operation& member);
-  // Whether every one of `ranks`, those apart that have joined, has submitted all it will.
+  // Whether each of `ranks`, except those that have joined, has submitted all announced members.
   bool is_whole(const GroupKey& key, const RankSet& ranks, const RankSet& joined) const;
-  // The group will not end well: its members fail, those too that are yet to come, until every
-  // rank has submitted all that it will. Of a group that nobody has submitted to, nothing is kept.
+  // Marks the group as failed: its members fail, including those submitted later, until every rank
+  // has submitted all announced members. Ignores a group without submissions.
   void break_up(const GroupKey& key, GroupFault fault);
   bool has(const GroupKey& key) const { return groups_.count(key) != 0; }
-  // Whether every rank that has begun the group has submitted all it will.
+  // Whether every rank that has begun the group has submitted all announced members.
   bool is_over(const GroupKey& key) const;
-  // Why the group is broken; of kind kNone: it is not.
+  // The error of a broken group; of kind kNone otherwise.
   GroupFault fault_of(const GroupKey& key) const;
   void forget(const GroupKey& key) { groups_.erase(key); }
   std::vector<GroupKey> keys() const;
@@ -47,7 +47,7 @@ class GroupTally {
     uint32_t expected = 0;
   };
   struct Group {
-    std::vector<Count> counts;  // of ranks that have submitted alike so far
+    std::vector<Count> counts;  // one per set of ranks with equal counts
     GroupFault fault;
   };
   std::map<GroupKey, Group> groups_;

@@ -10,7 +10,7 @@ Handle::Handle(std::shared_ptr<AbortFlag> abort, std::shared_ptr<void> keep,
       keep_(std::move(keep)) {}
 
 Handle::~Handle() {
-  // Nobody can tell when MPI has done with memory of an operation that was given up.
+  // MPI may still use the memory of an operation that was given up, for an unknown time.
   const bool lost = !done() || kind_ == ErrorKind::kRankFailed;
   if (lost && keep_) new std::shared_ptr<void>(std::move(keep_));
 }
@@ -50,7 +50,8 @@ void Handle::check() const {
 }
 
 void Handle::let_go() {
-  std::shared_ptr<void> keep;  // let go when the lock is free: that may call anything
+  std::shared_ptr<void>
+      keep;  // released after the lock, because its destructor may run arbitrary code
   const std::lock_guard<std::mutex> lock(mutex_);
   if (done() && kind_ != ErrorKind::kRankFailed) keep.swap(keep_);
 }

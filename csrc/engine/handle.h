@@ -1,4 +1,4 @@
-// One operation under way: what a caller waits on.
+// Handle of an operation, on which callers wait.
 #pragma once
 
 #include <atomic>
@@ -19,18 +19,18 @@
 
 namespace qsgd {
 
-// What an operation hands back beside the memory that its caller gave.
+// Results of an operation, in addition to the memory that the caller passed.
 struct Result {
-  Memory output;  // of operations whose result's size depends on all ranks
+  Memory output;  // if the size of the result depends on all ranks
   std::vector<int64_t> shape;
-  std::vector<int64_t> sizes;  // rows from each rank
+  std::vector<int64_t> sizes;  // number of rows from each rank
   int64_t value = 0;
 };
 
 class Handle {
  public:
-  // `keep` owns what the operation reads and writes. It is let go with the handle, or never if the
-  // operation ended with the job.
+  // `keep` owns the memory of the operation. It is released with the handle, or never if the job
+  // ended during the operation.
   explicit Handle(std::shared_ptr<AbortFlag> abort, std::shared_ptr<void> keep = nullptr,
                   std::shared_ptr<Timeline> timeline = nullptr,
                   std::shared_ptr<WaitMeter> waits = nullptr);
@@ -39,23 +39,24 @@ class Handle {
   Handle& operator=(const Handle&) = delete;
 
   bool done() const;
-  // True when it ended with the job: MPI may still write to its memory, for ever.
+  // Whether the operation ended with the job: MPI may write to its memory at any later time.
   bool lost() const;
-  // True once done; false after `timeout`.
+  // Returns true if done, false after `timeout`.
   bool wait_for(std::chrono::milliseconds timeout) const;
-  // Whether a thread of the program has waited so long, and still does; see Waiting.
+  // Whether a thread of the program has been waiting for at least `seconds`; see Waiting.
   bool waited_for(double seconds) const;
-  // Throws what the operation ended with, if it failed.
+  // Throws the operation's error if it failed.
   void check() const;
-  // Once done, lets `keep` go now.
+  // Releases `keep`, if done.
   void let_go();
-  // What it handed back. Throws a usage error while it is under way, and what it ended with.
+  // Returns the results. Throws a usage error while the operation is in flight, and the operation's
+  // error.
   std::shared_ptr<const Result> result() const;
-  // Calls back once it is done, from the engine's thread or at once. Callbacks must not throw, nor
-  // wait for other operations.
+  // Calls `callback` when done: from the engine's thread, or immediately if it is done already.
+  // Callbacks must neither throw nor wait for other operations.
   void when_done(std::function<void()> callback);
 
-  // By the engine, once; further calls change nothing.
+  // Called by the engine; only the first call has an effect.
   void finish(Result result);
   void fail(ErrorKind kind, const std::string& message);
 
@@ -71,7 +72,7 @@ class Handle {
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::shared_ptr<void> keep_;
-  std::atomic<bool> done_{false};  // once set, what an operation ended with stays
+  std::atomic<bool> done_{false};  // once set, the results do not change
   int waiting_ = 0;                // threads
   std::chrono::steady_clock::time_point waiting_since_;
   ErrorKind kind_ = ErrorKind::kNone;
@@ -80,8 +81,8 @@ class Handle {
   std::vector<std::function<void()>> callbacks_;
 };
 
-// Lives while a thread of the program can do nothing but wait for the handle: that time is counted,
-// and shown in the timeline.
+// Exists while a thread of the program is blocked by the handle: this time is counted, and shown in
+// the timeline.
 class Waiting {
  public:
   explicit Waiting(Handle& handle) : handle_(handle) { handle_.begin_wait(since_); }

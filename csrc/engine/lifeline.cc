@@ -19,7 +19,7 @@ namespace {
 
 constexpr char kGoodbye = 'G';
 constexpr char kFailure = 'F';
-constexpr size_t kMaxText = 60000;  // its length travels in 16 bits
+constexpr size_t kMaxText = 60000;  // its length is sent in 16 bits
 
 bool read_all(int fd, void* into, size_t size) {
   char* at = static_cast<char*>(into);
@@ -37,7 +37,7 @@ void write_all(int fd, const char* from, size_t size) {
   while (size > 0) {
     const ssize_t sent = send(fd, from, size, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) return;  // the peer has gone; its loss is noticed by reading
+    if (sent <= 0) return;  // the peer has closed; reading detects it
     from += sent;
     size -= static_cast<size_t>(sent);
   }
@@ -120,7 +120,7 @@ void Lifeline::watch() {
       std::string loss;
       if (!read_from(peers_[i], loss)) fds[i].fd = -1;  // poll ignores it from now on
       if (loss.empty()) continue;
-      send_to_all(kFailure, loss, peers_[i].rank);  // rank 0 tells the others
+      send_to_all(kFailure, loss, peers_[i].rank);  // informs the rest of the tree
       on_loss_(loss);
       return enforce(loss);
     }

@@ -1,5 +1,6 @@
-// Notices within seconds that a rank has died: every rank holds a TCP connection to rank 0, and a
-// connection that closes without a goodbye belonged to a process that was killed.
+// Detection of dead ranks within seconds: every rank has a TCP connection to its parent and to each
+// child in the tree, and a connection that closes without a goodbye means that the peer's process
+// has died.
 #pragma once
 
 #include <functional>
@@ -17,23 +18,23 @@ class Lifeline {
     int rank;
     std::string label;  // "host nid0001, pid 4242"
   };
-  // `on_loss` is called once, from this class's thread, with a sentence that names the lost rank.
-  // `noticed` tells whether the program has learned of it; if not within the grace period, the
-  // sentence goes to stderr and the process ends, so that no rank computes on for nothing.
+  // `on_loss` is called once, by this class's thread, with a sentence that names the dead rank.
+  // `noticed` returns whether the program has seen the error; if it has not within `grace_s`, the
+  // sentence is printed to stderr and the process ends, so that no rank computes in vain.
   Lifeline(int rank, std::vector<Peer> peers, std::function<void(const std::string&)> on_loss,
            std::function<bool()> noticed, double grace_s);
   ~Lifeline();
   Lifeline(const Lifeline&) = delete;
   Lifeline& operator=(const Lifeline&) = delete;
 
-  // Tells the other ranks that this one cannot go on, and why.
+  // Informs the other ranks that this one has failed, and why.
   void announce(const std::string& reason);
-  // Ends the watch; after a goodbye, closing is no loss to the others.
+  // Ends the monitoring. After a goodbye, the others do not treat the closed connections as a loss.
   void close(bool goodbye);
 
  private:
   void watch();
-  // False when the peer has gone or said goodbye; fills `loss` when that was a loss.
+  // Returns false if the peer has closed or sent a goodbye; sets `loss` unless it sent a goodbye.
   bool read_from(const Peer& peer, std::string& loss);
   void send_to_all(char type, const std::string& text, int except_rank);
   void enforce(const std::string& loss);

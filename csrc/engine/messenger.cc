@@ -8,7 +8,7 @@ namespace qsgd {
 namespace {
 
 constexpr size_t kFrameBytes = 64 << 10;
-// MPI brings little to a rank that has a mailbox, and each look costs.
+// A rank with a mailbox gets few messages by MPI, and each test costs time.
 constexpr unsigned kLooks = 16;
 
 }  // namespace
@@ -97,7 +97,7 @@ bool Messenger::progress() {
   return any;
 }
 
-// Handles the next frame, whichever way it comes; false while it is not here.
+// Handles the next frame from either channel; returns false if it has not arrived.
 bool Messenger::hear(Peer& peer) {
   if (peer.inbox && !peer.has_mail) peer.has_mail = peer.inbox->take(peer.mail);
   if (peer.has_mail && header_of(peer.mail).number == peer.heard) {
@@ -108,7 +108,7 @@ bool Messenger::hear(Peer& peer) {
   const bool looks = !peer.inbox || peer.has_mail || ++peer.looks % kLooks == 0;
   if (!peer.arrived && looks) peer.arrived = peer.request->test();
   if (!peer.arrived || header_of(peer.buffer).number != peer.heard) return false;
-  // Out of a place of its own, so that the next frame can arrive meanwhile.
+  // A copy, so that the next frame can arrive in the buffer meanwhile.
   const Header header = header_of(peer.buffer);
   const std::vector<char> frame(peer.buffer.begin(),
                                 peer.buffer.begin() + sizeof header + header.size_bytes);

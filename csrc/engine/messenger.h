@@ -1,11 +1,11 @@
 // Control messages between a rank and its parent and children, in frames of bounded size.
 //
-// A message is handled when all its frames are here. What it asks for may go through shared memory,
-// and a rank that waits there takes no further frame: if it began with the first, the sender could
-// never deliver the last, nor take part.
+// A message is handled when all its frames have arrived. The operation that it starts may use
+// shared memory, and a rank that waits there receives no frames: if it started with the first
+// frame, the sender could neither deliver the last one nor take part.
 //
-// Ranks of one node use mailboxes in memory they share, and MPI for frames that find no room there;
-// frames are numbered, so that the receiver takes them in order whichever way they come.
+// Ranks of one node use mailboxes in shared memory, and MPI for frames that do not fit. Frames are
+// numbered, so the receiver handles them in order.
 #pragma once
 
 #include <atomic>
@@ -26,48 +26,48 @@ namespace qsgd {
 
 enum class FrameType : uint8_t {
   // Up:
-  kSubmissions,      // that all below, and the sender, are ready for
-  kKnown,            // the same, by numbers
-  kSomeSubmissions,  // that the ranks named first are ready for
-  kSomeKnown,        // the same, by numbers
+  kSubmissions,      // operations for which the sender and all ranks below it are ready
+  kKnown,            // the same, as numbers
+  kSomeSubmissions,  // operations for which the ranks listed first are ready
+  kSomeKnown,        // the same, as numbers
   kLeave,
   kBlocked,
   // Down:
   kResponses,
   kFarewell,
   kMeasure,
-  kTell,   // of these operations, who is ready
-  kApart,  // of all that comes, as it comes
+  kTell,   // asks which ranks are ready for these operations
+  kApart,  // asks for all reports unmerged from now on
 };
 
 class Messenger {
  public:
-  // `child` is that which it comes from, the first being 0; -1: it comes from the parent.
+  // `child`: index of the child that has sent the message; kParent: the parent.
   using OnMessage = std::function<void(int child, FrameType type, Reader body)>;
   static constexpr int kParent = -1;
 
   // `node` may be null.
   Messenger(Transport& transport, SharedNode* node, const Tree& tree, OnMessage on_message);
 
-  // To a child or the parent; nothing may follow the last.
+  // Sends to a child or the parent; nothing may follow the last message.
   void send(int child, FrameType type, const std::vector<char>& body, bool last = false);
-  // Handles what has arrived, of the parent's no more than one frame: what it asks for comes before
-  // the next. True when something had.
+  // Handles messages that have arrived, but only one frame from the parent: its operations must be
+  // executed before the next is read. Returns true if any was handled.
   bool progress();
-  void flush();  // waits until all that MPI was given has left
-  // Until what was for children has: the parent may take what it was sent only after this rank has
-  // taken part in what comes next.
+  void flush();  // blocks until MPI has accepted all messages
+  // The same for messages to children only: the parent may accept its messages only after this rank
+  // has taken part in the next operation.
   void flush_down();
   BytesGiven bytes_sent() const;
   uint64_t heard() const { return heard_.load(std::memory_order_relaxed); }  // messages
 
  private:
   struct Header {
-    uint32_t size_bytes;  // of what follows
-    uint32_t number;      // of the frame
+    uint32_t size_bytes;  // of the body
+    uint32_t number;      // number of the frame
     FrameType type;
-    bool more;  // frames of the same message
-    bool last;  // MPI brings it, whose receive would else be left over
+    bool more;  // more frames of this message follow
+    bool last;  // sent by MPI, so that no posted receive is left over
   };
   struct Peer {
     int rank = 0;
@@ -76,14 +76,14 @@ class Messenger {
     std::optional<Outbox> outbox;
     std::optional<Inbox> inbox;
     uint32_t sent = 0;   // frames
-    uint32_t heard = 0;  // frames, in their order
+    uint32_t heard = 0;  // frames, in order
     std::vector<char> mail;
-    bool has_mail = false;  // that is still to be handled
+    bool has_mail = false;  // not yet handled
     std::vector<char> buffer;
     RequestPtr request;
-    bool arrived = false;  // in the buffer, and still to be handled
+    bool arrived = false;  // in the buffer, not yet handled
     unsigned looks = 0;
-    std::vector<char> message;  // of the frames that came
+    std::vector<char> message;  // frames received so far
     bool open = true;
   };
   struct Outgoing {
@@ -105,7 +105,7 @@ class Messenger {
   std::vector<std::unique_ptr<Peer>> peers_;  // the parent, then the children
   size_t first_child_ = 0;
   std::list<Outgoing> outgoing_;
-  std::vector<char> frame_;  // the one that is being sent
+  std::vector<char> frame_;  // the frame being sent
   std::atomic<uint64_t> sent_bytes_{0};
   std::atomic<uint64_t> mailed_bytes_{0};
   std::atomic<uint64_t> heard_{0};

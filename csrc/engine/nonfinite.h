@@ -1,4 +1,4 @@
-// NaN and Inf in results: whose they are, and what to tell.
+// Origin of NaN and Inf in results, and the error messages.
 #pragma once
 
 #include <string>
@@ -10,9 +10,10 @@ namespace qsgd {
 
 enum class NonFinite { kError, kWarn, kPropagate };
 
-// One sentence, without its end, for each tensor whose result is not finite, empty for the others.
-// The results are equal everywhere, so every rank comes here with the same bad tensors; whose they
-// were takes one more small exchange. `ranks` are the communicator's, as messages name them.
+// Returns, for each tensor, an empty string or a sentence without its full stop if the result is
+// not finite. Results are equal on all ranks, so every rank calls this with the same tensors; one
+// more small exchange finds the ranks whose input was not finite. `ranks`: the communicator's
+// ranks, as numbered in messages.
 std::vector<std::string> explain_nonfinite(Communicator& communicator,
                                            const std::vector<int>& ranks,
                                            const std::vector<std::string>& names,

@@ -21,7 +21,7 @@ size_t product(Numbers::const_iterator begin, Numbers::const_iterator end) {
   return n;
 }
 
-// How values travel between the ranks.
+// Encoding of values in messages.
 
 template <class T>
 void write(const T& number_or_text, Writer& to) {
@@ -65,7 +65,7 @@ void read(Reader& from, std::optional<T>& value) {
   if (from.get<bool>()) read(from, value.emplace());
 }
 
-// How they are shown to people.
+// Formatting of values for users.
 
 const char* in_words(OpKind kind) { return describe(kind); }
 const char* in_words(ReduceOp op) { return describe(op); }
@@ -88,7 +88,7 @@ std::string in_words(const std::optional<Coding>& coding) {
          (coding->nmse_budget > 0 ? ", NMSE budget " + format_nmse(coding->nmse_budget) : "");
 }
 
-// What each rank may have its own number of.
+// Whether each rank may have its own number of rows.
 bool rows_may_differ(OpKind kind) {
   return kind == OpKind::kAllgather || kind == OpKind::kAlltoall;
 }
@@ -110,7 +110,7 @@ void check_splits(const Operation& o, int size) {
   if (o.splits.empty()) {
     if (o.rows() % size == 0) return;
     throw usage_error(called(o) + ": its " + std::to_string(o.rows()) +
-                      " rows cannot be cut evenly for " + std::to_string(size) +
+                      " rows cannot be divided evenly among " + std::to_string(size) +
                       " ranks; pass splits");
   }
   const int64_t sum = std::accumulate(o.splits.begin(), o.splits.end(), int64_t{0});

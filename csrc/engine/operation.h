@@ -1,5 +1,5 @@
-// What is to be done with one tensor, on all ranks alike: a value that nobody changes once it is
-// handed in, so that whoever needs it shares it.
+// Description of an operation on one tensor, equal on all ranks. Immutable once submitted, so that
+// it can be shared.
 #pragma once
 
 #include <cstdint>
@@ -41,20 +41,20 @@ enum class OpKind : uint8_t {
 };
 constexpr int kOpKinds = 9;
 const char* describe(OpKind kind);
-// Whether it deals with the first dimension apart from the others.
+// Whether it treats the first dimension differently from the others.
 bool has_rows(OpKind kind);
 bool reduces(OpKind kind);
-// Whether others take part from then on in what comes, so that all must hear of it.
+// Whether it changes which ranks take part in later operations, so that all ranks must get it.
 bool changes_ranks(OpKind kind);
 
 constexpr size_t kMaxName = 1024;  // bytes
 
-// How a tensor is asked to travel.
+// The requested compression of a tensor.
 struct Coding {
   CodecSpec spec;
-  bool auto_bits = false;  // or in 8 or 4 bits, or in none at all, as the planner says
+  bool auto_bits = false;  // or 8 or 4 bits or no code, as the planner chooses
   bool error_feedback = false;
-  double nmse_budget = 0;  // 0: none; else a spec that exceeds it gets more bits
+  double nmse_budget = 0;  // 0: none; else a code that exceeds it gets more bits
 
   bool operator==(const Coding& o) const {
     return spec == o.spec && auto_bits == o.auto_bits && error_feedback == o.error_feedback &&
@@ -63,7 +63,7 @@ struct Coding {
   bool operator!=(const Coding& o) const { return !(*this == o); }
 };
 
-// Operations of one group are carried out, and end, together.
+// Operations of one group start and complete together.
 struct Group {
   std::string name;
   uint32_t size = 0;
@@ -74,23 +74,23 @@ struct Group {
 
 struct Operation {
   OpKind kind = OpKind::kAllreduce;
-  std::string name;  // its own within the process set; empty: the engine gives it one
-  int32_t set = 0;   // process set; 0 is everyone
+  std::string name;  // unique within the process set; empty: the engine chooses one
+  int32_t set = 0;   // process set; 0: all ranks
   Numbers shape;
-  ReduceArgs args;  // dtype for every kind; the rest for the reductions
+  ReduceArgs args;  // dtype for every kind; the rest for reductions
   int32_t root = 0;
-  Numbers splits;  // for alltoall: rows for each rank; empty: as many for each
-  Numbers ranks;   // of a process set to add, in ascending order; or the number of one to remove
+  Numbers splits;  // of alltoall: rows for each rank; empty: equally many
+  Numbers ranks;   // of a process set to add, ascending; or the number of one to remove
   std::optional<Group> group;
-  std::optional<Coding> coding;  // none: travels as it is
-  bool lasting = false;          // the name comes again, so what is known of it is kept
-  bool check_finite = false;     // NaN or Inf in the result is an event to report
-  bool on_device = false;        // its tensor is in a device's memory; the engine sees to this
+  std::optional<Coding> coding;  // none: not compressed
+  bool lasting = false;          // the name is used in every step, so state is stored for it
+  bool check_finite = false;     // NaN or Inf in the result is reported
+  bool on_device = false;        // the tensor is in device memory; set by the engine
 
   Key key() const { return {set, name}; }
   size_t count() const;
   size_t size_bytes() const { return count() * facts(args.dtype).size; }
-  // Of what the first dimension counts.
+  // Length of the first dimension.
   int64_t rows() const { return shape.front(); }
   size_t row_count() const;  // elements
   size_t row_bytes() const { return row_count() * facts(args.dtype).size; }
@@ -99,26 +99,27 @@ bool operator==(const Operation& a, const Operation& b);
 
 using OperationPtr = std::shared_ptr<const Operation>;
 
-// Whose values of a field are compared before an operation is carried out.
+// Whether the ranks' values of a field must be equal.
 enum class Compared : uint8_t {
   kNever,
   kAlways,
-  kButRows,       // but for the first number, of which each rank may have its own
-  kOfReductions,  // and of no others
+  kButRows,       // all but the first number, which each rank may choose
+  kOfReductions,  // for reductions only
 };
 
-// What there is to know of a field, and for which purposes it counts.
+// Properties of a field.
 struct Field {
   const char* name;  // in Python
   Compared compared = Compared::kNever;
-  const char* what = "";    // the ranks differ in, and
-  const char* remedy = "";  // what they are told then
-  bool fuses = true;        // tensors that differ in it may still share a message
-  bool travels = true;      // to rank 0
+  const char* what = "";    // what the ranks differ in, for the error
+  const char* remedy = "";  // how to fix it
+  bool fuses = true;        // tensors that differ in it may share a message
+  bool travels = true;      // is sent to rank 0
 };
 
-// Calls visit(Field, get) for all that an operation consists of; get(operation) is the value. What
-// Python passes, messages, comparisons and texts are made from this list, in its order.
+// Calls visit(Field, get) for each field of an operation; get(operation) is the value. The
+// constructor for Python, messages, comparisons and error texts are generated from this list, in
+// its order.
 template <class Visit>
 void visit_fields(const Visit& visit) {
 #define QSGD_VALUE(member) [](auto& operation) -> auto& { return operation.member; }
@@ -168,7 +169,7 @@ void visit_fields(const Visit& visit) {
 
 // For messages.
 std::string describe(const Numbers& list);
-std::string format_nmse(double nmse);  // three digits are enough of an error
+std::string format_nmse(double nmse);  // three significant digits
 
 void write(const Operation& operation, Writer& to);
 Operation read_operation(Reader& from);
@@ -177,17 +178,18 @@ Numbers read_list(Reader& from);
 void write_spec(const CodecSpec& spec, Writer& to);
 CodecSpec read_spec(Reader& from);
 
-// Throws a usage error for what the `ranks` of the process set cannot do in a job of `size` ranks.
+// Throws a usage error if the `ranks` of the process set cannot execute it in a job of `size`
+// ranks.
 void check(const Operation& operation, const std::vector<int>& ranks, int size);
 
-// The rows of an alltoall for each of so many ranks.
+// The rows of an alltoall for each of `ranks` ranks.
 Numbers splits_of(const Operation& operation, size_t ranks);
 
-// Empty where the operations that two ranks have of one name are one; else what differs, with both
-// values and the remedy.
+// Returns the difference between the operations that two ranks submitted with one name, with both
+// values and the remedy; empty if there is none.
 std::string difference(int rank_a, const Operation& a, int rank_b, const Operation& b);
 
-// Whether one reduction may carry both.
+// Whether one reduction may contain both.
 bool fusable(const Operation& a, const Operation& b);
 
 }  // namespace qsgd

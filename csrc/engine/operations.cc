@@ -51,7 +51,7 @@ bool Operations::may_stay(const Operation& operation) const {
          (operation.kind == OpKind::kAllreduce && gpu::Nccl::reduces(operation.args));
 }
 
-// The same on all ranks that exchange messages then, as what it goes by is.
+// All ranks that exchange messages get the same result, because its inputs are equal.
 gpu::Nccl* Operations::nccl_for(const Response& response, const std::vector<Entry*>& entries) {
   if (!response.on_device) return nullptr;
   if (response.codings.empty()) {
@@ -155,8 +155,8 @@ Result Operations::allgather(const Entry& entry, const std::vector<int64_t>& row
   return {std::move(*out), with_rows(o.shape, sum(rows)), rows};
 }
 
-// Every rank tells the others what it sends them: through rank 0, all splits of all ranks would
-// have to go to all.
+// Each rank sends the others the number of its rows: through rank 0, all splits would have to go to
+// all ranks.
 Result Operations::alltoall(const Entry& entry) {
   const Operation& o = *entry.operation;
   Transport& transport = communicator_.transport;

@@ -1,4 +1,4 @@
-// Carries out what the ranks have agreed on, with the collectives.
+// Executes agreed operations with the collectives.
 #pragma once
 
 #include <memory>
@@ -13,33 +13,33 @@ namespace qsgd {
 
 class Operations {
  public:
-  // `ranks` are the communicator's, as the whole job counts them.
+  // `ranks`: the communicator's ranks, as numbered in the job.
   Operations(Communicator communicator, const std::vector<int>& ranks, const ReducerConfig& config)
       : communicator_(communicator),
         ranks_(ranks),
         config_(config),
         reducer_(communicator, ranks, config) {}
 
-  // Whether entries on devices must be staged on the host for the response.
+  // Whether the response requires staging the entries' device memory on the host.
   bool needs_host(const Response& response, const std::vector<Entry*>& entries);
-  // Whether an operation on tensors that all ranks have on devices may do without the host.
+  // Whether an operation that all ranks have on devices may be executed without the host.
   bool may_stay(const Operation& operation) const;
-  // `entries` are those that `response` names, in its order; staged, if need be. Throws when the
+  // Executes a response. `entries` are its tensors, in order, staged if necessary. Throws if the
   // job is aborted.
   std::vector<Outcome> carry_out(const Response& response, const std::vector<Entry*>& entries);
 
-  // Whether devices of a node may sum what is then coded between nodes.
+  // Whether devices of a node may sum tensors that are then coded between nodes.
   bool may_sum_in_nodes() const { return !config_.nccl_library.empty() && !in_node_.refused(); }
-  // No more comes for devices: on all ranks, or, if the job was aborted, on this one.
+  // Releases NCCL: called on all ranks, or only on this one if the job was aborted.
   void close();
 
   Reducer& reducer() { return reducer_; }
   const Reducer& reducer() const { return reducer_; }
 
  private:
-  // NCCL's communicator, the first time made by all of its ranks together. Null: there is none.
+  // NCCL's communicator, created on first use by all of its ranks together. Null: not available.
   struct Group {
-    std::unique_ptr<Transport> transport;  // of a part of the ranks
+    std::unique_ptr<Transport> transport;  // of a subset of the ranks
     std::unique_ptr<gpu::Nccl> nccl;
     bool tried = false;
     bool refused() const { return tried && nccl == nullptr; }
@@ -60,7 +60,7 @@ class Operations {
   const ReducerConfig config_;
   Reducer reducer_;
   Group all_;
-  Group in_node_;  // with those that share this rank's node
+  Group in_node_;  // ranks of this rank's node
 };
 
 }  // namespace qsgd

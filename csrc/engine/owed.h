@@ -1,4 +1,4 @@
-// What error feedback keeps of one tensor: on the host, or where a device codes with it.
+// Error feedback's residual of one tensor: on the host, or on the device that codes it.
 #pragma once
 
 #include <vector>
@@ -12,16 +12,17 @@ class Owed {
   size_t size() const { return there_.data() != nullptr ? count_ : here_.size(); }
   bool empty() const { return size() == 0; }
 
-  // Brings the values to the host, for good.
+  // Moves the values to the host.
   std::vector<float>& on_host();
-  // Brings them to the device, by the thread that drives the engine; null: to the host.
+  // Moves the values to the device (null: to the host). Called by the thread that drives the
+  // engine.
   float* on(gpu::Device* device);
   std::vector<float> values() const;
   void clear();
 
  private:
   std::vector<float> here_;
-  gpu::DeviceMemory there_;  // if it has any, the values are there
+  gpu::DeviceMemory there_;  // if allocated, it has the values
   size_t count_ = 0;
 };
 

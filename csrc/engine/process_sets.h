@@ -1,4 +1,4 @@
-// This rank's side of the process sets: who is in each, and what carries out their operations.
+// This rank's process sets: their ranks, and the objects that execute their operations.
 #pragma once
 
 #include <map>
@@ -11,18 +11,18 @@
 
 namespace qsgd {
 
-// Sets are changed, and their operations used, by the thread that drives the engine alone; any
-// thread asks for ranks.
+// Only the thread that drives the engine changes sets and uses their operations; any thread may
+// read ranks.
 class ProcessSets {
  public:
-  // Set 0 is everyone, through `whole`, which must outlive this.
+  // Set 0 is all ranks, through `whole`, which must outlive this.
   ProcessSets(Communicator whole, ReducerConfig config);
 
   void add(int32_t id, const std::vector<int>& ranks);
   void remove(int32_t id);
-  // The ranks of a set. Throws a usage error where there is none, or this rank is not in it.
+  // The ranks of a set. Throws a usage error if the set does not exist or lacks this rank.
   std::shared_ptr<const std::vector<int>> ranks_for(const Operation& operation) const;
-  // Throws a usage error for what cannot be removed.
+  // Throws a usage error if the set cannot be removed.
   void check_removable(int32_t id) const;
   bool has(int32_t id) const { return sets_.count(id) != 0; }
   // See Operations::close().
@@ -32,14 +32,14 @@ class ProcessSets {
  private:
   struct Set {
     std::shared_ptr<const std::vector<int>> ranks;
-    std::unique_ptr<Transport> transport;    // null for everyone
-    std::unique_ptr<Operations> operations;  // null where this rank is no member
+    std::unique_ptr<Transport> transport;    // null for set 0
+    std::unique_ptr<Operations> operations;  // null if this rank is not in the set
   };
   const Set& find(int32_t id) const;
 
   Communicator whole_;
   const ReducerConfig config_;
-  mutable std::mutex mutex_;  // guards the map against the threads that ask
+  mutable std::mutex mutex_;  // guards the map against threads that read it
   std::map<int32_t, Set> sets_;
 };
 

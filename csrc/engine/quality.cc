@@ -5,7 +5,7 @@
 namespace qsgd {
 namespace {
 
-// As of the last reduction where the length of codes varies.
+// For variable-length codes: as measured in the last reduction.
 double code_bits(const std::optional<CodecSpec>& coding, DType dtype, const ReduceTensor& tensor) {
   if (!coding) return 8.0 * static_cast<double>(facts(dtype).size);
   if (tensor.coded_count > 0) {

@@ -1,4 +1,4 @@
-// What compression did to each tensor, as last measured: cheap enough to be always on.
+// Measured effect of compression on each tensor: cheap enough to be always on.
 #pragma once
 
 #include <map>
@@ -12,10 +12,10 @@
 namespace qsgd {
 
 struct TensorQuality {
-  std::optional<CodecSpec> coding;  // that it now travels in
+  std::optional<CodecSpec> coding;  // current code
   size_t count = 0;
-  double code_bits = 0;   // of an element, scales apart
-  size_t wire_bytes = 0;  // of one coded copy, headers apart
+  double code_bits = 0;   // per element, without scales
+  size_t wire_bytes = 0;  // of one coded copy, without headers
   double nmse = 0;        // of this rank's codes: last, and summed over `reductions`
   double nmse_sum = 0;
   uint64_t reductions = 0;

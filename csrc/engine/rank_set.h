@@ -1,4 +1,4 @@
-// Some of a job's ranks, a bit each: two thousand of them are 32 words.
+// A set of ranks as a bit mask: two thousand ranks are 32 words.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@ class RankSet {
   bool has(int rank) const;
   bool empty() const;
   int count() const;
-  int first() const;                          // the lowest; -1 of none
-  bool meets(const RankSet& other) const;     // some rank is in both
-  bool contains(const RankSet& other) const;  // all of the other's
+  int first() const;                          // lowest rank; -1 if empty
+  bool meets(const RankSet& other) const;     // whether any rank is in both
+  bool contains(const RankSet& other) const;  // whether all ranks of the other are in this
   std::vector<int> list() const;              // ascending
 
   RankSet& operator|=(const RankSet& other);
@@ -45,7 +45,7 @@ class RankSet {
   std::vector<uint64_t> words_;  // the last one is not 0
 };
 
-// The ranks of a process set, which never change.
+// The ranks of a process set, which do not change.
 using Members = std::shared_ptr<const RankSet>;
 
 }  // namespace qsgd

@@ -5,8 +5,9 @@
 namespace qsgd {
 namespace {
 
-constexpr size_t kMaxNamesBytes = 32 << 10;  // of one response, so that it fits a frame
-constexpr size_t kOperationBytes = 256;      // what a joined rank is told beside the name, about
+constexpr size_t kMaxNamesBytes = 32 << 10;  // per response, so that it fits in a frame
+constexpr size_t kOperationBytes =
+    256;  // approximate size of an operation that a joined rank needs besides the name
 
 size_t response_bytes(const Agreed& agreed) {
   const size_t name = agreed.operation->name.size() + sizeof(uint32_t);
@@ -85,7 +86,8 @@ Response ReadyQueue::take_one(size_t fusion_bytes) {
     }
   };
   add(first);
-  // Past what may not travel with the first: coded and exact gradients take turns in most models.
+  // Skip tensors that cannot be fused with the first: coded and exact gradients alternate in most
+  // models.
   std::vector<Agreed> rest;
   bool full = false;
   for (size_t i = 1; i < ready_.size(); ++i) {

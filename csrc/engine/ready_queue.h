@@ -1,4 +1,5 @@
-// Rank 0's list of what can be carried out: holds groups back until they are whole, and fuses.
+// Rank 0's queue of operations that can be executed: holds groups back until they are complete, and
+// fuses.
 #pragma once
 
 #include <map>
@@ -14,36 +15,36 @@
 
 namespace qsgd {
 
-// An operation that every rank of its set has submitted, or that all of them must fail.
+// An operation that every rank of its set has submitted, or that must fail on all of them.
 struct Agreed {
   OperationPtr operation;
   Members ranks;                    // of its set
-  bool grouped = false;             // held back for the others of its group
-  std::optional<CodecSpec> coding;  // in which it travels
+  bool grouped = false;             // held back until its group is complete
+  std::optional<CodecSpec> coding;  // in which it is sent
   ErrorKind error = ErrorKind::kNone;
   std::string message;
   double nmse = 0;            // the largest that a rank has reported
   std::vector<int64_t> rows;  // of an allgather
-  int64_t value = 0;          // its answer
+  int64_t value = 0;          // result of operations that return a number
   Algorithm algorithm = Algorithm::kAuto;
-  bool joined = false;   // some rank takes part that has not submitted it
-  uint64_t group = 0;    // those of one number end together; 0: alone
-  bool decided = false;  // how it travels
+  bool joined = false;   // a rank that has joined takes part without submitting it
+  uint64_t group = 0;    // operations with one number complete together; 0: none
+  bool decided = false;  // whether coding and algorithm are chosen
 };
 
 class ReadyQueue {
  public:
-  // Members of groups are held back until their group is released.
+  // Holds members of groups back until their group is released.
   void push(Agreed agreed);
-  // All of a group has come. If one of its members failed, all do.
+  // Releases a complete group. If one of its members failed, all do.
   void release(const GroupKey& key);
-  // Fails what has come of a group the rest of which can never come.
+  // Fails the members so far of a group that cannot become complete.
   void fail_group(const GroupKey& key, ErrorKind error, const std::string& message);
   bool empty() const { return ready_.empty(); }
-  // What take() would return next, before it is fused.
+  // What take() would return next, before fusing.
   std::vector<Agreed>& waiting() { return ready_; }
-  // Everything, in the order of the first of those that are fused: what may travel together, up to
-  // so many bytes, or a group, however many there are.
+  // Returns everything, ordered by the first tensor of each fused message: compatible tensors up to
+  // `fusion_bytes`, or a complete group of any size.
   std::vector<Response> take(size_t fusion_bytes);
 
  private:

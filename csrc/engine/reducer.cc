@@ -13,7 +13,7 @@ namespace {
 constexpr const char* kRemedy =
     "; QSGD_NONFINITE=warn or =propagate lets training go on (a loss scaler needs propagate).";
 constexpr const char* kGoesOn =
-    ". Training goes on, and this is said only once; QSGD_NONFINITE=error ends it instead.";
+    ". Training continues, and this warning is not repeated; QSGD_NONFINITE=error ends it instead.";
 
 uint32_t hash_name(const std::string& name) {  // FNV-1a
   uint32_t hash = 2166136261u;
@@ -52,7 +52,7 @@ Range Reducer::coded_here(size_t count, uint32_t bucket, uint32_t id, int owners
 bool Reducer::codes_on(const gpu::Device* device, const Response& response,
                        const std::vector<Entry*>& entries) const {
   const std::vector<CodecSpec>& codings = response.codings;
-  // What was owed to a tensor that has no error feedback any more is settled on the host.
+  // The residual of a tensor that no longer has error feedback is added on the host.
   const auto settles = [&](const Entry* entry) {
     const Operation& o = *entry->operation;
     return !o.coding->error_feedback && residuals_.has(o.name);
@@ -139,7 +139,7 @@ void Reducer::take_note(const std::vector<Entry*>& entries, const std::vector<Co
                         const std::vector<ReduceTensor>& tensors) {
   for (size_t i = 0; i < entries.size(); ++i) {
     const Operation& o = *entries[i]->operation;
-    // On every rank alike, as the result is.
+    // On every rank alike, because the result is equal on all.
     if (!tensors[i].result_finite && tensors[i].residual) residuals_.forget(o.name);
     if (!o.coding || !o.lasting) continue;
     const auto coding = codings.empty() ? std::nullopt : std::optional<CodecSpec>(codings[i]);
@@ -163,7 +163,7 @@ std::vector<Outcome> Reducer::judge(const std::vector<Entry*>& entries,
     if (config_.nonfinite == NonFinite::kError) {
       outcomes[i] = {ErrorKind::kNonFinite, messages[i] + kRemedy, {}};
     } else if (!warned_) {
-      warned_ = true;  // on every rank alike, as the messages are
+      warned_ = true;  // on every rank alike, because the messages are equal on all
       if (rank() == 0 && config_.log) config_.log(messages[i] + kGoesOn);
     }
   }

@@ -1,5 +1,5 @@
-// Carries out allreduces that all ranks have agreed on, and keeps what lasts from one step to the
-// next: how often a name was coded, what error feedback owes it, and how well it was coded.
+// Executes agreed allreduces, and stores the state that persists between steps: how often a name
+// was coded, its residual, and its coding error.
 #pragma once
 
 #include <chrono>
@@ -26,38 +26,38 @@ struct ReducerConfig {
   std::string nccl_library;
 };
 
-// When a collective ran, by which algorithm, and how long it coded.
+// When a collective ran, its algorithm, and its coding time.
 struct Exchange {
   std::chrono::steady_clock::time_point begin;
   std::chrono::steady_clock::time_point end;
   const char* algorithm = "";
-  double coding_s = 0;  // 0 where nothing was
+  double coding_s = 0;  // 0 if nothing was coded
 };
 
 class Reducer {
  public:
-  // `ranks` are the communicator's, as messages name them.
+  // `ranks`: the communicator's ranks, as numbered in messages.
   Reducer(Communicator communicator, std::vector<int> ranks, ReducerConfig config);
 
-  // Reduces the entries that the answer names together, as it says; a code may have more bits than
-  // an operation asks for. An outcome for each.
-  // `device` has all of them, and codes_on() it; or `nccl` carries them, wherever they are: without
-  // codes among all ranks, or where it sums_in_nodes() within one. Else they are in the processor's
+  // Reduces the entries named by the response; its codes may have more bits than the operations
+  // request. Returns an outcome for each entry.
+  // The tensors are on `device` if codes_on() it; with `nccl` they may be anywhere, and it reduces
+  // them: uncoded among all ranks, or within a node if sums_in_nodes(). Otherwise they are in host
   // memory.
   std::vector<Outcome> reduce(const Response& response, const std::vector<Entry*>& entries,
                               gpu::Device* device = nullptr, gpu::Nccl* nccl = nullptr);
-  // Whether the answer can be carried out on tensors that lie there; null is no device.
+  // Whether the response can be executed on tensors of `device`; null is no device.
   bool codes_on(const gpu::Device* device, const Response& response,
                 const std::vector<Entry*>& entries) const;
-  // Whether the answer's algorithm sums within nodes without coding, so that `nccl` of this node
-  // may.
+  // Whether the response's algorithm sums within nodes without coding, so that this node's `nccl`
+  // may do it.
   bool sums_in_nodes(const Response& response) const;
 
   const Exchange& last_exchange() const { return exchange_; }
   const QualityLog& quality() const { return quality_; }
-  // Not while a reduction runs.
+  // Must not be used during a reduction.
   Residuals& residuals() { return residuals_; }
-  // How often each name was coded, which the noise of its rounding follows from.
+  // How often each name was coded, which determines the noise of its rounding.
   std::map<std::string, uint32_t>& steps() { return steps_; }
 
  private:
@@ -73,7 +73,7 @@ class Reducer {
                              const std::vector<ReduceTensor>& tensors);
 
   Residuals::Paid paid_here(size_t count, uint32_t bucket, uint32_t id, int owners) const;
-  // The elements of a tensor whose sums this rank codes.
+  // The elements of a tensor whose sums are coded by this rank.
   Range coded_here(size_t count, uint32_t bucket, uint32_t id, int owners) const;
   int size() const { return communicator_.transport.size(); }
   int rank() const { return communicator_.transport.rank(); }
@@ -85,7 +85,7 @@ class Reducer {
   Residuals residuals_;
   QualityLog quality_;
   Exchange exchange_;
-  bool warned_ = false;  // of a result that is not finite
+  bool warned_ = false;  // of a non-finite result
 };
 
 }  // namespace qsgd

@@ -17,7 +17,7 @@ void note_rows(const RankSet& ranks, const Submission& submission, std::map<int,
   for (const int rank : ranks.list()) rows[rank] = submission.rows_of(place++);
 }
 
-// None where the operation itself says them all.
+// Empty if each rank has the rows of the operation.
 Numbers rows_apart(const Operation& operation, const std::map<int, int64_t>& by_rank) {
   Numbers rows;
   bool equal = true;
@@ -55,13 +55,13 @@ void Relay::submit(const RankSet& ranks, Submission submission) {
   if (tree_.children().empty()) return pass(ranks, /*whole=*/true, std::move(submission));
   const OperationPtr operation = submission.operation;
   const Operation& o = *operation;
-  // What was submitted before these must be at rank 0 before them.
+  // Operations submitted before these must be reported to rank 0 before them.
   if (o.kind == OpKind::kJoin || o.kind == OpKind::kRemoveSet) open_all();
   if (o.kind == OpKind::kJoin) {
     joined_ |= ranks;
-    groups_ = GroupTally();  // until all have, nothing is counted
+    groups_ = GroupTally();  // nothing is counted until all have joined
   }
-  const bool goes_on = blocked_.meets(ranks);  // as rank 0 must hear
+  const bool goes_on = blocked_.meets(ranks);  // rank 0 must receive its reports
   if (goes_on) blocked_ -= ranks;
   const auto set = sets_.find(o.set);
   if (set == sets_.end() || is_apart()) {
@@ -73,7 +73,7 @@ void Relay::submit(const RankSet& ranks, Submission submission) {
   if (fresh || entry.told) entry = Entry();
   if (entry.operation == nullptr) begin(entry, operation);
   if (goes_on || !are_one(entry.operation, operation)) open(entry);
-  if (!o.on_device) entry.operation = operation;  // on a device means: on those of all ranks
+  if (!o.on_device) entry.operation = operation;  // on_device: on all ranks
   entry.ranks |= ranks;
   entry.last = submission.last < 0 ? ranks.first() : submission.last;
   if (entry.open) {
@@ -92,8 +92,8 @@ void Relay::submit(const RankSet& ranks, Submission submission) {
   settle(group_of(o), set->second.ours);
 }
 
-// All from here have submitted the members of a group, as many as they will: what some of them lack
-// never becomes whole.
+// All ranks of this subtree have submitted as many members of a group as they announced: operations
+// that only some of them have will never be complete.
 void Relay::settle(const GroupKey& key, const RankSet& ours) {
   if (!groups_.is_whole(key, ours, RankSet())) return;
   groups_.forget(key);
@@ -171,8 +171,8 @@ void Relay::watch() {
 }
 
 void Relay::note(const Response& response) {
-  // Rank 0 may have failed it before all have come; who came too late for that belongs to the next
-  // operation of the name, in the eyes of rank 0.
+  // Rank 0 may fail an operation before all have submitted it; later submissions then count as the
+  // next operation of the name, as on rank 0.
   for (size_t i = 0; i < response.names.size() && !entries_.empty(); ++i) {
     const auto it = entries_.find({response.set, response.names[i]});
     if (it == entries_.end()) continue;

@@ -1,10 +1,10 @@
-// What a rank below rank 0 does with what it and those below it are ready for: says it once for all
-// of them, when all are. No messages: submissions in, reports out.
+// Merging of reports on a rank other than 0: an operation is reported once for the complete
+// subtree, when all its ranks are ready. Sends no messages: submissions in, reports out.
 //
-// Rank 0 alone judges. What is not the same everywhere, or will not become whole, is passed on as
-// it came, with its ranks, so that rank 0 finds who is missing and what differs as if each rank had
-// told it itself; and so is what rank 0 asks for, and everything while a rank from here has joined
-// or any has left.
+// Only rank 0 diagnoses faults. Operations that differ between ranks, or will not become complete,
+// are therefore forwarded unmerged, with their ranks, so that rank 0 finds missing ranks and
+// differences as if each rank had reported directly. The same holds for operations that rank 0 asks
+// for, and for everything while a rank of the subtree has joined or any rank has left.
 #pragma once
 
 #include <chrono>
@@ -20,10 +20,10 @@
 
 namespace qsgd {
 
-// For the parent: that some ranks are ready for these.
+// A message to the parent: some ranks are ready for these operations.
 struct Report {
   RankSet ranks;
-  bool whole = false;  // they are all of the sender's and below that are in the operations' set
+  bool whole = false;  // all ranks of the sender's subtree that belong to the operations' set
   std::vector<Submission> submissions;
 };
 
@@ -31,43 +31,44 @@ class Relay {
  public:
   using Clock = CoarseClock;
 
-  // Passes on what has not become whole after `patience`, whatever else happens.
+  // An operation that is incomplete after `patience` is forwarded in any case.
   Relay(const Tree& tree, Clock::duration patience);
 
   void submit(const RankSet& ranks, Submission submission);
-  // `rank` submits nothing any more.
+  // `rank` submits nothing more.
   void leave(int rank);
   bool all_left() const { return left_ == tree_.ours(); }
-  // `rank` says that it does nothing but wait.
+  // `rank` reports that it does nothing but wait.
   void block(int rank);
-  // Rank 0 wants to know who is ready for these; or, for good, for everything.
+  // Rank 0 asks which ranks are ready for these; tell_all(): permanently, for all operations.
   void tell(const std::vector<Key>& keys);
   void tell_all();
-  // Passes on what has waited for too long.
+  // Forwards operations that have waited for too long.
   void watch();
   bool has_reports() const { return !reports_.empty(); }
-  // What to tell the parent, in this order.
+  // The reports for the parent, in order.
   std::vector<Report> take_reports() { return std::exchange(reports_, {}); }
-  // Rank 0 has answered: a process set may have come or gone, and names are free again.
+  // Handles a response of rank 0: process sets may have been added or removed, and names are free
+  // again.
   void note(const Response& response);
 
-  // Null where there is no such set.
+  // Null if there is no such set.
   Members members(int32_t set) const;
-  // Whether anything waits that this rank takes no part in, or such may come.
+  // Whether operations of sets without this rank are pending; has_sets_of_others(): may become so.
   bool watches_others() const { return others_ > 0; }
   bool has_sets_of_others() const;
 
  private:
   struct Entry {
-    OperationPtr operation;  // of the first that came; null where rank 0 asked before
-    RankSet ranks;           // that are ready
+    OperationPtr operation;  // of the first rank; null if rank 0 asked before
+    RankSet ranks;           // ranks that are ready
     double nmse = 0;
     std::map<int, int64_t> rows;  // of an allgather, by rank
-    int last = -1;                // rank to come
+    int last = -1;                // the last rank
     Clock::time_point since;
-    // Of those that are ready the parent knows; whoever comes is passed on at once.
+    // The parent has the ranks so far, and later ones are forwarded immediately.
     bool open = false;
-    bool told = false;  // so it does of all; kept where this rank must listen for the answer
+    bool told = false;  // the parent has all; kept if this rank must wait for the response
   };
   using Table = std::map<Key, Entry>;
   struct Set {

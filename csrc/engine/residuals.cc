@@ -5,7 +5,7 @@
 namespace qsgd {
 namespace {
 
-constexpr size_t kManyNames = 1 << 14;  // more tensors than models have
+constexpr size_t kManyNames = 1 << 14;  // more than models have
 
 void add(void* to, const void* in, DType dtype, const std::vector<float>& extra) {
   dispatch(dtype, [&](auto zero) {
@@ -30,7 +30,7 @@ void Residuals::lend(const std::string& name, uint32_t bucket, double scale, int
   Debt& debt = it == debts_.end() ? debts_[name] : it->second;
   if (it == debts_.end() && debts_.size() == kManyNames) warn_of_many(name);
   if (debt.worker.size() != tensor.count) debt.worker.on_host().resize(tensor.count);
-  // Another bucket or algorithm cuts the tensor elsewhere, and another scale has other units.
+  // Another bucket or algorithm partitions the tensor differently; another scale changes the units.
   if (debt.bucket != bucket || debt.scale != scale || debt.owners != owners ||
       !debt.restored.empty()) {
     gather(debt, scale, bucket, tensor.id, owners);
@@ -45,24 +45,24 @@ void Residuals::lend(const std::string& name, uint32_t bucket, double scale, int
   tensor.owner_residual = debt.owner.on(device);
 }
 
-// This rank's own input reaches the sums that it codes as it is: what is owed there, its owner
-// pays.
+// In the sums that this rank codes, its own input is not coded. The residual of these elements
+// therefore moves to the owner's residual.
 void Residuals::move_to_owner(Debt& debt, const Range& mine) {
   std::vector<float>& owner = debt.owner.on_host();
   std::vector<float>& worker = debt.worker.on_host();
   owner.resize(mine.size());
-  if (debt.scale == 0) return;  // nothing can be paid
+  if (debt.scale == 0) return;  // no input reaches the result
   for (size_t i = 0; i < mine.size(); ++i) {
     owner[i] = static_cast<float>(worker[mine.begin + i] * debt.scale);
     worker[mine.begin + i] = 0;
   }
 }
 
-// What is owed to a name that never comes again stays, and fills the memory.
+// The residual of a name that is never used again stays in memory.
 void Residuals::warn_of_many(const std::string& name) const {
   if (!log_ || rank_ != 0) return;
   log_("error feedback is kept for " + std::to_string(kManyNames) + " tensors, '" + name +
-       "' the latest; if their names are new in every step, give each tensor one name for good, "
+       "' the latest; if their names are new in every step, give each tensor a fixed name, "
        "or none, for which nothing is kept");
 }
 
@@ -73,7 +73,8 @@ std::vector<char> Residuals::settle(const std::string& name, DType dtype, double
   Debt debt = std::move(it->second);
   debts_.erase(it);
   if (!facts(dtype).floating || !fits(name, debt, tensor.count)) return {};
-  gather(debt, scale, 1, tensor.id, 0);  // any cut will do: all elements of all ranks are added
+  gather(debt, scale, 1, tensor.id,
+         0);  // any partition will do: all elements of all ranks are added
   std::vector<char> input(tensor.count * facts(dtype).size);
   add(input.data(), tensor.in, dtype, debt.worker.on_host());
   return input;
@@ -84,7 +85,7 @@ bool Residuals::fits(const std::string& name, const Debt& debt, size_t count) co
   if (log_) {
     log_("rank " + std::to_string(rank_) + ": tensor '" + name + "' now has " +
          std::to_string(count) + " elements, its error feedback was kept for " +
-         std::to_string(debt.count()) + "; what was owed is dropped. Give tensors of different " +
+         std::to_string(debt.count()) + "; it is dropped. Give tensors of different " +
          "shapes names of their own");
   }
   return false;
@@ -93,7 +94,7 @@ bool Residuals::fits(const std::string& name, const Debt& debt, size_t count) co
 void Residuals::gather(Debt& debt, double scale, uint32_t bucket, uint32_t id, int owners) const {
   const size_t count = debt.count();
   std::vector<float>& worker = debt.worker.on_host();
-  if (scale != 0) {  // else no input reaches the result, and nothing can be paid
+  if (scale != 0) {  // else no input reaches the result
     for (float& x : worker) x *= static_cast<float>(debt.scale / scale);
     worker.resize(count);
     if (!debt.owner.empty()) {

@@ -1,4 +1,4 @@
-// Error feedback's memory: what coding has left unsent of each tensor, and is owed to its result.
+// Error feedback's residuals: the part of each tensor that coding has not sent, to be added later.
 #pragma once
 
 #include <functional>
@@ -13,15 +13,15 @@
 
 namespace qsgd {
 
-// Not thread-safe: the engine uses it while a reduction runs, its users while none does.
+// Not thread-safe: used by the engine during a reduction, and by other threads between reductions.
 class Residuals {
  public:
   using Log = std::function<void(const std::string&)>;
 
-  // Of `count` elements of tensor `id`, those whose sums this rank codes, where so many ranks of
-  // each node code for other nodes; 0 where all ranks exchange with all.
+  // Of `count` elements of tensor `id`, those whose sums this rank codes. `owners`: the number of
+  // ranks of each node that code for other nodes; 0 if all ranks exchange with all.
   using Owned = std::function<Range(size_t count, uint32_t bucket, uint32_t id, int owners)>;
-  // The elements whose residual reaches this rank's own codes, and how many ranks share each.
+  // The elements whose residual this rank's own codes can include, and how many ranks share each.
   struct Paid {
     Range range;
     int payers;
@@ -31,39 +31,40 @@ class Residuals {
   Residuals(int rank, Owned owned, Pays pays, Log log)
       : rank_(rank), owned_(std::move(owned)), pays_(std::move(pays)), log_(std::move(log)) {}
 
-  // Lends the tensor its residuals for a reduction in buckets of `bucket`, which gives
-  // scale * (sum of inputs); they are zero when the name is new. They lie where `device` codes with
-  // them; null: on the host.
+  // Gives the tensor its residuals for a reduction with buckets of `bucket` elements and result
+  // scale * (sum of inputs). They are zero for a new name, and are moved to the `device` that codes
+  // them; null: the host.
   void lend(const std::string& name, uint32_t bucket, double scale, int owners, gpu::Device* device,
             ReduceTensor& tensor);
-  // For a tensor that travels exactly from now on: adds what is owed to this rank's input, so that
-  // it is paid with this reduction, and forgets it. Returns the input to use instead, or nothing
-  // when nothing is owed.
+  // For a tensor that is not coded from now on: adds the residual to this rank's input, so that
+  // this reduction includes it, and deletes it. Returns the input to use instead; empty if there is
+  // no residual.
   std::vector<char> settle(const std::string& name, DType dtype, double scale,
                            const ReduceTensor& tensor);
   bool has(const std::string& name) const { return debts_.count(name) != 0; }
-  // Forgets what is owed to one name: NaN and Inf must not live on.
+  // Deletes the residual of one name, so that NaN and Inf do not persist.
   void forget(const std::string& name) { debts_.erase(name); }
 
-  // Elements of each tensor that is owed something.
+  // Number of elements of each tensor with a residual.
   std::map<std::string, size_t> counts() const;
-  // This rank's share, in the result's units; the ranks' shares add up to what is owed.
+  // This rank's share, in the result's units; the sum over the ranks is the residual.
   std::vector<float> share(const std::string& name) const;
-  // Replaces everything. Every rank passes the same: what is owed, in the result's units.
+  // Replaces all residuals. Every rank passes the same values, in the result's units.
   void restore(std::map<std::string, std::vector<float>> owed);
 
  private:
   struct Debt {
-    Owed worker;                  // of this rank's codes, in its input's units; else zero
+    Owed worker;                  // of this rank's codes, in its input's units
     Owed owner;                   // of the sums that this rank codes, in the result's units
-    std::vector<float> restored;  // equal on every rank, in the result's units; until first used
+    std::vector<float> restored;  // equal on all ranks, in the result's units; until first used
     uint32_t id = 0;
     uint32_t bucket = 0;
     double scale = 1;
     int owners = 0;
     size_t count() const { return restored.empty() ? worker.size() : restored.size(); }
   };
-  // Moves all into `worker`, for tensor `id` that is reduced with `scale` in buckets of `bucket`.
+  // Moves all residuals to `worker`, for tensor `id` reduced with `scale` in buckets of `bucket`
+  // elements.
   void gather(Debt& debt, double scale, uint32_t bucket, uint32_t id, int owners) const;
   static void move_to_owner(Debt& debt, const Range& mine);
   bool fits(const std::string& name, const Debt& debt, size_t count) const;

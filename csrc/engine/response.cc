@@ -5,7 +5,7 @@
 namespace qsgd {
 namespace {
 
-// What a response has beside its names; most have little.
+// Optional parts of a response; most have few.
 enum Has : uint16_t {
   kError = 1,
   kCoding = 2,
@@ -35,7 +35,7 @@ uint16_t what_it_has(const Response& r) {
   return static_cast<uint16_t>(has);
 }
 
-// Equal neighbours together.
+// Run-length encoded.
 void write_codings(const std::vector<CodecSpec>& codings, Writer& to) {
   for (auto run = codings.begin(); run != codings.end();) {
     const auto end =

@@ -1,4 +1,4 @@
-// What rank 0 tells the others to do.
+// Instructions of rank 0 to the others.
 #pragma once
 
 #include <memory>
@@ -16,29 +16,29 @@
 
 namespace qsgd {
 
-// Operations that the ranks of a set now carry out together, in this order; or must all fail.
+// Operations that the ranks of a set must execute together, in this order; or that all must fail.
 struct Response {
   int32_t set = 0;
   ErrorKind error = ErrorKind::kNone;
   std::string message;
   std::vector<std::string> names;
-  bool lasting = false;  // the names come again
-  // Of each name, or empty where all travel as they are; may have more bits than was asked for.
+  bool lasting = false;  // the names are used in every step
+  // By name; empty if all are uncoded. May have more bits than requested.
   std::vector<CodecSpec> codings;
   Algorithm algorithm = Algorithm::kAuto;  // of reductions
-  SegmentSize segment;                     // of their messages, where they are compressed
-  std::vector<int64_t> rows;               // of an allgather: what each rank brings
-  int64_t value = 0;                       // the answer to what has one
-  bool grouped = false;                    // they end together, if need be in failure
+  SegmentSize segment;                     // elements per message of a compressed reduction
+  std::vector<int64_t> rows;               // of an allgather: number from each rank
+  int64_t value = 0;                       // result of operations that return a number
+  bool grouped = false;                    // complete together; if one fails, all do
   bool group_goes_on = false;              // and together with those of the next response
-  bool on_device = false;                  // all ranks that have them have them on devices
-  // On rank 0: elements altogether, and who is told.
+  bool on_device = false;  // all ranks that have submitted them have them on devices
+  // Used on rank 0 only: number of elements in total, and the receiving ranks.
   size_t count = 0;
   Members recipients;
-  // Of each name, where ranks take part that have joined, or learn from it who is in a set.
+  // By name, if ranks take part that have joined, or if the operation changes sets.
   std::vector<OperationPtr> operations;
 
-  // Both ends read and write all responses with one book each, in one order.
+  // Sender and receiver use one book for all responses, in the same order.
   void write(Writer& to, NameBook& book) const;
   static Response read(Reader& from, NameBook& book);
 };

@@ -19,7 +19,7 @@
 namespace qsgd {
 namespace {
 
-// The kernel's list of sockets shows such a name with @ for its leading zero byte.
+// /proc/net/unix shows an abstract name with @ for its leading zero byte.
 constexpr const char* kSockets = "/proc/net/unix";
 constexpr int kLooks = 4;
 constexpr const char* kPrefix = "qsgd-init-";
@@ -32,7 +32,7 @@ int hold_name(const std::string& name) {
   const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return -1;
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);
-  // A name that is taken is a rank's own, of a second init in one process: nothing to tell then.
+  // The name is taken if this process calls init() twice: then there is nothing to report.
   if (bind(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0) return fd;
   close(fd);
   return -1;
@@ -50,7 +50,7 @@ std::string listed(const std::set<int>& numbers) {
 }
 
 void say(const std::string& text) {
-  // One write, so that lines of other ranks cannot come in between.
+  // A single write, so that lines of ranks do not mix.
   const std::string line = text + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
   std::fflush(stderr);
@@ -87,7 +87,8 @@ void RollCall::watch() {
   };
   const auto within = [this](double s) { return shutdown_s_ > 0 ? std::min(s, shutdown_s_) : s; };
   double speak_s = warning_s_ > 0 ? within(warning_s_) : shutdown_s_;
-  // Looks more often than it speaks: a rank that has come and has given up since is not missing.
+  // Looks more often than it warns: a rank that has called init() and given up since is not
+  // missing.
   const double look_s = speak_s / kLooks;
   double next_s = look_s;
   std::set<int> here;
@@ -102,7 +103,7 @@ void RollCall::watch() {
     if (over || *here.begin() == seat_.local_rank) say(who_is_missing(here, next_s));
     if (over) {
       say("qsgd-hpc: rank " + std::to_string(seat_.rank) +
-          " ends, for it has waited as long as QSGD_STALL_SHUTDOWN_S allows");
+          " ends: it has waited as long as QSGD_STALL_SHUTDOWN_S allows");
       _exit(1);
     }
     speak_s = within(speak_s + warning_s_);
@@ -144,12 +145,13 @@ std::string RollCall::who_is_missing(const std::set<int>& here, double waited_s)
          << " not called it. Every rank must call init(), as early as the others: see whether one "
             "has ended, or is busy with data";
   } else if (one_host) {
-    text << "all " << seat_.ranks << " have called it, so it is MPI that does not bring them "
-         << "together. Try the MPI alone: python -m mpi4py.bench helloworld";
+    text << "all " << seat_.ranks << " have called it, but MPI does not connect them. "
+         << "Try the MPI alone: python -m mpi4py.bench helloworld";
   } else {
     text << "all " << seat_.local_size << " on host " << seat_.host << " have called it, of "
-         << seat_.ranks << " in all. See what ranks on the other hosts say; a host where none has "
-         << "called it is silent";
+         << seat_.ranks
+         << " in all. Look at the output of ranks on the other hosts; a host where none "
+         << "has called it prints nothing";
   }
   return text.str();
 }

@@ -1,9 +1,9 @@
-// Names the ranks that do not come to init(), where the others wait for them inside MPI.
+// Names the ranks that have not called init() while the others wait for them inside MPI.
 //
 // A rank that never calls init() leaves the others in MPI_Init or in the first collective, and MPI
-// says nothing. So each rank holds a socket with a name of its own while it waits there; the kernel
-// lists the names, takes them away when a process ends, and keeps no file. All this is for the
-// ranks of one host; of others, MPI alone could tell.
+// prints nothing. Therefore each waiting rank holds a socket with a unique abstract name; the
+// kernel lists these names, removes them when a process ends, and creates no file. This covers the
+// ranks of one host; only MPI could report on others.
 #pragma once
 
 #include <condition_variable>
@@ -17,7 +17,7 @@ namespace qsgd {
 class RollCall {
  public:
   struct Seat {
-    std::string launch;  // a word that only the ranks of one launch on one host share
+    std::string launch;  // an identifier of this launch on this host
     std::string host;
     int rank;
     int ranks;
@@ -25,14 +25,15 @@ class RollCall {
     int local_size;
   };
 
-  // Starts to wait. Every `warning_s` seconds the first of the ranks that are here says on stderr
-  // who is not; after `shutdown_s` seconds, unless that is 0, the process ends with exit code 1.
+  // Starts to wait. Every `warning_s` seconds, the lowest waiting rank of the host prints the
+  // missing ranks to stderr; after `shutdown_s` seconds (0: never), the process ends with exit code
+  // 1.
   RollCall(Seat seat, double warning_s, double shutdown_s);
   ~RollCall();
   RollCall(const RollCall&) = delete;
   RollCall& operator=(const RollCall&) = delete;
 
-  // Ends the wait: all ranks have come, or this one gives up. Harmless when called again.
+  // Ends the wait: init() has completed, or this rank gives up. May be called again.
   void end();
 
  private:

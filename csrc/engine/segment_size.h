@@ -1,4 +1,4 @@
-// How many elements a message of a compressed reduction holds, in the one byte that it travels as.
+// Number of elements per message of a compressed reduction, sent as one byte.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@ namespace qsgd {
 
 class SegmentSize {
  public:
-  SegmentSize() = default;  // chosen by the size of what is reduced
-  // Throws a usage error unless `elements` is 0, for that, or a power of two up to 2^30.
+  SegmentSize() = default;  // chosen by the size of the tensors
+  // Throws a usage error unless `elements` is 0 (as above) or a power of two up to 2^30.
   explicit SegmentSize(size_t elements) {
     if (elements == 0) return;
     while (log2_ < kMostLog2 && (size_t{1} << log2_) < elements) ++log2_;

@@ -1,4 +1,4 @@
-// Tensors in devices' memory while the processor works on them: copies in pinned memory.
+// Copies in pinned memory of tensors on devices, on which the host works.
 #pragma once
 
 #include <memory>
@@ -8,17 +8,17 @@
 
 namespace qsgd {
 
-// Of one entry: it reads and writes the copy.
+// Copy of one entry's tensor.
 class HostCopy {
  public:
-  // Begins to copy what the entry reads.
+  // Starts copying the input from the device.
   explicit HostCopy(const Entry& entry);
 
-  // The entry with the copy in place of the device's memory.
+  // The entry with the copy instead of the device memory.
   Entry& host() { return host_; }
-  // Begins to copy what was written to the device.
+  // Starts copying the output to the device.
   void deliver();
-  // Whether what was begun last is done; or waits until it is.
+  // has_landed(): whether the last copy has finished; land(): waits until it has.
   bool has_landed() { return mark_->passed(); }
   void land() { device_.await(*mark_); }
 
@@ -30,15 +30,15 @@ class HostCopy {
   std::shared_ptr<gpu::Mark> mark_;
 };
 
-// Of all entries of a response that need one. MPI may write to the copies until the collective is
-// complete, so hold it in a KeptOnFailure.
+// Copies of all entries of a response that need one. MPI may write to the copies until the
+// collective has finished, so hold this object in a KeptOnFailure.
 class Staging {
  public:
-  // Begins the copies that were not begun before.
+  // Starts the copies that were not started before.
   explicit Staging(const std::vector<Entry*>& entries);
 
   bool empty() const { return copies_.empty(); }
-  // The entries, with the copies in place of devices' memory. Waits until they are there.
+  // The entries, with copies instead of device memory. Waits until the copies have arrived.
   const std::vector<Entry*>& entries();
   void deliver();
   bool has_landed();
@@ -49,10 +49,10 @@ class Staging {
   std::vector<Entry*> listed_;
 };
 
-// Whether the entry's tensor goes to the host in any case.
+// Whether the entry's tensor is copied to the host in any case.
 bool is_staged(const Entry& entry);
 bool is_on_device(const Entry* entry);
-// The device that has all of them; null where there is none.
+// The device of all entries; null if they have no common one.
 gpu::Device* device_of(const std::vector<Entry*>& entries);
 
 }  // namespace qsgd

@@ -5,7 +5,7 @@
 namespace qsgd {
 namespace {
 
-// Of more, later ones are overlooked: a program that makes up new names could fill the memory.
+// Further names are ignored, because a program that creates new names could fill the memory.
 constexpr size_t kMostNames = size_t{1} << 16;
 
 double seconds_between(std::chrono::steady_clock::time_point from,
@@ -30,7 +30,7 @@ void StepClock::started(const Operation& operation, bool foreign) {
   if (line == nullptr) return;
   Known& known = line->second;
   if (++known.count > steps_) begin_step(now);
-  // What came in the step before too is of the model; other things come now and then.
+  // Tensors of the previous step belong to the model; others are reduced only occasionally.
   if (known.step + 1 == steps_) {
     arrivals_.push_back({&line->first, operation.count(), now, foreign});
   }

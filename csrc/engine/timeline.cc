@@ -8,7 +8,7 @@
 namespace qsgd {
 namespace {
 
-constexpr uint32_t kProgramRow = 1;  // 0 is no thread to some viewers
+constexpr uint32_t kProgramRow = 1;  // some viewers do not show thread 0
 constexpr uint32_t kCyclesRow = 2;
 constexpr uint32_t kStepsRow = 3;
 constexpr uint32_t kFirstTensorRow = 4;
@@ -87,7 +87,7 @@ void Timeline::agreed(const std::string& tensor, const std::string& error) {
   if (!writer_) return;
   Row& r = row(tensor);
   r.agreed = Clock::now();
-  if (r.negotiation.empty()) return;  // it began before the timeline did
+  if (r.negotiation.empty()) return;  // the negotiation began before the timeline
   TraceArgs args;
   if (!error.empty()) args.add("error", error);
   writer_->add({'E', r.negotiation, r.number, r.agreed, {}, std::move(args)});
@@ -117,7 +117,7 @@ void Timeline::waited(Clock::time_point since) {
 
 void Timeline::stepped(uint64_t step, Clock::time_point begin, Clock::time_point end) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!writer_ || begin < zero_) return;  // of a part of a step nothing can be told
+  if (!writer_ || begin < zero_) return;  // incomplete steps are not shown
   writer_->add({'X', "STEP", kStepsRow, begin, end - begin, TraceArgs().add("step", step)});
 }
 

@@ -1,5 +1,5 @@
-// What happened to every tensor and when, for a person to look at: a row per tensor with the
-// engine's phases (trace_writer.h has the format). Costs one branch where it is off.
+// Phases of every tensor over time, for viewers: one row per tensor (format: trace_writer.h). Costs
+// one branch if off.
 #pragma once
 
 #include <atomic>
@@ -16,19 +16,19 @@ class Timeline {
  public:
   using Clock = TraceWriter::Clock;
 
-  // One operation that was carried out.
+  // An executed operation.
   struct Work {
     std::string tensor;
     std::string operation;  // "allreduce"
     Clock::time_point begin;
-    std::string algorithm;         // empty: the operation has but one
-    Clock::time_point exchange{};  // what of it the algorithm took
+    std::string algorithm;         // empty if the operation has only one
+    Clock::time_point exchange{};  // time of the algorithm
     Clock::time_point exchange_end{};
-    uint64_t wire_bytes = 0;  // its share of what this rank handed over for all that were fused
+    uint64_t wire_bytes = 0;  // share of the bytes that this rank sent for all fused tensors
     uint64_t elements = 0;
     double bits = 0;  // per element on the wire
     double nmse = 0;
-    double coding_s = 0;  // its share of what the reduction spent coding and decoding
+    double coding_s = 0;  // share of the reduction's coding time
     uint64_t fused = 1;
     uint64_t process_set = 0;
     std::string error = {};
@@ -36,36 +36,36 @@ class Timeline {
 
   explicit Timeline(int rank) : rank_(rank) {}
 
-  // What a tensor is called here: process sets have names of their own.
+  // Name of a tensor's row: names are unique only within a process set.
   static std::string row_of(int32_t set, const std::string& name) {
     return set == 0 ? name : name + " (process set " + std::to_string(set) + ")";
   }
 
-  // Writes to `path` until stop(); times count from `zero`. Throws a usage error when one is being
-  // written already, or the file cannot be.
+  // Writes to `path` until stop(); times are relative to `zero`. Throws a usage error if a timeline
+  // is being written already, or the file cannot be created.
   void start(const std::string& path, bool mark_cycles, Clock::time_point zero);
   void stop();
   bool on() const { return on_.load(std::memory_order_relaxed); }
 
-  // What follows does nothing while off; callers ask on() first, to save the arguments.
+  // The functions below do nothing while off; callers check on() first, to save the arguments.
 
-  // `rank` has the tensor ready since `at`; the first one begins the negotiation.
+  // `rank` is ready for the tensor since `at`; the first rank begins the negotiation.
   void arrived(const std::string& tensor, const std::string& operation, int rank,
                Clock::time_point at);
-  // All ranks have it, and it waits for those before it; or it is never carried out, for `error`.
+  // All ranks are ready, and it waits for earlier ones; or it failed with `error`.
   void agreed(const std::string& tensor, const std::string& error);
   void done(const Work& work);
-  // The program waited for a result until now.
+  // The program has waited for a result since then.
   void waited(Clock::time_point since);
-  // A training step is over, as StepClock sees them.
+  // A training step is complete, as defined by StepClock.
   void stepped(uint64_t step, Clock::time_point begin, Clock::time_point end);
-  // The ranks have agreed on what to do next.
+  // The ranks have agreed on the next operations.
   void cycle();
 
  private:
   struct Row {
     uint32_t number;
-    std::string negotiation;  // under way; empty: none
+    std::string negotiation;  // current; empty: none
     Clock::time_point agreed{};
   };
   Row& row(const std::string& tensor);

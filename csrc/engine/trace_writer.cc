@@ -46,7 +46,7 @@ int open_file(const std::string& path, int rank) {
                     "this rank's host can write to");
 }
 
-// A timeline that cannot be written (the disk is full) must not end the training.
+// A timeline that cannot be written (disk full) must not end the training.
 void write_all(int file, const std::string& text) {
   size_t done = 0;
   while (done < text.size()) {
@@ -104,7 +104,7 @@ TraceWriter::~TraceWriter() {
   close(file_);
 }
 
-// Wakes nobody: the thread looks by itself.
+// Wakes no thread: the writer polls.
 void TraceWriter::add(Event event) {
   const std::lock_guard<std::mutex> lock(mutex_);
   events_.push_back(std::move(event));
@@ -126,7 +126,7 @@ void TraceWriter::run() {
   write_all(file_, "\n]\n");
 }
 
-// In one piece, so that a process that is killed leaves whole lines.
+// In one call, so that a killed process leaves complete lines.
 void TraceWriter::write(const std::vector<Event>& events) {
   std::string text;
   for (const Event& event : events) {

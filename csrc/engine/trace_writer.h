@@ -1,5 +1,5 @@
-// A file in the Trace Event Format (JSON array form), written by a thread of its own. Every event
-// is a line, and the array may lack its end, so the file of a killed process can still be read.
+// Writer of a file in the Trace Event Format (JSON array), with a separate thread. Every event is a
+// line, and the end of the array may be missing, so the file of a killed process is readable.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@ class TraceArgs {
  public:
   TraceArgs& add(const char* key, const std::string& text);
   TraceArgs& add(const char* key, uint64_t number);
-  TraceArgs& add(const char* key, double number);  // null when not finite, as JSON has it
+  TraceArgs& add(const char* key, double number);  // null if not finite, as in JSON
   const std::string& json() const { return json_; }
 
  private:
@@ -38,8 +38,8 @@ class TraceWriter {
     TraceArgs args = {};
   };
 
-  // Times in the file count from `zero`. `rank` is the process of all events. Throws a usage error
-  // when the file cannot be written.
+  // Times in the file are relative to `zero`. `rank` is the process of all events. Throws a usage
+  // error if the file cannot be created.
   TraceWriter(const std::string& path, int rank, Clock::time_point zero);
   ~TraceWriter();  // ends the array
   TraceWriter(const TraceWriter&) = delete;

@@ -8,12 +8,12 @@
 namespace qsgd {
 namespace {
 
-// The parent of place `place` in layers, each member of which has so many below it.
+// Index of the parent of `place` if each has `fan_out` children.
 size_t parent_place(size_t place, int fan_out) {
   return (place - 1) / static_cast<size_t>(fan_out);
 }
 
-// Every rank's parent; that of rank 0 is itself.
+// Parent of every rank; rank 0 is its own.
 std::vector<int> parents(int size, const std::vector<std::vector<int>>& nodes, int fan_out) {
   std::vector<int> parent(static_cast<size_t>(size), 0);
   for (size_t n = 0; n < nodes.size(); ++n) {

@@ -1,9 +1,9 @@
-// Who tells whom what is ready: each rank speaks with its parent and its children alone, so that
-// what rank 0 reads and writes does not grow with the job.
+// The tree in which ranks exchange control messages: each rank communicates only with its parent
+// and children, so the number of messages of rank 0 does not grow with the job.
 //
-// Rank 0 is the root. The first rank of each node leads it, and is the parent of the others there,
-// with whom it shares memory; leaders have other leaders below them. Few ranks are a star around
-// rank 0: a rank between would cost them more time than it saves rank 0.
+// Rank 0 is the root. The first rank of each node is its leader and the parent of the others there,
+// with which it shares memory; leaders have other leaders as children. Few ranks form a star around
+// rank 0: an intermediate rank would cost more time than it saves rank 0.
 #pragma once
 
 #include <vector>
@@ -15,23 +15,24 @@ namespace qsgd {
 class Tree {
  public:
   static constexpr int kFanOut = 8;  // leaders below a leader
-  // Of its own node; more are in several layers, so that a rank has few connections in all.
+  // Children on the same node; more are in several layers, to limit a rank's connections.
   static constexpr int kMostNear = 24;
-  static constexpr int kStar = 1 + kMostNear + kFanOut;  // ranks; as many connections as elsewhere
+  static constexpr int kStar =
+      1 + kMostNear + kFanOut;  // ranks; as many connections as a leader has in a tree
 
-  // `nodes` as in NodeFacts; null where the ranks of a node share no memory: each is alone then.
-  // `fan_out` leaders are below a leader, however few ranks there are; 0: a star where they are
-  // few, and kFanOut where not.
+  // `nodes` as in NodeFacts; null if the ranks of a node share no memory: each then counts as a
+  // node. Each leader has `fan_out` leaders as children, for any number of ranks; 0: a star of few
+  // ranks, else kFanOut.
   Tree(int rank, int size, const std::vector<std::vector<int>>* nodes, int fan_out);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool is_root() const { return parent_ < 0; }
-  // Whether what other ranks say goes through this one, or comes to it through another.
+  // Whether messages of other ranks pass through this rank, or reach it through another.
   bool is_on_the_way() const { return on_the_way_; }
-  int parent() const { return parent_; }  // -1 of the root
+  int parent() const { return parent_; }  // -1: root
   const std::vector<int>& children() const { return children_; }
-  // This rank and those below it; and the same of its n-th child.
+  // This rank with all ranks below it; below(): the same for its n-th child.
   const RankSet& ours() const { return ours_; }
   const RankSet& below(size_t child) const { return below_[child]; }
 

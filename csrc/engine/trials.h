@@ -1,4 +1,4 @@
-// What the engine knows of the machine that it plans for, and what it has cost to measure.
+// The measured machine for the planner, and the bytes sent to measure it.
 #pragma once
 
 #include <functional>
@@ -10,24 +10,24 @@
 
 namespace qsgd {
 
-// Any thread may ask; the thread that drives the engine runs trials.
+// Any thread may read; the thread that drives the engine runs trials.
 class Trials {
  public:
   explicit Trials(const Communicator& communicator) : communicator_(communicator) {}
 
-  // Measures by exchanges whose bytes are none of the program's.
+  // Measures; the bytes of its exchanges are not counted as the program's.
   Machine run(const std::function<Machine()>& measure);
   void know(Machine machine);
   std::optional<Machine> machine() const;
-  // What this rank has given others for the program.
+  // Bytes that this rank has provided to others for the program.
   BytesGiven traffic() const;
 
  private:
   const Communicator communicator_;
   mutable std::mutex mutex_;  // guards what follows
   std::optional<Machine> machine_;
-  std::optional<BytesGiven> before_;  // while trials run
-  BytesGiven over_;                   // of those that are over
+  std::optional<BytesGiven> before_;  // at the start of the current trials
+  BytesGiven over_;                   // of completed trials
 };
 
 }  // namespace qsgd

@@ -1,4 +1,4 @@
-// What may change while a job runs, on rank 0, which tells the others with each answer.
+// Settings that may change during a job, on rank 0, which includes them in each response.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,13 @@
 
 namespace qsgd {
 
-// What is not given stays as it is.
+// An empty value leaves the setting unchanged.
 struct Tuning {
   std::optional<size_t> fusion_bytes;
   std::optional<double> cycle_time_s;
-  std::optional<Algorithm> algorithm;  // of exact or of compressed reductions; others: auto
-  std::optional<int> bits;             // of codes that have a choice; 32: none
+  std::optional<Algorithm>
+      algorithm;            // for exact or for compressed reductions; the other kind uses auto
+  std::optional<int> bits;  // for codes with a choice of bits; 32: none
   std::optional<SegmentSize> segment;  // of messages of compressed reductions
 
   void update(const Tuning& by) {

@@ -1,4 +1,4 @@
-// The time in which the program waits for its operations, however many of its threads do.
+// Time during which the program waits for its operations, with any number of threads.
 #pragma once
 
 #include <chrono>
@@ -10,10 +10,10 @@ class WaitMeter {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Around the time in which a thread waits.
+  // Called when a thread begins and ends to wait.
   void begin(Clock::time_point now);
   void end(Clock::time_point now);
-  // In which at least one thread has waited; a wait that goes on counts until now.
+  // Time during which at least one thread waited, current waits included.
   double total_s() const;
 
  private:

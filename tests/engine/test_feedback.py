@@ -213,7 +213,7 @@ def test_names_that_are_new_in_every_step_are_warned_of_once():
         return len(me.engine.owed_counts())
 
     assert on_ranks(2, program, log=said.append) == [17000] * 2
-    told = [line for line in said if "one name for good" in line]
+    told = [line for line in said if "a fixed name" in line]
     assert len(told) == 1, said
     assert "kept for 16384 tensors" in told[0]
 
@@ -307,7 +307,7 @@ def test_bits_are_raised_until_the_error_is_within_the_budget(budget, bits):
     raises = [2, 4, 8, 32].index(bits)
     assert len(said) == raises
     for line, code in zip(said, ["qsgd(bits=4", "qsgd(bits=8", "float32"], strict=False):
-        assert f"exceeds the budget of {budget:.3g}; it travels as {code}" in line
+        assert f"exceeds the budget of {budget:.3g}; it is sent as {code}" in line
 
 
 def test_a_new_request_takes_the_place_of_what_was_raised():

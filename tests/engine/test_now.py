@@ -237,7 +237,7 @@ def test_a_handler_of_signals_may_look_but_not_wait():
     )
     *refused, sums = said.splitlines()
     assert sums == "2.0 2.0"
-    assert [line.split(" by a handler of signals")[0] for line in refused] == [
+    assert [line.split(" by a signal handler")[0] for line in refused] == [
         "UsageError an operation was submitted",
         "UsageError an operation was waited for",
         "UsageError shutdown() was called",

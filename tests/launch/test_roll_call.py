@@ -109,7 +109,7 @@ def waits(local_size: int, ranks: int, present: int) -> subprocess.CompletedProc
         (3, 3, 1, "ranks 1, 2 of the 3 on host nid0001 have not called it"),
         (3, 3, 2, "rank 2 of the 3 on host nid0001 has not called it"),
         (3, 9, 2, "local rank 2 of the 3 on host nid0001 has not called it"),
-        (2, 2, 2, "all 2 have called it, so it is MPI that does not bring them together"),
+        (2, 2, 2, "all 2 have called it, but MPI does not connect them"),
         (2, 4, 2, "all 2 on host nid0001 have called it, of 4 in all"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_wait_names_who_is_missing_and_ends_when_its_time_is_over(
     assert done.returncode == 1
     assert f"rank 0 has waited 0.2 s in init() for the other ranks: {words}" in done.stderr
     assert f"rank 0 has waited 1 s in init() for the other ranks: {words}" in done.stderr
-    assert "rank 0 ends, for it has waited as long as QSGD_STALL_SHUTDOWN_S" in done.stderr
+    assert "rank 0 ends: it has waited as long as QSGD_STALL_SHUTDOWN_S" in done.stderr
 
 
 def test_who_has_come_waits_no_longer() -> None:
