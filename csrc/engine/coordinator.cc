@@ -77,8 +77,7 @@ Members Coordinator::members(int32_t set) const {
 
 void Coordinator::submit(const RankSet& ranks, Submission submission) {
   for (auto it = blocked_.begin(); it != blocked_.end();) {
-    it = ranks.has(it->first) ? blocked_.erase(it)
-                              : std::next(it);  // another thread of that rank has submitted
+    it = ranks.has(it->first) ? blocked_.erase(it) : std::next(it);  // another thread submitted
   }
   const Operation& o = *submission.operation;
   const int rank = ranks.first();
@@ -294,8 +293,7 @@ Coordinator::Pending Coordinator::take(Table::iterator it) {
 
 std::vector<Response> Coordinator::take_ready() {
   if (ready_.empty() || waits_for_machine_) return {};
-  const bool waits =
-      *tuning_.cycle_time_s > 0 && left_.empty();  // if a rank has left, no more will come
+  const bool waits = *tuning_.cycle_time_s > 0 && left_.empty();  // no more come if a rank left
   const auto now = waits ? std::chrono::steady_clock::now() : ready_since_;
   if (waits && Seconds(now - ready_since_).count() < *tuning_.cycle_time_s) return {};
   decide_how_they_travel();

@@ -200,8 +200,7 @@ class Engine {
   Executor executor_;
   std::vector<Submission> late_;  // tensors that a device still computes
   Backoff backoff_;
-  std::optional<std::chrono::steady_clock::time_point>
-      idle_since_;  // only if its sleeps must be short
+  std::optional<std::chrono::steady_clock::time_point> idle_since_;  // if its sleeps are short
 
   // Submissions of the program's threads.
   mutable std::mutex mutex_;  // guards what follows

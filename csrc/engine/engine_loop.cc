@@ -24,8 +24,8 @@ constexpr size_t kMostAhead = size_t{1} << 30;  // bytes of host copies that wai
 void Engine::run() {
   name_thread("qsgd-engine");
   gpu::Device::own_this_thread();
-  std::unique_lock<std::mutex> driving(
-      driving_);  // held to the end: no other thread may execute operations that fail
+  // Held to the end: no other thread may execute operations that fail.
+  std::unique_lock<std::mutex> driving(driving_);
   try {
     if (size() > 1 && (config_.machine || config_.measure_at_start)) learn_machine();
     while (!agreement_.is_over()) {

@@ -50,8 +50,7 @@ void Handle::check() const {
 }
 
 void Handle::let_go() {
-  std::shared_ptr<void>
-      keep;  // released after the lock, because its destructor may run arbitrary code
+  std::shared_ptr<void> keep;  // released after the lock: its destructor may run any code
   const std::lock_guard<std::mutex> lock(mutex_);
   if (done() && kind_ != ErrorKind::kRankFailed) keep.swap(keep_);
 }

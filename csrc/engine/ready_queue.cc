@@ -6,8 +6,7 @@ namespace qsgd {
 namespace {
 
 constexpr size_t kMaxNamesBytes = 32 << 10;  // per response, so that it fits in a frame
-constexpr size_t kOperationBytes =
-    256;  // approximate size of an operation that a joined rank needs besides the name
+constexpr size_t kOperationBytes = 256;      // about, besides the name, for a rank that has joined
 
 size_t response_bytes(const Agreed& agreed) {
   const size_t name = agreed.operation->name.size() + sizeof(uint32_t);

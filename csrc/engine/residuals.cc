@@ -73,8 +73,7 @@ std::vector<char> Residuals::settle(const std::string& name, DType dtype, double
   Debt debt = std::move(it->second);
   debts_.erase(it);
   if (!facts(dtype).floating || !fits(name, debt, tensor.count)) return {};
-  gather(debt, scale, 1, tensor.id,
-         0);  // any partition will do: all elements of all ranks are added
+  gather(debt, scale, 1, tensor.id, 0);  // any partition: all elements of all ranks are added
   std::vector<char> input(tensor.count * facts(dtype).size);
   add(input.data(), tensor.in, dtype, debt.worker.on_host());
   return input;

@@ -17,8 +17,7 @@ class Tree {
   static constexpr int kFanOut = 8;  // leaders below a leader
   // Children on the same node; more are in several layers, to limit a rank's connections.
   static constexpr int kMostNear = 24;
-  static constexpr int kStar =
-      1 + kMostNear + kFanOut;  // ranks; as many connections as a leader has in a tree
+  static constexpr int kStar = 1 + kMostNear + kFanOut;  // ranks; a leader has as many connections
 
   // `nodes` as in NodeFacts; null if the ranks of a node share no memory: each then counts as a
   // node. Each leader has `fan_out` leaders as children, for any number of ranks; 0: a star of few

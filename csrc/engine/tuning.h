@@ -13,9 +13,8 @@ namespace qsgd {
 struct Tuning {
   std::optional<size_t> fusion_bytes;
   std::optional<double> cycle_time_s;
-  std::optional<Algorithm>
-      algorithm;            // for exact or for compressed reductions; the other kind uses auto
-  std::optional<int> bits;  // for codes with a choice of bits; 32: none
+  std::optional<Algorithm> algorithm;  // for exact or compressed reductions; others use auto
+  std::optional<int> bits;             // for codes with a choice of bits; 32: none
   std::optional<SegmentSize> segment;  // of messages of compressed reductions
 
   void update(const Tuning& by) {

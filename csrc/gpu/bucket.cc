@@ -42,7 +42,7 @@ uint64_t buckets(const std::vector<Piece>& pieces, const CodecSpec& spec) {
 Bucket::Bucket(const std::vector<BucketTensor>& tensors, uint64_t seed, int rank, int size) {
   std::vector<ReduceTensor> listed;
   for (const BucketTensor& tensor : tensors) {
-    if (!tensor.spec) throw usage_error("a tensor without a code is not for the GPU's coder");
+    if (!tensor.spec) throw usage_error("the GPU's coder was given a tensor without a code");
     if (!listed.empty() && *tensor.spec != spec_) {
       throw usage_error("the tensors of one GPU coder must have one code");
     }

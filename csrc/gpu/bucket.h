@@ -1,5 +1,5 @@
-// The average of one bucket of gradients, coded on a GPU: the tables from which the kernels know
-// what lies where. Who owns what, and how messages are laid out, is as on the CPU.
+// Layout of one bucket of gradients that is averaged and coded on a GPU: tables for the kernels.
+// Owners and the layout of messages are as on the CPU.
 #pragma once
 
 #include <vector>
@@ -11,14 +11,14 @@ namespace qsgd::gpu {
 
 class Bucket {
  public:
-  // All tensors have one code. `residual` and `owner_residual` of each are device memory.
+  // All tensors must have the same code. `residual` and `owner_residual` of each are device memory.
   Bucket(const std::vector<BucketTensor>& tensors, uint64_t seed, int rank, int size);
 
-  // Bytes from one rank's message to the next one's: an owner's message may be shorter.
+  // Bytes between the messages of consecutive ranks; an owner's message may be shorter.
   size_t stride() const { return stride_; }
   const CodecSpec& spec() const { return spec_; }
 
-  // To each other rank its elements, its message at its rank times stride.
+  // Elements sent to each other rank; the message for rank r begins at r * stride().
   const std::vector<Piece>& to_send() const { return to_send_; }
   // This rank's own elements, in one message.
   const std::vector<Piece>& to_sum() const { return to_sum_; }
@@ -33,7 +33,7 @@ class Bucket {
   std::vector<Piece> to_take_;
 };
 
-// Of all pieces.
+// Number of buckets of all pieces.
 uint64_t buckets(const std::vector<Piece>& pieces, const CodecSpec& spec);
 
 }  // namespace qsgd::gpu

@@ -1,8 +1,7 @@
-// The kernels behind codec.h.
+// Kernels of codec.h.
 //
-// A warp takes a bucket of up to 512 elements, 16 a lane, and keeps it in registers: one pass over
-// memory. A block takes a larger bucket, and reads it once more from the caches for its second
-// pass.
+// A warp codes a bucket of up to 512 elements, 16 per lane, in registers: one pass over memory. A
+// thread block codes a larger bucket, whose second pass reads from the caches.
 #include "gpu/codec.h"
 #include "gpu/eden.h"
 #include "gpu/encoding.h"
@@ -16,11 +15,11 @@
 namespace qsgd::gpu {
 namespace {
 
-constexpr int kMostWarps = 32;  // of a block that has one bucket
+constexpr int kMostWarps = 32;  // of a thread block that codes one bucket
 constexpr unsigned kDecodeThreads = 256;
 
-// Buckets of up to 512 elements: 2^shift lanes for each, all of a warp unless the bucket is a power
-// of two and has less work for them. kPlain: with the largest norm, as quantize() has it.
+// Buckets of up to 512 elements, with 2^shift lanes each: a complete warp unless the bucket is a
+// power of two with less work. kPlain: with the maximum norm, see quantize().
 template <class Source, bool kPlain>
 __global__ void __launch_bounds__(kWarps* kLanes, kPlain ? Source::kBlocks : 1)
     encode_small(const Source source, const Encoding to, int shift) {
@@ -38,7 +37,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kPlain ? Source::kBlocks : 1)
   double energy = 0;
   if constexpr (!kPlain) {
     __shared__ float staged[kWarps][kSpan];
-    if (code.l2 || code.contract) {  // then the bucket has the warp for itself
+    if (code.l2 || code.contract) {  // then a warp codes only this bucket
       Energy sum(staged[threadIdx.x / kLanes]);
       sum.add(value, lane, bucket.size);
       energy = sum.total();
@@ -61,7 +60,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kPlain ? Source::kBlocks : 1)
   }
 }
 
-// Larger buckets, one to a block.
+// Larger buckets, one per thread block.
 template <class Source>
 __global__ void __launch_bounds__(kMostWarps* kLanes)
     encode_large(const Source source, const Encoding to) {
@@ -87,7 +86,7 @@ __global__ void __launch_bounds__(kMostWarps* kLanes)
   }
   most = max_of_lanes(most, kLanes);
   if (lane == 0) most_of[warp] = most;
-  if ((code.l2 || code.contract) && warp == 0) {  // its order leaves no work for the others
+  if ((code.l2 || code.contract) && warp == 0) {  // the order of the sum leaves others no work
     Energy sum(staged);
     for (uint32_t span = 0; span < bucket.size; span += kSpan) {
       float value[kMine];
@@ -128,7 +127,7 @@ __global__ void __launch_bounds__(kMostWarps* kLanes)
     to.report(bucket, scale);
   }
   if (!source.keeps(bucket.piece)) return;
-  __syncthreads();  // the scale and the codes are there
+  __syncthreads();  // scale and codes have been written
   for (uint32_t span = warp * kSpan; span < bucket.size; span += warps * kSpan) {
     float value[kMine];
     const Part part = part_of(span);
@@ -139,7 +138,7 @@ __global__ void __launch_bounds__(kMostWarps* kLanes)
   }
 }
 
-// 2^shift lanes for a bucket: a part of a warp, or whole warps that lie together.
+// 2^shift lanes per bucket: a part of a warp, or consecutive warps.
 template <class Real, class Source>
 __global__ void __launch_bounds__(kDecodeThreads,
                                   Source::kBlocks * kWarps * kLanes / kDecodeThreads)
@@ -176,8 +175,8 @@ constexpr int log2_of(unsigned power_of_two) {
   return log2;
 }
 
-// How many lanes share a bucket of up to a span, as the power of two that it is: as few as it has
-// work for, where they divide a warp.
+// log2 of the number of lanes for a bucket of up to a span: as few as have work, if that divides a
+// warp.
 int lanes_shift(uint32_t bucket) {
   return (bucket & (bucket - 1)) == 0 ? log2_of(bucket / kMine) : kLanesShift;
 }
@@ -213,7 +212,7 @@ const char* encode_rotated_from(const Source& source, const Run& run, const Draw
   return last_error();
 }
 
-// Calls f with a value of the C++ type behind a floating `t`.
+// Calls f with a value of the C++ type for a floating `t`.
 template <class F>
 const char* floating(DType t, const F& f) {
   switch (t) {
@@ -230,7 +229,7 @@ const char* floating(DType t, const F& f) {
   }
 }
 
-// The kernels read elements through the type that they write them with.
+// The kernels use one pointer type for reading and writing.
 template <class Real>
 Real* elements(const void* x) {
   return static_cast<Real*>(const_cast<void*>(x));
@@ -315,7 +314,7 @@ const char* sum_encode(const Addends& addends, const void* x, const Run& run, co
 const char* judge(const void* x, const uint8_t* message, const Run& run, uint32_t every,
                   Judged* sums, Stream stream) {
   if (const char* why = refuse(run.spec)) return why;
-  if (every < 1) return "every 0th bucket judged";
+  if (every < 1) return "every must be at least 1";
   if (run.pieces.buckets == 0) return nullptr;
   return floating(run.dtype, [&](auto real) {
     using Real = decltype(real);

@@ -10,7 +10,7 @@
 namespace qsgd::gpu {
 namespace {
 
-constexpr size_t kLeast = size_t{1} << 16;  // of a block
+constexpr size_t kLeast = size_t{1} << 16;  // of a block, in bytes
 
 thread_local bool owns_thread = false;
 
@@ -101,7 +101,7 @@ Device::Device(const Library& library, int number, std::shared_ptr<AbortFlag> ab
 
 Device::~Device() {
   int before = -1;
-  if (library_.use(number_, &before) != nullptr) return;  // the device went first
+  if (library_.use(number_, &before) != nullptr) return;  // the runtime has been shut down
   kept_.clear();
   memory_.clear([this](void* block) { library_.give(block, stream_); });
   library_.end_stream(stream_);
@@ -193,7 +193,8 @@ Device& Devices::at(int number) {
   std::unique_ptr<Device>& device = devices_[number];
   if (device == nullptr) {
     if (path_.empty()) {
-      throw usage_error("a tensor in a device's memory was handed to a core without GPU kernels");
+      throw usage_error(
+          "a tensor in device memory was submitted, but this core has no GPU kernels");
     }
     device = std::make_unique<Device>(load_library(path_), number, abort_);
   }

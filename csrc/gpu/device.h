@@ -1,5 +1,5 @@
-// A device that holds tensors of this process: the stream on which the engine works there, marks of
-// what callers have queued, and memory that goes with it.
+// A device with tensors of this process: the engine's stream on it, marks of work queued by
+// callers, and memory.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace qsgd::gpu {
 
 class Device;
 
-// What a caller's stream had been given by some time. Any thread's.
+// The work queued on a caller's stream up to a point in time. Used by any thread.
 class Mark {
  public:
   Mark(Device& device, Stream stream);
@@ -24,7 +24,7 @@ class Mark {
   Mark(const Mark&) = delete;
   Mark& operator=(const Mark&) = delete;
 
-  // Whether all of it is done, without waiting.
+  // Whether all of that work is done; does not block.
   bool passed();
   Device& device() const { return device_; }
   Stream stream() const { return stream_; }
@@ -36,7 +36,7 @@ class Mark {
   bool passed_ = false;
 };
 
-// Memory of a device. Who takes it next comes behind in the device's stream.
+// Memory of a device. It is reused in the order of the device's stream.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
@@ -57,13 +57,14 @@ class DeviceMemory {
   Device* device_ = nullptr;
   uint8_t* data_ = nullptr;
   size_t size_bytes_ = 0;
-  size_t whole_ = 0;  // of the block
+  size_t whole_ = 0;  // size of the block
 };
 
-// Blocks that are free, by size: taking and giving them back may wait for the device. Any thread's.
+// Free blocks by size, kept because allocating and freeing may block for the device. Used by any
+// thread.
 class Blocks {
  public:
-  // One of at least this size, and of less than twice; null where there is none.
+  // Returns a block of at least `size` and less than twice that; null if there is none.
   void* take(size_t size, size_t& whole);
   void give(void* block, size_t whole);
   // Calls end(block) for each.
@@ -78,7 +79,8 @@ class Blocks {
   std::multimap<size_t, void*> free_;
 };
 
-// Calls that queue or wait are for one thread at a time: the one that drives the engine.
+// Functions that queue work or block must be called by one thread at a time: the one that drives
+// the engine.
 class Device : public Place {
  public:
   using PinnedMemory = std::shared_ptr<uint8_t>;
@@ -89,13 +91,14 @@ class Device : public Place {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  // Marks what the stream, one of the device's, has been given by now. Any thread's.
+  // Marks the work queued so far on one of the device's streams. Used by any thread.
   std::shared_ptr<Mark> mark(Stream stream) { return std::make_shared<Mark>(*this, stream); }
 
   const Library& library() const { return library_; }
   Stream stream() const { return stream_; }
-  // Makes the device this thread's while the value lives; for good in a thread of the engine's own,
-  // which would otherwise begin to use the first device, where others have their tensors.
+  // Makes the device current for this thread during the object's lifetime; permanently in a thread
+  // of the engine, because restoring would make it use the first device, where other processes have
+  // their tensors.
   class Use {
    public:
     explicit Use(const Device& device);
@@ -109,32 +112,33 @@ class Device : public Place {
   };
   static void own_this_thread();
 
-  // Of any two places; in the order of the stream.
+  // Copies between any two places, in stream order.
   void copy(void* to, const void* from, size_t size_bytes);
   void clear(void* to, size_t size_bytes);
-  // A copy of the list there, until the next settle().
+  // Returns a copy of the list on the device, valid until the next settle().
   template <class T>
   const T* upload(const std::vector<T>& list) {
     return reinterpret_cast<const T*>(upload(list.data(), list.size() * sizeof(T)));
   }
-  // Keeps what work that is queued reads until the next settle().
+  // Keeps `value`, which queued work reads, until the next settle().
   template <class T>
   void keep(T value) {
     kept_.push_back(std::make_shared<T>(std::move(value)));
   }
-  // Returns when all that is queued is done, or what was marked, without a call that waits for the
-  // device. Throws when the job is aborted meanwhile.
+  // Blocks by polling until all queued work, or the marked work, is done. Throws if the job is
+  // aborted meanwhile.
   void settle();
   void await(Mark& mark);
 
-  // From the host's memory that copies take at full speed; comes back when let go. Any thread's.
+  // Allocates pinned host memory, which copies use at full speed; returned to the pool on
+  // destruction. Used by any thread.
   PinnedMemory take_pinned(size_t size_bytes);
-  // Of it, what is not back.
+  // Bytes of it that are in use.
   size_t pinned_bytes() const;
 
-  // Writes what names it among the devices of its host; see Library.
+  // Writes its identifier; see Library.
   void identify(char* identity) const { require(library_.identify(number_, identity)); }
-  // Whether the kernels code so.
+  // Whether the kernels support the code.
   bool codes(const CodecSpec& spec) const { return library_.refuse(spec) == nullptr; }
   std::unique_ptr<SegmentCoder> make_coder(std::vector<ReduceTensor>& tensors,
                                            const ReduceArgs& args, uint64_t seed, int rank,
@@ -143,13 +147,13 @@ class Device : public Place {
     return take_pinned(size_bytes);
   }
 
-  // Throws an error with what a call says, unless it is null.
+  // Throws an internal error with the text unless it is null.
   void require(const char* failure) const;
 
  private:
   friend class Mark;
   friend class DeviceMemory;
-  struct Pinned;  // lives as long as any of its memory
+  struct Pinned;  // exists as long as any of its memory
   Event take_event();
   const uint8_t* upload(const void* data, size_t size_bytes);
 
@@ -164,13 +168,13 @@ class Device : public Place {
   std::vector<Event> events_;
 };
 
-// Those that this process has used, by number. Any thread's.
+// The devices that this process uses, by number. Used by any thread.
 class Devices {
  public:
-  // `library` is the file of the kernels; empty: there are none.
+  // `library` is the file of the kernels; empty: none.
   Devices(std::string library, std::shared_ptr<AbortFlag> abort)
       : path_(std::move(library)), abort_(std::move(abort)) {}
-  // Throws a usage error where there are no kernels.
+  // Throws a usage error if there are no kernels.
   Device& at(int number);
 
  private:

@@ -13,21 +13,21 @@ namespace qsgd::gpu {
 namespace {
 
 constexpr uint32_t kSampleEvery = 16;  // buckets; as on the host
-constexpr size_t kAlignment = 256;     // of messages in the device's memory
+constexpr size_t kAlignment = 256;     // of messages in device memory
 
 size_t aligned(size_t size) { return (size + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Beyond it, an element of the type may be Inf though the scale of its bucket is finite.
+// Above this value, an element of the type may be Inf although the scale of its bucket is finite.
 float largest_sure(const CodecSpec& spec, DType dtype) {
   constexpr float kMostOfFloat16 = 65504;
   constexpr float kMostOfBFloat16 = 0x1.fep127f;
-  constexpr float kOfRotation = 1024;  // elements of a rotated bucket may exceed its scale
+  constexpr float kOfRotation = 1024;  // factor by which rotated elements may exceed the scale
   if (dtype != DType::kFloat16 && dtype != DType::kBFloat16) return HUGE_VALF;
   const float most = dtype == DType::kFloat16 ? kMostOfFloat16 : kMostOfBFloat16;
   return spec.scheme == Scheme::kEden ? most / kOfRotation : most;
 }
 
-// Whether all scales of a piece are finite, and none is above `most`.
+// Whether all scales of a piece are finite, and whether any exceeds `most`.
 enum class Scales : uint8_t { kSure, kLarge, kNotFinite };
 Scales look_at(const uint8_t* message, const qsgd::Piece& piece, const CodecSpec& spec,
                float most) {
@@ -126,7 +126,7 @@ Draw DeviceCoder::draw(const Batch& batch, Phase phase) const {
 uint8_t* DeviceCoder::scratch(DeviceMemory& memory, size_t size_bytes) {
   if (memory.size_bytes() < size_bytes) {
     memory = DeviceMemory(device_, size_bytes);
-    device_.clear(memory.data(), size_bytes);  // what pads a message must not tell anything
+    device_.clear(memory.data(), size_bytes);  // padding of a message must not leak old data
   }
   return memory.data();
 }
@@ -149,7 +149,7 @@ Addends DeviceCoder::upload(const Segment& segment, const Terms& terms, float fa
   return addends;
 }
 
-// Codes a sum into `made_`, and copies it to the message.
+// Codes a sum into `made_`, then copies it to the message.
 void DeviceCoder::encode_sum(const Segment& segment, const Terms& terms, Side side, float factor,
                              Phase phase, uint8_t* message) {
   const Addends addends = upload(segment, terms, factor);
@@ -171,7 +171,7 @@ void DeviceCoder::timed(const Segment& segment, const std::function<void()>& wor
 void DeviceCoder::contribute(const Segment& segment, const Terms& terms, uint8_t* message) {
   timed(segment, [&] {
     if (terms.size() == 1 && terms.front() == kOwn) {
-      // Straight to the host: a copy behind the kernel takes as long again.
+      // The kernel writes to host memory directly: a copy after it would double the time.
       const std::vector<Batch> all = batches(segment, Side::kInput);
       for (const Batch& batch : all) {
         device_.require(device_.library().encode(
@@ -191,7 +191,7 @@ void DeviceCoder::conclude(const Segment& segment, const Terms& terms, uint8_t* 
   timed(segment, [&] {
     encode_sum(segment, terms, Side::kSumOfOwner, scale_, Phase::kGather, message);
     device_.settle();
-    note_inputs(segment, message);  // before they are overwritten
+    note_inputs(segment, message);  // before the results overwrite them
     decode(segment, made_.data());
     note_results(segment, message);
   });
@@ -199,7 +199,7 @@ void DeviceCoder::conclude(const Segment& segment, const Terms& terms, uint8_t* 
 }
 
 void DeviceCoder::deliver(const Segment&, const Terms&) {
-  throw internal_error("a collective without a form for devices was given a device's tensors");
+  throw internal_error("a collective that does not support devices was given tensors on a device");
 }
 
 void DeviceCoder::accept(const Segment& segment, const uint8_t* message) {
@@ -220,7 +220,7 @@ void DeviceCoder::decode(const Segment& segment, const uint8_t* message) {
   }
 }
 
-// Queues the comparison of a sample with its codes, of tensors for which that is wanted.
+// Queues the error sample of tensors that request it.
 void DeviceCoder::judge(const std::vector<Batch>& batches, const uint8_t* message) {
   judged_pieces_.clear();
   std::vector<Batch> wanted;
@@ -251,8 +251,8 @@ void DeviceCoder::judge(const std::vector<Batch>& batches, const uint8_t* messag
   device_.keep(std::move(sums));
 }
 
-// What the settled code of a segment tells of this rank's inputs. Where something is not finite,
-// they are looked at themselves: the sum may have overflowed, or the fault be another rank's.
+// Updates this rank's inputs from the completed code of a segment. If a scale is not finite, the
+// inputs themselves are checked: the sum may have overflowed, or another rank may be the origin.
 void DeviceCoder::note_inputs(const Segment& segment, const uint8_t* message) {
   const auto* const sums = reinterpret_cast<const Judged*>(judged_.get());
   for (size_t i = 0; i < judged_pieces_.size(); ++i) {
@@ -277,7 +277,7 @@ void DeviceCoder::note_results(const Segment& segment, const uint8_t* message) {
   }
 }
 
-// Seldom needed: brings the elements to the host.
+// Copies the elements to the host; rarely needed.
 bool DeviceCoder::is_finite(const void* memory, const qsgd::Piece& piece) {
   const size_t element = facts(dtype_).size;
   const Device::PinnedMemory copy = device_.take_pinned(piece.count * element);

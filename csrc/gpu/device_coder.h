@@ -1,5 +1,5 @@
-// The coder of tensors in a device's memory. Messages are copied to and from the host's pinned
-// memory; what is coded, summed and decoded never leaves the device.
+// Coder of tensors in device memory. Messages are copied to and from pinned host memory; elements,
+// sums and results stay on the device.
 #pragma once
 
 #include <functional>
@@ -11,28 +11,28 @@ namespace qsgd::gpu {
 
 class DeviceCoder final : public SegmentCoder {
  public:
-  // Every tensor's spec is one that the device codes.
+  // Every tensor's code must be supported by the device.
   DeviceCoder(Device& device, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
               uint64_t seed, int rank, int size);
 
   void contribute(const Segment& segment, const Terms& terms, uint8_t* message) override;
   void conclude(const Segment& segment, const Terms& terms, uint8_t* message) override;
-  // Nothing that runs on devices needs it: throws.
+  // Throws: no algorithm for devices needs it.
   void deliver(const Segment& segment, const Terms& terms) override;
   void accept(const Segment& segment, const uint8_t* message) override;
   void finish() override;
   size_t scratch_bytes() const override;
 
  private:
-  // Pieces of a segment that one launch takes: of one code, and of tensors in one step.
+  // Pieces of a segment for one launch: equal code and step.
   struct Batch {
     CodecSpec spec;
     uint32_t step = 0;
     std::vector<gpu::Piece> pieces;
     std::vector<const qsgd::Piece*> of;
   };
-  // Which memory the pieces speak of: the input with the rank's residual, the input as a part of a
-  // sum whose code may be kept by a residual, or the output.
+  // Memory of the pieces: the input with the worker's residual, the input as addend of a sum whose
+  // coding error goes to the worker's or the owner's residual, or the output.
   enum class Side : uint8_t { kInput, kSumOfWorker, kSumOfOwner, kOutput };
 
   std::vector<Batch> batches(const Segment& segment, Side side) const;
@@ -56,10 +56,10 @@ class DeviceCoder final : public SegmentCoder {
   const uint64_t seed_;
   const int rank_;
   const float scale_;
-  const char* first_in_ = nullptr;  // the lowest address, from which the kernels count
+  const char* first_in_ = nullptr;  // lowest address, to which the kernels' offsets refer
   char* first_out_ = nullptr;
-  DeviceMemory made_;      // a message of this rank's
-  DeviceMemory received_;  // messages of others
+  DeviceMemory made_;      // a message of this rank
+  DeviceMemory received_;  // messages of other ranks
   Device::PinnedMemory judged_;
   std::vector<const qsgd::Piece*> judged_pieces_;
 };

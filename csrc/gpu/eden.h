@@ -1,5 +1,5 @@
-// EDEN's code (quant/eden.cc) of buckets of up to a span: kernels, and what they add to those of
-// QSGD's own. Arithmetic is that of the CPU's codec, so that bytes are the same.
+// Kernels for EDEN (quant/eden.cc) with buckets of up to a span, in addition to QSGD's. The
+// arithmetic equals the CPU's, so the bytes are the same.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@ namespace qsgd::gpu {
 
 constexpr uint32_t kMostLevels = 128;
 
-// The levels of as many bits, for all threads of a block.
+// The levels of a code with `bits` bits, shared by the threads of a block.
 struct Levels {
   float value[kMostLevels];
   float edge[kMostLevels];
@@ -25,8 +25,8 @@ struct Levels {
     if (i + 1 < levels) edge[i] = eden_edge(bits, static_cast<int>(i));
     __syncthreads();
   }
-  // How many edges lie below each of a lane's magnitudes: steps in turn, so that its searches go
-  // side by side.
+  // Counts the edges below each of a lane's magnitudes. Searches are interleaved step by step, so
+  // that they overlap.
   __device__ __forceinline__ void find(const float* value, int bits, uint32_t* level) const {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) level[i] = 0;
@@ -40,7 +40,7 @@ struct Levels {
   }
 };
 
-// A lane's place in a bucket of EDEN's, 2^shift lanes being its.
+// A lane's position in an EDEN bucket, which has 2^shift lanes.
 struct Place {
   __device__ __forceinline__ Place(const Pieces& pieces, uint32_t of, int shift)
       : Place(gpu::find(pieces, number_of_lane() >> shift, of), of,
@@ -54,13 +54,13 @@ struct Place {
         rotation(of, size, lane) {}
   uint32_t lane;
   Bucket bucket;
-  Part part;  // may be empty where codes are not
+  Part part;  // may be empty for lanes without codes
   uint32_t size;
   bool mine;
   Rotation rotation;
 };
 
-// What a bucket's codes are worth, of which the lane has byte c of word[p].
+// Decodes a bucket; the lane has byte c of word[p].
 __device__ __forceinline__ void rotate_back(const uint32_t* word, float scale, int bits,
                                             const Place& place, const Levels& levels,
                                             float* value) {
@@ -80,14 +80,14 @@ __device__ __forceinline__ void rotate_back(const uint32_t* word, float scale, i
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
     float x = scale == 0 ? 0 : value[i] * unit;
-    if (x > kMost) x = kMost;  // a NaN stays
+    if (x > kMost) x = kMost;  // NaN is kept
     if (x < -kMost) x = -kMost;
     value[i] = x;
   }
 }
 
-// What a message's codes of the place are worth. All lanes of a bucket have its scale, by which
-// they rotate what others hand them.
+// Decodes a message at this place. All lanes of a bucket need its scale, because they exchange
+// values in the rotations.
 __device__ __forceinline__ void read_rotated(const uint8_t* message, const Code& code,
                                              const Place& place, const Levels& levels,
                                              float* value) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void read_rotated(const uint8_t* message, const Code&
   rotate_back(word, scale, code.bits, place, levels, value);
 }
 
-// Where elements are from, as of sources.h; all lanes of a warp come to load().
+// Sources of elements, as in sources.h; all lanes of a warp must call load().
 template <class Real>
 struct RotatedArray : FromArray<Real> {
   __device__ __forceinline__ void load(const Place& place, const Levels& /*levels*/,
@@ -139,13 +139,14 @@ struct RotatedSum : FromSum<Real> {
       this->finish(place.bucket.piece, place.part, value);
       return;
     }
-    // Lanes behind a short bucket have read no codes, but rotated something back all the same.
+    // Lanes beyond a short bucket have read no codes, but took part in the rotation.
 #pragma unroll
     for (int i = 0; i < kMine; ++i) value[i] = 0;
   }
 };
 
-// Sets `word` to the codes of a lane's elements; returns the bucket's scale. `lanes` hold it.
+// Sets `word` to the codes of a lane's elements and returns the bucket's scale. `lanes` lanes have
+// the bucket.
 __device__ __forceinline__ float code_rotated(const float* value, const Place& place, int lanes,
                                               uint32_t seed, int bits, const Levels& levels,
                                               uint32_t* word) {
@@ -198,7 +199,7 @@ __device__ __forceinline__ float code_rotated(const float* value, const Place& p
   return most < kInfinity ? 0 : __uint_as_float(0x7fc00000u);
 }
 
-// 2^shift lanes for each bucket.
+// 2^shift lanes per bucket.
 template <class Source>
 __global__ void __launch_bounds__(kWarps* kLanes)
     encode_rotated(const Source source, const Encoding to, int shift) {

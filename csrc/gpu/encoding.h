@@ -1,4 +1,4 @@
-// What an encoder and a decoder read and write beside their elements.
+// Arguments of an encoder and a decoder besides the elements.
 #pragma once
 
 #include "gpu/pieces.h"
@@ -7,7 +7,7 @@
 
 namespace qsgd::gpu {
 
-constexpr int kWarps = 4;  // of a block, where each has buckets of its own
+constexpr int kWarps = 4;  // of a thread block whose warps have different buckets
 
 struct Encoding {
   Pieces pieces;
@@ -20,7 +20,7 @@ struct Encoding {
     const uint32_t step = draw.step + (draw.later == nullptr ? 0 : *draw.later);
     return {piece.tensor, uint64_t{draw.who} << 32 | step};
   }
-  // Its number in the tensor, which the noise goes by.
+  // Number of the tile in the tensor, which keys the noise.
   __device__ __forceinline__ uint64_t tile(const Piece& piece, const Part& part) const {
     return piece.first / kTile + part.tile();
   }
@@ -35,7 +35,7 @@ struct Encoding {
 };
 
 struct Decoding {
-  static constexpr int kBlocks = 8;  // of kWarps, as in sources.h
+  static constexpr int kBlocks = 8;  // of kWarps each, as in sources.h
   Pieces pieces;
   Code code;
   const uint8_t* message;

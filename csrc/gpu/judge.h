@@ -1,4 +1,4 @@
-// How far codes are from what they were made of.
+// Measurement of coding errors.
 #pragma once
 
 #include "gpu/eden.h"
@@ -13,7 +13,7 @@ __device__ __forceinline__ double sum_of_lanes(double sum) {
   return sum;
 }
 
-// A lane's part of a bucket, which a warp has for itself; all lanes come here.
+// A lane's part of a bucket that belongs to one warp; all lanes must call this.
 template <class Real, bool kRotated>
 __device__ __forceinline__ Judged judge_lane(const FromArray<Real>& x, const Decoding& from,
                                              const Bucket& bucket, uint32_t lane,
@@ -50,7 +50,7 @@ __device__ __forceinline__ Judged judge_lane(const FromArray<Real>& x, const Dec
   return all;
 }
 
-// A warp takes those that are judged of `every` buckets, which may be of several pieces.
+// A warp handles the sampled ones among `every` buckets, which may belong to several pieces.
 template <class Real, bool kRotated>
 __global__ void __launch_bounds__(kWarps* kLanes)
     judge_buckets(const FromArray<Real> x, const Decoding from, uint32_t every, Judged* sums) {

@@ -21,7 +21,7 @@ const Library& load_library(const std::string& path) {
 }
 
 std::string fault_of(const Library& library, int device) {
-  constexpr size_t kMessage = 1024, kSize = 4096;  // where one lies in the memory, and its size
+  constexpr size_t kMessage = 1024, kSize = 4096;  // offset of the message; size of the memory
   CodecSpec spec;
   Run run{};
   run.dtype = DType::kFloat32;

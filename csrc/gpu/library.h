@@ -1,4 +1,4 @@
-// Loads the kernels, which are a library of their own: the core runs where there is no GPU.
+// Loads the kernels, which are a separate library, because the core must run without a GPU.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace qsgd::gpu {
 
-// Throws a usage error with the remedy when the file is none of this version's.
+// Throws a usage error with the remedy if the file is not of this version.
 const Library& load_library(const std::string& path);
 
-// Why the kernels cannot be used on a device that this process sees; empty: they can. A driver may
-// be older than they are, or the device one that they were not compiled for.
+// Returns why the kernels do not work on a visible device; empty if they do. The driver may be too
+// old, or the kernels not compiled for the device.
 std::string fault_of(const Library& library, int device);
 
 }  // namespace qsgd::gpu

@@ -20,7 +20,7 @@
 namespace qsgd::gpu {
 namespace {
 
-// What nccl.h declares, of 2.14 and later.
+// Declarations of nccl.h, version 2.14 and later.
 constexpr int kSuccess = 0, kInProgress = 7;
 constexpr size_t kIdBytes = 128;
 struct Id {
@@ -29,12 +29,12 @@ struct Id {
 struct Config {
   size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
-  unsigned version = 21400;  // whose fields these are
+  unsigned version = 21400;  // of these fields
   int blocking = 0;
 };
 constexpr int kInt8 = 0;
 
-// Of an element that NCCL knows; others go through the host.
+// NCCL's type; empty: not supported, reduced on the host.
 std::optional<int> type_of(DType dtype) {
   switch (dtype) {
     case DType::kInt8:
@@ -75,7 +75,7 @@ std::optional<int> op_of(ReduceOp op) {
 }
 
 using Clock = std::chrono::steady_clock;
-// With ranks that do not come, and with those that do not close.
+// Timeouts for ranks that do not join, and for ranks that do not close.
 constexpr std::chrono::seconds kJoining{120}, kClosing{10};
 
 }  // namespace
@@ -105,7 +105,7 @@ struct NcclCalls {
 
 namespace {
 
-// The library stays loaded: it may have threads.
+// The library is never unloaded, because it may have threads.
 std::shared_ptr<const NcclCalls> load(const std::string& path, std::string& why) {
   void* const file = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (file == nullptr) {
@@ -132,10 +132,10 @@ std::shared_ptr<const NcclCalls> load(const std::string& path, std::string& why)
   return why.empty() ? calls : nullptr;
 }
 
-// What a rank tells the others before they begin.
+// Information that ranks exchange before they begin.
 struct Vote {
-  char against[200] = {};  // why it cannot; empty: it can
-  char host[64] = {};      // as NCCL tells hosts apart
+  char against[200] = {};  // why this rank cannot; empty: it can
+  char host[64] = {};      // as NCCL distinguishes hosts
   char device[kIdentity] = {};
 
   void refuse(const std::string& why) { std::snprintf(against, sizeof against, "%s", why.c_str()); }
@@ -158,7 +158,7 @@ Vote vote_of(const NcclCalls* calls, const Device* device, const std::string& wh
   return vote;
 }
 
-// Empty where all ranks can; else which one cannot, and why: the same on each.
+// Empty if all ranks can; else which one cannot, and why: equal on all ranks.
 std::string objection(Transport& transport, const std::vector<int>& ranks, const Vote& own) {
   const auto size = static_cast<size_t>(transport.size());
   const KeptOnFailure<std::vector<Vote>> votes{std::vector<Vote>(size)};
@@ -190,11 +190,11 @@ int nccl_version(const std::string& path) {
 std::unique_ptr<Nccl> Nccl::make(Transport& transport, const std::vector<int>& ranks,
                                  const std::string& path, Device* device, Count count,
                                  const std::function<void(const std::string&)>& log) {
-  if (path.empty()) return nullptr;  // on every rank: it is a setting
+  if (path.empty()) return nullptr;  // on every rank, because it is a setting
   const auto refuse = [&](const std::string& why) {
     if (transport.rank() == 0 && log) {
       log("NCCL does not carry tensors on GPUs: " + why + ". They go through the host's memory; " +
-          "QSGD_NCCL=none says that this is meant");
+          "QSGD_NCCL=none hides this warning");
     }
     return nullptr;
   };
@@ -235,7 +235,7 @@ Nccl::~Nccl() {
   calls_->abort(communicator_);
 }
 
-// Not blocking, so that the job can be aborted meanwhile.
+// Non-blocking, so that the job can be aborted meanwhile.
 std::string Nccl::join(const std::string& id) {
   Id its;
   std::memcpy(its.bytes, id.data(), kIdBytes);
@@ -278,12 +278,12 @@ bool Nccl::settled() const {
 
 void Nccl::fail(int result) const {
   throw internal_error("NCCL: " + calls_->describe(result, communicator_) +
-                       "; NCCL_DEBUG=WARN says more, and QSGD_NCCL=none does without NCCL");
+                       "; NCCL_DEBUG=WARN prints more, and QSGD_NCCL=none avoids NCCL");
 }
 
 void Nccl::settle(int result) const {
   if (result != kSuccess && result != kInProgress) fail(result);
-  while (!settles_within(kJoining)) {  // however long it takes: the end of the job ends it
+  while (!settles_within(kJoining)) {  // no timeout: only the end of the job ends it
   }
 }
 
@@ -299,7 +299,7 @@ bool Nccl::settles_within(std::chrono::seconds patience) const {
 }
 
 void Nccl::finish() {
-  constexpr std::chrono::milliseconds kLook{2};  // for what its threads have met
+  constexpr std::chrono::milliseconds kLook{2};  // interval for checking NCCL's asynchronous errors
   const auto mark = device_.mark(device_.stream());
   auto next = Clock::now() + kLook;
   Backoff backoff;
@@ -324,7 +324,7 @@ bool Nccl::reduces(const ReduceArgs& args) {
   return type_of(args.dtype) && op_of(args.op) && !(extreme && facts(args.dtype).floating);
 }
 
-// The tensors of a reduction in the communicator's device: where they lie, or in copies.
+// The tensors of a reduction in the communicator's device, in place or as copies.
 class Nccl::Tensors {
  public:
   Tensors(Device& device, std::vector<ReduceTensor>& tensors, DType dtype)
@@ -336,18 +336,18 @@ class Nccl::Tensors {
     }
   }
 
-  // Elements, and those between two owners' first ones where the tensors are cut().
+  // Number of elements; section(): elements from one owner's first to the next one's, after cut().
   size_t count() const { return count_; }
   size_t section() const { return section_; }
-  // Of a single tensor, where it lies; else null.
+  // Memory of a single tensor; null if there are several.
   const void* in() const { return all_.size() == 1 ? all_.front().in : nullptr; }
   void* out() const { return all_.size() == 1 ? all_.front().out : nullptr; }
   uint8_t* packed() const { return packed_.data(); }
 
-  // From now on, NaN and Inf are noted.
+  // Records NaN and Inf from now on.
   void watch() { watches_ = true; }
 
-  // Packed, the owners' shards lie one behind the other, in sections of one size.
+  // Lays the packed tensors out by owner: the owners' shards in sections of equal size.
   void cut(int owners) {
     runs_.clear();
     std::vector<size_t> sizes;
@@ -365,7 +365,7 @@ class Nccl::Tensors {
     for (size_t r = 0; r < runs_.size(); ++r) runs_[r].at += r / all_.size() * section_;
     count_ = section_ * static_cast<size_t>(owners);
   }
-  // The owner's shards in the packed ones.
+  // The owner's shards, in the packed memory.
   std::vector<ReduceTensor> shards(int owner) const {
     std::vector<ReduceTensor> shards;
     for (size_t t = 0; t < all_.size(); ++t) {
@@ -378,7 +378,7 @@ class Nccl::Tensors {
     return shards;
   }
 
-  // One behind the other, times `factor`.
+  // Copies all tensors to contiguous memory, multiplied by `factor`.
   void pack(double factor) {
     packed_ = DeviceMemory(device_, count_ * element_);
     move(factor, 1, &Tensors::source, &Tensors::place_in_packed, inputs());
@@ -386,13 +386,13 @@ class Nccl::Tensors {
   void unpack(double factor, int divisor) {
     move(factor, divisor, &Tensors::place_in_packed, &Tensors::result, results());
   }
-  // Of a single one: looks at what it brings; scales and looks at the result.
+  // For a single tensor: checks its input; scale(): scales and checks its result.
   void look() { move(1, 1, &Tensors::source, &Tensors::nowhere, inputs()); }
   void scale(double factor, int divisor) {
     move(factor, divisor, &Tensors::result, &Tensors::result, results());
   }
 
-  // Queues what brings results and notes to where they are wanted; tell() once that is done.
+  // Queues copies of results and flags to their destinations; call tell() when they are done.
   void deliver() {
     for (const One& one : all_) {
       if (one.copy.data() == nullptr) continue;
@@ -419,7 +419,7 @@ class Nccl::Tensors {
     void* out;
     DeviceMemory copy;
   };
-  // Of a tensor's elements, and where they are in the packed ones.
+  // Elements of a tensor, and their position in the packed memory.
   struct Run {
     size_t tensor, begin, count, at;
   };
@@ -504,7 +504,7 @@ void Nccl::allreduce(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
   count(all.count() * facts(args.dtype).size, 2);
 }
 
-// All ranks of the node own a shard, or one owns everything.
+// Either all ranks of the node own a shard, or one owns everything.
 class Nccl::Halves : public NodeHalves {
  public:
   Halves(Nccl& nccl, std::vector<ReduceTensor>& tensors, const ReduceArgs& args, int owners)

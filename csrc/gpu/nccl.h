@@ -1,5 +1,5 @@
-// Collectives of NCCL, or of RCCL which has the same calls, among the devices of a process set. The
-// library is found at run time, and may be missing: nothing of it is needed to build this.
+// Collectives of NCCL, or of RCCL with the same functions, among the devices of a process set. The
+// library is loaded at run time and may be missing; it is not needed at build time.
 #pragma once
 
 #include <chrono>
@@ -16,13 +16,14 @@ namespace qsgd::gpu {
 
 struct NcclCalls;  // of the library
 
-// One communicator, for the thread that drives the engine. A collective returns once the device's
-// work for it is done, and throws when the job is aborted meanwhile or NCCL fails.
+// A communicator, used by the thread that drives the engine. A collective blocks until the device's
+// work for it is done. It throws if NCCL fails, or the job is aborted meanwhile.
 class Nccl : public WithinNode {
  public:
-  // Of all ranks of the transport together: each gets one, or none does. Then `log` is told why, on
-  // the first of them. `path` is the library; `device` is this rank's; null: it has none. `ranks`
-  // are the transport's, as messages name them. `count` is told what this rank hands to others.
+  // Called by all ranks of the transport together: all get a communicator, or none does; then the
+  // first rank logs the reason. `path` is the library; `device` is this rank's, or null if it has
+  // none. `ranks` are the transport's, as numbered in messages. `count` is called with the bytes
+  // that this rank sends.
   using Count = std::function<void(size_t size_bytes)>;
   static std::unique_ptr<Nccl> make(Transport& transport, const std::vector<int>& ranks,
                                     const std::string& path, Device* device, Count count,
@@ -31,39 +32,39 @@ class Nccl : public WithinNode {
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;
 
-  // Whether allreduce() can do it. Not a minimum or maximum of floats: NaN would be lost there.
+  // Whether allreduce() supports it. Not for minimum and maximum of floats, which would lose NaN.
   static bool reduces(const ReduceArgs& args);
 
-  // As qsgd::allreduce without a coding, but that the order of a sum is NCCL's. Tensors whose place
-  // is not this device, such as the zeros of a rank that has joined, are copied there and back.
-  // `look`: the tensors are told whether they have NaN or Inf.
+  // As qsgd::allreduce without a code, but NCCL determines the order of sums. Tensors on other
+  // places, such as the zeros of a rank that has joined, are copied to this device and back.
+  // `look`: records in the tensors whether they contain NaN or Inf.
   void allreduce(std::vector<ReduceTensor>& tensors, const ReduceArgs& args, bool look);
-  // Of the node whose ranks these are: sums by NCCL, cut between buckets. Tensors may be elsewhere,
-  // as before; the shards are in this device.
+  // Sums within the node whose ranks these are, partitioned between buckets. Tensors may be
+  // elsewhere, as in allreduce(); the shards are on this device.
   std::unique_ptr<NodeHalves> cut(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
                                   int owners) override;
-  // `root` is a rank of the transport; `data` is at `place`, as a tensor's.
+  // `root` is a rank of the transport; `data` is on `place`, as for a tensor.
   void broadcast(void* data, size_t size_bytes, int root, const Place* place);
 
   Device& device() { return device_; }
-  // Ends it, when all ranks do; else gives up what is under way.
+  // Closes the communicator together with all ranks; if that times out, aborts it.
   void close();
 
  private:
   class Tensors;
   class Halves;
   Nccl(std::shared_ptr<const NcclCalls> calls, Device& device, Transport& transport, Count count);
-  // Joins the ranks that have the same id; what went wrong, or nothing.
+  // Joins the ranks with the same id; returns the error, or an empty string.
   std::string join(const std::string& id);
-  // Whether the library is done with what it was told last; throws what it failed with.
+  // Whether NCCL has completed the last call; throws its error.
   bool settled() const;
   void settle(int result) const;
-  // Waits so long for it to settle; whether it has. Throws when the job is aborted, too.
+  // Waits up to `patience`; returns whether NCCL has completed. Throws if the job is aborted.
   bool settles_within(std::chrono::seconds patience) const;
   [[noreturn]] void fail(int result) const;
-  // Waits for what is queued.
+  // Blocks until the queued work is done.
   void finish();
-  // All ranks have handed each other so much, as often, in a ring.
+  // Counts the bytes that each rank has sent in `rounds` rounds of a ring.
   void count(size_t size_bytes, int rounds) const;
 
   const std::shared_ptr<const NcclCalls> calls_;
@@ -74,7 +75,7 @@ class Nccl : public WithinNode {
   void* communicator_ = nullptr;  // ncclComm_t
 };
 
-// The version of a library, as 22703 for 2.27.3; 0 where there is none.
+// The version of a library, such as 22703 for 2.27.3; 0 if there is none.
 int nccl_version(const std::string& path);
 
 }  // namespace qsgd::gpu

@@ -1,4 +1,4 @@
-// The order of a device's work, and memory for it, as codec.h has them.
+// Streams, events and memory of a device, as declared in codec.h.
 #pragma once
 
 #include "gpu/codec.h"
@@ -74,10 +74,10 @@ inline const char* clear(void* to, size_t size_bytes, Stream stream) {
   return failure(QSGD_GPU_API(MemsetAsync)(to, 0, size_bytes, to_stream(stream)));
 }
 
-// With unified addressing, the host's address is that of every device.
+// With unified addressing, the host address is valid on every device.
 inline const char* take_pinned(size_t size_bytes, void** memory) {
 #if defined(__HIP__)
-  // Coherent: an event that has passed stands for the device's writes to it, too.
+  // Coherent memory: when an event has passed, the device's writes before it are visible.
   constexpr unsigned kFlags = hipHostMallocPortable | hipHostMallocMapped | hipHostMallocCoherent;
   return failure(hipHostMalloc(memory, size_bytes, kFlags));
 #else

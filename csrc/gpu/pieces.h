@@ -1,4 +1,4 @@
-// What every kernel finds out first: the code, and which bucket is whose.
+// Common prologue of the kernels: the code, and the bucket of a lane.
 #pragma once
 
 #include "gpu/codec.h"
@@ -12,12 +12,12 @@ __device__ __forceinline__ bool is_finite(float x) {
   return (__float_as_uint(x) & 0x7fffffffu) < kInfinity;
 }
 
-// Among all of a launch.
+// Global number of the lane in a launch.
 __device__ __forceinline__ size_t number_of_lane() {
   return size_t{blockIdx.x} * blockDim.x + threadIdx.x;
 }
 
-// What the kernels need to know of a code.
+// Properties of a code that the kernels need.
 struct Code {
   explicit Code(const CodecSpec& spec)
       : bucket(spec.bucket),
@@ -30,13 +30,13 @@ struct Code {
   uint32_t bucket;
   int bits;
   int levels;
-  float inverse;  // of levels
+  float inverse;  // 1 / levels
   bool l2;
   bool nearest;
   bool contract;
 };
 
-// A bucket of the piece with this number: the `index`-th of it, `size` elements from `begin` on.
+// A bucket of piece `number`: the `index`-th of the piece, with `size` elements from `begin`.
 struct Bucket {
   Piece piece;
   uint32_t number;
@@ -45,7 +45,8 @@ struct Bucket {
   size_t begin;
 };
 
-// The bucket with this number among those of all pieces; behind the last, that one, but empty.
+// Returns the bucket with this number among those of all pieces; beyond the last, the last one with
+// size 0.
 __device__ __forceinline__ Bucket find(const Pieces& pieces, uint32_t number, uint32_t size) {
   Bucket found;
   const auto buckets = static_cast<uint32_t>(pieces.buckets);
@@ -53,7 +54,7 @@ __device__ __forceinline__ Bucket find(const Pieces& pieces, uint32_t number, ui
   if (!there) number = buckets - 1;
   found.number = 0;
   if (pieces.list != nullptr) {
-    uint32_t low = 0, high = pieces.size;  // it is in one of [low, high)
+    uint32_t low = 0, high = pieces.size;  // the piece is one of [low, high)
     while (high - low > 1) {
       const uint32_t middle = (low + high) / 2;
       (pieces.list[middle].first_bucket <= number ? low : high) = middle;
@@ -71,14 +72,14 @@ __device__ __forceinline__ Bucket find(const Pieces& pieces, uint32_t number, ui
   return found;
 }
 
-// A lane's part of a tile, as tile.h lays it out: lane j of the four that hold the tile which
-// begins with the piece's element `at`. The tile has `left` elements, or is whole from 64 on.
+// A lane's part of a tile, laid out as in tile.h: lane j of the four lanes of the tile that begins
+// with element `at` of the piece. `left`: elements from there on; 64 or more: a full tile.
 struct Part {
   __device__ __forceinline__ Part(const Bucket& bucket, uint32_t in, uint32_t j)
       : at(bucket.begin + in), left(in < bucket.size ? bucket.size - in : 0), j(j) {}
   __device__ __forceinline__ bool empty() const { return left == 0; }
   __device__ __forceinline__ uint32_t tile() const { return static_cast<uint32_t>(at / kTile); }
-  // Whether there is the lane's i-th element.
+  // Whether the lane's i-th element exists.
   __device__ __forceinline__ bool has(uint32_t i) const {
     return 16 * (i / 4) + 4 * j + i % 4 < left;
   }

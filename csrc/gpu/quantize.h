@@ -1,6 +1,5 @@
-// A bucket's norm and its codes, in the registers of lanes. Arithmetic is that of the CPU's codec,
-// step by step, so that bytes are the same: compile without fused multiply-add and with exact
-// division.
+// Norm and codes of a bucket in registers. The arithmetic equals that of the CPU's codec, step by
+// step, so that the bytes are the same: compile without fused multiply-add and with exact division.
 #pragma once
 
 #include <cmath>
@@ -10,10 +9,10 @@
 
 namespace qsgd::gpu {
 
-constexpr float kLift = 0x1p64f;  // brings the smallest norms where their inverse is finite
+constexpr float kLift = 0x1p64f;  // makes the inverse of the smallest norms finite
 
-// Without its sign, the largest of raw bits as signed numbers is the largest of the positive, and
-// as unsigned ones of the negative, where there are any.
+// Largest magnitude, as bits. Compared as signed integers, the largest bits are those of the
+// largest positive value; as unsigned ones, those of the largest negative value, if any.
 __device__ __forceinline__ uint32_t largest_magnitude(const float* value) {
   int32_t positive = 0;
   uint32_t negative = 0;
@@ -29,7 +28,7 @@ __device__ __forceinline__ uint32_t largest_magnitude(const float* value) {
   return most > negative ? most : negative;
 }
 
-// Over `lanes` lanes that lie together, a power of two; all of them get it.
+// Maximum over `lanes` consecutive lanes, a power of two; all of them get it.
 __device__ __forceinline__ uint32_t max_of_lanes(uint32_t most, int lanes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   if (lanes == kLanes) return __reduce_max_sync(kAllLanes, most);
@@ -53,12 +52,13 @@ __device__ __forceinline__ float norm_of_magnitude(uint32_t most) {
 __device__ __forceinline__ float norm_of_energy(double energy) {
   const double l2 = sqrt(energy);
   if (!(l2 <= 0x1.fffffffffffffp1023)) return __uint_as_float(0x7fc00000u);
-  // Finite elements can have a norm beyond float32; it must not read as "not finite".
+  // Finite elements can have a norm beyond float32, which must not become the mark for "not
+  // finite".
   return l2 > static_cast<double>(kMost) ? kMost : static_cast<float>(l2);
 }
 
-// The sum of squares of a bucket in the order of the CPU's: element i goes to partial sum i % 32.
-// Lane s keeps partial sum s; `staged` brings it the elements of all others.
+// The sum of squares of a bucket in the CPU's order: element i goes to partial sum i % 32. Lane s
+// has partial sum s; it reads the elements through `staged`.
 class Energy {
  public:
   __device__ __forceinline__ explicit Energy(float* staged) : staged_(staged) {}
@@ -79,7 +79,7 @@ class Energy {
     }
   }
 
-  // On every lane.
+  // Returned on every lane.
   __device__ __forceinline__ double total() const {
     double sum = sum_;
     for (int half = kLanes / 2; half > 0; half /= 2) sum += lane_down(sum, half);
@@ -91,13 +91,13 @@ class Energy {
   double sum_ = 0;
 };
 
-// A word of the third byte of each: what stands before the point of four fixed-point numbers.
+// Packs the third byte of each word: the integer parts of four fixed-point numbers.
 __device__ __forceinline__ uint32_t third_bytes(const uint32_t* of) {
   return __byte_perm(__byte_perm(of[0], of[1], 0x62), __byte_perm(of[2], of[3], 0x62), 0x5410);
 }
 
-// How a bucket's elements become fixed-point numbers of 16 bits behind the point: with this scale,
-// and the smallest ones lifted.
+// Conversion of a bucket's elements to fixed-point numbers with 16 fractional bits: the scale, and
+// a lift for the smallest norms.
 struct Grid {
   __device__ __forceinline__ Grid(float norm, int levels) {
     const float whole = static_cast<float>(levels) * 0x1p16f;
@@ -105,7 +105,7 @@ struct Grid {
     lifted = !(scale <= kMost);
     if (lifted) scale = whole / (norm * kLift);
   }
-  // Exact: there and back.
+  // Exact in both directions.
   __device__ __forceinline__ void lift(float* value, float by) const {
     if (!lifted) return;
 #pragma unroll
@@ -115,17 +115,17 @@ struct Grid {
   bool lifted;
 };
 
-// Codes a lane's elements of the piece's tile `tile`, four to a word, and packs them to `codes`,
-// its place in a message, if the lane has any. Returns the sum of f (1 - f) over them, f being how
-// far each lies above its lower level, in units of 2^-32; 0 with kPlain, which is for codes that
-// round at random and do not contract.
+// Codes a lane's elements of tile `tile`, four to a word, and packs them to `codes`, its place in a
+// message, if `mine`. Returns the sum of f (1 - f), in units of 2^-32, where f is the distance of
+// an element from its lower level; 0 with kPlain, for codes that round stochastically and do not
+// contract.
 template <bool kPlain>
 __device__ __forceinline__ uint64_t quantize(float* value, float norm, const Code& code,
                                              const Philox& philox, uint64_t tile, uint32_t j,
                                              uint32_t* codes, bool mine, uint32_t* word) {
   uint64_t variance = 0;
   if (norm > 0) {
-    uint32_t noise[kMine];  // and the level of zero
+    uint32_t noise[kMine];  // including the level of zero
     if (kPlain || !code.nearest) draw(philox, tile, j, code.levels, noise);
     const Grid grid(norm, code.levels);
     grid.lift(value, kLift);
@@ -138,7 +138,7 @@ __device__ __forceinline__ uint64_t quantize(float* value, float norm, const Cod
         if constexpr (!kPlain) {
           const uint64_t fraction = static_cast<uint32_t>(number) & 0xffffu;
           variance += fraction * (0x10000u - fraction);
-          // One less below zero: ties move away from zero on both sides.
+          // One less for negative numbers: ties round away from zero on both sides.
           if (code.nearest) noise[i] = (code.levels << 16) + (1 << 15) + (number >> 31);
         }
         level[c] = static_cast<uint32_t>(number) + noise[i];
@@ -146,7 +146,7 @@ __device__ __forceinline__ uint64_t quantize(float* value, float norm, const Cod
       word[p] = third_bytes(level);
     }
     grid.lift(value, 1 / kLift);
-  } else {  // zeros, or what is not finite
+  } else {  // zeros, or not finite
 #pragma unroll
     for (int p = 0; p < 4; ++p) word[p] = static_cast<uint32_t>(code.levels) * 0x01010101u;
   }
@@ -154,7 +154,7 @@ __device__ __forceinline__ uint64_t quantize(float* value, float norm, const Cod
   return variance;
 }
 
-// The scale that a bucket's decoders see: less than its norm where the code must contract.
+// The scale sent for a bucket: less than its norm if the code must contract.
 __device__ __forceinline__ float contracted(float norm, int levels, uint64_t variance,
                                             double energy) {
   const double unit = static_cast<double>(norm) / levels;

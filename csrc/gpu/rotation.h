@@ -1,10 +1,11 @@
-// EDEN's rotations of a bucket in the registers of lanes, step by step those of the CPU's codec
+// EDEN's rotations of a bucket in registers, equal step by step to those of the CPU's codec
 // (quant/eden_loops.h).
 //
-// At first element 64 t + 16 p + 4 j + c of a bucket is value[4 p + c] of lane 4 t + j, as tile.h
-// has it. A butterfly between lanes would take a shuffle for each value; instead two lanes swap
-// halves, which takes half as many, and makes the next bit of an element's number one of registers.
-// So the outer layout turns into an inner one while distances rise, and back while they fall.
+// Initially element 64 t + 16 p + 4 j + c of a bucket is value[4 p + c] of lane 4 t + j, as in
+// tile.h (outer layout). A butterfly between lanes would need a shuffle per value. Instead two
+// lanes swap halves, which needs half as many and makes the next bit of the element number a bit of
+// the register number. Thus the outer layout becomes an inner one while distances increase, and is
+// restored while they decrease.
 #pragma once
 
 #include "gpu/pieces.h"
@@ -17,12 +18,12 @@ constexpr uint32_t kMostRotated = kSpan;  // elements of a bucket
 
 class Rotation {
  public:
-  // Lane `part` of those that hold the bucket, of which `size` elements are rotated, a power of
-  // two; 0: none are.
+  // `part`: lane among those of the bucket. `size`: number of rotated elements, a power of two; 0:
+  // none.
   __device__ __forceinline__ Rotation(uint32_t bucket, uint32_t size, uint32_t part)
       : bucket_(bucket), size_(size), part_(part) {}
 
-  // All lanes of a warp must come to each of these.
+  // All lanes of a warp must call each of these functions.
   __device__ __forceinline__ void rise(float* value) const {
     cross<0>(value);
     cross<1>(value);
@@ -68,17 +69,17 @@ class Rotation {
     cross<0>(value);
   }
 
-  // The signs of the first rotation, in the outer layout,
+  // Apply the signs of the first rotation, in the outer layout,
   __device__ __forceinline__ void flip_outer(float* value, uint32_t seed) const {
     flip(value, seed, 0, part_ / kTileLanes * kTile + part_ % kTileLanes * 4, 1, 2, 16, 32);
   }
-  // and those of the second one, in the inner.
+  // and those of the second one, in the inner layout.
   __device__ __forceinline__ void flip_inner(float* value, uint32_t seed) const {
     flip(value, seed, 1, part_, bucket_ > 64 ? 64 : 4, bucket_ > 128 ? 128 : 8,
          bucket_ > 256 ? 256 : 16, 32);
   }
 
-  // The sum over the bucket of what is in the outer layout, in the order of the CPU's.
+  // Sum over the bucket of terms in the outer layout, in the CPU's order.
   __device__ __forceinline__ float sum(const float* term) const {
     float row[4];
 #pragma unroll
@@ -109,7 +110,7 @@ class Rotation {
     for (int c = 0; c < 4; ++c) row[c] += lane_xor(row[c], static_cast<int>(mask));
   }
 
-  // Makes this bit of registers' numbers one of lanes', and the other way round.
+  // Exchanges this bit of the register number with a bit of the lane number.
   template <int Bit>
   __device__ __forceinline__ void swap(float* value, int mask) const {
     const bool upper = (part_ & static_cast<uint32_t>(mask)) != 0;
@@ -124,8 +125,8 @@ class Rotation {
     }
   }
 
-  // Element `first` is in register 0, and bits of a register's number stand for so many elements.
-  // Those of the two highest are multiples of 16, so that four words have all signs.
+  // Element `first` is in register 0; each bit of a register number stands for `bit0` to `bit3`
+  // elements. The two highest are multiples of 16, so that four words contain all signs.
   __device__ __forceinline__ static void flip(float* value, uint32_t seed, uint32_t which,
                                               uint32_t first, uint32_t bit0, uint32_t bit1,
                                               uint32_t bit2, uint32_t bit3) {

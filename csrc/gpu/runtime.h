@@ -1,15 +1,15 @@
-// What the kernels need of CUDA, of HIP, or of the twin that runs them on the CPU in tests.
+// Abstraction of CUDA, of HIP, and of the emulation that runs the kernels on the CPU in tests.
 #pragma once
 
-// The functions of CUDA and HIP have the same names, but for the beginning.
+// The functions of CUDA and HIP have the same names, except for the prefix.
 #if defined(QSGD_GPU_TWIN)
 #include "cuda_on_cpu.h"
 #define QSGD_GPU_API(name) gpu_twin::name
 #define QSGD_GPU_NAME "twin"
 #elif defined(__HIP__)
 #include <hip/hip_runtime.h>
-// The second number is of blocks, as CUDA counts; HIP would take it for wavefronts, and for their
-// sake keep values in memory that registers have room for.
+// The second argument counts thread blocks, as in CUDA; HIP would count wavefronts, and would then
+// spill values that fit in registers.
 #undef __launch_bounds__
 #define __launch_bounds__(threads, ...) __attribute__((amdgpu_flat_work_group_size(1, threads)))
 #define QSGD_GPU_API(name) hip##name
@@ -19,17 +19,18 @@
 #define QSGD_GPU_API(name) cuda##name
 #define QSGD_GPU_NAME "CUDA"
 #endif
-#if !defined(QSGD_GPU_BUILT)  // for which GPUs, too
+#if !defined(QSGD_GPU_BUILT)  // with the GPUs it was compiled for
 #define QSGD_GPU_BUILT QSGD_GPU_NAME
 #endif
 
 namespace qsgd::gpu {
 
-// Lanes that work together. Half a wavefront where those have 64.
+// Number of lanes that work together: half a wavefront if that has 64.
 constexpr int kLanesShift = 5;
 constexpr int kLanes = 1 << kLanesShift;
 
-// The text of an error, or null. Clears the last error, so that no later launch is blamed for it.
+// Returns the text of an error, or null. Clears the last error, so that it is not attributed to a
+// later launch.
 inline const char* failure(QSGD_GPU_API(Error_t) error) {
   if (error == QSGD_GPU_API(Success)) return nullptr;
   static_cast<void>(QSGD_GPU_API(GetLastError)());
@@ -53,8 +54,8 @@ template <class T>
 __device__ __forceinline__ T lane_get(T value, int lane) {
   return __shfl(value, lane, kLanes);
 }
-// A wavefront goes in step, and does what it asks of shared memory in that order. So this keeps the
-// compiler from another order, and costs no instruction. Halves of a wavefront need not meet.
+// A wavefront runs in lockstep and accesses shared memory in program order. This only prevents the
+// compiler from reordering, and costs no instruction. Halves of a wavefront need not synchronize.
 __device__ __forceinline__ void sync_lanes() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
   __builtin_amdgcn_wave_barrier();
@@ -79,7 +80,7 @@ __device__ __forceinline__ void sync_lanes() { __syncwarp(); }
 #endif
 
 #if !defined(QSGD_GPU_TWIN)
-// Queues a kernel. One with too few blocks for its grid's type is the caller's to split.
+// Queues a kernel. Callers must split grids that exceed the type of the block count.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), size_t blocks, unsigned threads, void* stream,
             const Arguments&... arguments) {

@@ -1,4 +1,4 @@
-// Copies and scales tensors, as scale_copy() does, and looks for NaN and Inf in them.
+// Copying and scaling of tensors, as in scale_copy(), with a check for NaN and Inf.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,7 @@ namespace qsgd::gpu {
 
 constexpr unsigned kScaleThreads = 256;
 
-// Neither NaN nor Inf; true of every integer.
+// Whether it is neither NaN nor Inf; true for every integer.
 template <class T>
 __device__ __forceinline__ bool is_number(T value) {
   return value - value == 0;
@@ -29,7 +29,7 @@ __device__ __forceinline__ T scaled(T value, double factor, int divisor) {
   }
 }
 
-// A block takes kScaled elements of a span.
+// A thread block handles kScaled elements of a span.
 template <class T>
 __global__ void __launch_bounds__(kScaleThreads)
     scale_kernel(const Spans spans, double factor, int divisor, uint32_t* nonfinite) {

@@ -1,4 +1,4 @@
-// Where an encoder has its elements from, with what earlier codes have lost of them.
+// Sources of an encoder's elements, with their residuals.
 #pragma once
 
 #include "gpu/pieces.h"
@@ -11,7 +11,7 @@ __device__ __forceinline__ float* floats(uint64_t address) {
   return reinterpret_cast<float*>(address);
 }
 
-// Adds what an earlier code has lost of a lane's elements.
+// Adds the residuals of a lane's elements.
 __device__ __forceinline__ void add_residual(uint64_t residual, const Part& part, float* value) {
   if (residual == 0) return;
   float left[kMine];
@@ -20,7 +20,7 @@ __device__ __forceinline__ void add_residual(uint64_t residual, const Part& part
   for (int i = 0; i < kMine; ++i) value[i] += left[i];
 }
 
-// Keeps what this code has lost. What is not finite would never leave again.
+// Stores the coding error. Values that are not finite would persist, and are dropped.
 __device__ __forceinline__ void set_residual(uint64_t residual, const Part& part,
                                              const float* left) {
   if (residual == 0) return;
@@ -30,8 +30,8 @@ __device__ __forceinline__ void set_residual(uint64_t residual, const Part& part
   Mine<float>(floats(residual), part).store(kept);
 }
 
-// Where an encoder has its elements from, and how many blocks of it a multiprocessor should hold so
-// that some compute while others wait: an array,
+// Source: an array. kBlocks: thread blocks per multiprocessor, so that some compute while others
+// wait for memory.
 template <class Real>
 struct FromArray {
   static constexpr int kBlocks = 8;
@@ -51,7 +51,7 @@ struct FromArray {
   }
 };
 
-// or the sum over ranks of what they have coded, and of an array.
+// Source: the sum over ranks of decoded messages, and of an array.
 template <class Real>
 struct FromSum {
   static constexpr int kBlocks = 6;
@@ -66,11 +66,11 @@ struct FromSum {
       return;
     }
     float mine[kMine];
-    if (addends.own >= 0) input.load(bucket, part, mine);  // on its way while codes are read
+    if (addends.own >= 0) input.load(bucket, part, mine);  // in flight while codes are read
     const uint8_t* scale = addends.messages + scale_at(bucket);
     const uint8_t* codes = addends.messages + codes_at(bucket.piece, code, part);
-    // Its own behind those of the rank before it; but the first two are exchanged where it is the
-    // first, which does not change their sum.
+    // The own addend follows that of the rank before it. If it is the first, the first two are
+    // exchanged, which does not change their sum.
     const int before = addends.own != 0 ? addends.own - 1 : addends.ranks > 1 ? 1 : 0;
 #pragma unroll
     for (int i = 0; i < kMine; ++i) value[i] = 0;
@@ -89,12 +89,12 @@ struct FromSum {
     }
     finish(bucket.piece, part, value);
   }
-  // What is done with the sum of a lane's elements.
+  // Completes the sum of a lane's elements.
   __device__ __forceinline__ void finish(const Piece& piece, const Part& part, float* value) const {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) value[i] *= addends.factor;
     if (part.left < kTile) {
-      // What a message has behind the piece's end is padding, and need not be the code of zero.
+      // Padding of a message after the piece's end need not decode to zero.
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {
         if (!part.has(i)) value[i] = 0;
@@ -107,13 +107,13 @@ struct FromSum {
   }
   __device__ __forceinline__ void keep(const Piece& piece, const Part& part,
                                        const float* left) const {
-    const float sent[kMine] = {};  // this rank's own addend was added as it was
+    const float sent[kMine] = {};  // zero: this rank's own addend was not coded
     set_residual(piece.residual, part, sent);
     set_residual(piece.owner_residual, part, left);
   }
 };
 
-// A sum that is written as it is, by the kernels that else write what one code is worth.
+// A sum that is written uncoded, by the kernels that otherwise write decoded values.
 template <class Sum>
 struct Summing : Sum {
   Pieces pieces;

@@ -1,6 +1,6 @@
-// A tile of 64 elements in the registers of four lanes. Lane j of the four has elements
-// 16 p + 4 j + c of the tile, p and c below 4, in value[4 p + c]: what it reads lies in runs of
-// four, and what it packs in words of four bytes, whatever the number of bits.
+// A tile of 64 elements in the registers of four lanes. Lane j has elements 16 p + 4 j + c, with p
+// and c below 4, in value[4 p + c]: it reads runs of four elements, and packs words of four bytes
+// for any number of bits.
 #pragma once
 
 #include "common/dtype.h"
@@ -10,35 +10,35 @@
 
 namespace qsgd::gpu {
 
-constexpr int kMine = 16;  // elements of a lane
+constexpr int kMine = 16;  // elements per lane
 constexpr int kTileLanes = kTile / kMine;
 constexpr int kSpan = kLanes * kMine;  // elements of all lanes
 
-// Four elements as they lie in memory, read and written at once.
+// Four consecutive elements, accessed together.
 template <class Real>
 struct alignas(4 * sizeof(Real)) Four {
   Real value[4];
 };
 template <>
-struct alignas(16) Four<double> {  // 16 bytes are the most that one access has
+struct alignas(16) Four<double> {  // the maximum size of one access
   double value[4];
 };
 
-// A lane's elements of an array that begins with the first of a piece: those that the piece does
-// not have read as 0 and are not written.
+// A lane's elements of an array that begins with the piece. Elements beyond the piece read as 0 and
+// are not written.
 template <class Real>
 class Mine {
  public:
   __device__ __forceinline__ Mine(Real* data, const Part& part)
       : data_(data + part.at),
         part_(part),
-        // Runs of four lie as Four<Real> asks.
+        // Whether runs of four have the alignment of Four<Real>.
         at_once_(part.left >= kTile &&
                  reinterpret_cast<uintptr_t>(data_) % alignof(Four<Real>) == 0) {}
 
   __device__ __forceinline__ void load(float* value) const {
     if (at_once_) {
-      Four<Real> four[4];  // all on their way before one is used
+      Four<Real> four[4];  // all loads in flight before the first use
 #pragma unroll
       for (int p = 0; p < 4; ++p) four[p] = run(p);
 #pragma unroll
@@ -69,7 +69,8 @@ class Mine {
   }
 
  private:
-  // Its own way from data_: nvcc splits an access where the element's begins with the same pointer.
+  // Computed separately from data_: nvcc splits the access if element() begins with the same
+  // pointer.
   __device__ __forceinline__ Four<Real>& run(uint32_t p) const {
     return reinterpret_cast<Four<Real>*>(data_)[4 * p + part_.j];
   }
@@ -82,7 +83,7 @@ class Mine {
   bool at_once_;
 };
 
-// 16 bits for each of the lane's elements, behind those of `above`, a byte.
+// Draws 16 bits for each of the lane's elements, with byte `above` as the third byte.
 __device__ __forceinline__ void draw(const Philox& philox, uint64_t tile, uint32_t j,
                                      uint32_t above, uint32_t* noise) {
 #pragma unroll
@@ -96,7 +97,8 @@ __device__ __forceinline__ void draw(const Philox& philox, uint64_t tile, uint32
   }
 }
 
-// The fields of a tile, as quant/codec.h lays them out: where each begins, in words of four bytes.
+// The fields of a tile, as laid out in quant/codec.h: the first word of each, in words of four
+// bytes.
 struct Fields {
   __device__ __forceinline__ explicit Fields(int bits)
       : bits(bits), four(bits >= 4), two((bits & 2) != 0), one((bits & 1) != 0) {}
@@ -108,11 +110,11 @@ struct Fields {
 
 constexpr uint32_t kLow = 0x0f0f0f0fu;
 
-// Writes the tile's codes, of which the lane has byte c of code[p]. All lanes must come here, those
-// without a tile with `mine` false.
+// Writes the tile's codes; the lane has byte c of code[p]. All lanes must call this, those without
+// a tile with `mine` false.
 __device__ __forceinline__ void pack(const uint32_t* code, int bits, uint32_t j, uint32_t* out,
                                      bool mine) {
-  if (bits == 8) {  // this and the next are nearly all there are, and want no more than they need
+  if (bits == 8) {  // 8 and 4 bits are the usual cases, and must be fast
     if (!mine) return;
 #pragma unroll
     for (int p = 0; p < 4; ++p) out[4 * p + j] = code[p];
@@ -146,7 +148,7 @@ __device__ __forceinline__ void pack(const uint32_t* code, int bits, uint32_t j,
   }
 }
 
-// The inverse, for one lane by itself.
+// The inverse, for a single lane.
 __device__ __forceinline__ void unpack(const uint32_t* in, int bits, uint32_t j, uint32_t* code) {
   if (bits == 8) {
 #pragma unroll

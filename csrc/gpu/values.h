@@ -1,4 +1,4 @@
-// What codes are worth, bit by bit as on the CPU.
+// Decoding of values, with the bits of the CPU's results.
 #pragma once
 
 #include <cmath>
@@ -10,17 +10,17 @@ namespace qsgd::gpu {
 
 constexpr float kSmall = 0x1p-126f * 256;  // a level of it is normal
 
-// What a level is worth where float32 is coarse or ends. Seldom needed, so that it must not take
-// registers from what is.
+// Value of a level where float32 is imprecise or overflows. Rarely needed: not inlined, so that it
+// takes no registers from the usual case.
 inline __device__ __noinline__ float extreme_value(float level, float norm, int levels) {
   return static_cast<float>(static_cast<double>(level) * static_cast<double>(norm) / levels);
 }
 
-// What codes are worth: unit times level, but in float64 where float32 is coarse or ends.
+// Decoder: unit times level, but in float64 where float32 is imprecise or overflows.
 class Values {
  public:
-  // The norm is divided by a product, and by what that is off: rounded as a division is
-  // (Markstein), and a third of its work.
+  // Divides the norm by a product and a correction: rounded like a division (Markstein), with a
+  // third of the work.
   __device__ __forceinline__ Values(float norm, const Code& code)
       : norm_(norm),
         levels_(code.levels),
@@ -43,8 +43,8 @@ class Values {
   }
 
  private:
-  // The code's byte becomes the last one of 2^23 + code, from which the rest is taken: exact, and
-  // less work than a shift, a mask and a conversion.
+  // The code's byte becomes the last byte of 2^23 + code, from which the offset is subtracted:
+  // exact, and cheaper than a shift, a mask and a conversion.
   __device__ __forceinline__ float level(const uint32_t* word, int i) const {
     constexpr uint32_t kOfFloat = 0x4b000000u;  // 2^23
     const uint32_t bits = __byte_perm(word[i / 4], kOfFloat, 0x7650u + i % 4);
@@ -56,7 +56,7 @@ class Values {
   bool extreme_;
 };
 
-// Where a bucket's scale, and a lane's codes of a tile, are in a message.
+// Positions of a bucket's scale, and of a lane's codes of a tile, in a message.
 __device__ __forceinline__ size_t scale_at(const Bucket& bucket) {
   return bucket.piece.scales_at + size_t{bucket.index} * sizeof(float);
 }
@@ -68,7 +68,7 @@ __device__ __forceinline__ float scale_of(const uint8_t* message, const Bucket& 
   return *reinterpret_cast<const float*>(message + scale_at(bucket));
 }
 
-// What a message has of a lane's elements, which is on its way before it is used.
+// A message's data for a lane's elements, loaded before they are used.
 struct Coded {
   __device__ __forceinline__ Coded(const uint8_t* scale, const uint8_t* codes, const Code& code,
                                    uint32_t j)

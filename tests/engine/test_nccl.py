@@ -378,7 +378,7 @@ def test_without_nccl_all_goes_through_the_host_and_rank_0_says_why(twin, reason
     }
     assert expected[reason] in line
     assert line.startswith("NCCL does not carry tensors on GPUs: ")
-    assert line.endswith("QSGD_NCCL=none says that this is meant")
+    assert line.endswith("QSGD_NCCL=none hides this warning")
 
 
 def test_an_end_of_the_job_ends_what_waits_for_the_device(twin):
