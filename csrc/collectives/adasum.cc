@@ -8,8 +8,9 @@
 namespace qsgd {
 namespace {
 
-// A list of tensors in `parts` parts, one behind the other, each with its share of every tensor:
-// any run of parts is one message, and a tensor is cut alike whatever it travels with.
+// A list of tensors in `parts` consecutive parts, each with its share of every tensor: any
+// consecutive parts form one message, and a tensor is partitioned independently of the others in
+// the list.
 class Parts {
  public:
   Parts(std::vector<ReduceTensor>& tensors, const ReduceArgs& args, int parts)
@@ -42,7 +43,7 @@ class Parts {
     });
   }
 
-  // By tensor, of what two ranks have of the parts [begin, end).
+  // By tensor: the dot products of two ranks' vectors, over the parts [begin, end).
   std::vector<Dots> dots(int begin, int end, const char* lower, const char* higher) const {
     std::vector<Dots> all(tensors());
     for_each(begin, end, [&](size_t tensor, size_t offset, size_t count) {
@@ -77,7 +78,7 @@ class Parts {
     }
   }
 
-  // f(tensor, offset in bytes from the first of these parts, count).
+  // Calls f(tensor, offset in bytes from the first of these parts, count).
   template <class F>
   void for_each(int begin, int end, F&& f) const {
     for (size_t i = first(begin); i < first(end); ++i) {
@@ -90,7 +91,7 @@ class Parts {
   const ReduceArgs& args_;
   const int parts_;
   const size_t element_;
-  std::vector<size_t> starts_{0};  // of every part's share of every tensor, in elements
+  std::vector<size_t> starts_{0};  // in elements, by part and tensor
   KeptOnFailure<std::vector<char>> data_;
 };
 
@@ -99,7 +100,7 @@ class Tree {
   Tree(Transport& transport, Parts& parts, int ranks)
       : transport_(transport), parts_(parts), ranks_(ranks), end_(ranks) {}
 
-  // Joins the whole vectors of the surplus ranks to those of their partners.
+  // Joins the complete vectors of the surplus ranks to those of their partners.
   void fold_in(bool surplus, int partner) {
     const size_t bytes = parts_.before(ranks_);
     if (surplus) {
@@ -118,7 +119,7 @@ class Tree {
   }
 
  private:
-  // Keeps half of the parts that this rank and its peer both have, joined with the peer's.
+  // Keeps half of the parts that this rank and its peer share, joined with the peer's.
   void halve(int hop) {
     const int peer = transport_.rank() ^ hop, middle = begin_ + (end_ - begin_) / 2;
     const bool other_is_lower = peer < transport_.rank();
@@ -136,8 +137,8 @@ class Tree {
     parts_.join(begin_, end_, incoming_->data(), other_is_lower, dots);
   }
 
-  // Sums over the `group` consecutive ranks that share two vectors. Both sides of each exchange
-  // add the same two numbers, so all end with the same bits.
+  // Sums over the `group` consecutive ranks that share a pair of vectors. Both sides of each
+  // exchange add the same two numbers, so all get the same bits.
   void sum_over(int group, std::vector<Dots>& dots) {
     const size_t bytes = dots.size() * sizeof(Dots);
     KeptOnFailure<std::vector<Dots>> own(dots), other(dots);
@@ -148,7 +149,7 @@ class Tree {
     dots = *own;
   }
 
-  // Takes back the joined half that the peer has kept.
+  // Receives the joined half that the peer has kept.
   void gather(int hop) {
     const int peer = transport_.rank() ^ hop, width = end_ - begin_;
     const int theirs = peer < transport_.rank() ? begin_ - width : end_;
@@ -173,7 +174,7 @@ class Tree {
   Transport& transport_;
   Parts& parts_;
   const int ranks_;
-  int begin_ = 0, end_;  // the parts that this rank works on
+  int begin_ = 0, end_;  // the current parts of this rank
   KeptOnFailure<std::vector<char>> incoming_;
 };
 

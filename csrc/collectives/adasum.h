@@ -1,5 +1,5 @@
-// Allreduce that adds what is orthogonal and averages what is parallel, so that the step of a sum
-// of gradients does not grow with the number of ranks that agree (Maleki et al., Scaling
+// Allreduce that adds orthogonal components and averages parallel ones, so that the step of a sum
+// of gradients does not grow with the number of ranks whose gradients agree (Maleki et al., Scaling
 // Distributed Training with Adaptive Summation, MLSys 2021, sec. 3 and 4).
 #pragma once
 
@@ -9,16 +9,16 @@
 
 namespace qsgd {
 
-// Reduces each tensor by itself with
+// Reduces each tensor separately with
 //   adasum(a, b) = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b,
 // over a tree of the ranks: surplus ranks beyond a power of two join their partners, then pairs at
 // distance 1, 2, 4, ... join. Vectors are halved at each level; products and norms are summed in
-// double over the ranks that share a pair of vectors. All ranks get the same bits, whatever a
-// tensor travels with. Throws a usage error as check_adasum() does.
+// double over the ranks that share a pair of vectors. All ranks get the same bits, independent of
+// the other tensors in the list. Throws a usage error as check_adasum() does.
 void adasum_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
                       const ReduceArgs& args);
 
-// Throws a usage error for what Adasum has no meaning for: integers, and coded gradients.
+// Throws a usage error where Adasum is undefined: for integers and coded gradients.
 void check_adasum(DType dtype, bool coded);
 
 }  // namespace qsgd

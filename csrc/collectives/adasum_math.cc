@@ -48,7 +48,7 @@ void combine_64(double* own, double by_own, const double* other, double by_other
   combine_loop(own, by_own, other, by_other, count);
 }
 
-// f(offset in bytes, count, room for float32 of a, and of b), block by block.
+// Calls f(offset in bytes, count, float32 buffer for a, the same for b) for each block.
 template <class F>
 void for_blocks(DType dtype, size_t count, F&& f) {
   float a[kBlock], b[kBlock];

@@ -19,17 +19,17 @@ struct Dots {
   }
 };
 
-// Factors of a and b in their Adasum. A zero vector adds nothing and takes nothing away.
+// Factors of a and b in their Adasum. A zero vector has no effect.
 struct Factors {
   double a;
   double b;
 };
 Factors adasum_factors(const Dots& dots);
 
-// Of floating elements, summed in an order that depends on `count` alone.
+// Dot products of floating elements, summed in an order that depends only on `count`.
 Dots dots_of(const void* a, const void* b, DType dtype, size_t count);
 
-// own[i] = by_own * own[i] + by_other * other[i]; 16-bit floats round once, at the end.
+// own[i] = by_own * own[i] + by_other * other[i]; 16-bit floats are rounded once, at the end.
 void combine(void* own, double by_own, const void* other, double by_other, DType dtype,
              size_t count);
 

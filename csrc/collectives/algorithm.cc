@@ -26,7 +26,7 @@ const std::array<const AlgorithmTraits*, kAlgorithms>& table() {
 }  // namespace
 
 Algorithm auto_among(int ranks, bool compressed) {
-  constexpr int kMostSraRanks = 64;  // beyond, messages cost more than another quantisation
+  constexpr int kMostSraRanks = 64;  // beyond, messages cost more than a further quantisation
   if (!compressed) return Algorithm::kDirect;
   return ranks > kMostSraRanks ? Algorithm::kSra2d : Algorithm::kSra;
 }

@@ -1,4 +1,4 @@
-// What an algorithm of an allreduce consists of; docs/design.md has the steps to add one.
+// Properties of the allreduce algorithms; docs/design.md has the steps to add one.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace qsgd {
 
 enum class Algorithm : uint8_t {
-  kAuto,  // stands for one of the others
+  kAuto,  // chooses one of the others
 #define QSGD_ALGORITHM(algorithm, name) algorithm,
   QSGD_ALGORITHMS(QSGD_ALGORITHM)
 #undef QSGD_ALGORITHM
@@ -24,7 +24,7 @@ enum class Algorithm : uint8_t {
 struct Pipelining;
 class NodeHalves;
 
-// Exchanges tensors among the ranks of a node in another way than through their shared memory.
+// Alternative to shared memory for the exchange of tensors within a node.
 class WithinNode {
  public:
   virtual ~WithinNode() = default;
@@ -32,9 +32,9 @@ class WithinNode {
                                           const ReduceArgs& args, int owners) = 0;
 };
 
-// What a collective may use on this rank. `node` is null without shared memory, `workers` on one
-// thread; `pipelining` says how compressed ones cut their messages, where somebody wants to.
-// `within`, if not null, has the tensors.
+// What a collective may use on this rank. `node` is null without shared memory, `workers` with one
+// thread. `pipelining`, if not null, sets the message length of compressed algorithms. `within`, if
+// not null, exchanges the tensors within the node.
 struct Communicator {
   Transport& transport;
   SharedNode* node = nullptr;
@@ -45,32 +45,32 @@ struct Communicator {
 
 enum AlgorithmFlags : unsigned {
   kExact = 0,
-  kCompresses = 1,      // every tensor by its spec
-  kNeedsNode = 2,       // works through memory that the ranks of a node share
-  kOneNode = 4,         // and there must be no other node
-  kAcross = 8,          // messages go, and tensors are coded, between nodes only
-  kForComparison = 16,  // never planned
-  kLeaders = 32,        // and by one rank of each node
-  kAnyPlace = 64,       // touches tensors through a SegmentCoder alone
+  kCompresses = 1,      // compresses, each tensor by its spec
+  kNeedsNode = 2,       // needs memory shared by the ranks of a node
+  kOneNode = 4,         // needs all ranks on one node
+  kAcross = 8,          // sends and codes between nodes only
+  kForComparison = 16,  // never chosen by the planner
+  kLeaders = 32,        // one rank of each node sends
+  kAnyPlace = 64,       // accesses tensors only through a SegmentCoder
 };
 
-// Nodes of equally many, consecutive ranks.
+// Nodes with equal numbers of consecutive ranks.
 struct Layout {
   int ranks = 1;
   int ranks_per_node = 1;
   int nodes() const { return ranks / ranks_per_node; }
 };
 
-// What one allreduce asks of a rank, in closed form: for the planner.
+// Work of one rank in an allreduce, in closed form, for the planner.
 struct Load {
-  double messages = 0;  // one after the other
+  double messages = 0;  // in sequence
   double wire_bytes = 0;
   double added_bytes = 0;
-  // Elements:
+  // In elements:
   double encoded = 0;
   double decoded = 0;
   double decoded_and_added = 0;
-  // Of tensors that are reduced through a node's memory.
+  // Bytes of tensors reduced through a node's memory.
   double shared_bytes = 0;
 };
 
@@ -79,22 +79,22 @@ struct AlgorithmTraits {
   unsigned flags;
   void (*run)(Communicator& communicator, std::vector<ReduceTensor>& tensors,
               const ReduceArgs& args, uint64_t seed);
-  // Of `count` float32, which take `width` bytes each on the wire; on at least 2 ranks.
+  // For `count` float32 elements, which take `width` bytes each on the wire, on at least 2 ranks.
   Load (*load)(const Layout& layout, size_t count, double width);
 
   bool has(AlgorithmFlags flag) const { return (flags & flag) != 0; }
 };
 
-// What kAuto stands for among ranks none of which share memory.
+// The algorithm of kAuto for ranks that share no memory.
 Algorithm auto_among(int ranks, bool compressed);
-// Throws an internal error for kAuto, which has none.
+// Throws an internal error for kAuto, which has no traits.
 const AlgorithmTraits& traits_of(Algorithm algorithm);
 
-// All of them, kAuto first.
+// All algorithms, kAuto first.
 std::vector<Algorithm> all_algorithms();
-// As Python spells it.
+// The name in Python and in settings.
 const char* name_of(Algorithm algorithm);
-// Throws a usage error that lists what is known.
+// Throws a usage error that lists the known names.
 Algorithm parse_algorithm(const std::string& name);
 inline bool is_compressed(Algorithm algorithm) {
   return algorithm != Algorithm::kAuto && traits_of(algorithm).has(kCompresses);

@@ -1,6 +1,5 @@
-// All algorithms of an allreduce, each with its C++ name and the one that settings use. Answers of
-// rank 0 carry their numbers. Algorithm X is one file, which defines X_algorithm(); algorithm.h
-// says of what it consists.
+// All allreduce algorithms, each with its C++ name and its name in settings. Their numbers are sent
+// in responses of rank 0. The file of algorithm X defines X_algorithm(); see AlgorithmTraits.
 #pragma once
 
 #define QSGD_ALGORITHMS(X)                  \

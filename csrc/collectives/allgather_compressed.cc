@@ -28,7 +28,7 @@ class CodesOfAll {
  private:
   bool code_segment() {
     if (coded_ == segments_.size()) return false;
-    if (coded_ == summed_ + out_.depth()) return false;  // the buffer's codes are not summed yet
+    if (coded_ == summed_ + out_.depth()) return false;  // its buffer has codes not summed yet
     uint8_t* const message = out_.slot();
     if (message == nullptr) return false;
     coder_.contribute(segments_[coded_], {kOwn}, message);

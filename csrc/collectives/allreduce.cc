@@ -6,7 +6,7 @@
 namespace qsgd {
 namespace {
 
-// Why the ranks do not suit the algorithm; empty if they do.
+// Why the algorithm cannot run on these ranks; empty if it can.
 std::string misfit(const Communicator& communicator, Algorithm algorithm) {
   const AlgorithmTraits& traits = traits_of(algorithm);
   if (traits.has(kNeedsNode) && communicator.node == nullptr) {
@@ -44,7 +44,7 @@ std::vector<Algorithm> fitting(const Communicator& communicator, bool compressed
 
 Algorithm resolve(int ranks, const SharedNode* node, bool compressed, Algorithm algorithm) {
   const bool one_node = node != nullptr && node->nodes().size() == 1;
-  // With no other node nothing would be coded, and error feedback never paid.
+  // On one node nothing would be coded, and residuals would never be sent.
   const bool across = algorithm != Algorithm::kAuto && traits_of(algorithm).has(kAcross);
   if (across && is_compressed(algorithm) && one_node) return Algorithm::kSra;
   if (algorithm != Algorithm::kAuto) return algorithm;

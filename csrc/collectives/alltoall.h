@@ -1,4 +1,4 @@
-// A part of every rank's bytes to each rank.
+// Alltoall of bytes.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,9 @@
 
 namespace qsgd {
 
-// `in` holds send_sizes[r] bytes for each rank r, one behind the other, and `out` receive_sizes[r]
-// of each; what rank a sends b is what b expects of a. The buffers must not overlap.
+// `in` holds send_sizes[r] bytes for each rank r, in rank order, and `out` receives
+// receive_sizes[r] of each; the size that a sends to b must equal what b expects from a. The
+// buffers must not overlap.
 void alltoallv(Transport& transport, const void* in, const std::vector<size_t>& send_sizes,
                void* out, const std::vector<size_t>& receive_sizes);
 

@@ -1,5 +1,5 @@
-// Waits until every rank has come (Hensgen, Finkel and Manber, Two algorithms for barrier
-// synchronization, 1988): log2(p) steps.
+// Blocks until every rank has called it, in log2(p) steps (Hensgen, Finkel and Manber, Two
+// algorithms for barrier synchronization, 1988).
 #pragma once
 
 #include "transport/transport.h"

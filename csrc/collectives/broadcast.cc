@@ -7,7 +7,7 @@ namespace {
 
 constexpr size_t kSegmentBytes = size_t{256} << 10;
 
-// Positions count from the root.
+// Positions are relative to the root.
 struct Line {
   Line(const Transport& transport, int root)
       : size(transport.size()), root(root), position((transport.rank() - root + size) % size) {}
@@ -33,7 +33,7 @@ void along_tree(Transport& transport, const Line& line, void* data, size_t size_
   transport.wait(sends);
 }
 
-// Every rank passes segments on as they come: the root sends each byte once.
+// Every rank forwards segments as they arrive: the root sends each byte once.
 void along_chain(Transport& transport, const Line& line, char* data, size_t size_bytes) {
   constexpr size_t kAhead = 4;
   const size_t segments = (size_bytes + kSegmentBytes - 1) / kSegmentBytes;
@@ -53,7 +53,8 @@ void along_chain(Transport& transport, const Line& line, char* data, size_t size
     ask(k + kAhead);
     if (line.position + 1 == line.size) continue;
     if (sends.size() == kAhead) transport.wait(sends);
-    // The last of each round is asked for before the next begins: nobody is flooded.
+    // The last send of each round must be matched by a receive before the next round begins, which
+    // limits the number of unexpected messages.
     const Completion completion =
         sends.size() + 1 == kAhead ? Completion::kAsked : Completion::kSent;
     sends.push_back(transport.isend(line.rank_at(line.position + 1), Tag::kData,
@@ -67,8 +68,8 @@ void along_chain(Transport& transport, const Line& line, char* data, size_t size
 void broadcast(Transport& transport, void* data, size_t size_bytes, int root) {
   const Line line(transport, root);
   if (line.size == 1) return;
-  // In bytes that go over one link behind each other: the tree sends all once per level, the chain
-  // once, and a segment more per rank.
+  // Number of bytes sent over one link in sequence: the tree sends all once per level; the chain
+  // sends all once, plus a segment per rank.
   size_t levels = 0;
   while ((1 << levels) < line.size) ++levels;
   const size_t chain = size_bytes + static_cast<size_t>(line.size - 2) * kSegmentBytes;

@@ -1,5 +1,5 @@
-// One rank's bytes to all: along a binomial tree in log2(p) rounds, or, when they are many, in
-// segments along a chain, which takes little more than one trip.
+// Broadcast of bytes: along a binomial tree in log2(p) rounds; for large sizes in segments along a
+// chain, which takes little longer than one transfer.
 #pragma once
 
 #include "transport/transport.h"

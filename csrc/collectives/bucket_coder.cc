@@ -70,7 +70,7 @@ BucketCoder::BucketCoder(const std::vector<BucketTensor>& tensors, DType dtype, 
   }
 }
 
-// Calls use(part, offset) for the parts that have bytes in the owner's message.
+// Calls use(part, offset) for the parts with bytes in the owner's message.
 template <class Use>
 void BucketCoder::each_part(size_t wave, int owner, const Use& use) {
   size_t at = 0;

@@ -1,4 +1,5 @@
-// Those tensors of a bucket that travel alike, in a reduction whose messages somebody else carries.
+// The tensors of a bucket that are coded alike, for a reduction with messages transferred by the
+// caller.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +11,13 @@
 
 namespace qsgd {
 
-// A tensor of the part: where it lies in the bucket, and which of the bucket's tensors it is.
+// A tensor of the part: its position in the bucket, and its index among the bucket's tensors.
 struct BucketPlace {
   size_t at;  // first element
   size_t index;
 };
 
-// An owner's elements go in as many messages as there are waves for it; a wave that has none of
-// them has no bytes.
+// An owner's elements are sent in waves(owner) messages; in further waves its message is empty.
 class BucketPart {
  public:
   BucketPart() = default;
@@ -25,18 +25,18 @@ class BucketPart {
   BucketPart& operator=(const BucketPart&) = delete;
   virtual ~BucketPart() = default;
 
-  // Takes the bucket in which this reduction's tensors lie, and how often each was reduced before.
+  // Sets the bucket's memory, and how often each tensor was reduced before.
   virtual void begin(char* bucket, const std::vector<uint32_t>& steps) = 0;
   virtual size_t waves(int owner) const = 0;
   virtual size_t bytes(size_t wave, int owner) const = 0;
   // As a worker: writes this rank's message to an owner.
   virtual void encode(size_t wave, int owner, uint8_t* message) = 0;
-  // As the owner: writes the mean to the bucket, and the message that tells the others. `messages`
-  // are by rank, with kOwn for this one.
+  // As the owner: writes the mean to the bucket, and to the message for the others. `messages` are
+  // by rank, with kOwn for this one.
   virtual void reduce(size_t wave, const Terms& messages, uint8_t* result) = 0;
   // Writes an owner's result to the bucket.
   virtual void decode(size_t wave, int owner, const uint8_t* message) = 0;
-  // Of the codes that this rank has made since begin().
+  // Coding error of this rank's codes since begin().
   virtual Quality quality() const { return {}; }
 };
 

@@ -7,7 +7,8 @@ namespace qsgd {
 
 class CodedPart : public BucketPart {
  public:
-  // `tensors` need no memory yet; begin() gives it. `limit` bounds the elements of a message.
+  // `tensors` need no memory yet; begin() sets it. `limit`: maximum number of elements of a
+  // message.
   CodedPart(std::vector<ReduceTensor> tensors, std::vector<BucketPlace> places,
             const ReduceArgs& args, uint64_t seed, int rank, int size, size_t limit,
             Workers* workers);

@@ -11,7 +11,7 @@ std::vector<int> ranks_behind(int rank, int size) {
 void reduce_alone(SegmentCoder& coder, std::vector<ReduceTensor>& tensors, const ReduceArgs& args) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     ReduceTensor& t = tensors[i];
-    if (t.residual == nullptr && t.owner_residual == nullptr) {  // in the tensor's own precision
+    if (t.residual == nullptr && t.owner_residual == nullptr) {  // in the tensor's precision
       t.input_finite = t.result_finite =
           scale_copy(t.out, t.in, t.count, args.dtype, args.prescale * args.postscale, 1);
     } else {

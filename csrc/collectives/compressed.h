@@ -1,4 +1,4 @@
-// What the compressed collectives share beside their segments.
+// Common parts of the compressed collectives, besides their segments.
 #pragma once
 
 #include <vector>
@@ -9,18 +9,18 @@
 
 namespace qsgd {
 
-// All ranks but this one, starting with the next.
+// All other ranks, beginning with the next.
 std::vector<int> ranks_behind(int rank, int size);
 
-// The reduction of a rank that is alone: nothing travels, so nothing is rounded.
+// The reduction on a single rank: nothing is sent, so nothing is rounded.
 void reduce_alone(SegmentCoder& coder, std::vector<ReduceTensor>& tensors, const ReduceArgs& args);
 
-// Where all of them are.
+// The common place of all tensors.
 inline Place* place_of(const std::vector<ReduceTensor>& tensors) {
   return tensors.empty() ? nullptr : tensors.front().place;
 }
 
-// Lets a state machine with advance() and done() run; throws when the job is aborted meanwhile.
+// Runs a state machine with advance() and done() until it is done; throws if the job is aborted.
 template <class Machine>
 void run_to_end(Transport& transport, Machine& machine) {
   Backoff backoff;
@@ -36,8 +36,8 @@ void run_to_end(Transport& transport, Machine& machine) {
   }
 }
 
-// The frame of a compressed allreduce: cut(limit) says what Machine moves, in segments of at most
-// `limit` elements.
+// Common frame of compressed allreduces: cut(limit) returns what Machine sends, in segments of at
+// most `limit` elements.
 template <class Machine, class Cut>
 void run_compressed(Transport& transport, std::vector<ReduceTensor>& tensors,
                     const ReduceArgs& args, uint64_t seed, Workers* workers, Pipelining* pipelining,

@@ -16,17 +16,17 @@
 namespace qsgd {
 namespace {
 
-// Of a chunk: large against a message's cost, small enough to be summed in cache.
+// Of a chunk: large compared with the cost of a message, small enough to be summed in cache.
 constexpr size_t kSegmentBytes = size_t{256} << 10;
-constexpr size_t kGranule = 64;  // elements; keeps cuts aligned
-// Segments whose addends are on the wire while an earlier one is summed.
+constexpr size_t kGranule = 64;  // elements; keeps parts aligned
+// Segments whose addends are in flight while an earlier one is summed.
 constexpr size_t kAhead = 2;
 
-// Buffers and requests of one segment under way; reused by every kAhead-th + 1.
+// Buffers and requests of one segment in flight; every (kAhead + 1)-th segment reuses them.
 struct Turn {
-  std::vector<char> addends;   // of every rank, for the part that this rank owns
-  std::vector<char> outgoing;  // for every rank, when they cannot be sent from where they lie
-  std::vector<char> sums;      // of every rank, when they cannot be received where they belong
+  std::vector<char> addends;   // of every rank, for the part owned by this rank
+  std::vector<char> outgoing;  // for every rank, if they must be packed
+  std::vector<char> sums;      // of every rank, if they must be unpacked
   std::vector<RequestPtr> receives, sends, gathers;
 };
 
@@ -63,12 +63,12 @@ class Direct {
   }
   Turn& turn(size_t segment) { return (*turns_)[segment % (kAhead + 1)]; }
   size_t bytes(const Range& range) const { return range.size() * stream_.element(); }
-  // The place of rank `peer`, whose part is at most a segment, in a buffer with one per rank.
+  // Place of rank `peer` in a buffer with one segment per rank.
   char* place(std::vector<char>& buffer, int peer) {
     buffer.resize(static_cast<size_t>(size_) * segment_ * stream_.element());
     return buffer.data() + static_cast<size_t>(peer) * segment_ * stream_.element();
   }
-  // Sends every owner this rank's addends, and asks for those of the others.
+  // Sends this rank's addends to every owner, and posts receives for those of the others.
   void scatter(size_t k) {
     Turn& t = turn(k);
     const Range mine = part(rank_, k);
@@ -91,7 +91,7 @@ class Direct {
     });
   }
 
-  // Sums what this rank owns, sends it to all, and asks for what they own.
+  // Sums this rank's part, sends it to all, and posts receives for the other parts.
   void reduce(size_t k) {
     Turn& t = turn(k);
     const Range mine = part(rank_, k);
@@ -107,7 +107,7 @@ class Direct {
             std::memcpy(own + at * stream_.element(), block, count * stream_.element());
           });
     }
-    transport_.wait(t.sends);  // the sums may take the place of the addends
+    transport_.wait(t.sends);  // the sums may use the addends' buffers
     for_others(transport_, [&](int peer) {
       const Range range = part(peer, k);
       if (range.size() == 0) return;
@@ -147,8 +147,8 @@ class Direct {
 }  // namespace
 
 DirectWay direct_way(int ranks, size_t size_bytes) {
-  // Up to here bytes cost less than messages do. Doubling sends sums, a gather all addends; both
-  // doubling and halving send surplus ranks' addends beforehand, and then their results.
+  // Up to these sizes, bytes cost less than messages. Doubling sends sums, a gather all addends;
+  // doubling and halving first send surplus ranks' addends, and finally their results.
   constexpr size_t kDoublingBytes = size_t{64} << 10;
   constexpr size_t kSmallBytes = size_t{16} << 10;
   constexpr size_t kGatheredBytes = size_t{128} << 10;

@@ -1,4 +1,4 @@
-// Many messages at once, between one rank and all others.
+// Concurrent messages between one rank and all others.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,8 @@
 
 namespace qsgd {
 
-// f(peer) for every other rank, the next one first, so that not all ranks turn to rank 0 at once.
+// Calls f(peer) for every other rank, beginning with the next, so that not all ranks send to rank 0
+// at the same time.
 template <class F>
 void for_others(const Transport& transport, F&& f) {
   for (int hop = 1; hop < transport.size(); ++hop) {
@@ -15,8 +16,7 @@ void for_others(const Transport& transport, F&& f) {
   }
 }
 
-// Begin of every part of a buffer that holds parts of these sizes one behind the other, and its
-// end.
+// The offset of each part in a buffer with consecutive parts of these sizes, and the end.
 inline std::vector<size_t> starts_of(const std::vector<size_t>& sizes) {
   std::vector<size_t> starts{0};
   for (const size_t size : sizes) starts.push_back(starts.back() + size);

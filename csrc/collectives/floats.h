@@ -1,4 +1,4 @@
-// Float32 views of typed elements, and arithmetic on them, block by block.
+// Conversion of typed elements to float32, and arithmetic on these, block by block.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace qsgd {
 
-// to[i] = x[i], for the floating element types; beyond float32 is Inf.
+// to[i] = x[i], for the floating types; values beyond float32 become Inf.
 void to_floats(const void* x, DType dtype, size_t count, float* to);
 
 // x[i] = from[i]. Returns whether all results are finite.

@@ -11,7 +11,7 @@ void gather_allreduce(Transport& transport, Stream& stream) {
   const int size = transport.size(), rank = transport.rank();
   const size_t bytes = stream.size_bytes();
   if (bytes == 0) return;
-  // Place i holds the message of rank (rank + i) % size.
+  // Place i has the message of rank (rank + i) % size.
   KeptOnFailure<std::vector<char>> places;
   places->resize(bytes * static_cast<size_t>(size));
   const auto place = [&](int i) { return places->data() + static_cast<size_t>(i) * bytes; };

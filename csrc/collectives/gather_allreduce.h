@@ -1,4 +1,4 @@
-// Exact allreduce of small messages: everyone gets everything and sums it in the order of TreeSum.
+// Exact allreduce of small messages: every rank gathers all and sums them in the order of TreeSum.
 #pragma once
 
 #include "collectives/stream.h"
@@ -6,7 +6,7 @@
 
 namespace qsgd {
 
-// log2(p) steps, (p-1) times the message sent per rank (Bruck et al., Efficient algorithms for
+// log2(p) steps; each rank sends (p-1) times the message (Bruck et al., Efficient algorithms for
 // all-to-all communications in multiport message-passing systems, 1997).
 void gather_allreduce(Transport& transport, Stream& stream);
 

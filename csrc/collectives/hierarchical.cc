@@ -14,7 +14,7 @@ bool nodes_are_equal(const SharedNode& node) {
   });
 }
 
-// The ranks that have this rank's shard, one per node.
+// The ranks with the same shard as this rank, one per node.
 std::vector<int> peers_across(const SharedNode& node) {
   std::vector<int> ranks;
   for (const std::vector<int>& other : node.nodes()) {
@@ -28,7 +28,7 @@ void reduce_across(Communicator& communicator, std::vector<ReduceTensor>& shards
   const int size = communicator.transport.size();
   const bool average = args.op == ReduceOp::kAverage;
   SubsetTransport across(communicator.transport, peers_across(*communicator.node));
-  // The divisor is that of all ranks, not of those across.
+  // The divisor is the number of all ranks, not of those across.
   ReduceArgs sums = args;
   sums.prescale = 1;
   if (average) sums.op = ReduceOp::kSum;
@@ -84,7 +84,7 @@ Range hierarchical_owned(const SharedNode& node, int owners, size_t count, size_
 
 namespace {
 
-// Every owner takes its shard across the nodes.
+// Each owner reduces its shard across the nodes.
 Load load_of(bool compressed, const Layout& layout, int owners, size_t count, double width) {
   Load load;
   const int nodes = layout.nodes();

@@ -1,4 +1,4 @@
-// Allreduce over nodes of several ranks: shared memory within a node, messages only across.
+// Allreduce on nodes with several ranks: shared memory within a node, messages only between nodes.
 #pragma once
 
 #include <vector>
@@ -8,23 +8,23 @@
 
 namespace qsgd {
 
-// Sums within every node in the order of TreeSum, each of its owners a shard; reduces each shard
-// across the nodes, in the order of their first ranks; shares the shards within the node. Where the
-// algorithm compresses, messages across nodes are compressed, by SRA or, among many nodes, its
-// two-dimensional form, and shards are cut at whole buckets. communicator.node must not be null.
+// Sums within every node in the order of TreeSum, a shard per owner; reduces each shard across the
+// nodes, in the order of their first ranks; then shares the shards within the node. If the
+// algorithm compresses, messages between nodes are compressed, by SRA or, among many nodes, its
+// two-dimensional form, and shards are cut between buckets. communicator.node must not be null.
 void hierarchical_allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
                             const ReduceArgs& args, const AlgorithmTraits& algorithm,
                             uint64_t seed);
 
-// How many ranks of each node, the first ones, communicate with other nodes: all of them, but one
-// where the algorithm leaves it to leaders, and where nodes are of unequal size.
+// Number of ranks of each node, the first ones, that communicate with other nodes: all, but one if
+// the algorithm uses leaders, or if nodes have different sizes.
 int owners_of(const SharedNode& node, const AlgorithmTraits& algorithm);
 
-// The elements of tensor `id` whose sums this rank codes, to which owner_residual belongs.
+// The elements of tensor `id` whose sums this rank codes; owner_residual belongs to them.
 Range hierarchical_owned(const SharedNode& node, int owners, size_t count, size_t granule,
                          uint32_t id);
 
-// The elements that this rank codes for other nodes, to which the used part of residual belongs.
+// The elements that this rank codes for other nodes; the used part of `residual` belongs to them.
 Range hierarchical_shard(const SharedNode& node, int owners, size_t count, size_t granule,
                          uint32_t id);
 

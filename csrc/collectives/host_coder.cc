@@ -1,5 +1,4 @@
-// The coder of tensors in the processor's memory: works block by block, in the caches, on one
-// thread or several.
+// Coder of tensors in host memory: works block by block, in the caches, on one or several threads.
 
 #include <algorithm>
 #include <chrono>
@@ -15,7 +14,7 @@
 namespace qsgd {
 namespace {
 
-constexpr size_t kBlock = 8192;      // its sum, 32 KB, stays in the first caches
+constexpr size_t kBlock = 8192;      // its sum, 32 KB, fits in the L1 cache
 constexpr size_t kSampleEvery = 16;  // buckets; their decoding costs about 1/16 of a decoding pass
 
 bool takes_own(const Terms& terms) {
@@ -34,7 +33,7 @@ class HostCoder final : public SegmentCoder {
   size_t scratch_bytes() const override;
 
  private:
-  // A run of a piece's buckets that fits the caches.
+  // Consecutive buckets of a piece that fit in the caches.
   struct Block {
     const Piece* piece;
     size_t at;  // in the piece
@@ -56,7 +55,7 @@ class HostCoder final : public SegmentCoder {
   void for_each_block(const Segment& segment, const Work& work);
   ReduceTensor& tensor_of(const Block& block) { return tensors_[block.piece->tensor]; }
   const CodecSpec& spec_of(const Block& block) const { return tensors_[block.piece->tensor].spec; }
-  // Where in a message.
+  // Positions in a message.
   size_t scales_at(const Block& block) const;
   size_t codes_at(const Block& block) const;
   const char* input(const Block& block);
@@ -109,8 +108,8 @@ size_t HostCoder::scratch_bytes() const {
   return floats * sizeof(float);
 }
 
-// Every thread takes a run of blocks; outcomes are put together in order of the blocks, so that
-// quality does not depend on the number of threads.
+// Every thread handles consecutive blocks; outcomes are combined in block order, so that quality
+// does not depend on the number of threads.
 void HostCoder::for_each_block(const Segment& segment, const Work& work) {
   const auto start = std::chrono::steady_clock::now();
   std::vector<Block> blocks;
@@ -177,7 +176,7 @@ NoiseKey HostCoder::key(const ReduceTensor& tensor, Phase phase) const {
   return {seed_, tensor.id, tensor.step, static_cast<uint32_t>(rank_), phase};
 }
 
-// The input as float32: where it is, or in the buffer.
+// The input as float32: in place, or in the buffer.
 const float* HostCoder::own_input(const Block& block, std::vector<float>& buffer,
                                   Outcome& outcome) {
   const char* const in = input(block);
@@ -210,7 +209,7 @@ float* HostCoder::sum(const Block& block, const Terms& terms, Scratch& scratch, 
   return total;
 }
 
-// Codes x; with residuals, x * by and what is left of earlier ones.
+// Codes x; with residuals, x * by plus the residual `left`.
 bool HostCoder::code(const Block& block, const void* x, DType dtype, float by, Phase phase,
                      float* left, uint8_t* message, Outcome& outcome) {
   const Piece& piece = *block.piece;
@@ -237,7 +236,7 @@ bool HostCoder::decode_block(const Block& block, const uint8_t* message, DType d
                 message + codes_at(block), block.count, spec_of(block), to, dtype);
 }
 
-// Compares every sixteenth bucket, counted in what the owner owns of the tensor, with its code.
+// Compares every sixteenth bucket, counted within the owner's part of the tensor, with its code.
 Quality HostCoder::sample(const Block& block, const void* x, DType dtype, const float* left,
                           const uint8_t* message, std::vector<float>& buffer) const {
   Quality quality;
@@ -266,7 +265,7 @@ Quality HostCoder::sample(const Block& block, const void* x, DType dtype, const 
 void HostCoder::contribute(const Segment& segment, const Terms& terms, uint8_t* message) {
   const bool only_own = terms.size() == 1 && terms.front() == kOwn;
   for_each_block(segment, [&](const Block& block, Scratch& scratch, Outcome& outcome) {
-    // From the user's memory, in its type, where nothing is to be added.
+    // Directly from the user's memory, in its type, if there is nothing to add.
     const void* x = input(block);
     if (!only_own) x = sum(block, terms, scratch, outcome);
     const DType dtype = only_own ? dtype_ : DType::kFloat32;

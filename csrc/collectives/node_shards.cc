@@ -10,7 +10,7 @@ namespace {
 using Flag = SharedNode::Flag;
 constexpr auto kLane = SharedNode::Lane::kTwoPhase;
 
-// Whole cache lines, so that two owners never write to one.
+// Complete cache lines, so that two owners never write to the same one.
 size_t elements_per_owner(size_t element, int owners) {
   constexpr size_t kLineBytes = 64;
   return SharedNode::kSlotBytes / static_cast<size_t>(owners) / kLineBytes * kLineBytes / element;
@@ -112,7 +112,7 @@ void NodeShards::reduce() {
   note_finite();
 }
 
-// Inputs are judged as they were read; results only when they are final.
+// Inputs were checked when read; results are checked when final.
 void NodeShards::note_finite() {
   for (std::vector<ReduceTensor>& shard : shards_) {
     for (size_t t = 0; t < shard.size(); ++t) {

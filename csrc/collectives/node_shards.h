@@ -1,4 +1,4 @@
-// The two halves of an allreduce within one node, which may do more with the sums in between.
+// The two halves of an allreduce within a node, between which the sums may be reduced further.
 #pragma once
 
 #include <vector>
@@ -10,25 +10,25 @@
 
 namespace qsgd {
 
-// Tensors cut among the first `owners` ranks of a node, which are all of them or one; between
-// buckets where what follows is compressed. Pure arithmetic, equal on every rank.
+// Tensors partitioned among the first `owners` ranks of a node (all or one); between buckets if the
+// following step compresses. The partition is a pure function, equal on every rank.
 class NodeHalves {
  public:
   virtual ~NodeHalves() = default;
   // Sums the ranks' prescaled inputs, every owner its shard.
   virtual void reduce() = 0;
-  // This rank's part of every tensor, its sum in place of input and result. Only for owners.
+  // This rank's part of every tensor, with its sum as input and result. Only for owners.
   virtual std::vector<ReduceTensor>& mine() = 0;
-  // Gives every rank the results of all shards.
+  // Sends the results of all shards to every rank.
   virtual void share() = 0;
 };
 
-// The part of a tensor in a range, with what belongs to it.
+// The part of a tensor in a range, with its residual.
 ReduceTensor shard_of(const ReduceTensor& tensor, const Range& range, size_t element);
-// What coding the shard has said of the tensor.
+// Adds the shard's coding statistics to the tensor.
 void note_shard(const ReduceTensor& shard, ReduceTensor& tensor);
 
-// Through the memory that the node shares. Sums are in the order of TreeSum.
+// Through the node's shared memory. Sums are in the order of TreeSum.
 class NodeShards : public NodeHalves {
  public:
   NodeShards(SharedNode& node, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
@@ -57,7 +57,7 @@ class NodeShards : public NodeHalves {
   const size_t most_;  // elements of one shard in one slot
   TreeSum tree_;
   std::vector<std::vector<ReduceTensor>> shards_;  // by owner
-  std::vector<Stream> streams_;                    // of these
+  std::vector<Stream> streams_;                    // of shards_
 };
 
 }  // namespace qsgd

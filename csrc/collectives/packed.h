@@ -1,4 +1,4 @@
-// A fused list of tensors as one contiguous run of prescaled values, to be reduced in place.
+// A fused list of tensors as contiguous prescaled values, to be reduced in place.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace qsgd {
 
-// A tensor that travels alone is reduced in its own result buffer; a list is copied together.
+// A single tensor is reduced in its result buffer; several are copied together.
 class Packed {
  public:
   Packed(std::vector<ReduceTensor>& tensors, const ReduceArgs& args, int ranks)
@@ -24,7 +24,7 @@ class Packed {
   char* at(size_t index) { return data_ + index * stream_.element(); }
   size_t count() const { return stream_.count(); }
   size_t element() const { return stream_.element(); }
-  // Scales the values and puts them where they belong.
+  // Scales the values and writes them to the results.
   void unpack() { stream_.store(0, stream_.count(), data_); }
 
  private:

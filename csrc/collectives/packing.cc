@@ -11,8 +11,8 @@
 namespace qsgd {
 namespace {
 
-// Calls f(place in memory, bytes of the slot, whether it varies) for all that a message consists
-// of, in order; what lies between has one length.
+// Calls f(offset in memory, bytes of the slot, whether its length varies) for all parts of a
+// message, in order.
 template <class F>
 void for_each_slot(const Segment& segment, const F& f) {
   f(0, segment.pieces.front().codes_at, false);
@@ -64,7 +64,7 @@ void unpack(const Segment& segment, uint8_t* message, int sender) {
     parts.push_back({packed_at, at, used, size_bytes});
     packed_at += used;
   });
-  // From the end, where nothing is overwritten that is still to be moved.
+  // Backwards, so that nothing is overwritten before it is moved.
   for (auto part = parts.rbegin(); part != parts.rend(); ++part) {
     std::memmove(message + part->at, message + part->packed_at, part->used);
     std::memset(message + part->at + part->used, 0, part->size_bytes - part->used);

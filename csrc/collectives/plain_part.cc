@@ -8,7 +8,7 @@
 namespace qsgd {
 namespace {
 
-constexpr size_t kBlock = 2048;  // elements summed at a time, in the first cache
+constexpr size_t kBlock = 2048;  // elements summed at a time, in the L1 cache
 
 }  // namespace
 

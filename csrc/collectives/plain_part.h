@@ -1,18 +1,18 @@
-// The tensors of a bucket that travel as they are: summed as an exact allreduce does, or in
-// float32 and rank order where their own type has less.
+// The tensors of a bucket that are not coded: summed as by an exact allreduce, or in float32 and
+// rank order if their type has less precision.
 #pragma once
 
 #include "collectives/bucket_part.h"
 
 namespace qsgd {
 
-// Where tensors without a code are cut: between tiles, so that messages stay aligned.
+// Partition of tensors without a code: between tiles, so that messages stay aligned.
 CodecSpec plain_cut();
 
 class PlainPart : public BucketPart {
  public:
-  // `tensors`, whose spec is plain_cut(), need no memory yet; begin() gives the bucket. `limit`
-  // bounds the elements of a message.
+  // `tensors`, whose spec is plain_cut(), need no memory; begin() sets the bucket. `limit`: maximum
+  // number of elements of a message.
   PlainPart(const std::vector<ReduceTensor>& tensors, std::vector<BucketPlace> places, DType dtype,
             int rank, int size, size_t limit);
 

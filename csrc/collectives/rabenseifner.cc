@@ -10,8 +10,8 @@
 namespace qsgd {
 namespace {
 
-// A rank's place is its number with the bits in reverse: the first exchange, of the largest parts,
-// is between the halves of all places, and so between neighbours, and sums are in the order of
+// A rank's place is its bit-reversed number: the first exchange, of the largest parts, is between
+// the two halves of the places, and thus between neighbouring ranks, and sums are in the order of
 // TreeSum.
 class Halves {
  public:
@@ -33,21 +33,22 @@ class Halves {
   }
 
  private:
-  // Both a rank's place, and the rank in a place.
+  // Converts a rank to its place, and a place to its rank.
   int reversed(int number) const {
     int result = 0;
     for (int bit = 1; bit < ranks_; bit *= 2) result = 2 * result + ((number & bit) != 0 ? 1 : 0);
     return result;
   }
 
-  // The elements of the `width` places in whose group `place` is.
+  // The elements of the group of `width` places that contains `place`.
   Range group(int place, int width) const {
     const int first = place / width * width;
     return {part_of(values_.count(), 1, ranks_, first).begin,
             part_of(values_.count(), 1, ranks_, first + width - 1).end};
   }
 
-  // Keeps this rank's half of what its group of 2 `hop` ranks still shares, gives the other away.
+  // Keeps this rank's half of the elements that its group of 2 `hop` ranks shares, and sends the
+  // other.
   void halve(int hop, std::vector<char>& incoming) {
     const int peer = reversed(place_ ^ hop);
     const Range mine = group(place_, hop);

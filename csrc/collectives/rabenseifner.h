@@ -8,7 +8,7 @@
 
 namespace qsgd {
 
-// Reduces the tensors together. Element sums pair ranks that differ in one bit, highest bit first.
+// Reduces the tensors together. Sums pair ranks that differ in one bit, highest bit first.
 void rabenseifner_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
                             const ReduceArgs& args);
 

@@ -1,4 +1,4 @@
-// Exact allreduce in log2(p) exchanges of whole messages: few steps, many bytes (Thakur,
+// Exact allreduce in log2(p) exchanges of complete messages: few steps, many bytes (Thakur,
 // Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, IJHPCA
 // 2005, sec. 4.1).
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace qsgd {
 
-// Reduces the tensors together. Element sums pair ranks that differ in one bit, lowest bit first.
+// Reduces the tensors together. Sums pair ranks that differ in one bit, lowest bit first.
 void recursive_doubling_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
                                   const ReduceArgs& args);
 

@@ -9,7 +9,7 @@
 namespace qsgd {
 namespace {
 
-// 16-bit floats compute in float32, as the hardware that has them does.
+// 16-bit floats compute in float32, as hardware does.
 template <class T>
 using Wide =
     std::conditional_t<std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>, float, T>;
@@ -24,7 +24,7 @@ void combine(T* into, const T* from, size_t count, F&& f) {
 template <class T>
 void reduce_typed(T* into, const T* from, size_t count, ReduceOp op) {
   using W = Wide<T>;
-  // NaN wins in min and max as well: it must not disappear in a reduction.
+  // Min and max also propagate NaN, which must not disappear in a reduction.
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAverage:
@@ -88,7 +88,7 @@ bool scale_floats(float* to, const float* from, size_t count, float by) {
   return most < kInfinity;
 }
 
-// By bits: a number is finite unless its exponent is all ones.
+// Uses the bits: a number is finite unless its exponent is all ones.
 template <class Bits>
 QSGD_INLINE bool finite_bits(const Bits* x, size_t count, Bits magnitude, Bits infinity) {
   Bits most = 0;

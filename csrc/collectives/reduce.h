@@ -1,4 +1,4 @@
-// What the reductions share: the tensors, the operation, and arithmetic on typed buffers.
+// Common parts of the reductions: tensors, operation, and arithmetic on typed buffers.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace qsgd {
 
-// Adasum is no operation on elements: it has an allreduce of its own (adasum.h).
+// Adasum is not elementwise: it has a separate allreduce (adasum.h).
 enum class ReduceOp : uint8_t { kSum, kAverage, kMin, kMax, kProduct, kAdasum };
 constexpr int kReduceOps = 6;
 const char* describe(ReduceOp op);
@@ -23,52 +23,54 @@ struct ReduceTensor {
   const void* in;
   void* out;
   size_t count;
-  uint32_t id;          // hash of the name: keys the noise and rotates the cut
+  uint32_t id;          // hash of the name: keys the noise and rotates the partition
   uint32_t step;        // how often this name was reduced before
-  uint64_t first = 0;   // place of in[0] in the named tensor, a multiple of the bucket
-  CodecSpec spec = {};  // how a compressed reduction codes it, each tensor in its own way
-  // Error feedback: what coding has left unsent, added to what is sent next. One float32 per
-  // element for this rank's own codes, one per element of owned() for the sums that it codes, of
-  // which its own input is a part uncoded: there `residual` is zero, and is not looked at.
+  uint64_t first = 0;   // position of in[0] in the named tensor, a multiple of the bucket
+  CodecSpec spec = {};  // code of this tensor, for compressed reductions
+  // Error feedback: coding errors, added to what is sent next. `residual` has one float32 per
+  // element, for this rank's own codes. `owner_residual` has one per element of owned(), for the
+  // sums that this rank codes; these include its own input uncoded, so `residual` is zero there,
+  // and is not read.
   float* residual = nullptr;
   float* owner_residual = nullptr;
-  // Where the memory above is, if not the processor's; only for what a SegmentCoder does. The same
+  // The place of the memory above, if not the host; supported only through a SegmentCoder. Equal
   // for all tensors of a reduction.
   Place* place = nullptr;
-  // Filled in for floating types: was this rank's input free of NaN and Inf, and the result? The
-  // second is the same on every rank.
+  // Outputs for floating types: whether this rank's input and the result were finite. The second is
+  // equal on all ranks.
   bool input_finite = true;
   bool result_finite = true;
-  // Of a sample of what this rank coded: squared error and squared magnitude. NMSE is their ratio.
-  bool judged = true;  // whether they are wanted
+  // Outputs: squared error and squared magnitude of a sample of this rank's codes. NMSE is their
+  // ratio.
+  bool judged = true;  // whether to compute them
   double coding_error = 0;
   double coded_energy = 0;
-  // Filled in where the length of codes varies: elements that this rank coded, and bytes they took.
+  // Outputs for variable-length codes: elements coded by this rank, and bytes of their codes.
   size_t coded_count = 0;
   size_t coded_bytes = 0;
-  // Filled in: time that this rank's thread spent coding, adding and decoding it.
+  // Output: time that this rank's thread spent coding, adding and decoding.
   double coding_s = 0;
 };
 
 struct ReduceArgs {
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
-  double prescale = 1;   // on each input
-  double postscale = 1;  // on the result
+  double prescale = 1;   // factor of each input
+  double postscale = 1;  // factor of the result
 };
 
 // into[i] = op(from[i], into[i]).
 void reduce_into(void* into, const void* from, size_t count, DType dtype, ReduceOp op);
 
-// to[i] = from[i] * factor / divisor; integers divide exactly and round towards zero. Returns
-// whether all results are finite (always so for integers).
+// to[i] = from[i] * factor / divisor; integers are divided first, rounding towards zero. Returns
+// whether all results are finite (true for integers).
 bool scale_copy(void* to, const void* from, size_t count, DType dtype, double factor, int divisor);
 
-// to[i] = (a[i] + b[i]) * by, bit for bit as reduce_into() and scale_copy() would make it. Returns
-// whether all are finite.
+// to[i] = (a[i] + b[i]) * by, with the bits of reduce_into() and scale_copy(). Returns whether all
+// are finite.
 bool add_scaled(float* to, const float* a, const float* b, size_t count, float by);
 
-// True when no element is NaN or Inf; always so for integers.
+// Whether no element is NaN or Inf; true for integers.
 bool all_finite(const void* x, size_t count, DType dtype);
 
 }  // namespace qsgd

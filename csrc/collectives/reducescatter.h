@@ -1,4 +1,4 @@
-// A reduction of which every rank keeps its part.
+// Reduce-scatter: every rank keeps its part of a reduction.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,9 @@
 
 namespace qsgd {
 
-// `in` holds counts[r] elements for each rank r, one part behind the other; `out` receives this
-// rank's part, summed over the ranks in the order of TreeSum. `counts` is equal on all ranks. `out`
-// may lie in `in` only as the place of this rank's own part. Returns whether the results are
-// finite.
+// `in` has counts[r] elements for each rank r, in rank order; `out` receives this rank's part,
+// summed over the ranks in the order of TreeSum. `counts` is equal on all ranks. `out` may overlap
+// `in` only if it is this rank's part of it. Returns whether the results are finite.
 bool reducescatter(Transport& transport, const void* in, void* out,
                    const std::vector<size_t>& counts, const ReduceArgs& args);
 

@@ -10,17 +10,17 @@
 namespace qsgd {
 namespace {
 
-// A segment at this rank, `distance` hops from where it started.
+// A segment on this rank, `distance` hops from its first rank.
 struct Move {
   int owner;
   int distance;
   const Segment* segment;
 };
 
-// What a rank does in one turn round the ring, where the chunk that starts here is `first`'s. At
-// time t it moves segment t of that chunk, segment t - 1 of the chunk that started one rank before,
-// and so on: what it needs was sent one time earlier, and at most p - 1 messages wait between two
-// ranks. The oldest goes first, so that one arrives for each that leaves.
+// A rank's moves in one turn round the ring, where the chunk that starts here is `first`'s. At time
+// t it moves segment t of that chunk, segment t - 1 of the chunk that started one rank before, and
+// so on: each message was sent one time earlier, and at most p - 1 messages wait between two ranks.
+// The oldest is moved first, so that one message arrives for each that is sent.
 std::vector<Move> moves_of(const std::vector<Chunk>& chunks, int first) {
   const int size = static_cast<int>(chunks.size());
   size_t longest = 0;
@@ -78,7 +78,7 @@ class Ring {
   size_t waiting() const { return static_cast<size_t>(size_); }
   int right(const Transport& transport) const { return (transport.rank() + 1) % size_; }
 
-  // Adds this rank's input to a sum on its way to the owner.
+  // Adds this rank's input to a sum, and sends it on to the owner.
   bool move_sum() {
     if (summed_ == sums_.size()) return false;
     const Move& move = sums_[summed_];
@@ -110,7 +110,7 @@ class Ring {
     return passed_ < results_.size() && results_[passed_].distance == 0;
   }
 
-  // Decodes another owner's result and hands its codes on.
+  // Decodes another owner's result and forwards its codes.
   bool move_result() {
     if (passed_ == results_.size() || own_result_is_next()) return false;
     const Move& move = results_[passed_];

@@ -1,5 +1,5 @@
-// A ring whose every hop decodes, adds and codes anew. It is here to be compared with: the error
-// grows with the number of ranks, where that of SRA does not.
+// A ring in which every hop decodes, adds and codes again. For comparison only: its error grows
+// with the number of ranks, unlike that of SRA.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace qsgd {
 
-// Sums (or averages) floating tensors; every rank ends with the same bytes.
+// Sums (or averages) floating tensors; the result has the same bytes on all ranks.
 //
 // With w the normalised variance of the quantiser, the mean over p ranks of independent gradients
 // has a normalised error of about w (p + 1) / 2, growing like (1 + w)^p. Each rank sends

@@ -14,7 +14,7 @@ struct Chunk {
   size_t count;
 };
 
-// Visits every tensor's part of every chunk: f(tensor, range, pointer into the chunk).
+// Calls f(tensor, range, pointer into the chunk) for every tensor's part of every chunk.
 template <class F>
 void for_each_part(std::vector<ReduceTensor>& tensors, const std::vector<Chunk>& chunks,
                    size_t element, F&& f) {
@@ -29,8 +29,8 @@ void for_each_part(std::vector<ReduceTensor>& tensors, const std::vector<Chunk>&
   }
 }
 
-// Lays the chunks out one behind the other, each holding its part of every tensor. A tensor that
-// travels alone stays where it is.
+// Lays the chunks out one after another, each with its part of every tensor. A single tensor is not
+// copied.
 std::vector<Chunk> lay_out(std::vector<ReduceTensor>& tensors, int size, size_t element,
                            std::vector<char>& buffer) {
   std::vector<Chunk> chunks;
@@ -58,12 +58,12 @@ std::vector<Chunk> lay_out(std::vector<ReduceTensor>& tensors, int size, size_t 
 }
 
 constexpr size_t kSegmentBytes = size_t{256} << 10;
-constexpr size_t kAhead = 4;  // segments asked for before the first is used
+constexpr size_t kAhead = 4;  // receives posted before the first is used
 
-// One trip round the ring, in segments: while a segment is summed, later ones are on the wire.
+// One turn round the ring, in segments: while a segment is summed, later ones are in flight.
 class Trip {
  public:
-  // In step s this rank sends chunk (rank - s - shift) and receives the one before that.
+  // In step s this rank sends chunk (rank - s - shift) and receives the one before it.
   Trip(Transport& transport, const std::vector<Chunk>& chunks, size_t element, Tag tag, int shift)
       : transport_(transport), chunks_(chunks), element_(element), tag_(tag), shift_(shift) {
     size_t largest = 0;
@@ -73,14 +73,15 @@ class Trip {
 
   size_t segment() const { return kSegmentBytes / element_; }
 
-  // target(turn, segment) is where to receive; arrived(turn, segment) may then use it.
+  // target(turn, segment) returns the buffer to receive into; arrived(turn, segment) is called when
+  // it is filled.
   template <class Target, class Arrived>
   void run(Target&& target, Arrived&& arrived) {
     const size_t turns = per_step_ * static_cast<size_t>(transport_.size() - 1);
     for (size_t t = 0; t < std::min(turns, kAhead); ++t) ask(t, target);
     if (turns > 0) send(0);
     for (size_t t = 0; t < turns; ++t) {
-      // What turn t + 1 sends came in `per_step_` turns before it, which may be this one.
+      // Turn t + 1 sends what arrived `per_step_` turns before it, which may be this turn.
       if (per_step_ > 1 && t + 1 < turns) send(t + 1);
       finish(receives_[t % kAhead]);
       arrived(t, received_in(t));

@@ -1,5 +1,5 @@
-// A rank's arithmetic on the segments of a compressed collective: code, sum, decode, with error
-// feedback and quality, where the tensors lie.
+// A rank's arithmetic on the segments of a compressed collective, where the tensors are: encoding,
+// summing, decoding, error feedback and quality.
 #pragma once
 
 #include <memory>
@@ -10,13 +10,13 @@
 
 namespace qsgd {
 
-// What to sum, in this order: messages of the segment, and kOwn for this rank's own input, which is
-// taken as it is, without coding.
+// The addends of a sum, in order: messages of the segment, and kOwn for this rank's own input,
+// which is added uncoded.
 using Terms = std::vector<const uint8_t*>;
 constexpr const uint8_t* kOwn = nullptr;
 
-// Messages are in memory that the processor reads and that MPI sends. They may be used again after
-// each call.
+// Messages are in memory that the host can read and MPI can send. They may be reused after each
+// call.
 class SegmentCoder {
  public:
   SegmentCoder() = default;
@@ -24,46 +24,47 @@ class SegmentCoder {
   SegmentCoder(const SegmentCoder&) = delete;
   SegmentCoder& operator=(const SegmentCoder&) = delete;
 
-  // As a worker: codes the sum, which holds the rank's own input, for an owner to add to others'.
+  // As a worker: codes the sum, which includes the rank's own input, for an owner.
   virtual void contribute(const Segment& segment, const Terms& terms, uint8_t* message) = 0;
-  // As the owner: scales the complete sum, codes it as the result, and decodes it into `out`.
+  // As the owner: scales the complete sum, codes it as the result, and decodes it to `out`.
   virtual void conclude(const Segment& segment, const Terms& terms, uint8_t* message) = 0;
-  // Writes the scaled sum to `out` without coding it once more. With kOwn among the terms, which is
-  // for a rank that is alone, it sends off all residuals with it.
+  // Writes the scaled sum to `out` without coding it again. With kOwn among the terms, for a single
+  // rank, it adds all residuals.
   virtual void deliver(const Segment& segment, const Terms& terms) = 0;
   // Writes an owner's result to `out`.
   virtual void accept(const Segment& segment, const uint8_t* message) = 0;
-  // Once the last segment is written: the results are in `out`.
+  // Called after the last segment; on return, the results are in `out`.
   virtual void finish() {}
-  // Memory taken beyond the caller's and the messages.
+  // Bytes allocated besides the caller's memory and the messages.
   virtual size_t scratch_bytes() const = 0;
-  // Refuses a message that is not the segment's.
+  // Throws if a message does not match the segment.
   void verify(const Segment& segment, const uint8_t* message, int sender) const {
     qsgd::verify(message, segment.bytes, segment.kind, segment.count, sender);
   }
 };
 
-// Throws a usage error for what cannot be compressed: integers, minima, maxima, products.
+// Throws a usage error for reductions that cannot be compressed: integers, minima, maxima,
+// products.
 void check_compressible(const ReduceArgs& args);
 
-// What a sum is multiplied by to be the result.
+// The factor from the sum to the result.
 float scale_of(const ReduceArgs& args, int size);
 
-// The coder of tensors that all lie in one place.
+// The coder of tensors that are all in one place.
 std::unique_ptr<SegmentCoder> make_coder(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
                                          uint64_t seed, int rank, int size, Workers* workers);
 
-// Time that tensors of a segment took is shared out by their sizes.
+// Distributes the time of a segment over its tensors in proportion to their sizes.
 void note_coding(std::vector<ReduceTensor>& tensors, const Segment& segment, double seconds);
 
-// Memory that the processor does not work on: a device's.
+// Memory other than the host's: that of a device.
 class Place {
  public:
   virtual ~Place() = default;
   virtual std::unique_ptr<SegmentCoder> make_coder(std::vector<ReduceTensor>& tensors,
                                                    const ReduceArgs& args, uint64_t seed, int rank,
                                                    int size) = 0;
-  // Memory for messages, which the device copies at its full speed.
+  // Memory for messages, which the device copies at full speed.
   virtual std::shared_ptr<uint8_t> take_message(size_t size_bytes) = 0;
 };
 

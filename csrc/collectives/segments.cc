@@ -8,11 +8,11 @@
 namespace qsgd {
 namespace {
 
-// Float32 of it stays within the caches. Shorter ones cost more than they hide: to code so many
-// takes some 0.1 ms, a message over TCP up to as long.
+// As float32 it fits in the caches. Shorter messages cost more than their pipelining saves: coding
+// this many elements takes about 0.1 ms, a message over TCP up to that.
 constexpr size_t kUsual = size_t{1} << 18;
 
-// Stands in a header for kinds of codes that differ: told apart from each of them, and from other
+// Header entry for pieces with different codes: a digest, different from every code and from other
 // mixtures, so that ranks which disagree refuse each other's messages.
 CodecSpec digest_of(const std::vector<ReduceTensor>& tensors, const std::vector<Piece>& pieces) {
   uint32_t hash = 2166136261u;  // FNV-1a
@@ -40,7 +40,7 @@ CodecSpec kind_of(const std::vector<ReduceTensor>& tensors, const std::vector<Pi
   return alike ? first : digest_of(tensors, pieces);
 }
 
-// Turns sizes into places, now that all pieces of the segment are known.
+// Computes positions from sizes, when all pieces of the segment are known.
 void lay_out(Segment& segment, const std::vector<ReduceTensor>& tensors) {
   size_t scales = sizeof(WireHeader), codes = 0;
   for (Piece& piece : segment.pieces) {

@@ -14,13 +14,13 @@ namespace {
 using Flag = SharedNode::Flag;
 using Lane = SharedNode::Lane;
 
-// Up to here every rank reads all slots, which takes one synchronisation. Two ranks do so at any
-// size: each would read as many bytes of the other in two phases.
+// Up to this size every rank reads all slots, with one synchronisation. Two ranks do so for any
+// size: with two phases, each would read as many bytes of the other.
 constexpr size_t kOneShotBytes = size_t{16} << 10;
 
-// Everyone posts its input, everyone sums all. A rank posts turn t after summing turn t - 2, for
-// which it saw all others post t - 2, hence sum t - 4: with four slots no one needs to ask whether
-// a slot is free.
+// Every rank posts its input, and sums all. A rank posts turn t after summing turn t - 2, for which
+// it saw all others post t - 2, and hence sum t - 4: with four slots, no rank needs to check
+// whether a slot is free.
 static_assert(SharedNode::kSlots >= 4);
 void one_shot(SharedNode& node, Stream& stream) {
   const size_t most = SharedNode::kSlotBytes / stream.element();
@@ -53,8 +53,9 @@ void one_shot(SharedNode& node, Stream& stream) {
   }
 }
 
-// Each segment is cut among the ranks. A rank's slot holds its addends for the others and, in its
-// own part, the sum. Three segments are under way: one being filled, summed and copied out.
+// Each segment is partitioned among the ranks. A rank's slot contains its addends for the others
+// and, in its own part, the sum. Three segments are in progress: one each being filled, summed and
+// copied out.
 class TwoPhase {
  public:
   TwoPhase(SharedNode& node, Stream& stream)
@@ -106,7 +107,7 @@ class TwoPhase {
     node_.reach(Flag::kReduced, first_ + k + 1);
   }
 
-  // The next rank's part first, so that not all read rank 0's at once.
+  // Begins with the next rank's part, so that not all read rank 0's at the same time.
   void copy(size_t k) {
     for (int hop = 1; hop < node_.size(); ++hop) {
       const int owner = (node_.rank() + hop) % node_.size();

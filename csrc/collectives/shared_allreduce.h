@@ -1,4 +1,4 @@
-// Exact allreduce among the ranks of one node through memory that they share.
+// Exact allreduce among the ranks of one node through shared memory.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace qsgd {
 
-// Reduces the tensors together, each element in the order of TreeSum; all ranks of the job are on
-// the node.
+// Reduces the tensors together, each element in the order of TreeSum; all ranks of the job must be
+// on the node.
 void shared_allreduce(SharedNode& node, std::vector<ReduceTensor>& tensors, const ReduceArgs& args);
 
 }  // namespace qsgd

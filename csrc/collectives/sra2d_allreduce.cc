@@ -11,7 +11,7 @@
 namespace qsgd {
 namespace {
 
-// A segment of the rank in row `row` of the column in question.
+// A segment owned by the rank in row `row` of a given column.
 struct Item {
   int row;
   const Segment* segment;
@@ -81,8 +81,8 @@ class Sra2d {
   }
   const Chunk& mine() const { return chunk_at(row_, column_); }
 
-  // A column's segments in the order in which this row moves them, its own row's last: when its
-  // turn comes, this rank has sent on all that the others need for theirs.
+  // A column's segments in the order in which this row handles them, its own row's last: by then,
+  // this rank has sent everything that the others need for theirs.
   std::vector<Item> items_of(int column) const {
     size_t longest = 0;
     for (int row = 0; row < grid_.rows; ++row) {
@@ -103,7 +103,7 @@ class Sra2d {
     for (const Item& item : items) messages.push_back(item.segment);
     return messages;
   }
-  // Of a peer in this column, in column_peers_.
+  // Index in column_peers_ of the peer in row `row`.
   size_t place_of(int row) const {
     return static_cast<size_t>((row - row_ + grid_.rows) % grid_.rows - 1);
   }
@@ -123,7 +123,7 @@ class Sra2d {
     return true;
   }
 
-  // This row's terms by column; false while some are missing.
+  // This row's terms by column; returns false if some have not arrived.
   bool row_terms(Terms& terms) {
     terms.assign(static_cast<size_t>(grid_.columns), kOwn);
     for (ReceiveWindow& from : row_in_) {
@@ -134,7 +134,8 @@ class Sra2d {
     return true;
   }
 
-  // Sums what the row sent of the next segment: for its owner in this column, or as its owner.
+  // Sums the row's terms of the next segment, and sends them to its owner in this column, or
+  // concludes as its owner.
   bool sum_item() {
     if (summed_ == sums_.size()) return false;
     const Item& item = sums_[summed_];
@@ -163,7 +164,7 @@ class Sra2d {
     return true;
   }
 
-  // All rows' terms in order: one sum of each other row, and this row's one by one.
+  // All rows' terms in order: one sum from each other row, and this row's terms separately.
   bool conclude(const Item& item, const Terms& own_row) {
     Terms terms;
     for (int row = 0; row < grid_.rows; ++row) {
@@ -188,7 +189,7 @@ class Sra2d {
     return true;
   }
 
-  // Sends this column's results along the row, codes as they came.
+  // Forwards this column's results along the row, without coding them again.
   bool pass_along_row() {
     if (passed_ == sums_.size()) return false;
     const Item& item = sums_[passed_];
@@ -294,7 +295,7 @@ const AlgorithmTraits& sra2d_algorithm() {
         Load load;
         load.messages = 2 * (rows + columns - 2);
         load.wire_bytes = 2 * (p - 1) / p * n * width;
-        // To the owners of the columns, then of the rest to those of the rows, then the result.
+        // To the owners in the columns, then of the rest to those in the rows, then the result.
         load.encoded = ((columns - 1) / columns + (rows - 1) / p + 1 / p) * n;
         load.decoded_and_added = ((columns - 1) / columns + (rows - 1) / p) * n;
         load.decoded = n;

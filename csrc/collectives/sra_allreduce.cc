@@ -9,14 +9,14 @@
 namespace qsgd {
 namespace {
 
-// Three activities, each of which goes on whenever its messages and buffers allow.
+// Three activities, each of which continues whenever its messages and buffers allow.
 class Sra {
  public:
   Sra(Transport& transport, SegmentCoder& coder, const std::vector<Chunk>& chunks, BufferPool& pool)
       : coder_(coder),
         chunks_(chunks),
         mine_(chunks[static_cast<size_t>(transport.rank())]),
-        // The next rank first, so that not all ranks send to rank 0 at once.
+        // Begins with the next rank, so that not all ranks send to rank 0 at the same time.
         others_(ranks_behind(transport.rank(), transport.size())),
         results_out_(transport, others_, Tag::kGather, messages_of(mine_), kWindow, pool) {
     for (const int peer : others_) {
@@ -30,7 +30,7 @@ class Sra {
     taken_.resize(others_.size());
   }
 
-  // Does one message's work; false when nothing could be done.
+  // Handles one message; returns false if none could be handled.
   bool advance() { return sum_segment() || send_input() || take_result(); }
 
   bool done() {
@@ -44,7 +44,7 @@ class Sra {
  private:
   const Chunk& chunk_of_rank(int rank) const { return chunks_[static_cast<size_t>(rank)]; }
 
-  // Codes this rank's input for the owner that has got the fewest segments so far.
+  // Codes this rank's input for the owner with the fewest segments so far.
   bool send_input() {
     size_t least = others_.size();
     for (size_t i = 0; i < others_.size(); ++i) {
@@ -59,7 +59,7 @@ class Sra {
     return true;
   }
 
-  // The owner's part, once all ranks' codes of a segment are there.
+  // The owner's work, once all ranks' codes of a segment have arrived.
   bool sum_segment() {
     if (summed_ == mine_.size()) return false;
     const Segment& segment = mine_[summed_];
@@ -98,7 +98,7 @@ class Sra {
   const std::vector<Chunk>& chunks_;
   const Chunk& mine_;
   const std::vector<int> others_;
-  std::vector<SendWindow> inputs_out_;  // by index in others_, as are the next four
+  std::vector<SendWindow> inputs_out_;  // by index in others_, like the next four
   std::vector<ReceiveWindow> inputs_in_;
   std::vector<ReceiveWindow> results_in_;
   std::vector<size_t> sent_;
@@ -127,7 +127,7 @@ const AlgorithmTraits& sra_algorithm() {
         Load load;
         load.messages = 2 * (p - 1);
         load.wire_bytes = 2 * (p - 1) / p * n * width;
-        load.encoded = n;  // what goes to the owners, and the owner's own sum
+        load.encoded = n;  // the codes for the owners, and of the owner's sum
         load.decoded_and_added = (p - 1) / p * n;
         load.decoded = n;
         return load;

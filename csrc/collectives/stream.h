@@ -1,4 +1,4 @@
-// A fused list of tensors as one run of elements that can be cut anywhere.
+// A fused list of tensors as one sequence of elements that can be cut anywhere.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@ namespace qsgd {
 
 class Stream {
  public:
-  // `ranks` divides averages. Both arguments must outlive the stream.
+  // Averages are divided by `ranks`. Both references must outlive the stream.
   Stream(std::vector<ReduceTensor>& tensors, const ReduceArgs& args, int ranks);
 
   size_t count() const { return starts_.back(); }
@@ -17,29 +17,29 @@ class Stream {
   size_t size_bytes() const { return count() * element_; }
   const ReduceArgs& args() const { return args_; }
 
-  // to[i] = input begin + i of this rank, times prescale. Notes values that are not finite.
+  // to[i] = input begin + i of this rank, times prescale. Records non-finite values.
   void load(size_t begin, size_t count, void* to);
-  // result begin + i = from[i], times postscale and divided. Notes values that are not finite.
+  // result begin + i = from[i], times postscale and divided. Records non-finite values.
   void store(size_t begin, size_t count, const void* from);
-  // The same of two ranks' addends, in one pass; only for sums and averages of float32.
+  // store() of the sum of two ranks' addends, in one pass; only for sums and averages of float32.
   void store_sum(size_t begin, size_t count, const float* a, const float* b);
-  // As store() without arithmetic, for results that were scaled where they were summed.
+  // store() without arithmetic, for results that were scaled when summed.
   void place(size_t begin, size_t count, const void* from);
-  // Copies results out as they are.
+  // Copies results to `to`, unchanged.
   void fetch(size_t begin, size_t count, void* to) const;
-  // In place: data[i] is scaled as store() does it.
+  // Scales data[i] in place, as store() does.
   void finish(void* data, size_t count) const;
 
-  // Where the run's inputs or results lie, if that is in one piece and loading (placing) would
-  // change nothing; else null.
+  // Address of these inputs (results), if they are contiguous and load() (place()) would not change
+  // them; else null.
   const void* input(size_t begin, size_t count) const;
   void* result(size_t begin, size_t count) const;
-  // What load() and place() note, for runs used where they lie.
+  // Records non-finite values as load() and place() do, for elements used in place.
   void note_input(size_t begin, size_t count);
   void note_result(size_t begin, size_t count);
 
  private:
-  // f(tensor, offset in the tensor, count, offset in the run).
+  // Calls f(tensor, offset in the tensor, count, offset in the sequence).
   template <class F>
   void visit(size_t begin, size_t count, F&& f) const;
   void write(size_t begin, size_t count, const void* from, double factor, int divisor);
@@ -48,7 +48,7 @@ class Stream {
   const ReduceArgs& args_;
   const size_t element_;
   const int divisor_;
-  std::vector<size_t> starts_;  // of every tensor, and the end
+  std::vector<size_t> starts_;  // offset of every tensor, and the end
 };
 
 }  // namespace qsgd

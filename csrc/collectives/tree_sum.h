@@ -1,8 +1,7 @@
-// The ranks' addends of one run of elements, summed in the order of recursive doubling: ranks from
-// the largest power of two on are added to those from 0 on, then neighbours, then pairs of
-// neighbours and so on. Whoever sums in this order gets the same bits, whether all addends lie
-// before one rank or each step of the tree is an exchange; and errors grow with the tree's height
-// rather than with the number of ranks.
+// Sum of the ranks' addends in the order of recursive doubling: ranks from the largest power of two
+// on are added to those from 0 on, then neighbours, then pairs of neighbours and so on. Every rank
+// that sums in this order gets the same bits, whether it has all addends or each step of the tree
+// is an exchange. Errors grow with the height of the tree, not with the number of ranks.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +12,7 @@
 
 namespace qsgd {
 
-// Works block by block, so that the sums in progress stay in the first-level cache.
+// Works block by block, so that partial sums stay in the L1 cache.
 class TreeSum {
  public:
   TreeSum(DType dtype, ReduceOp op, int ranks)
@@ -21,10 +20,11 @@ class TreeSum {
     for (; 2 * whole_ <= ranks; ++height_) whole_ *= 2;
   }
 
-  // addend(rank) is where that rank's values lie; use(offset, count, block) takes each sum.
+  // addend(rank) returns the address of that rank's values; use(offset, count, block) gets each
+  // sum.
   template <class Addend, class Use>
   void run(size_t count, Addend&& addend, Use&& use) {
-    // At the first sum: some holders never come to one. Not make_unique, which would write zeros.
+    // Allocated at the first sum: some objects never sum. Not make_unique, which would write zeros.
     if (!blocks_) blocks_.reset(new Block[height_]);
     const size_t most = kBlockBytes / element_;
     for (size_t at = 0; at < count; at += most) {
@@ -40,7 +40,8 @@ class TreeSum {
     alignas(64) char bytes[kBlockBytes];
   };
 
-  // Of the ranks [first, first + span) and of those that are added to them; into the first block.
+  // Sums the ranks [first, first + span), and the surplus ranks added to them, into the first
+  // block.
   template <class Addend>
   void sum(Block* block, int first, int span, size_t count, const Addend& addend) {
     if (span == 1) {
@@ -64,7 +65,7 @@ class TreeSum {
   const DType dtype_;
   const ReduceOp op_;
   const int ranks_;
-  int whole_ = 1;      // the largest power of two among the ranks
+  int whole_ = 1;      // the largest power of two up to the number of ranks
   size_t height_ = 1;  // of the tree, in blocks
   std::unique_ptr<Block[]> blocks_;
 };

@@ -9,7 +9,7 @@ namespace qsgd {
 
 uint8_t* BufferPool::take(size_t size_bytes) {
   size_bytes_ += size_bytes;
-  // Zeros, so that padding which is sent tells nothing.
+  // Zeros, so that padding in messages does not leak old data.
   buffers_.push_back(
       place_ != nullptr
           ? place_->take_message(size_bytes)

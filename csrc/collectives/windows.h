@@ -1,5 +1,5 @@
-// A pipeline's messages to or from a peer: a few under way at a time, in buffers that are reused,
-// so that a collective's memory does not grow with the tensors.
+// A pipeline's messages to or from a peer: a few are in flight at a time, in buffers that are
+// reused, so that a collective's memory does not grow with the tensors.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +12,11 @@
 
 namespace qsgd {
 
-// The buffers of one collective. MPI may write to them until the collective is complete, so hold it
-// in a KeptOnFailure.
+// The buffers of one collective. MPI may write to them until the collective is complete, so hold
+// this object in a KeptOnFailure.
 class BufferPool {
  public:
-  // Of memory that suits tensors in this place; null: the processor's.
+  // Allocates memory for messages of tensors in this place; null: host memory.
   explicit BufferPool(Place* place = nullptr) : place_(place) {}
   uint8_t* take(size_t size_bytes);
   size_t size_bytes() const { return size_bytes_; }
@@ -27,7 +27,7 @@ class BufferPool {
   size_t size_bytes_ = 0;
 };
 
-// Messages from one peer, in order; the receives of the next `depth` are posted.
+// Messages from one peer, in order; receives for the next `depth` are posted.
 class ReceiveWindow {
  public:
   ReceiveWindow(Transport& transport, int peer, Tag tag, Messages messages, size_t depth,
@@ -36,16 +36,16 @@ class ReceiveWindow {
   ReceiveWindow(const ReceiveWindow&) = delete;
 
   bool finished() const { return next_ == messages_.size(); }
-  // The oldest message that was not released, or null while it is not there yet.
+  // The oldest message that was not released; null if it has not arrived.
   const uint8_t* ready();
-  // Gives the oldest message's buffer to a later one.
+  // Reuses the oldest message's buffer for a later one.
   void release();
   int peer() const { return peer_; }
 
  private:
   struct Slot {
     uint8_t* data;
-    RequestPtr request;  // null once the message is there
+    RequestPtr request;  // null once the message has arrived
   };
   void post(size_t message);
 
@@ -57,9 +57,9 @@ class ReceiveWindow {
   size_t next_ = 0;
 };
 
-// Messages that each go to all of `peers`; at most `depth` of them may be under way. One in `depth`
-// must be asked for by the peer before another takes its place, so that fewer than 2 `depth` ever
-// wait there.
+// Messages that are each sent to all of `peers`, with at most `depth` in flight. One in `depth`
+// must be matched by the peer's receive before its buffer is reused, so that fewer than 2 `depth`
+// ever wait there.
 class SendWindow {
  public:
   SendWindow(Transport& transport, std::vector<int> peers, Tag tag, const Messages& messages,
@@ -67,21 +67,20 @@ class SendWindow {
   SendWindow(SendWindow&&) = default;
   SendWindow(const SendWindow&) = delete;
 
-  // Where to put the next message, or null while all buffers are being sent.
+  // Buffer for the next message; null while all buffers are in flight.
   uint8_t* slot();
-  // Sends what is in the slot.
+  // Sends the message in the slot.
   void send(const Segment& segment);
-  // The message that was sent as number `index`, until its buffer is taken again.
+  // The message number `index`, until its buffer is reused.
   const uint8_t* sent(size_t index) const { return slots_[index % slots_.size()].data; }
   size_t depth() const { return slots_.size(); }
-  // True once nothing is under way. It asks MPI about each message, and each answer costs: to be
-  // asked last.
+  // Whether nothing is in flight. It tests each message with MPI, which costs time: call it last.
   bool drained();
 
  private:
   struct Slot {
     uint8_t* data;
-    uint8_t* packed;  // null where no message is shorter on the wire
+    uint8_t* packed;  // null if no message is shorter on the wire
     std::vector<RequestPtr> requests;
     bool free();
   };
