@@ -1,4 +1,4 @@
-"""Types of the compiled core; csrc/bindings holds the definitions."""
+"""Types of the compiled core, defined in csrc/bindings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
@@ -94,7 +94,7 @@ class Tree:
     ) -> None: ...
     @property
     def parent(self) -> int:
-        """-1 of rank 0."""
+        """Parent in the tree; -1 for rank 0."""
     @property
     def children(self) -> list[int]: ...
     def below(self, child: int) -> list[int]: ...
@@ -183,39 +183,39 @@ class Communicator:
     def size(self) -> int: ...
 
 class Handle:
-    """An operation under way.
+    """An operation in flight.
 
-    Every operation takes ``keep``: an object that owns the memory which it reads and writes. The
-    core holds it until the operation is done, even if nobody holds the handle, and for ever if the
-    job was lost, because MPI may then still write to the memory.
+    Every operation takes ``keep``: an object that owns the memory of the operation. The core
+    references it until the operation is done, even without references to the handle, and
+    permanently if the job was lost, because MPI may then still write to the memory.
     """
 
     def done(self) -> bool: ...
     def lost(self) -> bool: ...
     def wait(self) -> None: ...
     def add_done_callback(self, callback: Callable[[], object]) -> None:
-        """Call back once, from the engine's thread or at once if done already.
+        """Call ``callback`` once when done, from the engine's thread or immediately.
 
-        The engine stands still meanwhile, so a callback must be short and wait for no operation.
+        The engine is blocked meanwhile, so a callback must be short and wait for no operation.
         """
     def output(self) -> NDArray[np.uint8]:
-        """Return the bytes that allgather, alltoall and reducescatter have made.
+        """Return the bytes that allgather, alltoall or reducescatter has allocated.
 
-        They begin at a multiple of 64 bytes and live as long as the array.
+        They begin at a multiple of 64 bytes and exist as long as the array.
 
         Raises:
-            UsageError: the operation is still under way.
-            HorovodInternalError: it has failed; the same goes for what follows.
+            UsageError: the operation is still in flight.
+            HorovodInternalError: it has failed; the same holds for the methods below.
         """
     def shape(self) -> list[int]:
         """Return the shape of the output."""
     def sizes(self) -> list[int]:
-        """Return the rows that came from each rank: of an allgather or an alltoall."""
+        """Return the number of rows from each rank, for allgather and alltoall."""
     def result(self) -> int:
-        """Return the number that the operation answers with, if it does."""
+        """Return the number that is the operation's result, if it has one."""
 
 class Coding:
-    """How one tensor is to travel."""
+    """Requested compression of a tensor."""
 
     def __init__(
         self,
@@ -229,12 +229,12 @@ class Coding:
     def spec(self) -> CodecSpec: ...
     @property
     def auto_bits(self) -> bool:
-        """Whether the planner may use 4 bits, or none, where the spec has 8."""
+        """Whether the planner may use 4 bits, or no code, instead of the spec."""
     @property
     def error_feedback(self) -> bool: ...
     @property
     def nmse_budget(self) -> float:
-        """0 is no budget."""
+        """Maximum NMSE; 0 is no budget."""
 
 class Group:
     """Operations that become ready, and complete or fail, together."""
@@ -246,7 +246,7 @@ class Group:
     def size(self) -> int: ...
 
 class OperationFields(TypedDict, total=False):
-    """What an operation consists of beside its kind; see csrc/engine/operation.h."""
+    """Fields of an operation besides its kind; see csrc/engine/operation.h."""
 
     dtype: str
     shape: Sequence[int]
@@ -262,7 +262,7 @@ class OperationFields(TypedDict, total=False):
     on_device: bool
 
 class Operation:
-    """What is to be done with one tensor, on all ranks alike."""
+    """Description of an operation on one tensor, equal on all ranks."""
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ class Operation:
     def replaced(self, **fields: Any) -> Operation:
         """Return the operation with other values of some fields."""
     def text(self) -> bytes:
-        """Return it as a framework's graph keeps it: without commas or spaces."""
+        """Return the operation as stored in a framework's graph: without commas or spaces."""
     @staticmethod
     def of_text(text: bytes) -> Operation: ...
     def __getattr__(self, field: str) -> Any: ...
@@ -304,18 +304,18 @@ class Engine:
     ) -> Handle:
         """Start an operation on the memory at two addresses.
 
-        An operation without a name is numbered, on ranks that call in one order alike. With
-        ``now`` the caller has nothing to do but wait: its thread carries the operation out itself
-        where it can, and the handle is mostly done when it comes back.
+        An operation without a name is numbered, equally on ranks that call in the same order. With
+        ``now`` the caller blocks: its thread executes the operation itself if possible, and the
+        returned handle is usually done.
 
-        ``device`` is the number of the device whose memory both addresses are in, -1: the host's.
-        The source is ready after the work that is queued in ``stream`` by now. When the handle is
-        done, so is the device's work.
+        ``device`` is the number of the device whose memory both addresses are in; -1: host memory.
+        The source is ready after the work queued in ``stream`` so far. When the handle is done, so
+        is the device's work.
         """
     def start_all(
         self, operations: Sequence[tuple[Operation, int, int, object, int, int]]
     ) -> list[Handle]:
-        """Start several at once: each an operation, source, target, keep, device and stream."""
+        """Start several operations: each with source, target, keep, device and stream."""
     def watch(self, peers: Sequence[tuple[int, int, str]], grace_s: float) -> None: ...
     def start_timeline(
         self, path: str, mark_cycles: bool = False, zero_s: float | None = None
@@ -333,22 +333,22 @@ class Engine:
         bits: int | None = None,
         segment_elements: int | None = None,
     ) -> None:
-        """Change on rank 0 how later operations are carried out, on all ranks alike.
+        """Change on rank 0 how later operations are executed, on all ranks alike.
 
         Args:
-            fusion_bytes: bytes of the tensors that one fused reduction may hold.
+            fusion_bytes: maximum bytes of the tensors of one fused reduction.
             cycle_time_s: seconds that rank 0 waits for more tensors to fuse.
-            algorithm: of exact or of compressed reductions; the others are by "auto".
-            bits: 2, 4 or 8 per element of codes that have a choice, or 32 for none.
-            segment_elements: of a message of compressed reductions, a power of two; 0: 2^18.
+            algorithm: for exact or for compressed reductions; the other kind uses "auto".
+            bits: 2, 4 or 8 per element for codes with a choice of bits, or 32 for no code.
+            segment_elements: per message of compressed reductions, a power of two; 0: 2^18.
 
         Raises:
-            UsageError: another rank, or a value that cannot be carried out here.
+            UsageError: on another rank, or for a value that this job cannot use.
         """
     def machine(self) -> Machine | None: ...
     def stats(self) -> dict[str, float]: ...
     def step_profile(self) -> dict[str, Any]:
-        """Return what of this rank's work fell into each of the latest steps that are over."""
+        """Return this rank's work in each of the latest completed steps."""
     def quality(self) -> dict[str, dict[str, Any]]: ...
     def owed_counts(self) -> dict[str, int]: ...
     def owed_share(self, name: str) -> NDArray[np.float32]: ...

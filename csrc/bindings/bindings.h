@@ -19,11 +19,11 @@ void bind_spec(pybind11::module_& m);
 void bind_threads(pybind11::module_& m);
 void bind_bucket(pybind11::module_& m);
 
-// Names as Python spells them; each throws a usage error that lists what is known.
+// Values by their names in Python; each function throws a usage error that lists the known names.
 qsgd::DType parse_dtype(const std::string& name);
 qsgd::Generator parse_generator(const std::string& name);
 qsgd::ReduceOp parse_op(const std::string& name);
 qsgd::OpKind parse_kind(const std::string& name);
 
-// How to code, or None for no compression.
+// The code, or None for no compression.
 using OptionalSpec = std::optional<qsgd::CodecSpec>;

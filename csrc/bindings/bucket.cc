@@ -1,5 +1,6 @@
-// Averages of gradient buckets whose messages Python carries, on the host and on a GPU, given as
-// addresses: torch tensors come without a copy, and nothing is allocated per reduction.
+// Averages of gradient buckets with messages transferred by Python, on the host and on a GPU.
+// Memory is given by address, so that torch tensors are not copied and nothing is allocated per
+// reduction.
 #include "gpu/bucket.h"
 
 #include <pybind11/numpy.h>
@@ -24,10 +25,10 @@ using Address = uintptr_t;
 
 template <class T>
 T* at_address(Address address) {
-  return reinterpret_cast<T*>(address);  // NOLINT: what torch's data_ptr() is for
+  return reinterpret_cast<T*>(address);  // NOLINT: an address from torch's data_ptr()
 }
 
-// Several coders share the workers, one at a time.
+// Several coders may share the workers, one at a time.
 class Coder {
  public:
   Coder(const std::vector<BucketTensor>& tensors, const std::string& dtype, uint64_t seed, int rank,
@@ -60,7 +61,7 @@ py::array_t<uint64_t> rows(const std::vector<gpu::Piece>& pieces) {
       reinterpret_cast<const uint64_t*>(pieces.data()));
 }
 
-// What calls of one code have in common.
+// Common part of the GPU coders of one code.
 class GpuCoder {
  public:
   GpuCoder(const std::string& library, const CodecSpec& spec, const std::string& dtype)
@@ -131,10 +132,10 @@ class GpuBucket : GpuCoder {
   const int size_;
 };
 
-// Whole tensors, each a message of its own with a header's room before it.
+// Complete tensors, each in a separate message with space for a header.
 class GpuMessages : GpuCoder {
  public:
-  // Of a tensor: first element in the array, elements, id, and where its message begins.
+  // Of a tensor: first element in the array, number of elements, id, and offset of its message.
   using Place = std::tuple<size_t, size_t, uint32_t, size_t>;
 
   GpuMessages(const std::string& library, const std::vector<Place>& places, const CodecSpec& spec,
@@ -183,11 +184,10 @@ void bind_tensor(py::module_& m) {
       .def(py::init(&tensor_of), py::kw_only(), py::arg("at"), py::arg("count"), py::arg("id"),
            py::arg("spec") = py::none(), py::arg("residual") = 0, py::arg("owner_residual") = 0,
            "A tensor of a bucket; residuals are addresses of float32, or 0.");
-  m.def(
-      "owned_elements", &owned_elements, py::arg("count"), py::kw_only(), py::arg("spec"),
-      py::arg("id"), py::arg("size"), py::arg("rank"),
-      "The first element of a tensor whose sums the rank codes, and that after the last: what its "
-      "owner_residual is of.");
+  m.def("owned_elements", &owned_elements, py::arg("count"), py::kw_only(), py::arg("spec"),
+        py::arg("id"), py::arg("size"), py::arg("rank"),
+        "The first element of a tensor whose sums the rank codes, and the one after the last: its "
+        "owner_residual has these.");
 }
 
 void bind_host_coder(py::module_& m) {
@@ -196,7 +196,7 @@ void bind_host_coder(py::module_& m) {
       .def(py::init<int>(), py::arg("threads"));
   py::class_<Coder>(m, "BucketCoder",
                     "Codes the average of a bucket: begin, then encode, reduce and decode of each "
-                    "wave. Arguments are addresses; csrc/collectives/bucket_coder.h has the rest.")
+                    "wave. Arguments are addresses; see csrc/collectives/bucket_coder.h.")
       .def(py::init<const std::vector<BucketTensor>&, const std::string&, uint64_t, int, int,
                     size_t, std::shared_ptr<Workers>>(),
            py::arg("tensors"), py::kw_only(), py::arg("dtype"), py::arg("seed"), py::arg("rank"),
@@ -235,7 +235,7 @@ void bind_host_coder(py::module_& m) {
       });
 }
 
-// Everything is queued on a stream that the caller gives; nothing waits.
+// All work is queued on the caller's stream; nothing blocks.
 void bind_gpu_coder(py::module_& m) {
   m.def(
       "gpu_fault",
@@ -243,25 +243,26 @@ void bind_gpu_coder(py::module_& m) {
         return gpu::fault_of(gpu::load_library(library), device);
       },
       py::arg("library"), py::arg("device"),
-      "Why kernels cannot be used on a device that this process sees; empty: they can.");
+      "Why the kernels do not work on a visible device; empty if they do.");
   m.def(
       "gpu_platform",
       [](const std::string& library) { return gpu::load_library(library).platform; },
-      py::arg("library"), "What a library of GPU kernels was compiled with, and for.");
+      py::arg("library"), "Compiler and targets of a library of GPU kernels.");
   m.def("nccl_version", gpu::nccl_version, py::arg("library"),
-        "The version of NCCL or RCCL, as 22703 for 2.27.3; 0: the library cannot be loaded.");
-  py::class_<GpuBucket>(m, "GpuBucket",
-                        "Codes the average of a bucket in device memory, on a stream: encode what "
-                        "goes to the owners, reduce what comes from all ranks, decode what the "
-                        "owners send. Arguments are addresses; csrc/gpu/bucket.h has the rest.")
+        "The version of NCCL or RCCL, such as 22703 for 2.27.3; 0 if it cannot be loaded.");
+  py::class_<GpuBucket>(
+      m, "GpuBucket",
+      "Codes the average of a bucket in device memory, on a stream: encode messages "
+      "to the owners, reduce those of all ranks, decode those of the owners. "
+      "Arguments are addresses; see csrc/gpu/bucket.h.")
       .def(py::init<const std::string&, const std::vector<BucketTensor>&, const std::string&,
                     uint64_t, int, int>(),
            py::arg("library"), py::arg("tensors"), py::kw_only(), py::arg("dtype"), py::arg("seed"),
            py::arg("rank"), py::arg("size"))
       .def_property_readonly("stride", &GpuBucket::stride,
-                             "Bytes from one rank's message to the next one's.")
+                             "Bytes between the messages of consecutive ranks.")
       .def("tables", &GpuBucket::tables,
-           "Of encode, reduce and decode: uint64 rows that must lie in device memory.")
+           "For encode, reduce and decode: uint64 rows, to be copied to device memory.")
       .def("encode", &GpuBucket::encode, py::arg("x"), py::kw_only(), py::arg("table"),
            py::arg("messages"), py::arg("step") = 0, py::arg("later") = 0, py::arg("nonfinite") = 0,
            py::arg("stream") = 0)
@@ -271,15 +272,16 @@ void bind_gpu_coder(py::module_& m) {
       .def("decode", &GpuBucket::decode, py::arg("results"), py::kw_only(), py::arg("table"),
            py::arg("out"), py::arg("nonfinite") = 0, py::arg("stream") = 0);
   py::class_<GpuMessages>(m, "GpuMessages",
-                          "Codes tensors in device memory, each into a message as encode_into() "
-                          "writes it, but without a header; on a stream. `places` has for each its "
-                          "first element in the array, its elements, the id that keys its noise, "
-                          "and where its message begins. Arguments are addresses.")
+                          "Codes tensors in device memory, each into a message like that of "
+                          "encode_into(), but without a header; on a stream. `places` has for each "
+                          "tensor its first element in the array, the number of elements, the id "
+                          "that keys its noise, and the offset of its message. Arguments are "
+                          "addresses.")
       .def(py::init<const std::string&, const std::vector<GpuMessages::Place>&, const CodecSpec&,
                     const std::string&, uint64_t>(),
            py::arg("library"), py::arg("places"), py::kw_only(), py::arg("spec"), py::arg("dtype"),
            py::arg("seed"))
-      .def("table", &GpuMessages::table, "uint64 rows that must lie in device memory.")
+      .def("table", &GpuMessages::table, "uint64 rows, to be copied to device memory.")
       .def("encode", &GpuMessages::encode, py::arg("x"), py::kw_only(), py::arg("table"),
            py::arg("messages"), py::arg("step"), py::arg("rank"), py::arg("stream") = 0)
       .def("decode", &GpuMessages::decode, py::arg("messages"), py::kw_only(), py::arg("table"),
@@ -287,8 +289,8 @@ void bind_gpu_coder(py::module_& m) {
       .def("sum", &GpuMessages::sum, py::arg("x"), py::kw_only(), py::arg("table"),
            py::arg("messages"), py::arg("stride"), py::arg("ranks"), py::arg("own"),
            py::arg("factor"), py::arg("out"), py::arg("stream") = 0,
-           "Write the sum over ranks times `factor` where x lies in `out`: rank r's message at "
-           "stride * r, but x for rank `own`.");
+           "Write the sum over ranks times `factor` to `out`, which has the layout of x: rank r's "
+           "message is at stride * r, but rank `own` adds x.");
 }
 
 }  // namespace

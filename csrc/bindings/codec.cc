@@ -1,4 +1,4 @@
-// The codec by itself, over numpy arrays: for tests, lessons and benchmarks.
+// The codec without collectives, on numpy arrays: for tests, lessons and benchmarks.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -17,7 +17,7 @@ namespace {
 using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using Bytes = py::array_t<uint8_t, py::array::c_style | py::array::forcecast>;
 
-// A contiguous array as its elements; `dtype` overrides numpy's, which has no bfloat16.
+// Elements of a contiguous array; `dtype` overrides numpy's type, which may not be bfloat16.
 struct Elements {
   Elements(const py::array& x, const std::string& dtype)
       : type(parse_dtype(dtype.empty() ? std::string(py::str(x.dtype())) : dtype)),
@@ -118,18 +118,18 @@ void bind_codec(py::module_& m) {
         py::arg("tensor") = 0, py::arg("step") = 0, py::arg("rank") = 0, py::arg("dtype") = "",
         py::arg("generator") = "ars",
         "Code a contiguous floating array as one wire message; the same key gives the same bytes. "
-        "dtype='bfloat16' says that a uint16 array holds the bits of such elements; "
-        "generator='philox' draws the noise that GPUs do, slowly.");
+        "dtype='bfloat16': a uint16 array contains the bits of such elements; "
+        "generator='philox' draws the same noise as GPUs, slowly.");
   m.def(
       "encode_into", &encode_into, py::arg("x"), no_copy("message"), py::kw_only(), py::arg("spec"),
       py::arg("seed") = 0, py::arg("tensor") = 0, py::arg("step") = 0, py::arg("rank") = 0,
       py::arg("dtype") = "", py::arg("generator") = "ars", py::arg("threads") = 1,
       py::arg("by") = 1.0f, no_copy("left") = py::none(),
       "The same into a uint8 array of 32 + spec.bytes(x.size). Returns whether x was finite. With "
-      "`left`, float32 of x.size: codes x * by + left, and replaces `left` by what of it the code "
-      "does not carry: error feedback.");
+      "`left`, float32 of x.size: codes x * by + left, and replaces `left` by the coding error, "
+      "for error feedback.");
   m.def("decode", &decode_new, py::arg("message"), py::kw_only(), py::arg("count"), py::arg("spec"),
-        "Decode a wire message; refuses one that is corrupt or of another format.");
+        "Decode a wire message; throws if it is corrupt or has another format.");
   m.def(
       "decode_into",
       [](const Bytes& message, py::array y, const CodecSpec& spec, const std::string& dtype,
@@ -144,14 +144,14 @@ void bind_codec(py::module_& m) {
       py::arg("message"), no_copy("y"), py::kw_only(), py::arg("spec"), py::arg("threads") = 1,
       "Add the decoded values to a float32 array.");
   m.def("max_abs", &max_abs, no_copy("x"),
-        "The largest magnitude of a float32 array, NaN if one is: the least that an encoder reads.",
+        "The largest magnitude of a float32 array, NaN if it has any: the minimum of an encoder.",
         py::call_guard<py::gil_scoped_release>());
   m.def("add_into", &add_into, no_copy("y"), no_copy("x"), "y += x, float32.");
   m.def("noise", &noise_array, py::kw_only(), py::arg("first_tile"), py::arg("tiles"),
         py::arg("seed") = 0, py::arg("tensor") = 0, py::arg("step") = 0, py::arg("rank") = 0,
         py::arg("generator") = "ars", "The 16-bit rounding noise of tiles of 64 elements.");
   m.def("instruction_sets", &instruction_sets,
-        "Instruction sets that this machine can code with, fastest first.");
+        "Instruction sets of this machine that the codec supports, fastest first.");
   m.def("use_instruction_set", &use_instruction_set, py::arg("name"),
-        "Code with another of them: all give the same bytes. For tests and comparisons.");
+        "Code with this instruction set: all give the same bytes. For tests and comparisons.");
 }

@@ -1,4 +1,4 @@
-// The collectives by themselves, on the calling thread: no engine, no negotiation.
+// The collectives on the calling thread, without an engine or negotiation.
 #include <pybind11/gil_safe_call_once.h>
 #include <pybind11/numpy.h>
 
@@ -36,7 +36,7 @@ struct Buffer {
     bytes = static_cast<size_t>(array.nbytes());
     dtype = dtype_of(array);
   }
-  // numpy spells a type's name in Python, which takes longer than a small allreduce.
+  // numpy computes a type's name in Python, which takes longer than a small allreduce.
   static std::string dtype_of(const py::array& array) {
     const std::string bits = std::to_string(array.itemsize() * 8);
     switch (array.dtype().kind()) {
@@ -59,7 +59,7 @@ size_t total(const std::vector<size_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), size_t{0});
 }
 
-// Counts of elements, one per rank, as bytes.
+// Converts element counts per rank to bytes.
 std::vector<size_t> sizes_of(const std::vector<size_t>& counts, const py::array& array, int ranks) {
   if (counts.size() != static_cast<size_t>(ranks)) {
     throw usage_error(std::to_string(counts.size()) + " counts for " + std::to_string(ranks) +
@@ -77,7 +77,7 @@ void require_bytes(const char* what, const Buffer& buffer, size_t expected) {
                     "; make them equal");
 }
 
-// What owns the parts that a Communicator refers to.
+// Owner of the objects that a Communicator refers to.
 class OwningCommunicator {
  public:
   OwningCommunicator(std::unique_ptr<Transport> transport, std::unique_ptr<SharedNode> node,
@@ -90,7 +90,7 @@ class OwningCommunicator {
   Communicator get() { return {*transport_, node_.get(), workers_.get()}; }
   Transport& transport() { return *transport_; }
 
-  // From here on the death of a rank ends this rank's operations, and at last this process.
+  // From now on, the death of a rank ends this rank's operations, and finally this process.
   void watch(std::vector<Lifeline::Peer> peers, double grace_s) {
     const std::shared_ptr<AbortFlag> abort = transport_->shared_abort_flag();
     lifeline_ = std::make_unique<Lifeline>(
@@ -122,7 +122,7 @@ class OwningCommunicator {
 
 using Owner = Threaded<OwningCommunicator>;
 
-// Shares the transport of `parent`, which must outlive it.
+// Uses the transport of `parent`, which must outlive it.
 Owner subset(OwningCommunicator& parent, const std::vector<int>& ranks) {
   return Owner(new OwningCommunicator(std::make_unique<SubsetTransport>(parent.transport(), ranks),
                                       nullptr, 1, nullptr));
@@ -141,8 +141,8 @@ Owner over_threads(const std::shared_ptr<ThreadWorld>& world, int rank,
   return Owner(new OwningCommunicator(std::move(transport), std::move(shared), threads, world));
 }
 
-// Runs without the GIL. An error in the middle of a collective would leave the others waiting, so
-// they are told; a usage error is found on every rank before anything is sent.
+// Runs without the GIL. After an error in a collective the other ranks would wait, so they are
+// informed. Usage errors are raised on every rank before anything is sent.
 template <class F>
 void run(OwningCommunicator& owner, F&& collective) {
   const py::gil_scoped_release no_gil;
@@ -159,7 +159,7 @@ void run(OwningCommunicator& owner, F&& collective) {
   }
 }
 
-// `tensors` holds arrays, reduced in place, or pairs (source, target).
+// `tensors` contains arrays, reduced in place, or pairs (source, target).
 std::vector<ReduceTensor> list_tensors(const py::list& tensors, const std::vector<uint32_t>& ids,
                                        uint32_t step, std::string& dtype) {
   std::vector<ReduceTensor> list;
@@ -193,7 +193,7 @@ py::dict report(const std::vector<ReduceTensor>& tensors, const BytesGiven& befo
     input_finite &= tensor.input_finite;
     result_finite &= tensor.result_finite;
   }
-  // Kept: a small allreduce takes hardly longer than making six strings.
+  // Cached, because creating six strings takes nearly as long as a small allreduce.
   PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<std::array<py::str, 6>> storage;
   const std::array<py::str, 6>& keys =
       storage
@@ -235,8 +235,8 @@ py::dict allreduce_list(OwningCommunicator& owner, const py::list& tensors, cons
   return report(list, before, bytes_given(communicator));
 }
 
-// One allreduce to be called many times, as MPI's persistent collectives are: what Python passes is
-// read once.
+// An allreduce to be called many times, like MPI's persistent collectives: Python's arguments are
+// parsed once.
 class PreparedAllreduce {
  public:
   PreparedAllreduce(OwningCommunicator& owner, py::list tensors, const std::string& op,
@@ -254,7 +254,7 @@ class PreparedAllreduce {
     args_.op = parse_op(op);
   }
 
-  // Returns the bytes that this rank sent in messages. Every call is a step, with noise of its own.
+  // Returns the bytes that this rank sent in messages. Every call is a step, with different noise.
   uint64_t call() {
     const uint64_t before = owner_.transport().bytes_sent();
     run(owner_, [&] {
@@ -371,17 +371,18 @@ void bind_communicator(py::module_& m) {
            py::arg("algorithm") = "auto", py::arg("seed") = 0,
            py::arg("ids") = std::vector<uint32_t>(), py::arg("step") = 0, py::arg("dtype") = "",
            py::arg("codings") = py::tuple(),
-           "Reduce arrays, in place or as (source, target); returns what was sent and found.")
+           "Reduce arrays, in place or as (source, target); returns bytes, coding error, "
+           "finiteness.")
       .def("prepare", &prepare, py::arg("tensors"), py::kw_only(), py::arg("op") = "sum",
            py::arg("coding") = py::none(), py::arg("algorithm") = "auto", py::arg("seed") = 0,
            py::arg("judged") = true, py::keep_alive<0, 1>(),
            "An allreduce of these arrays in place, to be called many times; each call is a step. "
-           "judged: measure what coding loses, as training always does.")
+           "judged: measure the coding error, as in training.")
       .def("broadcast", &broadcast_array, py::arg("array"), py::kw_only(), py::arg("root"))
       .def("measure", &measure_machine, py::arg("codecs"), py::kw_only(),
            py::arg("ranks_per_node") = 1, "Measure links and codecs; the same on every rank.")
       .def("allgatherv", &allgather_arrays, py::arg("source"), py::arg("target"), py::kw_only(),
-           py::arg("counts"), "Gather every rank's elements; counts are those of each rank.")
+           py::arg("counts"), "Gather every rank's elements; counts has each rank's number.")
       .def("alltoallv", &alltoall_arrays, py::arg("source"), py::arg("send_counts"),
            py::arg("target"), py::arg("receive_counts"),
            "Send each rank its part of source; counts are elements per rank.")
@@ -392,7 +393,7 @@ void bind_communicator(py::module_& m) {
       .def("barrier",
            [](OwningCommunicator& owner) { run(owner, [&] { barrier(owner.transport()); }); })
       .def("subset", &subset, py::arg("ranks"), py::keep_alive<0, 1>(),
-           "Some of the ranks, in this order, as a communicator of their own.")
+           "A separate communicator of some of the ranks, in this order.")
       .def(
           "watch",
           [](OwningCommunicator& owner, const std::vector<std::tuple<int, int, std::string>>& peers,

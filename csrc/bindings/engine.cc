@@ -28,7 +28,7 @@ Planning parse_planning(const std::string& name) {
   throw usage_error("unknown planner '" + name + "'; known are off, advise, on");
 }
 
-// The engine calls back from its own thread, where the GIL is not held.
+// The engine calls back from its own thread, which does not hold the GIL.
 template <class Argument>
 std::function<void(Argument)> with_gil(py::object callback) {
   const std::shared_ptr<py::object> held = hold(std::move(callback));
@@ -213,7 +213,7 @@ void bind_engine(py::module_& m) {
   py::class_<ThreadWorld, std::shared_ptr<ThreadWorld>>(m, "ThreadWorld")
       .def(py::init<int>(), py::arg("size"))
       .def_property_readonly("most_waiting", &ThreadWorld::most_waiting,
-                             "Messages of one stream that nobody had asked for at once, at most.");
+                             "Maximum number of messages of a stream that waited for a receive.");
 
   EngineClass engine(m, "Engine");
   bind_start(engine);
@@ -243,7 +243,7 @@ void bind_engine(py::module_& m) {
                        : Clock::now());
           },
           py::arg("path"), py::arg("mark_cycles") = false, py::arg("zero_s") = py::none(),
-          "Write what happens to every tensor; times count from this time.monotonic(), or now.")
+          "Record every operation; times are relative to zero_s of time.monotonic(), or now.")
       .def("stop_timeline", &Engine::stop_timeline, NoGil())
       .def("shutdown", &Engine::shutdown, py::arg("reason"), py::arg("patience_s") = 1e9, NoGil())
       .def("abort", &Engine::abort, py::arg("message"), NoGil())
@@ -251,23 +251,22 @@ void bind_engine(py::module_& m) {
       .def("tune", &tune, py::kw_only(), py::arg("fusion_bytes") = py::none(),
            py::arg("cycle_time_s") = py::none(), py::arg("algorithm") = py::none(),
            py::arg("bits") = py::none(), py::arg("segment_elements") = py::none(),
-           "On rank 0: change how later operations are carried out, on all ranks alike.")
+           "On rank 0: change how later operations are executed, on all ranks alike.")
       .def("machine", &Engine::machine, NoGil(),
-           "What the planner goes by, or None; waits where it is measured at the start.")
+           "The planner's measurements, or None; blocks if they are made at the start.")
       .def("stats", &stats)
-      .def("step_profile", &step_profile,
-           "What of this rank's work fell into each of the latest steps that are over.")
-      .def("quality", &quality, "How each tensor that asked for compression travels, by name.")
+      .def("step_profile", &step_profile, "This rank's work in each of the latest completed steps.")
+      .def("quality", &quality, "Code and coding error of each tensor with compression, by name.")
       .def("owed_counts", &Engine::owed_counts,
-           "Elements of each tensor that error feedback owes something.")
+           "Number of elements of each tensor with a residual.")
       .def("owed_share", &owed_share, py::arg("name"),
-           "This rank's share of what is owed to a tensor's result; the ranks' shares add up.")
+           "This rank's share of a tensor's residual; the shares of all ranks add up to it.")
       .def("restore_owed", &restore_owed, py::arg("owed"),
-           "Replace what is owed; every rank passes the same sums of shares.")
+           "Replace all residuals; every rank passes the same sums of shares.")
       .def("coded_steps", &Engine::coded_steps,
-           "How often each tensor was coded, on which the noise of its rounding depends.")
+           "How often each tensor was coded, which determines the noise of its rounding.")
       .def("restore_coded_steps", &Engine::restore_coded_steps, py::arg("steps"),
-           "Replace what coded_steps returned; every rank passes the same.")
+           "Replace the values of coded_steps(); every rank passes the same.")
       .def_property_readonly("rank", &Engine::rank)
       .def_property_readonly("size", &Engine::size);
 }

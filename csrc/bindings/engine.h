@@ -1,4 +1,4 @@
-// What the bindings of the engine and of its operations share.
+// Common declarations of the bindings of the engine and of operations.
 #pragma once
 
 #include <memory>
@@ -9,11 +9,11 @@
 
 namespace qsgd {
 
-// Shared, since a framework's thread may be at work in an engine that Python lets go.
+// Shared, because a framework's thread may use an engine that Python releases.
 using EnginePtr = std::shared_ptr<Engine>;
 using EngineClass = pybind11::class_<Engine, EnginePtr>;
 
-// An object that any thread may let go; null for None.
+// Wraps an object so that any thread may release it; null for None.
 inline std::shared_ptr<pybind11::object> hold(pybind11::object object) {
   if (object.is_none()) return nullptr;
   return {new pybind11::object(std::move(object)), [](pybind11::object* held) {

@@ -1,4 +1,4 @@
-// qsgd_hpc._core: what Python sees of the core.
+// qsgd_hpc._core: the Python interface of the core.
 #include <pybind11/pybind11.h>
 
 #include "bindings/bindings.h"
@@ -36,7 +36,7 @@ void bind_tree(py::module_& m) {
                [](int rank, int size, const std::optional<std::vector<std::vector<int>>>& nodes,
                   int fan_out) { return Tree(rank, size, nodes ? &*nodes : nullptr, fan_out); }),
            py::arg("rank"), py::arg("size"), py::arg("nodes") = py::none(), py::arg("fan_out") = 0)
-      .def_property_readonly("parent", &Tree::parent, "-1 of rank 0.")
+      .def_property_readonly("parent", &Tree::parent, "Parent in the tree; -1 for rank 0.")
       .def_property_readonly("children", &Tree::children)
       .def("below", [](const Tree& tree, size_t child) { return tree.below(child).list(); });
 }

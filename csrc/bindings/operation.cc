@@ -1,4 +1,4 @@
-// Operations as Python describes them, Engine.start(), which starts every one, and what it returns.
+// Operations, Engine.start() and start_all(), and handles.
 #include "engine/operation.h"
 
 #include <pybind11/functional.h>
@@ -23,7 +23,7 @@ namespace py = pybind11;
 namespace qsgd {
 namespace {
 
-// Values of fields, from Python and back.
+// Conversion of field values from and to Python.
 
 template <class T>
 void take(const py::handle& given, T& value) {
@@ -43,7 +43,7 @@ py::object give(ReduceOp op) { return py::cast(describe(op)); }
 
 std::string in_python(const py::handle& value) { return py::repr(value).cast<std::string>(); }
 
-// An operation with some values replaced.
+// Returns an operation with some values replaced.
 Operation with(Operation operation, const py::kwargs& values) {
   const py::dict unknown = values.attr("copy")();
   visit_fields([&](const Field& field, auto get) {
@@ -57,7 +57,7 @@ Operation with(Operation operation, const py::kwargs& values) {
     }
   });
   if (unknown.empty()) {
-    std::sort(operation.ranks.begin(), operation.ranks.end());  // so that equal sets are equal
+    std::sort(operation.ranks.begin(), operation.ranks.end());  // so that equal sets compare equal
     return operation;
   }
   std::string known;
@@ -88,7 +88,7 @@ std::string repr(const Operation& operation) {
 
 constexpr std::chrono::milliseconds kSignalCheck{100};
 
-// Without the GIL, but wakes to let Ctrl-C through.
+// Blocks without the GIL, but wakes up regularly for Ctrl-C.
 void wait_until_done(Handle& handle) {
   Engine::check_not_driving("an operation was waited for");
   const Waiting waiting(handle);
@@ -114,7 +114,7 @@ void add_done_callback(Handle& handle, py::object callback) {
   });
 }
 
-// The core's own memory, which lives as long as the array.
+// Returns the core's memory without a copy; it exists as long as the array.
 py::array_t<uint8_t> output(const Handle& handle) {
   auto* const result = new std::shared_ptr<const Result>(handle.result());
   const py::capsule owner(
@@ -130,7 +130,7 @@ void wait_for(Handle& handle) {
   handle.check();
 }
 
-// False while no signal has come, or its handler raised nothing.
+// Whether a signal has arrived whose handler raised an exception.
 bool handler_raised() {
   const py::gil_scoped_acquire gil;
   return PyErr_CheckSignals() != 0;
@@ -141,7 +141,7 @@ TensorMemory memory_of(std::uintptr_t source, std::uintptr_t target, py::object 
           hold(std::move(keep))};
 }
 
-// Marks what streams of devices have been given by now: tensors that come from one stream share it.
+// Marks the work queued so far in streams; tensors on the same stream share a mark.
 class Marks {
  public:
   explicit Marks(Engine& engine) : engine_(engine) {}
@@ -191,9 +191,9 @@ void bind_handle(py::module_& m) {
   py::class_<Handle, std::shared_ptr<Handle>>(m, "Handle")
       .def("done", &Handle::done)
       .def("lost", &Handle::lost)
-      .def("wait", &wait_for, "Wait until the operation is complete; raise what it ended with.")
+      .def("wait", &wait_for, "Wait until the operation is complete; raise its error if it failed.")
       .def("add_done_callback", &add_done_callback, py::arg("callback"),
-           "Call back once, from the engine's thread or at once if done already.")
+           "Call back once: from the engine's thread, or immediately if done already.")
       .def("output", &output, "The result's bytes, 64-byte aligned, owned by the array.")
       .def("shape", [](const Handle& handle) { return handle.result()->shape; })
       .def("sizes", [](const Handle& handle) { return handle.result()->sizes; })
@@ -204,8 +204,7 @@ void bind_frameworks(py::module_& m) {
   m.def(
       "set_current_engine",
       [](const EnginePtr& engine) { set_current_engine(std::weak_ptr<Engine>(engine)); },
-      py::arg("engine").none(true),
-      "Say which engine operations of frameworks go to; None for none.");
+      py::arg("engine").none(true), "Set the engine for operations of frameworks; None for none.");
   m.def("foreign_table_address", [] { return reinterpret_cast<std::uintptr_t>(&foreign_table()); });
   m.def(
       "xla_collective", [] { return py::capsule(reinterpret_cast<void*>(&xla::collective)); },
@@ -217,7 +216,7 @@ void bind_frameworks(py::module_& m) {
         return py::capsule(reinterpret_cast<void*>(handler));
       },
       py::arg("streams"),
-      "Return that for buffers in a device's memory; streams: the runtime tells the stream.");
+      "Return the handler for buffers in device memory; streams: the runtime passes the stream.");
 }
 
 void bind_descriptions(py::module_& m) {
@@ -255,7 +254,7 @@ void bind_descriptions(py::module_& m) {
           [](const std::string& text) {
             return std::make_shared<Operation>(of_text(text.data(), text.size()));
           },
-          arg("text"), "The operation that text() was called of.")
+          arg("text"), "The inverse of text().")
       .def("__getattr__", &value_of)
       .def("__repr__", &repr)
       .def(py::self == py::self);

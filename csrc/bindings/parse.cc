@@ -18,7 +18,7 @@ T look_up(const char* what, const std::string& name,
   throw qsgd::usage_error("unknown " + std::string(what) + " '" + name + "'; known are " + known);
 }
 
-// All values of an enumeration, by the names that describe() gives them.
+// All values of an enumeration, with their names from describe().
 template <class T, int N>
 std::array<std::pair<const char*, T>, N> described() {
   std::array<std::pair<const char*, T>, N> all;
@@ -98,9 +98,9 @@ void bind_spec(pybind11::module_& m) {
       .def_readonly("bucket_size", &CodecSpec::bucket)
       .def_property_readonly("biased", &qsgd::biased)
       .def("bytes", &CodecSpec::bytes, py::arg("count"),
-           "Bytes of the scales and codes of `count` elements; the most, where lengths vary.")
+           "Bytes of the scales and codes of `count` elements; the maximum if lengths vary.")
       .def("mean_bytes", &CodecSpec::mean_bytes, py::arg("count"),
-           "Bytes of them on the wire in the mean; the same but where lengths vary.")
+           "Mean number of these bytes on the wire; differs only if lengths vary.")
       .def(py::self == py::self)
       .def("__repr__", [](const CodecSpec& spec) { return describe(spec); });
 }

@@ -1,4 +1,4 @@
-// How Python holds an object of the core that has threads of its own.
+// Ownership in Python of a core object that has threads.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,9 +8,9 @@
 
 namespace qsgd {
 
-// Its threads may wait for the GIL, to log, while its destructor waits for them; a framework's
-// thread that lets the object go has no GIL. A forked child has the object without its threads, and
-// would wait for ever.
+// Deleter: releases the GIL, because the object's threads may need it to log while the destructor
+// waits for them; a framework's thread that releases the object does not hold it. A forked child
+// has the object without its threads, and would wait forever: it does not delete it.
 template <class T>
 struct DeleteWhereMade {
   pid_t owner = getpid();

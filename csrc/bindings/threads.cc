@@ -17,10 +17,10 @@ namespace qsgd {
 namespace {
 
 using Arrays = std::vector<py::array>;
-// Per rank and tensor; None for no error feedback.
+// By rank and tensor; None: no error feedback.
 using Residuals = std::optional<std::vector<std::vector<py::array_t<float>>>>;
 
-// What one rank did.
+// Outcome of one rank.
 struct RankReport {
   uint64_t wire_bytes = 0;
   size_t peak_bytes = 0;
@@ -134,8 +134,8 @@ void bind_threads(py::module_& m) {
         py::arg("seed") = 0, py::arg("ids"), py::arg("step") = 0, py::arg("residuals") = py::none(),
         py::arg("owner_residuals") = py::none(), py::arg("threads") = 1, py::arg("segment") = 0,
         py::arg("dtype") = py::none(), py::arg("codings") = py::tuple(),
-        "Allreduce in place among threads, one list of arrays per rank. Returns per rank the bytes "
-        "sent, the memory taken, how many messages of a stream waited at once, and per tensor the "
-        "quality of its codes and what was finite. With "
-        "`codings`, one for each tensor, they take the place of `coding`.");
+        "Allreduce in place among threads, one list of arrays per rank. Returns for each rank the "
+        "bytes sent, the memory allocated, the maximum number of waiting messages of a stream, and "
+        "by tensor the coding error and whether values were finite. `codings`, one for each "
+        "tensor, replace `coding`.");
 }
