@@ -102,7 +102,7 @@ class OwningCommunicator {
     AbortFlag& abort = transport_->abort_flag();
     if (!abort.raised() && lifeline_) {
       lifeline_->announce("rank " + std::to_string(transport_->rank()) +
-                          " cannot go on: " + reason);
+                          " cannot continue: " + reason);
     }
     abort.raise(reason);
     abort.set_noticed();

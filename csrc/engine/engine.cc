@@ -198,7 +198,7 @@ void Engine::abort(const std::string& message) {
 void Engine::end_job(const std::string& cause) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!abort_->raised() && lifeline_) {
-    lifeline_->announce("rank " + std::to_string(rank()) + " cannot go on: " + cause);
+    lifeline_->announce("rank " + std::to_string(rank()) + " cannot continue: " + cause);
   }
   abort_->raise(cause);
 }

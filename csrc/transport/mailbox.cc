@@ -7,7 +7,7 @@ namespace qsgd {
 namespace {
 
 using Line = MailLines::Line;
-using Size = uint32_t;  // of a message, before its first byte
+using Size = uint32_t;  // size of a message, before its first byte
 
 static_assert(sizeof(Line) == 64 && std::atomic<uint64_t>::is_always_lock_free);
 

@@ -1,6 +1,8 @@
-// Short messages from one rank of a node to another, through memory they share, without MPI.
+// Short messages between two ranks of a node through shared memory, without MPI.
 //
-// A ring of cache lines. A message takes whole lines, and the mark of its first one, written last,
+// A mailbox is a ring of cache lines. A message uses complete lines, and the mark of its first
+// line, written last, makes it visible: a message of one line needs a single transfer between two
+// cores.
 // says that it is there: one that fits a line is moved by a single transfer between two cores.
 #pragma once
 
@@ -11,40 +13,41 @@
 
 namespace qsgd {
 
-// How a mailbox lies in memory: zeroed at first, and later as its two ends have left it.
+// Layout of a mailbox in memory: initially zero, later as left by its two ends.
 struct MailLines {
   static constexpr size_t kLines = 126;
   struct alignas(64) Line {
-    std::atomic<uint64_t> mark;  // of a first line: one more than its place in the stream of lines
+    std::atomic<uint64_t> mark;  // of a first line: its number in the stream, plus 1
     char bytes[56];
   };
   struct alignas(64) Place {
-    std::atomic<uint64_t> value;  // in the stream of lines
+    std::atomic<uint64_t> value;  // number in the stream of lines
   };
-  Place written;  // by the sender, for an outbox to come
-  Place taken;    // by the receiver; the sender must not pass it by more than kLines
+  Place written;  // by the sender; read by later outboxes
+  Place taken;    // by the receiver; the sender must not be more than kLines ahead
   Line lines[kLines];
 
   Line& line(uint64_t place) { return lines[place % kLines]; }
 };
 
-// One thread at a time uses each end.
+// Each end is used by one thread at a time.
 class Outbox {
  public:
   explicit Outbox(void* memory);
-  // False where there is no room for it now, or never: it must go another way.
+  // Returns false if there is no space now, or if the message is too long: it must be sent
+  // otherwise.
   bool put(const std::vector<char>& message);
 
  private:
   MailLines* lines_;
   uint64_t next_;   // line
-  uint64_t taken_;  // as last seen
+  uint64_t taken_;  // as last read
 };
 
 class Inbox {
  public:
   explicit Inbox(void* memory);
-  // False while no message waits; else it is the oldest.
+  // Returns false if no message waits; otherwise returns the oldest.
   bool take(std::vector<char>& message);
 
  private:

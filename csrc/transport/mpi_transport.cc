@@ -12,12 +12,12 @@
 namespace qsgd {
 namespace {
 
-// MPI counts are ints; longer messages travel in parts, which MPI keeps in order.
+// MPI counts are ints; longer messages are sent in parts, which MPI keeps in order.
 constexpr size_t kPartBytes = size_t{1} << 30;
-constexpr std::chrono::seconds kLifelineDelay{1};  // at most; mostly milliseconds
+constexpr std::chrono::seconds kLifelineDelay{1};  // maximum; usually milliseconds
 
-// Large enough for the MPI_Status of any MPI (24 to 40 bytes); nobody reads it, and passing one
-// spares the constant MPI_STATUS_IGNORE, whose value differs.
+// Large enough for the MPI_Status of any MPI (24 to 40 bytes). It is never read; passing it avoids
+// the constant MPI_STATUS_IGNORE, whose value differs.
 struct alignas(16) AnyStatus {
   unsigned char bytes[256];
 };
@@ -43,8 +43,8 @@ void resolve(void* module, const char* name, const MpiFacts& facts, Function*& f
 
 template <class Handle>
 MpiFunctions<Handle> load(const MpiFacts& facts) {
-  // RTLD_NOLOAD: never a second copy. dlsym then searches mpi4py's module and what it depends on,
-  // whatever the MPI library is called.
+  // RTLD_NOLOAD: never a second copy. dlsym then searches mpi4py's module and its dependencies, so
+  // the name of the MPI library does not matter.
   void* module = dlopen(facts.module_path.c_str(), RTLD_NOW | RTLD_NOLOAD);
   if (module == nullptr) {
     throw usage_error("mpi4py is not loaded from " + facts.module_path +
@@ -85,7 +85,7 @@ class MpiTransport final : public Transport {
                  });
   }
 
-  // MPI works on all messages whenever it looks for one, be there any of itself or not.
+  // MPI_Iprobe progresses all messages, whether it finds one or not.
   void progress() override {
     int found = 0;
     AnyStatus status;
@@ -141,8 +141,8 @@ class MpiTransport final : public Transport {
     return request;
   }
 
-  // A message fails where its peer has died, but also where that has given up because another rank
-  // has: the lifeline says which, if not at once.
+  // A message fails if its peer has died, but also if the peer has ended because of another rank:
+  // the lifeline reports which, possibly later.
   void check(int code, const char* what, int peer) const {
     if (code == 0) return;
     const AbortFlag& abort = *shared_abort_flag();

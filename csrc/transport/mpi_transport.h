@@ -1,6 +1,6 @@
-// MPI without mpi.h: its functions come from the library that mpi4py has loaded, so one binary
-// serves every MPI. Only the width of a handle differs: int for MPICH and its kin (Cray MPICH,
-// Intel MPI, MVAPICH), a pointer for Open MPI and the standard ABI of MPI 5.
+// MPI without mpi.h: its functions are taken from the library that mpi4py has loaded, so one binary
+// serves every MPI. Only the type of a handle differs: int for MPICH and its derivatives (Cray
+// MPICH, Intel MPI, MVAPICH), a pointer for Open MPI and the standard ABI of MPI 5.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace qsgd {
 
-// What Python knows from mpi4py; handles are passed as integers.
+// Information from mpi4py; handles are passed as integers.
 struct MpiFacts {
-  std::string module_path;  // the loaded extension whose dependencies hold the MPI functions
+  std::string module_path;  // the loaded extension, whose dependencies have the MPI functions
   std::string library;      // MPI_Get_library_version, for messages
   bool pointer_handles;
-  std::uintptr_t comm;       // a communicator of this package's own, errors returned
+  std::uintptr_t comm;       // a communicator used only by this package, with errors returned
   std::uintptr_t byte_type;  // MPI_BYTE
   int rank;
   int size;

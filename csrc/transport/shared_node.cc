@@ -9,7 +9,7 @@ namespace qsgd {
 namespace {
 
 constexpr size_t kLineBytes = 64;
-// Neighbouring lines are fetched in pairs, so flags stand two lines apart.
+// Adjacent cache lines are prefetched in pairs, so flags are two lines apart.
 constexpr size_t kFlagStride = 2 * kLineBytes;
 static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "flags are shared by processes");
@@ -79,7 +79,7 @@ void SharedNode::wait(Flag flag, int owner, uint64_t value) const {
   Backoff backoff;
   while (reached.load(std::memory_order_acquire) < value) {
     transport_.abort_flag().check();
-    // Whoever is waited for may itself wait until this rank has taken the rest of a message.
+    // The awaited rank may itself wait until this rank has received the rest of a message.
     if (backoff.is_long()) transport_.progress();
     backoff.pause();
   }

@@ -1,5 +1,5 @@
-// Memory that the ranks of one node share: a region per rank, written by its owner and read by all,
-// and flags that only ever grow. One thread per rank uses it at a time.
+// Shared memory of the ranks of one node: a region per rank, written by its owner and read by all,
+// and flags that only increase. Used by one thread per rank at a time.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace qsgd {
 
-// Where every rank lives and where this node's regions begin in this process.
+// The ranks of every node, and the addresses of this node's regions in this process.
 struct NodeFacts {
   std::vector<std::vector<int>> nodes;  // the ranks of every node, ascending; equal on every rank
   std::vector<std::uintptr_t> bases;    // one per rank of this node, kRegionBytes zeroed bytes each
@@ -21,26 +21,26 @@ struct NodeFacts {
 
 class SharedNode {
  public:
-  // Counts what a rank has done since the start; each has a cache line of its own.
+  // Number of turns that a rank has completed, by step; each flag has a separate cache line.
   enum class Flag : size_t { kPosted, kFilled, kReduced, kCopied, kFlags };
 
-  // Slots are small enough that a few of them stay in a core's second-level cache.
+  // Slots are small enough that a few of them stay in a core's L2 cache.
   static constexpr size_t kSlots = 4;
   static constexpr size_t kSlotBytes = size_t{128} << 10;
-  // Two sets of slots, so that the two ways to use them need not wait for each other.
+  // Two sets of slots, so that their two uses need not wait for each other.
   enum class Lane : size_t { kOneShot, kTwoPhase, kLanes };
   static constexpr size_t kHeaderBytes = 4096;
-  // Between the region's owner and one other rank of the node, which leads it: to that one, and
-  // from it.
+  // Mailboxes between the region's owner and its parent in the tree, a rank of the same node: to
+  // the parent, and from it.
   enum class Mail : size_t { kUp, kDown, kMails };
   static constexpr size_t kMailAt =
       kHeaderBytes + static_cast<size_t>(Lane::kLanes) * kSlots * kSlotBytes;
   static constexpr size_t kRegionBytes =
       kMailAt + static_cast<size_t>(Mail::kMails) * sizeof(MailLines);
 
-  // `transport` is that of the whole job and outlives this; while a rank waits here, it moves on
-  // what others are owed of it. Regions may have served before, to the same ranks.
-  // Throws a usage error when the facts contradict each other.
+  // `transport` is the whole job's and must outlive this; while a rank waits here, its messages
+  // progress. Regions may have been used before by the same ranks.
+  // Throws a usage error if the facts contradict each other.
   SharedNode(NodeFacts facts, Transport& transport);
 
   int rank() const { return rank_; }  // within the node
@@ -51,21 +51,21 @@ class SharedNode {
   // The slot of turn `turn` in the region of local rank `owner`.
   char* slot(int owner, Lane lane, uint64_t turn) const;
 
-  // Whether `rank` of the job and this one are of one node.
+  // Whether `rank` is on this rank's node.
   bool is_near(int rank) const;
-  // The mailbox in the region of `rank`, which is near; this rank is one of its two ends.
+  // The mailbox in the region of `rank`, on this node; this rank is one of its two ends.
   void* mailbox(int rank, Mail mail) const;
 
-  // What this rank has reached.
+  // This rank's own flag.
   uint64_t reached(Flag flag) const { return reached_[static_cast<size_t>(flag)]; }
-  // All that was written before is seen by whoever waits for `value`.
+  // Sets this rank's flag; everything written before is visible to ranks that wait for `value`.
   void reach(Flag flag, uint64_t value);
-  // Returns once local rank `owner`, or every one, has reached `value`; throws when the job is
-  // aborted meanwhile.
+  // Blocks until local rank `owner`, or every rank, has reached `value`; throws if the job is
+  // aborted.
   void wait(Flag flag, int owner, uint64_t value) const;
   void wait_all(Flag flag, uint64_t value) const;
 
-  // Counts what the others read of this rank's slots.
+  // Counts the bytes that other ranks read from this rank's slots.
   void count_given(size_t size_bytes) {
     bytes_given_.fetch_add(size_bytes, std::memory_order_relaxed);
   }

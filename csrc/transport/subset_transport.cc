@@ -7,7 +7,7 @@
 namespace qsgd {
 namespace {
 
-// The caller's place in `ranks`.
+// The caller's position in `ranks`.
 int place_in(const Transport& parent, const std::vector<int>& ranks) {
   std::vector<int> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());

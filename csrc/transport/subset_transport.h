@@ -1,4 +1,4 @@
-// Some of the ranks of a job as a job of their own: a process set, a node, one rank of every node.
+// A transport among a subset of a job's ranks: a process set, a node, or one rank of every node.
 #pragma once
 
 #include <vector>
@@ -7,11 +7,11 @@
 
 namespace qsgd {
 
-// Rank i of the subset is `ranks[i]` of the parent, which must outlive it. Messages of the two
-// share tags, so only one of them may have a collective under way.
+// Rank i of the subset is `ranks[i]` of the parent, which must outlive it. Both use the same tags,
+// so only one of them may execute a collective at a time.
 class SubsetTransport final : public Transport {
  public:
-  // Throws a usage error unless `ranks` are distinct ranks of the parent, the caller among them.
+  // Throws a usage error unless `ranks` are distinct ranks of the parent that include the caller.
   SubsetTransport(Transport& parent, std::vector<int> ranks);
   RequestPtr irecv(int peer, Tag tag, void* data, size_t capacity_bytes) override;
   void progress() override { parent_.progress(); }

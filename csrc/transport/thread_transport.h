@@ -1,4 +1,4 @@
-// Ranks as threads of one process: an allreduce on 64 ranks becomes an ordinary unit test.
+// Ranks as threads of one process, so that an allreduce on 64 ranks is an ordinary unit test.
 #pragma once
 
 #include <condition_variable>
@@ -14,7 +14,7 @@
 
 namespace qsgd {
 
-// The mailboxes that the ranks share.
+// The mailboxes shared by the ranks.
 class ThreadWorld {
  public:
   explicit ThreadWorld(int size) : size_(size), abort_(std::make_shared<AbortFlag>()) {}
@@ -23,21 +23,21 @@ class ThreadWorld {
 
   // Returns the message's number in its stream.
   uint64_t post(int from, int to, Tag tag, const void* data, size_t size_bytes);
-  // The receiver has room for one message more.
+  // Notes that the receiver has posted one more receive.
   void ask(int from, int to, Tag tag);
   bool asked_for(int from, int to, Tag tag, uint64_t number);
-  // False while no message waits.
+  // Returns false if no message waits.
   bool take(int from, int to, Tag tag, void* data, size_t capacity_bytes);
-  // The most messages of one stream that nobody had asked for at once.
+  // The maximum number of messages of a stream that waited for a receive.
   uint64_t most_waiting();
-  // Memory of this rank that the others reach too, zeroed; lives as long as the world.
+  // Zeroed memory of this rank, accessible to the others; exists as long as the world.
   void* region(int rank);
 
  private:
   using Box = std::tuple<int, int, Tag>;
   struct Stream {
     std::deque<std::vector<char>> messages;
-    uint64_t posted = 0;  // ever, as is the next
+    uint64_t posted = 0;  // total, like the next
     uint64_t asked = 0;
   };
   struct alignas(64) Region {
@@ -55,7 +55,7 @@ class ThreadTransport final : public Transport {
  public:
   ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank);
   RequestPtr irecv(int peer, Tag tag, void* data, size_t capacity_bytes) override;
-  void progress() override {}  // the world keeps what is sent
+  void progress() override {}  // the world stores what is sent
 
  protected:
   RequestPtr isend_impl(int peer, Tag tag, const void* data, size_t size_bytes,
@@ -65,7 +65,7 @@ class ThreadTransport final : public Transport {
   const std::shared_ptr<ThreadWorld> world_;
 };
 
-// Each run of `ranks_per_node` ranks is a node.
+// Consecutive groups of `ranks_per_node` ranks are nodes.
 std::unique_ptr<SharedNode> make_thread_node(ThreadWorld& world, Transport& transport,
                                              int ranks_per_node);
 

@@ -13,45 +13,45 @@
 namespace qsgd {
 namespace {
 
-// By turns and by time: in shared memory a turn takes some 0.1 us, over TCP each request that is
-// looked at asks the kernel about every connection, which takes the core for 1 us.
+// Limits for spinning, by turns and by time: in shared memory a turn takes about 0.1 us; over TCP
+// each tested request polls every connection, which takes 1 us of a core.
 constexpr unsigned kSpins = 64;
 constexpr std::chrono::microseconds kSpinning{20};
 constexpr std::chrono::microseconds kYielding{200};
 
-// Each nap costs the core some 20 us, and a rank that computes there its time slice. Growing by a
-// fifth, they end at most a fifth of the wait too late, and are few: 9 in 1 ms, 17 in 5 ms, 53 in
-// 100 ms, which ranks that share cores often wait for one another.
+// Each sleep costs the core about 20 us, and may cost a rank that computes there its time slice.
+// Growing by a fifth, sleeps end at most a fifth of the wait too late, and are few: 9 in 1 ms, 17
+// in 5 ms, 53 in 100 ms, which ranks that share cores often wait for each other.
 constexpr unsigned kGrowing = 22;  // to 2.8 ms
 constexpr std::chrono::nanoseconds kFirstNap = std::chrono::microseconds(50);
 
-// A yield that returns so late has given the core to a thread that computes. A sleeper is woken
-// in the midst of that thread's time slice, a yielder at its end, some milliseconds later.
+// A yield that takes this long has given the core to a thread that computes. A sleeping thread is
+// woken within that thread's time slice, a yielding one at its end, some milliseconds later.
 constexpr std::chrono::microseconds kLateYield{500};
-constexpr unsigned kCrowdedSpins = 4;  // whoever is waited for may need this core
+constexpr unsigned kCrowdedSpins = 4;  // the awaited rank may need this core
 constexpr unsigned long kTimerSlackNs = 1000;
-thread_local int crowded = 0;  // naps to take before a yield is tried again
-// So many after a late yield, twice as many after a further one: what passes is soon forgotten, and
-// of what stays a yield in a thousand naps is lost.
+thread_local int crowded = 0;  // sleeps before a yield is tried again
+// Number of sleeps after a late yield, doubled after each further one: temporary load is soon
+// forgotten, and with permanent load only one yield in a thousand sleeps is lost.
 constexpr int kFewestNaps = 30;
 constexpr int kMostNaps = 1000;
 thread_local int naps_when_crowded = kFewestNaps;
 
-// A wait is long when so much has passed: every message of a short operation has come by then.
+// A wait of this duration is long: every message of a short operation has arrived by then.
 constexpr std::chrono::seconds kInterruptible{1};
 thread_local Interruptible* interruptible = nullptr;
 
-// The `number`th of a wait.
+// Duration of the `number`th sleep of a wait.
 std::chrono::nanoseconds nap(unsigned number) {
-  // The kernel adds up to 50 us to a sleep, unless told otherwise, to save wake-ups.
+  // By default, the kernel adds up to 50 us to a sleep, to save wake-ups.
   static thread_local const int exact = prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
-  static_cast<void>(exact);  // where it is refused, sleeps are a little longer
+  static_cast<void>(exact);  // if refused, sleeps are a little longer
   std::chrono::nanoseconds duration = kFirstNap;
   for (unsigned i = 0; i < std::min(number, kGrowing); ++i) duration += duration / 5;
   return duration;
 }
 
-// Leaves the core's resources to its other thread for a moment.
+// Leaves the core's resources to its other hardware thread for a moment.
 void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -64,7 +64,7 @@ void relax() {
 
 void AbortFlag::raise(const std::string& message) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (raised_.load(std::memory_order_relaxed)) return;  // the first cause is the one to report
+  if (raised_.load(std::memory_order_relaxed)) return;  // report the first cause
   message_ = message;
   raised_.store(true, std::memory_order_release);
 }
@@ -123,7 +123,7 @@ void Interruptible::check() {
   self->next_ = now + kInterruptible;
   if (!self->interrupted_()) return;
   throw Error(ErrorKind::kRankFailed,
-              "the program was interrupted in the midst of an operation that others take part in");
+              "the program was interrupted during an operation in which other ranks take part");
 }
 
 void Backoff::pause() {
@@ -137,7 +137,7 @@ bool Backoff::spins_on() {
   if (long_) return false;
   ++turns_;
   long_ = turns_ > (crowded > 0 ? kCrowdedSpins : kSpins);
-  if ((turns_ & (turns_ - 1)) != 0) return !long_;  // a look at the clock costs as much as a turn
+  if ((turns_ & (turns_ - 1)) != 0) return !long_;  // reading the clock costs as much as a turn
   const auto now = std::chrono::steady_clock::now();
   if (turns_ == 1) since_ = now;
   long_ |= now - since_ > kSpinning;
@@ -157,7 +157,7 @@ std::chrono::nanoseconds Backoff::pause_or_nap() {
   const auto before = std::chrono::steady_clock::now();
   if (yields_until_ == std::chrono::steady_clock::time_point()) yields_until_ = before + kYielding;
   if (before > yields_until_) return nap(++naps_);
-  sched_yield();  // ranks often outnumber cores on a laptop: the peer needs this one
+  sched_yield();  // if ranks outnumber cores, the peer may need this core
   if (std::chrono::steady_clock::now() - before <= kLateYield) {
     naps_when_crowded = kFewestNaps;
     return kNone;

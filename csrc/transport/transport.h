@@ -1,4 +1,4 @@
-// How bytes get from rank to rank. Collectives know this interface and nothing below it.
+// Transport of bytes between ranks. Collectives use only this interface.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace qsgd {
 
-// Set once when the job cannot go on; every wait then ends with the message.
+// Set once if the job cannot continue; every wait then ends with the message.
 class AbortFlag {
  public:
   void raise(const std::string& message);
@@ -21,7 +21,7 @@ class AbortFlag {
   std::string message() const;
   // Throws a rank-failed error if raised.
   void check() const;
-  // Whether the program has been told: an operation of its own ended with the message.
+  // Whether the program has been informed: one of its operations failed with the message.
   bool noticed() const { return noticed_.load(std::memory_order_relaxed); }
   void set_noticed() { noticed_.store(true, std::memory_order_relaxed); }
 
@@ -32,33 +32,34 @@ class AbortFlag {
   std::string message_;
 };
 
-// A send or receive under way. Destroying one that is not done leaves its buffer in use: wait.
+// A send or receive in flight. Destroying one that is not complete leaves its buffer in use.
 class Request {
  public:
   virtual ~Request() = default;
-  // Makes progress; true once the operation is complete.
+  // Makes progress; returns whether the operation is complete.
   virtual bool test() = 0;
 };
 using RequestPtr = std::unique_ptr<Request>;
 
-// Streams that do not overtake each other; kGather is for the second phase of a collective, whose
-// messages may arrive while those of the first are still expected.
+// Message streams that do not overtake each other. kGather is for the second phase of a collective,
+// whose messages may arrive while those of the first are still expected.
 enum class Tag : int { kSubmit = 1, kResponse = 2, kData = 3, kGather = 4 };
 
-// When a send is complete: once its buffer may be used again, or only when the peer has asked for
-// the message. Who sends many waits for an answer now and then: messages that nobody has asked for
-// yet fill the peer's memory, and libfabric over TCP stops reading after 64 of them, for good.
+// When a send is complete: when its buffer may be reused (kSent), or when the peer has posted a
+// receive (kAsked). Senders of many messages must use kAsked regularly: messages without a posted
+// receive fill the peer's memory, and libfabric over TCP permanently stops reading after 64 of
+// them.
 enum class Completion : uint8_t { kSent, kAsked };
 
-// What a rank has handed to others: in messages, and in memory that its node shares.
+// Bytes that a rank has provided to others: in messages, and in shared memory of its node.
 struct BytesGiven {
   uint64_t in_messages = 0;
   uint64_t in_memory = 0;
   uint64_t total() const { return in_messages + in_memory; }
 };
 
-// Point-to-point messages among `size` ranks, in order per (peer, tag). Not for two threads at
-// once.
+// Point-to-point messages among `size` ranks, in order per (peer, tag). Used by one thread at a
+// time.
 class Transport {
  public:
   Transport(int rank, int size, std::shared_ptr<AbortFlag> abort)
@@ -72,21 +73,21 @@ class Transport {
   AbortFlag& abort_flag() { return *abort_; }
   const std::shared_ptr<AbortFlag>& shared_abort_flag() const { return abort_; }
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
-  // Adds what the rank has handed to others in another way.
+  // Adds bytes that the rank has sent by other means.
   virtual void count_sent(size_t size_bytes) {
     bytes_sent_.fetch_add(size_bytes, std::memory_order_relaxed);
   }
 
-  // `data` stays untouched until the request is complete.
+  // `data` must not change until the request is complete.
   RequestPtr isend(int peer, Tag tag, const void* data, size_t size_bytes,
                    Completion completion = Completion::kSent);
-  // The message may be shorter than `capacity_bytes`; then it must tell its length itself.
+  // The message may be shorter than `capacity_bytes`; it must then contain its length.
   virtual RequestPtr irecv(int peer, Tag tag, void* data, size_t capacity_bytes) = 0;
 
-  // Moves on whatever is under way; for a rank that waits for something else than a message.
+  // Progresses all messages in flight; for a rank that waits for something other than a message.
   virtual void progress() = 0;
 
-  // Returns when all are complete; throws when the job is aborted meanwhile.
+  // Blocks until all are complete; throws if the job is aborted.
   void wait(std::vector<RequestPtr>& requests);
   void wait(RequestPtr& request);
 
@@ -101,8 +102,8 @@ class Transport {
   std::atomic<uint64_t> bytes_sent_{0};
 };
 
-// While one lives, this thread's long waits ask it now and then, and end with an error once it says
-// yes: for a thread that must answer to someone else too.
+// While an object exists, long waits of this thread regularly call `interrupted`, and end with an
+// error when it returns true: for a thread that must also react to other events, such as signals.
 class Interruptible {
  public:
   explicit Interruptible(std::function<bool()> interrupted);  // may be null
@@ -110,7 +111,7 @@ class Interruptible {
   Interruptible(const Interruptible&) = delete;
   Interruptible& operator=(const Interruptible&) = delete;
 
-  // In the midst of a wait.
+  // Called during a wait.
   static void check();
 
  private:
@@ -119,14 +120,13 @@ class Interruptible {
   std::chrono::steady_clock::time_point next_;
 };
 
-// Polls politely: spins briefly, then yields the core, then sleeps ever longer.
+// Polling with increasing intervals: spins briefly, then yields the core, then sleeps.
 class Backoff {
  public:
   void pause();
-  // The same, but says how long to sleep where it would, and leaves that to a caller that can be
-  // woken; else 0.
+  // The same, but returns the time to sleep, for a caller that can be woken; 0: no sleep.
   std::chrono::nanoseconds pause_or_nap();
-  // Whether the brief part is over.
+  // Whether the wait is longer than the spinning phase.
   bool is_long() const { return long_; }
   void reset() { *this = Backoff(); }
 
@@ -134,7 +134,7 @@ class Backoff {
   bool spins_on();
   bool long_ = false;
   unsigned turns_ = 0;
-  std::chrono::steady_clock::time_point since_;  // the first turn
+  std::chrono::steady_clock::time_point since_;  // of the first turn
   unsigned naps_ = 0;
   std::chrono::steady_clock::time_point yields_until_;  // set by the first yield
 };

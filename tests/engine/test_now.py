@@ -207,7 +207,7 @@ def test_ctrl_c_ends_a_wait_in_the_midst_of_it():
         """,
         "SIGINT",
     )
-    assert said.startswith("stopped: the program was interrupted in the midst of an operation")
+    assert said.startswith("stopped: the program was interrupted during an operation")
 
 
 def test_a_handler_of_signals_may_look_but_not_wait():
