@@ -13,7 +13,7 @@ namespace {
 
 using Widened = std::vector<int64_t>;
 
-// What comes back of an operation whose result the core has made.
+// Copies a result allocated by the core to XLA's buffer.
 void copy_out(const Operand& operand, const Result& result) {
   check_rows(operand, result);
   const size_t bytes = result.output.size();
@@ -24,7 +24,7 @@ void copy_out(const Operand& operand, const Result& result) {
   if (bytes > 0) std::memcpy(operand.out.data, result.output.data(), bytes);
 }
 
-// One call under way. It ends when the engine has let go of its memory, or with the job.
+// A call in flight. It ends when the engine has released its memory, or with the job.
 class Call {
  public:
   Call(const CallFrame& frame, std::vector<Operand> operands);
@@ -33,16 +33,16 @@ class Call {
   Call& operator=(const Call&) = delete;
 
   std::vector<ForeignTensor> tensors(int rank);
-  // From now on the call ends by this future alone.
+  // From now on, only this future completes the call.
   Future* promise();
   void note(const Error* error, const Handles& handles);
 
  private:
-  // What is left to do, on a thread on which the program may go on.
+  // The remaining work, on a thread on which the program may continue.
   struct Ending {
     const Api* api;
     std::vector<Operand> operands;
-    std::vector<Widened> widened;  // of each operand that travels so
+    std::vector<Widened> widened;  // of each operand that is widened
     Handles handles;
     std::string failure;
 
@@ -76,7 +76,7 @@ std::vector<ForeignTensor> Call::tensors(int rank) {
     ForeignTensor t{operand.operation, operand.in.data, operand.out.data};
     const Operation& o = t.operation;
     if (o.kind == OpKind::kBroadcast && o.root == rank && t.in != t.out) {
-      std::memcpy(t.out, t.in, o.size_bytes());  // the engine works on `out` alone
+      std::memcpy(t.out, t.in, o.size_bytes());  // the engine uses only `out`
     }
     if (operand.travelling.widened) {
       Widened& widened = ending_->widened[i];
@@ -95,7 +95,7 @@ void Call::note(const Error* error, const Handles& handles) {
     return;
   }
   ending_->failure = text_of(*error);
-  // The engine never lets go of what another rank might still write to.
+  // The engine never releases memory to which another rank might still write.
   if (error->kind() == ErrorKind::kRankFailed) end();
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLook{100};
 
-// The program's stream on its device, and copies in it.
+// The program's stream on its device, and copies on it.
 class Queue {
  public:
   Queue(Engine& engine, int device, gpu::Stream stream)
@@ -39,15 +39,15 @@ std::shared_ptr<Handle> start(Engine& engine, const Operand& operand,
   if (operand.travelling.widened) {
     throw internal_error("'" + operand.operation.name + "' is not widened by its program");
   }
-  // A broadcast is carried out in `out`, and what the engine makes is not delivered there.
+  // A broadcast uses `out` only, and results allocated by the engine are copied later.
   void* const out = is_made_by_engine(operand) ? nullptr : operand.out.data;
   const bool in_place = operand.operation.kind == OpKind::kBroadcast;
   return engine.start(std::make_shared<const Operation>(operand.operation),
                       {in_place ? out : operand.in.data, out, nullptr, ready});
 }
 
-// The engine knows of these waits: ranks that wait for one another, as their programs differ in
-// order, get an error.
+// The engine counts these as waits: ranks whose programs differ in order, and which thus wait for
+// each other, get an error.
 void wait_for(const Handles& handles) {
   std::deque<Waiting> waiting;
   for (const auto& handle : handles) waiting.emplace_back(*handle);
@@ -66,7 +66,7 @@ Handles reduced(Engine& engine, const std::vector<Operand>& operands,
   } catch (const Error&) {
     refused = std::current_exception();
   }
-  wait_for(handles);  // also where one was refused: XLA's buffers must outlast the others
+  wait_for(handles);  // also if one was refused: the others still use XLA's buffers
   if (refused) std::rethrow_exception(refused);
   for (const auto& handle : handles) handle->check();
   return handles;
@@ -91,7 +91,7 @@ void carry_out(const CallFrame& frame, int device, gpu::Stream stream) {
     queue.copy(operands[i].out.data, result->output.data(), result->output.size());
     copies = true;
   }
-  if (copies) queue.wait();  // before the results go
+  if (copies) queue.wait();  // before the results are released
 }
 
 }  // namespace
@@ -100,7 +100,7 @@ Failure* device_collective(CallFrame* frame) {
   return answer(frame, [](const CallFrame& call) -> Failure* {
     if (call.api->header.size_bytes < offsetof(Api, get_device) + sizeof(Api::get_device)) {
       throw usage_error(
-          "this jaxlib does not tell a collective its device; install 0.6 or newer, or call hvd "
+          "this jaxlib does not pass a collective its device; install 0.6 or newer, or call hvd "
           "outside jax.jit");
     }
     OfDevice device{header_of<OfDevice>(), call.context, 0};

@@ -6,7 +6,7 @@
 namespace qsgd::xla {
 namespace {
 
-// As XLA numbers them.
+// XLA's numbers.
 enum Type : int32_t {
   kPred = 1,
   kS8 = 2,
@@ -28,9 +28,9 @@ enum Type : int32_t {
 struct Known {
   int32_t type;
   const char* name;
-  DType dtype;  // in which it is moved
+  DType dtype;  // in which it is sent
   bool arithmetic;
-  int64_t parts;  // elements of `dtype` that one element has
+  int64_t parts;  // elements of `dtype` per element
 };
 
 constexpr std::array<Known, 22> kTypes = {{
@@ -63,7 +63,7 @@ const Known& known(int32_t type) {
                                 [type](const Known& each) { return each.type == type; });
   if (at == kTypes.end()) {
     throw usage_error("XLA's element type " + std::to_string(type) +
-                      " cannot travel; convert the array with astype()");
+                      " is not supported; convert the array with astype()");
   }
   return *at;
 }

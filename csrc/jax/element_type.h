@@ -1,4 +1,4 @@
-// How the element types of XLA travel.
+// Conversion of XLA's element types for the engine.
 #pragma once
 
 #include "common/dtype.h"
@@ -7,19 +7,19 @@
 
 namespace qsgd::xla {
 
-// One buffer as the engine is to see it.
+// A buffer as the engine handles it.
 struct Travelling {
   DType dtype;
   std::vector<int64_t> shape;
-  // Integers that the engine has no arithmetic for, or whose sum could wrap before it is divided,
-  // are copied into int64 and back.
+  // Whether it is copied to int64 and back: integers without arithmetic in the engine, or whose sum
+  // could overflow before the division.
   bool widened = false;
 };
 
-// Throws a usage error for a type that the operation cannot be carried out on.
+// Throws a usage error if the operation does not support the type.
 Travelling travelling(const Buffer& buffer, const Operation& operation);
 
-// Copy between elements of `type`, which a Travelling says to widen, and int64.
+// Copy between elements of `type`, which is widened, and int64.
 void widen(int32_t type, const void* from, size_t count, int64_t* to);
 void narrow(int32_t type, const int64_t* from, size_t count, void* to);
 

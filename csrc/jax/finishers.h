@@ -1,4 +1,4 @@
-// Threads on which programs go on after an operation.
+// Threads on which programs continue after an operation.
 #pragma once
 
 #include <condition_variable>
@@ -8,12 +8,12 @@
 
 namespace qsgd {
 
-// XLA carries out what follows an asynchronous call on the thread that completes it. That must not
-// be the engine's. There is always an idle thread for a task, because what follows may wait (in a
-// Python callback) for another program of this kind.
+// XLA continues after an asynchronous call on the thread that completes it. That must not be the
+// engine's thread. There is always an idle thread for a task, because the continuation may wait (in
+// a Python callback) for another program's operation.
 class Finishers {
  public:
-  // Lives as long as the process: XLA may be at work in its threads until the very end.
+  // Never destroyed, because XLA may use its threads until the process ends.
   static Finishers& of_process();
 
   void run(std::function<void()> task);
@@ -24,7 +24,7 @@ class Finishers {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
-  size_t idle_ = 0;  // threads without a task, but for those that are waiting in tasks_
+  size_t idle_ = 0;  // threads without a task, minus the tasks that wait
 };
 
 }  // namespace qsgd

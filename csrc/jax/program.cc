@@ -40,7 +40,7 @@ Operand read_operand(Reader& from, const Buffer& in, const Buffer& out) {
   return operand;
 }
 
-// As qsgd_hpc.errors names them; qsgd_hpc.jax raises them by these names.
+// Names in qsgd_hpc.errors, by which qsgd_hpc.jax raises them.
 const char* class_of(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::kUsage:
@@ -83,7 +83,7 @@ void check_rows(const Operand& operand, const Result& result) {
   if (!told || result.sizes == operand.rows) return;
   throw usage_error("'" + o.name + "': the ranks sent " + describe(result.sizes) +
                     " rows, but the program was traced for " + describe(operand.rows) +
-                    "; inside jit, tell allgather the rows of every rank (rows=) and alltoall "
+                    "; inside jit, pass allgather the rows of every rank (rows=) and alltoall "
                     "those it receives (received_splits=), or call it outside");
 }
 
@@ -96,7 +96,7 @@ Failure* new_failure(const Api& api, const std::string& text) {
   return api.new_failure(&made);
 }
 
-// The runtime refuses a handler of another major version, and says so.
+// The runtime rejects handlers of another major version.
 bool tells_version(const CallFrame& frame) {
   Extension* const asked = frame.header.extensions;
   if (asked == nullptr || asked->type != kMetadata) return false;

@@ -1,4 +1,4 @@
-// A collective in a compiled program: what the program says of it, and answers in XLA's words.
+// A collective in a compiled program: its description, and the answer to XLA.
 #pragma once
 
 #include <exception>
@@ -11,33 +11,33 @@
 
 namespace qsgd::xla {
 
-// The one attribute of a call is in hexadecimal digits what Writer writes of: rank and size of the
-// job that the program was traced in (int32); the number of arguments; and of each its operation,
-// as Operation.text() returns it, the rows that are to come from each rank, where the shape of the
-// result depends on them, and the splits of an alltoall.
+// The only attribute of a call contains, in hexadecimal digits, values written by Writer: rank and
+// size of the job for which the program was traced (int32); the number of arguments; and for each
+// its operation, as returned by Operation.text(), the expected rows from each rank if the result's
+// shape depends on them, and the splits of an alltoall.
 struct Operand {
   Operation operation;
-  std::vector<int64_t> rows;  // from each rank, where the shape of the result depends on them
+  std::vector<int64_t> rows;  // from each rank, if the result's shape depends on them
   Buffer in;
   Buffer out;
   Travelling travelling;
 };
 
-// Throws a usage error in another job than the program was traced in.
+// Throws a usage error if the program was traced for another job.
 std::vector<Operand> operands_of(const CallFrame& frame, const Engine& engine);
 
-// Whether the engine makes the result in memory of its own.
+// Whether the engine allocates the result.
 bool is_made_by_engine(const Operand& operand);
-// Throws a usage error where other rows have come than the program was traced for.
+// Throws a usage error if the rows differ from those for which the program was traced.
 void check_rows(const Operand& operand, const Result& result);
 
 std::string text_of(const Error& error);
 Failure* new_failure(const Api& api, const std::string& text);
 
-// True where the runtime only asks for the handler's version, which is then told.
+// Returns true if the runtime only asks for the handler's version, after writing it.
 bool tells_version(const CallFrame& frame);
 
-// Returns what work(frame) returns, or as a failure what it throws.
+// Returns the result of work(frame), or its exception as a failure.
 template <class Work>
 Failure* answer(CallFrame* frame, const Work& work) {
   if (tells_version(*frame)) return nullptr;

@@ -1,6 +1,6 @@
 // The part of XLA's foreign-function interface that this package uses, declared here so that one
-// binary serves every jaxlib: the layouts are fixed within major version 0, and each struct tells
-// its size. Names are this package's own; the order and the types are XLA's.
+// binary serves every jaxlib: the layouts are fixed within major version 0, and each struct
+// contains its size. Names are this package's; the order and the types are XLA's.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace qsgd::xla {
 
-struct Failure;  // the runtime's own, as is a future
+struct Failure;  // owned by the runtime, like Future
 struct Future;
 struct Extension {
   size_t size_bytes;
@@ -16,10 +16,10 @@ struct Extension {
   Extension* next;
 };
 
-// With it the runtime asks a handler for its version instead of calling it.
+// With this extension, the runtime asks a handler for its version instead of calling it.
 constexpr int32_t kMetadata = 1;
 
-// Every struct that crosses begins with these.
+// Every struct of the interface begins with this header.
 struct Header {
   size_t size_bytes;
   Extension* extensions;
@@ -55,7 +55,7 @@ struct Buffer {
   int64_t* extents;
 };
 
-// Arguments and results.
+// Arguments or results.
 struct Buffers {
   Header header;
   int64_t count;
@@ -88,7 +88,7 @@ struct OfFuture {
 struct FailFuture {
   Header header;
   Future* future;
-  Failure* failure;  // given away
+  Failure* failure;  // ownership is passed
 };
 
 struct OfStream {
@@ -116,7 +116,7 @@ struct Api {
   Failure* (*complete_future)(OfFuture*);
   Failure* (*fail_future)(FailFuture*);
   void (*get_run)();
-  Failure* (*get_device)(OfDevice*);  // of a later minor version than the others
+  Failure* (*get_device)(OfDevice*);  // added in a later minor version than the others
 };
 
 struct CallFrame {
@@ -127,7 +127,7 @@ struct CallFrame {
   Buffers arguments;
   Buffers results;
   Attributes attributes;
-  Future* future;  // set by the handler: the call goes on until it is completed
+  Future* future;  // set by the handler: the call ends when it is completed
 };
 
 constexpr int32_t kMajor = 0;
