@@ -18,7 +18,7 @@ void resolve(void* module, const char* name, Function*& function, const char*& m
 
 Loaded load() {
   Loaded loaded;
-  // RTLD_NOLOAD: the one that loads this library, never a second.
+  // RTLD_NOLOAD: the copy that loads this library, never a second one.
   void* module = dlopen("libtensorflow_framework.so.2", RTLD_NOW | RTLD_NOLOAD);
 #define QSGD_RESOLVE(name, result, arguments) \
   resolve(module, "TF_" #name, loaded.api.name, loaded.missing);

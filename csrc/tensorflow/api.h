@@ -1,5 +1,5 @@
-// The functions of TensorFlow's C API that the operations need, declared here and looked up in the
-// process: one library serves every TensorFlow, and is built where there is none.
+// The functions of TensorFlow's C API that the operations use, declared here and looked up in the
+// process: one library serves every TensorFlow, and is built without one.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct TF_OpKernelConstruction;
 struct TF_OpKernelContext;
 struct TF_AsyncOpKernelDoneCallback;
 
-// As in tensorflow/c/tf_datatype.h, whose numbers also stand in saved models.
+// As in tensorflow/c/tf_datatype.h; the numbers are also in saved models.
 enum TF_DataType : int {
   TF_FLOAT = 1,
   TF_DOUBLE = 2,
@@ -99,16 +99,16 @@ using FreeFunction = void(void* data, size_t size_bytes, void* argument);
     (TF_OpKernelContext*, const int*, int, int, const int64_t*, int, int*, TF_Status*))
 // clang-format on
 
-// TF_NewStatus is api().NewStatus, and so on.
+// TF_NewStatus is api().NewStatus, etc.
 struct Api {
 #define QSGD_DECLARE(name, result, arguments) result(*name) arguments = nullptr;
   QSGD_TF_FUNCTIONS(QSGD_DECLARE)
 #undef QSGD_DECLARE
 };
 
-// What is missing is null; see missing_function().
+// Missing functions are null; see missing_function().
 const Api& api();
-// The first function that TensorFlow lacks here, or null.
+// The first function that this TensorFlow lacks, or null.
 const char* missing_function();
 
 }  // namespace qsgd::tf

@@ -15,7 +15,7 @@ TF_Code code_of(int error) {
     case ErrorKind::kUsage:
       return TF_INVALID_ARGUMENT;
     case ErrorKind::kRankFailed:
-      return TF_UNKNOWN;  // for "aborted", a MonitoredSession would try again for ever
+      return TF_UNKNOWN;  // after "aborted", a MonitoredSession would retry forever
     case ErrorKind::kNonFinite:
       return TF_DATA_LOSS;
     default:
@@ -66,7 +66,7 @@ void Call::start(std::unique_ptr<Call> call, const std::vector<std::string>& ope
     call->fail(failure.code(), failure.what());
     return call->done_();
   }
-  // From here on the core owns both, and may be done with them before start() returns.
+  // From here on the core owns both, and may release them before start() returns.
   const QsgdCaller caller{kept.release(), [](void* kept) { delete static_cast<Kept*>(kept); },
                           call.release(),
                           [](void* context, const QsgdOutcome* outcome) {
@@ -84,7 +84,7 @@ void Call::take(int index, bool computes, bool copies, Kept& kept) {
   sent_.push_back({with_parts(shape, form), type, form, nullptr, nullptr});
   Sent& sent = sent_.back();
   if (makes_ == Makes::kInPlace) {
-    tensor.reset();  // a tensor that is held here is not handed on
+    tensor.reset();  // a tensor that is referenced here is not forwarded
     const Status status;
     int forwarded = -1;
     Tensor output(api().ForwardInputOrAllocateOutput(context_, &index, 1, index, shape.data(),
@@ -158,7 +158,7 @@ void Call::set_outputs(const QsgdOutcome& outcome) const {
   }
 }
 
-// The core's own memory becomes the output.
+// The core's memory becomes the output.
 void Call::set_rows(int index, const QsgdResult& result) const {
   const Sent& sent = sent_[static_cast<size_t>(index)];
   const Shape shape = without_parts({result.shape, result.shape + result.dimensions}, sent.form);

@@ -1,4 +1,4 @@
-// One run of an operation: its tensors on their way to the core, and its results on their way back.
+// One execution of an operation: passes its tensors to the core, and its results to TensorFlow.
 #pragma once
 
 #include <functional>
@@ -11,36 +11,35 @@
 
 namespace qsgd::tf {
 
-// Where an operation's results come from.
+// Memory of an operation's results.
 enum class Makes {
-  kInPlace,     // of the input's shape: in the input's memory where nobody else needs it
-  kRows,        // by the core
-  kRowsCounts,  // by the core, with a table of how many rows came from each rank
-  kNumber,      // one int32, without an input
+  kInPlace,     // shape of the input; in its memory if nothing else uses that
+  kRows,        // allocated by the core
+  kRowsCounts,  // allocated by the core, with a table of the rows from each rank
+  kNumber,      // one int32; no input
 };
 
-// The core that this process has, or null.
+// Sets the core of this process; attached() returns it, or null.
 void attach(const QsgdTable* table);
 const QsgdTable* attached();
 
 class Call {
  public:
-  // `done` is gone when the kernel's function has returned, although the API has no other way to
-  // say later that an operation has ended. It points to TensorFlow's own std::function, which
-  // every build of TensorFlow for Linux takes from libstdc++, so a copy of it is made.
+  // `done` is destroyed when the kernel's function returns, although the API has no other way to
+  // complete an operation later. It points to TensorFlow's std::function, which every build of
+  // TensorFlow for Linux takes from libstdc++, so it is copied.
   Call(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done, Makes makes)
       : context_(context), done_(*reinterpret_cast<const Done*>(done)), makes_(makes) {}
 
-  // Hands the tensors to the core, and this call with them. With `copies`, what is reduced in
-  // memory of its own starts as a copy of the input. The last input holds splits where they are
-  // asked for.
+  // Passes the tensors and this call to the core. With `copies`, an output that does not use the
+  // input's memory begins as a copy of it. With `splits`, the last input contains splits.
   static void start(std::unique_ptr<Call> call, const std::vector<std::string>& operations,
                     bool computes, bool copies, bool splits);
 
  private:
   using Done = std::function<void()>;
   struct Sent {
-    Shape shape;  // as the core counts it
+    Shape shape;  // as in the core
     TF_DataType type;
     Form form;
     const void* in;

@@ -1,4 +1,4 @@
-// The operations, registered with TensorFlow when it loads this library.
+// The operations, registered when TensorFlow loads this library.
 #include <array>
 #include <iterator>
 #include <memory>
@@ -22,8 +22,8 @@ struct Operation {
   bool copies;
 };
 
-// Variadic, so that many small tensors are one operation of the graph. `operations` has what
-// qsgd_hpc._core.Operation.text() made for each tensor, with spaces between.
+// Variadic, so that many small tensors are one operation of the graph. `operations` contains the
+// result of qsgd_hpc._core.Operation.text() for each tensor, separated by spaces.
 constexpr std::array<Operation, 6> kOperations{{
     {"QsgdAllreduce", "tensors: T", "reduced: T", nullptr, nullptr, Makes::kInPlace, true, false},
     {"QsgdBroadcast", "tensors: T", "received: T", nullptr, nullptr, Makes::kInPlace, false, true},
@@ -40,8 +40,8 @@ struct Kernel {
   std::vector<std::string> operations;
 };
 
-// One string, cut at spaces: TensorFlow's cache of kernels for eager calls takes attributes that
-// are lists of strings for equal.
+// One string, split at spaces: TensorFlow's cache of eager kernels considers attributes that are
+// lists of strings equal.
 std::vector<std::string> read_operations(TF_OpKernelConstruction* construction) {
   int32_t count = 0;
   int32_t size_bytes = 0;
@@ -75,7 +75,7 @@ void compute(void* self, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallba
 
 void destroy(void* self) { delete static_cast<Kernel*>(self); }
 
-// Results are of the inputs' shapes, or of shapes that only the ranks together know.
+// Results have the inputs' shapes, or shapes that depend on all ranks.
 void infer_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   for (int i = 0; i < api().ShapeInferenceContextNumInputs(context); ++i) {
     TF_ShapeHandle* shape = api().NewShapeHandle();
@@ -105,7 +105,7 @@ void define(const Operation& operation) {
     api().OpDefinitionBuilderAddOutput(builder, operation.more_outputs);
   }
   api().OpDefinitionBuilderAddAttr(builder, "operations: string");
-  // Neither folded into constants, nor merged with its like, nor left out.
+  // Prevents constant folding, merging with equal operations, and removal.
   api().OpDefinitionBuilderSetIsStateful(builder, true);
   const bool keeps_shape = operation.makes == Makes::kInPlace;
   api().OpDefinitionBuilderSetShapeInferenceFunction(builder,
@@ -131,7 +131,7 @@ void register_all(std::index_sequence<indices...>) {
   (register_operation<indices>(), ...);
 }
 
-// TensorFlow has no entry point for libraries of operations: they register when they are loaded.
+// TensorFlow has no entry point for libraries of operations: they register on load.
 [[gnu::constructor]] void loaded() {
   if (missing_function() != nullptr) return;
   register_all(std::make_index_sequence<kOperations.size()>());
@@ -142,13 +142,13 @@ void register_all(std::index_sequence<indices...>) {
 
 extern "C" {
 
-// The first function of TensorFlow's C API that is not in this process, or null: then there are no
-// operations.
+// Returns the first missing function of TensorFlow's C API, or null. If one is missing, no
+// operations are registered.
 [[gnu::visibility("default")]] const char* qsgd_tensorflow_missing() {
   return qsgd::tf::missing_function();
 }
 
-// Says which core to use. Returns whether this library speaks its table.
+// Sets the core. Returns whether this library supports the version of its table.
 [[gnu::visibility("default")]] int qsgd_tensorflow_attach(const QsgdTable* table) {
   if (table->version != kQsgdTableVersion) return 0;
   qsgd::tf::attach(table);

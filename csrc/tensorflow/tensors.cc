@@ -35,7 +35,7 @@ std::optional<Form> computed(TF_DataType type) {
   }
 }
 
-// Types that the core has no arithmetic for, as others of their size.
+// Types without arithmetic in the core are sent as others of the same size.
 std::optional<Form> moved(TF_DataType type) {
   switch (type) {
     case TF_UINT16:

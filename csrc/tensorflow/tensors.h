@@ -1,4 +1,4 @@
-// TensorFlow's tensors and statuses as owned values, and how the core sees a tensor.
+// Owning wrappers of TensorFlow's tensors and statuses, and the core's form of a tensor.
 #pragma once
 
 #include <memory>
@@ -25,8 +25,8 @@ class Status {
   Status(TF_Code code, const char* message) : Status() {
     api().SetStatus(status_.get(), code, message);
   }
-  operator TF_Status*() const { return status_.get(); }  // NOLINT: for passing on
-  // Throws what TensorFlow has reported.
+  operator TF_Status*() const { return status_.get(); }  // NOLINT: implicit, for arguments
+  // Throws the error that TensorFlow has reported.
   void check() const;
 
  private:
@@ -45,15 +45,15 @@ using Shape = std::vector<int64_t>;
 
 Shape shape_of(const TF_Tensor* tensor);
 
-// In what type the core computes with a tensor, or moves it. `parts` of it make one element.
+// The type in which the core reduces or sends a tensor. `parts` of them make one element.
 struct Form {
   DType dtype;
   int64_t parts = 1;
 };
 
-// Throws a failure for types that the core cannot add; moving works for all of fixed size.
+// Throws a failure for types that the core cannot reduce; all types of fixed size can be sent.
 Form form_of(TF_DataType type, bool computes);
-// The shape as the core counts it, and back.
+// Converts a shape to the core's form, and back.
 Shape with_parts(Shape shape, const Form& form);
 Shape without_parts(Shape shape, const Form& form);
 
