@@ -6,10 +6,10 @@
 namespace qsgd {
 namespace {
 
-// What comes first of an operation's text; another one whenever the fields of operations change.
+// First character of an operation's text; changed whenever the fields of operations change.
 constexpr char kForm = '2';
 
-// A framework's library calls without a context of its own, and a process has one job at a time.
+// A framework's library calls without context, and a process has one job at a time.
 struct Current {
   std::mutex mutex;
   std::weak_ptr<Engine> engine;
@@ -20,14 +20,14 @@ Current& current() {
   return slot;
 }
 
-// Operations of one call, some of which are under way.
+// Operations of one call, some of which are in flight.
 struct Call {
   std::function<void(const Error*, const Handles&)> done;
   Handles handles;
   std::atomic<size_t> left;
 };
 
-// The message of the first that failed, in the order of the tensors.
+// Reports the first error in the order of the tensors, or the handles.
 void end(Call& call) {
   try {
     for (const auto& handle : call.handles) handle->check();
@@ -112,7 +112,7 @@ void start_foreign(std::vector<ForeignTensor> tensors, const std::shared_ptr<voi
   try {
     submit(std::move(tensors), keep, *call);
   } catch (const Error& error) {
-    // Those that were submitted before go on by themselves, and keep their memory.
+    // Operations that were submitted before continue, and keep their memory.
     return call->done(&error, {});
   }
   call->left = call->handles.size();

@@ -1,5 +1,5 @@
-// The functions by which a framework's library reaches the core: plain C, so that the library holds
-// no symbol of the core and each may be built by itself.
+// The functions by which a framework's library calls the core: plain C, so that the library has no
+// symbol of the core and both are built separately.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,10 @@
 
 extern "C" {
 
-// Of the table and all that it takes; a library refuses any other.
+// Version of the table and of its structs; a library rejects other versions.
 enum { kQsgdTableVersion = 1 };
 
-// One tensor of an operation. Everything is read before start() returns, but for `in` and `out`.
+// One tensor of an operation. start() reads all of it before it returns, except `in` and `out`.
 struct QsgdTensor {
   const char* operation;  // qsgd_hpc._core.Operation.text()
   size_t operation_bytes;
@@ -20,10 +20,10 @@ struct QsgdTensor {
   const int64_t* splits;  // of alltoall
   size_t splits_count;
   const void* in;
-  void* out;  // null where the core makes the result
+  void* out;  // null if the core allocates the result
 };
 
-// What an operation hands back of one tensor; valid until release(owner).
+// Result of an operation for one tensor; valid until release(owner).
 struct QsgdResult {
   void* owner;
   const void* data;
@@ -35,7 +35,7 @@ struct QsgdResult {
   int64_t value;
 };
 
-// Either an error or as many results as there were tensors.
+// An error, or one result per tensor.
 struct QsgdOutcome {
   int error;            // qsgd::ErrorKind; 0 for none
   const char* message;  // valid during the call
@@ -43,8 +43,8 @@ struct QsgdOutcome {
   size_t count;
 };
 
-// What the core owes a call of start(): `release` once it has done with `in` and `out`, or never if
-// the job was lost meanwhile; and `done` once, from any thread, which owns the results then.
+// Callbacks of a start(): `release` is called when `in` and `out` are no longer used, or never if
+// the job was lost meanwhile; `done` is called once, from any thread, and owns the results.
 struct QsgdCaller {
   void* keep;
   void (*release)(void* keep);
