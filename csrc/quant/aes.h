@@ -1,4 +1,4 @@
-// The AES round by tables, for machines without the instruction; tables made from FIPS-197.
+// The AES round by tables, for machines without the instruction; tables are computed from FIPS-197.
 #pragma once
 
 #include <array>

@@ -23,7 +23,7 @@ void unpack(const uint8_t* in, size_t tiles, int bits, uint8_t* code) {
   for (size_t t = 0; t < tiles; ++t) unpack_tile(in + t * tile_bytes, bits, code + t * kTile);
 }
 
-// Calls f(begin, size, scales, codes) for every bucket.
+// Calls f(begin, size, scales, codes) for each bucket.
 template <class Scales, class Codes, class F>
 void each_bucket(size_t count, const CodecSpec& spec, Scales* scales, Codes* codes, const F& f) {
   for (size_t begin = 0; begin < count; begin += spec.bucket) {

@@ -1,15 +1,15 @@
-// Gradients as 16-bit floats, rounded to nearest, ties to even. Magnitudes beyond the range become
-// Inf, as casts of numpy and torch do.
+// Casts of gradients to 16-bit floats, rounded to nearest, ties to even. Magnitudes beyond the
+// range become Inf, as in numpy and torch.
 #include "quant/code.h"
 #include "quant/kernels.h"
 
 namespace qsgd {
 namespace {
 
-// Its codes need no alignment.
+// Codes need no alignment.
 class Cast final : public BucketCode {
  public:
-  // `type` is the kernels' number of the element type.
+  // `type`: index of the element type in Kernels::shorten and widen.
   constexpr Cast(const char* name, int type)
       : BucketCode({name, 16, 16, 0, kPlain, 16}), type_(type) {}
 

@@ -1,4 +1,4 @@
-// The table of codes, and what codec.h offers of them.
+// Table of codes, and the functions of codec.h.
 #include "quant/code.h"
 
 #include <array>

@@ -1,4 +1,4 @@
-// What a code of gradients consists of; docs/design.md has the steps to add one.
+// Interface of gradient codes; docs/design.md has the steps to add one.
 #pragma once
 
 #include <algorithm>
@@ -12,20 +12,20 @@
 
 namespace qsgd {
 
-// What of a CodecSpec counts for a code, and what it is like.
+// Fields of a CodecSpec that a code uses, and properties of the code.
 enum CodeFlags : unsigned {
   kPlain = 0,
-  kNormed = 1,  // norm says which scale
-  kRounds = 2,  // rounding and contract count
-  kKeeps = 4,   // k says how many elements of a bucket
-  kBiased = 8,  // whatever the rounding
-  // A code's length depends on the elements: each bucket has a slot of as many bytes as it may
-  // take, which begins with a SlotLength and is filled up with zeros.
+  kNormed = 1,  // norm selects the scale
+  kRounds = 2,  // uses rounding and contract
+  kKeeps = 4,   // uses k, the number of elements kept of each bucket
+  kBiased = 8,  // with any rounding
+  // Variable length: each bucket has a slot of its maximum size, which begins with a SlotLength and
+  // is padded with zeros.
   kVaries = 16,
-  kRotates = 32,  // its buckets are powers of two
+  kRotates = 32,  // buckets must be powers of two
 };
 
-// Bytes of a slot that are used behind it.
+// Number of used bytes of a slot, after this field.
 using SlotLength = uint32_t;
 inline size_t used_bytes(const uint8_t* slot) {
   SlotLength length;
@@ -35,32 +35,31 @@ inline size_t used_bytes(const uint8_t* slot) {
 
 struct CodeTraits {
   const char* name;
-  // Per element; where they are equal there is no choice.
+  // Per element; equal if there is no choice.
   int fewest_bits;
   int most_bits;
-  int scales;  // float32 of a bucket
+  int scales;  // float32 per bucket
   unsigned flags;
-  int worth_bits = 0;   // those with which QSGD loses about as much; 0: its own
-  int fewest_auto = 4;  // of those that the planner chooses: with fewer, training may notice
+  int worth_bits = 0;   // bits with which QSGD has about the same error; 0: its own
+  int fewest_auto = 4;  // for the planner: with fewer, training may be affected
 
   bool has_choice() const { return fewest_bits != most_bits; }
   bool has(CodeFlags flag) const { return (flags & flag) != 0; }
 };
 
-// Arguments and results as of the functions of the same names in codec.h.
+// Arguments and results are those of the functions with the same names in codec.h.
 class Code {
  public:
   const CodeTraits traits;
 
-  // By default elements are packed in tiles of spec.bits.
+  // Default: elements are packed in tiles with spec.bits.
   virtual size_t code_bytes(const CodecSpec& spec, size_t count) const;
-  // On the wire, in the mean of normally distributed elements: code_bytes where the length does not
-  // vary.
+  // Mean on the wire for normally distributed elements; code_bytes unless the length varies.
   virtual double mean_code_bytes(const CodecSpec& spec, size_t count) const;
   virtual bool encode(const void* x, DType dtype, size_t count, uint64_t first,
                       const CodecSpec& spec, const NoiseKey& key, float* scales,
                       uint8_t* codes) const = 0;
-  // By default a piece of whole buckets at a time, in the caches: coded, decoded and compared.
+  // Default: codes, decodes and compares pieces of complete buckets, in the caches.
   virtual bool encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
                               const CodecSpec& spec, const NoiseKey& key, float* scales,
                               uint8_t* codes, float* left) const;
@@ -74,8 +73,8 @@ class Code {
   ~Code() = default;
 };
 
-// Calls use(at, size, floats) for pieces of whole buckets that stay in the first-level cache:
-// small, so that memory is read all the time.
+// Calls use(at, size, floats) for pieces of complete buckets that fit in the L1 cache; small, so
+// that memory is read continuously.
 template <class Use>
 void by_pieces(size_t count, uint32_t bucket, const Use& use) {
   constexpr size_t kPiece = 2048;  // elements
@@ -86,10 +85,10 @@ void by_pieces(size_t count, uint32_t bucket, const Use& use) {
   }
 }
 
-// left[i] = value[i] - left[i], where that was what decoders see; zero where it is not finite.
+// left[i] = value[i] - left[i], where left[i] was the decoded value; zero if not finite.
 void keep_rest(const float* value, size_t count, float* left);
 
-// Codes that take float32, one bucket after another.
+// Codes that process float32, one bucket at a time.
 class BucketCode : public Code {
  public:
   bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,
@@ -101,7 +100,7 @@ class BucketCode : public Code {
 
  protected:
   using Code::Code;
-  // What the buckets of a run share.
+  // Buffers shared by the buckets of a call.
   struct Scratch {
     std::vector<uint8_t> integers;
     std::vector<uint16_t> noise;
@@ -110,16 +109,16 @@ class BucketCode : public Code {
     std::vector<uint32_t> maxima;
     std::vector<uint64_t> ranks;
   };
-  // Returns false when the bucket holds NaN or Inf; it then decodes to what is not finite. Element
-  // `first` of the key's tensor is x[0].
+  // Returns false if the bucket contains NaN or Inf; it then decodes to non-finite values. x[0] is
+  // element `first` of the key's tensor.
   virtual bool encode_bucket(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
                              const NoiseKey& key, float* scales, uint8_t* codes,
                              Scratch& scratch) const = 0;
-  // Any codes and scales are safe: those that no encoder writes give some number. Returns whether
-  // all values are finite.
+  // Must accept any codes and scales: those that no encoder writes decode to some numbers. Returns
+  // whether all values are finite.
   virtual bool decode_bucket(const float* scales, const uint8_t* codes, size_t count,
                              const CodecSpec& spec, float* out, Scratch& scratch) const = 0;
-  // Adds what decode_bucket gives.
+  // Adds the result of decode_bucket().
   virtual void add_bucket(const float* scales, const uint8_t* codes, size_t count,
                           const CodecSpec& spec, float* sum, Scratch& scratch) const;
 
@@ -130,11 +129,12 @@ class BucketCode : public Code {
                      float* out) const;
 };
 
-// Codes of one small integer per element, which are packed here.
+// Codes with one small integer per element, packed here.
 class IntegerCode : public BucketCode {
  protected:
   using BucketCode::BucketCode;
-  // `noise` holds 16 uniform bits per element in whole tiles; null where rounding is not random.
+  // `noise` has 16 uniform bits per element, for complete tiles; null if rounding is not
+  // stochastic.
   virtual bool encode_integers(const float* x, size_t count, const CodecSpec& spec,
                                const uint16_t* noise, float* scales, uint8_t* integers) const = 0;
   virtual void decode_integers(const float* scales, const uint8_t* integers, size_t count,
@@ -151,9 +151,9 @@ class IntegerCode : public BucketCode {
 const Code& code_of(Scheme scheme);
 inline const CodeTraits& traits_of(Scheme scheme) { return code_of(scheme).traits; }
 
-// By the numbers of their schemes.
+// In the order of Scheme.
 std::vector<std::string> code_names();
-// Throws a usage error that lists what is known.
+// Throws a usage error that lists the known names.
 Scheme parse_scheme(const std::string& name);
 
 }  // namespace qsgd

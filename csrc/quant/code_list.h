@@ -1,6 +1,5 @@
-// All codes, each with its C++ name and the one that settings and messages use. Their order is that
-// of the numbers on the wire: append only. Code X is made in X.cc, which defines X_code(); code.h
-// says of what it consists.
+// All codes, each with its C++ name and its name in settings and messages. Their order defines
+// their numbers on the wire: append only. The file X.cc of a code defines X_code(); see Code.
 #pragma once
 
 #define QSGD_CODES(X)    \

@@ -7,7 +7,7 @@
 namespace qsgd {
 namespace {
 
-// From here on float32 rounds to Inf: half a unit above the largest number.
+// Beyond these, float32 rounds to Inf: half a unit above the largest number.
 constexpr uint32_t kBeyondFloat16 = 0x477ff000u;
 constexpr uint32_t kBeyondBFloat16 = 0x7f7f8000u;
 

@@ -1,19 +1,20 @@
-// Rotated buckets on the levels that suit the normal distribution, in which any bucket's elements
-// are then spread: Vargaftik et al., EDEN, ICML 2022, after DRIVE, NeurIPS 2021.
+// Rotated buckets, quantised to the optimal levels of the normal distribution, because rotated
+// elements are nearly normally distributed: Vargaftik et al., EDEN, ICML 2022, after DRIVE, NeurIPS
+// 2021.
 //
-// A bucket x of d elements, a power of two, with zeros behind a last short one, is sent as
+// A bucket x of d elements, a power of two (a last short one is padded with zeros), is sent as
 //
 //   y = H D2 H D1 x
 //   q_i = the level nearest to z_i = y_i sqrt(d) / |x|
 //   u = |x| sqrt(d) / <z, q>
 //
-// and comes back as u D1 H D2 H q. H is the Hadamard matrix over sqrt(d), D1 and D2 are diagonals
-// of signs. The code of an element is its level's number, and its sign in the highest bit. Nothing
-// is random but the signs, which make it unbiased. One rotation would do for most buckets, but not
-// for those of few large elements, of which it makes few magnitudes, whatever the signs.
+// and decoded as u D1 H D2 H q. H is the Hadamard matrix over sqrt(d), D1 and D2 are diagonals of
+// signs. The code of an element is its level's number, with its sign in the highest bit. Only the
+// signs are random; they make it unbiased. One rotation would suffice for most buckets, but not for
+// those with few large elements, which it maps to few magnitudes for any signs.
 //
-// A message says by itself how to decode it: the signs are a hash of a seed, which takes the place
-// of the lowest bits of u. That changes u by 2^-9 at most, and on average by nothing.
+// A message can be decoded without further information: the signs are a hash of a seed, which
+// replaces the lowest bits of u. This changes u by at most 2^-9, and by zero on average.
 #include "quant/eden.h"
 
 #include <algorithm>
@@ -59,7 +60,7 @@ const EdenTable& table_of(int bits) {
   return tables[bits - 1];
 }
 
-// Memory of a bucket's size that begins with a line of the caches; and the same again if asked for.
+// Cache-aligned memory of a bucket's size; `other` is a second one, if requested.
 class Room {
  public:
   template <class Scratch>
@@ -97,7 +98,7 @@ class Eden final : public BucketCode {
     const uint32_t seed = eden_seed(Philox(key), first);
     Room room(size, size != count, scratch);
     float* const work = room.work;
-    if (size != count) {  // zeros for the elements that are not there
+    if (size != count) {  // pad with zeros
       std::copy_n(x, count, room.other);
       std::fill_n(room.other + count, size - count, 0.0f);
       x = room.other;
@@ -156,7 +157,7 @@ class Eden final : public BucketCode {
     k.eden_restore[false](room.work, size, seed, unit, values);
     constexpr float kLargest = std::numeric_limits<float>::max();
     for (size_t i = 0; i < count; ++i) {
-      // A NaN stays.
+      // NaN is kept.
       const float value = values[i] > kLargest    ? kLargest
                           : values[i] < -kLargest ? -kLargest
                                                   : values[i];

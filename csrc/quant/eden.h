@@ -1,4 +1,4 @@
-// What CPU and GPU share of EDEN's definition (eden.cc), number by number.
+// Definition of EDEN (eden.cc) shared by CPU and GPU.
 #pragma once
 
 #include <cstddef>
@@ -12,30 +12,30 @@
 namespace qsgd {
 
 constexpr uint32_t kEdenSeeds = 1u << 15;  // below the scale's other bits
-constexpr float kEdenLeast = 0x1p-110f;    // of scales: a bucket's size less is still normal
+constexpr float kEdenLeast = 0x1p-110f;    // of scales: over a bucket's size, still normal
 constexpr float kEdenMost = 0x1p100f;      // of scales: beyond, values could overflow
-// Of |x|^2: where float32 has room for the squares of elements.
+// Range of |x|^2 in which squares of elements neither underflow nor overflow float32.
 constexpr float kEdenFaint = 0x1p-100f;
 constexpr float kEdenStrong = 0x1p100f;
 
-// Elements that are rotated together: a last short bucket has zeros behind it.
+// Number of elements rotated together: a last short bucket is padded with zeros.
 QSGD_INLINE uint32_t eden_size(size_t count) {
   uint32_t size = kTile;
   while (size < count) size *= 2;
   return size;
 }
 
-// Magnitudes are compared in cells: an element of standard deviation 1 has as many.
+// Cells per standard deviation; magnitudes are compared in cells.
 QSGD_INLINE constexpr float eden_grow(int bits) { return static_cast<float>(1 << bits) / 4; }
 
-// The least magnitude above a level, in cells; its last byte is the level's number.
+// The smallest magnitude above a level, in cells; its last byte is the level's number.
 QSGD_TABLE inline __attribute__((always_inline)) float eden_edge(int bits, int level) {
   const float* const value = lloyd_max(bits);
   const float middle = (value[level] + value[level + 1]) / 2 * eden_grow(bits);
   return bit_cast<float>((bit_cast<uint32_t>(middle) & ~0xffu) | static_cast<uint32_t>(level));
 }
 
-// The seed of the bucket that begins with this element of its tensor.
+// The seed of the bucket that begins with element `first` of its tensor.
 template <class Noise>
 QSGD_INLINE uint32_t eden_seed(const Noise& philox, uint64_t first) {
   return philox.block(first / kTile * kTileBlocks).word[0] % kEdenSeeds;
@@ -50,15 +50,15 @@ QSGD_INLINE float eden_with_seed(float u, uint32_t seed) {
   return bit_cast<float>(near < kInfinity ? near : near - kEdenSeeds);
 }
 
-// A power of two that brings the largest magnitude near 1.
+// A power of two that scales the largest magnitude to nearly 1.
 QSGD_INLINE float eden_lift(uint32_t most) {
   const uint32_t exponent = most >> 23;
   return bit_cast<float>((exponent == 0 ? 253u : exponent > 253 ? 1u : 254u - exponent) << 23);
 }
 
-// Word `number` of the signs of a seed, for its first or its second rotation: element
-// 512 b + 16 k + l has bit 31 - k of word 16 b + l. The hash is Wellons's (Prospecting for hash
-// functions, 2018), of numbers that no other seed has.
+// Counter of word `number` of a seed's signs, for the first or the second rotation: element 512 b +
+// 16 k + l has bit 31 - k of word 16 b + l. The hash is Wellons's (Prospecting for hash functions,
+// 2018), of counters that are unique to the seed.
 constexpr int kSignBlock = 512;
 constexpr int kSignWords = 16;
 constexpr uint32_t kSignHash1 = 0x7feb352du, kSignHash2 = 0x846ca68bu;

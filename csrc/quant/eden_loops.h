@@ -1,9 +1,9 @@
-// The loops of EDEN (eden.cc) over a vector type, as those of kernel_loops.h.
+// Loops of EDEN (eden.cc) over a vector type, like those of kernel_loops.h.
 //
-// All instruction sets round alike because every sum has one order: a rotation is the butterflies
-// of rising distances 1, 2, 4..., the other one those of falling distances, and sums are trees
-// (TreeSum). Distances up to a group of elements take one pass, in registers; larger ones take the
-// turn between the two rotations, which goes through memory that the caches hold.
+// All instruction sets round alike because every sum has a fixed order: one rotation is butterflies
+// with increasing distances 1, 2, 4..., the other with decreasing ones, and sums are trees
+// (TreeSum). Distances within a group of elements take one pass, in registers; for larger ones,
+// turn() handles both rotations together, in memory that fits in the caches.
 #pragma once
 
 #include "quant/eden.h"
@@ -13,12 +13,12 @@
 
 namespace qsgd {
 
-// What a loop keeps in registers stays there only where its lambdas are part of it.
+// Lambdas must be inlined to keep a loop's values in registers.
 #define QSGD_INLINE_LAMBDA __attribute__((always_inline))
 
 constexpr int kSumLanes = 16;
 
-// Butterflies within each of `Count` vectors, then between them; falling: the other way round.
+// Butterflies between the vectors, with increasing or decreasing distances.
 template <class V, int Count, int Distance>
 QSGD_INLINE void cross_vectors(typename V::F* v) {
 #pragma GCC unroll 16
@@ -46,7 +46,7 @@ QSGD_INLINE void fall_vectors(typename V::F* v) {
   }
 }
 
-// A tile's codes, numbers below 256, as fields of `Bits` bits.
+// Packs a tile's codes, numbers below 256, as fields of `Bits` bits.
 template <class V, int Bits>
 QSGD_INLINE void pack_codes(const typename V::I* code_of, uint8_t* out) {
   if constexpr (V::kPacksCodes) {
@@ -61,7 +61,7 @@ QSGD_INLINE void pack_codes(const typename V::I* code_of, uint8_t* out) {
   }
 }
 
-// The inverse: a byte for each.
+// The inverse, to one byte per code.
 template <class V, int Bits>
 QSGD_INLINE void unpack_codes(const uint8_t* in, uint8_t* code) {
   if constexpr (V::kPacksCodes) {
@@ -89,14 +89,14 @@ QSGD_INLINE typename V::F fall_lanes(typename V::F x) {
   }
 }
 
-// A sum as a tree that vectors and a GPU's lanes can both follow: rows of kSumLanes elements in
-// pairs within a tile, then tiles in pairs, then the lanes that are left, in halves.
+// A sum as a tree that suits both vectors and a GPU's lanes: rows of kSumLanes elements in pairs
+// within a tile, then tiles in pairs, then the remaining lanes, in halves.
 template <class V>
 class TreeSum {
  public:
-  static constexpr int kParts = kSumLanes / V::kLanes;  // vectors of a row
+  static constexpr int kParts = kSumLanes / V::kLanes;  // vectors per row
 
-  // The next tile's terms.
+  // Adds the next tile's terms.
   QSGD_INLINE void add(const typename V::F* terms) {
     typename V::F row[kParts];
 #pragma GCC unroll 4
@@ -114,7 +114,7 @@ class TreeSum {
       V::store(sums_[level_] + part * V::kLanes, row[part]);
     }
   }
-  // Of as many tiles as are a power of two.
+  // The number of tiles must be a power of two.
   QSGD_INLINE float total() const {
     const float* const row = sums_[level_];
     typename V::F parts[kParts];
@@ -143,7 +143,7 @@ class Signs {
   static constexpr int kVectors = kSignWords / V::kLanes;
 
   QSGD_INLINE explicit Signs(const uint32_t* words) : next_(words) { load(); }
-  // Called before each group of elements that begins here.
+  // Called before each group of elements, with its first element.
   QSGD_INLINE void at(size_t element) {
     if (element > 0 && element % kSignBlock == 0) load();
   }
@@ -181,12 +181,12 @@ QSGD_INLINE void sign_words(uint32_t seed, uint32_t which, size_t size, uint32_t
   }
 }
 
-// Vectors of a group: whole tiles, and as many as registers have room for.
+// Vectors per group: complete tiles, as many as fit in registers.
 template <class V>
 constexpr int kGroup = V::kLanes < 8 ? 16 : 8;
 
-// Calls load(element, v) for the vectors v of each group, and writes what the rising butterflies
-// within the group make of them.
+// Calls load(element, v) for the vectors v of each group, and writes the result of the increasing
+// butterflies within the group.
 template <class V, int Count, class Load>
 QSGD_INLINE void rise(size_t size, float* work, const Load& load) {
   for (size_t at = 0; at < size; at += Count * V::kLanes) {
@@ -200,7 +200,7 @@ QSGD_INLINE void rise(size_t size, float* work, const Load& load) {
   }
 }
 
-// Calls store(element, v) with what the falling butterflies within each group make of it.
+// Calls store(element, v) with the result of the decreasing butterflies within each group.
 template <class V, int Count, class Store>
 QSGD_INLINE void fall(const float* work, size_t size, const Store& store) {
   for (size_t at = 0; at < size; at += Count * V::kLanes) {
@@ -214,8 +214,8 @@ QSGD_INLINE void fall(const float* work, size_t size, const Store& store) {
   }
 }
 
-// Butterflies between `Count` vectors `distance` elements apart, all over the bucket. Turning:
-// rising, then the second signs, then falling.
+// Butterflies between `Count` vectors `distance` elements apart, over the complete bucket. kTurn:
+// increasing, then the second signs, then decreasing.
 enum class Way { kRise, kTurn, kFall };
 
 template <class V, int Count, Way kWay>
@@ -223,7 +223,7 @@ QSGD_INLINE void stride(float* work, size_t size, size_t distance, const uint32_
   constexpr int kParts = kSignWords / V::kLanes;
   for (size_t block = 0; block < size; block += Count * distance) {
     for (size_t at = block; at < block + distance; at += kSignBlock) {
-      // The signs of what begins here and at each distance from it, one after the other.
+      // The signs at this position and at each distance from it.
       typename V::I signs[kWay == Way::kTurn ? Count * kParts : 1];
       if constexpr (kWay == Way::kTurn) {
 #pragma GCC unroll 32
@@ -261,8 +261,8 @@ QSGD_INLINE void stride(float* work, size_t size, size_t distance, const uint32_
   }
 }
 
-// All butterflies of distances from `group` elements on: up, signs, down. A function of its own: it
-// is the largest part of the loops below, and the same for all bits.
+// All butterflies with distances of at least `group` elements: increasing, signs, decreasing. Not
+// inlined: it is the largest part of the loops below, and the same for all bits.
 template <class V>
 __attribute__((noinline)) void turn(float* work, size_t size, size_t group, const uint32_t* words) {
   size_t distance = group;
@@ -286,14 +286,14 @@ __attribute__((noinline)) void turn(float* work, size_t size, size_t group, cons
   }
 }
 
-constexpr size_t kMostWords = (1u << 16) / 32;  // of the largest bucket
+constexpr size_t kMostWords = (1u << 16) / 32;  // for the largest bucket
 
 template <int N>
 struct Group {
   static constexpr int kVectors = N;
 };
 
-// Calls f with the Group of such a bucket: 64 elements may be fewer than it has otherwise.
+// Calls f with the Group for this bucket size: a bucket of 64 elements may be smaller than a group.
 template <class V, class F>
 QSGD_INLINE void with_group(size_t size, const F& f) {
   if constexpr (kGroup<V> * V::kLanes > kTile) {
@@ -330,7 +330,7 @@ float eden_rotate_loop(const float* x, size_t size, float lift, uint32_t seed, f
   return squares.total();
 }
 
-// The cells that differ.
+// Number of distinct cells.
 constexpr int eden_cells(int bits) { return bits < 4 ? 1 << (bits - 1) : 1 << bits; }
 
 template <class V, int Bits>
@@ -349,7 +349,7 @@ float eden_code_loop(const float* work, size_t size, float scale, const EdenTabl
       for (int i = 0; i < kCount; ++i) {
         const I z = V::bits(V::mul(v[i], factor));
         const I magnitude = V::both(z, V::spread(0x7fffffff));
-        I level = V::spread(0);  // above its lowest byte there may be anything
+        I level = V::spread(0);  // bits above the lowest byte are arbitrary
         if constexpr (Bits > 1) {
           const I cell = V::min(V::round(V::of_bits(magnitude)), V::spread(kCells - 1));
           const I edge = V::template lookup<kCells>(table.edges, cell);
@@ -374,7 +374,7 @@ float eden_code_loop(const float* work, size_t size, float scale, const EdenTabl
   return match.total();
 }
 
-// What codes stand for; of a large table it looks among those above zero only.
+// Values of codes; a large table is searched among the levels above zero only.
 template <class V, int Bits>
 QSGD_INLINE typename V::F level_of(typename V::I code, const EdenTable& table) {
   if constexpr ((1 << Bits) <= V::kLookup) {

@@ -1,6 +1,5 @@
-// QSGD's levels of a bucket's L2 norm in the paper's sparse code: as many bits as the levels need,
-// at most 2.8 n + 32 in the mean where there are sqrt(n) of them. Alistarh et al., QSGD, NeurIPS
-// 2017, Theorem 3.2.
+// QSGD with the L2 norm and the paper's sparse code, of variable length: on average at most 2.8 n +
+// 32 bits for sqrt(n) levels. Alistarh et al., QSGD, NeurIPS 2017, Theorem 3.2.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -28,7 +27,7 @@ struct LinearGrid {
   QSGD_INLINE Place<float> place(float x) const {
     const float most = static_cast<float>(levels);
     const float ratio = std::fabs(x) / norm * most;
-    const float r = ratio < most ? ratio : most;  // rounding may put an element above the norm
+    const float r = ratio < most ? ratio : most;  // rounding may give an element above the norm
     const int level = static_cast<int>(r);
     return {level, r - static_cast<float>(level), norm / most};
   }
@@ -40,7 +39,7 @@ struct LinearGrid {
 QSGD_CLONES
 float norm_of(const float* x, size_t count) { return l2_norm(x, count); }
 
-// Returns the scale; the levels are those of a norm above 0.
+// Returns the scale; `norm` must be above 0.
 QSGD_CLONES
 float round_levels(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
                    float norm, uint8_t* code) {
@@ -49,7 +48,7 @@ float round_levels(const float* x, size_t count, const CodecSpec& spec, const ui
   return static_cast<float>(double{norm} * contraction(grid, x, count, spec));
 }
 
-// No bucket takes more: where all its levels are the highest. Zeros between them are shorter.
+// Maximum size: all levels are the highest. Zeros between them are shorter.
 size_t most_bytes(const CodecSpec& spec, size_t count) {
   const auto each = static_cast<size_t>(2 + omega(static_cast<uint32_t>(spec.levels())).length);
   return (count * each + 7) / 8;
@@ -59,15 +58,16 @@ size_t slot_bytes(const CodecSpec& spec, size_t count) {
   return count == 0 ? 0 : sizeof(SlotLength) + most_bytes(spec, count);
 }
 
-// What normally distributed elements have beyond t, in the mean, where levels are 1 apart.
+// Mean of max(|x| - t, 0) for normally distributed x with this sigma; levels are 1 apart.
 double beyond(double t, double sigma) {
   const double z = t / sigma;
   const double density = std::exp(-z * z / 2) / std::sqrt(2 * kPi);
   return 2 * sigma * density - t * std::erfc(z / std::sqrt(2.0));
 }
 
-// Of a bucket of such elements, in the mean, the norm apart. The probability of level k is the
-// second difference of what lies beyond; distances are geometrically distributed.
+// Mean number of bits of a bucket of normally distributed elements, without the norm. The
+// probability of level k is the second difference of beyond(); distances are geometrically
+// distributed.
 double mean_bits(const CodecSpec& spec, size_t count) {
   const double n = static_cast<double>(count), sigma = spec.levels() / std::sqrt(n);
   double nonzero = 0, bits = 3.5;  // of its last byte
@@ -78,13 +78,13 @@ double mean_bits(const CodecSpec& spec, size_t count) {
   }
   double reached = nonzero;  // probability of this distance
   for (size_t gap = 1; gap <= count; ++gap) {
-    bits += (n * nonzero + 1) * reached * omega(static_cast<uint32_t>(gap)).length;  // the end, too
+    bits += (n * nonzero + 1) * reached * omega(static_cast<uint32_t>(gap)).length;  // and the end
     reached *= 1 - nonzero;
   }
   return bits;
 }
 
-// The planner asks for the same over and over.
+// Cached, because the planner calls it repeatedly with the same arguments.
 double remembered_mean_bits(const CodecSpec& spec, size_t count) {
   static std::mutex mutex;
   static std::map<std::pair<int, size_t>, double> known;
@@ -96,7 +96,7 @@ double remembered_mean_bits(const CodecSpec& spec, size_t count) {
 
 class Elias final : public BucketCode {
  public:
-  // Its bits are those that a level and its sign would take uncoded.
+  // Its bits are those of an uncoded level with its sign.
   constexpr Elias() : BucketCode({"elias", 2, 8, 1, kRounds | kVaries}) {}
 
   size_t code_bytes(const CodecSpec& spec, size_t count) const override {
@@ -118,7 +118,7 @@ class Elias final : public BucketCode {
     std::memset(codes, 0, slot_bytes(spec, count));
     const float norm = norm_of(x, count);
     scales[0] = norm;
-    if (!(norm > 0)) return norm == 0;  // no codes: all elements are the norm, 0 or NaN
+    if (!(norm > 0)) return norm == 0;  // no codes: all elements decode to the norm, 0 or NaN
     const size_t tiles = (count + kTile - 1) / kTile;
     scratch.integers.resize(tiles * kTile);
     scratch.noise.resize(tiles * kTile);
@@ -149,7 +149,7 @@ class Elias final : public BucketCode {
         const float size = gap * static_cast<float>(level);
         out[i] = negative ? -size : size;
       });
-    } catch (const Error&) {  // nothing that an encoder writes
+    } catch (const Error&) {  // not written by any encoder
       std::fill(out, out + count, kNan);
       return false;
     }

@@ -1,5 +1,5 @@
-// What the codes with levels share: a grid of levels, stochastic rounding to the neighbours of an
-// element, and sums whose order no instruction set changes.
+// Common part of the codes with levels: a grid of levels, stochastic rounding to adjacent levels,
+// and sums whose order is the same for all instruction sets.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace qsgd {
 
-// term(0) + term(1) + ... in eight interleaved sums: a fixed order that vectorises.
+// term(0) + term(1) + ... in eight interleaved sums: a fixed order that can be vectorised.
 template <class Term>
 QSGD_INLINE double lane_sum(size_t count, const Term& term) {
   constexpr size_t kSums = 8;
@@ -32,8 +32,8 @@ struct Squares {
   QSGD_INLINE double operator()(size_t i) const { return double{x[i]} * double{x[i]}; }
 };
 
-// NaN when an element is Inf or NaN. Finite elements can have a norm beyond float32; it must not
-// read as "not finite".
+// NaN if an element is Inf or NaN. Finite elements can have a norm beyond float32, which must not
+// become the mark for "not finite".
 QSGD_INLINE float l2_norm(const float* x, size_t count) {
   constexpr double kMost = std::numeric_limits<float>::max();
   const double norm = std::sqrt(lane_sum(count, Squares{x}));
@@ -46,8 +46,8 @@ struct Magnitudes {
   QSGD_INLINE double operator()(size_t i) const { return x[i] < 0 ? -double{x[i]} : double{x[i]}; }
 };
 
-// The largest magnitude; Inf or NaN when an element is Inf or NaN. As an integer it has the order
-// of the floats, with these above all others.
+// The largest magnitude; Inf or NaN if an element is. Compared as integers, which have the order of
+// the floats, with Inf and NaN above all others.
 QSGD_INLINE float largest_magnitude(const float* x, size_t count) {
   uint32_t most = 0;
   for (size_t i = 0; i < count; ++i) {
@@ -57,7 +57,7 @@ QSGD_INLINE float largest_magnitude(const float* x, size_t count) {
   return bit_cast<float>(most);
 }
 
-// Where an element lies: `fraction` of the way, `gap` wide, from a level to the next one.
+// Position of an element: `fraction` of the distance `gap` from a level to the next one.
 template <class Real>
 struct Place {
   int level;
@@ -65,12 +65,12 @@ struct Place {
   Real gap;
 };
 
-// A Grid has: Real; Place<Real> place(float); uint8_t code(float, int level), which gives the level
-// the element's sign.
+// A Grid has: Real; Place<Real> place(float); uint8_t code(float, int level), with the element's
+// sign.
 //
-// The element takes the upper level where fraction >= u. u is uniform in the middles of 2^16 equal
-// parts of (0, 1), so an element on a level stays there, and the last level, whose fraction is 0,
-// has no next one to wrap to.
+// The element is rounded up if fraction >= u. u is uniform over the centres of 2^16 equal parts of
+// (0, 1), so an element on a level stays there, and the last level, whose fraction is 0, is never
+// exceeded.
 template <class Grid>
 QSGD_INLINE void round_to(const Grid& grid, const float* x, size_t count, const CodecSpec& spec,
                           const uint16_t* noise, uint8_t* code) {
@@ -101,15 +101,15 @@ struct RoundingVariance {
   }
 };
 
-// What the scales are multiplied with: 1/(1 + w) where the spec asks for a contraction and the
-// normalised variance w of this bucket reaches 1. Nearest rounding has no variance.
+// Factor of the scales: 1/(1 + w) if the spec requires a contraction and the normalised variance w
+// of this bucket reaches 1. Nearest rounding has no variance.
 template <class Grid>
 QSGD_INLINE double contraction(const Grid& grid, const float* x, size_t count,
                                const CodecSpec& spec) {
   if (!spec.contract || spec.rounding == Rounding::kNearest) return 1;
   const double energy = lane_sum(count, Squares{x});
   const double w = lane_sum(count, RoundingVariance<Grid>{grid, x}) / energy;
-  return w >= 1 ? 1 / (1 + w) : 1;  // of a bucket of zeros w is NaN
+  return w >= 1 ? 1 / (1 + w) : 1;  // for a bucket of zeros w is NaN
 }
 
 }  // namespace qsgd

@@ -1,6 +1,6 @@
-// The loops of kernels.h over a vector type V (simd_*.h). A file per instruction set includes this
-// behind its target pragma; everything is a template on V or always inlined, so that no code for
-// one machine can be linked into the path of another.
+// Loops of kernels.h over a vector type V (simd_*.h). A file per instruction set includes this
+// after its target pragma; everything is a template on V or always inlined, so that code for one
+// machine cannot be linked into the path of another.
 #pragma once
 
 #include "common/dtype.h"
@@ -11,7 +11,7 @@
 
 namespace qsgd {
 
-// The five rounds on all blocks of a tile at once, which hides the latency of a round.
+// Executes each round for all blocks of a tile, which hides the latency of a round.
 template <class V>
 class Ars {
  public:
@@ -32,7 +32,7 @@ class Ars {
     }
   }
 
-  // The noise of the first tile, then of the one behind it...
+  // Writes the noise of the first tile, then of the next...
   QSGD_INLINE void next_tile(typename V::I* out) {
     Blocks blocks[kVectors];
 #pragma GCC unroll 8
@@ -137,7 +137,7 @@ double sum_squares_loop(const float* x, size_t count) {
   return lane[0];
 }
 
-// Codes one tile after the other: whoever holds it holds its constants and counters in registers.
+// Codes consecutive tiles, with constants and counters in registers.
 template <class V, int Bits, bool Nearest>
 class Quantizer {
  public:
@@ -146,7 +146,7 @@ class Quantizer {
 
   QSGD_INLINE Quantizer(const NoiseKey& key, uint64_t first_tile) : ars_(key, first_tile) {}
 
-  // Leaves the levels above the 16 bits behind the point.
+  // Leaves the levels above the 16 fractional bits in `numbers`.
   template <class Element>
   QSGD_INLINE void next_tile(const Element* x, typename V::F scale, uint8_t* codes, I* numbers) {
     __builtin_prefetch(codes + kAhead, 1);
@@ -154,7 +154,7 @@ class Quantizer {
       const I half = V::spread(1 << 15);
 #pragma GCC unroll 16
       for (int i = 0; i < kVectors; ++i) {
-        // One less below zero: ties move away from zero on both sides.
+        // One less for negative numbers: ties round away from zero on both sides.
         const I number = V::round(V::mul(V::load(x + i * V::kLanes), scale));
         numbers[i] = V::add(V::add(number, half), V::template down_signed<31>(number));
       }
@@ -240,7 +240,7 @@ uint64_t variance_loop(const float* x, size_t tiles, float scale) {
   using I = typename V::I;
   const typename V::F factor = V::spread(scale);
   const I half = V::spread(0xffff);
-  I low = V::spread(0), high = V::spread(0);  // of the products; no lane adds up more than 2^14
+  I low = V::spread(0), high = V::spread(0);  // of the products; each lane adds up at most 2^14
   for (size_t i = 0; i < tiles * kTile; i += V::kLanes) {
     const I f = V::both(V::round(V::mul(V::load(x + i), factor)), half);
     const I product = V::add(V::times(f, V::differ(f, half)), f);
@@ -269,7 +269,7 @@ size_t quantize_buckets_loop(const void* from, size_t buckets, size_t bucket_til
     if (!is_plain(scale)) return b;
     norms[b] = norm;
     const typename V::F factor = V::spread(scale);
-    // The next bucket is scanned meanwhile: loads and arithmetic of both passes go side by side.
+    // Scans the next bucket meanwhile, so that loads and arithmetic of both passes overlap.
     const Element* const next = b + 1 < buckets ? x + bucket : x;
     typename V::I ahead = V::spread(0);
     typename V::I numbers[kTile / V::kLanes];
@@ -309,7 +309,7 @@ void dequantize_loop(const uint8_t* codes, size_t tiles, float unit, void* to) {
   }
 }
 
-// A 16-bit type's values; the last elements by themselves.
+// Converts a 16-bit type to float32; the last elements separately.
 template <class V, class Short>
 uint32_t widen_loop(const void* from, size_t count, float* to) {
   const auto* const x = static_cast<const Short*>(from);

@@ -16,7 +16,7 @@ std::vector<const Kernels*> available() {
   return found;
 }
 
-// The only state: which of several tables with equal results is read.
+// The only mutable state: the selected table; all give equal results.
 std::atomic<const Kernels*>& chosen() {
   static std::atomic<const Kernels*> table{available().front()};
   return table;

@@ -1,4 +1,4 @@
-// The loops of the codec, one set per instruction set, all with the same results bit for bit.
+// Loops of the codec, one set per instruction set, all with bit-identical results.
 #pragma once
 
 #include <cstddef>
@@ -12,23 +12,23 @@
 
 namespace qsgd {
 
-// Fixed-point numbers of 16 bits behind the point, for an element as large as the norm.
+// Scale to fixed-point numbers with 16 fractional bits, for an element equal to the norm.
 constexpr float whole_scale(int levels) { return static_cast<float>(levels) * 0x1p16f; }
 
-// Whether elements can be multiplied by it as they are: the norm is finite, and neither zero nor so
-// small that its inverse is beyond float32.
+// Whether elements can be multiplied by this scale directly: the norm is finite, and neither zero
+// nor so small that its inverse is beyond float32.
 constexpr bool is_plain(float scale) {
   return scale > 0 && scale <= std::numeric_limits<float>::max();
 }
 
-// A hash on the way: word i of what is hashed goes to lane i % 64 (wire.h).
-constexpr size_t kHashRow = 256;  // bytes: a word for each lane
+// State of a hash: word i of the input goes to lane i % 64 (wire.h).
+constexpr size_t kHashRow = 256;  // bytes: one word per lane
 constexpr uint32_t kStir = 0x9E3779B1u;
 struct HashLanes {
   alignas(64) uint32_t word[kHashRow / sizeof(uint32_t)];
 };
 
-// The element types that the loops read and write themselves.
+// Index of the element types that the loops support directly; -1: others.
 constexpr int kernel_type(DType dtype) {
   return dtype == DType::kFloat32    ? 0
          : dtype == DType::kFloat16  ? 1
@@ -36,12 +36,12 @@ constexpr int kernel_type(DType dtype) {
                                      : -1;
 }
 
-// How EDEN (eden.h) codes and decodes in some number of bits.
+// Tables of EDEN (eden.h) for some number of bits.
 constexpr int kEdenCells = 256;
 struct EdenTable {
-  // By the cell that a magnitude is nearest to: the edge of a level that lies there, or a number
-  // above all magnitudes; in its lowest byte how many edges lie below. Beyond the last cell is
-  // another edge of 8 bits.
+  // By the cell nearest to a magnitude: the edge of a level in that cell, or a number above all
+  // magnitudes; its lowest byte is the number of edges below. For 8 bits, last_edge is another edge
+  // beyond the last cell.
   alignas(64) uint32_t edges[kEdenCells];
   uint32_t last_edge;
   alignas(64) uint32_t values[256];  // the float32 of each code
@@ -51,86 +51,88 @@ struct Kernels {
   const char* name;
 
   // The largest magnitude as an integer: ordered like the floats, with Inf and NaN above all
-  // others, so that one pass finds both the norm and any element that is not finite.
+  // others, so that one pass finds both the norm and non-finite elements.
   uint32_t (*max_magnitude)(const float* x, size_t count);
 
   // Element i is added to partial sum i % 32, in order; the 32 are added in halves, i and i + 16
-  // first. Squares of float32 are exact in float64, so fused or not is the same.
+  // first. Squares of float32 are exact in float64, so fused multiply-add gives the same result.
   double (*sum_squares)(const float* x, size_t count);
 
   void (*noise)(const NoiseKey& key, uint64_t first_tile, size_t tiles, uint16_t* out);
 
-  // By rounding and bits: codes of whole tiles. `scale` is 2^16 levels over the norm: a level has
-  // 16 bits behind the point, and noise of 16 bits carries it up with just that probability.
+  // By rounding and bits: codes of complete tiles. `scale` is 2^16 levels over the norm: a level
+  // has 16 fractional bits, and adding 16 bits of noise rounds it up with exactly that probability.
   using Quantize = void (*)(const float* x, size_t tiles, float scale, const NoiseKey& key,
                             uint64_t first_tile, uint8_t* codes);
   Quantize quantize[2][9];
 
-  // The same, and what it leaves: left[i] = x[i] - level times unit. `source` is where the next x
-  // will come from, and is fetched with what lies behind `left`.
+  // The same, with the coding error: left[i] = x[i] - level times unit. `source` is the memory of
+  // the next x, prefetched together with the memory after `left`.
   using QuantizeKeeping = void (*)(const float* x, size_t tiles, float scale, float unit,
                                    const NoiseKey& key, uint64_t first_tile, uint8_t* codes,
                                    float* left, const float* source);
   QuantizeKeeping quantize_keeping[2][9];
 
-  // By kernel_type(): to[i] = x[i] * by + left[i]. Returns the largest magnitude among them, as
-  // max_magnitude does.
+  // By kernel_type(): to[i] = x[i] * by + left[i]. Returns the largest magnitude, as max_magnitude
+  // does.
   uint32_t (*carry[3])(const void* x, size_t count, float by, const float* left, float* to);
 
-  // Sum of f (2^16 - f), where f are the 16 bits behind the point of x[i] * scale in whole tiles:
-  // 2^32 times the variance of what random rounding makes of them. At most 2^16 elements.
+  // Sum of f (2^16 - f), where f are the 16 fractional bits of x[i] * scale, over complete tiles:
+  // 2^32 times the variance of stochastic rounding. At most 2^16 elements.
   uint64_t (*variance)(const float* x, size_t tiles, float scale);
 
-  // By kernel_type(), rounding and bits: the same of whole buckets by their largest
-  // magnitude, which goes to `norms`, as long as is_plain(scale). Returns how many that were.
+  // By kernel_type(), rounding and bits: codes complete buckets with their largest magnitude as
+  // norm, written to `norms`, as long as is_plain(scale). Returns the number of coded buckets.
   using QuantizeBuckets = size_t (*)(const void* x, size_t buckets, size_t bucket_tiles,
                                      const NoiseKey& key, uint64_t first_tile, float* norms,
                                      uint8_t* codes);
   QuantizeBuckets quantize_buckets[3][2][9];
 
-  // By kernel_type() and bits: level times unit for whole tiles; or added to float32.
+  // By kernel_type() and bits: level times unit, for complete tiles; dequantize_add adds it to
+  // float32.
   using Dequantize = void (*)(const uint8_t* codes, size_t tiles, float unit, void* out);
   Dequantize dequantize[3][9];
   Dequantize dequantize_add[9];
 
-  // EDEN's steps, of a whole bucket of `size` elements, a power of two from kTile on, and so is
-  // `work`. Each two share the rotations, without their factors of 1 / sqrt(size): what falls
-  // within a few registers is the second one's.
+  // Steps of EDEN for a complete bucket of `size` elements, a power of two of at least kTile, as is
+  // `work`. Consecutive steps share the rotations, without their factors of 1 / sqrt(size): the
+  // butterflies within a few registers are left to the second step.
   //
   // work = x times lift, rotated. Returns |x lift|^2.
+  // work = x times lift, rotated. Returns |x lift|^2.
   float (*eden_rotate)(const float* x, size_t size, float lift, uint32_t seed, float* work);
-  // By bits: codes of `work` times scale, in cells. Returns the scalar product of these with the
-  // levels that they were taken for.
+  // By bits: codes of `work` times scale, in cells. Returns the scalar product of these with their
+  // levels.
   float (*eden_code[9])(const float* work, size_t size, float scale, const EdenTable& table,
                         uint8_t* codes);
   // By bits: the levels of codes, rotated back.
   void (*eden_values[9])(const uint8_t* codes, size_t size, uint32_t seed, const EdenTable& table,
                          float* work);
-  // By "add": out = `work` times unit.
+  // Index 1 adds: out = `work` times unit, or out += that.
   void (*eden_restore[2])(const float* work, size_t size, uint32_t seed, float unit, float* out);
 
-  // By "bfloat16": float16 or bfloat16 elements, which need no alignment, to and from float32,
-  // rounded to nearest, ties to even; beyond the range is Inf. Returns the largest magnitude among
-  // the float32, as max_magnitude does.
+  // Index 1: bfloat16, else float16. Unaligned elements to and from float32, rounded to nearest,
+  // ties to even; Inf beyond the range. Returns the largest magnitude of the float32 values, as
+  // max_magnitude does.
   uint32_t (*widen[2])(const void* from, size_t count, float* to);
   uint32_t (*shorten[2])(const float* from, size_t count, void* to);
 
   void (*add)(float* y, const float* x, size_t count);
 
-  // Each word is stirred into its lane: h = (lane ^ word) * kStir, lane = h ^ (h >> 15).
+  // Mixes each word into its lane: h = (lane ^ word) * kStir, lane = h ^ (h >> 15).
   void (*hash_take)(HashLanes& lanes, const uint8_t* bytes, size_t rows);
 };
 
-// The set in use: the fastest that this machine has, unless chosen otherwise.
+// The current set: the fastest that this machine supports, unless another was selected.
 const Kernels& kernels();
 
-// Those that this machine can run, fastest first; "scalar" is always among them.
+// The sets that this machine supports, fastest first; always includes "scalar".
 std::vector<std::string> instruction_sets();
 
-// For tests and comparisons. Throws a usage error that lists what this machine has.
+// For tests and comparisons. Throws a usage error that lists the sets of this machine.
 void use_instruction_set(const std::string& name);
 
-// What each file of kernels offers, or null where it was compiled for another machine.
+// The set of each file, or null if not supported or compiled for another machine.
 const Kernels* avx512_kernels();
 const Kernels* avx2_kernels();
 const Kernels* neon_kernels();

@@ -12,7 +12,7 @@
 #include "common/cpu.h"
 #include "common/dtype.h"
 
-// GCC 12 warns of the undefined operands inside its own intrinsics (GCC bug 105593).
+// GCC 12 warns of undefined operands in its own intrinsics (GCC bug 105593).
 #if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

@@ -1,5 +1,6 @@
-// Levels of the quantisers of least squared error for N(0, 1) (Lloyd, Least squares quantization in
-// PCM, 1982; Max, 1960): those above zero for 1 bit, then for 2 bits... The tests find them again.
+// Levels of the quantisers with minimum squared error for N(0, 1) (Lloyd, Least squares
+// quantization in PCM, 1982; Max, 1960): those above zero for 1 bit, then for 2 bits... The tests
+// recompute them.
 #pragma once
 
 #include "common/clones.h"
@@ -52,7 +53,7 @@ QSGD_TABLE constexpr float kLloydMax[255] = {
     3.92563772f,   4.18659544f,   4.60353565f,
 };
 
-// The 2^(bits - 1) levels above zero, the least one first.
+// The 2^(bits - 1) levels above zero, smallest first.
 QSGD_TABLE inline __attribute__((always_inline)) const float* lloyd_max(int bits) {
   return kLloydMax + (1 << (bits - 1)) - 1;
 }

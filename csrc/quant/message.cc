@@ -11,16 +11,16 @@
 namespace qsgd {
 namespace {
 
-// Elements that are coded, then hashed; in small pieces, so that memory is never left idle.
+// Elements that are coded, then hashed; few, so that memory is accessed continuously.
 constexpr size_t kGroup = 1 << 11;
-constexpr size_t kLeastShare = 1 << 18;  // elements: less is not worth another thread
+constexpr size_t kLeastShare = 1 << 18;  // elements: fewer are not worth another thread
 
 struct Range {
   size_t begin;
   size_t end;
 };
 
-// Whole buckets, `parts` ranges of nearly equal size.
+// Complete buckets, divided into `parts` ranges of nearly equal size.
 Range share(size_t count, uint32_t bucket, size_t parts, size_t part) {
   const size_t buckets = (count + bucket - 1) / bucket;
   const auto edge = [&](size_t i) { return std::min(count, buckets * i / parts * bucket); };
@@ -31,7 +31,7 @@ size_t parts_for(size_t count, const Workers& workers) {
   return std::clamp<size_t>(count / kLeastShare, 1, static_cast<size_t>(workers.threads()));
 }
 
-// Calls use(at, size) for groups of whole buckets of the range.
+// Calls use(at, size) for groups of complete buckets of the range.
 template <class Use>
 void each_group(const Range& range, uint32_t bucket, const Use& use) {
   const size_t group = std::max<size_t>(bucket, kGroup / bucket * bucket);
@@ -40,8 +40,8 @@ void each_group(const Range& range, uint32_t bucket, const Use& use) {
   }
 }
 
-// The terms of the blocks that lie within the codes of none of the ranges: those that hold scales,
-// or an edge between two.
+// Sum of the terms of blocks that are not within the codes of one range: those with scales, or with
+// the boundary of two ranges.
 uint64_t sum_of_seams(const uint8_t* body, size_t count, const CodecSpec& spec, size_t parts) {
   const size_t body_bytes = spec.bytes(count);
   const size_t codes_at = spec.scales(count) * sizeof(float);
@@ -104,7 +104,7 @@ void decode_message(const uint8_t* message, size_t size, size_t count, const Cod
                     void* out, DType dtype, bool add, Workers& workers) {
   if (add && dtype != DType::kFloat32) throw usage_error("only float32 can be added to");
   const uint64_t wanted = verify_header(message, size, spec, count, 0);
-  // A sealed message may still be of another length: of several tensors, for one.
+  // A valid message may still have another length, for example that of several tensors.
   if (size != message_bytes(count, spec)) {
     throw internal_error("a message of " + std::to_string(size) + " bytes for " +
                          std::to_string(count) + " elements of " + describe(spec) +

@@ -1,5 +1,5 @@
-// 2^bits levels from a bucket's least to its largest element, as QSGD-TF lays them out: a bucket
-// has two scales, its least element and the distance of its levels.
+// 2^bits levels from a bucket's smallest to its largest element, with the layout of QSGD-TF: a
+// bucket has two scales, its smallest element and the distance between levels.
 #include <cmath>
 #include <limits>
 
@@ -11,12 +11,12 @@ namespace {
 
 constexpr double kLargest = std::numeric_limits<float>::max();
 
-// In float64: neither the range of a bucket nor the inverse of a tiny unit can overflow.
+// In float64, so that neither the range of a bucket nor the inverse of a tiny unit overflows.
 struct AffineGrid {
   using Real = double;
   double least;
   double unit;
-  double inverse;  // 0 for a constant bucket, whose elements are all on level 0
+  double inverse;  // 0 for a constant bucket: all elements are on level 0
   double levels;
 
   QSGD_INLINE Place<double> place(float x) const {
@@ -28,7 +28,7 @@ struct AffineGrid {
   QSGD_INLINE uint8_t code(float /*x*/, int level) const { return static_cast<uint8_t>(level); }
 };
 
-// Integers with the order of the floats, so that the loop over them vectorises.
+// Integers with the order of the floats, so that the loop can be vectorised.
 QSGD_INLINE int32_t ordered(float x) {
   const auto bits = bit_cast<int32_t>(x);
   return bits ^ ((bits >> 31) & 0x7fffffff);
@@ -50,8 +50,8 @@ QSGD_INLINE AffineGrid grid_of(const float* x, size_t count, int bits) {
   grid.levels = (1 << bits) - 1;
   const double range = double{from_ordered(high)} - grid.least;
   double unit = range / grid.levels;
-  // The unit travels as float32: one that it cannot hold must neither vanish nor become Inf. (A
-  // range beyond float32 that one bit has to span is cut.)
+  // The unit is sent as float32, in which it must neither underflow nor become Inf. (A range beyond
+  // float32 with a single bit is cut.)
   if (unit < double{std::numeric_limits<float>::min()}) unit = std::ceil(unit * 0x1p149) * 0x1p-149;
   grid.unit = double{static_cast<float>(unit < kLargest ? unit : kLargest)};
   grid.inverse = grid.unit > 0 ? 1 / grid.unit : 0;
@@ -78,7 +78,7 @@ void decode_levels(const float* scales, const uint8_t* code, size_t count, float
   const double least = double{scales[0]}, unit = double{scales[1]};
   for (size_t i = 0; i < count; ++i) {
     const double value = least + unit * code[i];
-    out[i] = static_cast<float>(value > kLargest ? kLargest : value);  // a NaN stays
+    out[i] = static_cast<float>(value > kLargest ? kLargest : value);  // NaN is kept
   }
 }
 

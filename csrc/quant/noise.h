@@ -1,14 +1,14 @@
-// Rounding noise that depends on nothing but its key: not on order, threads or instruction set.
+// Rounding noise that depends only on its key: not on order, threads or instruction set.
 //
-// The generators are those of Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC'11. A
-// tile takes the 8 blocks of 128 bits from 8 * tile on, an element 16 bits of one of them.
+// The generators are from Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC'11. A tile
+// uses the 8 blocks of 128 bits from 8 * tile on, an element 16 bits of one of them.
 //
-// ARS-5, for CPUs with an instruction for it: five AES rounds whose round keys follow a Weyl
-// sequence, on a counter. The key is (seed, tensor), the counter (block, step, rank and phase).
-// Element 32 z + 16 h + l of a tile takes half h of the 32-bit word l % 4 of block 4 z + l / 4.
+// ARS-5, for CPUs with AES instructions: five AES rounds on a counter, with round keys from a Weyl
+// sequence. The key is (seed, tensor), the counter (block, step, rank and phase). Element 32 z + 16
+// h + l of a tile uses half h of the 32-bit word l % 4 of block 4 z + l / 4.
 //
-// Philox4x32-7, for GPUs: philox.h. Element 32 z + 16 h + 4 j + c takes half h of word c of block
-// 2 j + z, so that four elements that lie together cost half a block.
+// Philox4x32-7, for GPUs: philox.h. Element 32 z + 16 h + 4 j + c uses half h of word c of block 2
+// j + z, so that four consecutive elements need half a block.
 #pragma once
 
 #include <cstddef>
@@ -18,15 +18,15 @@
 
 namespace qsgd {
 
-constexpr int kTile = 64;       // elements that are coded together
-constexpr int kTileBlocks = 8;  // of 128 bits: 16 for each element
-constexpr int kArsRounds = 5;   // enough to pass BigCrush, by the paper
+constexpr int kTile = 64;       // elements coded together
+constexpr int kTileBlocks = 8;  // of 128 bits: 16 bits per element
+constexpr int kArsRounds = 5;   // passes BigCrush, according to the paper
 
 enum class Generator : uint32_t { kArs, kPhilox };
 
 enum class Phase : uint32_t { kScatter = 1, kGather = 2 };
 
-// Who draws, for what, when. Ranks must differ: shared noise does not average out.
+// Identifies the noise. Ranks must differ: shared noise does not average out.
 struct NoiseKey {
   uint64_t seed;
   uint32_t tensor;
@@ -36,13 +36,13 @@ struct NoiseKey {
   Generator generator = Generator::kArs;
 };
 
-// The upper half of the counters of a key; the lower is the number of the block.
+// The upper half of the counters of a key; the lower half is the number of the block.
 QSGD_INLINE uint64_t counter_high(const NoiseKey& key) {
   const uint32_t who = (key.rank << 4) | static_cast<uint32_t>(key.phase);
   return uint64_t{who} << 32 | key.step;
 }
 
-// Writes 16 uniform bits for each of the kTile * tiles elements from tile `first_tile` on.
+// Writes 16 uniform bits per element, for kTile * tiles elements from tile `first_tile` on.
 void noise(const NoiseKey& key, uint64_t first_tile, size_t tiles, uint16_t* out);
 
 }  // namespace qsgd

@@ -1,4 +1,4 @@
-// Levels 0, 2^-(s-1) ... 1/2, 1 of a bucket's norm. Ramezani-Kebrya et al., NUQSGD, JMLR 2021.
+// Levels 0, 2^-(s-1) ... 1/2, 1 times a bucket's norm. Ramezani-Kebrya et al., NUQSGD, JMLR 2021.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -20,10 +20,11 @@ struct ExponentialGrid {
   int lowest;   // exponent of level 1
   float steps;  // 2^-lowest
 
-  // A ratio's exponent is its level and its significand the fraction of the way to the next.
+  // A ratio's exponent is its level, its significand the fraction of the distance to the next
+  // level.
   QSGD_INLINE Place<float> place(float x) const {
     const float ratio = std::fabs(x) / norm;
-    const float r = ratio < 1 ? ratio : 1.0f;  // rounding may put an element above an L2 norm
+    const float r = ratio < 1 ? ratio : 1.0f;  // rounding may give an element above an L2 norm
     const auto bits = bit_cast<uint32_t>(r);
     const int exponent = static_cast<int>(bits >> 23) - 127;
     const bool below = exponent < lowest;

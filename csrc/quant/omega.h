@@ -1,6 +1,6 @@
-// Streams of bits, highest first, and Elias's omega code of the positive integers in them: its
-// length grows like log2(n), and 1 takes one bit. Elias, Universal codeword sets, IEEE Trans. Inf.
-// Theory 21(2), 1975.
+// Bit streams, highest bit first, and Elias's omega code for positive integers: its length grows
+// like log2(n), and 1 takes one bit. Elias, Universal codeword sets, IEEE Trans. Inf. Theory 21(2),
+// 1975.
 #pragma once
 
 #include <array>
@@ -13,13 +13,14 @@
 
 namespace qsgd {
 
-// The lowest `length` bits of `bits`.
+// The codeword is the lowest `length` bits of `bits`.
 struct Codeword {
   uint64_t bits;
   int length;
 };
 
-// The binary digits of n, before them those of (their number - 1), and so on down to 1; last a 0.
+// The binary digits of n, preceded by those of (their number - 1), and so on down to 1; finally a
+// 0.
 inline Codeword omega(uint32_t n) {
   Codeword word{0, 1};
   while (n > 1) {
@@ -32,7 +33,7 @@ inline Codeword omega(uint32_t n) {
   return word;
 }
 
-// Always inlined, as what reads below: its state stays in registers, whichever compiler it is.
+// Always inlined, like the reader below, so that its state stays in registers with any compiler.
 class BitWriter {
  public:
   explicit BitWriter(std::vector<uint8_t>& out) : out_(out) {}
@@ -48,7 +49,7 @@ class BitWriter {
     const Codeword word = n < kShort ? short_words()[n] : omega(n);
     put(word.bits, word.length);
   }
-  // Fills the last byte with zeros.
+  // Pads the last byte with zeros.
   void finish() { put(0, (8 - waiting_) % 8); }
 
  private:
@@ -68,7 +69,7 @@ class BitWriter {
   int waiting_ = 0;  // bits of pending_ that are not written yet, below 8 between calls
 };
 
-// Throws at the end of the bytes and at what no writer writes.
+// Throws at the end of the bytes, and for codes that no writer writes.
 class BitReader {
  public:
   BitReader(const uint8_t* bytes, size_t size) : bytes_(bytes), size_(size) {}
@@ -90,7 +91,7 @@ class BitReader {
     }
     return n;
   }
-  // Is all read that finish() leaves?
+  // Whether only the padding of finish() is left.
   bool done() const { return at_ == size_ && (pending_ & ((uint64_t{1} << waiting_) - 1)) == 0; }
 
  private:

@@ -1,4 +1,4 @@
-// Codes of one tile, a byte per element, to and from the bytes that travel: codec.h defines them.
+// Packing of a tile's codes, one byte per element, to their bytes on the wire; see codec.h.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace qsgd {
 
-// Eight codes at once: their fields cannot run into each other. Little-endian or not is the same.
+// Processes eight codes together: their fields cannot overlap. Independent of the byte order.
 constexpr uint64_t kEveryByte = 0x0101010101010101u;
 
-// One field: byte i holds the `Bits` lowest bits of elements i, i + stride, i + 2 stride...
+// One field: byte i has the `Bits` lowest bits of elements i, i + stride, i + 2 stride...
 template <int Bits>
 QSGD_INLINE void pack_field(const uint64_t* code, int shift, uint64_t* out) {
   constexpr uint64_t kMask = kEveryByte * ((1u << Bits) - 1);
@@ -63,7 +63,7 @@ QSGD_INLINE void unpack_tile(const uint8_t* in, uint8_t* code) {
   std::memcpy(code, words, sizeof words);
 }
 
-// For codes whose number of bits is known at run time only.
+// For numbers of bits known only at run time.
 using TileCoder = void (*)(const uint8_t*, uint8_t*);
 
 inline void pack_tile(const uint8_t* code, int bits, uint8_t* out) {

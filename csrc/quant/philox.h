@@ -1,5 +1,5 @@
-// Philox4x32 with 7 rounds, which pass BigCrush by the paper that noise.h names: multiplications
-// and no tables, so the generator that CPUs and GPUs share.
+// Philox4x32 with 7 rounds, which pass BigCrush according to the paper cited in noise.h:
+// multiplications and no tables, and therefore the generator shared by CPUs and GPUs.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@ namespace qsgd {
 
 constexpr int kPhiloxRounds = 7;
 
-// Four words from a counter of four and a key of two.
+// Computes four words from a counter of four and a key of two.
 struct PhiloxBlock {
   uint32_t word[4];
 };
 
-// Compilers for GPUs turn the words between two products into 64 bits, too, which takes a third
+// Compilers for GPUs also extend the words between two products to 64 bits, which takes a third
 // more instructions.
 QSGD_INLINE uint64_t wide_product(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
@@ -39,8 +39,8 @@ QSGD_INLINE PhiloxBlock philox(PhiloxBlock x, uint32_t key0, uint32_t key1, int 
   return x;
 }
 
-// The noise of a NoiseKey. A key of 64 bits has no room for the tensor beside the seed, so both are
-// stirred into it, by SplitMix64 (Steele et al., Fast splittable pseudorandom number generators,
+// The noise of a NoiseKey. Philox's key of 64 bits is too small for seed and tensor, so it is a
+// hash of both, by SplitMix64 (Steele et al., Fast splittable pseudorandom number generators,
 // OOPSLA'14).
 struct Philox {
   QSGD_INLINE Philox(uint64_t stirred, uint64_t high) : stirred(stirred), high(high) {}

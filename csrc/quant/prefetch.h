@@ -1,4 +1,4 @@
-// Memory is asked for before the loops of the codec come to it.
+// Prefetching for the loops of the codec.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,15 @@
 
 namespace qsgd {
 
-// Memory is fetched into the second-level cache a block of pages ahead of its use. The pages of a
-// block take turns: hardware fetches ahead too, but in one page at a time, and eight such streams
-// carry a third more than one. Of the two passes over a bucket the second, which has more to
-// compute, fetches for both.
+// Memory is prefetched to the L2 cache a block of pages ahead of its use, from the pages of a block
+// in turn: hardware prefetches, too, but within one page at a time, and eight such streams transfer
+// a third more than one. Of the two passes over a bucket, the second, which computes more,
+// prefetches for both.
 constexpr size_t kPage = 4096;  // bytes
 constexpr size_t kPages = 8;
 
-// The part of the next block that falls to the tile at x. Beyond the end of the data nothing
-// happens.
+// Prefetches the part of the next block that corresponds to the tile at x. Addresses beyond the
+// data are harmless.
 template <class T>
 QSGD_INLINE void fetch_pages(const T* x) {
   constexpr uintptr_t kBytes = kTile * sizeof(T);
@@ -30,7 +30,7 @@ QSGD_INLINE void fetch_pages(const T* x) {
   }
 }
 
-// For what is written, closer to its use.
+// For memory that is written, closer to its use.
 constexpr size_t kAhead = 1024;
 
 template <class T>

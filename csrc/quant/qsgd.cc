@@ -1,4 +1,4 @@
-// s uniform levels of a bucket's norm, on each side of zero. Alistarh et al., QSGD, NeurIPS 2017,
+// s uniform levels of a bucket's norm on each side of zero. Alistarh et al., QSGD, NeurIPS 2017,
 // section 3.1.
 #include <algorithm>
 #include <cmath>
@@ -17,18 +17,19 @@ namespace {
 constexpr float kMost = std::numeric_limits<float>::max();
 constexpr float kMostFloat16 = 65504;
 constexpr float kSmall = std::numeric_limits<float>::min() * 256;  // a level of it is normal
-constexpr float kLift = 0x1p64f;  // brings the smallest norms where their inverse is finite
+constexpr float kLift = 0x1p64f;  // makes the inverse of the smallest norms finite
 
 size_t tiles_of(size_t count) { return (count + kTile - 1) / kTile; }
 
-// NaN where an element is NaN or Inf. Never less than an element: no level can pass s.
+// NaN if an element is NaN or Inf. Never less than any element, so no level exceeds s.
 float norm_of(const Kernels& k, const float* x, size_t count, Norm norm, uint32_t most) {
   if (norm == Norm::kMax) {
     return most < kInfinity ? bit_cast<float>(most) : std::numeric_limits<float>::quiet_NaN();
   }
   const double l2 = std::sqrt(k.sum_squares(x, count));
   if (!std::isfinite(l2)) return std::numeric_limits<float>::quiet_NaN();
-  // Finite elements can have a norm beyond float32; it must not read as "not finite".
+  // Finite elements can have a norm beyond float32, which must not become the mark for "not
+  // finite".
   return l2 > double{kMost} ? kMost : static_cast<float>(l2);
 }
 
@@ -36,7 +37,7 @@ float norm_of(const Kernels& k, const float* x, size_t count, Norm norm) {
   return norm_of(k, x, count, norm, norm == Norm::kMax ? k.max_magnitude(x, count) : 0);
 }
 
-// How a bucket's elements become fixed-point numbers of 16 bits behind the point.
+// Conversion of a bucket's elements to fixed-point numbers with 16 fractional bits.
 struct Grid {
   Grid(float norm, int levels) {
     scale = whole_scale(levels) / norm;
@@ -45,11 +46,11 @@ struct Grid {
       scale = whole_scale(levels) / (norm * kLift);
     }
   }
-  float lift = 1;  // what to multiply the elements by beforehand
+  float lift = 1;  // factor of the elements beforehand
   float scale;
 };
 
-// A tile that is not complete, or that needs lifting.
+// For a tile that is incomplete, or that needs lifting.
 void quantize_staged(const Kernels& k, const float* x, size_t count, const Grid& grid,
                      const CodecSpec& spec, const NoiseKey& key, uint64_t tile, uint8_t* codes) {
   float staged[kTile] = {};
@@ -58,7 +59,7 @@ void quantize_staged(const Kernels& k, const float* x, size_t count, const Grid&
   k.quantize[rounding][spec.bits](staged, 1, grid.scale, key, tile, codes);
 }
 
-// The bytes that a GPU writes, with its generator: for comparisons, and not vectorised by hand.
+// The bytes that a GPU writes, with its generator: for comparisons, so not vectorised by hand.
 QSGD_CLONES
 void quantize_by_philox(const float* x, size_t count, float lift, float scale,
                         const CodecSpec& spec, const NoiseKey& key, uint64_t tile, uint8_t* codes) {
@@ -102,8 +103,8 @@ void write_zeros(size_t count, const CodecSpec& spec, uint8_t* codes) {
   }
 }
 
-// Sum of f (2^16 - f), f being the bits behind the point of the fixed-point numbers: of integers,
-// and so the same in any order.
+// Sum of f (2^16 - f), where f are the fractional bits of the fixed-point numbers. A sum of
+// integers, and so the same in any order.
 uint64_t variance(const Kernels& k, const float* x, size_t count, const Grid& grid) {
   const size_t direct = grid.lift == 1 ? count / kTile : 0;
   uint64_t sum = k.variance(x, direct, grid.scale);
@@ -115,17 +116,17 @@ uint64_t variance(const Kernels& k, const float* x, size_t count, const Grid& gr
   return sum;
 }
 
-// 1 / (1 + w) where w, the variance over |x|^2, reaches 1: then the code contracts.
+// Returns 1 / (1 + w) if w, the variance over |x|^2, reaches 1, which makes the code a contraction.
 //
-// With x in units of a level, the variance of an element is f (1 - f), and exceeds |x|^2 by no more
-// than |x| - 2 |x|^2 <= 1/8. Where the largest is s, n <= 8 s^2 elements cannot make up for its
-// s^2. And the sum of |x| is at most sqrt(n) |x|: where |x|^2 > n/4, w < 1.
+// With x in units of a level, the variance of an element is f (1 - f), and exceeds |x|^2 by at most
+// |x| - 2 |x|^2 <= 1/8. If the largest is s, n <= 8 s^2 elements cannot compensate for its s^2. And
+// the sum of |x| is at most sqrt(n) |x|: if |x|^2 > n/4, w < 1.
 float shrink(const Kernels& k, const float* x, size_t count, const Grid& grid,
              const CodecSpec& spec, float norm) {
   const auto s = static_cast<size_t>(spec.levels());
   if (spec.norm == Norm::kMax && count <= 8 * s * s) return 1;
   const double unit = double{norm} / spec.levels();
-  // A little more than 1/4: f is rounded to 16 bits. A part of the elements mostly has that much.
+  // A little above 1/4, because f is rounded to 16 bits. A part of the elements usually suffices.
   const double enough = 0.26 * unit * unit * static_cast<double>(count);
   if (k.sum_squares(x, count / 8) > enough) return 1;
   const double energy = k.sum_squares(x, count);
@@ -135,14 +136,14 @@ float shrink(const Kernels& k, const float* x, size_t count, const Grid& grid,
   return w >= 1 ? static_cast<float>(1 / (1 + w)) : 1.0f;
 }
 
-// What decoders take for the norm.
+// The norm sent to decoders.
 float scale_of(const Kernels& k, const float* x, size_t count, const Grid& grid,
                const CodecSpec& spec, float norm) {
   const bool contracts = spec.contract && spec.rounding == Rounding::kStochastic;
   return contracts ? norm * shrink(k, x, count, grid, spec, norm) : norm;
 }
 
-// Returns the scale; NaN when the bucket holds what is not finite.
+// Returns the scale; NaN if the bucket contains non-finite elements.
 float encode_bucket(const Kernels& k, const float* x, size_t count, uint64_t first,
                     const CodecSpec& spec, const NoiseKey& key, uint8_t* codes) {
   const float norm = norm_of(k, x, count, spec.norm);
@@ -155,7 +156,7 @@ float encode_bucket(const Kernels& k, const float* x, size_t count, uint64_t fir
   return scale_of(k, x, count, grid, spec, norm);
 }
 
-// Where float32 is coarse or ends, unit times level could overflow or be far from the norm.
+// Where float32 is imprecise or overflows, unit times level could overflow or be far from the norm.
 bool is_extreme(float norm) { return (norm < kSmall && norm != 0) || norm > kMost / 2; }
 
 void values_of_extreme(const uint8_t* codes, float norm, const CodecSpec& spec, float* value) {
@@ -171,7 +172,7 @@ float unit_of(float norm, const CodecSpec& spec) {
   return norm / static_cast<float>(spec.levels());
 }
 
-// Writes, or adds, the values of a bucket.
+// Writes or adds the values of a bucket.
 template <bool Add>
 void decode_bucket(const Kernels& k, float norm, const uint8_t* codes, size_t count,
                    const CodecSpec& spec, float* out) {
@@ -193,7 +194,7 @@ void decode_bucket(const Kernels& k, float norm, const uint8_t* codes, size_t co
   }
 }
 
-// Where elements that are not float32 become it, a bucket or a piece at a time.
+// Buffer for elements converted to float32, a bucket or a piece at a time.
 class Staging {
  public:
   explicit Staging(size_t most) : many_(most > std::size(few_) ? most : 0) {}
@@ -204,12 +205,12 @@ class Staging {
   std::vector<float> many_;
 };
 
-// Do the kernels make the noise, if there is any?
+// Whether the kernels draw the noise, if any.
 bool kernels_draw(const CodecSpec& spec, const NoiseKey& key) {
   return key.generator == Generator::kArs || spec.rounding == Rounding::kNearest;
 }
 
-// Codes the longest run of buckets from x on that the kernels take as they are.
+// Codes the longest sequence of buckets, from x on, that the kernels support directly.
 size_t encode_plain_buckets(const Kernels& k, const uint8_t* x, DType dtype, size_t buckets,
                             uint64_t first, const CodecSpec& spec, const NoiseKey& key,
                             float* scales, uint8_t* codes) {
@@ -248,8 +249,7 @@ bool encode_buckets(const uint8_t* x, DType dtype, size_t count, uint64_t first,
   return finite;
 }
 
-// Codes a bucket whose largest magnitude is known, and writes what the code leaves of it. Returns
-// the scale.
+// Codes a bucket whose largest magnitude is known, and writes the coding error. Returns the scale.
 float encode_bucket_keeping(const Kernels& k, const float* x, size_t count, uint32_t most,
                             uint64_t first, const CodecSpec& spec, const NoiseKey& key,
                             uint8_t* codes, float* left, const float* source) {
@@ -308,7 +308,7 @@ bool decode_floats(const float* scales, const uint8_t* codes, size_t count, cons
   return finite;
 }
 
-// The same as other types: straight from the codes where no value can overflow.
+// The same for other types: directly from the codes if no value can overflow.
 bool decode_others(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
                    DType dtype, uint8_t* out) {
   const Kernels& k = kernels();

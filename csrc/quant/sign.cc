@@ -1,5 +1,5 @@
-// One bit: an element's sign times the mean magnitude of its bucket, the scale that makes the error
-// least. Karimireddy et al., Error feedback fixes signSGD, ICML 2019, section 4.
+// One bit: an element's sign times the mean magnitude of its bucket, which is the scale with
+// minimum error. Karimireddy et al., Error feedback fixes signSGD, ICML 2019, section 4.
 #include <cmath>
 #include <limits>
 

@@ -1,4 +1,5 @@
-// Eight lanes: AVX2 with FMA's machines' AES, one block of 128 bits at a time.
+// Eight lanes: AVX2, with the AES instructions of machines with FMA, one block of 128 bits at a
+// time.
 #pragma once
 
 #include <immintrin.h>
@@ -79,7 +80,7 @@ struct Avx2 {
   }
   static QSGD_INLINE I up(I a, int bits) { return _mm256_sll_epi32(a, _mm_cvtsi32_si128(bits)); }
 
-  // As of simd_avx512.h.
+  // See simd_avx512.h.
   static QSGD_INLINE F flip(F x, I signs) {
     return of_bits(differ(bits(x), both(signs, spread(INT32_MIN))));
   }
@@ -119,7 +120,7 @@ struct Avx2 {
 
   // Byte 2 of each of 32 numbers.
   static QSGD_INLINE I bytes(const I* numbers) {
-    // The packs work within 128 bits; this brings their pieces in order.
+    // The pack instructions work within 128 bits; this restores the order.
     const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const auto level = [&](int i) { return _mm256_srai_epi32(numbers[i], 16); };
     const I low = _mm256_packs_epi32(level(0), level(1));
@@ -133,7 +134,7 @@ struct Avx2 {
   }
 
   static constexpr bool kPacksCodes = true;
-  // As of simd_avx512.h.
+  // See simd_avx512.h.
   template <int Bits>
   static QSGD_INLINE void pack_codes(const I* code_of, uint8_t* out) {
     const auto half = [&](int i) {
@@ -165,14 +166,14 @@ struct Avx2 {
     store_ints(code + 32, all[1]);
   }
 
-  static constexpr bool kPacks = true;  // the fields of 8, 4 and 2 bits, without pack_tile()
+  static constexpr bool kPacks = true;  // fields of 8, 4 and 2 bits, without pack_tile()
   template <int Bits>
   static QSGD_INLINE void pack(const I* numbers, uint8_t* codes) {
     if constexpr (Bits == 8) {
       narrow(numbers, 127, codes);
     } else {
-      // Elements 32 and on are a byte's upper half. With the sign bit of each field turned, its
-      // level -s is 1: less 1, it is the code, and no field borrows from another.
+      // Elements from 32 on are a byte's upper half. With the sign bit of each field inverted,
+      // level -s becomes 1; less 1, it is the code, and no field borrows from another.
       constexpr char kField = Bits == 4 ? 0x0f : 0x03;
       const I below = both(bytes(numbers), _mm256_set1_epi8(kField));
       const I above = both(bytes(numbers + 4), _mm256_set1_epi8(kField));
@@ -200,8 +201,8 @@ struct Avx2 {
   }
   static QSGD_INLINE void store(double* to, D a) { _mm256_storeu_pd(to, a); }
 
-  // Two blocks of AES, apart from each other: the instruction takes one, and joining them would
-  // cost as much as a round.
+  // Two separate blocks of AES: the instruction processes one, and joining them would cost as much
+  // as a round.
   struct Blocks {
     __m128i low, high;
   };
@@ -210,7 +211,7 @@ struct Avx2 {
     const __m128i one = _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low));
     return {one, one};
   }
-  // Two numbers from this one on, counted in their lower half.
+  // Two consecutive numbers, counted in their lower half.
   static QSGD_INLINE Blocks count128(uint64_t low, uint64_t high) {
     return {spread128(low, high).low, spread128(low + 1, high).low};
   }
@@ -229,8 +230,8 @@ struct Avx2 {
   }
 
  private:
-  // How far to the left a field of Bits bits goes within its eight bytes, which are words 4 `half`
-  // and on of eight.
+  // Left shifts of a field of Bits bits within its eight bytes, for words 4 `half` to 4 `half` + 3
+  // of eight.
   template <int Bits>
   static QSGD_INLINE I turns(int half) {
     const auto turn = [half](int word) -> int64_t { return (4 * half + word) / Bits * Bits; };

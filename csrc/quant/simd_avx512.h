@@ -74,12 +74,12 @@ struct Avx512 {
   }
   static QSGD_INLINE I up(I a, int bits) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(bits)); }
 
-  // x with the other sign where the highest bit of `signs` is set.
+  // x with inverted sign where the highest bit of `signs` is set.
   static QSGD_INLINE F flip(F x, I signs) {
     return of_bits(_mm512_ternarylogic_epi32(bits(x), signs, spread(INT32_MIN), 0x78));
   }
   // With y the element `Distance` lanes away: x + y, and y - x in the upper lane of each pair. The
-  // product is exact, so this rounds once, as the sum does.
+  // product is exact, so this rounds once, like the sum.
   template <int Distance>
   static QSGD_INLINE F cross(F x) {
     constexpr auto kTurn = [](int lane) { return lane & Distance ? -1.0f : 1.0f; };
@@ -93,7 +93,7 @@ struct Avx512 {
     if constexpr (Distance == 8) y = _mm512_shuffle_f32x4(x, x, 0x4e);
     return _mm512_fmadd_ps(x, turn, y);
   }
-  // `count`, one more where a > b; both below 2^31.
+  // `count`, plus one where a > b; both are below 2^31.
   static QSGD_INLINE I count_above(I count, I a, I b) {
     return _mm512_mask_add_epi32(count, _mm512_cmpgt_epi32_mask(a, b), count, spread(1));
   }
@@ -102,15 +102,15 @@ struct Avx512 {
     return _mm512_ternarylogic_epi32(mask, a, b, 0xca);
   }
   static constexpr int kLookup = 32;  // entries that take one instruction
-  // Entries of an aligned table of at least 16, by the lowest bytes of indices, which are below
-  // Size.
+  // Entries of an aligned table of at least 16 entries, by the lowest bytes of indices, which are
+  // below Size.
   template <int Size>
   static QSGD_INLINE I lookup(const uint32_t* table, I index) {
     if constexpr (Size <= 16) {
       return _mm512_permutexvar_epi32(index, load_ints(table));
     } else if constexpr (Size == 32) {
       return _mm512_permutex2var_epi32(load_ints(table), index, load_ints(table + 16));
-    } else {  // half the instructions of a gather's
+    } else {  // half the instructions of a gather
       const __mmask16 upper = _mm512_test_epi32_mask(index, spread(Size / 2));
       return _mm512_mask_blend_epi32(upper, lookup<Size / 2>(table, index),
                                      lookup<Size / 2>(table + Size / 2, index));
@@ -121,8 +121,8 @@ struct Avx512 {
     return select(spread(static_cast<int32_t>(mask)), a, b);
   }
 
-  // Byte 2 of each number, in order, in the four bytes of each lane: those of numbers[0], [2], [1]
-  // and [3], which takes fewest instructions; then as the elements lie.
+  // Byte 2 of each number: first collected in the four bytes of each lane, from numbers[0], [2],
+  // [1] and [3], which takes the fewest instructions, then permuted to the order of the elements.
   static QSGD_INLINE I bytes(const I* numbers) {
     const I even = choose(0xffff0000u, numbers[1], down<16>(numbers[0]));
     const I odd = choose(0xff000000u, _mm512_slli_epi32(numbers[3], 8), down<8>(numbers[2]));
@@ -138,8 +138,8 @@ struct Avx512 {
     _mm512_storeu_si512(code, _mm512_add_epi8(bytes(numbers), shift));
   }
 
-  static constexpr bool kPacksCodes = true;  // of any bits, without pack_tile()
-  // A tile's codes of any bits as pack_tile() packs them; each is a number below 256.
+  static constexpr bool kPacksCodes = true;  // for any bits, without pack_tile()
+  // Packs a tile's codes as pack_tile() does; each is a number below 256.
   template <int Bits>
   static QSGD_INLINE void pack_codes(const I* code_of, uint8_t* out) {
     const I three =
@@ -155,7 +155,7 @@ struct Avx512 {
     if constexpr ((Bits & 2) != 0) pack_field<2, (Bits & 1)>(code, out + 8 * (Bits & 4));
     if constexpr ((Bits & 1) != 0) pack_field<1, 0>(code, out + 8 * (Bits & 6));
   }
-  // The inverse: a byte for each.
+  // The inverse, to one byte per code.
   template <int Bits>
   static QSGD_INLINE void unpack_codes(const uint8_t* in, uint8_t* code) {
     I all = _mm512_setzero_si512();
@@ -168,15 +168,15 @@ struct Avx512 {
     _mm512_storeu_si512(code, all);
   }
 
-  static constexpr bool kPacks = true;  // the fields of 8, 4 and 2 bits, without pack_tile()
+  static constexpr bool kPacks = true;  // fields of 8, 4 and 2 bits, without pack_tile()
   template <int Bits>
   static QSGD_INLINE void pack(const I* numbers, uint8_t* codes) {
     if constexpr (Bits == 8) {
       narrow(numbers, 127, codes);
     } else {
       const I all = bytes(numbers);
-      // Elements 32 and on are a byte's upper half. With the sign bit of each field turned, its
-      // level -s is 1: less 1, it is the code, and no field borrows from another.
+      // Elements from 32 on are a byte's upper half. With the sign bit of each field inverted,
+      // level -s becomes 1; less 1, it is the code, and no field borrows from another.
       const __m256i above = _mm256_slli_epi32(_mm512_extracti64x4_epi64(all, 1), 4);
       const __m256i below = _mm512_castsi512_si256(all);
       if constexpr (Bits == 4) {
@@ -212,7 +212,7 @@ struct Avx512 {
     const auto l = static_cast<int64_t>(low), h = static_cast<int64_t>(high);
     return _mm512_setr_epi64(l, h, l, h, l, h, l, h);
   }
-  // Four numbers from this one on, counted in their lower half.
+  // Four consecutive numbers, counted in their lower half.
   static QSGD_INLINE I count128(uint64_t low, uint64_t high) {
     return _mm512_add_epi64(spread128(low, high), _mm512_setr_epi64(0, 0, 1, 0, 2, 0, 3, 0));
   }
@@ -223,7 +223,7 @@ struct Avx512 {
   static QSGD_INLINE I aes_last(I a, I key) { return _mm512_aesenclast_epi128(a, key); }
 
  private:
-  // How far to the left a field of Bits bits from Shift on goes within its eight bytes.
+  // Left rotations of a field of Bits bits from Shift on within its eight bytes.
   template <int Bits, int Shift>
   static QSGD_INLINE I turns() {
     constexpr auto kTurn = [](int word) { return word / Bits * Bits - Shift; };

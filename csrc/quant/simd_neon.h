@@ -74,7 +74,7 @@ struct Neon {
   }
   static QSGD_INLINE I up(I a, int bits) { return vshlq_u32(a, vdupq_n_s32(bits)); }
 
-  // As of simd_avx512.h.
+  // See simd_avx512.h.
   static QSGD_INLINE F flip(F x, I signs) {
     return of_bits(differ(bits(x), both(signs, spread(INT32_MIN))));
   }
@@ -135,7 +135,7 @@ struct Neon {
     const uint64x2_t step = vcombine_u64(vcreate_u64(by), vcreate_u64(0));
     return vreinterpretq_u32_u64(vaddq_u64(vreinterpretq_u64_u32(number), step));
   }
-  // This machine adds the key before the round, x86 after it: a key of zero, then ours.
+  // ARM adds the key before the round, x86 after it: use a zero key, then add ours.
   static QSGD_INLINE I aes_round(I a, I key) {
     return veorq_u32(vreinterpretq_u32_u8(vaesmcq_u8(last(a))), key);
   }

@@ -1,4 +1,4 @@
-// Four lanes in plain C++: what every instruction set is compared with.
+// Four lanes in plain C++: the reference for every instruction set.
 #pragma once
 
 #include <cmath>
@@ -33,7 +33,7 @@ struct Scalar {
     return each<F>([&](int i) { return x[i]; });
   }
   static QSGD_INLINE void store(float* to, F a) { std::memcpy(to, a.v, sizeof a.v); }
-  template <class Short>  // Float16 or BFloat16, wherever they lie
+  template <class Short>  // Float16 or BFloat16, unaligned
   static QSGD_INLINE F load(const Short* x) {
     Short half[4];
     std::memcpy(half, x, sizeof half);
@@ -61,7 +61,7 @@ struct Scalar {
   static QSGD_INLINE I bits(F a) { return bit_cast<I>(a); }
   static QSGD_INLINE F of_bits(I a) { return bit_cast<F>(a); }
 
-  // To the nearest integer, ties to even, for magnitudes up to 2^31: the sum rounds.
+  // To the nearest integer, ties to even, for magnitudes up to 2^31: the addition rounds.
   static QSGD_INLINE I round(F a) {
     return each<I>([&](int i) {
       return static_cast<uint32_t>(bit_cast<uint64_t>(double{a.v[i]} + 0x1.8p52));
@@ -98,7 +98,7 @@ struct Scalar {
   static QSGD_INLINE I min(I a, I b) {
     return each<I>([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
   }
-  static QSGD_INLINE I max(I a, I b) {  // of numbers below 2^31
+  static QSGD_INLINE I max(I a, I b) {  // for numbers below 2^31
     return each<I>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
   }
   static QSGD_INLINE uint32_t largest(I a) {
@@ -124,7 +124,7 @@ struct Scalar {
     return each<I>([&](int i) { return a.v[i] << bits; });
   }
 
-  // As of simd_avx512.h.
+  // See simd_avx512.h.
   static QSGD_INLINE F flip(F x, I signs) {
     return of_bits(differ(bits(x), both(signs, spread(INT32_MIN))));
   }
@@ -165,7 +165,7 @@ struct Scalar {
   }
   static QSGD_INLINE void store(double* to, D a) { std::memcpy(to, a.v, sizeof a.v); }
 
-  // Numbers of 128 bits, one in this case.
+  // Numbers of 128 bits: here, one per vector.
   using Blocks = I;  // of AES, one of 128 bits
   static QSGD_INLINE I ints(Blocks a) { return a; }
   static QSGD_INLINE I spread128(uint64_t low, uint64_t high) {

@@ -1,6 +1,6 @@
-// The sparse code of a bucket's signed levels, most of which are 0: for every other one
-// omega(distance from the one before), its sign and omega(level); a distance to just behind the
-// bucket ends it. Alistarh et al., QSGD, NeurIPS 2017, section 3.2 and Theorem 3.2.
+// The sparse code of a bucket's signed levels, most of which are 0. For each nonzero level:
+// omega(distance from the previous one), its sign, and omega(level). A distance to the position
+// after the bucket ends it. Alistarh et al., QSGD, NeurIPS 2017, section 3.2 and Theorem 3.2.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace qsgd {
 
-// level(i) is that of element i.
+// level(i) is the level of element i.
 template <class Level>
 void put_sparse(BitWriter& out, size_t count, const Level& level) {
   size_t next = 0;  // the first element that is not coded
@@ -25,8 +25,8 @@ void put_sparse(BitWriter& out, size_t count, const Level& level) {
   if (next < count) out.put_omega(static_cast<uint32_t>(count + 1 - next));
 }
 
-// Calls set(i, level, negative) for the elements whose level is not 0. Throws at what put_sparse()
-// does not write.
+// Calls set(i, level, negative) for the elements with nonzero levels. Throws for codes that
+// put_sparse() does not write.
 template <class Set>
 void get_sparse(BitReader& in, size_t count, const Set& set) {
   for (size_t next = 0; next < count;) {

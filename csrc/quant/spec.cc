@@ -1,4 +1,4 @@
-// What a code's settings mean: which are allowed, what they cost, how they read.
+// Settings of codes: allowed values, sizes, description.
 #include <string>
 
 #include "common/error.h"

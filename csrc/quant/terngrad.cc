@@ -34,7 +34,7 @@ bool encode_levels(const float* x, size_t count, const CodecSpec& spec, const ui
     scales[0] = largest == 0 ? 0 : std::numeric_limits<float>::quiet_NaN();
     return largest == 0;
   }
-  // About zero, not about the mean: a bucket of equal elements must not be clipped away.
+  // Relative to zero, not to the mean: a bucket of equal elements must not be clipped to zero.
   const double sigma = std::sqrt(lane_sum(count, Squares{x}) / static_cast<double>(count));
   const double clip = kClip * sigma;
   const TernaryGrid grid{clip < double{largest} ? static_cast<float>(clip) : largest};

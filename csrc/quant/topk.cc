@@ -1,5 +1,5 @@
-// The k elements of largest magnitude of a bucket, as they are: all their 16-bit places in rising
-// order, then their float32 values. A last, shorter bucket keeps min(k, its size).
+// The k elements with the largest magnitudes of a bucket, not quantised: their 16-bit places in
+// ascending order, then their float32 values. A last, shorter bucket keeps min(k, its size).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,18 +12,18 @@
 namespace qsgd {
 namespace {
 
-// Columns for each element that is kept: more spare candidates, fewer spare comparisons.
+// Columns per kept element. More of them leave fewer candidates, but take more comparisons.
 constexpr size_t kColumnsEach = 4;
 constexpr size_t kFewestColumns = 32;  // two vectors of 16
 
-// Least for the largest magnitude, and among equals for the first place: no two are equal, so the
-// choice does not depend on how it is searched.
+// Smallest for the largest magnitude, and among equal ones for the first place. No two are equal,
+// so the choice does not depend on the search algorithm.
 uint64_t rank_of(float x, size_t place) { return uint64_t{~magnitude_bits(x)} << 32 | place; }
 uint16_t place_of(uint64_t rank) { return static_cast<uint16_t>(rank); }
 
 size_t kept(size_t count, const CodecSpec& spec) { return std::min<size_t>(count, spec.k); }
 
-// The largest magnitude of each column of a bucket that is written in rows of `columns`.
+// The largest magnitude of each column of a bucket arranged in rows of `columns`.
 QSGD_CLONES
 void column_maxima(const float* x, size_t count, size_t columns, uint32_t* maxima) {
   std::fill_n(maxima, columns, 0u);
@@ -37,7 +37,7 @@ void column_maxima(const float* x, size_t count, size_t columns, uint32_t* maxim
 
 class TopK final : public BucketCode {
  public:
-  // Its bits are those of an element that is kept.
+  // Its bits are those of a kept element.
   constexpr TopK() : BucketCode({"topk", 32, 32, 0, kKeeps | kBiased, 1}) {}
 
   size_t code_bytes(const CodecSpec& spec, size_t count) const override {
@@ -46,7 +46,7 @@ class TopK final : public BucketCode {
   }
 
  private:
-  // Of equal magnitudes the first are kept; NaN counts as the largest, so that it is seen.
+  // Of equal magnitudes the first are kept; NaN counts as the largest, so that it is detected.
   bool encode_bucket(const float* x, size_t count, uint64_t /*first*/, const CodecSpec& spec,
                      const NoiseKey& /*key*/, float* /*scales*/, uint8_t* codes,
                      Scratch& scratch) const override {
@@ -77,11 +77,11 @@ class TopK final : public BucketCode {
     uint32_t* const maxima = scratch.maxima.data();
     uint32_t* const sorted = maxima + columns;
     column_maxima(x, count, columns, maxima);
-    // Of as many columns the largest elements are at least this, so those to keep are, too.
+    // At least `keep` columns have a maximum of at least `least`, and so have the elements to keep.
     std::copy_n(maxima, columns, sorted);
     std::nth_element(sorted, sorted + keep - 1, sorted + columns, std::greater<>());
     const uint32_t least = sorted[keep - 1];
-    if (least == 0 && *std::max_element(maxima, maxima + columns) == 0) {  // the first, then
+    if (least == 0 && *std::max_element(maxima, maxima + columns) == 0) {  // keep the first
       return add_ranks(x, 0, keep, 1, 0, ranks);
     }
     for (size_t c = 0; c < columns; ++c) {
@@ -89,7 +89,8 @@ class TopK final : public BucketCode {
     }
   }
 
-  // Of every `step`th element from `begin` to `end`, where it is at least so large.
+  // Adds the ranks of every `step`th element from `begin` to `end` with a magnitude of at least
+  // `least`.
   static void add_ranks(const float* x, size_t begin, size_t end, size_t step, uint32_t least,
                         std::vector<uint64_t>& ranks) {
     for (size_t i = begin; i < end; i += step) {
@@ -97,8 +98,8 @@ class TopK final : public BucketCode {
     }
   }
 
-  // Calls use(place, value) for each element that was kept; those of places that do not rise, or
-  // lie outside the bucket, no encoder writes.
+  // Calls use(place, value) for each kept element. Ignores places that are not ascending or are
+  // outside the bucket, which no encoder writes.
   template <class Use>
   static void each_kept(const uint8_t* codes, size_t count, const CodecSpec& spec, const Use& use) {
     const size_t keep = kept(count, spec);

@@ -27,13 +27,13 @@ HashLanes begin_hash() {
   return lanes;
 }
 
-// Each step is a bijection of the state and, given the state, of the word.
+// Each step is a bijection of the state and, for a given state, of the word.
 uint32_t stir(uint32_t state, uint32_t word) {
   const uint32_t product = (state ^ word) * kStir;
   return product ^ (product >> 15);
 }
 
-// The lanes are stirred into 16, and these in halves into two.
+// Mixes the lanes into 16, and these by halves into two.
 uint64_t end_hash(HashLanes& lanes) {
   uint32_t* const lane = lanes.word;
   for (size_t i = 16; i < std::size(lanes.word); ++i) lane[i % 16] = stir(lane[i % 16], lane[i]);
@@ -43,7 +43,7 @@ uint64_t end_hash(HashLanes& lanes) {
   return uint64_t{lane[0]} << 32 | lane[1];
 }
 
-// A change of one block's hash changes its term; the terms add up in any order.
+// A change of one block's hash changes its term; the terms are added in any order.
 uint64_t term_of(uint64_t hash, uint64_t index) { return mix(hash + index * 0x9E3779B97F4A7C15u); }
 
 }  // namespace
