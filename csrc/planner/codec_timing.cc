@@ -63,7 +63,7 @@ class CodecRun {
 
   const CodecSpec spec_;
   Workers* const workers_;
-  const size_t part_;  // elements of a task: whole buckets
+  const size_t part_;  // elements per task: complete buckets
   const size_t count_;
   std::vector<float> x_, sum_, scales_;
   std::vector<uint8_t> codes_;

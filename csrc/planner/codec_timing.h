@@ -1,4 +1,4 @@
-// What coding costs a rank, with all the threads that it codes with.
+// Timing of a codec on one rank, with all of its threads.
 #pragma once
 
 #include "common/workers.h"
@@ -6,10 +6,10 @@
 
 namespace qsgd {
 
-// Codes 4 MiB: more than the second-level cache holds, as gradients do. Takes some milliseconds.
+// Codes 4 MiB: more than fits in the L2 cache, as for gradients. Takes some milliseconds.
 CodecCost time_codec(const CodecSpec& spec, Workers* workers);
 
-// Of adding float32 to float32.
+// Time of adding float32 to float32.
 double time_adding_s_per_byte();
 
 }  // namespace qsgd

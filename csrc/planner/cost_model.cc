@@ -11,16 +11,16 @@
 namespace qsgd {
 namespace {
 
-constexpr double kLeastPart = 0.1;           // of the closed form, where lines would lead below it
-constexpr double kSegmentBytes = 256 << 10;  // what overlaps: one segment is coded, one travels
+constexpr double kLeastPart = 0.1;           // of the closed form: lower limit for extrapolations
+constexpr double kSegmentBytes = 256 << 10;  // overlap: one segment is coded while one is in flight
 
-// Both run side by side once the first segment is through.
+// Communication and work overlap, except for the first segment.
 double overlapped(double wire_s, double work_s, double bytes) {
   const double segments = std::max(1.0, std::ceil(bytes / kSegmentBytes));
   return std::max(wire_s, work_s) + std::min(wire_s, work_s) / segments;
 }
 
-// Bytes of an element on the wire.
+// Bytes per element on the wire.
 double width_of(size_t count, const std::optional<CodecSpec>& spec) {
   if (!spec) return sizeof(float);
   return count == 0 ? 0 : spec->mean_bytes(count) / static_cast<double>(count);
@@ -32,7 +32,7 @@ Load load_of(const Machine& m, const AlgorithmTraits& traits, size_t count,
   return traits.load({m.ranks, m.ranks_per_node}, count, width_of(count, spec));
 }
 
-// Adding and coding.
+// Time of adding and coding.
 double work_s(const Machine& m, const Load& load, const std::optional<CodecSpec>& spec) {
   const double adding_s = load.added_bytes * m.add_s_per_byte;
   if (!spec) return adding_s;
@@ -113,24 +113,24 @@ std::vector<Algorithm> Machine::known(bool compressed) const {
 
 namespace {
 
-// By the closed form alone.
+// Prediction by the closed form only.
 double modelled_s(const Machine& m, Algorithm algorithm, size_t count,
                   const std::optional<CodecSpec>& spec) {
   const AlgorithmTraits& traits = traits_of(algorithm);
   const Load load = load_of(m, traits, count, spec);
   Link link = traits.has(kAcross) ? m.across : m.link();
-  if (traits.has(kLeaders)) link.beta_s_per_byte /= m.ranks_per_node;  // which share it otherwise
+  if (traits.has(kLeaders)) link.beta_s_per_byte /= m.ranks_per_node;  // a leader does not share it
   const double shared_s = traits.has(kNeedsNode) ? m.shared(1, load.shared_bytes) : 0;
   return shared_s + load.messages * link.alpha_s +
          overlapped(load.wire_bytes * link.beta_s_per_byte, work_s(m, load, spec), load.wire_bytes);
 }
 
-// How unlike two codes are: schemes count for more than bits.
+// Difference of two codes: the scheme counts more than the bits.
 int distance(const CodecSpec& a, const CodecSpec& b) {
   return (a.scheme == b.scheme ? 0 : 100) + std::abs(a.bits - b.bits);
 }
 
-// What was seen of the algorithm in the code that is most like this one, by size.
+// Observations of the algorithm with the most similar code, by size.
 std::vector<const Observation*> observations(const Machine& m, Algorithm algorithm,
                                              const std::optional<CodecSpec>& spec) {
   std::vector<const Observation*> found;
@@ -148,7 +148,7 @@ std::vector<const Observation*> observations(const Machine& m, Algorithm algorit
   return found;
 }
 
-// What observations took beyond the closed form, by size.
+// Measured time minus the closed form's, by size.
 struct Excess {
   double count;
   double seconds;
@@ -164,8 +164,8 @@ std::vector<Excess> excesses(const Machine& m, Algorithm algorithm,
   return found;
 }
 
-// On straight lines between the sizes that were observed, along the last line beyond them, and as
-// the first below.
+// Interpolates linearly between the observed sizes; beyond them extrapolates the last line, below
+// them uses the first value.
 double excess_s(const std::vector<Excess>& seen, double count) {
   if (seen.empty()) return 0;
   if (seen.size() == 1 || count <= seen.front().count) return seen.front().seconds;

@@ -1,10 +1,10 @@
-// What an allreduce costs on a machine: closed forms over measured constants, corrected by what
-// some allreduces were seen to take. Pure functions.
+// Cost of an allreduce on a machine: closed forms with measured constants, corrected by measured
+// allreduces. Pure functions.
 //
-// T = messages * alpha + wire bytes * beta, coding and adding overlapped with the wire:
-// max(wire, work) + the lesser one's first segment. For the ring of p ranks and n elements of w
-// bytes that is 2 (p-1) alpha + 2 (p-1)/p n w beta (Hockney's model; Thakur et al., Optimization
-// of collective communication operations in MPICH, IJHPCA 2005).
+// T = messages * alpha + wire bytes * beta, overlapped with coding and adding: max(wire, work) +
+// the first segment of the smaller one. For a ring of p ranks and n elements of w bytes this is 2
+// (p-1) alpha + 2 (p-1)/p n w beta (Hockney's model; Thakur et al., Optimization of collective
+// communication operations in MPICH, IJHPCA 2005).
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace qsgd {
 
-// Time of a message of s bytes: alpha + s * beta, with every rank sending and receiving at once.
+// Time of a message of s bytes: alpha + s * beta, while every rank sends and receives.
 struct Link {
   double alpha_s = 0;
   double beta_s_per_byte = 0;
@@ -25,7 +25,7 @@ struct Link {
   }
 };
 
-// Seconds per element, with all the threads that a rank codes with.
+// Seconds per element, with all the threads of a rank.
 struct CodecCost {
   CodecSpec spec;
   double encode_s = 0;
@@ -33,10 +33,10 @@ struct CodecCost {
   double decode_add_s = 0;
 };
 
-// An allreduce of `count` float32, as it was measured.
+// A measured allreduce of `count` float32 elements.
 struct Observation {
   Algorithm algorithm = Algorithm::kDirect;
-  std::optional<CodecSpec> spec;  // of a compressed one
+  std::optional<CodecSpec> spec;  // if compressed
   size_t count = 0;
   double seconds = 0;
 };
@@ -44,14 +44,14 @@ struct Observation {
 // Equal on every rank, so that every rank makes the same plan.
 struct Machine {
   int ranks = 1;
-  int ranks_per_node = 1;  // consecutive ranks; 1 also where nodes hold unequal numbers
-  // What auto stands for here, uncompressed and compressed. It never depends on a tensor's size, so
-  // that a tensor gives the same bits whatever it is fused with.
+  int ranks_per_node = 1;  // consecutive; 1 if the numbers differ between nodes
+  // The algorithms of auto, uncompressed and compressed. They do not depend on a tensor's size, so
+  // that a tensor gives the same bits with any fusion.
   Algorithm exact = Algorithm::kDirect;
   Algorithm coded = Algorithm::kSra;
   Link within;  // messages between the ranks of a node
-  Link across;  // messages between nodes, all ranks of a node at it
-  Link shared;  // one allreduce through a node's memory, per byte of the tensor
+  Link across;  // messages between nodes, while all ranks of a node send
+  Link shared;  // one allreduce in shared memory, per byte of the tensor
   double add_s_per_byte = 0;
   std::vector<CodecCost> codecs;
   std::vector<Observation> observed;
@@ -61,26 +61,26 @@ struct Machine {
     if (algorithm != Algorithm::kAuto) return algorithm;
     return compressed ? coded : exact;
   }
-  // The mean over a rank's peers.
+  // Mean over the links to a rank's peers.
   Link link() const;
-  // Those that were measured; what auto stands for, where none was.
+  // The measured algorithms; if none, the one of auto.
   std::vector<Algorithm> known(bool compressed) const;
-  // Of the codec measured that is most like this one: same scheme and nearest bits, else the
-  // slowest.
+  // Cost of the most similar measured code: same scheme and nearest bits; else the slowest.
   CodecCost codec(const CodecSpec& spec) const;
 };
 
-// Throws a usage error that names the field when a value cannot be.
+// Throws a usage error that names the field if a value is invalid.
 void check(const Machine& machine);
 
-// Seconds of one allreduce of `count` float32; the spec is that of a compressed algorithm. kAuto is
-// what the machine says. What observations of the algorithm, in the code that is most like this
-// one, took beyond the closed form is added: on straight lines between their sizes and beyond.
+// Seconds of one allreduce of `count` float32 elements, with `spec` for a compressed algorithm.
+// kAuto stands for the machine's algorithm. Adds the difference between observations and the closed
+// form, for the most similar code that was observed: interpolated linearly between the observed
+// sizes and extrapolated beyond them.
 double allreduce_s(const Machine& machine, Algorithm algorithm, size_t count,
                    const std::optional<CodecSpec>& spec);
 
-// The same by a reader who hopes for the best: beyond the last observation no more is added than
-// there. It says what is worth a trial, for lines through a few small sizes lead astray.
+// An optimistic estimate: beyond the last observation, no more is added than there. Used to choose
+// trials, because extrapolations from a few small sizes are unreliable.
 double hopeful_s(const Machine& machine, Algorithm algorithm, size_t count,
                  const std::optional<CodecSpec>& spec);
 

@@ -17,7 +17,7 @@ constexpr size_t kLargeBytes =
 constexpr int kSmallRepeats = 25;
 constexpr int kLargeRepeats = 4;
 
-// Sends to `to` while receiving from `from`.
+// Time of sending to `to` while receiving from `from`.
 double exchange_s(Transport& transport, int to, int from, size_t size_bytes, int repeats) {
   const KeptOnFailure<std::vector<char>> out(std::vector<char>(size_bytes, 1));
   KeptOnFailure<std::vector<char>> in(std::vector<char>(size_bytes, 0));
@@ -35,7 +35,7 @@ Link link_to(Transport& transport, int to, int from) {
   return {small_s, std::max(0.0, large_s - small_s) / kLargeBytes};
 }
 
-// Each rank with the next of its node, the last with the first.
+// Each rank sends to the next one of its node, the last to the first.
 Link measure_within(Transport& transport, int per_node) {
   if (per_node == 1) return {};
   const int rank = transport.rank(), first = rank - rank % per_node;
@@ -43,7 +43,7 @@ Link measure_within(Transport& transport, int per_node) {
                  first + (rank + per_node - 1) % per_node);
 }
 
-// Each rank with its fellow on the next node.
+// Each rank sends to the corresponding rank of the next node.
 Link measure_across(Transport& transport, int per_node) {
   const int rank = transport.rank(), size = transport.size();
   if (size == per_node) return {};
@@ -62,7 +62,7 @@ std::vector<double*> times_of(Machine& m) {
   return times;
 }
 
-// Through a node's memory: nothing else explains what these algorithms take.
+// Link of the node's shared memory: the part of the time that other constants do not explain.
 Link measure_shared(Communicator& communicator, const Machine& machine) {
   if (!traits_of(machine.exact).has(kNeedsNode)) return {};
   const auto seconds = [&](size_t size_bytes, int repeats) {

@@ -1,4 +1,4 @@
-// The constants of the cost model, measured on the ranks of this job.
+// Measurement of the cost model's constants on the ranks of this job.
 #pragma once
 
 #include <vector>
@@ -7,9 +7,9 @@
 
 namespace qsgd {
 
-// Exchanges messages among neighbours, all ranks at once, codes a buffer with each of the codecs,
-// and tries the allreduces that a plan may choose. Takes a second or two. Collective; every rank
-// returns the same: the maxima over the ranks, as the slowest rank sets the pace.
+// Exchanges messages between neighbours, on all ranks concurrently, times each of the codecs, and
+// tries the allreduces that a plan may choose. Takes one to two seconds. Collective; every rank
+// returns the same values: the maxima over the ranks, because the slowest rank limits the others.
 //
 // ranks_per_node: consecutive ranks that share a node, a divisor of the number of ranks.
 Machine measure(Communicator& communicator, int ranks_per_node,

@@ -15,11 +15,11 @@ namespace {
 constexpr size_t kLeast = size_t{1} << 10;  // elements
 constexpr size_t kMost = size_t{1} << 22;
 constexpr size_t kStep = 4;
-constexpr double kLong_s = 20e-3;  // a trial; where it takes longer, the wire is all that counts
-constexpr double kFar = 2;         // times the fastest of a kind: not worth a trial
+constexpr double kLong_s = 20e-3;  // a trial; longer ones are limited by the bandwidth only
+constexpr double kFar = 2;         // times the fastest of its kind: not worth a trial
 constexpr double kSample_s = 1e-3;
 constexpr int kMostCalls = 16;
-constexpr double kLargestSum = 1e30;  // they grow p-fold with each call
+constexpr double kLargestSum = 1e30;  // sums grow p-fold with each call
 constexpr double kTrial_s = 6e-3;
 constexpr int kFewestSamples = 5, kMostSamples = 15;
 
@@ -33,7 +33,7 @@ bool is_worth_trying(const Machine& m, Algorithm algorithm) {
   const AlgorithmTraits& traits = traits_of(algorithm);
   if (algorithm == m.exact || algorithm == m.coded) return true;
   if (traits.has(kForComparison)) return false;
-  // Within one node, and where nodes have one rank, it is another algorithm under a new name.
+  // On one node, or with one rank per node, it equals another algorithm.
   return !traits.has(kAcross) || (m.ranks_per_node > 1 && m.ranks > m.ranks_per_node);
 }
 
@@ -46,7 +46,7 @@ std::vector<Candidate> kind(Communicator& communicator, const Machine& m,
   return candidates;
 }
 
-// Those of one kind that are worth a trial at this size, by all that is known.
+// The candidates of one kind that are worth a trial at this size, by the observations so far.
 std::vector<Candidate> promising(const Machine& m, std::vector<Candidate> candidates,
                                  size_t count) {
   const auto expected_s = [&](const Candidate& c) {
@@ -75,7 +75,7 @@ class Trials {
     x_->resize(kMost);
   }
 
-  // They take turns, so that what disturbs the machine disturbs them alike.
+  // Alternates the candidates, so that disturbances affect all alike.
   void run(std::vector<Candidate>& candidates, size_t count, const Machine& m) {
     double round_s = 0;
     for (const Candidate& c : candidates) {
@@ -102,7 +102,7 @@ class Trials {
     std::memcpy(x_->data(), source_.data(), count * sizeof(float));
     std::vector<ReduceTensor> tensors{{x_->data(), x_->data(), count, 0, 0}};
     const auto reduce = [&] { allreduce(communicator_, tensors, {}, c.spec, c.algorithm, 0); };
-    if (calls > 1) reduce();  // finds the caches full of another's data
+    if (calls > 1) reduce();  // the caches contain another candidate's data
     barrier(communicator_.transport);
     return seconds_of([&] {
              for (int i = 0; i < calls; ++i) reduce();

@@ -1,4 +1,4 @@
-// Trial runs of every allreduce that a plan may choose.
+// Trial runs of the allreduces that a plan may choose.
 #pragma once
 
 #include <vector>
@@ -7,13 +7,14 @@
 
 namespace qsgd {
 
-// Adds to machine.observed what allreduces of 4 KB to 16 MB take by every algorithm that suits the
-// ranks: exact ones, and compressed ones in each of the codecs. What would take long is left out,
-// and so is what is far from the fastest of its kind: it will not be chosen. Collective; every rank
-// returns the same.
+// Adds to machine.observed the times of allreduces of 4 KB to 16 MB by every algorithm that suits
+// the ranks: exact ones, and compressed ones with each of the codecs. Skips trials that would take
+// long, or that are far from the fastest of their kind and so would not be chosen. Collective;
+// every rank returns the same.
 void observe(Communicator& communicator, Machine& machine, const std::vector<CodecSpec>& codecs);
 
-// Replaces each value by its maximum over the ranks: the slowest rank sets the pace. Collective.
+// Replaces each value by its maximum over the ranks, because the slowest rank limits the others.
+// Collective.
 void agree_on_maxima(Transport& transport, const std::vector<double*>& values);
 
 }  // namespace qsgd

@@ -12,7 +12,7 @@ namespace qsgd {
 namespace {
 
 constexpr size_t kLargest = size_t{1} << 30;
-constexpr double kAsFast = 0.02;  // a difference that no measurement tells apart
+constexpr double kAsFast = 0.02;  // a difference below the accuracy of measurements
 
 std::string title(const CodecSpec& spec) {
   return spec.scheme == Scheme::kQsgd ? std::to_string(spec.bits) + " bit" : describe(spec);
@@ -20,7 +20,7 @@ std::string title(const CodecSpec& spec) {
 
 bool pays(double coded_s, double other_s, double worth) { return coded_s < other_s * (1 - worth); }
 
-// Buckets such as gradients have: most elements are small, a few large.
+// Buckets similar to gradients: most elements are small, a few large.
 const std::vector<float>& sample() {
   static const std::vector<float> elements = [] {
     std::mt19937 bits(1);
@@ -35,7 +35,7 @@ const std::vector<float>& sample() {
   return elements;
 }
 
-// What a code loses of the sample, as a share of it. All machines find the same.
+// Relative squared error of a code on the sample; equal on all machines.
 double loss(const CodecSpec& spec) {
   const std::vector<float>& x = sample();
   std::vector<float> scales(spec.scales(x.size())), decoded(x.size());
@@ -52,7 +52,8 @@ double loss(const CodecSpec& spec) {
   return lost / all;
 }
 
-// Most accurate first; of two as accurate, by what describes them, so that order never counts.
+// Most accurate first; equal ones by their description, so that the order of the list is
+// irrelevant.
 std::vector<CodecSpec> by_loss(const std::vector<CodecSpec>& codecs) {
   std::vector<std::tuple<double, std::string, CodecSpec>> all;
   for (const CodecSpec& spec : codecs) all.emplace_back(loss(spec), describe(spec), spec);

@@ -20,7 +20,7 @@ double seconds_of(const Run& run) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// The first run warms up and does not count.
+// Median of `repeats` runs after one run for warm-up.
 template <class Run>
 double median_s(int repeats, const Run& run) {
   std::vector<double> seconds;

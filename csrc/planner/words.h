@@ -1,4 +1,4 @@
-// Numbers in sentences.
+// Formatting of numbers for messages.
 #pragma once
 
 #include <string>
