@@ -1,4 +1,4 @@
-// Little messages: fixed-width numbers and length-prefixed text, in host byte order.
+// Small messages: fixed-width numbers and length-prefixed text, in host byte order.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,11 @@ class Writer {
   }
   const std::vector<char>& bytes() const { return bytes_; }
   bool empty() const { return bytes_.empty(); }
-  // Keeps the memory for what is written next.
+  // Keeps the memory for later writes.
   void clear() { bytes_.clear(); }
 
  private:
-  static constexpr size_t kMostMessages = 192;  // are no longer
+  static constexpr size_t kMostMessages = 192;  // typical maximum size
 
   std::vector<char> bytes_;
 };

@@ -1,9 +1,9 @@
-// One binary, the best vector instructions of the machine it runs on.
+// Function clones: one binary that uses the best vector instructions of its machine.
 #pragma once
 
-// Functions marked so are compiled per instruction set and chosen when the library is loaded.
-// -ffp-contract=off keeps their results equal bit for bit. By what a CPU can do, never by its
-// model: "arch=haswell" is chosen on a Haswell and on nothing that came after it.
+// Marked functions are compiled for several instruction sets and selected when the library is
+// loaded. -ffp-contract=off keeps their results bit-identical. Selected by features, not by model:
+// "arch=haswell" is selected on a Haswell only, not on its successors.
 #if !defined(__x86_64__) || !defined(__GNUC__) || defined(QSGD_NO_CLONES)
 #define QSGD_CLONES
 #elif __GNUC__ >= 12 || defined(__clang__)
@@ -12,8 +12,8 @@
 #define QSGD_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 
-// Where a compiler for GPUs reads a header, its functions are for both sides, but tables, and what
-// reads them, for the GPU's.
+// When a GPU compiler reads a header, inline functions are compiled for host and device, but tables
+// and the functions that read them for the device only.
 #if defined(__CUDACC__) || defined(__HIP__)
 #define QSGD_INLINE __host__ __device__ inline __attribute__((always_inline))
 #define QSGD_TABLE __device__

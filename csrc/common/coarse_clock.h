@@ -1,5 +1,5 @@
-// For what lasts seconds: a clock that goes in steps of a few milliseconds, and that it costs a
-// fifth as much to read as the exact one.
+// A clock with a resolution of a few milliseconds, for durations of seconds; reading it takes a
+// fifth of the time of the exact clock.
 #pragma once
 
 #include <time.h>

@@ -27,11 +27,11 @@ constexpr uint32_t bits(int first, More... more) {
 
 bool all(uint32_t found, uint32_t needed) { return (found & needed) == needed; }
 
-// The registers that the operating system saves: of 256 bits, and of 512 with their masks.
+// Registers saved by the operating system: 256 bits; 512 bits with their masks.
 constexpr uint32_t kYmm = bits(1, 2), kZmm = kYmm | bits(5, 6, 7);
 
 bool saves(uint32_t registers) {
-  if (!all(cpuid(1).ecx, bits(27))) return false;  // OSXSAVE: there is an XGETBV
+  if (!all(cpuid(1).ecx, bits(27))) return false;  // OSXSAVE: XGETBV exists
   uint32_t low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return all(low, registers);
@@ -55,15 +55,16 @@ bool has_neon() { return false; }
 }  // namespace qsgd
 
 #if defined(__clang__)
-// Clang's function clones (clones.h) ask the compiler's library which form fits. Its part of that
-// is an empty table in ziglang's, so this stands in its place: levels 3 and 4 of x86-64, all that
-// the clones ask for. It runs while libraries are being loaded and calls nothing outside this file.
+// Clang's function clones (clones.h) query the compiler's library for the CPU's features. In
+// ziglang's library that table is empty, so it is replaced here: levels 3 and 4 of x86-64 are all
+// that the clones query. Runs while libraries are being loaded, and calls nothing outside this
+// file.
 extern "C" {
 #define QSGD_HIDDEN __attribute__((visibility("hidden")))
 QSGD_HIDDEN uint32_t __cpu_features2[4] = {};
 QSGD_HIDDEN int __cpu_indicator_init() {
   using namespace qsgd;
-  constexpr int kLevel3 = 97 - 32, kLevel4 = 98 - 32;  // the table goes on from the 32 of another
+  constexpr int kLevel3 = 97 - 32, kLevel4 = 98 - 32;           // continues the 32 bits of another
   const bool v3 = has_avx2() && all(cpuid(1).ecx, bits(22)) &&  // MOVBE
                   all(cpuid(7).ebx, bits(3, 8)) &&              // BMI 1 and 2
                   all(cpuid(0x80000001).ecx, bits(5));          // LZCNT

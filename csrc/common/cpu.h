@@ -1,8 +1,8 @@
-// What this CPU can run, and functions that are compiled for more than the oldest one.
+// Features of this CPU, and functions compiled for more than the oldest one.
 #pragma once
 
-// The functions between these two are compiled for a CPU with the features in the string. Include
-// what others use as well before them: a function of a shared header must not need such a CPU.
+// Functions between these two macros are compiled for a CPU with the given features. Include shared
+// headers before them: functions used elsewhere must not need such a CPU.
 #define QSGD_PRAGMA(words) _Pragma(#words)
 #if defined(__clang__)
 #define QSGD_BEGIN_TARGET(features) \
@@ -15,8 +15,8 @@
 
 namespace qsgd {
 
-// Whether the CPU and the operating system have what each table of kernels needs. Asked of the
-// machine itself: __builtin_cpu_supports() needs a library of the compiler, which may know nothing.
+// Whether the CPU and the operating system support each table of kernels. Queried directly, because
+// __builtin_cpu_supports() needs a compiler library that may lack the information.
 bool has_avx2();    // AVX2, FMA, F16C, AES
 bool has_avx512();  // AVX-512 F, BW, VL and VBMI, vector AES
 bool has_neon();    // ARMv8 with AES

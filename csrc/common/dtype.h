@@ -41,8 +41,8 @@ inline const DTypeFacts& facts(DType t) {
   return kTable[index];
 }
 
-// Always inlined: a call to it would keep the loops of function clones from being vectorised. To
-// hipcc, std::memcpy is a function of the host's.
+// Always inlined: a call would prevent vectorisation of loops in function clones. Not std::memcpy,
+// which hipcc treats as a host function.
 template <class To, class From>
 QSGD_INLINE To bit_cast(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
@@ -51,7 +51,7 @@ QSGD_INLINE To bit_cast(const From& from) {
   return to;
 }
 
-// |x| as an integer: it has the order of the floats, and from kInfinity on x is Inf or NaN.
+// |x| as an integer: ordered like the floats; kInfinity and above are Inf or NaN.
 QSGD_INLINE uint32_t magnitude_bits(float x) { return bit_cast<uint32_t>(x) & 0x7fffffffu; }
 constexpr uint32_t kInfinity = 0x7f800000u;
 
@@ -61,7 +61,7 @@ struct BFloat16 {
   QSGD_INLINE explicit BFloat16(float x) {
     const auto u = bit_cast<uint32_t>(x);
     if (magnitude_bits(x) > kInfinity) {
-      bits = static_cast<uint16_t>((u >> 16) | 0x40u);  // rounding could turn a NaN into Inf
+      bits = static_cast<uint16_t>((u >> 16) | 0x40u);  // rounding could turn NaN into Inf
     } else {
       bits = static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
     }
@@ -101,7 +101,7 @@ struct Float16 {
   }
 };
 
-// Calls f with a value of the C++ type behind `t`.
+// Calls f with a value of the C++ type for `t`.
 template <class F>
 decltype(auto) dispatch(DType t, F&& f) {
   switch (t) {

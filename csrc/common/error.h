@@ -1,4 +1,4 @@
-// The errors of the core. Python turns each kind into the class of qsgd_hpc.errors of that name.
+// Errors of the core. Python raises the class in qsgd_hpc.errors for each kind.
 #pragma once
 
 #include <stdexcept>
@@ -6,7 +6,7 @@
 
 namespace qsgd {
 
-// What a failed operation means for the caller; crosses threads inside a handle.
+// Kind of a failure; stored in a handle when it crosses threads.
 enum class ErrorKind { kNone, kUsage, kInternal, kRankFailed, kNonFinite };
 
 class Error : public std::runtime_error {

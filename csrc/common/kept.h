@@ -1,4 +1,4 @@
-// Memory that MPI may still write to.
+// Memory to which MPI may still write.
 #pragma once
 
 #include <exception>
@@ -6,9 +6,9 @@
 
 namespace qsgd {
 
-// Owns a value and frees it at the end of the scope, unless an exception ends the scope: a
-// collective that is given up leaves receives behind that cannot be cancelled, and their memory
-// must stay. The job is about to end then.
+// Owns a value and frees it at the end of the scope, unless an exception ends the scope: an aborted
+// collective leaves receives that cannot be cancelled, so their memory must remain. The job is
+// about to end then.
 template <class T>
 class KeptOnFailure {
  public:

@@ -1,4 +1,4 @@
-// Memory for results that the core allocates: their size is known only once the ranks have agreed.
+// Memory for results allocated by the core, whose size depends on all ranks.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace qsgd {
 
-// Uninitialised bytes that begin at a multiple of 64, as frameworks want their tensors.
+// Uninitialised bytes aligned to 64, as frameworks expect for tensors.
 class Memory {
  public:
   Memory() = default;

@@ -1,11 +1,11 @@
-// Names for threads, so that `top -H`, perf and gdb tell ours from the framework's.
+// Thread names, so that `top -H`, perf and gdb distinguish the core's threads from the framework's.
 #pragma once
 
 #include <pthread.h>
 
 namespace qsgd {
 
-// Names the calling thread; Linux takes at most 15 characters.
+// Names the calling thread, with at most 15 characters on Linux.
 inline void name_thread(const char* name) {
 #if defined(__APPLE__)
   pthread_setname_np(name);

@@ -18,7 +18,7 @@ Workers::~Workers() {
 }
 
 void Workers::run(size_t tasks, const std::function<void(size_t)>& task) {
-  if (others_.empty() || tasks <= 1) {  // nobody to wake
+  if (others_.empty() || tasks <= 1) {  // no thread to wake
     for (size_t i = 0; i < tasks; ++i) task(i);
     return;
   }
@@ -31,7 +31,7 @@ void Workers::run(size_t tasks, const std::function<void(size_t)>& task) {
   done_.wait(lock, [this] { return left_ == 0; });
 }
 
-// Takes tasks until none is unclaimed.
+// Executes tasks until all have been started.
 void Workers::work(std::unique_lock<std::mutex>& lock) {
   while (next_ < tasks_) {
     const size_t mine = next_++;

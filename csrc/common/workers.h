@@ -1,4 +1,4 @@
-// Threads that stay, for work that splits into independent tasks.
+// A pool of threads for work that is divided into independent tasks.
 #pragma once
 
 #include <condition_variable>
@@ -10,7 +10,7 @@
 
 namespace qsgd {
 
-// `threads` counts the caller, who takes part: one thread means no other is ever started.
+// `threads` includes the caller, which takes part; with 1, no thread is started.
 class Workers {
  public:
   explicit Workers(int threads);
@@ -20,8 +20,8 @@ class Workers {
 
   int threads() const { return static_cast<int>(others_.size()) + 1; }
 
-  // Calls task(0) ... task(tasks - 1), each once, in any order and on any of the threads; returns
-  // when all are done. Tasks must not throw. One run at a time.
+  // Calls task(0) ... task(tasks - 1), each once, in any order and on any of the threads; blocks
+  // until all are done. Tasks must not throw. One run at a time.
   void run(size_t tasks, const std::function<void(size_t)>& task);
 
  private:

@@ -99,7 +99,6 @@ struct Kernels {
   // butterflies within a few registers are left to the second step.
   //
   // work = x times lift, rotated. Returns |x lift|^2.
-  // work = x times lift, rotated. Returns |x lift|^2.
   float (*eden_rotate)(const float* x, size_t size, float lift, uint32_t seed, float* work);
   // By bits: codes of `work` times scale, in cells. Returns the scalar product of these with their
   // levels.

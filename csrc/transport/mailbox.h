@@ -3,7 +3,6 @@
 // A mailbox is a ring of cache lines. A message uses complete lines, and the mark of its first
 // line, written last, makes it visible: a message of one line needs a single transfer between two
 // cores.
-// says that it is there: one that fits a line is moved by a single transfer between two cores.
 #pragma once
 
 #include <atomic>
