@@ -146,7 +146,7 @@ class GpuMessages : GpuCoder {
       gpu::Piece piece{};
       piece.at = at;
       piece.count = count;
-      piece.tensor = Philox::stir(seed, id);
+      piece.tensor = Philox::mix(seed, id);
       piece.scales_at = message_at + sizeof(WireHeader);
       piece.codes_at = piece.scales_at + spec.scales(count) * sizeof(float);
       piece.first_bucket = gpu::buckets(pieces_, spec);

@@ -126,7 +126,7 @@ py::array_t<uint8_t> output(const Handle& handle) {
 
 void wait_for(Handle& handle) {
   if (!handle.done()) wait_until_done(handle);
-  handle.let_go();
+  handle.release_memory();
   handle.check();
 }
 

@@ -56,7 +56,7 @@ void along_chain(Transport& transport, const Line& line, char* data, size_t size
     // The last send of each round must be matched by a receive before the next round begins, which
     // limits the number of unexpected messages.
     const Completion completion =
-        sends.size() + 1 == kAhead ? Completion::kAsked : Completion::kSent;
+        sends.size() + 1 == kAhead ? Completion::kMatched : Completion::kSent;
     sends.push_back(transport.isend(line.rank_at(line.position + 1), Tag::kData,
                                     data + k * kSegmentBytes, bytes(k), completion));
   }

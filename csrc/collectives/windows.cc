@@ -75,7 +75,8 @@ uint8_t* SendWindow::slot() {
 
 void SendWindow::send(const Segment& segment) {
   const size_t place = next_++ % slots_.size();
-  const Completion completion = place + 1 == slots_.size() ? Completion::kAsked : Completion::kSent;
+  const Completion completion =
+      place + 1 == slots_.size() ? Completion::kMatched : Completion::kSent;
   Slot& slot = slots_[place];
   const bool is_packed = packs(segment);
   const size_t size_bytes = is_packed ? pack(segment, slot.data, slot.packed) : segment.bytes;

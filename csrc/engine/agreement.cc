@@ -71,15 +71,15 @@ Agreement::Agreement(Transport& transport, SharedNode* node, Timeline& timeline,
       messenger_(transport, node, tree_,
                  [this](int child, FrameType type, Reader body) { on_message(child, type, body); }),
       sent_(book_lines(config_)),
-      heard_(tree_.children().size(), HeardBook(book_lines(config_), pool_)),
+      received_(tree_.children().size(), ReceivedBook(book_lines(config_), pool_)),
       names_(book_lines(config_)),
       answers_(tree_.children().size()) {}
 
 void Agreement::submit(std::vector<Submission>& submissions) {
   last_submission_ = Coordinator::Clock::now();
-  told_waits_.clear();  // rank 0 takes these for a sign that this rank goes on
+  reported_waits_.clear();  // the submissions revoke them on rank 0
   for (Submission& submission : submissions) {
-    if (has_others_below()) submission.operation = pool_->twin(submission.operation);
+    if (has_children()) submission.operation = pool_->twin(submission.operation);
     receive(self_, std::move(submission));
   }
   if (relay_.has_reports() && may_report()) send_reports();
@@ -88,13 +88,13 @@ void Agreement::submit(std::vector<Submission>& submissions) {
 void Agreement::leave(const std::string& reason) {
   left_ = true;
   last_submission_ = Coordinator::Clock::now();
-  told_waits_.clear();
-  hear_leave(rank(), reason);
+  reported_waits_.clear();
+  on_leave(rank(), reason);
 }
 
 void Agreement::receive(const RankSet& ranks, Submission submission) {
   note_arrival(ranks, submission);
-  if (is_first()) {
+  if (is_root()) {
     coordinator_.submit(ranks, std::move(submission));
   } else {
     relay_.submit(ranks, std::move(submission));
@@ -106,32 +106,32 @@ void Agreement::receive_whole(int child, Submission submission) {
   const RankSet& below = tree_.below(static_cast<size_t>(child));
   const int32_t set = submission.operation->set;
   if (set == 0) return receive(below, std::move(submission));
-  const Members members = is_first() ? coordinator_.members(set) : relay_.members(set);
+  const Members members = is_root() ? coordinator_.members(set) : relay_.members(set);
   receive(members != nullptr ? below & *members : below, std::move(submission));
 }
 
 bool Agreement::make_progress() {
   if (!agreed_.empty() || measures_next_) return true;
-  const bool heard = messenger_.progress();
-  if (is_first()) {
+  const bool received = messenger_.progress();
+  if (is_root()) {
     answer();
   } else {
     relay_.watch();
     if (relay_.has_reports() && may_report()) send_reports();
   }
-  return heard;
+  return received;
 }
 
 // When tensors become ready one after another, a relay merges reports; otherwise its parent would
 // get a message per tensor from each child. A report is sent immediately if none is unanswered.
 bool Agreement::may_report() const {
-  return answered_ || !has_others_below() ||
+  return answered_ || !has_children() ||
          std::chrono::steady_clock::now() - reported_at_ >= kGathering;
 }
 
 void Agreement::send_reports() {
   answered_ = false;
-  if (has_others_below()) reported_at_ = std::chrono::steady_clock::now();
+  if (has_children()) reported_at_ = std::chrono::steady_clock::now();
   for (const Report& report : relay_.take_reports()) {
     Writer known, items;
     if (!report.whole) {
@@ -154,7 +154,7 @@ void Agreement::send_reports() {
 }
 
 void Agreement::on_message(int child, FrameType type, Reader body) {
-  const auto book = [&]() -> HeardBook& { return heard_.at(static_cast<size_t>(child)); };
+  const auto book = [&]() -> ReceivedBook& { return received_.at(static_cast<size_t>(child)); };
   switch (type) {
     case FrameType::kSubmissions:
       while (!body.done()) receive_whole(child, book().read_item(body));
@@ -176,11 +176,11 @@ void Agreement::on_message(int child, FrameType type, Reader body) {
     }
     case FrameType::kLeave: {
       const auto rank = body.get<int32_t>();
-      return hear_leave(rank, body.text());
+      return on_leave(rank, body.text());
     }
     case FrameType::kBlocked: {
       const auto rank = body.get<int32_t>();
-      return hear_block(rank, read_keys(body));
+      return on_blocked(rank, read_keys(body));
     }
     case FrameType::kResponses:
       return read_responses(body);
@@ -189,16 +189,16 @@ void Agreement::on_message(int child, FrameType type, Reader body) {
       messenger_.flush_down();
       measures_next_ = true;
       return;
-    case FrameType::kTell: {
+    case FrameType::kQuery: {
       const std::vector<Key> keys = read_keys(body);
       Writer names;
       write_keys(keys, names);
-      send_to_relays(FrameType::kTell, names.bytes());
-      return relay_.tell(keys);
+      send_to_relays(FrameType::kQuery, names.bytes());
+      return relay_.report_unmerged(keys);
     }
-    case FrameType::kApart:
-      send_to_relays(FrameType::kApart, {});
-      return relay_.tell_all();
+    case FrameType::kUnmerged:
+      send_to_relays(FrameType::kUnmerged, {});
+      return relay_.report_all_unmerged();
     case FrameType::kFarewell:
       send_down(FrameType::kFarewell, /*last=*/true);
       over_ = true;
@@ -208,11 +208,11 @@ void Agreement::on_message(int child, FrameType type, Reader body) {
                        " of rank " + std::to_string(rank()));
 }
 
-void Agreement::hear_leave(int rank, const std::string& reason) {
-  if (is_first()) {
+void Agreement::on_leave(int rank, const std::string& reason) {
+  if (is_root()) {
     // Operations that only that rank has not submitted fail, so rank 0 needs every report so far
     // and every later one.
-    if (!std::exchange(told_apart_, true)) send_to_relays(FrameType::kApart, {});
+    if (!std::exchange(asked_unmerged_, true)) send_to_relays(FrameType::kUnmerged, {});
     return coordinator_.leave(rank, reason);
   }
   relay_.leave(rank);
@@ -223,8 +223,8 @@ void Agreement::hear_leave(int rank, const std::string& reason) {
   messenger_.send(Messenger::kParent, FrameType::kLeave, item.bytes(), relay_.all_left());
 }
 
-void Agreement::hear_block(int rank, std::vector<Key> waits_for) {
-  if (is_first()) return coordinator_.block(rank, std::move(waits_for));
+void Agreement::on_blocked(int rank, std::vector<Key> waits_for) {
+  if (is_root()) return coordinator_.block(rank, std::move(waits_for));
   relay_.block(rank);
   send_reports();
   Writer items;
@@ -285,8 +285,8 @@ void Agreement::answer() {
 // get responses in the same order, so no two ranks wait for each other.
 void Agreement::address(const Members& recipients, const char* bytes, size_t size) {
   for (size_t child = 0; child < answers_.size(); ++child) {
-    const bool told = recipients == nullptr || tree_.below(child).meets(*recipients);
-    if (told) answers_[child].append(bytes, size);
+    const bool included = recipients == nullptr || tree_.below(child).meets(*recipients);
+    if (included) answers_[child].append(bytes, size);
   }
 }
 
@@ -323,7 +323,7 @@ void Agreement::watch_waits(const Entries& entries) {
   if (config_.deadlock_s > 0 && now - last_submission_ > Seconds(config_.deadlock_s)) {
     report_own_waits(entries);
   }
-  if (!is_first()) return;
+  if (!is_root()) return;
   ask_for_late();
   if (config_.stall_warning_s > 0 && config_.log) {
     for (const std::string& sentence : coordinator_.stalled(config_.stall_warning_s)) {
@@ -343,20 +343,20 @@ void Agreement::ask_for_late() {
   if (keys.empty()) return;
   Writer names;
   write_keys(keys, names);
-  send_to_relays(FrameType::kTell, names.bytes());
+  send_to_relays(FrameType::kQuery, names.bytes());
 }
 
 // Reports to rank 0, once, what the program here waits for; a later submission revokes it.
 void Agreement::report_own_waits(const Entries& entries) {
   std::vector<Key> keys = entries.waited_for(config_.deadlock_s);
-  if (keys == told_waits_ || left_) return;
-  told_waits_ = keys;
-  if (!keys.empty()) hear_block(rank(), std::move(keys));
+  if (keys == reported_waits_ || left_) return;
+  reported_waits_ = keys;
+  if (!keys.empty()) on_blocked(rank(), std::move(keys));
 }
 
 // If several ranks are reported together, the one that was last is recorded last.
 void Agreement::note_arrival(const RankSet& ranks, const Submission& submission) {
-  if (!timeline_.on() || (!is_first() && ranks != self_)) return;
+  if (!timeline_.on() || (!is_root() && ranks != self_)) return;
   const Operation& o = *submission.operation;
   std::vector<int> order = ranks.list();
   const auto last = std::find(order.begin(), order.end(), submission.last);

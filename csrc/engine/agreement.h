@@ -61,36 +61,36 @@ class Agreement {
   bool is_over() const { return over_; }  // every rank has left
   // Whether messages may arrive although this rank has nothing pending; has_sets_of_others():
   // whether that may become so soon.
-  bool must_listen() const {
+  bool must_poll() const {
     return left_ || coordinator_.watches_others() || relay_.watches_others() ||
            relay_.has_reports();
   }
   bool has_sets_of_others() const {
-    return is_first() ? coordinator_.has_sets_of_others() : relay_.has_sets_of_others();
+    return is_root() ? coordinator_.has_sets_of_others() : relay_.has_sets_of_others();
   }
   // Whether this rank has children, whose messages it must check for even when idle.
-  bool has_others_below() const { return !tree_.children().empty(); }
+  bool has_children() const { return !tree_.children().empty(); }
   // Whether sleeping on this rank delays messages between other ranks.
-  bool is_on_the_way() const { return tree_.is_on_the_way(); }
+  bool is_intermediate() const { return tree_.is_intermediate(); }
 
   // On rank 0:
   void tune(const Tuning& tuning) { coordinator_.tune(tuning); }
-  void know_machine(const Machine& machine, const PlanRequest& request, Workers* workers) {
-    coordinator_.know_machine(machine, request, workers);
+  void set_machine(const Machine& machine, const PlanRequest& request, Workers* workers) {
+    coordinator_.set_machine(machine, request, workers);
   }
 
   BytesGiven bytes_sent() const { return messenger_.bytes_sent(); }
-  uint64_t messages_heard() const { return messenger_.heard(); }
+  uint64_t messages_heard() const { return messenger_.messages_received(); }
 
  private:
   int rank() const { return transport_.rank(); }
   int size() const { return transport_.size(); }
-  bool is_first() const { return rank() == 0; }
+  bool is_root() const { return rank() == 0; }
   void receive(const RankSet& ranks, Submission submission);
   void receive_whole(int child, Submission submission);
   void on_message(int child, FrameType type, Reader body);
-  void hear_leave(int rank, const std::string& reason);
-  void hear_block(int rank, std::vector<Key> waits_for);
+  void on_leave(int rank, const std::string& reason);
+  void on_blocked(int rank, std::vector<Key> waits_for);
   void read_responses(Reader& body);
   void answer();
   void address(const Members& recipients, const char* bytes, size_t size);
@@ -114,18 +114,18 @@ class Agreement {
   Messenger messenger_;
   SentBook sent_;
   std::shared_ptr<OperationPool> pool_ = std::make_shared<OperationPool>();
-  std::vector<HeardBook> heard_;  // by child
+  std::vector<ReceivedBook> received_;  // by child
   NameBook names_;
   std::vector<Response> agreed_;
   bool measures_next_ = false;
-  bool told_apart_ = false;  // on rank 0: relays have been asked to forward every report unmerged
+  bool asked_unmerged_ = false;  // on rank 0: every report is requested unmerged
   std::chrono::steady_clock::time_point reported_at_;  // last report to the parent
   bool answered_ = true;                               // a response has arrived since
   bool left_ = false;
   bool over_ = false;
   Coordinator::Clock::time_point last_watch_ = Coordinator::Clock::now();
   Coordinator::Clock::time_point last_submission_ = Coordinator::Clock::now();
-  std::vector<Key> told_waits_;  // the last waits that rank 0 was told of
+  std::vector<Key> reported_waits_;  // the last waits reported to rank 0
   // Members only to reuse their memory:
   std::vector<Writer> answers_;  // by child
   Writer answer_;

@@ -137,7 +137,7 @@ uint16_t SentBook::add(const OperationPtr& operation) {
   return lines_[operation->key()] = prepared_[operation.get()] = static_cast<uint16_t>(place);
 }
 
-Submission HeardBook::read_item(Reader& from) {
+Submission ReceivedBook::read_item(Reader& from) {
   Submission submission{std::make_shared<const Operation>(read_operation(from))};
   submission.nmse = from.get<double>();
   submission.rows = read_list(from);
@@ -148,14 +148,14 @@ Submission HeardBook::read_item(Reader& from) {
   return submission;
 }
 
-void HeardBook::add(const OperationPtr& operation) {
+void ReceivedBook::add(const OperationPtr& operation) {
   if (capacity_ == 0) return;
   const size_t place = place_of(written_++, capacity_);
   if (place == lines_.size()) lines_.emplace_back();
   lines_[place] = operation;
 }
 
-std::vector<Submission> HeardBook::read_known(Reader& from) {
+std::vector<Submission> ReceivedBook::read_known(Reader& from) {
   std::vector<Submission> submissions;
   for (const uint16_t number : read_numbers(from)) submissions.push_back({lines_.at(number)});
   for (Submission& submission : submissions) {

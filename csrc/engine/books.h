@@ -68,9 +68,9 @@ class SentBook {
 };
 
 // Operations received from one child.
-class HeardBook {
+class ReceivedBook {
  public:
-  HeardBook(size_t capacity, std::shared_ptr<OperationPool> pool)
+  ReceivedBook(size_t capacity, std::shared_ptr<OperationPool> pool)
       : capacity_(capacity), pool_(std::move(pool)) {}
 
   // Read what SentBook::write() has written: one item, or all known ones.

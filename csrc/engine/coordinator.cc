@@ -33,14 +33,14 @@ void note_rows(const RankSet& ranks, const RankSet& all, const Submission& submi
 }
 
 // Zeros do not change a sum; for other operations, a joined rank has no defined input.
-bool can_go_on_without(const Operation& o) {
+bool can_run_without_joined(const Operation& o) {
   return o.kind == OpKind::kJoin ||
          (o.kind == OpKind::kAllreduce &&
           (o.args.op <= ReduceOp::kAverage || o.args.op == ReduceOp::kAdasum));
 }
 
 // Formats which ranks wait for which operations.
-std::string who_waits(const std::map<Key, std::vector<int>>& waiting) {
+std::string describe_waits(const std::map<Key, std::vector<int>>& waiting) {
   std::string who;
   size_t listed = 0;
   for (const auto& [key, ranks] : waiting) {
@@ -105,7 +105,7 @@ void Coordinator::submit(const RankSet& ranks, Submission submission) {
   } else if (!left_.empty()) {
     fail_unreachable();
   }
-  if (o.group) settle(group_of(o));
+  if (o.group) complete_group(group_of(o));
 }
 
 void Coordinator::ungroup(Pending& p, const Operation& other) {
@@ -119,7 +119,7 @@ void Coordinator::break_group(const GroupKey& key, ErrorKind error, const std::s
   ready_.fail_group(key, error, fault);
 }
 
-void Coordinator::settle(const GroupKey& key) {
+void Coordinator::complete_group(const GroupKey& key) {
   const Members ranks = sets_.at(key.first);
   if (!groups_.is_whole(key, *ranks, joined_)) return;
   const bool broken = groups_.fault_of(key).kind != ErrorKind::kNone;
@@ -177,7 +177,7 @@ void Coordinator::join(int rank) {
     if (counted && p.missing.empty()) agree(it);
     it = next;
   }
-  for (const GroupKey& key : groups_.keys()) settle(key);
+  for (const GroupKey& key : groups_.keys()) complete_group(key);
 }
 
 void Coordinator::agree(Table::iterator it) {
@@ -204,7 +204,7 @@ void Coordinator::agree(Table::iterator it) {
 void Coordinator::decide(Agreed& agreed, const Pending& p) {
   const Operation& o = *agreed.operation;
   const std::string joined = listed((joined_ & *p.ranks).list());
-  if (!joined.empty() && !can_go_on_without(o)) {
+  if (!joined.empty() && !can_run_without_joined(o)) {
     agreed.error = ErrorKind::kInternal;
     agreed.message = "tensor '" + o.name + "': rank(s) " + joined + " have joined, so there can " +
                      "be no " + describe(o.kind) + " until all ranks have; only sums, averages " +
@@ -228,13 +228,13 @@ void Coordinator::decide(Agreed& agreed, const Pending& p) {
   }
 }
 
-void Coordinator::know_machine(const Machine& machine, const PlanRequest& request,
-                               Workers* workers) {
+void Coordinator::set_machine(const Machine& machine, const PlanRequest& request,
+                              Workers* workers) {
   economy_.set(machine, request, workers);
   waits_for_machine_ = false;
 }
 
-void Coordinator::decide_how_they_travel() {
+void Coordinator::choose_codings() {
   for (Agreed& agreed : ready_.waiting()) {
     if (agreed.decided || agreed.error != ErrorKind::kNone) continue;
     agreed.decided = true;
@@ -296,7 +296,7 @@ std::vector<Response> Coordinator::take_ready() {
   const bool waits = *tuning_.cycle_time_s > 0 && left_.empty();  // no more come if a rank left
   const auto now = waits ? std::chrono::steady_clock::now() : ready_since_;
   if (waits && Seconds(now - ready_since_).count() < *tuning_.cycle_time_s) return {};
-  decide_how_they_travel();
+  choose_codings();
   std::vector<Response> responses = ready_.take(*tuning_.fusion_bytes);
   for (Response& r : responses) {
     r.segment = *tuning_.segment;
@@ -394,18 +394,18 @@ void Coordinator::block(int rank, std::vector<Key> waits_for) {
 void Coordinator::fail_deadlocked() {
   if (blocked_.size() + left_.size() < static_cast<size_t>(size_)) return;
   std::map<Key, std::vector<int>> waiting;
-  RankSet going_on = *sets_.at(0);
-  for (const auto& [rank, reason] : left_) going_on.remove(rank);
+  RankSet running = *sets_.at(0);
+  for (const auto& [rank, reason] : left_) running.remove(rank);
   for (const auto& [rank, keys] : blocked_) {
     for (const Key& key : keys) {
       const auto it = pending_.find(key);
       if (it == pending_.end() || !it->second.has.has(rank)) continue;
-      going_on.remove(rank);
+      running.remove(rank);
       waiting[key].push_back(rank);
     }
   }
-  if (!going_on.empty()) return;
-  const std::string who = who_waits(waiting);
+  if (!running.empty()) return;
+  const std::string who = describe_waits(waiting);
   for (const auto& [key, ranks] : waiting) {
     const auto it = pending_.find(key);
     if (it == pending_.end() || it->second.operation->kind == OpKind::kJoin) continue;
@@ -429,7 +429,7 @@ std::vector<std::string> Coordinator::stalled(double patience_s) {
     const bool late = Seconds(now - pending.since).count() >= patience_s;
     if (pending.warned || !late || pending.operation->kind == OpKind::kJoin) continue;
     pending.warned = true;
-    sentences.push_back(waits(key, pending) +
+    sentences.push_back(describe_wait(key, pending) +
                         ". Those ranks are slow, stuck, or take another path through the script.");
   }
   return sentences;
@@ -452,13 +452,14 @@ std::string Coordinator::overdue(double patience_s) const {
   for (const auto& [key, pending] : pending_) {
     const bool late = Seconds(now - pending.since).count() >= patience_s;
     if (!late || pending.operation->kind == OpKind::kJoin) continue;
-    return waits(key, pending) + ", longer than QSGD_STALL_SHUTDOWN_S allows, so the job ends. " +
+    return describe_wait(key, pending) +
+           ", longer than QSGD_STALL_SHUTDOWN_S allows, so the job ends. " +
            "Look at those ranks' own output, or allow more.";
   }
   return {};
 }
 
-std::string Coordinator::waits(const Key& key, const Pending& pending) const {
+std::string Coordinator::describe_wait(const Key& key, const Pending& pending) const {
   const auto waited =
       std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - pending.since);
   return "tensor '" + key.second + "' has waited " + std::to_string(waited.count()) + " s for " +

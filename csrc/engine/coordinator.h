@@ -42,7 +42,7 @@ class Coordinator {
   // machine.
   std::vector<Response> take_ready();
   bool waits_for_machine() const { return waits_for_machine_; }
-  void know_machine(const Machine& machine, const PlanRequest& request, Workers* workers);
+  void set_machine(const Machine& machine, const PlanRequest& request, Workers* workers);
   // One sentence per tensor that has waited longer than `patience_s` for some ranks; each tensor
   // once.
   std::vector<std::string> stalled(double patience_s);
@@ -84,7 +84,7 @@ class Coordinator {
   void remove_set(Agreed& agreed);
   // Completes a group that all ranks have submitted; members that only some ranks have make it
   // fail.
-  void settle(const GroupKey& key);
+  void complete_group(const GroupKey& key);
   // Removes the tensor from its group, because the ranks disagree on the group.
   void ungroup(Pending& pending, const Operation& other);
   // Fails the members of the group, including those submitted later.
@@ -93,8 +93,8 @@ class Coordinator {
   void fail_unreachable();
   void fail_deadlocked();
   std::string ranks_missing(const Pending& pending) const;
-  std::string waits(const Key& key, const Pending& pending) const;
-  void decide_how_they_travel();
+  std::string describe_wait(const Key& key, const Pending& pending) const;
+  void choose_codings();
   std::optional<CodecSpec> coding(const Operation& operation, double nmse);
   Algorithm algorithm(const Agreed& agreed);
   void push(Agreed agreed);

@@ -61,8 +61,8 @@ std::optional<CodecSpec> Economy::choose_bits(const CodecSpec& spec, size_t coun
                    : " does not pay here at any size");
   }
   Known& asked = known(spec);
-  if (!asked.told) news_.push_back(news + "; of those that pay, the fastest is used");
-  asked.told = true;
+  if (!asked.reported) news_.push_back(news + "; of those that pay, the fastest is used");
+  asked.reported = true;
   return choose(*machine_, count, request).spec;
 }
 
@@ -70,7 +70,7 @@ std::optional<CodecSpec> Economy::decide(const std::optional<CodecSpec>& coding,
                                          size_t count) {
   if (!machine_ || !coding) return coding;
   if (!auto_bits && planning_ != Planning::kChoose) return coding;
-  if (!auto_bits) tell_of(*coding);
+  if (!auto_bits) report_choice(*coding);
   const std::optional<size_t> least = least_count(*coding);
   return least && count >= *least ? coding : std::nullopt;
 }
@@ -109,10 +109,10 @@ std::optional<size_t> Economy::least_count(const CodecSpec& spec) {
   return *code.least;
 }
 
-void Economy::tell_of(const CodecSpec& spec) {
+void Economy::report_choice(const CodecSpec& spec) {
   Known& code = known(spec);
-  if (code.told) return;
-  code.told = true;
+  if (code.reported) return;
+  code.reported = true;
   const std::optional<size_t> least = least_count(spec);
   PlanRequest request = request_;
   request.codecs = {spec};

@@ -51,13 +51,13 @@ class Economy {
     std::optional<std::optional<size_t>> least;       // smallest count for which it pays, if any
     std::map<size_t, std::optional<CodecSpec>> bits;  // by count, for auto_bits
     std::map<size_t, Algorithm> algorithms;           // by count
-    bool told = false;
+    bool reported = false;
   };
 
   Known& known(const std::optional<CodecSpec>& spec);
   std::optional<size_t> least_count(const CodecSpec& spec);
   std::optional<CodecSpec> choose_bits(const CodecSpec& spec, size_t count);
-  void tell_of(const CodecSpec& spec);
+  void report_choice(const CodecSpec& spec);
 
   const int size_;
   const Planning planning_;

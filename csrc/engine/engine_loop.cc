@@ -140,10 +140,10 @@ void Engine::sleep_if_idle(bool busy, std::unique_lock<std::mutex>& driving) {
   }
   std::unique_lock<std::mutex> lock(mutex_);
   const auto work = [this] { return !entries_.empty() || leaving_ || abort_->raised(); };
-  if (!agreement_.must_listen() && !work()) {
+  if (!agreement_.must_poll() && !work()) {
     const auto nap = agreement_.has_sets_of_others() ? kShortNap : kLongNap;
     driving.unlock();
-    if (rank() == 0 || agreement_.has_others_below()) {
+    if (rank() == 0 || agreement_.has_children()) {
       changed_.wait_for(lock, nap, work);
     } else {
       changed_.wait(lock, work);
@@ -155,7 +155,7 @@ void Engine::sleep_if_idle(bool busy, std::unique_lock<std::mutex>& driving) {
   lock.unlock();
   std::chrono::nanoseconds nap = backoff_.pause_or_nap();
   if (nap.count() == 0) return;
-  if (agreement_.is_on_the_way()) {
+  if (agreement_.is_intermediate()) {
     const auto now = std::chrono::steady_clock::now();
     if (!idle_since_) idle_since_ = now;
     nap = std::min(nap, std::max(kRelayNap, (now - *idle_since_) / kRelayShare));
@@ -184,7 +184,7 @@ void Engine::learn_machine() {
   }
   PlanRequest request;
   (is_compressed(config_.algorithm) ? request.coded : request.exact) = config_.algorithm;
-  agreement_.know_machine(machine, request, workers_.get());
+  agreement_.set_machine(machine, request, workers_.get());
   trials_.know(std::move(machine));
   wake_all();
 }

@@ -30,11 +30,11 @@ StandIn stand_in(const OperationPtr& operation, const std::shared_ptr<AbortFlag>
 
 void Executor::carry_out(const std::vector<Response>& responses) {
   for (const Response& response : responses) {
-    if (response.error == ErrorKind::kNone) end_settled();
+    if (response.error == ErrorKind::kNone) end_finished();
     carry_out(response);
-    if (response.error == ErrorKind::kNone) end_settled();
+    if (response.error == ErrorKind::kNone) end_finished();
   }
-  end_settled();
+  end_finished();
 }
 
 void Executor::carry_out(const Response& response) {
@@ -51,7 +51,7 @@ void Executor::carry_out(const Response& response) {
   for (size_t i = 0; i < outcomes.size(); ++i) {
     held_.emplace_back(Key(response.set, response.names[i]), std::move(outcomes[i]));
   }
-  if (!response.group_goes_on) settle_held(response.grouped);
+  if (!response.group_goes_on) finish_held(response.grouped);
 }
 
 std::vector<Outcome> Executor::work(const Response& response) {
@@ -99,7 +99,7 @@ void Executor::change_sets(const Operation& operation, int64_t id) {
 }
 
 // If one member of a group fails, all do.
-void Executor::settle_held(bool grouped) {
+void Executor::finish_held(bool grouped) {
   const auto fault = std::find_if(held_.begin(), held_.end(), [](const Ended& ended) {
     return ended.second.error != ErrorKind::kNone;
   });
@@ -110,17 +110,17 @@ void Executor::settle_held(bool grouped) {
       outcome.message = first.message;
     }
   }
-  std::move(held_.begin(), held_.end(), std::back_inserter(settled_));
+  std::move(held_.begin(), held_.end(), std::back_inserter(finished_));
   held_.clear();
 }
 
-void Executor::end_settled() {
-  std::vector<Ended> settled;
-  settled.swap(settled_);
+void Executor::end_finished() {
+  std::vector<Ended> finished;
+  finished.swap(finished_);
   if (landing_.empty()) {
-    entries_.end(std::move(settled));
+    entries_.end(std::move(finished));
   } else {
-    in_flight_.emplace_back(std::exchange(landing_, {}), std::move(settled));
+    in_flight_.emplace_back(std::exchange(landing_, {}), std::move(finished));
   }
   end_landed();
 }

@@ -60,8 +60,8 @@ class Executor {
   void carry_out(const Response& response);
   std::vector<Outcome> work(const Response& response);
   void change_sets(const Operation& operation, int64_t id);
-  void settle_held(bool grouped);
-  void end_settled();
+  void finish_held(bool grouped);
+  void end_finished();
   void count(const std::vector<Entry*>& entries, double seconds, double coding_s);
 
   Communicator communicator_;
@@ -69,8 +69,8 @@ class Executor {
   ProcessSets& sets_;
   const std::shared_ptr<AbortFlag> abort_;
   const Note note_;
-  std::vector<Ended> held_;     // of a group with more responses to come
-  std::vector<Ended> settled_;  // to be completed next
+  std::vector<Ended> held_;      // of a group with more responses to come
+  std::vector<Ended> finished_;  // to be completed next
   // Copies of results to devices; and operations that complete when their copies have finished,
   // while other responses are executed.
   std::vector<std::shared_ptr<Staging>> landing_;

@@ -49,7 +49,7 @@ void Handle::check() const {
   throw Error(kind_, message_);
 }
 
-void Handle::let_go() {
+void Handle::release_memory() {
   std::shared_ptr<void> keep;  // released after the lock: its destructor may run any code
   const std::lock_guard<std::mutex> lock(mutex_);
   if (done() && kind_ != ErrorKind::kRankFailed) keep.swap(keep_);

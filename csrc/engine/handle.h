@@ -48,7 +48,7 @@ class Handle {
   // Throws the operation's error if it failed.
   void check() const;
   // Releases `keep`, if done.
-  void let_go();
+  void release_memory();
   // Returns the results. Throws a usage error while the operation is in flight, and the operation's
   // error.
   std::shared_ptr<const Result> result() const;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kFrameBytes = 64 << 10;
 // A rank with a mailbox gets few messages by MPI, and each test costs time.
-constexpr unsigned kLooks = 16;
+constexpr unsigned kChecks = 16;
 
 }  // namespace
 
@@ -89,7 +89,7 @@ bool Messenger::progress() {
   bool any = false;
   outgoing_.remove_if([](Outgoing& sent) { return sent.request->test(); });
   for (const auto& peer : peers_) {
-    while (peer->open && hear(*peer)) {
+    while (peer->open && receive(*peer)) {
       any = true;
       if (peer->is_parent()) break;
     }
@@ -98,16 +98,16 @@ bool Messenger::progress() {
 }
 
 // Handles the next frame from either channel; returns false if it has not arrived.
-bool Messenger::hear(Peer& peer) {
+bool Messenger::receive(Peer& peer) {
   if (peer.inbox && !peer.has_mail) peer.has_mail = peer.inbox->take(peer.mail);
-  if (peer.has_mail && header_of(peer.mail).number == peer.heard) {
+  if (peer.has_mail && header_of(peer.mail).number == peer.received) {
     peer.has_mail = false;
     handle(peer, peer.mail);
     return true;
   }
-  const bool looks = !peer.inbox || peer.has_mail || ++peer.looks % kLooks == 0;
-  if (!peer.arrived && looks) peer.arrived = peer.request->test();
-  if (!peer.arrived || header_of(peer.buffer).number != peer.heard) return false;
+  const bool checks = !peer.inbox || peer.has_mail || ++peer.checks % kChecks == 0;
+  if (!peer.arrived && checks) peer.arrived = peer.request->test();
+  if (!peer.arrived || header_of(peer.buffer).number != peer.received) return false;
   // A copy, so that the next frame can arrive in the buffer meanwhile.
   const Header header = header_of(peer.buffer);
   const std::vector<char> frame(peer.buffer.begin(),
@@ -119,10 +119,10 @@ bool Messenger::hear(Peer& peer) {
 
 void Messenger::handle(Peer& peer, const std::vector<char>& frame) {
   const Header header = header_of(frame);
-  ++peer.heard;
+  ++peer.received;
   peer.open = !header.last;
   const char* const body = frame.data() + sizeof header;
-  if (!header.more) heard_.fetch_add(1, std::memory_order_relaxed);
+  if (!header.more) received_.fetch_add(1, std::memory_order_relaxed);
   if (!header.more && peer.message.empty()) {
     return on_message_(peer.child, header.type, Reader(body, header.size_bytes));
   }

@@ -36,8 +36,8 @@ enum class FrameType : uint8_t {
   kResponses,
   kFarewell,
   kMeasure,
-  kTell,   // asks which ranks are ready for these operations
-  kApart,  // asks for all reports unmerged from now on
+  kQuery,     // asks which ranks are ready for these operations
+  kUnmerged,  // asks for all reports unmerged from now on
 };
 
 class Messenger {
@@ -59,7 +59,7 @@ class Messenger {
   // has taken part in the next operation.
   void flush_down();
   BytesGiven bytes_sent() const;
-  uint64_t heard() const { return heard_.load(std::memory_order_relaxed); }  // messages
+  uint64_t messages_received() const { return received_.load(std::memory_order_relaxed); }
 
  private:
   struct Header {
@@ -75,14 +75,14 @@ class Messenger {
     bool is_parent() const { return child == kParent; }
     std::optional<Outbox> outbox;
     std::optional<Inbox> inbox;
-    uint32_t sent = 0;   // frames
-    uint32_t heard = 0;  // frames, in order
+    uint32_t sent = 0;      // frames
+    uint32_t received = 0;  // frames, in order
     std::vector<char> mail;
     bool has_mail = false;  // not yet handled
     std::vector<char> buffer;
     RequestPtr request;
     bool arrived = false;  // in the buffer, not yet handled
-    unsigned looks = 0;
+    unsigned checks = 0;
     std::vector<char> message;  // frames received so far
     bool open = true;
   };
@@ -95,7 +95,7 @@ class Messenger {
   void join_mailboxes(Peer& peer);
   void listen(Peer& peer);
   void post(Peer& peer, Header header, const char* body);
-  bool hear(Peer& peer);
+  bool receive(Peer& peer);
   static Header header_of(const std::vector<char>& frame);
   void handle(Peer& peer, const std::vector<char>& frame);
 
@@ -108,7 +108,7 @@ class Messenger {
   std::vector<char> frame_;  // the frame being sent
   std::atomic<uint64_t> sent_bytes_{0};
   std::atomic<uint64_t> mailed_bytes_{0};
-  std::atomic<uint64_t> heard_{0};
+  std::atomic<uint64_t> received_{0};
 };
 
 }  // namespace qsgd

@@ -197,14 +197,14 @@ bool operator==(const Operation& a, const Operation& b) {
 
 void write(const Operation& operation, Writer& to) {
   visit_fields([&](const Field& field, auto get) {
-    if (field.travels) write(get(operation), to);
+    if (field.is_sent) write(get(operation), to);
   });
 }
 
 Operation read_operation(Reader& from) {
   Operation operation;
   visit_fields([&](const Field& field, auto get) {
-    if (field.travels) read(from, get(operation));
+    if (field.is_sent) read(from, get(operation));
   });
   return operation;
 }

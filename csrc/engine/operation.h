@@ -114,7 +114,7 @@ struct Field {
   const char* what = "";    // what the ranks differ in, for the error
   const char* remedy = "";  // how to fix it
   bool fuses = true;        // tensors that differ in it may share a message
-  bool travels = true;      // is sent to rank 0
+  bool is_sent = true;      // is sent to rank 0
 };
 
 // Calls visit(Field, get) for each field of an operation; get(operation) is the value. The
@@ -124,46 +124,46 @@ template <class Visit>
 void visit_fields(const Visit& visit) {
 #define QSGD_VALUE(member) [](auto& operation) -> auto& { return operation.member; }
   using C = Compared;
-  constexpr bool kApart = false;
+  constexpr bool kNotFused = false;
   visit(Field{"kind", C::kAlways, "operation",
-              "Every rank must call the same operation under one name.", kApart},
+              "Every rank must call the same operation under one name.", kNotFused},
         QSGD_VALUE(kind));
   visit(Field{"name"}, QSGD_VALUE(name));
-  visit(Field{"process_set", C::kNever, "", "", kApart}, QSGD_VALUE(set));
+  visit(Field{"process_set", C::kNever, "", "", kNotFused}, QSGD_VALUE(set));
   visit(Field{"dtype", C::kAlways, "element type",
-              "Every rank must submit the same type; cast the tensor before the call.", kApart},
+              "Every rank must submit the same type; cast the tensor before the call.", kNotFused},
         QSGD_VALUE(args.dtype));
   visit(Field{"shape", C::kButRows, "shape",
               "Every rank must submit equal shapes; check that the model is built identically on "
               "every rank."},
         QSGD_VALUE(shape));
-  visit(Field{"root", C::kAlways, "root rank", "Every rank must name the same root.", kApart},
+  visit(Field{"root", C::kAlways, "root rank", "Every rank must name the same root.", kNotFused},
         QSGD_VALUE(root));
-  visit(Field{"splits", C::kNever, "", "", kApart, /*travels=*/false}, QSGD_VALUE(splits));
+  visit(Field{"splits", C::kNever, "", "", kNotFused, /*is_sent=*/false}, QSGD_VALUE(splits));
   visit(Field{"ranks", C::kAlways, "process set",
               "All ranks of the job must add and remove the same process sets in the same order.",
-              kApart},
+              kNotFused},
         QSGD_VALUE(ranks));
   visit(Field{"group", C::kAlways, "group", "Every rank must submit a group of the same tensors."},
         QSGD_VALUE(group));
-  visit(Field{"op", C::kOfReductions, "reduction", "Every rank must pass the same op.", kApart},
+  visit(Field{"op", C::kOfReductions, "reduction", "Every rank must pass the same op.", kNotFused},
         QSGD_VALUE(args.op));
   visit(Field{"prescale", C::kOfReductions, "prescale factor",
-              "Every rank must pass the same factors.", kApart},
+              "Every rank must pass the same factors.", kNotFused},
         QSGD_VALUE(args.prescale));
   visit(Field{"postscale", C::kOfReductions, "postscale factor",
-              "Every rank must pass the same factors.", kApart},
+              "Every rank must pass the same factors.", kNotFused},
         QSGD_VALUE(args.postscale));
   visit(Field{"coding", C::kOfReductions, "compression",
               "Every rank must compress alike; set QSGD_BITS for the whole job (qsgd-hpc run "
               "--bits does), not in one rank's shell."},
         QSGD_VALUE(coding));
-  visit(Field{"lasting", C::kNever, "", "", kApart}, QSGD_VALUE(lasting));
-  visit(
-      Field{"check_finite", C::kOfReductions, "check for NaN",
-            "A gradient and another tensor share this name; give each a name of its own.", kApart},
-      QSGD_VALUE(check_finite));
-  visit(Field{"on_device", C::kNever, "", "", kApart}, QSGD_VALUE(on_device));
+  visit(Field{"lasting", C::kNever, "", "", kNotFused}, QSGD_VALUE(lasting));
+  visit(Field{"check_finite", C::kOfReductions, "check for NaN",
+              "A gradient and another tensor share this name; give each a name of its own.",
+              kNotFused},
+        QSGD_VALUE(check_finite));
+  visit(Field{"on_device", C::kNever, "", "", kNotFused}, QSGD_VALUE(on_device));
 #undef QSGD_VALUE
 }
 

@@ -12,7 +12,7 @@ std::vector<float> Owed::values() const {
   std::vector<float> values(count_);
   const auto copy = device.take_pinned(count_ * sizeof(float));
   device.copy(copy.get(), there_.data(), count_ * sizeof(float));
-  device.settle();
+  device.synchronize();
   std::memcpy(values.data(), copy.get(), count_ * sizeof(float));
   return values;
 }

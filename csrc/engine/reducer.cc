@@ -33,11 +33,12 @@ Reducer::Reducer(Communicator communicator, std::vector<int> ranks, ReducerConfi
             return coded_here(count, bucket, id, owners);
           },
           [this](size_t count, uint32_t bucket, uint32_t id, int owners) {
-            return paid_here(count, bucket, id, owners);
+            return covered_here(count, bucket, id, owners);
           },
           config_.log) {}
 
-Residuals::Paid Reducer::paid_here(size_t count, uint32_t bucket, uint32_t id, int owners) const {
+Residuals::Covered Reducer::covered_here(size_t count, uint32_t bucket, uint32_t id,
+                                         int owners) const {
   if (owners == 0) return {{0, count}, size()};
   const SharedNode& node = *communicator_.node;
   return {hierarchical_shard(node, owners, count, bucket, id),
@@ -53,7 +54,7 @@ bool Reducer::codes_on(const gpu::Device* device, const Response& response,
                        const std::vector<Entry*>& entries) const {
   const std::vector<CodecSpec>& codings = response.codings;
   // The residual of a tensor that no longer has error feedback is added on the host.
-  const auto settles = [&](const Entry* entry) {
+  const auto has_leftover = [&](const Entry* entry) {
     const Operation& o = *entry->operation;
     return !o.coding->error_feedback && residuals_.has(o.name);
   };
@@ -61,7 +62,7 @@ bool Reducer::codes_on(const gpu::Device* device, const Response& response,
          traits_of(response.algorithm).has(kAnyPlace) &&
          std::all_of(codings.begin(), codings.end(),
                      [&](const CodecSpec& spec) { return device->codes(spec); }) &&
-         std::none_of(entries.begin(), entries.end(), settles);
+         std::none_of(entries.begin(), entries.end(), has_leftover);
 }
 
 bool Reducer::sums_in_nodes(const Response& response) const {
@@ -74,11 +75,11 @@ std::vector<Outcome> Reducer::reduce(const Response& response, const std::vector
                                      gpu::Device* device, gpu::Nccl* nccl) {
   const std::vector<CodecSpec>& codings = response.codings;
   const bool coded = !codings.empty();
-  KeptOnFailure<Settled> settled;
+  KeptOnFailure<Inputs> inputs;
   const AlgorithmTraits& traits = traits_of(response.algorithm);
   const int owners = coded && traits.has(kAcross) ? owners_of(*communicator_.node, traits) : 0;
   if (nccl != nullptr) device = &nccl->device();
-  std::vector<ReduceTensor> tensors = prepare(entries, codings, owners, device, *settled);
+  std::vector<ReduceTensor> tensors = prepare(entries, codings, owners, device, *inputs);
   const ReduceArgs& args = entries.front()->operation->args;
   exchange_.algorithm = nccl != nullptr && !coded      ? "nccl"
                         : args.op == ReduceOp::kAdasum ? "adasum"
@@ -90,20 +91,20 @@ std::vector<Outcome> Reducer::reduce(const Response& response, const std::vector
   communicator.pipelining = &pipelining;
   if (nccl != nullptr && coded) communicator.within = nccl;
   if (nccl != nullptr && !coded) {
-    nccl->allreduce(tensors, args, looks_at(*entries.front()->operation));
+    nccl->allreduce(tensors, args, checks_finite(*entries.front()->operation));
   } else {
     allreduce(communicator, tensors, args, coded, response.algorithm, config_.seed);
   }
   exchange_.end = std::chrono::steady_clock::now();
   exchange_.coding_s = 0;
   for (const ReduceTensor& tensor : tensors) exchange_.coding_s += tensor.coding_s;
-  take_note(entries, codings, tensors);
+  record_quality(entries, codings, tensors);
   return judge(entries, tensors);
 }
 
 std::vector<ReduceTensor> Reducer::prepare(const std::vector<Entry*>& entries,
                                            const std::vector<CodecSpec>& codings, int owners,
-                                           gpu::Device* device, Settled& settled) {
+                                           gpu::Device* device, Inputs& inputs) {
   const bool coded = !codings.empty();
   std::vector<ReduceTensor> tensors;
   for (const Entry* entry : entries) {
@@ -115,7 +116,7 @@ std::vector<ReduceTensor> Reducer::prepare(const std::vector<Entry*>& entries,
     const double scale =
         o.args.prescale * o.args.postscale / (o.args.op == ReduceOp::kAverage ? size() : 1);
     if (coded && o.coding->error_feedback && size() > 1) {
-      residuals_.lend(o.name, tensors.back().spec.bucket, scale, owners, device, tensors.back());
+      residuals_.attach(o.name, tensors.back().spec.bucket, scale, owners, device, tensors.back());
       continue;
     }
     if (!residuals_.has(o.name)) continue;
@@ -126,17 +127,18 @@ std::vector<ReduceTensor> Reducer::prepare(const std::vector<Entry*>& entries,
       copy->land();
       here.in = copy->host().in;
     }
-    std::vector<char> input = residuals_.settle(o.name, o.args.dtype, scale, here);
+    std::vector<char> input = residuals_.take_into_input(o.name, o.args.dtype, scale, here);
     if (input.empty()) continue;
-    settled.push_back(std::move(input));
-    tensors.back().in = settled.back().data();
+    inputs.push_back(std::move(input));
+    tensors.back().in = inputs.back().data();
     tensors.back().place = nullptr;
   }
   return tensors;
 }
 
-void Reducer::take_note(const std::vector<Entry*>& entries, const std::vector<CodecSpec>& codings,
-                        const std::vector<ReduceTensor>& tensors) {
+void Reducer::record_quality(const std::vector<Entry*>& entries,
+                             const std::vector<CodecSpec>& codings,
+                             const std::vector<ReduceTensor>& tensors) {
   for (size_t i = 0; i < entries.size(); ++i) {
     const Operation& o = *entries[i]->operation;
     // On every rank alike, because the result is equal on all.
@@ -147,14 +149,14 @@ void Reducer::take_note(const std::vector<Entry*>& entries, const std::vector<Co
   }
 }
 
-bool Reducer::looks_at(const Operation& operation) const {
+bool Reducer::checks_finite(const Operation& operation) const {
   return operation.check_finite && config_.nonfinite != NonFinite::kPropagate && !warned_;
 }
 
 std::vector<Outcome> Reducer::judge(const std::vector<Entry*>& entries,
                                     const std::vector<ReduceTensor>& tensors) {
   std::vector<Outcome> outcomes(entries.size());
-  if (!looks_at(*entries.front()->operation)) return outcomes;
+  if (!checks_finite(*entries.front()->operation)) return outcomes;
   std::vector<std::string> names;
   for (const Entry* entry : entries) names.push_back(entry->operation->name);
   std::vector<std::string> messages = explain_nonfinite(communicator_, ranks_, names, tensors);

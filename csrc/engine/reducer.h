@@ -61,18 +61,18 @@ class Reducer {
   std::map<std::string, uint32_t>& steps() { return steps_; }
 
  private:
-  using Settled = std::vector<std::vector<char>>;
+  using Inputs = std::vector<std::vector<char>>;
 
   std::vector<ReduceTensor> prepare(const std::vector<Entry*>& entries,
                                     const std::vector<CodecSpec>& codings, int owners,
-                                    gpu::Device* device, Settled& settled);
-  bool looks_at(const Operation& operation) const;
-  void take_note(const std::vector<Entry*>& entries, const std::vector<CodecSpec>& codings,
-                 const std::vector<ReduceTensor>& tensors);
+                                    gpu::Device* device, Inputs& inputs);
+  bool checks_finite(const Operation& operation) const;
+  void record_quality(const std::vector<Entry*>& entries, const std::vector<CodecSpec>& codings,
+                      const std::vector<ReduceTensor>& tensors);
   std::vector<Outcome> judge(const std::vector<Entry*>& entries,
                              const std::vector<ReduceTensor>& tensors);
 
-  Residuals::Paid paid_here(size_t count, uint32_t bucket, uint32_t id, int owners) const;
+  Residuals::Covered covered_here(size_t count, uint32_t bucket, uint32_t id, int owners) const;
   // The elements of a tensor whose sums are coded by this rank.
   Range coded_here(size_t count, uint32_t bucket, uint32_t id, int owners) const;
   int size() const { return communicator_.transport.size(); }

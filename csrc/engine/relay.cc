@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLook{10};
 
-bool are_one(const OperationPtr& a, const OperationPtr& b) {
+bool are_equal(const OperationPtr& a, const OperationPtr& b) {
   return a == b || difference(0, *a, 0, *b).empty();
 }
 
@@ -52,7 +52,7 @@ bool Relay::has_sets_of_others() const {
 }
 
 void Relay::submit(const RankSet& ranks, Submission submission) {
-  if (tree_.children().empty()) return pass(ranks, /*whole=*/true, std::move(submission));
+  if (tree_.children().empty()) return add_report(ranks, /*whole=*/true, std::move(submission));
   const OperationPtr operation = submission.operation;
   const Operation& o = *operation;
   // Operations submitted before these must be reported to rank 0 before them.
@@ -61,40 +61,40 @@ void Relay::submit(const RankSet& ranks, Submission submission) {
     joined_ |= ranks;
     groups_ = GroupTally();  // nothing is counted until all have joined
   }
-  const bool goes_on = blocked_.meets(ranks);  // rank 0 must receive its reports
-  if (goes_on) blocked_ -= ranks;
+  const bool unblocks = blocked_.meets(ranks);  // rank 0 must receive its reports
+  if (unblocks) blocked_ -= ranks;
   const auto set = sets_.find(o.set);
-  if (set == sets_.end() || is_apart()) {
-    return pass(ranks, /*whole=*/false, std::move(submission));
+  if (set == sets_.end() || is_unmerged()) {
+    return add_report(ranks, /*whole=*/false, std::move(submission));
   }
   const auto [it, fresh] = entries_.try_emplace(o.key());
   Entry& entry = it->second;
   if (fresh && set->second.is_of_others) ++others_;
-  if (fresh || entry.told) entry = Entry();
+  if (fresh || entry.reported) entry = Entry();
   if (entry.operation == nullptr) begin(entry, operation);
-  if (goes_on || !are_one(entry.operation, operation)) open(entry);
+  if (unblocks || !are_equal(entry.operation, operation)) open(entry);
   if (!o.on_device) entry.operation = operation;  // on_device: on all ranks
   entry.ranks |= ranks;
   entry.last = submission.last < 0 ? ranks.first() : submission.last;
   if (entry.open) {
-    pass(ranks, /*whole=*/false, std::move(submission));
+    add_report(ranks, /*whole=*/false, std::move(submission));
   } else {
     entry.nmse = std::max(entry.nmse, submission.nmse);
     if (o.kind == OpKind::kAllgather) note_rows(ranks, submission, entry.rows);
   }
   if (entry.ranks.contains(set->second.ours)) {
-    if (!entry.open) pass(entry.ranks, /*whole=*/true, combined(entry));
-    entry.told = true;
+    if (!entry.open) add_report(entry.ranks, /*whole=*/true, combined(entry));
+    entry.reported = true;
     if (!set->second.is_of_others) end(it);
   }
   if (!o.group) return;
   groups_.note(ranks, o);
-  settle(group_of(o), set->second.ours);
+  open_group(group_of(o), set->second.ours);
 }
 
 // All ranks of this subtree have submitted as many members of a group as they announced: operations
 // that only some of them have will never be complete.
-void Relay::settle(const GroupKey& key, const RankSet& ours) {
+void Relay::open_group(const GroupKey& key, const RankSet& ours) {
   if (!groups_.is_whole(key, ours, RankSet())) return;
   groups_.forget(key);
   for (auto& [name, entry] : entries_) {
@@ -112,10 +112,10 @@ Submission Relay::combined(const Entry& entry) {
 }
 
 void Relay::open(Entry& entry) {
-  if (entry.open || entry.told) return;
+  if (entry.open || entry.reported) return;
   entry.open = true;
   if (entry.ranks.empty()) return;
-  pass(entry.ranks, /*whole=*/false, combined(entry));
+  add_report(entry.ranks, /*whole=*/false, combined(entry));
 }
 
 void Relay::open_all() {
@@ -128,7 +128,7 @@ void Relay::end(Table::iterator it) {
   entries_.erase(it);
 }
 
-void Relay::pass(const RankSet& ranks, bool whole, Submission submission) {
+void Relay::add_report(const RankSet& ranks, bool whole, Submission submission) {
   const bool together = !reports_.empty() && reports_.back().whole == whole &&
                         (whole || reports_.back().ranks == ranks);
   if (!together) reports_.push_back({whole ? RankSet() : ranks, whole, {}});
@@ -145,7 +145,7 @@ void Relay::block(int rank) {
   blocked_.add(rank);
 }
 
-void Relay::tell(const std::vector<Key>& keys) {
+void Relay::report_unmerged(const std::vector<Key>& keys) {
   for (const Key& key : keys) {
     const auto set = sets_.find(key.first);
     if (set == sets_.end() || set->second.ours.empty()) continue;
@@ -155,9 +155,9 @@ void Relay::tell(const std::vector<Key>& keys) {
   }
 }
 
-void Relay::tell_all() {
+void Relay::report_all_unmerged() {
   open_all();
-  apart_ = true;
+  unmerged_ = true;
 }
 
 void Relay::watch() {

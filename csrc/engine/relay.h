@@ -40,9 +40,9 @@ class Relay {
   bool all_left() const { return left_ == tree_.ours(); }
   // `rank` reports that it does nothing but wait.
   void block(int rank);
-  // Rank 0 asks which ranks are ready for these; tell_all(): permanently, for all operations.
-  void tell(const std::vector<Key>& keys);
-  void tell_all();
+  // Rank 0 asks which ranks are ready for these; the second function: for all, permanently.
+  void report_unmerged(const std::vector<Key>& keys);
+  void report_all_unmerged();
   // Forwards operations that have waited for too long.
   void watch();
   bool has_reports() const { return !reports_.empty(); }
@@ -68,7 +68,7 @@ class Relay {
     Clock::time_point since;
     // The parent has the ranks so far, and later ones are forwarded immediately.
     bool open = false;
-    bool told = false;  // the parent has all; kept if this rank must wait for the response
+    bool reported = false;  // the parent has all; kept if this rank must wait for the response
   };
   using Table = std::map<Key, Entry>;
   struct Set {
@@ -77,14 +77,14 @@ class Relay {
     bool is_of_others = false;
   };
 
-  bool is_apart() const { return apart_ || !joined_.empty() || !left_.empty(); }
-  void settle(const GroupKey& key, const RankSet& ours);
+  bool is_unmerged() const { return unmerged_ || !joined_.empty() || !left_.empty(); }
+  void open_group(const GroupKey& key, const RankSet& ours);
   static Submission combined(const Entry& entry);
   void begin(Entry& entry, const OperationPtr& operation);
   void open(Entry& entry);
   void open_all();
   void end(Table::iterator it);
-  void pass(const RankSet& ranks, bool whole, Submission submission);
+  void add_report(const RankSet& ranks, bool whole, Submission submission);
   void add_set(int32_t id, Members members);
 
   const Tree& tree_;
@@ -93,7 +93,7 @@ class Relay {
   Table entries_;
   int others_ = 0;  // entries of sets without this rank
   RankSet joined_, left_, blocked_;
-  bool apart_ = false;
+  bool unmerged_ = false;
   GroupTally groups_;
   Clock::time_point last_look_ = Clock::now();
   std::vector<Report> reports_;

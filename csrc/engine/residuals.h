@@ -22,28 +22,28 @@ class Residuals {
   // ranks of each node that code for other nodes; 0 if all ranks exchange with all.
   using Owned = std::function<Range(size_t count, uint32_t bucket, uint32_t id, int owners)>;
   // The elements whose residual this rank's own codes can include, and how many ranks share each.
-  struct Paid {
+  struct Covered {
     Range range;
-    int payers;
+    int ranks;
   };
-  using Pays = std::function<Paid(size_t count, uint32_t bucket, uint32_t id, int owners)>;
+  using Covers = std::function<Covered(size_t count, uint32_t bucket, uint32_t id, int owners)>;
 
-  Residuals(int rank, Owned owned, Pays pays, Log log)
-      : rank_(rank), owned_(std::move(owned)), pays_(std::move(pays)), log_(std::move(log)) {}
+  Residuals(int rank, Owned owned, Covers covers, Log log)
+      : rank_(rank), owned_(std::move(owned)), covers_(std::move(covers)), log_(std::move(log)) {}
 
   // Gives the tensor its residuals for a reduction with buckets of `bucket` elements and result
   // scale * (sum of inputs). They are zero for a new name, and are moved to the `device` that codes
   // them; null: the host.
-  void lend(const std::string& name, uint32_t bucket, double scale, int owners, gpu::Device* device,
-            ReduceTensor& tensor);
+  void attach(const std::string& name, uint32_t bucket, double scale, int owners,
+              gpu::Device* device, ReduceTensor& tensor);
   // For a tensor that is not coded from now on: adds the residual to this rank's input, so that
   // this reduction includes it, and deletes it. Returns the input to use instead; empty if there is
   // no residual.
-  std::vector<char> settle(const std::string& name, DType dtype, double scale,
-                           const ReduceTensor& tensor);
-  bool has(const std::string& name) const { return debts_.count(name) != 0; }
+  std::vector<char> take_into_input(const std::string& name, DType dtype, double scale,
+                                    const ReduceTensor& tensor);
+  bool has(const std::string& name) const { return by_name_.count(name) != 0; }
   // Deletes the residual of one name, so that NaN and Inf do not persist.
-  void forget(const std::string& name) { debts_.erase(name); }
+  void forget(const std::string& name) { by_name_.erase(name); }
 
   // Number of elements of each tensor with a residual.
   std::map<std::string, size_t> counts() const;
@@ -53,7 +53,7 @@ class Residuals {
   void restore(std::map<std::string, std::vector<float>> owed);
 
  private:
-  struct Debt {
+  struct Residual {
     Owed worker;                  // of this rank's codes, in its input's units
     Owed owner;                   // of the sums that this rank codes, in the result's units
     std::vector<float> restored;  // equal on all ranks, in the result's units; until first used
@@ -65,16 +65,16 @@ class Residuals {
   };
   // Moves all residuals to `worker`, for tensor `id` reduced with `scale` in buckets of `bucket`
   // elements.
-  void gather(Debt& debt, double scale, uint32_t bucket, uint32_t id, int owners) const;
-  static void move_to_owner(Debt& debt, const Range& mine);
-  bool fits(const std::string& name, const Debt& debt, size_t count) const;
+  void gather(Residual& residual, double scale, uint32_t bucket, uint32_t id, int owners) const;
+  static void move_to_owner(Residual& residual, const Range& mine);
+  bool fits(const std::string& name, const Residual& residual, size_t count) const;
   void warn_of_many(const std::string& name) const;
 
   const int rank_;
   const Owned owned_;
-  const Pays pays_;
+  const Covers covers_;
   const Log log_;
-  std::map<std::string, Debt> debts_;
+  std::map<std::string, Residual> by_name_;
 };
 
 }  // namespace qsgd

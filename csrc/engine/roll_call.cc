@@ -21,7 +21,7 @@ namespace {
 
 // /proc/net/unix shows an abstract name with @ for its leading zero byte.
 constexpr const char* kSockets = "/proc/net/unix";
-constexpr int kLooks = 4;
+constexpr int kChecks = 4;
 constexpr const char* kPrefix = "qsgd-init-";
 
 int hold_name(const std::string& name) {
@@ -49,7 +49,7 @@ std::string listed(const std::set<int>& numbers) {
   return text.str();
 }
 
-void say(const std::string& text) {
+void print_line(const std::string& text) {
   // A single write, so that lines of ranks do not mix.
   const std::string line = text + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
@@ -58,11 +58,11 @@ void say(const std::string& text) {
 
 }  // namespace
 
-RollCall::RollCall(Seat seat, double warning_s, double shutdown_s)
-    : seat_(std::move(seat)),
+RollCall::RollCall(RankPlace place, double warning_s, double shutdown_s)
+    : place_(std::move(place)),
       warning_s_(warning_s),
       shutdown_s_(shutdown_s),
-      socket_(hold_name(name_of(seat_.local_rank))) {
+      socket_(hold_name(name_of(place_.local_rank))) {
   thread_ = std::thread([this] { watch(); });
 }
 
@@ -86,39 +86,39 @@ void RollCall::watch() {
     return began + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(s));
   };
   const auto within = [this](double s) { return shutdown_s_ > 0 ? std::min(s, shutdown_s_) : s; };
-  double speak_s = warning_s_ > 0 ? within(warning_s_) : shutdown_s_;
+  double warn_s = warning_s_ > 0 ? within(warning_s_) : shutdown_s_;
   // Looks more often than it warns: a rank that has called init() and given up since is not
   // missing.
-  const double look_s = speak_s / kLooks;
-  double next_s = look_s;
+  const double check_s = warn_s / kChecks;
+  double next_s = check_s;
   std::set<int> here;
   std::unique_lock<std::mutex> lock(mutex_);
-  while (look_s > 0 && !changed_.wait_until(lock, after(next_s), [this] { return ended_; })) {
+  while (check_s > 0 && !changed_.wait_until(lock, after(next_s), [this] { return ended_; })) {
     here.merge(present());
-    if (next_s < speak_s) {
-      next_s = std::min(next_s + look_s, speak_s);
+    if (next_s < warn_s) {
+      next_s = std::min(next_s + check_s, warn_s);
       continue;
     }
     const bool over = shutdown_s_ > 0 && next_s >= shutdown_s_;
-    if (over || *here.begin() == seat_.local_rank) say(who_is_missing(here, next_s));
+    if (over || *here.begin() == place_.local_rank) print_line(describe_missing(here, next_s));
     if (over) {
-      say("qsgd-hpc: rank " + std::to_string(seat_.rank) +
-          " ends: it has waited as long as QSGD_STALL_SHUTDOWN_S allows");
+      print_line("qsgd-hpc: rank " + std::to_string(place_.rank) +
+                 " ends: it has waited as long as QSGD_STALL_SHUTDOWN_S allows");
       _exit(1);
     }
-    speak_s = within(speak_s + warning_s_);
-    next_s = std::min(next_s + look_s, speak_s);
+    warn_s = within(warn_s + warning_s_);
+    next_s = std::min(next_s + check_s, warn_s);
   }
 }
 
 std::string RollCall::name_of(int local_rank) const {
-  return kPrefix + seat_.launch + "." + std::to_string(local_rank);
+  return kPrefix + place_.launch + "." + std::to_string(local_rank);
 }
 
 std::set<int> RollCall::present() const {
   std::unordered_map<std::string, int> names;
-  for (int r = 0; r < seat_.local_size; ++r) names[name_of(r)] = r;
-  std::set<int> found{seat_.local_rank};
+  for (int r = 0; r < place_.local_size; ++r) names[name_of(r)] = r;
+  std::set<int> found{place_.local_rank};
   std::ifstream sockets(kSockets);
   std::string line;
   while (std::getline(sockets, line)) {
@@ -130,26 +130,26 @@ std::set<int> RollCall::present() const {
   return found;
 }
 
-std::string RollCall::who_is_missing(const std::set<int>& here, double waited_s) const {
+std::string RollCall::describe_missing(const std::set<int>& here, double waited_s) const {
   std::set<int> missing;
-  for (int r = 0; r < seat_.local_size; ++r) {
+  for (int r = 0; r < place_.local_size; ++r) {
     if (here.count(r) == 0) missing.insert(r);
   }
-  const bool one_host = seat_.local_size == seat_.ranks;
+  const bool one_host = place_.local_size == place_.ranks;
   std::ostringstream text;
-  text << "qsgd-hpc: warning: rank " << seat_.rank << " has waited " << waited_s
+  text << "qsgd-hpc: warning: rank " << place_.rank << " has waited " << waited_s
        << " s in init() for the other ranks: ";
   if (!missing.empty()) {
-    text << (one_host ? "" : "local ") << listed(missing) << " of the " << seat_.local_size
-         << " on host " << seat_.host << (missing.size() == 1 ? " has" : " have")
+    text << (one_host ? "" : "local ") << listed(missing) << " of the " << place_.local_size
+         << " on host " << place_.host << (missing.size() == 1 ? " has" : " have")
          << " not called it. Every rank must call init(), as early as the others: see whether one "
             "has ended, or is busy with data";
   } else if (one_host) {
-    text << "all " << seat_.ranks << " have called it, but MPI does not connect them. "
+    text << "all " << place_.ranks << " have called it, but MPI does not connect them. "
          << "Try the MPI alone: python -m mpi4py.bench helloworld";
   } else {
-    text << "all " << seat_.local_size << " on host " << seat_.host << " have called it, of "
-         << seat_.ranks
+    text << "all " << place_.local_size << " on host " << place_.host << " have called it, of "
+         << place_.ranks
          << " in all. Look at the output of ranks on the other hosts; a host where none "
          << "has called it prints nothing";
   }

@@ -16,7 +16,7 @@ namespace qsgd {
 
 class RollCall {
  public:
-  struct Seat {
+  struct RankPlace {
     std::string launch;  // an identifier of this launch on this host
     std::string host;
     int rank;
@@ -28,7 +28,7 @@ class RollCall {
   // Starts to wait. Every `warning_s` seconds, the lowest waiting rank of the host prints the
   // missing ranks to stderr; after `shutdown_s` seconds (0: never), the process ends with exit code
   // 1.
-  RollCall(Seat seat, double warning_s, double shutdown_s);
+  RollCall(RankPlace place, double warning_s, double shutdown_s);
   ~RollCall();
   RollCall(const RollCall&) = delete;
   RollCall& operator=(const RollCall&) = delete;
@@ -40,9 +40,9 @@ class RollCall {
   void watch();
   std::string name_of(int local_rank) const;
   std::set<int> present() const;
-  std::string who_is_missing(const std::set<int>& here, double waited_s) const;
+  std::string describe_missing(const std::set<int>& here, double waited_s) const;
 
-  const Seat seat_;
+  const RankPlace place_;
   const double warning_s_;
   const double shutdown_s_;
   int socket_;

@@ -56,7 +56,7 @@ Tree::Tree(int rank, int size, const std::vector<std::vector<int>>* nodes, int f
     const auto place = std::lower_bound(children_.begin(), children_.end(), child);
     below_[static_cast<size_t>(place - children_.begin())].add(r);
     ours_.add(r);
-    on_the_way_ |= rank != 0 || child != r;
+    intermediate_ |= rank != 0 || child != r;
   }
 }
 

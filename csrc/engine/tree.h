@@ -28,7 +28,7 @@ class Tree {
   int size() const { return size_; }
   bool is_root() const { return parent_ < 0; }
   // Whether messages of other ranks pass through this rank, or reach it through another.
-  bool is_on_the_way() const { return on_the_way_; }
+  bool is_intermediate() const { return intermediate_; }
   int parent() const { return parent_; }  // -1: root
   const std::vector<int>& children() const { return children_; }
   // This rank with all ranks below it; below(): the same for its n-th child.
@@ -39,7 +39,7 @@ class Tree {
   const int rank_;
   const int size_;
   int parent_ = -1;
-  bool on_the_way_ = false;
+  bool intermediate_ = false;
   std::vector<int> children_;
   RankSet ours_;
   std::vector<RankSet> below_;  // by child

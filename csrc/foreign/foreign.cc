@@ -118,7 +118,7 @@ void start_foreign(std::vector<ForeignTensor> tensors, const std::shared_ptr<voi
   call->left = call->handles.size();
   for (size_t i = 0; i < call->handles.size(); ++i) {
     call->handles[i]->when_done([call, i] {
-      call->handles[i]->let_go();
+      call->handles[i]->release_memory();
       if (--call->left == 0) end(*call);
     });
   }

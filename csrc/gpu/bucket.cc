@@ -21,7 +21,7 @@ void append(const Segment& segment, const std::vector<BucketTensor>& tensors, ui
     out.at = tensor.at + piece.begin;
     out.count = piece.count;
     out.first = piece.begin;
-    out.tensor = Philox::stir(seed, tensor.id);
+    out.tensor = Philox::mix(seed, tensor.id);
     out.scales_at = message_at + piece.scales_at;
     out.codes_at = message_at + piece.codes_at;
     out.first_bucket = buckets(*to, spec);

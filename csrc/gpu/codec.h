@@ -20,7 +20,7 @@ struct Piece {
   uint64_t at;
   uint64_t count;
   uint64_t first;   // number of its first element in the tensor, a multiple of the bucket
-  uint64_t tensor;  // Philox::stirred of the tensor
+  uint64_t tensor;  // Philox::mix() of seed and tensor
   uint64_t scales_at;
   uint64_t codes_at;
   uint64_t first_bucket;  // number of buckets of the pieces before it

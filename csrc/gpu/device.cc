@@ -148,7 +148,7 @@ void Device::clear(void* to, size_t size_bytes) {
   if (size_bytes > 0) require(library_.clear(to, size_bytes, stream_));
 }
 
-void Device::settle() {
+void Device::synchronize() {
   await(*mark(stream_));
   kept_.clear();
 }

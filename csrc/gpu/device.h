@@ -115,19 +115,19 @@ class Device : public Place {
   // Copies between any two places, in stream order.
   void copy(void* to, const void* from, size_t size_bytes);
   void clear(void* to, size_t size_bytes);
-  // Returns a copy of the list on the device, valid until the next settle().
+  // Returns a copy of the list on the device, valid until the next synchronize().
   template <class T>
   const T* upload(const std::vector<T>& list) {
     return reinterpret_cast<const T*>(upload(list.data(), list.size() * sizeof(T)));
   }
-  // Keeps `value`, which queued work reads, until the next settle().
+  // Keeps `value`, which queued work reads, until the next synchronize().
   template <class T>
   void keep(T value) {
     kept_.push_back(std::make_shared<T>(std::move(value)));
   }
   // Blocks by polling until all queued work, or the marked work, is done. Throws if the job is
   // aborted meanwhile.
-  void settle();
+  void synchronize();
   void await(Mark& mark);
 
   // Allocates pinned host memory, which copies use at full speed; returned to the pool on

@@ -72,7 +72,7 @@ gpu::Piece DeviceCoder::piece(const qsgd::Piece& of, Side side) const {
   piece.at = static_cast<uint64_t>(data - base) / element + of.begin;
   piece.count = of.count;
   piece.first = tensor.first + of.begin;
-  piece.tensor = Philox::stir(seed_, tensor.id);
+  piece.tensor = Philox::mix(seed_, tensor.id);
   piece.scales_at = of.scales_at;
   piece.codes_at = of.codes_at;
   const auto address = [](const float* at) { return reinterpret_cast<uint64_t>(at); };
@@ -181,7 +181,7 @@ void DeviceCoder::contribute(const Segment& segment, const Terms& terms, uint8_t
     } else {
       encode_sum(segment, terms, Side::kSumOfWorker, 1, Phase::kScatter, message);
     }
-    device_.settle();
+    device_.synchronize();
     note_inputs(segment, message);
   });
   seal(message, segment.bytes, segment.kind, segment.count);
@@ -190,7 +190,7 @@ void DeviceCoder::contribute(const Segment& segment, const Terms& terms, uint8_t
 void DeviceCoder::conclude(const Segment& segment, const Terms& terms, uint8_t* message) {
   timed(segment, [&] {
     encode_sum(segment, terms, Side::kSumOfOwner, scale_, Phase::kGather, message);
-    device_.settle();
+    device_.synchronize();
     note_inputs(segment, message);  // before the results overwrite them
     decode(segment, made_.data());
     note_results(segment, message);
@@ -207,12 +207,12 @@ void DeviceCoder::accept(const Segment& segment, const uint8_t* message) {
     uint8_t* const received = scratch(received_, segment.bytes);
     device_.copy(received, message, segment.bytes);
     decode(segment, received);
-    device_.settle();
+    device_.synchronize();
     note_results(segment, message);
   });
 }
 
-void DeviceCoder::finish() { device_.settle(); }
+void DeviceCoder::finish() { device_.synchronize(); }
 
 void DeviceCoder::decode(const Segment& segment, const uint8_t* message) {
   for (const Batch& batch : batches(segment, Side::kOutput)) {
@@ -283,7 +283,7 @@ bool DeviceCoder::is_finite(const void* memory, const qsgd::Piece& piece) {
   const Device::PinnedMemory copy = device_.take_pinned(piece.count * element);
   device_.copy(copy.get(), static_cast<const char*>(memory) + piece.begin * element,
                piece.count * element);
-  device_.settle();
+  device_.synchronize();
   return all_finite(copy.get(), piece.count, dtype_);
 }
 

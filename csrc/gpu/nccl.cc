@@ -246,7 +246,7 @@ std::string Nccl::join(const std::string& id) {
       communicator_ = nullptr;
       return calls_->describe(result, nullptr);
     }
-    if (!settles_within(kJoining)) return "the other ranks did not join NCCL's communicator";
+    if (!done_within(kJoining)) return "the other ranks did not join NCCL's communicator";
   } catch (const Error& error) {
     abort_.check();
     return error.what();
@@ -260,7 +260,7 @@ void Nccl::close() {
   bool ended = false;
   try {
     const int result = calls_->finalize(communicator_);
-    ended = (result == kSuccess || result == kInProgress) && settles_within(kClosing);
+    ended = (result == kSuccess || result == kInProgress) && done_within(kClosing);
   } catch (const Error&) {
     ended = false;
   }
@@ -268,7 +268,7 @@ void Nccl::close() {
   communicator_ = nullptr;
 }
 
-bool Nccl::settled() const {
+bool Nccl::call_done() const {
   int state = kSuccess;
   const int result = calls_->state(communicator_, &state);
   if (result == kSuccess && state == kInProgress) return false;
@@ -281,16 +281,16 @@ void Nccl::fail(int result) const {
                        "; NCCL_DEBUG=WARN prints more, and QSGD_NCCL=none avoids NCCL");
 }
 
-void Nccl::settle(int result) const {
+void Nccl::await_call(int result) const {
   if (result != kSuccess && result != kInProgress) fail(result);
-  while (!settles_within(kJoining)) {  // no timeout: only the end of the job ends it
+  while (!done_within(kJoining)) {  // no timeout: only the end of the job ends it
   }
 }
 
-bool Nccl::settles_within(std::chrono::seconds patience) const {
+bool Nccl::done_within(std::chrono::seconds patience) const {
   const auto until = Clock::now() + patience;
   Backoff backoff;
-  while (!settled()) {
+  while (!call_done()) {
     abort_.check();
     if (Clock::now() > until) return false;
     backoff.pause();
@@ -306,12 +306,12 @@ void Nccl::finish() {
   while (!mark->passed()) {
     abort_.check();
     if (Clock::now() > next) {
-      settled();
+      call_done();
       next = Clock::now() + kLook;
     }
     backoff.pause();
   }
-  device_.settle();
+  device_.synchronize();
 }
 
 void Nccl::count(size_t size_bytes, int rounds) const {
@@ -345,7 +345,7 @@ class Nccl::Tensors {
   uint8_t* packed() const { return packed_.data(); }
 
   // Records NaN and Inf from now on.
-  void watch() { watches_ = true; }
+  void track_finite() { tracks_finite_ = true; }
 
   // Lays the packed tensors out by owner: the owners' shards in sections of equal size.
   void cut(int owners) {
@@ -387,12 +387,13 @@ class Nccl::Tensors {
     move(factor, divisor, &Tensors::place_in_packed, &Tensors::result, results());
   }
   // For a single tensor: checks its input; scale(): scales and checks its result.
-  void look() { move(1, 1, &Tensors::source, &Tensors::nowhere, inputs()); }
+  void check_finite() { move(1, 1, &Tensors::source, &Tensors::nowhere, inputs()); }
   void scale(double factor, int divisor) {
     move(factor, divisor, &Tensors::result, &Tensors::result, results());
   }
 
-  // Queues copies of results and flags to their destinations; call tell() when they are done.
+  // Queues copies of results and flags to their destinations; call record_flags() when they are
+  // done.
   void deliver() {
     for (const One& one : all_) {
       if (one.copy.data() == nullptr) continue;
@@ -402,7 +403,7 @@ class Nccl::Tensors {
     noted_ = device_.take_pinned(flags_.size_bytes());
     device_.copy(noted_.get(), flags_.data(), flags_.size_bytes());
   }
-  void tell() const {
+  void record_flags() const {
     if (!noted_) return;
     const auto* const flags = reinterpret_cast<const uint32_t*>(noted_.get());
     for (size_t r = 0; r < runs_.size(); ++r) {
@@ -445,14 +446,14 @@ class Nccl::Tensors {
   const void* nowhere(const Run&) const { return nullptr; }
 
   uint32_t* inputs() {
-    if (!watches_) return nullptr;
+    if (!tracks_finite_) return nullptr;
     if (flags_.data() == nullptr) {
       flags_ = DeviceMemory(device_, 2 * runs_.size() * sizeof(uint32_t));
       device_.clear(flags_.data(), flags_.size_bytes());
     }
     return reinterpret_cast<uint32_t*>(flags_.data());
   }
-  uint32_t* results() { return watches_ ? inputs() + runs_.size() : nullptr; }
+  uint32_t* results() { return tracks_finite_ ? inputs() + runs_.size() : nullptr; }
 
   void move(double factor, int divisor, Address from, Address to, uint32_t* nonfinite) {
     std::vector<Span> list;
@@ -474,25 +475,26 @@ class Nccl::Tensors {
   std::vector<Run> runs_;
   size_t count_ = 0, section_ = 0;
   DeviceMemory packed_, flags_;
-  bool watches_ = false;
+  bool tracks_finite_ = false;
   Device::PinnedMemory noted_;
 };
 
-void Nccl::allreduce(std::vector<ReduceTensor>& tensors, const ReduceArgs& args, bool look) {
+void Nccl::allreduce(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+                     bool check_finite) {
   const Device::Use here(device_);
   Tensors all(device_, tensors, args.dtype);
   if (all.count() == 0) return;
-  look = look && facts(args.dtype).floating;
-  if (look) all.watch();
+  check_finite = check_finite && facts(args.dtype).floating;
+  if (check_finite) all.track_finite();
   const int divisor = args.op == ReduceOp::kAverage ? size_ : 1;
   const auto reduce = [&](const void* from, void* to) {
-    settle(calls_->allreduce(from, to, all.count(), *type_of(args.dtype), *op_of(args.op),
-                             communicator_, device_.stream()));
+    await_call(calls_->allreduce(from, to, all.count(), *type_of(args.dtype), *op_of(args.op),
+                                 communicator_, device_.stream()));
   };
   if (all.in() != nullptr && args.prescale == 1) {
-    if (look) all.look();
+    if (check_finite) all.check_finite();
     reduce(all.in(), all.out());
-    if (look || args.postscale != 1 || divisor != 1) all.scale(args.postscale, divisor);
+    if (check_finite || args.postscale != 1 || divisor != 1) all.scale(args.postscale, divisor);
   } else {
     all.pack(args.prescale);
     reduce(all.packed(), all.packed());
@@ -500,7 +502,7 @@ void Nccl::allreduce(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
   }
   all.deliver();
   finish();
-  all.tell();
+  all.record_flags();
   count(all.count() * facts(args.dtype).size, 2);
 }
 
@@ -514,7 +516,7 @@ class Nccl::Halves : public NodeHalves {
         type_(*type_of(args.dtype)),
         shared_(owners == nccl.size_),
         all_(nccl.device_, tensors, args.dtype) {
-    all_.watch();
+    all_.track_finite();
     all_.cut(owners);
   }
 
@@ -525,10 +527,10 @@ class Nccl::Halves : public NodeHalves {
     const NcclCalls& calls = *nccl_.calls_;
     void* const stream = nccl_.device_.stream();
     const int op = *op_of(args_.op);
-    nccl_.settle(shared_ ? calls.reduce_scatter(all_.packed(), own(), all_.section(), type_, op,
-                                                nccl_.communicator_, stream)
-                         : calls.allreduce(all_.packed(), all_.packed(), all_.count(), type_, op,
-                                           nccl_.communicator_, stream));
+    nccl_.await_call(shared_ ? calls.reduce_scatter(all_.packed(), own(), all_.section(), type_, op,
+                                                    nccl_.communicator_, stream)
+                             : calls.allreduce(all_.packed(), all_.packed(), all_.count(), type_,
+                                               op, nccl_.communicator_, stream));
     if (shared_ || nccl_.rank_ == 0) mine_ = all_.shards(shared_ ? nccl_.rank_ : 0);
   }
 
@@ -539,15 +541,15 @@ class Nccl::Halves : public NodeHalves {
     if (all_.count() > 0) {
       const NcclCalls& calls = *nccl_.calls_;
       void* const stream = nccl_.device_.stream();
-      nccl_.settle(shared_ ? calls.allgather(own(), all_.packed(), all_.section(), type_,
-                                             nccl_.communicator_, stream)
-                           : calls.broadcast(all_.packed(), all_.packed(), all_.count(), type_, 0,
-                                             nccl_.communicator_, stream));
+      nccl_.await_call(shared_ ? calls.allgather(own(), all_.packed(), all_.section(), type_,
+                                                 nccl_.communicator_, stream)
+                               : calls.broadcast(all_.packed(), all_.packed(), all_.count(), type_,
+                                                 0, nccl_.communicator_, stream));
     }
     all_.unpack(1, 1);
     all_.deliver();
     nccl_.finish();
-    all_.tell();
+    all_.record_flags();
     nccl_.count(all_.count() * facts(args_.dtype).size, 2);
     for (size_t t = 0; t < mine_.size(); ++t) note_shard(mine_[t], tensors_[t]);
   }
@@ -579,7 +581,8 @@ void Nccl::broadcast(void* data, size_t size_bytes, int root, const Place* place
   const DeviceMemory copy = place == &device_ ? DeviceMemory() : DeviceMemory(device_, size_bytes);
   void* const there = copy.data() == nullptr ? data : copy.data();
   if (there != data) device_.copy(there, data, size_bytes);
-  settle(calls_->broadcast(there, there, size_bytes, kInt8, root, communicator_, device_.stream()));
+  await_call(
+      calls_->broadcast(there, there, size_bytes, kInt8, root, communicator_, device_.stream()));
   if (there != data) device_.copy(data, there, size_bytes);
   finish();
   count(size_bytes, 1);

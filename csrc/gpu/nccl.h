@@ -37,8 +37,8 @@ class Nccl : public WithinNode {
 
   // As qsgd::allreduce without a code, but NCCL determines the order of sums. Tensors on other
   // places, such as the zeros of a rank that has joined, are copied to this device and back.
-  // `look`: records in the tensors whether they contain NaN or Inf.
-  void allreduce(std::vector<ReduceTensor>& tensors, const ReduceArgs& args, bool look);
+  // `check_finite`: records in the tensors whether they contain NaN or Inf.
+  void allreduce(std::vector<ReduceTensor>& tensors, const ReduceArgs& args, bool check_finite);
   // Sums within the node whose ranks these are, partitioned between buckets. Tensors may be
   // elsewhere, as in allreduce(); the shards are on this device.
   std::unique_ptr<NodeHalves> cut(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
@@ -57,10 +57,10 @@ class Nccl : public WithinNode {
   // Joins the ranks with the same id; returns the error, or an empty string.
   std::string join(const std::string& id);
   // Whether NCCL has completed the last call; throws its error.
-  bool settled() const;
-  void settle(int result) const;
+  bool call_done() const;
+  void await_call(int result) const;
   // Waits up to `patience`; returns whether NCCL has completed. Throws if the job is aborted.
-  bool settles_within(std::chrono::seconds patience) const;
+  bool done_within(std::chrono::seconds patience) const;
   [[noreturn]] void fail(int result) const;
   // Blocks until the queued work is done.
   void finish();

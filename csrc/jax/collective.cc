@@ -17,7 +17,7 @@ using Widened = std::vector<int64_t>;
 void copy_out(const Operand& operand, const Result& result) {
   check_rows(operand, result);
   const size_t bytes = result.output.size();
-  if (operand.travelling.widened) {
+  if (operand.conversion.widened) {
     const auto* const wide = reinterpret_cast<const int64_t*>(result.output.data());
     return narrow(operand.in.type, wide, bytes / sizeof(int64_t), operand.out.data);
   }
@@ -78,7 +78,7 @@ std::vector<ForeignTensor> Call::tensors(int rank) {
     if (o.kind == OpKind::kBroadcast && o.root == rank && t.in != t.out) {
       std::memcpy(t.out, t.in, o.size_bytes());  // the engine uses only `out`
     }
-    if (operand.travelling.widened) {
+    if (operand.conversion.widened) {
       Widened& widened = ending_->widened[i];
       widened.resize(o.count());
       widen(operand.in.type, operand.in.data, o.count(), widened.data());
@@ -110,7 +110,7 @@ void Call::Ending::deliver() {
     const Operand& operand = operands[i];
     if (is_made_by_engine(operand)) {
       copy_out(operand, *handles[i]->result());
-    } else if (operand.travelling.widened) {
+    } else if (operand.conversion.widened) {
       narrow(operand.in.type, widened[i].data(), widened[i].size(), operand.out.data);
     }
   }

@@ -36,7 +36,7 @@ class Queue {
 
 std::shared_ptr<Handle> start(Engine& engine, const Operand& operand,
                               const std::shared_ptr<gpu::Mark>& ready) {
-  if (operand.travelling.widened) {
+  if (operand.conversion.widened) {
     throw internal_error("'" + operand.operation.name + "' is not widened by its program");
   }
   // A broadcast uses `out` only, and results allocated by the engine are copied later.

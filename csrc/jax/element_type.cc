@@ -96,9 +96,9 @@ void with_integer(int32_t type, F&& f) {
 
 }  // namespace
 
-Travelling travelling(const Buffer& buffer, const Operation& operation) {
+Conversion conversion(const Buffer& buffer, const Operation& operation) {
   const Known& type = known(buffer.type);
-  Travelling t{type.dtype, {buffer.extents, buffer.extents + buffer.dimensions}};
+  Conversion t{type.dtype, {buffer.extents, buffer.extents + buffer.dimensions}};
   if (type.parts > 1) t.shape.push_back(type.parts);
   if (!reduces(operation.kind)) return t;
   if (!type.arithmetic) {

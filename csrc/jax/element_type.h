@@ -8,7 +8,7 @@
 namespace qsgd::xla {
 
 // A buffer as the engine handles it.
-struct Travelling {
+struct Conversion {
   DType dtype;
   std::vector<int64_t> shape;
   // Whether it is copied to int64 and back: integers without arithmetic in the engine, or whose sum
@@ -17,7 +17,7 @@ struct Travelling {
 };
 
 // Throws a usage error if the operation does not support the type.
-Travelling travelling(const Buffer& buffer, const Operation& operation);
+Conversion conversion(const Buffer& buffer, const Operation& operation);
 
 // Copy between elements of `type`, which is widened, and int64.
 void widen(int32_t type, const void* from, size_t count, int64_t* to);

@@ -34,9 +34,9 @@ Operand read_operand(Reader& from, const Buffer& in, const Buffer& out) {
   Operand operand{of_text(text.data(), text.size()), read_list(from), in, out, {}};
   Operation& operation = operand.operation;
   operation.splits = read_list(from);
-  operand.travelling = travelling(in, operation);
-  operation.args.dtype = operand.travelling.dtype;
-  operation.shape = operand.travelling.shape;
+  operand.conversion = conversion(in, operation);
+  operation.args.dtype = operand.conversion.dtype;
+  operation.shape = operand.conversion.shape;
   return operand;
 }
 

@@ -20,7 +20,7 @@ struct Operand {
   std::vector<int64_t> rows;  // from each rank, if the result's shape depends on them
   Buffer in;
   Buffer out;
-  Travelling travelling;
+  Conversion conversion;
 };
 
 // Throws a usage error if the program was traced for another job.

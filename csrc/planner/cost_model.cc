@@ -189,8 +189,8 @@ double allreduce_s(const Machine& m, Algorithm algorithm, size_t count,
   return at_least(form_s + excess_s(seen, static_cast<double>(count)), form_s);
 }
 
-double hopeful_s(const Machine& m, Algorithm algorithm, size_t count,
-                 const std::optional<CodecSpec>& spec) {
+double optimistic_s(const Machine& m, Algorithm algorithm, size_t count,
+                    const std::optional<CodecSpec>& spec) {
   if (m.ranks == 1) return 0;
   const Algorithm chosen = m.resolve(algorithm, spec.has_value());
   const double form_s = modelled_s(m, chosen, count, spec);

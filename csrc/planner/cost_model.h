@@ -81,8 +81,8 @@ double allreduce_s(const Machine& machine, Algorithm algorithm, size_t count,
 
 // An optimistic estimate: beyond the last observation, no more is added than there. Used to choose
 // trials, because extrapolations from a few small sizes are unreliable.
-double hopeful_s(const Machine& machine, Algorithm algorithm, size_t count,
-                 const std::optional<CodecSpec>& spec);
+double optimistic_s(const Machine& machine, Algorithm algorithm, size_t count,
+                    const std::optional<CodecSpec>& spec);
 
 // Bytes that one rank sends in it.
 double wire_bytes(const Machine& machine, Algorithm algorithm, size_t count,

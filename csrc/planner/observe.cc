@@ -50,7 +50,7 @@ std::vector<Candidate> kind(Communicator& communicator, const Machine& m,
 std::vector<Candidate> promising(const Machine& m, std::vector<Candidate> candidates,
                                  size_t count) {
   const auto expected_s = [&](const Candidate& c) {
-    return hopeful_s(m, c.algorithm, count, c.spec);
+    return optimistic_s(m, c.algorithm, count, c.spec);
   };
   double fastest_s = kLong_s;
   for (const Candidate& c : candidates) fastest_s = std::min(fastest_s, expected_s(c));

@@ -73,7 +73,8 @@ bool Code::encode_keeping(const void* x, DType dtype, float by, size_t count, ui
   by_pieces(count, spec.bucket, [&](size_t at, size_t size, float* value) {
     float* const scale = scales + spec.scales(at);
     uint8_t* const code = codes + spec.code_bytes(at);
-    carry(static_cast<const char*>(x) + at * facts(dtype).size, dtype, size, by, left + at, value);
+    scale_add(static_cast<const char*>(x) + at * facts(dtype).size, dtype, size, by, left + at,
+              value);
     finite &= encode(value, DType::kFloat32, size, first + at, spec, key, scale, code);
     decode(scale, code, size, spec, left + at, DType::kFloat32);
     keep_rest(value, size, left + at);

@@ -211,7 +211,7 @@ void quantize_keeping_loop(const float* x, size_t tiles, float scale, float unit
 }
 
 template <class V, class Element>
-uint32_t carry_loop(const void* from, size_t count, float by, const float* left, float* to) {
+uint32_t scale_add_loop(const void* from, size_t count, float by, const float* left, float* to) {
   const auto* const x = static_cast<const Element*>(from);
   const typename V::F factor = V::spread(by);
   typename V::I most = V::spread(0);
@@ -363,8 +363,8 @@ void add_loop(float* y, const float* x, size_t count) {
 }
 
 template <class V>
-QSGD_INLINE typename V::I stir(typename V::I state, typename V::I word) {
-  const typename V::I product = V::times(V::differ(state, word), V::spread(int32_t(kStir)));
+QSGD_INLINE typename V::I absorb(typename V::I state, typename V::I word) {
+  const typename V::I product = V::times(V::differ(state, word), V::spread(int32_t(kMix)));
   return V::differ(product, V::template down<15>(product));
 }
 
@@ -377,7 +377,7 @@ void hash_take_loop(HashLanes& lanes, const uint8_t* bytes, size_t rows) {
   for (; rows > 0; --rows, bytes += kHashRow) {
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) {
-      state[i] = stir<V>(state[i], V::load_ints(bytes + i * V::kLanes * 4));
+      state[i] = absorb<V>(state[i], V::load_ints(bytes + i * V::kLanes * 4));
     }
   }
   for (int i = 0; i < kVectors; ++i) V::store_ints(lanes.word + i * V::kLanes, state[i]);
@@ -411,9 +411,9 @@ constexpr Kernels make_kernels(const char* name) {
   k.max_magnitude = max_magnitude_loop<V>;
   k.sum_squares = sum_squares_loop<V>;
   k.noise = noise_loop<V>;
-  k.carry[0] = carry_loop<V, float>;
-  k.carry[1] = carry_loop<V, Float16>;
-  k.carry[2] = carry_loop<V, BFloat16>;
+  k.scale_add[0] = scale_add_loop<V, float>;
+  k.scale_add[1] = scale_add_loop<V, Float16>;
+  k.scale_add[2] = scale_add_loop<V, BFloat16>;
   k.variance = variance_loop<V>;
   fill_bits<V, 2>(k);
   fill_bits<V, 3>(k);

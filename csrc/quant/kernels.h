@@ -23,7 +23,7 @@ constexpr bool is_plain(float scale) {
 
 // State of a hash: word i of the input goes to lane i % 64 (wire.h).
 constexpr size_t kHashRow = 256;  // bytes: one word per lane
-constexpr uint32_t kStir = 0x9E3779B1u;
+constexpr uint32_t kMix = 0x9E3779B1u;
 struct HashLanes {
   alignas(64) uint32_t word[kHashRow / sizeof(uint32_t)];
 };
@@ -75,7 +75,7 @@ struct Kernels {
 
   // By kernel_type(): to[i] = x[i] * by + left[i]. Returns the largest magnitude, as max_magnitude
   // does.
-  uint32_t (*carry[3])(const void* x, size_t count, float by, const float* left, float* to);
+  uint32_t (*scale_add[3])(const void* x, size_t count, float by, const float* left, float* to);
 
   // Sum of f (2^16 - f), where f are the 16 fractional bits of x[i] * scale, over complete tiles:
   // 2^32 times the variance of stochastic rounding. At most 2^16 elements.
@@ -118,7 +118,7 @@ struct Kernels {
 
   void (*add)(float* y, const float* x, size_t count);
 
-  // Mixes each word into its lane: h = (lane ^ word) * kStir, lane = h ^ (h >> 15).
+  // Mixes each word into its lane: h = (lane ^ word) * kMix, lane = h ^ (h >> 15).
   void (*hash_take)(HashLanes& lanes, const uint8_t* bytes, size_t rows);
 };
 

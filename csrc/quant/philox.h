@@ -43,11 +43,11 @@ QSGD_INLINE PhiloxBlock philox(PhiloxBlock x, uint32_t key0, uint32_t key1, int 
 // hash of both, by SplitMix64 (Steele et al., Fast splittable pseudorandom number generators,
 // OOPSLA'14).
 struct Philox {
-  QSGD_INLINE Philox(uint64_t stirred, uint64_t high) : stirred(stirred), high(high) {}
+  QSGD_INLINE Philox(uint64_t mixed, uint64_t high) : mixed(mixed), high(high) {}
   explicit Philox(const NoiseKey& key)
-      : stirred(stir(key.seed, key.tensor)), high(counter_high(key)) {}
+      : mixed(mix(key.seed, key.tensor)), high(counter_high(key)) {}
 
-  static uint64_t stir(uint64_t seed, uint32_t tensor) {
+  static uint64_t mix(uint64_t seed, uint32_t tensor) {
     uint64_t z = seed + 0x9E3779B97F4A7C15u * (uint64_t{tensor} + 1);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
@@ -58,11 +58,11 @@ struct Philox {
     const PhiloxBlock counter = {{static_cast<uint32_t>(number),
                                   static_cast<uint32_t>(number >> 32), static_cast<uint32_t>(high),
                                   static_cast<uint32_t>(high >> 32)}};
-    return philox(counter, static_cast<uint32_t>(stirred), static_cast<uint32_t>(stirred >> 32),
+    return philox(counter, static_cast<uint32_t>(mixed), static_cast<uint32_t>(mixed >> 32),
                   kPhiloxRounds);
   }
 
-  uint64_t stirred;
+  uint64_t mixed;
   uint64_t high;
 };
 

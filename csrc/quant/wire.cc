@@ -28,17 +28,17 @@ HashLanes begin_hash() {
 }
 
 // Each step is a bijection of the state and, for a given state, of the word.
-uint32_t stir(uint32_t state, uint32_t word) {
-  const uint32_t product = (state ^ word) * kStir;
+uint32_t absorb(uint32_t state, uint32_t word) {
+  const uint32_t product = (state ^ word) * kMix;
   return product ^ (product >> 15);
 }
 
 // Mixes the lanes into 16, and these by halves into two.
 uint64_t end_hash(HashLanes& lanes) {
   uint32_t* const lane = lanes.word;
-  for (size_t i = 16; i < std::size(lanes.word); ++i) lane[i % 16] = stir(lane[i % 16], lane[i]);
+  for (size_t i = 16; i < std::size(lanes.word); ++i) lane[i % 16] = absorb(lane[i % 16], lane[i]);
   for (int half = 8; half >= 2; half /= 2) {
-    for (int i = 0; i < half; ++i) lane[i] = stir(lane[i], lane[i + half]);
+    for (int i = 0; i < half; ++i) lane[i] = absorb(lane[i], lane[i + half]);
   }
   return uint64_t{lane[0]} << 32 | lane[1];
 }

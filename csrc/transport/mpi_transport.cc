@@ -96,9 +96,9 @@ class MpiTransport final : public Transport {
  protected:
   RequestPtr isend_impl(int peer, Tag tag, const void* data, size_t size_bytes,
                         Completion completion) override {
-    const bool asked = completion == Completion::kAsked;
-    const auto send = asked ? mpi_.issend : mpi_.isend;
-    return start(peer, asked ? "MPI_Issend" : "MPI_Isend", static_cast<const char*>(data),
+    const bool matched = completion == Completion::kMatched;
+    const auto send = matched ? mpi_.issend : mpi_.isend;
+    return start(peer, matched ? "MPI_Issend" : "MPI_Isend", static_cast<const char*>(data),
                  size_bytes, [&](const char* at, int count, Handle* handle) {
                    return send(at, count, byte_, peer, static_cast<int>(tag), comm_, handle);
                  });

@@ -14,11 +14,11 @@ class Done final : public Request {
   bool test() override { return true; }
 };
 
-class Asked final : public Request {
+class Matched final : public Request {
  public:
-  Asked(ThreadWorld& world, int from, int to, Tag tag, uint64_t number)
+  Matched(ThreadWorld& world, int from, int to, Tag tag, uint64_t number)
       : world_(world), from_(from), to_(to), tag_(tag), number_(number) {}
-  bool test() override { return world_.asked_for(from_, to_, tag_, number_); }
+  bool test() override { return world_.is_matched(from_, to_, tag_, number_); }
 
  private:
   ThreadWorld& world_;
@@ -53,20 +53,20 @@ uint64_t ThreadWorld::post(int from, int to, Tag tag, const void* data, size_t s
   Stream& stream = boxes_[{from, to, tag}];
   stream.messages.push_back(std::move(message));
   const uint64_t number = stream.posted++;
-  if (stream.posted > stream.asked) {
-    most_waiting_ = std::max(most_waiting_, stream.posted - stream.asked);
+  if (stream.posted > stream.receives) {
+    most_waiting_ = std::max(most_waiting_, stream.posted - stream.receives);
   }
   return number;
 }
 
-void ThreadWorld::ask(int from, int to, Tag tag) {
+void ThreadWorld::post_receive(int from, int to, Tag tag) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  ++boxes_[{from, to, tag}].asked;
+  ++boxes_[{from, to, tag}].receives;
 }
 
-bool ThreadWorld::asked_for(int from, int to, Tag tag, uint64_t number) {
+bool ThreadWorld::is_matched(int from, int to, Tag tag, uint64_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return boxes_[{from, to, tag}].asked > number;
+  return boxes_[{from, to, tag}].receives > number;
 }
 
 uint64_t ThreadWorld::most_waiting() {
@@ -101,7 +101,7 @@ ThreadTransport::ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank)
     : Transport(rank, world->size(), world->abort_flag()), world_(std::move(world)) {}
 
 RequestPtr ThreadTransport::irecv(int peer, Tag tag, void* data, size_t capacity_bytes) {
-  world_->ask(peer, rank(), tag);
+  world_->post_receive(peer, rank(), tag);
   return std::make_unique<Receive>(*world_, peer, rank(), tag, data, capacity_bytes);
 }
 
@@ -109,7 +109,7 @@ RequestPtr ThreadTransport::isend_impl(int peer, Tag tag, const void* data, size
                                        Completion completion) {
   const uint64_t number = world_->post(rank(), peer, tag, data, size_bytes);
   if (completion == Completion::kSent) return std::make_unique<Done>();
-  return std::make_unique<Asked>(*world_, rank(), peer, tag, number);
+  return std::make_unique<Matched>(*world_, rank(), peer, tag, number);
 }
 
 std::unique_ptr<SharedNode> make_thread_node(ThreadWorld& world, Transport& transport,

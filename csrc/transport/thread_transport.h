@@ -24,8 +24,8 @@ class ThreadWorld {
   // Returns the message's number in its stream.
   uint64_t post(int from, int to, Tag tag, const void* data, size_t size_bytes);
   // Notes that the receiver has posted one more receive.
-  void ask(int from, int to, Tag tag);
-  bool asked_for(int from, int to, Tag tag, uint64_t number);
+  void post_receive(int from, int to, Tag tag);
+  bool is_matched(int from, int to, Tag tag, uint64_t number);
   // Returns false if no message waits.
   bool take(int from, int to, Tag tag, void* data, size_t capacity_bytes);
   // The maximum number of messages of a stream that waited for a receive.
@@ -38,7 +38,7 @@ class ThreadWorld {
   struct Stream {
     std::deque<std::vector<char>> messages;
     uint64_t posted = 0;  // total, like the next
-    uint64_t asked = 0;
+    uint64_t receives = 0;
   };
   struct alignas(64) Region {
     char bytes[SharedNode::kRegionBytes] = {};

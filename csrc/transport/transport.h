@@ -46,10 +46,10 @@ using RequestPtr = std::unique_ptr<Request>;
 enum class Tag : int { kSubmit = 1, kResponse = 2, kData = 3, kGather = 4 };
 
 // When a send is complete: when its buffer may be reused (kSent), or when the peer has posted a
-// receive (kAsked). Senders of many messages must use kAsked regularly: messages without a posted
-// receive fill the peer's memory, and libfabric over TCP permanently stops reading after 64 of
-// them.
-enum class Completion : uint8_t { kSent, kAsked };
+// receive (kMatched). Senders of many messages must use kMatched regularly: messages without a
+// posted receive fill the peer's memory, and libfabric over TCP permanently stops reading after 64
+// of them.
+enum class Completion : uint8_t { kSent, kMatched };
 
 // Bytes that a rank has provided to others: in messages, and in shared memory of its node.
 struct BytesGiven {
