@@ -79,9 +79,9 @@ Algorithm Economy::algorithm_for(const std::optional<CodecSpec>& coding, size_t 
   if (!machine_ || planning_ != Planning::kChoose) return Algorithm::kAuto;
   return remembered(known(coding).algorithms, count, [&] {
     PlanRequest request = request_;
-    const Way usual = fastest(*machine_, count, coding, request);
+    const Prediction usual = fastest(*machine_, count, coding, request);
     request.any_algorithm = true;
-    const Way best = fastest(*machine_, count, coding, request);
+    const Prediction best = fastest(*machine_, count, coding, request);
     const bool pays = best.seconds < usual.seconds * (1 - request.worth);
     return pays ? best.algorithm : Algorithm::kAuto;
   });

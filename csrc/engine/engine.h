@@ -76,8 +76,8 @@ struct TensorMemory {
 // How the caller of an operation waits for it.
 struct Caller {
   // The caller blocks: its thread does the engine's work itself, which saves two context switches,
-  // and the returned handle is done. If that would take long (other ranks are late, or other
-  // operations must be executed), the engine's thread takes over.
+  // and the returned handle is usually done. If that would take long (other ranks are late, or
+  // other operations must be executed), the engine's thread takes over.
   bool waits = false;
   // Polled meanwhile: whether the caller must end the job for another reason, such as a signal.
   std::function<bool()> interrupted;

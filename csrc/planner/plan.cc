@@ -98,12 +98,12 @@ std::optional<size_t> threshold(const Machine& machine, const CodecSpec& spec,
   return wins_at;
 }
 
-Way fastest(const Machine& machine, size_t count, const std::optional<CodecSpec>& spec,
-            const PlanRequest& request) {
+Prediction fastest(const Machine& machine, size_t count, const std::optional<CodecSpec>& spec,
+                   const PlanRequest& request) {
   const bool coded = spec.has_value();
   const Algorithm wanted = coded ? request.coded : request.exact;
   const bool is_open = request.any_algorithm && wanted == Algorithm::kAuto;
-  Way best;
+  Prediction best;
   for (const Algorithm algorithm :
        is_open ? machine.known(coded) : std::vector{machine.resolve(wanted, coded)}) {
     const double seconds = allreduce_s(machine, algorithm, count, spec);
@@ -116,7 +116,7 @@ Way fastest(const Machine& machine, size_t count, const std::optional<CodecSpec>
 
 Plan choose(const Machine& machine, size_t count, const PlanRequest& request) {
   Plan plan;
-  const Way exact = fastest(machine, count, std::nullopt, request);
+  const Prediction exact = fastest(machine, count, std::nullopt, request);
   plan.algorithm = exact.algorithm;
   plan.exact_seconds = plan.seconds = exact.seconds;
   if (request.codecs.empty()) {
@@ -131,15 +131,15 @@ Plan choose(const Machine& machine, size_t count, const PlanRequest& request) {
   double least_s = 0;
   const CodecSpec* least = nullptr;
   for (const CodecSpec& spec : codecs) {
-    const Way way = fastest(machine, count, spec, request);
-    if (pays(way.seconds, plan.seconds, request.worth)) {
-      plan.algorithm = way.algorithm;
+    const Prediction prediction = fastest(machine, count, spec, request);
+    if (pays(prediction.seconds, plan.seconds, request.worth)) {
+      plan.algorithm = prediction.algorithm;
       plan.spec = spec;
-      plan.seconds = way.seconds;
+      plan.seconds = prediction.seconds;
     }
-    if (least == nullptr || way.seconds < least_s) {
+    if (least == nullptr || prediction.seconds < least_s) {
       least = &spec;
-      least_s = way.seconds;
+      least_s = prediction.seconds;
     }
   }
   plan.reason =

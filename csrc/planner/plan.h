@@ -30,15 +30,15 @@ struct Plan {
 };
 
 // An algorithm and its predicted time.
-struct Way {
+struct Prediction {
   Algorithm algorithm = Algorithm::kAuto;
   double seconds = 0;
 };
 
 // The fastest algorithm for `count` float32 elements with this code, or without. Of equally fast
 // ones, the first that was observed.
-Way fastest(const Machine& machine, size_t count, const std::optional<CodecSpec>& spec,
-            const PlanRequest& request);
+Prediction fastest(const Machine& machine, size_t count, const std::optional<CodecSpec>& spec,
+                   const PlanRequest& request);
 
 // The plan for one allreduce of `count` float32 elements. The same machine, count and request give
 // the same plan, for any order of the codecs.

@@ -61,10 +61,10 @@ const EdenTable& table_of(int bits) {
 }
 
 // Cache-aligned memory of a bucket's size; `other` is a second one, if requested.
-class Room {
+class Workspace {
  public:
   template <class Scratch>
-  Room(size_t size, bool twice, Scratch& scratch) : work(few_), other(nullptr) {
+  Workspace(size_t size, bool twice, Scratch& scratch) : work(few_), other(nullptr) {
     constexpr size_t kLine = 64 / sizeof(float);
     if (size <= std::size(few_) && !twice) return;
     scratch.values.resize(2 * size + kLine);
@@ -96,12 +96,12 @@ class Eden final : public BucketCode {
     const Kernels& k = kernels();
     const size_t size = eden_size(count);
     const uint32_t seed = eden_seed(Philox(key), first);
-    Room room(size, size != count, scratch);
-    float* const work = room.work;
+    Workspace workspace(size, size != count, scratch);
+    float* const work = workspace.work;
     if (size != count) {  // pad with zeros
-      std::copy_n(x, count, room.other);
-      std::fill_n(room.other + count, size - count, 0.0f);
-      x = room.other;
+      std::copy_n(x, count, workspace.other);
+      std::fill_n(workspace.other + count, size - count, 0.0f);
+      x = workspace.other;
     }
     float lift = 1;
     float energy = k.eden_rotate(x, size, lift, seed, work);
@@ -150,11 +150,11 @@ class Eden final : public BucketCode {
     const uint32_t seed = eden_seed_in(scale);
     const float unit = scale / static_cast<float>(size);
     const bool whole = size == count && scale < kEdenMost;
-    Room room(size, !whole, scratch);
-    k.eden_values[spec.bits](codes, size, seed, table_of(spec.bits), room.work);
-    if (whole) return k.eden_restore[Add](room.work, size, seed, unit, out);
-    float* const values = room.other;
-    k.eden_restore[false](room.work, size, seed, unit, values);
+    Workspace workspace(size, !whole, scratch);
+    k.eden_values[spec.bits](codes, size, seed, table_of(spec.bits), workspace.work);
+    if (whole) return k.eden_restore[Add](workspace.work, size, seed, unit, out);
+    float* const values = workspace.other;
+    k.eden_restore[false](workspace.work, size, seed, unit, values);
     constexpr float kLargest = std::numeric_limits<float>::max();
     for (size_t i = 0; i < count; ++i) {
       // NaN is kept.
