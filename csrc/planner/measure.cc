@@ -12,8 +12,7 @@ namespace qsgd {
 namespace {
 
 constexpr size_t kSmallBytes = 8;
-constexpr size_t kLargeBytes =
-    4 << 20;  // beyond the burst that a shaped or buffered wire lets pass
+constexpr size_t kLargeBytes = 4 << 20;  // more than the burst that traffic shapers let pass
 constexpr int kSmallRepeats = 25;
 constexpr int kLargeRepeats = 4;
 
@@ -93,8 +92,7 @@ Machine measure(Communicator& communicator, int ranks_per_node,
   m.across = measure_across(transport, ranks_per_node);
   m.add_s_per_byte = time_adding_s_per_byte();
   for (const CodecSpec& spec : codecs) m.codecs.push_back(time_codec(spec, communicator.workers));
-  agree_on_maxima(transport,
-                  times_of(m));  // before what follows, which subtracts what they explain
+  agree_on_maxima(transport, times_of(m));  // the next measurement subtracts what these explain
   m.shared = measure_shared(communicator, m);
   agree_on_maxima(transport, times_of(m));
   observe(communicator, m, codecs);
