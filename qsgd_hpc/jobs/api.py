@@ -1,4 +1,4 @@
-"""Submit jobs and follow them: the Python API behind the command line."""
+"""The Python API to submit and follow jobs, which the command line uses, too."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def submit(request: JobRequest) -> Job:
     Raises:
         UsageError: all faults of the request, one per line.
         LaunchError: the scheduler refused the job; nothing stays registered.
-        KeyboardInterrupt: Ctrl-C meanwhile; the job is still submitted and registered.
+        KeyboardInterrupt: Ctrl-C during the submission, which is completed first.
     """
     return submission.submit(request)[0]
 
@@ -67,14 +67,14 @@ def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bo
     Nodes whose failure ended the job are excluded if the scheduler supports it.
 
     Args:
-        job_id: the job that has ended.
+        job_id: a job that has ended.
         changes: changed fields of :class:`JobRequest`, such as ``walltime_min``.
         force: submit even if the job is complete, or another one continues it.
 
     Raises:
         UsageError: there is no such job, there is nothing to continue, or the changed request is
             faulty.
-        LaunchError: the scheduler refused it.
+        LaunchError: the scheduler refused the job.
     """
     job = get(job_id)
     if fault := None if force and job.state.ended else _resubmit_fault(job):
@@ -88,7 +88,7 @@ def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bo
 
 
 def _resubmit_fault(job: Job) -> str | None:
-    """Return why a job should not be submitted again, with the remedy."""
+    """Return why a job should not be submitted again, with the remedy, or None."""
     if not job.state.ended:
         return (
             f"{job.id} is {job.state.value}, so there is nothing to resubmit yet. Cancel it first "
@@ -142,5 +142,5 @@ def stop(job_id: str) -> Job:
 
 
 def output(job_id: str) -> Path:
-    """Return the file with the merged output of all ranks; it does not exist before the start."""
+    """Return the file with the output of all ranks; it does not exist before the job starts."""
     return registry.load(job_id).log_path

@@ -43,7 +43,7 @@ def load_all(ids: Iterable[str]) -> list[Job]:
 def refreshed(jobs: Sequence[Job]) -> list[Job]:
     """Query each scheduler once about its jobs that have not ended, and record changes."""
     news: dict[str, Progress] = {}
-    # A job is LOST, too, whose state file is damaged: its scheduler may know better.
+    # Including LOST jobs: if only a job's state file is damaged, its scheduler knows the state.
     open_jobs = [job for job in jobs if not job.state.final]
     for name in {job.scheduler for job in open_jobs}:
         news |= scheduler(name).refresh([job for job in open_jobs if job.scheduler == name])
@@ -51,7 +51,7 @@ def refreshed(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _recorded(job: Job, progress: Progress) -> Job:
-    """Record changes. An end is final: a slower answer from the same moment does not undo it.
+    """Record changes. An end is final: an older answer that arrives later does not undo it.
 
     LOST is the result of one query; it is not recorded, so that a later answer can correct it. A
     query without an answer changes nothing.
@@ -69,7 +69,7 @@ def _recorded(job: Job, progress: Progress) -> Job:
     newest = registry.load(job.id)
     if newest.state.final:
         return newest
-    with contextlib.suppress(OSError):  # a full disk hides no state; the next question records it
+    with contextlib.suppress(OSError):  # if the disk is full, the next query records it
         return registry.save(job, progress)
     return dataclasses.replace(job, progress=progress)
 
@@ -92,5 +92,5 @@ def continued_by(job: Job) -> Job | None:
     after = [
         other for other in load_all(registry.ids()) if job.id in (other.previous, other.resumes)
     ]
-    hopeless = (JobState.FAILED, JobState.CANCELLED, JobState.LOST)
-    return next((other for other in refreshed(after) if other.state not in hopeless), None)
+    failed = (JobState.FAILED, JobState.CANCELLED, JobState.LOST)
+    return next((other for other in refreshed(after) if other.state not in failed), None)

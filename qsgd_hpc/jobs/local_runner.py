@@ -1,14 +1,13 @@
 """Run one job on a machine without a scheduler: ``python -m qsgd_hpc.jobs.local_runner DIR``.
 
 The command returns when a detached process has taken over the job. That process has its own
-session, so it survives the terminal. It waits for its turn, runs the job script,
-enforces the walltime, handles SIGTERM (cancel), ends the script's remaining processes, and is the
-only writer of the job's state. If it dies, readers detect it by runner.json and report the
-job as LOST.
+session, so it survives the terminal. It waits for its turn, runs the job script, enforces the
+walltime, handles SIGTERM (cancel), ends the script's remaining processes, and is the only writer of
+the job's state. If it dies, readers detect that by runner.json and report the job as LOST.
 
-Jobs of one $QSGD_HOME run one after another, in the order of their numbers, so that the timings of
-one are not disturbed by the next: each waits for its living predecessors, then for a lock that
-the kernel frees when its holder dies.
+Jobs of one $QSGD_HOME run one after another, in the order of their numbers, so that they do not
+disturb each other's timings: each waits for its living predecessors, then for a lock that the
+kernel releases when its holder dies.
 """
 
 from __future__ import annotations
@@ -48,34 +47,35 @@ class _Cancelled(Exception):
 def main(argv: list[str]) -> None:
     """Detach, take over the job in directory ``argv[0]``, and run it to its end."""
     directory = Path(argv[0])
-    ready, told = os.pipe()
+    ready, taken_over = os.pipe()
     if os.fork():
-        os.close(told)
+        os.close(taken_over)
         sys.exit(0 if os.read(ready, 1) else 1)
     os.close(ready)
     os.setsid()
     signal.signal(signal.SIGTERM, _cancel)
     for number in (signal.SIGHUP, signal.SIGINT):
-        # A handler, not SIG_IGN: the job's own processes would inherit that.
-        signal.signal(number, _carry_on)
+        # A handler, because the job's processes would inherit SIG_IGN.
+        signal.signal(number, _ignore)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        # A job script ignores them for what it starts; bash cannot trap what it was born ignoring.
+        # bash cannot trap a signal that was ignored when it started. The job script itself sets
+        # these to be ignored by the processes that it starts.
         signal.signal(number, signal.SIG_DFL)
     adopt_orphans()
     _redirect(directory / "runner.log")
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "identity": identity(os.getpid())}
     registry.write_file(directory / "runner.json", json.dumps(owner))
-    os.write(told, b"1")
-    os.close(told)
-    _own(registry.load(directory.name))
+    os.write(taken_over, b"1")
+    os.close(taken_over)
+    _run_in_turn(registry.load(directory.name))
 
 
 def _cancel(_number: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, _carry_on)
+    signal.signal(signal.SIGTERM, _ignore)
     raise _Cancelled
 
 
-def _carry_on(_number: int, _frame: FrameType | None) -> None:
+def _ignore(_number: int, _frame: FrameType | None) -> None:
     """Ignore a signal."""
 
 
@@ -87,7 +87,7 @@ def _redirect(log: Path) -> None:
         os.dup2(messages.fileno(), 2)
 
 
-def _own(job: Job) -> None:
+def _run_in_turn(job: Job) -> None:
     """Run the job when its turn comes, and record its end."""
     progress = Progress()
     try:
@@ -100,7 +100,7 @@ def _own(job: Job) -> None:
         progress = Progress(JobState.FAILED, why=f"could not be started: {error}")
         raise
     finally:
-        signal.signal(signal.SIGTERM, _carry_on)
+        signal.signal(signal.SIGTERM, _ignore)
         _record_end(job, dataclasses.replace(progress, ended_at=time.time()))
 
 
@@ -124,9 +124,11 @@ def _turn(job: Job) -> Iterator[None]:
     """Wait until all earlier jobs on this host have ended; hold the lock while this one runs."""
     for earlier in registry.ids():
         if registry.number(earlier) < registry.number(job.id):
-            told = False
+            recorded = False
             while _holds_the_queue(earlier):
-                told = told or bool(registry.save(job, Progress(why=f"waits for {earlier}")))
+                if not recorded:
+                    registry.save(job, Progress(why=f"waits for {earlier}"))
+                recorded = True
                 time.sleep(POLL_S)
     lock = registry.jobs_dir() / f".{socket.gethostname()}.lock"
     with lock.open("a") as stream:
@@ -164,7 +166,7 @@ def _run(job: Job) -> Progress:
     except _Cancelled:
         return dataclasses.replace(running, state=JobState.CANCELLED, why="cancelled")
     finally:
-        signal.signal(signal.SIGTERM, _carry_on)
+        signal.signal(signal.SIGTERM, _ignore)
         end_all(os.getpid())
 
 
@@ -183,7 +185,7 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
 
 
 def _by_exit_code(job: Job, running: Progress, code: int) -> Progress:
-    code = 128 - code if code < 0 else code  # as a shell tells of a signal
+    code = 128 - code if code < 0 else code  # as a shell reports signals
     state, why = end_of(code)
     names = {event["event"] for event in read_events(job.directory)}
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""The model of a job: the request, its state, and the record that the registry returns."""
+"""The model of a job: its request, its state and progress, and its record as a whole."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["Job", "JobRequest", "JobState", "Progress"]
 
 
 class JobState(str, Enum):
-    """The nine states.
+    """The states of a job.
 
     QUEUED, RUNNING, and seven ends: COMPLETED, STOPPED, FAILED, CANCELLED, TIMEOUT (at the
     walltime), NODE_FAIL and LOST.
 
-    STOPPED is the end of a training at a checkpoint (exit code 85): it is to be submitted again,
-    or continues in the next part of its chain. NODE_FAIL is the end of a job whose node died;
-    ``resubmit`` continues without that node.
+    STOPPED: the training stopped at a checkpoint (exit code 85). The next part of its chain
+    continues it, or ``resubmit``. NODE_FAIL: a node of the job died; ``resubmit`` continues
+    without that node.
 
-    LOST is provisional: no process runs the job, or its scheduler does not know
-    it. If a scheduler knows it again later, that is corrected; the other ends are final.
+    LOST is provisional: no process runs the job, or its scheduler does not know it. A later answer
+    of the scheduler corrects it; the other ends are final.
     """
 
     QUEUED = "QUEUED"
@@ -44,7 +44,7 @@ class JobState(str, Enum):
 
     @property
     def final(self) -> bool:
-        """Return whether the job has ended and no later answer can correct that."""
+        """Return whether the job has ended, and no later answer can change the state."""
         return self.ended and self is not JobState.LOST
 
 
@@ -56,35 +56,34 @@ class JobRequest:
         script: the program; a ``.py`` file is run by ``python``, any other file is executed.
         script_args: the script's arguments.
         nodes: nodes of the machine; on the local site, groups of ranks.
-        ranks_per_node: default: one per GPU, or what the profile says.
-        network: joins the nodes of the local site, each then a host of its own, at a rate such as
-            "1gbit"; "none": they share memory. None: what the profile says.
+        ranks_per_node: None: the profile's value, else one per GPU, else one.
+        network: on the local site, an emulated network of hosts, one for each node, with links of
+            a rate such as "1gbit"; "none": the nodes share memory. None: the profile's value.
         walltime_min: limit in minutes; None: the profile's default, or none.
         env: variables for every rank.
         horovod: let ``import horovod`` in the script mean this package.
-        torchrun: tell each rank what torchrun would (RANK, MASTER_ADDR, ...); None: unless
-            ``horovod`` is asked for.
+        torchrun: set torchrun's variables for each rank (RANK, MASTER_ADDR, ...); None: set them
+            unless ``horovod`` is true.
         python: interpreter on the nodes; None: the profile's, or this one.
         workdir: where the job runs; None: the current directory.
         modules: environment modules that the job loads, after the profile's own setup.
         conda: conda environment (name or folder) that it activates.
         venv: virtual environment (folder) that it activates.
         gpu_view: ``all``: a rank sees every GPU of its node, its own first by ``local_rank``;
-            ``one``: only its own. None: what the profile says.
-        without: libraries of the profile (nccl, rccl, ccl) whose settings the job leaves out.
+            ``one``: only its own. None: the profile's value.
+        without: libraries of the profile (nccl, rccl, ccl) whose settings the job omits.
         array: values of script options; one task for each combination.
         at_once: tasks of an array that may run at the same time; None: no limit.
-        after: ids of jobs that must complete before this one starts; ``any:ID`` where any end will
-            do.
-        chain: jobs, one after another, over which the training may spread.
+        after: ids of jobs that must complete before this one starts; ``any:ID``: that must end.
+        chain: number of jobs to submit in sequence, each of which continues the training.
         requeue: let the scheduler start the job again after a failed node, or when it ends with
             exit code 85.
-        stop_before_min: minutes before the walltime at which ``should_stop()`` turns true.
-        exclude: nodes that the job must not get.
-        extra: directive lines as the scheduler reads them, such as ``#PBS -l place=free``.
+        stop_before_min: minutes before the walltime at which ``should_stop()`` becomes true.
+        exclude: nodes that the job must not use.
+        extra: directive lines in the scheduler's syntax, such as ``#PBS -l place=free``.
         template: a Jinja2 template to use instead of the scheduler's.
         alone: the script is a program that starts ranks itself: it runs once, on the first node.
-        key: a name for this very submission; a second one with the same key returns the first job.
+        key: idempotency key: a second submission with the same key returns the first job.
     """
 
     script: Path
@@ -147,19 +146,20 @@ class Progress:
     """The progress of a job: the content of its state file.
 
     Attributes:
-        state: what is known of it now.
+        state: the last known state.
         exit_code: of the script; None before its end, or when a signal or the site ended it.
-        why: what the scheduler, or this package, says about the state.
+        why: the reason for the state, from the scheduler or from this package.
         started_at: seconds since the epoch.
         ended_at: seconds since the epoch.
-        scheduler_id: by which the scheduler knows the job.
-        tasks: how many tasks of an array are in each state: ``{"RUNNING": 2, "COMPLETED": 4}``.
-        bad_nodes: those whose failure ended the job.
+        scheduler_id: the job's id in the scheduler.
+        tasks: number of tasks of an array in each state: ``{"RUNNING": 2, "COMPLETED": 4}``.
+        bad_nodes: nodes whose failure ended the job.
         restarts: how often the scheduler started it again.
         pid: process group of a running local job.
-        identity: of the leader of that group, so that another process of its number is not it.
-        silence: why the scheduler did not answer; the other values are then the last known
-            ones. Never recorded: an unanswered query changes nothing.
+        identity: identity of that group's leader (see ``processes.identity``), because numbers of
+            processes are reused.
+        silence: why the scheduler did not answer; the other values are then the last known ones.
+            Never recorded: an unanswered query changes nothing.
     """
 
     state: JobState = JobState.QUEUED
@@ -226,7 +226,7 @@ class Job:
 
     @property
     def log_path(self) -> Path:
-        """Standard output and standard error of all ranks, merged."""
+        """Standard output and standard error of all ranks."""
         return self.directory / "output.log"
 
     def task_log_path(self, task: int) -> Path:

@@ -1,4 +1,4 @@
-"""Identify processes in spite of reused numbers, and end whole process trees."""
+"""Identify processes, although their numbers are reused, and end process trees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["adopt_orphans", "alive", "end_all", "identity", "members"]
 
 _PROC = Path("/proc")
 _PR_SET_CHILD_SUBREAPER = 36
-KILL_GRACE_S = 5.0  # between the polite signal and SIGKILL
+KILL_GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 
 def identity(pid: int) -> str | None:
@@ -42,7 +42,7 @@ def alive(pid: int | None, known_identity: str | None) -> bool:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on (the name may hold anything)."""
+    """Return the fields of /proc/PID/stat from the state on; the name before may hold any text."""
     try:
         return (_PROC / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
@@ -50,10 +50,10 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies, so that none can escape.
+    """Become the parent of every descendant whose parent dies, so that :func:`members` finds it.
 
     Launchers put ranks into separate sessions, which a signal to the job's group does not reach.
-    Linux only; elsewhere a process that changes its parent escapes.
+    Linux only; elsewhere, a process whose parent has died is not found.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

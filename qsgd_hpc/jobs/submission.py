@@ -1,4 +1,4 @@
-"""Submission of requests: check all, register, submit, in this order."""
+"""Submission of requests: check all, register, then submit each job."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def submit(request: JobRequest, tell: Callable[[str], object] = lambda _note: No
 
     Raises:
         UsageError: all faults of the request, one per line.
-        LaunchError: the scheduler refused a job; earlier parts are cancelled, and
-            the message of a failure says so.
-        KeyboardInterrupt: Ctrl-C meanwhile; the jobs are still submitted and registered.
+        LaunchError: the scheduler refused a job; earlier parts of the chain are cancelled, and the
+            message reports the result for each.
+        KeyboardInterrupt: Ctrl-C during the submission, which is completed first.
     """
     filled, site = prepare(request, dry_run=False)
     for note in site_notes(filled, site):
@@ -52,7 +52,7 @@ def submit(request: JobRequest, tell: Callable[[str], object] = lambda _note: No
             try:
                 jobs.append(_submit_part(filled, site, part, jobs[-1] if jobs else None))
             except (LaunchError, UsageError) as error:
-                said = _taken_back([job for job in jobs if job.submitted_at >= start_s])
+                said = _cancel_parts([job for job in jobs if job.submitted_at >= start_s])
                 if not said:
                     raise
                 raise type(error)("\n".join([str(error), *said])) from None
@@ -98,18 +98,18 @@ def _submit_once(
     if request.key and (winner := keys.claim(request.key, job.id)) != job.id:
         registry.remove(job)
         return _confirmed(winner) or _submit_once(request, site, previous=previous, resumes=resumes)
-    return _handed_over(job)
+    return _to_scheduler(job)
 
 
-def _handed_over(job: Job) -> Job:
-    """Submit the job to its scheduler; a refused job is removed."""
+def _to_scheduler(job: Job) -> Job:
+    """Submit a registered job to its scheduler; a refused job is removed."""
     try:
         progress = scheduler(job.scheduler).submit(job, dependencies(job))
     except LaunchError as error:
         if not isinstance(error, UnconfirmedError):
             _forget(job)
         raise
-    # A local job's state belongs to its runner from here on.
+    # From here on, only its runner writes the state of a local job.
     if progress.scheduler_id is None:
         return dataclasses.replace(job, progress=progress)
     return registry.save(job, progress)
@@ -119,9 +119,9 @@ def _confirmed(job_id: str) -> Job | None:
     """Return a job of another submission under the same key, once its scheduler has it.
 
     That submission may still be running, or it was interrupted before the scheduler had the job,
-    which is then submitted here. None: it was refused and has no record.
+    which is then submitted here. None: the job was refused and has no record.
     """
-    told = False
+    notified = False
     while True:
         try:
             job = registry.load(job_id)
@@ -132,15 +132,15 @@ def _confirmed(job_id: str) -> Job | None:
         if found := scheduler(job.scheduler).find(job):
             return registry.save(job, dataclasses.replace(job.progress, scheduler_id=found))
         if time.time() > job.submitted_at + SETTLE_S:
-            return _handed_over(job)
-        if not told:
+            return _to_scheduler(job)
+        if not notified:
             tell(f"waiting for {job_id}, which has the same key, at most {SETTLE_S:g} s")
-        told = True
+        notified = True
         time.sleep(ASK_AGAIN_S)
 
 
 def _lineage(job: Job) -> list[str]:
-    """Return the ids of this job and of those whose training it continues, newest first."""
+    """Return the ids of this job and of the jobs whose training it continues, newest first."""
     found = [job.id]
     while before := job.previous or job.resumes:
         try:
@@ -166,13 +166,13 @@ def render(request: JobRequest, tell: Callable[[str], object] = lambda _note: No
     return render_script(filled, site, Tools.here(), place)
 
 
-def _taken_back(jobs: Sequence[Job]) -> list[str]:
+def _cancel_parts(jobs: Sequence[Job]) -> list[str]:
     """Cancel the parts of a chain that could not be submitted completely; describe each.
 
     A part that never ran is removed; one that has started, or may start, keeps its record.
     """
-    gone, said = [], []
-    # Including an unconfirmed part. The last first, because the end of one lets the next start.
+    removed, said = [], []
+    # Including an unconfirmed part. In reverse order, because the end of one lets the next start.
     for job in reversed([*jobs, *chain(jobs[-1].id)] if jobs else []):
         try:
             scheduler(job.scheduler).cancel(job)
@@ -182,15 +182,15 @@ def _taken_back(jobs: Sequence[Job]) -> list[str]:
             continue
         if _never_ran(now):
             _forget(now)
-            gone.append(job.id)
+            removed.append(job.id)
         elif now.state.final:
             said.append(f"{job.id} had started before and is {now.state.value} now.")
         elif now.progress.scheduler_id is None and now.scheduler != "local":
             said.append(f"If {job.id} appears in `qsgd-hpc list`, use `qsgd-hpc cancel {job.id}`.")
         else:
             said.append(f"{job.id} was asked to end: see `qsgd-hpc status {job.id}`.")
-    if gone:
-        said.append(f"Cancelled again: {', '.join(reversed(gone))}.")
+    if removed:
+        said.append(f"Cancelled: {', '.join(reversed(removed))}.")
     return said[::-1]
 
 
@@ -211,8 +211,8 @@ def _forget(job: Job) -> None:
 def _interrupts_deferred() -> Iterator[None]:
     """Defer Ctrl-C and SIGTERM until the end of the block.
 
-    An interrupted submission could leave a job that is not recorded. Other threads than the main
-    one get no signals, so there is nothing to defer in them.
+    An interrupted submission could leave a job that is not recorded. In other threads than the main
+    one, this does nothing, because they receive no signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

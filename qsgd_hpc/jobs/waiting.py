@@ -10,14 +10,14 @@ from qsgd_hpc._notices import muted
 from qsgd_hpc.jobs.current import refreshed
 from qsgd_hpc.jobs.model import Job, JobState
 from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.records.events import noted_at, read_events
+from qsgd_hpc.jobs.records.events import last_event_at, read_events
 
 __all__ = ["Patience", "wait"]
 
 LOCAL_POLL_S, BATCH_POLL_S, LOOK_S = 0.3, 15.0, 0.3
 SOON_S = 1.0
 TASKS_LOOKED_AT = 32
-_LAST = ("end", "skip", "refuse")  # events after which nothing comes but another start
+_LAST = ("end", "skip", "refuse")  # only another start can follow these events
 
 
 def wait(
@@ -25,15 +25,15 @@ def wait(
     timeout_s: float | None = None,
     on_change: Callable[[Job], None] | None = None,
 ) -> list[Job]:
-    """Return the jobs when all have ended, or their states after ``timeout_s`` seconds.
+    """Wait until all jobs have ended, or for ``timeout_s`` seconds, and return them.
 
     Args:
-        ids: ids of the jobs.
+        ids: the jobs to wait for.
         timeout_s: seconds; None: no limit.
         on_change: called with each job at first, after each change of its state, and when its
             scheduler stops or resumes answering.
     Raises:
-        UsageError: the job does not exist.
+        UsageError: a job does not exist.
     """
     wanted = list(ids)
     seen: Mapping[str, tuple[JobState, bool]] = {}
@@ -45,58 +45,61 @@ def wait(
         with muted(any(silent for _, silent in seen.values())):
             jobs = refreshed(recorded)
         for job in jobs:
-            if on_change and seen.get(job.id) != _told(job):
+            if on_change and seen.get(job.id) != _shown(job):
                 on_change(job)
-        seen = {job.id: _told(job) for job in jobs}
+        seen = {job.id: _shown(job) for job in jobs}
         if all(job.state.ended for job in jobs) or time.monotonic() >= deadline_s:
             return jobs
         while not patience.over() and (left_s := deadline_s - time.monotonic()) > 0:
             time.sleep(min(LOOK_S, left_s))
 
 
-def _told(job: Job) -> tuple[JobState, bool]:
+def _shown(job: Job) -> tuple[JobState, bool]:
     return job.state, bool(job.progress.silence)
 
 
 class Patience:
     """Decides when to query jobs again.
 
-    A scheduler is queried at most four times a minute, unless a job has written an event. It
-    determines how a job ended and may need some time: after a job has recorded its end,
-    it is queried again after 1, 2, 4 and 8 seconds.
+    A scheduler is queried at most four times a minute, unless a job has written an event. The
+    scheduler may report the end of a job later than the job itself: after a job has recorded its
+    end, the scheduler is queried again after 1, 2, 4 and 8 seconds.
     """
 
     def __init__(self) -> None:
-        self._asked: dict[str, int] = {}  # how often since a job has noted its end
+        self._queries: dict[str, int] = {}  # by job id, since the job has recorded its end
         self._open: list[Job] = []
-        self._noted: list[float] = []
-        self._soon_s = self._late_s = 0.0
+        self._seen: list[float] = []
+        self._earliest_s = self._latest_s = 0.0
 
     def begin(self, jobs: Iterable[Job]) -> None:
-        """Begin to wait, before the schedulers are queried, so that no event is missed."""
+        """Start to wait; call this before schedulers are queried, so that no event is missed."""
         self._open = [job for job in jobs if not job.state.ended]
-        self._noted = self._look()
-        over = [job.id for job in self._open if _noted_end(job)]
-        self._asked = {job_id: self._asked.get(job_id, 0) + 1 for job_id in over}
+        self._seen = self._events()
+        over = [job.id for job in self._open if _has_recorded_end(job)]
+        self._queries = {job_id: self._queries.get(job_id, 0) + 1 for job_id in over}
         local = any(job.scheduler == "local" for job in self._open)
-        patience_s = [LOCAL_POLL_S if local else BATCH_POLL_S]
-        patience_s += [SOON_S * 2.0 ** (count - 1) for count in self._asked.values()]
+        pauses_s = [LOCAL_POLL_S if local else BATCH_POLL_S]
+        pauses_s += [SOON_S * 2.0 ** (count - 1) for count in self._queries.values()]
         now_s = time.monotonic()
-        self._soon_s, self._late_s = now_s + SOON_S, now_s + min(patience_s)
+        self._earliest_s, self._latest_s = now_s + SOON_S, now_s + min(pauses_s)
 
-    def _look(self) -> list[float]:
+    def _events(self) -> list[float]:
+        """Return a number for each open job that changes when the job records an event."""
         return [
-            float(_noted_end(job)) if job.request.array else noted_at(job.directory)
+            float(_has_recorded_end(job)) if job.request.array else last_event_at(job.directory)
             for job in self._open
         ]
 
     def over(self) -> bool:
         """Return whether to query now."""
         now_s = time.monotonic()
-        return now_s >= self._late_s or (now_s >= self._soon_s and self._look() != self._noted)
+        return now_s >= self._latest_s or (
+            now_s >= self._earliest_s and self._events() != self._seen
+        )
 
 
-def _noted_end(job: Job) -> bool:
+def _has_recorded_end(job: Job) -> bool:
     """Return whether a job has recorded its end; for an array with few tasks, of each task."""
     tasks = len(job.request.tasks)
     if tasks > TASKS_LOOKED_AT:

@@ -266,9 +266,9 @@ def test_a_part_goes_on_in_the_next_one_unless_it_has_come_to_an_end(
     job = submitted(fakes, "perlmutter", "8")
     after = dataclasses.replace(job, id="perlmutter-2", previous=job.id)
     ended = dataclasses.replace(job, progress=Progress(state))
-    assert ("it goes on from here" in view.next_step(ended, after)) == goes_on
+    assert ("it continues this job" in view.next_step(ended, after)) == goes_on
     again = dataclasses.replace(after, previous=None, resumes=job.id)  # by `resubmit --force`
-    assert "it goes on from here" in view.next_step(ended, again)
+    assert "it continues this job" in view.next_step(ended, again)
 
 
 @pytest.mark.usefixtures("settled")
@@ -344,7 +344,7 @@ def refused_chain(fakes: Fakes, taken: int, ends: dict[str, object], **fields: A
 def test_a_chain_that_is_refused_half_way_leaves_nothing(fakes: Fakes) -> None:
     fakes.says("qdel")
     said = refused_chain(fakes, 3, {}, key="nightly")
-    assert said == ["Cancelled again: pbs-1, pbs-2, pbs-3."]
+    assert said == ["Cancelled: pbs-1, pbs-2, pbs-3."]
     # The last first: the end of the first would let the second start.
     assert [call.args for call in fakes.calls("qdel")] == [(f"{n}.{SERVER}",) for n in (3, 2, 1)]
     assert registry.ids() == []

@@ -57,8 +57,8 @@ def test_a_timeout_stays_one_whatever_the_script_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "state", "why"),
     [
-        (241, JobState.FAILED, "exit code 241, though its scheduler says exit code 0"),
-        (85, JobState.STOPPED, "though its scheduler says exit code 0"),
+        (241, JobState.FAILED, "exit code 241, though its scheduler reports exit code 0"),
+        (85, JobState.STOPPED, "though its scheduler reports exit code 0"),
         (0, JobState.COMPLETED, ""),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_failure_that_only_the_scheduler_saw_stays_one(tmp_path: Path) -> None
     told = Progress(JobState.FAILED, 1, "the script ended with exit code 1")
     found = with_own_record(job(tmp_path, START, ended(0)), told)
     assert (found.state, found.exit_code) == (JobState.FAILED, 1)
-    assert found.why == f"{told.why}; the job's own record says exit code 0"
+    assert found.why == f"{told.why}; the job itself recorded exit code 0"
     told = Progress(JobState.FAILED, None, NO_MEMORY)
     assert with_own_record(job(tmp_path, START, ended(0)), told).state is JobState.FAILED
     assert with_own_record(job(tmp_path, START, ended(1)), told).why == NO_MEMORY
@@ -102,7 +102,7 @@ def test_an_array_with_a_task_that_noted_a_failure_is_not_complete(tmp_path: Pat
     found = with_own_record(array, Progress(JobState.COMPLETED, 0, tasks={"COMPLETED": 3}))
     assert (found.state, found.exit_code) == (JobState.FAILED, 241)
     assert dict(found.tasks) == {"COMPLETED": 2, "FAILED": 1}
-    assert found.why == "task 1 noted exit code 241, though its scheduler says 0"
+    assert found.why == "task 1 recorded exit code 241, though its scheduler reports 0"
 
 
 DIED = "=>> PBS: job killed: node 1 (x3002) requested job die, code 1099\n"

@@ -175,7 +175,7 @@ def test_machine_that_is_as_its_profile_says_has_no_difference() -> None:
         ({"filesystems": ("home",)}, ("filesystems", "filesystems: [home]")),
         (
             {"cpus": (256,)},
-            ("node.cores", "cores: 256, or half of it with two threads a core"),
+            ("node.cores", "cores: 256, or half of that with two threads per core"),
         ),
     ],
 )

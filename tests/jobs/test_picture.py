@@ -182,7 +182,7 @@ def test_ranks_of_torch_distributed_that_would_not_meet_are_faults(
             planned(FOUR_GPUS),
             host=f"x{n}",
             seats=tuple(
-                dataclasses.replace(seat, rank=4 * n + at, told=tell(4 * n + at))
+                dataclasses.replace(seat, rank=4 * n + at, torchrun=tell(4 * n + at))
                 for at, seat in enumerate(planned(FOUR_GPUS).seats)
             ),
         )
@@ -198,8 +198,8 @@ def test_what_torchrun_tells_is_read_from_the_reports() -> None:
         "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "x0", "MASTER_PORT": "47"
     }  # fmt: skip
     nodes = parse_places("\n".join(report_of(FOUR_GPUS, variables=variables)), FOUR_GPUS)
-    assert nodes[1].seats[1].told == ("5", "8", "1", "x0:47")
-    assert parse_places("\n".join(report_of(FOUR_GPUS)), FOUR_GPUS)[0].seats[0].told == ()
+    assert nodes[1].seats[1].torchrun == ("5", "8", "1", "x0:47")
+    assert parse_places("\n".join(report_of(FOUR_GPUS)), FOUR_GPUS)[0].seats[0].torchrun == ()
 
 
 def test_ranks_of_a_launcher_that_numbers_none_are_noticed() -> None:
@@ -279,7 +279,7 @@ def test_too_few_gpus_are_remedied_by_fewer_ranks() -> None:
 
 def test_far_gpus_are_remedied_by_the_right_order() -> None:
     (fault,) = node_faults(changed(planned(FOUR_GPUS), FAULTY["far"]), FOUR_GPUS)
-    assert "the GPUs 3, 2, 1, 0" in fault.remedy
+    assert "gpu.order to 3, 2, 1, 0:" in fault.remedy
 
 
 def test_a_rank_without_a_gpu_is_a_fault_where_there_should_be_one() -> None:

@@ -181,7 +181,7 @@ def test_question_without_answer_leaves_its_part_open(machine: Machine) -> None:
     machine({"qsub": {}, "qstat": PBS["qstat"]})
     result = call("check", "polaris", "--json")
     (report,) = json.loads(result.output)
-    assert "left open: `pbsnodes -a -F json` gave no answer" in report["compared"]
+    assert "incomplete: `pbsnodes -a -F json` gave no answer" in report["compared"]
     assert "nodes" not in {row["fact"] for row in report["differs"]}
 
 
@@ -193,7 +193,8 @@ def test_new_profile_is_as_the_machine_it_was_written_on(
     assert call("new", "mine").exit_code == 0
     result = call("check", "mine")
     assert result.exit_code == 0, result.output
-    assert "compared with what" in result.output
+    command = "qstat" if commands is PBS else "scontrol"
+    assert f"compared with {command} on this machine" in result.output
     assert "to verify" in result.output
     assert sites.choose(None, sites.find_host()).name == "mine"
 

@@ -1,1 +1,1 @@
-"""The commands on jobs and sites: their options, and what they print."""
+"""The commands on jobs and sites: options and output."""

@@ -55,27 +55,27 @@ class Column:
 def fitting_table(columns: Sequence[Column], width: int) -> Table:
     """Return a table with at most this width in terminal columns.
 
-    Columns are shortened from the last to the first; if that is
-    not enough, columns are omitted, and the remaining ones are wrapped.
+    Columns are shortened, from the last to the first; if that is not enough, columns are omitted,
+    and the remaining ones are wrapped.
     """
     shown = list(columns)
     while sum(c.shortest + GAP for c in shown) - GAP > width:
-        losable = [c for c in shown if c.value is not None]
-        if not losable:
+        optional = [c for c in shown if c.value is not None]
+        if not optional:
             break
-        shown.remove(min(losable, key=lambda c: c.value or 0))
+        shown.remove(min(optional, key=lambda c: c.value or 0))
     over = sum(c.natural + GAP for c in shown) - GAP - width
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
     widths: list[int] = []
     for column in reversed(shown):
-        given = min(max(0, over), column.natural - column.shortest)
-        over -= given
-        widths.append(column.natural - given)
-    for column, own in zip(shown, reversed(widths), strict=True):
+        cut = min(max(0, over), column.natural - column.shortest)
+        over -= cut
+        widths.append(column.natural - cut)
+    for column, given in zip(shown, reversed(widths), strict=True):
         table.add_column(
             column.title,
             justify="right" if column.right else "left",
-            width=None if over > 0 else own,
+            width=None if over > 0 else given,
             no_wrap=over <= 0 and not column.wraps,
             overflow="ellipsis" if over <= 0 else "fold",
         )

@@ -117,7 +117,7 @@ def wait(job_ids: tuple[str, ...], timeout: float | None, as_json: bool) -> None
     parts = (part for job_id in job_ids for part in (job_id, *(j.id for j in api.chain(job_id))))
     job_ids = tuple(dict.fromkeys(parts))
     try:
-        jobs = api.wait(job_ids, timeout_s, on_change=None if as_json else _say)
+        jobs = api.wait(job_ids, timeout_s, on_change=None if as_json else _report)
     except KeyboardInterrupt:
         click.echo("stopped waiting; the jobs continue", err=True)
         sys.exit(130)
@@ -125,10 +125,10 @@ def wait(job_ids: tuple[str, ...], timeout: float | None, as_json: bool) -> None
         _print_json([view.as_json(job) for job in jobs])
     if any(not job.state.ended for job in jobs):
         sys.exit(SILENT if any(job.progress.silence for job in jobs) else TIMED_OUT)
-    sys.exit(_verdict(jobs))
+    sys.exit(_exit_code(jobs))
 
 
-def _verdict(jobs: list[Job]) -> int:
+def _exit_code(jobs: list[Job]) -> int:
     """Return the exit code of ``wait``; for a chain, its last job decides."""
     continued = {job.previous for job in jobs}
     ends = {job.state for job in jobs if job.id not in continued}
@@ -137,7 +137,7 @@ def _verdict(jobs: list[Job]) -> int:
     return EXIT_RESUBMIT if ends <= {JobState.COMPLETED, JobState.STOPPED} else 1
 
 
-def _say(job: Job) -> None:
+def _report(job: Job) -> None:
     why = view.silence_words(job) or job.progress.why
     why = f" ({why})" if why else ""
     shown = job.state.ended and job.state not in _GOOD and view.has_output(job)
@@ -157,7 +157,7 @@ def cancel(job_ids: tuple[str, ...], at_checkpoint: bool) -> None:
 
     Exit code 4: the scheduler did not cancel a job.
     """
-    faults, alive = [], []
+    faults, failed = [], []
     for job_id in job_ids:
         try:
             before = api.get(job_id)
@@ -170,18 +170,18 @@ def cancel(job_ids: tuple[str, ...], at_checkpoint: bool) -> None:
             faults.append(str(error))
             continue
         except LaunchError as error:
-            alive.append(
+            failed.append(
                 f"{job_id} is not cancelled: {error} Try again: `qsgd-hpc cancel {job_id}`."
             )
             continue
-        had = "had already ended: " if before.state.ended else ""
-        end = "" if job.state.ended else ", asked to end"
-        click.echo(f"{job.id} {had}{job.state.value}{end}")
-    for line in alive:
+        already = "had already ended: " if before.state.ended else ""
+        asked = "" if job.state.ended else ", asked to end"
+        click.echo(f"{job.id} {already}{job.state.value}{asked}")
+    for line in failed:
         click.echo(f"qsgd-hpc: {line}", err=True)
     if faults:
         raise UsageError("\n".join(faults))
-    if alive:
+    if failed:
         sys.exit(SILENT)
 
 

@@ -1,4 +1,4 @@
-"""Output of many ranks in one file: the rank of each line, and following one rank."""
+"""Output of many ranks in one file: find the rank of each line, follow one rank."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from qsgd_hpc.errors import UsageError
 
 __all__ = ["Output", "rank_lines"]
 
-# What launchers put before a line: ours and MPICH's `[3] `, srun's ` 3: `, Open MPI's
-# `[1,3]<stdout>:`.
+# The labels of launchers: `[3] ` of `qsgd-hpc run` and MPICH, ` 3: ` of srun, `[1,3]<stdout>:` of
+# Open MPI.
 _LABEL = re.compile(rb"(?:\[ *(\d+)\] |\[\d+,(\d+)\]<std(?:out|err)>: ?|^ *(\d+): )")
 
 
@@ -39,7 +39,7 @@ class Output:
         if rank is not None and not 0 <= rank < ranks:
             raise UsageError(f"--rank {rank}: the job has ranks 0 to {ranks - 1}.")
         self._path = path
-        # A single rank's lines carry no label.
+        # Lines of a single rank have no labels.
         self._rank = None if ranks == 1 else rank
         self._position = 0
         self.labelled = ranks == 1
@@ -54,14 +54,14 @@ class Output:
             stream.seek(self._position)
             while block := stream.read(1 << 16):
                 if self._rank is not None:
-                    block += stream.readline()  # a label stands at the beginning of a line only
-                    whole = block[: block.rfind(b"\n") + 1]
-                    for rank, line in rank_lines(whole):
+                    block += stream.readline()  # only the beginning of a line has a label
+                    lines = block[: block.rfind(b"\n") + 1]
+                    for rank, line in rank_lines(lines):
                         self.labelled = True
                         if rank == self._rank:
                             out.write(line)
-                    self._position += len(whole)
-                    if whole != block:
+                    self._position += len(lines)
+                    if lines != block:
                         break
                 else:
                     out.write(block)

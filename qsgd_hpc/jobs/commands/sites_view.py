@@ -52,7 +52,7 @@ class Row:
 
 
 def row(name: str, here: str | None) -> Row:
-    """Return the row of a profile, including unusable ones."""
+    """Return the row of a profile, which may be faulty."""
     layers: tuple[str, ...] = ()
     try:
         layers = tuple(source.layer for source in sources(name))

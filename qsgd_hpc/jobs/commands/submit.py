@@ -77,7 +77,7 @@ def submit(
         return
     start_s = time.time()
     jobs = api.submit_all(request, _note)
-    _show(jobs, as_json, watch, anew=jobs[0].submitted_at >= start_s)
+    _show(jobs, as_json, watch, is_new=jobs[0].submitted_at >= start_s)
 
 
 def _note(text: str) -> None:
@@ -85,7 +85,7 @@ def _note(text: str) -> None:
 
 
 def _verified(request: JobRequest, dry_run: bool) -> bool:
-    """Show the pinning of the ranks, or the expected one; return whether it is correct."""
+    """Show the actual or, with ``dry_run``, the planned pinning; return whether it has no fault."""
     from qsgd_hpc.jobs.placement.verify import pinning_preview, pinning_report, pinning_request
 
     console = Console()
@@ -125,13 +125,13 @@ def resubmit(job_id: str, force: bool, watch: bool, as_json: bool, **options: An
     _show([api.resubmit(job_id, changes, force=force)], as_json, watch)
 
 
-def _show(jobs: list[Job], as_json: bool, watch: bool, *, anew: bool = True) -> None:
+def _show(jobs: list[Job], as_json: bool, watch: bool, *, is_new: bool = True) -> None:
     first = jobs[0]
     if as_json:
         shown = [view.as_json(job) for job in jobs]
         click.echo(json.dumps(shown[0] if len(shown) == 1 else shown, indent=2))
     else:
-        click.echo("\n".join(view.submitted_lines(jobs, anew=anew)))
+        click.echo("\n".join(view.submitted_lines(jobs, is_new=is_new)))
     if watch:
         from qsgd_hpc.jobs.commands.jobs import follow
 

@@ -67,15 +67,20 @@ def as_json(job: Job) -> dict[str, Any]:
     }
 
 
-def submitted_lines(jobs: Sequence[Job], *, anew: bool = True) -> list[str]:
-    """Return the output of ``submit``: one job, or the parts of a chain."""
+def submitted_lines(jobs: Sequence[Job], *, is_new: bool = True) -> list[str]:
+    """Return the output of ``submit``: one job, or the parts of a chain.
+
+    Args:
+        jobs: the job, or the parts of a chain in their order.
+        is_new: false if an earlier submission with the same key has created them.
+    """
     first, *following = jobs
     parts = f", then {', '.join(job.id for job in following)}" if following else ""
     count = f" as an array of {len(first.request.tasks)}" if first.request.array else ""
     task = " --task 0" if first.request.array else ""
     submitted = f"{first.id}{parts} submitted to {first.site}{count}"
     return [
-        submitted if anew else f"{first.id}{parts} has this key already; nothing was submitted",
+        submitted if is_new else f"{first.id}{parts} has this key already; nothing was submitted",
         f"  script  {first.script_path}",
         f"  follow  qsgd-hpc logs -f {first.id}{task}",
         f"  state   qsgd-hpc status {first.id}",
@@ -85,8 +90,8 @@ def submitted_lines(jobs: Sequence[Job], *, anew: bool = True) -> list[str]:
 
 def next_step(job: Job, continued_by: Job | None = None) -> str:
     """Return the most likely next command."""
-    if continued_by is not None and _goes_on(job, continued_by):
-        return f"qsgd-hpc status {continued_by.id} (it goes on from here)"
+    if continued_by is not None and _continues(job, continued_by):
+        return f"qsgd-hpc status {continued_by.id} (it continues this job)"
     if job.state in (JobState.STOPPED, JobState.NODE_FAIL):
         return f"qsgd-hpc resubmit {job.id}"
     if job.request.array:
@@ -98,7 +103,7 @@ def next_step(job: Job, continued_by: Job | None = None) -> str:
     return f"qsgd-hpc logs {job.id}"
 
 
-def _goes_on(job: Job, after: Job) -> bool:
+def _continues(job: Job, after: Job) -> bool:
     """Return whether a later job continues the training.
 
     The next part of a chain does not continue after COMPLETED and FAILED.
@@ -173,12 +178,12 @@ def _stamp(at: float) -> str:
 
 
 def _known(job: Job) -> str:
-    """Return the time of the state, if its scheduler does not answer."""
+    """Return the time of the scheduler's last answer."""
     return "its submission" if job.known_at is None else _stamp(job.known_at)
 
 
 def silence_words(job: Job) -> str:
-    """Return the time of a state and why there is no newer one; empty if it is current."""
+    """Return the time of a state and why there is no newer one; empty if the state is current."""
     if not job.progress.silence:
         return ""
     return f"as of {_known(job)}; {job.progress.silence}"
@@ -197,8 +202,8 @@ def _ran(job: Job) -> str:
 def table(jobs: Iterable[Job], width: int) -> Table:
     """Return the table that ``list`` prints, for a terminal of this width.
 
-    One line for each job; ``status`` and --json show all of it. The reason is shortened
-    first; job, name, state and exit code are always there.
+    One line for each job; ``status`` and --json show all of it. The reason is shortened first; job,
+    name, state and exit code are never omitted.
     """
     rows = [_row(job) for job in jobs]
     cells = [[Text(row[i]) for row in rows] for i in range(9)]

@@ -1,4 +1,4 @@
-"""Finds faults in the placement of a node's ranks, with remedies. Pure."""
+"""Find faults in the placement of a node's ranks, with remedies. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Fault", "is_far", "job_faults", "node_faults", "ranks_named", "unbou
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault as text. ``severe`` is false if the profile defines no better placement."""
+    """One fault and its remedy. ``severe`` is false if the profile plans no other placement."""
 
     what: str
     remedy: str
@@ -24,10 +24,10 @@ class Fault:
 
 
 def node_faults(node: Node, site: Site, planned: Node | None = None) -> list[Fault]:
-    """Return the faults of one node; ranks in them are local ranks.
+    """Return the faults of one node; their texts name local ranks.
 
     Args:
-        node: as found, or as planned.
+        node: the actual or the planned placement.
         site: the profile.
         planned: the placement of the profile, if known.
     """
@@ -48,7 +48,7 @@ def job_faults(nodes: Sequence[Node], ranks: int, site: Site) -> list[Fault]:
         return [
             Fault(
                 f"{len(found)} processes reported, but {ranks_named(twice)} more than once: the "
-                "launcher gives them no number that is known here",
+                "launcher sets no variable with their ranks that is known here",
                 f"Start ranks with the launcher of their MPI, and name its variable in the profile "
                 f"of {site.name}: local_rank_variables: [NAME].",
             )
@@ -58,35 +58,35 @@ def job_faults(nodes: Sequence[Node], ranks: int, site: Site) -> list[Fault]:
         return [
             Fault(
                 f"{ranks_named(missing)} of {ranks} did not report",
-                "Look for their messages in the log; a rank that could not start says why there.",
+                "See the log for the messages of ranks that could not start.",
             )
         ]
-    return list(_told_otherwise([seat for node in nodes for seat in node.seats], ranks))
+    return list(_torchrun_faults([seat for node in nodes for seat in node.seats], ranks))
 
 
-def _told_otherwise(seats: Sequence[Seat], ranks: int) -> Iterator[Fault]:
+def _torchrun_faults(seats: Sequence[Seat], ranks: int) -> Iterator[Fault]:
     """Find ranks of torch.distributed that would not connect to all others."""
-    told = [seat for seat in seats if seat.told]
-    wrong = [s for s in told if s.told[:3] != (str(s.rank), str(ranks), str(s.local_rank))]
+    having = [seat for seat in seats if seat.torchrun]
+    wrong = [s for s in having if s.torchrun[:3] != (str(s.rank), str(ranks), str(s.local_rank))]
     if wrong:
         first = wrong[0]
         yield Fault(
             f"{ranks_named(seat.rank for seat in wrong)}: RANK, WORLD_SIZE and LOCAL_RANK are not "
-            f"those of the launcher, as {', '.join(first.told[:3])} of rank {first.rank} on its "
-            f"node as {first.local_rank}",
+            f"those of the launcher; rank {first.rank}, local rank {first.local_rank}, has "
+            f"{', '.join(first.torchrun[:3])}",
             "Leave them out of --env and of what the site's setup exports; pin.sh sets them.",
         )
-    places = sorted({seat.told[3] for seat in told})
+    places = sorted({seat.torchrun[3] for seat in having})
     if len(places) > 1 or any("?" in place for place in places):
         yield Fault(
             f"ranks of torch.distributed would meet at {listing(places, 'and')}",
             "They need one MASTER_ADDR and MASTER_PORT: leave both out of --env, and see that "
             "the job's folder is one that all nodes share.",
         )
-    elif told and len(told) < len(seats):
-        untold = [seat.rank for seat in seats if not seat.told]
+    elif having and len(having) < len(seats):
+        lacking = [seat.rank for seat in seats if not seat.torchrun]
         yield Fault(
-            f"{ranks_named(untold)} {'was' if len(untold) == 1 else 'were'} not told where ranks "
+            f"{ranks_named(lacking)} {'was' if len(lacking) == 1 else 'were'} not told where ranks "
             "of torch.distributed meet",
             "Name the launcher's variable in the profile: local_rank_variables: [NAME].",
         )
@@ -144,8 +144,8 @@ def _far_gpus(node: Node, site: Site) -> Iterator[Fault]:
     where = listing([f"NUMA {domain.number}" for domain in around], "and")
     yield Fault(
         f"{ranks_named(s.local_rank for s in far)} far from "
-        f"{'its GPU' if len(far) == 1 else 'their GPUs'}: rank {seat.local_rank} sits in {where}, "
-        f"its GPU {seat.gpu} beside NUMA {home.number if home else '?'}",
+        f"{'its GPU' if len(far) == 1 else 'their GPUs'}: rank {seat.local_rank} runs in {where}, "
+        f"its GPU {seat.gpu} is in NUMA {home.number if home else '?'}",
         _order_remedy(node, site),
     )
 
@@ -161,9 +161,7 @@ def _order_remedy(node: Node, site: Site) -> str:
     if len(order) < len(node.seats):
         return "Bind each rank to cores beside its GPU: cpu.lists in the profile."
     listed = ", ".join(order)
-    return (
-        f"Beside the ranks' cores are, one after another, the GPUs {listed}: set gpu.order to it."
-    )
+    return f"Set gpu.order to {listed}: the GPUs near the ranks' cores, by local rank."
 
 
 def is_far(node: Node, seat: Seat) -> bool:

@@ -25,7 +25,7 @@ HOSTS_NAMED = 4
 
 
 def to_ascii(text: Text) -> Text:
-    """Return a picture in ASCII; each letter still takes one column."""
+    """Return a picture in ASCII, with the same width."""
     return Text(text.plain.translate(_ASCII), spans=text.spans)
 
 
@@ -74,7 +74,7 @@ def draw_node(node: Node, planned: Node | None = None) -> Text:
 
     Args:
         node: ranks by local rank, in their domains.
-        planned: the placement of the profile; the row of a rank with another placement says so.
+        planned: the placement of the profile; ranks with another placement are marked.
     """
     wanted = {seat.local_rank: seat for seat in planned.seats} if planned else {}
     text = Text()
@@ -87,8 +87,8 @@ def draw_node(node: Node, planned: Node | None = None) -> Text:
         title += [_named("GPU", domain.gpus)] if domain.gpus else []
         title += [", ".join(domain.nics)] if domain.nics else []
         text.append_text(_box(" ─ ".join(title), rows))
-    lost = [seat for seat in node.seats if seat.local_rank not in drawn]
-    for seat in lost:
+    outside = [seat for seat in node.seats if seat.local_rank not in drawn]
+    for seat in outside:
         text.append_text(_label(seat)).append_text(_facts(node, seat)).append("\n")
     return text
 
@@ -114,7 +114,7 @@ def _box(title: str, rows: list[Text]) -> Text:
 
 
 def _seats(node: Node, domain: Domain) -> list[Seat]:
-    """Return the ranks drawn in a domain: those that run there, or whose GPU alone is known."""
+    """Return the ranks that run in a domain, or whose cores are unknown and whose GPU is in it."""
     return [
         seat
         for seat in node.seats

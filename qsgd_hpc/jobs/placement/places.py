@@ -1,4 +1,4 @@
-"""Parses the ranks' placement reports (see launch/place.py) from a job's log. Pure."""
+"""Parse the ranks' placement reports (see launch/place.py) from a job's log. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Record = Mapping[str, Any]
 def parse_places(text: str, site: Site) -> list[Node]:
     """Return the nodes of a job, by their first ranks.
 
-    Launchers' prefixes and other output, also on the same line, are ignored, and so is a report
-    that other output has split.
+    Labels of launchers and other output, also on the same line, are ignored, as is a report that
+    other output interrupts.
 
     Args:
         text: the job's log.
@@ -75,11 +75,11 @@ def _seat(record: Record, labels: Mapping[str, str], site: Site) -> Seat:
         gpu=_gpu(record, labels, site),
         nic=variables.get(site.nic.variable) if site.nic else None,
         omp_threads=int(threads) if threads.isdigit() else None,
-        told=_told(variables),
+        torchrun=_torchrun(variables),
     )
 
 
-def _told(variables: Mapping[str, str]) -> tuple[str, ...]:
+def _torchrun(variables: Mapping[str, str]) -> tuple[str, ...]:
     if "RANK" not in variables:
         return ()
     numbers = (variables.get(name, "?") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
@@ -94,7 +94,7 @@ def _gpu(record: Record, labels: Mapping[str, str], site: Site) -> str | None:
     given = next((variables[name] for name in names if name in variables), None)
     if given is not None:
         seen = given.split(",")
-    elif site.gpu and site.gpu.tiles > 1:  # what was found are cards
+    elif site.gpu and site.gpu.tiles > 1:  # the detected devices are cards
         seen = list(site.gpu.order)
     else:
         seen = [str(n) for n in range(len(gpus))]

@@ -1,4 +1,4 @@
-"""Placement of the ranks of a node: the model, and the placement of a profile. Pure."""
+"""Placement of the ranks of a node: the model, and the placement that a profile plans. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Seat:
         cpus: the hardware threads on which it may run.
         gpu: the GPU, or tile as ``"0.1"``, that ``local_rank`` selects for it.
         nic: the value of the card's variable.
-        told: RANK, WORLD_SIZE, LOCAL_RANK, and the address where ranks of torch.distributed
-            meet; () if these are not set.
+        torchrun: RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR:MASTER_PORT; () if these are not
+            set.
     """
 
     rank: int
@@ -31,14 +31,14 @@ class Seat:
     gpu: str | None = None
     nic: str | None = None
     omp_threads: int | None = None
-    told: tuple[str, ...] = ()
+    torchrun: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Domain:
-    """One NUMA domain: its hardware threads, and the GPUs and cards beside it.
+    """One NUMA domain: its hardware threads, GPUs and network cards.
 
-    ``number`` is None for a whole node of which the domains are not known.
+    ``number`` is None for a whole node whose domains are unknown.
     """
 
     number: int | None
@@ -75,8 +75,8 @@ class Node:
     def home(self, gpu: str | None) -> Domain | None:
         """Return the domain of a GPU (or of a tile's GPU); None: unknown."""
         names = {gpu, gpu.partition(".")[0]} if gpu is not None else set()
-        beside = (domain for domain in self.domains if names & set(domain.gpus))
-        return next((domain for domain in beside if domain.number is not None), None)
+        found = (domain for domain in self.domains if names & set(domain.gpus))
+        return next((domain for domain in found if domain.number is not None), None)
 
     def around(self, cpus: frozenset[int]) -> tuple[Domain, ...]:
         """Return the domains of these hardware threads."""

@@ -21,7 +21,7 @@ from qsgd_hpc.launch import place
 
 __all__ = ["pinning_preview", "pinning_report", "pinning_request"]
 
-WALLTIME_MIN = 5.0  # no queue that is known asks for more at least
+WALLTIME_MIN = 5.0  # no known queue requires more
 LOG_LINES = 15
 HOSTS_NAMED = 3
 
@@ -76,7 +76,7 @@ def pinning_report(job: Job, site: Site, console: Console) -> bool:
     Args:
         job: submitted with :func:`pinning_request`; its request is filled.
         site: its profile.
-        console: 80 columns are sufficient; with colours if it is a terminal.
+        console: the output, which needs 80 columns.
     """
     text = ""
     if job.log_path.is_file():
@@ -89,7 +89,7 @@ def pinning_report(job: Job, site: Site, console: Console) -> bool:
         return False
     planned = expected(site, job.request)
     _print(console, draw(nodes, planned))
-    _print(console, _told(nodes))
+    _print(console, _torchrun_line(nodes))
     faults: dict[Fault, list[str]] = {
         fault: [] for fault in job_faults(nodes, job.request.ranks, site)
     }
@@ -113,16 +113,16 @@ def _conclusion(nodes: Sequence[Node], faults: Iterable[tuple[Fault, list[str]]]
         text.append(_folded(f"{sign} {fault.what}{_on(hosts, len(nodes))}."), style)
         text.append(_folded(f"  {fault.remedy}"))
     if not text:
-        text.append(f"✓ {_praise(nodes)}\n", "green")
+        text.append(f"✓ {_summary(nodes)}\n", "green")
     return text
 
 
-def _told(nodes: Sequence[Node]) -> Text:
+def _torchrun_line(nodes: Sequence[Node]) -> Text:
     """Return torchrun's variables of the last rank."""
-    seats = [seat for node in nodes for seat in node.seats if seat.told]
+    seats = [seat for node in nodes for seat in node.seats if seat.torchrun]
     if not seats:
         return Text("Torchrun's variables are not set for the ranks.")
-    rank, size, local, place = seats[-1].told
+    rank, size, local, place = seats[-1].torchrun
     return Text(
         _folded(
             f"torchrun's variables of the last rank: RANK={rank} WORLD_SIZE={size} "
@@ -145,7 +145,7 @@ def _on(hosts: list[str], of: int) -> str:
     return f" on {', '.join(hosts[:HOSTS_NAMED])}{more}"
 
 
-def _praise(nodes: Sequence[Node]) -> str:
+def _summary(nodes: Sequence[Node]) -> str:
     """Describe the correct placement, limited to facts known for every rank."""
     every = [(node, seat) for node in nodes for seat in node.seats]
     own = []

@@ -40,8 +40,8 @@ def node_words(nodes: tuple[str, ...]) -> str:
 
 
 TAIL_BYTES = 65_536
-# The MoM of the first node notices that another one no longer answers, writes that into the job's
-# output and ends the job by SIGTERM: to qstat, the script failed by a signal.
+# The MoM of the first node detects that another one no longer answers, writes that into the job's
+# output and ends the job by SIGTERM. qstat then reports only that a signal ended the script.
 # OpenPBS and Torque write "job die" or "job terminate". Code 1000 is a sister's own request to end
 # the job, for a limit that it has exceeded on that node.
 _DEAD = re.compile(

@@ -1,4 +1,4 @@
-"""Events that a job has written; valid even if its scheduler has deleted it or is silent."""
+"""Events that jobs write themselves; they complete and correct the answers of schedulers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qsgd_hpc.jobs.records.endings import NO_MEMORY, PREEMPTED, dead_node, exit_
 
 __all__ = [
     "end_of",
-    "noted_at",
+    "last_event_at",
     "read_events",
     "task_counts",
     "task_progress",
@@ -26,7 +26,7 @@ __all__ = [
 
 CLOCKS_APART_S = 60.0
 _ENDED_BY_PBS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
-_REMEDIES = (NO_MEMORY, PREEMPTED)  # say more than an exit code
+_REMEDIES = (NO_MEMORY, PREEMPTED)  # more specific than an exit code
 SKIPPED_WHY = "nothing was left to do: the part before it had finished the training"
 
 
@@ -47,8 +47,8 @@ def read_events(directory: Path) -> list[dict[str, Any]]:
     return found
 
 
-def noted_at(directory: Path) -> float:
-    """Return the time of the job's last event, by the file system's clock; 0: none yet."""
+def last_event_at(directory: Path) -> float:
+    """Return the time of the job's last event, by the file system's clock; 0 without events."""
     try:
         return (directory / "events.jsonl").stat().st_mtime
     except OSError:
@@ -58,24 +58,24 @@ def noted_at(directory: Path) -> float:
 def with_own_record(job: Job, progress: Progress) -> Progress:
     """Return the progress, completed by the job's own events.
 
-    The scheduler decides why a job was ended from outside; the job's events add information
-    that it does not have: times, that a part of a chain had nothing to do, the end of a job that
-    vanished, and a failure that it reports as a success.
+    The scheduler's reason is kept for a job that was ended from outside. The events add what the
+    scheduler does not know: times, parts of a chain that had nothing to do, the end of a job that
+    the scheduler has deleted, and failures that it reports as successes.
     """
     if progress.state is JobState.FAILED and progress.exit_code == EXIT_RESUBMIT:
-        # What every scheduler calls a failure is what the script wanted.
+        # The script requested it; every scheduler reports a failure.
         progress = dataclasses.replace(progress, state=JobState.STOPPED)
     if job.scheduler == "local":
         return progress
     if job.request.array:
-        return _array_against(job, progress)
+        return _corrected_array(job, progress)
     runs = _runs(job.directory)
     if not runs:
         return _with_lost_node(job, progress, ())
     at = {event["event"]: event for event in runs[-1]}
     started_at = at.get("start", {}).get("at")
     if progress.state.ended and started_at and (progress.ended_at or started_at) < started_at:
-        return job.progress  # the end of an earlier run: the scheduler has started it again since
+        return job.progress  # the end of an earlier run; the scheduler has restarted the job since
     progress = dataclasses.replace(
         progress,
         started_at=progress.started_at or started_at,
@@ -83,7 +83,7 @@ def with_own_record(job: Job, progress: Progress) -> Progress:
     )
     if why := why_not_run(job, progress.state, at):
         return dataclasses.replace(progress, why=why)
-    progress = _against(progress, at["end"]) if "end" in at else progress
+    progress = _corrected(progress, at["end"]) if "end" in at else progress
     return _with_lost_node(job, progress, at)
 
 
@@ -106,43 +106,43 @@ def _with_lost_node(job: Job, progress: Progress, names: Container[str]) -> Prog
     )
 
 
-def _against(progress: Progress, end: dict[str, Any]) -> Progress:
+def _corrected(progress: Progress, end: dict[str, Any]) -> Progress:
     """Return the progress, corrected by the script's own record of its end.
 
-    The script's own exit code is exact; a scheduler may report that of a shell around the script.
+    The recorded exit code is the script's; a scheduler may report that of a shell around it.
     Other causes from the scheduler, such as the walltime or lack of memory, are kept.
     """
     code, at = end.get("exit_code"), end.get("at")
     if not isinstance(code, int):
         return progress
     if progress.started_at and at and at < progress.started_at - CLOCKS_APART_S:
-        return progress  # the end of an earlier run; this one has noted nothing
-    own = f"the job's own record says exit code {code}"
+        return progress  # the end of an earlier run; this one has recorded no end
+    own = f"the job itself recorded exit code {code}"
     if progress.state is JobState.LOST:
         return _ended_by(progress, code, at)
     if progress.state is JobState.COMPLETED and code != 0:
         new = _ended_by(progress, code, at)
-        return dataclasses.replace(new, why=f"{new.why}, though its scheduler says exit code 0")
+        return dataclasses.replace(new, why=f"{new.why}, though its scheduler reports exit code 0")
     if progress.state is not JobState.FAILED or code == progress.exit_code:
         return progress
     if code == EXIT_RESUBMIT:
         return _ended_by(progress, code, at)
     if code == 0 or progress.exit_code is not None:
         return dataclasses.replace(progress, why=f"{progress.why or 'it failed'}; {own}")
-    # A Slurm without accounting tells of a failure, but not of its exit code.
+    # Slurm without accounting reports a failure without its exit code.
     new = _ended_by(progress, code, at)
     return dataclasses.replace(new, why=progress.why) if progress.why in _REMEDIES else new
 
 
-def _array_against(job: Job, progress: Progress) -> Progress:
-    """Return the end of an array that the scheduler reports as complete, by the tasks' events."""
+def _corrected_array(job: Job, progress: Progress) -> Progress:
+    """Return the progress of an array; FAILED if its scheduler missed the failure of a task."""
     if progress.state is not JobState.COMPLETED:
         return progress
     codes = {n: _exit_code(job.directory / f"task-{n}") for n in range(len(job.request.tasks))}
     if not (bad := {n: code for n, code in codes.items() if code}):
         return progress
     first = next(iter(bad))
-    why = f"task {first} noted exit code {bad[first]}, though its scheduler says 0"
+    why = f"task {first} recorded exit code {bad[first]}, though its scheduler reports 0"
     counts = Counter(end_of(code or 0)[0].value for code in codes.values())
     return dataclasses.replace(
         progress, state=JobState.FAILED, exit_code=bad[first], why=why, tasks=dict(counts)

@@ -1,8 +1,8 @@
 """Idempotency keys: a submission with a key happens only once.
 
-``$QSGD_HOME/jobs/.keys/<hash>`` holds the id of the job that was submitted under a key. It is
-written under another name and linked to its own; only one of several racing commands succeeds:
-link(2) is atomic on local file systems, NFS and Lustre.
+``$QSGD_HOME/jobs/.keys/<hash>`` contains the id of the job that was submitted under a key. The file
+is written under a temporary name, then linked to this one. Only one of several racing commands
+succeeds, because link(2) is atomic on local file systems, NFS and Lustre.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["claim", "holder", "release"]
 
 
 def holder(key: str) -> str | None:
-    """Return the id of the job that was submitted under the key, if its record is there."""
+    """Return the id of the job that was submitted under the key, if its record exists."""
     try:
         job_id = _path(key).read_text("utf-8").strip()
     except OSError:

@@ -197,7 +197,7 @@ def confirm(job: Job) -> Job:
 
 
 def remove(job: Job) -> None:
-    """Remove a job that was never submitted to its scheduler."""
+    """Remove the record of a job that was never submitted to its scheduler."""
     shutil.rmtree(job.directory, ignore_errors=True)
 
 
@@ -222,7 +222,7 @@ def _sync(folder: Path) -> None:
     try:
         os.fsync(handle)
     except OSError:
-        pass  # some network file systems cannot; they write directories through
+        pass  # network file systems without this write directories synchronously
     finally:
         os.close(handle)
 

@@ -1,4 +1,4 @@
-"""Defaults and faults of choices that do not depend on a profile: arrays, chains, stops. Pure."""
+"""Defaults and faults of options that do not depend on a profile: arrays, chains, stops. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def complete(request: JobRequest) -> JobRequest:
 
 
 def choice_faults(request: JobRequest, scheduler: str) -> list[str]:
-    """Return every fault of these choices, each with its remedy."""
+    """Return every fault of these options, each with its remedy."""
     return [
         *_array_faults(request),
         *_chain_faults(request, scheduler),

@@ -14,7 +14,7 @@ __all__ = ["after_faults", "dependencies", "split", "unmet"]
 
 
 def split(word: str) -> tuple[str, str]:
-    """Return (kind, job id): ``any`` if any end of that job is sufficient, else ``ok``."""
+    """Return (kind, job id): ``any`` if that job only has to end, ``ok`` if it must complete."""
     kind, _, job_id = word.rpartition(":")
     return ("any", job_id) if kind == "any" else ("ok", word)
 
@@ -54,7 +54,7 @@ def dependencies(job: Job) -> list[Dependency]:
 
 
 def unmet(job: Job) -> str | None:
-    """Return a failed job that this one depends on; for local jobs."""
+    """Return the id of a dependency of a local job that did not complete, or None."""
     for word in job.request.after:
         kind, job_id = split(word)
         try:

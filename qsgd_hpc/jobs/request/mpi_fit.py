@@ -1,7 +1,7 @@
-"""Match a site's launcher and the MPI of the job's Python, or report that they do not match.
+"""Match a site's launcher to the MPI of the job's Python, or report that they do not match.
 
-An MPI from pip does not support every site: PALS and Cray's srun start its ranks, but it
-treats each as a separate world. ``init`` then raises an error; this check is made before the job is
+An MPI from pip does not support every launcher: PALS and Cray's srun start its ranks, but each rank
+becomes a separate world. ``init`` then raises an error; this check is made before the job is
 queued.
 """
 
@@ -27,7 +27,7 @@ from qsgd_hpc.launch.remedies import leave_pip_out
 
 __all__ = ["WARNING", "fitted", "library_of", "look"]
 
-WARNING = "warning: "  # what remarks begin with that are more than notes
+WARNING = "warning: "  # prefix of remarks that are warnings
 
 
 def look(request: JobRequest, site: Site) -> Site:
@@ -57,7 +57,7 @@ def _python_of(request: JobRequest, site: Site) -> str | None:
     folder = request.venv or Path(request.conda or "")
     if request.venv or folder.is_absolute():
         return str((request.workdir or Path.cwd()) / folder / "bin" / name)
-    # What the site's setup or a module puts on PATH is not here.
+    # The site's setup or a module may change PATH in the job.
     unknown = request.conda or request.modules or site.setup
     return None if unknown else shutil.which(name)
 
@@ -89,7 +89,7 @@ def _plugins() -> frozenset[str] | None:
 def fitted(
     request: JobRequest, site: Site, library: Library, plugins: frozenset[str] | None
 ) -> Site:
-    """Return the site with the launcher's option for this MPI, or with a remark that there is none.
+    """Return the site with the launcher's option for this MPI, or with a remark if it has none.
 
     Args:
         request: filled.
@@ -102,7 +102,7 @@ def fitted(
     variables = {**os.environ, **site.env, **request.env}
     if PurePath(site.launcher_argv[0]).name == "srun":
         if "SLURM_MPI_TYPE" in variables or any(w.startswith("--mpi") for w in site.launcher_argv):
-            return site  # somebody has chosen, and init() sees what
+            return site  # the profile or the user has chosen an interface; init() checks it
         if mpich and plugins is not None and "pmi2" in plugins:
             return _with_pmi2(site, library)
         return _remarked(site, library, _srun_remedy(library, plugins))

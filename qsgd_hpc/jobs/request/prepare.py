@@ -40,7 +40,7 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
         site = sites.choose(request.site)
     except UsageError as error:
         faults.append(str(error))
-    facts = _look(request, workdir, site, dry_run)
+    facts = _facts(request, workdir, site, dry_run)
     filled = request
     if site is not None:
         filled = complete(fill(request, site, {"account": env.get("QSGD_ACCOUNT")}))
@@ -60,7 +60,7 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
     return filled, mpi_fit.look(filled, site) if sites.serves(site.scheduler) else site
 
 
-def _look(request: JobRequest, workdir: Path, site: Site | None, dry_run: bool) -> Facts:
+def _facts(request: JobRequest, workdir: Path, site: Site | None, dry_run: bool) -> Facts:
     """Collect the facts about this machine for the check."""
     script = workdir / request.script
     near: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ def _look(request: JobRequest, workdir: Path, site: Site | None, dry_run: bool) 
         fault,
         near if fault and "no script" in fault else (),
         missing,
-        # Another machine's folders cannot be looked at.
+        # The script may be for another machine, whose folders cannot be checked here.
         () if dry_run else tuple(_folder_faults(request, workdir)),
     )
 

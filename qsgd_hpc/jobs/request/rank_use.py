@@ -1,4 +1,4 @@
-"""Detects scripts that use no ranks of MPI, from their imports; runs nothing."""
+"""Detect scripts that use no MPI ranks, from their imports, without running them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["may_use_ranks"]
 
 _RANKS = frozenset({"horovod", "qsgd_hpc", "mpi4py", "mpi4jax", "petsc4py", "deepspeed"})
-# What can import or start anything.
+# Modules and functions that can import or start anything.
 _ANYTHING = frozenset({"importlib", "runpy", "subprocess"})
 _CALLS = frozenset({"__import__", "exec", "eval"})
 
@@ -31,14 +31,14 @@ def may_use_ranks(script: Path) -> bool:
             tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             return True
-        if any(map(_hides, ast.walk(tree))):
+        if any(map(_imports_unknown, ast.walk(tree))):
             return True
         for level, name in _imported(tree):
             if not level and name.partition(".")[0] in _RANKS | _ANYTHING:
                 return True
             parents = file.parents
             folder = parents[min(level, len(parents)) - 1] if level else script.parent
-            left += _own(folder, name)
+            left += _files_of(folder, name)
     return False
 
 
@@ -52,8 +52,8 @@ def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.level, name) for name in (node.module, *names) if name)
 
 
-def _hides(node: ast.AST) -> bool:
-    """Return whether a line may import unknown modules."""
+def _imports_unknown(node: ast.AST) -> bool:
+    """Return whether an expression may import or start unknown modules."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id in _CALLS
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -64,8 +64,8 @@ def _hides(node: ast.AST) -> bool:
     return False
 
 
-def _own(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the files of a module and its packages in a folder."""
+def _files_of(folder: Path, name: str) -> Iterator[Path]:
+    """Yield the files of a module and of its parent packages in a folder, if they exist."""
     parts = name.split(".")
     for i in range(1, len(parts) + 1):
         base = folder.joinpath(*parts[:i])

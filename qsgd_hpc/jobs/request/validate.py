@@ -1,4 +1,4 @@
-"""Fill a request from the site's profile, and find all its faults at once. Pure."""
+"""Fill a request from the site's profile, and find all its faults. Pure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = [
     "site_notes",
 ]
 
-# Directive lines have no quoting that every scheduler agrees on, so values stay within this set.
+# Schedulers do not agree on quotes in directive lines, so these characters only are allowed.
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-# Slurm takes every name; but a directive line has no quotes for what a shell would expand.
+# Slurm accepts every name, but a directive line cannot quote what a shell would expand.
 _NAME, _SLURM_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*"), re.compile(r"[!%&(-\[\]^_a-~]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-PBS_NAME_LENGTH = 15  # what PBS shows of a job's name
+PBS_NAME_LENGTH = 15  # characters of a job's name that PBS shows
 NODES_CEILING = 1_000_000
 
 
@@ -197,24 +197,24 @@ def _array_and_chain(request: JobRequest, site: Site) -> Iterator[str]:
 
 
 def _gpus(request: JobRequest, site: Site) -> Iterator[str]:
-    there = site.at(request.queue)
-    where = f"of {site.name}" + ("" if there is site else f" in {site.queue_kind} {request.queue}")
-    if there.gpus and (request.ranks_per_node or 0) > there.gpus:
+    own = site.at(request.queue)
+    where = f"of {site.name}" + ("" if own is site else f" in {site.queue_kind} {request.queue}")
+    if own.gpus and (request.ranks_per_node or 0) > own.gpus:
         yield (
-            f"--ranks-per-node {request.ranks_per_node}: a node {where} has {there.gpus} "
-            f"GPUs, one for each rank. Use --ranks-per-node {there.gpus} or fewer."
+            f"--ranks-per-node {request.ranks_per_node}: a node {where} has {own.gpus} "
+            f"GPUs, one for each rank. Use --ranks-per-node {own.gpus} or fewer."
         )
     view = request.gpu_view
     if view is None:
         return
     if view not in ("all", "one"):
         yield f"--gpu-view {view!r}: use all or one. {did_you_mean(view, ('all', 'one'))}"
-    elif not there.gpus or there.gpu is None:
+    elif not own.gpus or own.gpu is None:
         yield f"--gpu-view {view}: the profile lists no GPUs {where}. Remove --gpu-view."
-    elif there.gpu.bound_by == "launcher" and view != there.gpu.view:
+    elif own.gpu.bound_by == "launcher" and view != own.gpu.view:
         yield (
             f"--gpu-view {view}: the launcher of {site.name} shows each rank "
-            f"{'its own GPU alone' if there.gpu.view == 'one' else 'every GPU'}. Remove "
+            f"{'its own GPU alone' if own.gpu.view == 'one' else 'every GPU'}. Remove "
             "--gpu-view."
         )
 
@@ -256,7 +256,7 @@ def _site_notes(request: JobRequest, site: Site) -> Iterator[str]:
 
 
 def network_faults(request: JobRequest, site: Site) -> Iterator[str]:
-    """Yield the faults of the network that a request wants to emulate on a site."""
+    """Yield the faults of the emulated network in a request."""
     if request.network is None:
         return
     if site.scheduler != "local":

@@ -1,4 +1,4 @@
-"""Combines the progress of an array's tasks. Pure."""
+"""Combine the progress of an array's tasks. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qsgd_hpc.jobs.model import JobState, Progress
 
 __all__ = ["aggregate"]
 
-# Of several ends, the one that asks most of the user comes first.
+# If tasks ended differently, the first of these is the state of the array.
 _WORST = (
     JobState.FAILED,
     JobState.NODE_FAIL,
@@ -18,14 +18,14 @@ _WORST = (
     JobState.LOST,
     JobState.COMPLETED,
 )
-NAMED = 3  # tasks that ended badly and are named one by one
+NAMED = 3  # at most so many failed tasks are named
 
 
 def aggregate(tasks: Mapping[int, Progress]) -> Progress:
     """Return the progress of an array of at least one task.
 
-    QUEUED until one has started, RUNNING while one is live, then COMPLETED if all are, and
-    otherwise the worst end, with the exit code of the first task that ended so.
+    QUEUED until a task has started, RUNNING until all have ended, then COMPLETED if all completed,
+    else the worst end, with the exit code of the first task with this end.
     """
     states = {progress.state for progress in tasks.values()}
     counted = Counter(progress.state for progress in tasks.values())
@@ -51,7 +51,7 @@ def aggregate(tasks: Mapping[int, Progress]) -> Progress:
 
 
 def _why(tasks: Mapping[int, Progress]) -> str:
-    """Return how many are done and which failed; nothing if all have completed."""
+    """Return how many tasks completed and which failed; empty if all completed."""
     done = sum(progress.state is JobState.COMPLETED for progress in tasks.values())
     if done == len(tasks):
         return ""

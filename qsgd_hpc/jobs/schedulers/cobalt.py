@@ -1,8 +1,8 @@
 """Cobalt, the scheduler of ALCF's machines until 2023 (Theta, ThetaGPU): qsub, qstat, qdel.
 
-Written from its documentation and its source (cqm.py: states, and the words of the log), and never
-tried on a live system. qstat forgets a job the moment it ends; how it ended is in the log that
-Cobalt writes beside the job's output.
+Written from its documentation and its source (cqm.py: states and log messages), and never tried on
+a live system. qstat no longer lists a job that has ended; its end is in the log that Cobalt writes
+to the job's folder.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def parse_qsub(answer: Answer) -> str | None:
 def parse_qstat(answer: Answer) -> dict[str, dict[str, str]] | None:
     """Return the fields of each job that ``qstat -f -l`` lists, by job id and lower-case name.
 
-    None: Cobalt did not answer, or not to the end. Without any job, it prints nothing.
+    None: no or an incomplete answer. If there are no jobs, Cobalt prints nothing.
     """
     jobs: dict[str, dict[str, str]] = {}
     fields: dict[str, str] = {}
@@ -129,7 +129,7 @@ def _found(job: Job, listed: Mapping[str, Mapping[str, str]]) -> str | None:
 
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
-    """Ask qstat once for all jobs of the user, and read the logs of those that are gone."""
+    """Query qstat once for all jobs of the user, and read the logs of jobs that it omits."""
     jobs = open_jobs(jobs)
     if not jobs:
         return {}

@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 TIMEOUT_S = 60.0
-QUIET_S = 5.0  # after which the user is told about the wait
+QUIET_S = 5.0  # without an answer for so long, the user is informed
 HUNG = 124
-# Far below what the kernel takes as one argument (128 KiB), and a small answer for a scheduler.
+# Far below the kernel's limit for one argument (128 KiB), and a small answer for a scheduler.
 IDS_AT_ONCE = 1000
 
-# A command that ends so may have reached the scheduler before: the job may be in the queue.
+# After these errors, the job may be queued: the scheduler may have received the command.
 _UNCONFIRMED = (
     "Socket timed out",
     "Zero Bytes were transmitted or received",
@@ -46,7 +46,7 @@ _UNCONFIRMED = (
     "End of File",
     "Connection reset",
 )
-# The user's own filters and formats must not change what a query prints, nor of which cluster.
+# The user's filters, formats and clusters must not change the output of a query.
 _STRIPPED = (
     *("SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SLURM_TIME_FORMAT", "LSB_BJOBS_"),
     *("SLURM_CLUSTERS", "SBATCH_CLUSTERS"),
@@ -74,13 +74,13 @@ class Answer:
     code: int = 0
 
     @property
-    def said(self) -> str:
-        """The message in one line."""
+    def message(self) -> str:
+        """The error message, else the output, in one line."""
         return " ".join((self.err or self.out).split())[:300] or f"exit code {self.code}"
 
 
 def ask(argv: Sequence[str], *, cwd: Path | None = None, stdin: Path | None = None) -> Answer:
-    """Run a command; a missing or hanging one also gives an answer."""
+    """Run a command and return its output; also if it does not exist or hangs (exit code 124)."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_STRIPPED)}
     try:
         with (stdin or Path(os.devnull)).open("rb") as source:
@@ -101,7 +101,7 @@ def ask(argv: Sequence[str], *, cwd: Path | None = None, stdin: Path | None = No
         except subprocess.TimeoutExpired:
             return Answer("", f"{argv[0]}: no answer within {TIMEOUT_S:g} s", HUNG)
         finally:
-            if process.poll() is None:  # with what it has started: sites wrap these commands
+            if process.poll() is None:  # its children, too: sites wrap these commands
                 os.killpg(process.pid, signal.SIGKILL)
     return Answer(
         out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), process.returncode
@@ -109,7 +109,7 @@ def ask(argv: Sequence[str], *, cwd: Path | None = None, stdin: Path | None = No
 
 
 def _output(process: subprocess.Popen[bytes], name: str) -> tuple[bytes, bytes]:
-    """Wait for a command's output; after some seconds, report the wait."""
+    """Wait for a command's output; inform the user of a longer wait."""
     try:
         return process.communicate(timeout=min(QUIET_S, TIMEOUT_S))
     except subprocess.TimeoutExpired:
@@ -156,11 +156,11 @@ def submitted(
 
 def refusal(command: str, answer: Answer, remedies: Iterable[tuple[str, str]]) -> LaunchError:
     """Turn a refusal into an error that quotes the scheduler and adds the remedy, if known."""
-    # Killed, or done without an error yet without an id that could be read.
+    # It was killed, or it succeeded without a readable id.
     vague = answer.code in (0, HUNG) or answer.code < 0
     if vague or any(words in answer.err for words in _UNCONFIRMED):
         return UnconfirmedError(
-            f"{command} did not confirm the job: {answer.said}. It may have been submitted. "
+            f"{command} did not confirm the job: {answer.message}. It may have been submitted. "
             "`qsgd-hpc list` searches for it; wait for the result before you submit it again."
         )
     said = " ".join((answer.err or answer.out).split()) or f"exit code {answer.code}"
@@ -170,11 +170,11 @@ def refusal(command: str, answer: Answer, remedies: Iterable[tuple[str, str]]) -
 
 def no_answer(command: str, answer: Answer) -> LaunchError:
     """Return the error for a query without an answer."""
-    return LaunchError(f"{command} does not answer: {answer.said}. Try again later.")
+    return LaunchError(f"{command} does not answer: {answer.message}. Try again later.")
 
 
 def not_cancelled(command: str, answer: Answer) -> LaunchError:
     """Return the error for a job that is, or may be, still alive."""
     if answer.code == HUNG:
-        return LaunchError(f"{answer.said}; the scheduler may or may not have received it.")
-    return LaunchError(f"{command} did not end the job: {answer.said}. Nothing was cancelled.")
+        return LaunchError(f"{answer.message}; the scheduler may or may not have received it.")
+    return LaunchError(f"{command} did not end the job: {answer.message}. Nothing was cancelled.")

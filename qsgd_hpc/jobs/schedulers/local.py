@@ -19,14 +19,14 @@ from qsgd_hpc.jobs.schedulers.command import Dependency
 
 __all__ = ["cancel", "find", "refresh", "submit"]
 
-START_GRACE_S = 30.0  # a record without an owner for longer than this was given up
+START_GRACE_S = 30.0  # a job that has no owner for longer is LOST
 
 
 def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
     """Start the process that runs the job; return when it has taken over.
 
-    ``after`` is not passed on: jobs run in the order of their numbers, and the owner checks
-    the ends of its dependencies.
+    ``after`` is not used: jobs run in the order of their numbers, and the owner checks how its
+    dependencies ended.
     """
     safe = ("-P",) if sys.version_info >= (3, 11) else ()
     started = subprocess.run(
@@ -47,7 +47,7 @@ def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
 
 
 def find(job: Job) -> str | None:
-    """Local jobs have no scheduler id."""
+    """Return None: local jobs have no scheduler id."""
     return None
 
 
@@ -63,11 +63,11 @@ def _progress(job: Job) -> Progress:
             return job.progress
         return _lost(job.progress, "its submission was interrupted; submit it again")
     if owner["host"] != socket.gethostname():
-        why = f"on host {owner['host']}; ask there for its state now"
+        why = f"on host {owner['host']}; its current state is known there only"
         return dataclasses.replace(job.progress, why=why)
     if alive(owner["pid"], owner["identity"]):
         return job.progress
-    # The owner may have written the end and left since the record was read.
+    # The owner may have recorded the end and exited since the record was read.
     newest = registry.load(job.id).progress
     if newest.state.ended:
         return newest

@@ -1,7 +1,7 @@
 """IBM Spectrum LSF: bsub, bjobs, bkill.
 
-Written from the command reference of LSF 10.1, and never tried on a live system. LSF counts the
-tasks of an array from 1, so its task 1 is the first one of the request.
+Written from the command reference of LSF 10.1, and never tried on a live system. LSF numbers the
+tasks of an array from 1, this package from 0.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
     """Submit the script with bsub, which reads it; output is in the job's directory."""
     words = {"ok": "done", "any": "ended"}
     terms = [f"{words[each.kind]}({each.scheduler_id})" for each in after]
-    # -ti: a job whose condition cannot come true any more is ended, whatever the site's default is.
+    # -ti: end a job whose condition can no longer become true, whatever the site's default is.
     depends = ["-w", " && ".join(terms), "-ti"] if terms else []
     argv = ["bsub", "-o", _log(job), *depends]
     answer = ask(argv, cwd=job.request.workdir, stdin=job.script_path)
@@ -111,9 +111,9 @@ def _news(job: Job, shown: Bjobs) -> Progress:
     if not tasks:
         return unknown(job, f"LSF no longer knows job {key}; `bhist -l {key}` may")
     if job.request.array:
-        # LSF forgets a task an hour after its end, while others still run.
-        noted = {n: task_progress(job, n) for n in range(len(job.request.tasks))}
-        return merged(job, aggregate({n: tasks.get(n + 1, noted[n]) for n in noted}), key)
+        # LSF deletes a task an hour after its end, although others still run.
+        own = {n: task_progress(job, n) for n in range(len(job.request.tasks))}
+        return merged(job, aggregate({n: tasks.get(n + 1, own[n]) for n in own}), key)
     return merged(job, next(iter(tasks.values())), key)
 
 

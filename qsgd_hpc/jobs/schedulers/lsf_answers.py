@@ -1,4 +1,4 @@
-"""Parses the output of bjobs into progress. Pure."""
+"""Parse the output of bjobs into progress. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a job if its scheduler answers, does not answer, or does not know the job."""
+"""The progress of a job if its scheduler answers, does not answer, or does not know the job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 UNREAD_FILE = "unread_answer.txt"
 
-# A scheduler needs a moment before it knows a job that it has just accepted.
+# A scheduler may list a job only some time after it has accepted it.
 SETTLE_S = 60.0
 
 
@@ -34,7 +34,7 @@ def open_jobs(jobs: Iterable[Job]) -> list[Job]:
 
 
 def merged(job: Job, new: Progress, scheduler_id: str) -> Progress:
-    """Return the progress to record: the news, with earlier facts that it does not repeat."""
+    """Return the new progress, with earlier values that the new answer omits."""
     waiting = new.state is JobState.QUEUED
     old = job.progress
     return replace(
@@ -46,7 +46,7 @@ def merged(job: Job, new: Progress, scheduler_id: str) -> Progress:
 
 
 def _restarts(old: Progress, new: Progress) -> int:
-    """Return the number of restarts, from the scheduler or as observed."""
+    """Return the number of restarts, as the scheduler reports it or as observed."""
     seen = old.restarts
     if old.state is JobState.RUNNING:
         later = (new.started_at or 0) > (old.started_at or float("inf")) + 1
@@ -55,21 +55,21 @@ def _restarts(old: Progress, new: Progress) -> int:
 
 
 def is_settled(job: Job) -> bool:
-    """Return whether a scheduler must know the job by now, if it has accepted it."""
+    """Return whether a scheduler that has accepted the job must list it by now."""
     return time.time() - job.submitted_at >= SETTLE_S
 
 
-def silent(job: Job, who: str, answer: Answer) -> Progress:
-    """Return the recorded progress, with the reason why there is none newer."""
+def silent(job: Job, scheduler: str, answer: Answer) -> Progress:
+    """Return the recorded progress, with the reason why there is no newer one."""
     if answer.code == 0 and answer.out.strip():
-        return unclear(job, f"{who}'s answer cannot be parsed", answer)
+        return unclear(job, f"{scheduler}'s answer cannot be parsed", answer)
     if answer.code == 0 and not answer.err:
-        return left_out(job, who)
-    return unclear(job, f"{who} does not answer: {answer.said}")
+        return left_out(job, scheduler)
+    return unclear(job, f"{scheduler} does not answer: {answer.message}")
 
 
 def unclear(job: Job, why: str, answer: Answer | None = None) -> Progress:
-    """Return the recorded progress, with why the answer is unclear; the answer is kept."""
+    """Return the recorded progress, with why the answer is unclear; save the answer, if given."""
     if answer is not None:
         kept = job.directory / UNREAD_FILE
         with contextlib.suppress(OSError):
@@ -78,21 +78,22 @@ def unclear(job: Job, why: str, answer: Answer | None = None) -> Progress:
     return replace(job.progress, silence=why)
 
 
-def left_out(job: Job, who: str) -> Progress:
+def left_out(job: Job, scheduler: str) -> Progress:
     """Return the recorded progress of a job that the answer does not mention."""
     what = f"job {job.progress.scheduler_id}" if job.progress.scheduler_id else "this job"
-    return unclear(job, f"{who} answers, but does not mention {what}")
+    return unclear(job, f"{scheduler} answers, but does not mention {what}")
 
 
 def unknown(job: Job, hint: str) -> Progress:
-    """Return the progress of a job that its scheduler does not know (any more, or yet)."""
+    """Return the progress of a job that its scheduler does not know; LOST after a grace period."""
     if not is_settled(job):
         return job.progress
     return replace(job.progress, state=JobState.LOST, why=hint)
 
 
-def unconfirmed(job: Job, who: str) -> Progress:
+def unconfirmed(job: Job, scheduler: str) -> Progress:
     """Return the progress of a job that may have been submitted and was not found."""
     return unknown(
-        job, f"{who} did not confirm the submission and does not know the job; submit it again"
+        job,
+        f"{scheduler} did not confirm the submission and does not know the job; submit it again",
     )

@@ -51,8 +51,8 @@ REMEDIES = (
 # PBS starts the user's login shell as the leader of the job's session and writes the script's
 # path to its standard input (OpenPBS, src/resmom/start_exec.c). The script is then a child of a
 # shell without traps, and `qsig`, which signals every process of the session (linux/mom_mach.c,
-# kill_session), ends that shell and so the job. `qsub -S` names another program in its place.
-# PBS sets SHELL to what it starts; the user's own is in PBS_O_SHELL.
+# kill_session), ends that shell and so the job. `qsub -S` names a program to start instead.
+# PBS sets SHELL to this program; the user's shell is in PBS_O_SHELL.
 _SHELL = """\
 #!/bin/bash
 # PBS starts this as the shell of the job (qsub -S). It becomes the login shell that PBS would have
@@ -62,12 +62,12 @@ SHELL=${{PBS_O_SHELL:-/bin/bash}}
 export SHELL
 exec -a "-${{SHELL##*/}}" "$SHELL" -c 'exec {command}' < /dev/null
 """
-# A list of paths is written with "," and "@"; the rest needs quotes in one shell or another.
+# qsub -S reads "," and "@" as parts of a list; other characters need quotes in some shells.
 _PLAIN = re.compile(r"[A-Za-z0-9_/.+-]+")
 
 
 def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
-    """Hand the script to qsub; output goes to the job's directory."""
+    """Submit the script with qsub; output is in the job's directory."""
     argv = ["qsub", "-o", _log(job), *_depends(after), *_shell_option(job), str(job.script_path)]
     answer = ask(argv, cwd=job.request.workdir)
     return submitted(job, parse_qsub(answer), refusal("qsub", answer, REMEDIES), find)
@@ -84,10 +84,10 @@ def _depends(after: Sequence[Dependency]) -> list[str]:
 
 
 def _shell_option(job: Job) -> list[str]:
-    """Write the shell of a job into its folder and return the option of qsub that names it.
+    """Write the shell of a job to its folder and return the option of qsub that names it.
 
-    None where the path of the folder cannot be written so, a template of the user's names no
-    interpreter, or the request names a shell itself: PBS then does what it does without the option.
+    Empty if the option does not support the folder's path, the user's template has no interpreter,
+    or the request names a shell itself.
     """
     shell = job.directory / "shell"
     chosen = any(line.removeprefix("#PBS").split()[:1] == ["-S"] for line in job.request.extra)
@@ -111,11 +111,11 @@ def find(job: Job) -> str | None:
     """Return the id of a job whose submission was not confirmed; None if PBS knows none.
 
     Raises:
-        LaunchError: PBS does not answer, or not about all jobs of the user.
+        LaunchError: PBS does not answer, or its answers do not cover all jobs of the user.
     """
     own, answer = _own_ids()
     shown = Qstat()
-    for part in _asked(own, [job]):
+    for part in _queried(own, [job]):
         shown.add(part)
         if key := shown.outputs.get(_log(job)):
             return key
@@ -131,52 +131,52 @@ def find(job: Job) -> str | None:
 
 
 def _own_ids() -> tuple[list[str] | None, Answer]:
-    """Return the ids of the user's jobs, those that have ended as well; None: no answer."""
+    """Return the ids of the user's jobs, including ended ones; None: no answer."""
     answer = ask(["qselect", "-x", "-u", getpass.getuser()])
     return (answer.out.split() if answer.code == 0 else None), answer
 
 
-def _asked(ids: Iterable[str] | None, jobs: Iterable[Job]) -> Iterator[Qstat]:
-    """Ask about ids, together; then alone about each that the answer left out, the newest first.
+def _queried(ids: Iterable[str] | None, jobs: Iterable[Job]) -> Iterator[Qstat]:
+    """Query ids together, then each that the answer omits alone, the newest first.
 
-    The newest qstat, asked for several jobs as JSON, shows the first one only. None: ask about all
-    jobs that live. Ends at the first question without an answer.
+    Current versions of qstat show only the first of several jobs as JSON. With None, query all
+    jobs that have not ended. Stops at the first query without an answer.
     """
     tasks = ["-t"] if any(job.request.array for job in jobs) else []
     query = ["qstat", *tasks, "-f", "-F", "json"]
     if ids is None:
         yield parse_qstat(ask(query))
         return
-    ids, told = list(ids), Qstat()
+    ids, total = list(ids), Qstat()
     for part in batches(ids):
         yield (shown := parse_qstat(ask([*query, "-x", *part])))
-        told.add(shown)
+        total.add(shown)
         if shown.silence:
             return
     for key in reversed(ids):
-        if not told.silence and not told.tells(key):
+        if not total.silence and not total.mentions(key):
             yield (shown := parse_qstat(ask([*query, "-x", key])))
-            told.add(shown)
+            total.add(shown)
 
 
 def _is_hidden(key: str, shown: Qstat) -> bool:
-    """Return whether a job of the user may be one of ours for all that PBS has said."""
-    return bool(shown.doubt(key)) or not shown.tells(key)
+    """Return whether the answers do not identify this job of the user."""
+    return bool(shown.why_unclear(key)) or not shown.mentions(key)
 
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
-    """Ask qstat once for all jobs; only a job that was not confirmed needs qselect before."""
+    """Query qstat once for all jobs; first qselect, if a submission was not confirmed."""
     jobs = open_jobs(jobs)
     known = [job.progress.scheduler_id for job in jobs if job.progress.scheduler_id]
     strays = [job for job in jobs if not job.progress.scheduler_id]
     own, answer = _own_ids() if strays else ([], Answer(""))
     shown = Qstat()
-    for part in _asked(dict.fromkeys([*known, *(own or [])]), jobs):
+    for part in _queried(dict.fromkeys([*known, *(own or [])]), jobs):
         shown.add(part)
-        if all(map(shown.tells, known)) and all(_log(job) in shown.outputs for job in strays):
+        if all(map(shown.mentions, known)) and all(_log(job) in shown.outputs for job in strays):
             break  # the user's other jobs do not matter
     if own is None:
-        for part in _asked(None, jobs):
+        for part in _queried(None, jobs):
             shown.add(part)
         shown.silence = shown.silence or answer
     hidden = any(_is_hidden(key, shown) for key in own or ())
@@ -184,13 +184,13 @@ def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
 
 
 def _news(job: Job, shown: Qstat, hidden: bool) -> Progress:
-    """Return the progress of one job after all answers; ``hidden``: they left out one of ours."""
+    """Return the progress of one job after all answers, which omit a job if ``hidden``."""
     key = job.progress.scheduler_id or shown.outputs.get(_log(job))
     if key is None and shown.silence:
         return silent(job, "PBS", shown.silence)
     if key is None:
         return left_out(job, "PBS") if hidden else unconfirmed(job, "PBS")
-    if why := shown.doubt(key):
+    if why := shown.why_unclear(key):
         return unclear(job, why, shown.unread)
     new = array_progress(shown, key) if job.request.array else shown.get(key)
     if new is not None:
@@ -205,7 +205,7 @@ def _news(job: Job, shown: Qstat, hidden: bool) -> Progress:
 
 
 def cancel(job: Job) -> None:
-    """Ask qdel to end the job with all its tasks; an ended or unknown one is no error."""
+    """End the job and all its tasks with qdel; an ended or unknown job is not an error."""
     key = job.progress.scheduler_id or find(job)
     if key is None:
         return

@@ -1,6 +1,6 @@
-"""Parses the output of qstat into progress. Pure.
+"""Parse the output of qstat into progress. Pure.
 
-Exit codes below zero are those of PBS itself: OpenPBS, src/include/job.h, JOB_EXEC_*.
+Negative exit codes are those of PBS itself: OpenPBS, src/include/job.h, JOB_EXEC_*.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from qsgd_hpc.jobs.schedulers.pbs_json import read
 
 __all__ = ["Qstat", "array_progress", "parse_qstat"]
 
-# All is well; one of the jobs has ended; one of the jobs is not known.
-SPEAKING = (0, 35, 153)
+# Exit codes of valid answers: success, a job has ended, a job is unknown.
+VALID_CODES = (0, 35, 153)
 UNREAD = "PBS's answer about it cannot be parsed"
 
 WALLTIME_EXIT = -29
-# The MoM of the first node restarted or is out of reach; -14: that of another one.
+# The MoM of the first node restarted or cannot be reached; -14: the MoM of another node.
 FIRST_NODE_EXITS = (-4, -5, -6, -20, -32)
 NODE_EXITS = (*FIRST_NODE_EXITS, -14)
 MEMORY_EXITS = (-26, -27, -31)
@@ -38,7 +38,7 @@ _WAITING = {
     "T": "on its way to another server",
     "M": "moved to another server",
 }
-# What a job waits for; PBS deletes the job when that can no longer come true.
+# Dependencies of a job; PBS deletes the job when they can no longer be met.
 _NEEDED = re.compile(r"\b(after\w*|on):")
 _HELD_BY = {
     "u": "its user; release it with `qrls`",
@@ -51,11 +51,11 @@ class Qstat(dict[str, Progress]):
     """The answer of PBS: progress by job id.
 
     Attributes:
-        unknown: ids that PBS says it does not know.
-        unclear: ids that it shows, and why their state cannot be told.
-        outputs: from the path of each job's output to its id.
-        unread: the last answer of which some of that could not be read.
-        silence: the first answer that was none.
+        unknown: ids that PBS reports as unknown.
+        unclear: why a state is unclear, by id.
+        outputs: ids, by the path of the job's output.
+        unread: the last answer that could not be parsed completely.
+        silence: the first failed answer.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Qstat(dict[str, Progress]):
         self.silence: Answer | None = None
 
     def add(self, other: Qstat) -> None:
-        """Take in what PBS said to a later question."""
+        """Add the answer to a later query."""
         self.update(other)
         self.unknown |= other.unknown
         self.unclear |= other.unclear
@@ -75,23 +75,24 @@ class Qstat(dict[str, Progress]):
         self.unread = other.unread or self.unread
         self.silence = self.silence or other.silence
 
-    def tells(self, key: str) -> bool:
-        """Return whether PBS has said anything of a job, or of a task of an array."""
-        return key in self or key in self.unknown or bool(self.doubt(key)) or any(self.tasks(key))
+    def mentions(self, key: str) -> bool:
+        """Return whether the answers mention a job, or a task of an array."""
+        shown = key in self or key in self.unknown or any(self.tasks(key))
+        return shown or bool(self.why_unclear(key))
 
     def tasks(self, key: str) -> dict[int, Progress]:
-        """Return the tasks that are shown of the array with the id ``15[].server``."""
+        """Return the progress of the listed tasks of the array with the id ``15[].server``."""
         found = ((_task_of(key, one), progress) for one, progress in self.items())
         return {task: progress for task, progress in found if task is not None}
 
-    def doubt(self, key: str) -> str:
-        """Return why the state of a job, or of a task of it, cannot be told; mostly empty."""
+    def why_unclear(self, key: str) -> str:
+        """Return why the state of a job, or of one of its tasks, is unclear; empty if clear."""
         hidden = (why for one, why in self.unclear.items() if one == key or _is_task(key, one))
         return next(hidden, "")
 
 
 def _task_of(key: str, one: str) -> int | None:
-    """Return which task of the array ``key`` the id is; None if it is none."""
+    """Return the task of the array ``key`` with the id ``one``; None: it is no task of it."""
     head, brackets, server = key.partition("[]")
     if not brackets or not one.startswith(head):
         return None
@@ -104,10 +105,10 @@ def _is_task(key: str, one: str) -> bool:
 
 
 def parse_qstat(answer: Answer) -> Qstat:
-    """Return what ``qstat -x -t -f -F json`` says.
+    """Parse the output of ``qstat -x -t -f -F json``.
 
-    Valid answers come with exit codes 35 and 153 too. A server that is down gives the head of an
-    answer, without jobs, and another exit code.
+    If the server is down, qstat prints the head of an answer, without jobs, and its exit code is
+    not one of VALID_CODES.
     """
     result = Qstat()
     shown = read(answer.out)
@@ -115,7 +116,7 @@ def parse_qstat(answer: Answer) -> Qstat:
     jobs = shown.jobs if shown else {}
     for job_id, fields in jobs.items():
         progress = _progress(fields)
-        if shown and not shown.whole and "[" in job_id:
+        if shown and not shown.complete and "[" in job_id:
             continue  # other tasks of the array may be missing
         if progress is None:
             state = fields.get("job_state")
@@ -127,14 +128,14 @@ def parse_qstat(answer: Answer) -> Qstat:
     if shown and shown.unread:
         result.unread = answer
         result.unclear |= dict.fromkeys(shown.unread, UNREAD)
-    spoke = shown is not None and (answer.code in SPEAKING or jobs or shown.unread)
-    if not spoke and not result.unknown:
+    answered = shown is not None and (answer.code in VALID_CODES or jobs or shown.unread)
+    if not answered and not result.unknown:
         result.silence = answer
     return result
 
 
 def _progress(fields: Mapping[str, Any]) -> Progress | None:
-    """Return what the attributes of one job say; None for a state of an unknown name."""
+    """Return the progress in the attributes of one job; None if its state has an unknown name."""
     letter, runs = _text(fields, "job_state"), _number(fields, "run_count") or 0
     started = _time(_text(fields, "stime"))
     if letter in _LIVE:
@@ -161,9 +162,9 @@ def _waiting(letter: str, fields: Mapping[str, Any]) -> str:
 def _ending(fields: Mapping[str, Any]) -> Progress:
     """Return state, exit code and reason of a finished job.
 
-    A job cancelled while it ran carries Exit_status 0, so the substate is read first. One that PBS
-    deletes because of a dependency has neither a start nor an Exit_status; nor has a task of an
-    array (X) whose end it did not keep.
+    A job that was cancelled while it ran has Exit_status 0, so the substate is checked first. A job
+    that PBS deleted because of a dependency has neither a start nor an Exit_status; nor has a task
+    of an array (X) whose end PBS did not store.
     """
     status, comment = _number(fields, "Exit_status"), _text(fields, "comment")
     if _number(fields, "substate") == SUBSTATE_CANCELLED:
@@ -185,12 +186,12 @@ def _ending(fields: Mapping[str, Any]) -> Progress:
     if status < 0:
         detail = f": {comment}" if comment else ""
         return Progress(JobState.FAILED, why=f"PBS ended it (Exit_status {status}){detail}")
-    code = status - 128 if status > 256 else status  # 256 + n, as 128 + n, stands for signal n
+    code = status - 128 if status > 256 else status  # 256 + n and 128 + n stand for signal n
     return Progress(JobState.FAILED, code, exit_words(code))
 
 
 def _failed_nodes(status: int, exec_host: str, comment: str) -> tuple[str, ...]:
-    """Return the nodes that the comment names, beside where the job ran, or the first node."""
+    """Return the nodes of the job that the comment names, else its first node if that failed."""
     nodes = [part.partition("/")[0] for part in exec_host.split("+") if part]
     news = re.sub(r"\([^)]*\)", "", comment)
     named = [node for node in nodes if re.search(rf"\b{re.escape(node)}\b", news)]
@@ -199,14 +200,14 @@ def _failed_nodes(status: int, exec_host: str, comment: str) -> tuple[str, ...]:
 
 
 def array_progress(shown: Qstat, key: str) -> Progress | None:
-    """Return the progress of the array with the id ``15[].server`` from that of its tasks."""
+    """Return the progress of the array with the id ``15[].server``, from its tasks."""
     whole = shown.get(key)
     tasks = {index: _task(progress, whole) for index, progress in shown.tasks(key).items()}
     return aggregate(tasks) if tasks else whole
 
 
 def _task(task: Progress, whole: Progress | None) -> Progress:
-    """Return the end of a task; PBS may not keep it, and then says of the array how all went."""
+    """Return the progress of a task; if PBS did not store its end, that of a COMPLETED array."""
     forgotten = task.state is JobState.FAILED and task.exit_code is None and not task.started_at
     if forgotten and whole is not None and whole.state is JobState.COMPLETED:
         return Progress(JobState.COMPLETED, 0)

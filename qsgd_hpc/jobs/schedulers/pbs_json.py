@@ -1,8 +1,8 @@
-"""Read what qstat prints as JSON, and what is none. Pure.
+"""Read the JSON of qstat, also if it is invalid. Pure.
 
-A value that reads as a number stands there without quotes, exactly as the user wrote it: the
-variable ``RUN=005``, a job of the name ``nan``, an empty one. Backslashes may escape nothing. What
-still cannot be read costs the one job that it stands in.
+qstat writes values that look like numbers without quotes, exactly as the user wrote them: the
+variable ``RUN=005``, a job with the name ``nan``, an empty value. Its backslashes need not escape
+anything. If a value cannot be read at all, only the job that contains it is not read.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 __all__ = ["Shown", "read"]
 
-# An id as the key of an object. Quotes inside of a value have a backslash before them.
+# An id as the key of an object. Quotes in a value follow a backslash.
 _JOB = re.compile(r'(?<!\\)"([0-9]+(?:\[[0-9]*\])?\.[^"\\\s]+)"\s*:\s*(?=\{)')
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _BARE_END = re.compile(r'["{}\[\],\r\n]')
-_END = re.compile(r"\}\s*\}\s*\}\s*\Z")  # of a job, of all jobs and of the answer
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_END = re.compile(r"\}\s*\}\s*\}\s*\Z")  # closes a job, the jobs and the answer
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
 _DEEPEST = 20
 
 
@@ -30,19 +30,19 @@ _DEEPEST = 20
 class Shown:
     """The attributes of each job, by its id.
 
-    ``unread`` are jobs whose attributes cannot be read; ``whole``: the answer has its end. One that
-    was cut off leaves out the job that it ends in.
+    ``unread``: jobs whose attributes cannot be read. ``complete``: false if the answer was
+    truncated; the job in which it ends is then omitted.
     """
 
     jobs: Mapping[str, Mapping[str, Any]]
     unread: frozenset[str] = frozenset()
-    whole: bool = True
+    complete: bool = True
 
 
 def read(text: str) -> Shown | None:
-    """Return the jobs in an answer of ``qstat -f -F json``; None if it cannot be read at all.
+    """Return the jobs in the output of ``qstat -f -F json``; None if none can be read.
 
-    An answer that was cut off is read as far as its jobs are whole.
+    Of a truncated answer, the complete jobs are read.
     """
     try:
         content = json.loads(text, strict=False)
@@ -57,27 +57,27 @@ def read(text: str) -> Shown | None:
 
 
 def _pieces(text: str) -> Shown | None:
-    """Read each job separately, from its id to the next one's."""
+    """Read each job separately, from its id to the next id."""
     heads = list(_JOB.finditer(text))
     if not heads:
         return None
-    whole = _END.search(text) is not None
+    complete = _END.search(text) is not None
     jobs: dict[str, Mapping[str, Any]] = {}
     unread = set()
     for head, end in zip(heads, [*(head.start() for head in heads[1:]), len(text)], strict=True):
         try:
             jobs[head[1]], _ = _value(text[head.end() : end], 0, 0)
         except ValueError:
-            if whole or end < len(text):
+            if complete or end < len(text):
                 unread.add(head[1])
-    return Shown(jobs, frozenset(unread), whole)
+    return Shown(jobs, frozenset(unread), complete)
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """Return the value that begins at a position, and where it ends.
+    """Return the value that begins at a position, and the position after it.
 
     Raises:
-        ValueError: it does not end, or something else stands there.
+        ValueError: there is no complete value.
     """
     at = _after_space(text, at)
     if depth > _DEEPEST:
@@ -92,7 +92,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     if end is None:
         raise ValueError("cut off")
     word = text[at : end.start()].strip()
-    return (int(word) if _WHOLE.fullmatch(word) else word), end.start()
+    return (int(word) if _INTEGER.fullmatch(word) else word), end.start()
 
 
 def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
@@ -132,7 +132,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def _separated(text: str, at: int, end: str) -> int:
-    """Return where the next entry begins, or the end of them all."""
+    """Return the position of the next entry, or of the end of all entries."""
     at = _after_space(text, at)
     return at if text.startswith(end, at) else _after_space(text, _past(text, at, ","))
 

@@ -75,17 +75,17 @@ REMEDIES = (
 
 
 def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
-    """Hand the script to sbatch; output goes to the job's directory."""
+    """Submit the script with sbatch; output is in the job's directory."""
     # A percent sign starts a pattern in file names of sbatch.
     folder = str(job.directory).replace("%", "%%")
     log = f"{folder}/{log_path(job, '%a').name}"
-    argv = ["sbatch", "--parsable", f"--output={log}", *option(_goal(job, after))]
+    argv = ["sbatch", "--parsable", f"--output={log}", *option(_target(job, after))]
     answer = ask([*argv, *_depends(after), str(job.script_path)], cwd=job.request.workdir)
     return submitted(job, parse_sbatch(answer), refusal("sbatch", answer, REMEDIES), find)
 
 
-def _goal(job: Job, after: Sequence[Dependency]) -> str:
-    """Return the clusters that the job may go to: that of the jobs it waits for, if any."""
+def _target(job: Job, after: Sequence[Dependency]) -> str:
+    """Return the clusters in which the job may run: that of its dependencies, if there are any."""
     allowed = candidates(job)
     others = {cluster_of(dependency.scheduler_id) for dependency in after}
     if len(others) > 1 or (others and allowed != "all" and not others <= {*allowed.split(",")}):
@@ -136,7 +136,7 @@ def _found_live(job: Job, live: Squeue) -> str | None:
 
 
 def _found_past(jobs: Sequence[Job], clusters: str) -> dict[str, str]:
-    """Look among the jobs that squeue has forgotten; sacct keeps how each was submitted."""
+    """Return ids of jobs that squeue no longer lists; sacct stores their submit commands."""
     if not jobs:
         return {}
     earliest = min(job.submitted_at for job in jobs)
@@ -154,13 +154,13 @@ def _found_past(jobs: Sequence[Job], clusters: str) -> dict[str, str]:
 
 
 def _is_of(job: Job, comment: str, command: str) -> bool:
-    """Return whether this is the job, by a comment in its script or by the script's own path."""
+    """Return whether comment or command are those of the job: its mark, or its script's path."""
     path = str(job.script_path)
     return comment == mark(job.directory) or command == path or command.endswith(f" {path}")
 
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
-    """Ask squeue once for all jobs of a cluster, and sacct once for those that it has forgotten."""
+    """Query squeue once per cluster for all jobs, and sacct once for those that it omits."""
     groups: dict[str, list[Job]] = {}
     for job in open_jobs(jobs):
         groups.setdefault(candidates(job), []).append(job)
@@ -185,14 +185,14 @@ def _refreshed(jobs: Sequence[Job], clusters: str) -> dict[str, Progress]:
 
 
 def _key(job: Job, clusters: str) -> str | None:
-    """Return the id that is recorded, with the cluster that an older record may lack."""
+    """Return the recorded id; add the cluster if the record has none."""
     key = job.progress.scheduler_id
     one = "," not in clusters and clusters != "all"
     return within(key, clusters) if key and one and not cluster_of(key) else key
 
 
 def _accounting(keys: Sequence[str]) -> tuple[dict[str, Progress] | None, Answer]:
-    """Return what sacct says, asked once if the ids fit; None, and why, when it does not answer."""
+    """Return the progress from sacct by id; None and the failed answer if it does not answer."""
     past: dict[str, Progress] = {}
     answer = Answer("")
     for cluster in sorted({cluster_of(key) for key in keys}):
@@ -215,15 +215,15 @@ def _news(
     past: Mapping[str, Progress] | None,
     silence: Answer,
 ) -> Progress:
-    """Return the progress of one job after all answers, which were asked of these clusters."""
+    """Return the progress of one job after all answers to queries about these clusters."""
     cluster = cluster_of(key) if key else clusters
     if not live.covers(cluster):
-        told = listing(sorted(map(_called, live.clusters)), "and")
-        return unclear(job, f"Slurm answers for {told} only, not for {_called(cluster)}")
+        named = listing(sorted(map(_called, live.clusters)), "and")
+        return unclear(job, f"Slurm answers for {named} only, not for {_called(cluster)}")
     if key is None:
         return unconfirmed(job, "Slurm")
     if past is not None and is_settled(job) and _lacks(job, key, live, past):
-        again, silence = _asked_alone(job, key, live)
+        again, silence = _queried_alone(job, key, live)
         if again is None:
             return replace(silent(job, "Slurm", silence), scheduler_id=key)
         past = {**past, **again}
@@ -238,10 +238,10 @@ def _news(
     return replace(unknown(job, f"Slurm no longer knows job {key}"), scheduler_id=key)
 
 
-def _asked_alone(job: Job, key: str, live: Squeue) -> tuple[dict[str, Progress] | None, Answer]:
-    """Ask once more about a job that two answers have left out: one of them may be incomplete.
+def _queried_alone(job: Job, key: str, live: Squeue) -> tuple[dict[str, Progress] | None, Answer]:
+    """Query again a job that both answers omit, because one of them may be incomplete.
 
-    Return what sacct says and add to ``live`` what squeue does; None, and why: no answer.
+    Return the progress from sacct, or None and the failed answer; add that from squeue to ``live``.
     """
     past, answer = _accounting([key])
     if past is not None and _lacks(job, key, live, past):
@@ -249,19 +249,19 @@ def _asked_alone(job: Job, key: str, live: Squeue) -> tuple[dict[str, Progress] 
         alone = parse_squeue(answer, cluster_of(key))
         if alone is None:
             return None, answer
-        told = {*alone, *alone.unclear}
-        known = _waits(key, told) or not told.isdisjoint(_keys(job, key))
+        shown = {*alone, *alone.unclear}
+        known = _waits(key, shown) or not shown.isdisjoint(_keys(job, key))
         if not known and "Invalid job id" not in answer.err:
-            return None, Answer("")  # it says nothing of this job
+            return None, Answer("")  # it does not mention this job
         live.add(alone)
     return past, answer
 
 
 def _squeue(clusters: str, number: str = "") -> Answer:
-    """Ask for all jobs of the user, or for one alone.
+    """Query all jobs of the user, or a single one.
 
-    All, because no list of ids can then be too long, and squeue asked for a single id that it has
-    forgotten fails. Of clusters with the titles, among which it says which cluster is which.
+    All, because a list of ids may be too long, and squeue fails if it no longer knows the id in a
+    query. With clusters, titles are requested, because they name the clusters.
     """
     titles = [] if clusters else ["-h"]
     which = ["-j", number] if number else ["--me"]
@@ -278,19 +278,19 @@ def _keys(job: Job, key: str) -> list[str]:
 
 
 def _is_over(job: Job, key: str, live: Squeue) -> bool:
-    """Return whether accounting has to say how the job, or a task of it, has ended."""
+    """Return whether accounting is needed for the end of the job, or of one of its tasks."""
     keys = [one for one in _keys(job, key) if one not in live.unclear]
     return any(one not in live or live[one].state.ended for one in keys)
 
 
 def _lacks(job: Job, key: str, live: Squeue, past: Mapping[str, Progress]) -> bool:
-    """Return whether neither knows the job, or a task of it."""
+    """Return whether both answers omit the job, or one of its tasks."""
     known = {*live, *live.unclear, *past}
     return not _waits(key, known) and any(one not in known for one in _keys(job, key))
 
 
 def _waits(key: str, known: Iterable[str]) -> bool:
-    """Return whether tasks of an array are listed together, because they have not started."""
+    """Return whether tasks of an array are listed together, as those that have not started are."""
     head, cluster = f"{number_of(key)}_[", cluster_of(key)
     return any(one.startswith(head) and cluster_of(one) == cluster for one in known)
 
@@ -298,10 +298,10 @@ def _waits(key: str, known: Iterable[str]) -> bool:
 def _one(
     key: str, live: Mapping[str, Progress], past: Mapping[str, Progress] | None
 ) -> Progress | None:
-    """Return what both say about one job; None if neither knows, or accounting is down.
+    """Return the progress of one job from both answers; None: unknown, or accounting is down.
 
-    squeue is right about what lives, sacct about how it has ended: where sacct lags behind, the job
-    remains active for a moment, instead of ending permanently without an exit code.
+    squeue is used for active jobs, sacct for ended ones. If sacct lags behind, the job remains
+    active for a moment, instead of ending permanently without an exit code.
     """
     now, then = live.get(key), (past or {}).get(key)
     if now is None or (now.state.ended and then is not None):
@@ -309,14 +309,14 @@ def _one(
     if now.state is JobState.COMPLETED:
         return replace(now, exit_code=0)
     if now.state.ended and past is None:
-        return None  # its exit code is worth waiting for
+        return None  # wait for its exit code
     return now
 
 
 def _array(
     job: Job, key: str, live: Squeue, past: Mapping[str, Progress] | None
 ) -> Progress | None:
-    """Return the progress of an array from that of its tasks; None if not all can be told."""
+    """Return the progress of an array from its tasks; None if it is unknown."""
     pending = _waits(key, {*live, *(past or {})})
     tasks: dict[int, Progress] = {}
     for index, one in enumerate(_keys(job, key)):
@@ -324,9 +324,9 @@ def _array(
         if known is None and past is None:
             return None
         if known is None and not pending:
-            noted = task_progress(job, index)  # a Slurm without accounting forgets it soon
+            own = task_progress(job, index)  # Slurm without accounting soon deletes ended tasks
             lost = Progress(JobState.LOST, why="Slurm no longer knows this task")
-            known = noted if noted.state.ended else lost
+            known = own if own.state.ended else lost
         tasks[index] = known or Progress()
     if all(progress.state is JobState.LOST for progress in tasks.values()):
         return None
@@ -334,7 +334,7 @@ def _array(
 
 
 def cancel(job: Job) -> None:
-    """Ask scancel to end the job with all its tasks; an ended or unknown one is no error."""
+    """End the job and all its tasks with scancel; an ended or unknown job is not an error."""
     key = _key(job, candidates(job)) or find(job)
     if key is None:
         return

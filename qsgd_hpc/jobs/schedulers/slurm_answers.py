@@ -1,4 +1,4 @@
-"""Parses the output of squeue and sacct into progress. Pure."""
+"""Parse the output of squeue and sacct into progress. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qsgd_hpc.jobs.schedulers.slurm_clusters import within
 
 __all__ = ["SACCT_COLUMNS", "SQUEUE_COLUMNS", "Squeue", "hosts", "parse_sacct", "parse_squeue"]
 
-# id, state, reason, nodes, start, comment, command; the last two may hold a bar themselves.
+# Id, state, reason, nodes, start, comment, command; the last two may contain a bar.
 SQUEUE_COLUMNS = "%i|%T|%r|%N|%S|%k|%o"
 SACCT_COLUMNS = "JobID,State,ExitCode,Start,End,Elapsed,NNodes,NodeList,Reason"
 
@@ -62,9 +62,8 @@ _TITLES = "JOBID|STATE|"
 class Squeue(dict[str, Progress]):
     """Progress by job id (``11_2`` for a task of an array, ``11;gpu`` in another cluster).
 
-    ``unclear`` are jobs in a state of an unknown name, with that name; ``origins`` maps (comment,
-    command) to the id of the job that was submitted so; ``clusters`` are those that the answer says
-    it is of, none where it does not say.
+    ``unclear``: names of unknown states, by job id. ``origins``: job ids, by (comment, command) of
+    the submission. ``clusters``: the clusters that the answer names; none if it names no cluster.
     """
 
     def __init__(self) -> None:
@@ -74,9 +73,9 @@ class Squeue(dict[str, Progress]):
         self.clusters: set[str] = set()
 
     def covers(self, clusters: str) -> bool:
-        """Return whether the answer is about these clusters, as far as it says what it is about."""
-        told = self.clusters
-        return not told or clusters == "all" or told.issuperset(clusters.split(","))
+        """Return whether the answer covers these clusters; true if it names no cluster."""
+        named = self.clusters
+        return not named or clusters == "all" or named.issuperset(clusters.split(","))
 
     def add(self, other: Squeue) -> None:
         """Add the answer to a later query."""
@@ -88,12 +87,12 @@ class Squeue(dict[str, Progress]):
 def parse_squeue(answer: Answer, cluster: str = "") -> Squeue | None:
     """Return the jobs that ``squeue -o SQUEUE_COLUMNS`` shows; None if Slurm did not answer.
 
-    A job that squeue has forgotten is simply absent; asked for it alone, squeue fails with
-    "Invalid job id", which is an answer too.
+    A job that squeue no longer knows is omitted. A query for such a job alone fails with "Invalid
+    job id", which is also a valid answer.
 
     Args:
-        answer: of squeue, with a line for each cluster where it says which it is of.
-        cluster: that was asked for; where the answer does not say, its jobs are of that one.
+        answer: the output of squeue; it may have a title line for each cluster.
+        cluster: the queried cluster, to which jobs before the first title belong.
     """
     found = Squeue()
     if answer.code != 0:
@@ -123,8 +122,8 @@ def parse_squeue(answer: Answer, cluster: str = "") -> Squeue | None:
 def parse_sacct(answer: Answer, cluster: str = "") -> dict[str, Progress] | None:
     """Return progress by job id from ``sacct -X -n -P -D -o SACCT_COLUMNS`` of one cluster.
 
-    Each run of a job that was requeued has a line; the last one counts. None: Slurm's accounting
-    did not answer; a Slurm without accounting knows nothing about the past, which is an answer.
+    Each run of a requeued job has a line; the last one is used. None: Slurm's accounting did not
+    answer. Slurm without accounting has no records, so the result is empty.
     """
     if answer.code != 0:
         return {} if "accounting storage is disabled" in answer.err else None
@@ -135,7 +134,7 @@ def parse_sacct(answer: Answer, cluster: str = "") -> dict[str, Progress] | None
         if not _is_row(cells) or len(cells) < 3 or not re.fullmatch(r"\d{1,9}:\d{1,9}", cells[2]):
             continue
         if len(cells) < 9 and not line.endswith("\n"):
-            continue  # cut off, perhaps in the middle of the exit code
+            continue  # truncated, perhaps within the exit code
         runs[cells[0]] = runs.get(cells[0], -1) + 1
         if (progress := _row(cells, runs[cells[0]])) is not None:
             found[within(cells[0], cluster)] = progress
@@ -143,7 +142,7 @@ def parse_sacct(answer: Answer, cluster: str = "") -> dict[str, Progress] | None
 
 
 def _row(cells: list[str], restarts: int) -> Progress | None:
-    """Return what one line of sacct says; None for a state of an unknown name."""
+    """Return the progress in one line of sacct; None if the name of the state is unknown."""
     state, word = _state(cells[1]), cells[1]
     if state is None:
         return None
@@ -180,7 +179,7 @@ def _state(text: str) -> JobState | None:
 
 
 def _explained(reason: str) -> str:
-    """Return a reason in words, with Slurm's own in parentheses."""
+    """Return an explanation of a reason, followed by Slurm's name of it."""
     reason = reason.strip()
     if reason in ("", "None"):
         return ""
@@ -212,7 +211,7 @@ def _expanded(piece: str) -> Iterable[str]:
 
 
 def _numbers(part: str) -> list[str]:
-    """Return the numbers of ``0001-0003``, as wide as the first one."""
+    """Return the numbers of ``0001-0003``, each with as many digits as the first."""
     match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", part)
     if match is None or int(match[2]) - int(match[1]) > 100_000:
         return [part]

@@ -1,8 +1,8 @@
 """Slurm with several clusters: the cluster of a job, and the options of commands. Pure.
 
-``sbatch --clusters`` answers ``8653762;gpu``; that is how such a job is recorded. An id without a
-cluster is one of the cluster that Slurm's commands talk to by themselves. Numbers repeat: job 11 of
-one cluster is not job 11 of another.
+``sbatch --clusters`` prints ids such as ``8653762;gpu``, which are recorded in this form. An id
+without a cluster is of the default cluster, to which Slurm's commands send queries without options.
+Numbers are not unique: job 11 of one cluster is not job 11 of another.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qsgd_hpc.jobs.model import Job, JobRequest
 
 __all__ = ["candidates", "cluster_of", "number_of", "option", "with_choice", "within"]
 
-# What tells sbatch where to go; it wins over the script.
+# Variables that select sbatch's clusters; they take precedence over the script.
 _VARIABLES = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
 _DIRECTIVE = re.compile(r"#SBATCH\s+(?:--clusters?(?:=|\s+)|-M\s*)(\S+)")
 
@@ -26,7 +26,7 @@ def number_of(key: str) -> str:
 
 
 def cluster_of(key: str) -> str:
-    """Return the cluster in an id; "" stands for the one that commands talk to by themselves."""
+    """Return the cluster in an id; "" is the default cluster."""
     return key.partition(";")[2]
 
 
@@ -36,12 +36,15 @@ def within(number: str, cluster: str) -> str:
 
 
 def option(cluster: str) -> list[str]:
-    """Return what makes a command of Slurm speak of this cluster alone."""
+    """Return the option that restricts a command of Slurm to a cluster; none for the default."""
     return [f"--clusters={cluster}"] if cluster else []
 
 
 def with_choice(request: JobRequest, environ: Mapping[str, str]) -> JobRequest:
-    """Return the request with the clusters that variables name: they may be others tomorrow."""
+    """Return the request with a directive for the clusters that variables select.
+
+    The variables may have other values when the job is resubmitted.
+    """
     named = next((value for name in _VARIABLES if (value := environ.get(name))), "")
     if not named or named == _directed(request.extra):
         return request
@@ -49,7 +52,7 @@ def with_choice(request: JobRequest, environ: Mapping[str, str]) -> JobRequest:
 
 
 def candidates(job: Job) -> str:
-    """Return the cluster of a job, or those that it may go to, separated by commas."""
+    """Return the cluster of a job, or all in which it may run, separated by commas."""
     if cluster := cluster_of(job.progress.scheduler_id or ""):
         return cluster
     try:
@@ -60,6 +63,6 @@ def candidates(job: Job) -> str:
 
 
 def _directed(lines: Iterable[str]) -> str:
-    """Return what the last directive about clusters says, as sbatch takes it."""
+    """Return the clusters of the last directive that names some, which sbatch uses."""
     found = [match[1] for line in lines if (match := _DIRECTIVE.match(line))]
     return found[-1] if found else ""

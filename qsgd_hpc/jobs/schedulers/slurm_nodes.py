@@ -1,4 +1,4 @@
-"""Failed nodes of a job, if Slurm reports them; queried only for jobs that lost one."""
+"""Failed nodes of jobs; queried only for jobs that ended because of a failed node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["blamed", "lines_of"]
 
 
 def blamed(news: Mapping[str, Progress]) -> dict[str, Progress]:
-    """Return the progress by job id, with the failed node of jobs that lost one of several."""
+    """Return the progress by job id, with the failed nodes of jobs in state NODE_FAIL."""
     return {job_id: _with_nodes(progress) for job_id, progress in news.items()}
 
 
@@ -27,11 +27,11 @@ def _with_nodes(progress: Progress) -> Progress:
 
 
 def _failed_nodes(key: str) -> tuple[str, ...]:
-    """Return the node that Slurm blames, else those of the job that are down now."""
+    """Return the nodes that Slurm names as failed, else nodes of the job that are down now."""
     where = option(cluster_of(key))
     query = ["sacct", "-X", "-n", "-P", *where, "-j", number_of(key), "-o"]
     named = {node for line in lines_of([*query, "FailedNode"]) for node in hosts(line)}
-    if named:  # a column that older versions do not have
+    if named:  # older versions do not have this column
         return tuple(sorted(named))
     mine = sorted({node for line in lines_of([*query, "NodeList"]) for node in hosts(line)})
     down = ["sinfo", "-h", "-N", *where, "-o", "%N", "-t", "down,drain,fail", "-n", ",".join(mine)]
@@ -39,6 +39,6 @@ def _failed_nodes(key: str) -> tuple[str, ...]:
 
 
 def lines_of(argv: Sequence[str]) -> list[str]:
-    """Return the lines that a query prints; none when it fails."""
+    """Return the lines that a query prints; none if it fails."""
     answer = ask(argv)
     return [line.strip() for line in answer.out.splitlines()] if answer.code == 0 else []

@@ -1,4 +1,4 @@
-"""Renders the wrapper that pins each rank, from a filled request and a profile. Pure."""
+"""Render the wrapper that pins each rank, from a filled request and a profile. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qsgd_hpc.launch.place import launchers
 __all__ = ["cores_per_rank", "gpu_view", "known_launcher", "render_wrapper"]
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Programs that start ranks of one family alone; any mpiexec or ibrun may be of several.
+# Launchers of one family only; mpiexec and ibrun exist in several.
 _PROGRAMS = {"srun": "slurm", "flux": "flux", "jsrun": "jsm"}
 
 
@@ -37,9 +37,10 @@ def gpu_view(request: JobRequest, site: Site) -> str | None:
 
 
 def cores_per_rank(request: JobRequest, site: Site) -> int:
-    """Return the cores of one rank, at least 1.
+    """Return the number of cores of one rank, at least 1.
 
-    A node that is not full has the shares of a full one, so that each rank stays near its GPU.
+    With fewer ranks than GPUs on a node, a rank gets the cores for one GPU, so that it stays near
+    its own.
     """
     return max(1, (site.cores or 1) // max(request.ranks_per_node or 1, site.gpus, 1))
 
@@ -90,7 +91,7 @@ def render_wrapper(
             torchrun=request.sets_torchrun,
             nodes=request.nodes,
             ranks=request.ranks,
-            # Ranks of other launchers inherit Slurm's number of the batch script's node.
+            # Under other launchers, SLURM_NODEID is that of the batch script's node on every rank.
             node_name="SLURM_NODEID" if known_launcher(site) == "slurm" else "PALS_NODEID",
             omp_threads=None if "OMP_NUM_THREADS" in request.env else omp_threads,
             local_rank_names=_lines((*site.local_rank_variables, *local_ranks)),

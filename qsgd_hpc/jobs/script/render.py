@@ -1,4 +1,4 @@
-"""Renders the job script from a filled request and a profile. Pure."""
+"""Render the job script from a filled request and a profile. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tools:
 
     Attributes:
         python, qsgd_hpc: the values of {python} and {qsgd_hpc} in profiles.
-        holder: reserves a port, see launch/hold_port.py.
+        holder: path of the program that reserves a port, see launch/hold_port.py.
         start_up: a folder for PYTHONPATH, see launch/start_up.
     """
 
@@ -44,7 +44,7 @@ class Tools:
     def here(cls) -> Tools:
         """Return this interpreter and its ``qsgd-hpc``.
 
-        ``-P`` keeps the job's own folder off the module path of qsgd-hpc itself: a user's
+        ``-P`` keeps the job's folder off the module path of qsgd-hpc itself: a user's
         ``queue.py`` or ``types.py`` must not replace a module of the standard library.
         """
         safe = ("-P",) if sys.version_info >= (3, 11) else ()
@@ -61,7 +61,7 @@ class Place:
     """The location of a job's record, and the jobs that it depends on.
 
     Attributes:
-        directory: the job's folder, for its events and output.
+        directory: the job's folder, for events and output.
         previous: folder of the part of a chain that this job continues.
         attempt: number of earlier jobs of the same training.
         mark: text by which the scheduler can find the job.
@@ -141,9 +141,8 @@ def _wrapper(
 ) -> str | None:
     """Return the wrapper that each rank runs before the program.
 
-    None on a site that starts ranks itself, and for a program that does.
-
-    It also exports the variables, because not every launcher sends them to other nodes.
+    None on the local site, whose launcher pins ranks, and for a program that starts ranks itself.
+    The wrapper also exports the variables, because not every launcher sends them to other nodes.
     """
     if site.scheduler == "local" or request.alone:
         return None
@@ -207,7 +206,7 @@ def _launcher(
     """Return the launcher's arguments, one list for each line of the script."""
     words: list[str] = []
     for raw in site.launcher_argv:
-        if raw == "{label}":  # one rank's lines need no label
+        if raw == "{label}":  # lines of a single rank need no label
             words += site.launcher_label if fields["ranks"] > 1 else ()
         elif raw == "{network}":
             words += ("--network", request.network) if request.network not in (None, NONE) else ()
@@ -225,7 +224,7 @@ def _command(request: JobRequest, site: Site, tools: Tools) -> list[str]:
         compat = ("-m", "qsgd_hpc.horovod_compat") if request.horovod else ()
         words[:0] = [request.python or site.python or tools.python, *compat]
     if ":" in words:
-        # A lone colon separates programs for every mpiexec; inside one word it does not.
+        # Every mpiexec takes an argument ":" for a separator of programs; inside a word it is safe.
         return ["/bin/bash", "-c", f"exec {shlex.join(words)}"]
     return words
 

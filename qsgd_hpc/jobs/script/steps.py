@@ -1,7 +1,7 @@
 """Steps: programs that run in sequence inside one job, each on its first nodes.
 
-A job whose script is ``alone`` allocates the nodes; a step's script does for some of them what a
-job script does for all: the site's setup, variables, launcher and pinning.
+A job whose script is ``alone`` allocates the nodes. A step's script has the setup, variables,
+launcher and pinning of a job script, for some of these nodes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class Step:
     """A program on the first nodes of a job.
 
     Attributes:
-        request: its script, arguments, variables, nodes and network; all else is the job's.
-        directory: folder in which it records its start and end.
-        hosts: the file with its :func:`host_lines`.
+        request: script, arguments, variables, nodes and network of the step; other fields are
+            ignored, because the job's values apply.
+        directory: folder in which the step records its start and end.
+        hosts: path of the file with its :func:`host_lines`.
     """
 
     request: JobRequest
@@ -60,7 +61,7 @@ def step_scripts(job: JobRequest, steps: Sequence[Step]) -> tuple[list[str], int
             env=step.request.env,
             name=step.request.name,
             alone=False,
-            walltime_min=None,  # the job's own limit holds
+            walltime_min=None,  # the job's limit applies
             stop_before_min=None,
         )
         scripts.append(render_script(own, restricted, Tools.here(), Place(step.directory)))
@@ -96,7 +97,7 @@ def host_lines(lines: Iterable[str], nodes: int, per_host: int | None) -> list[s
     """Return the host file of the first nodes.
 
     Args:
-        lines: the job's node file, as its scheduler writes it: each node once, or once a rank.
+        lines: the job's node file, in which the scheduler lists each node once, or once per rank.
         nodes: number of nodes.
         per_host: lines for each node; None keeps those of the node file.
     """
@@ -108,9 +109,9 @@ def host_lines(lines: Iterable[str], nodes: int, per_host: int | None) -> list[s
 
 
 def lines_per_host(site: Site, ranks_per_node: int) -> int | None:
-    """Return how often a step's host file lists each node; None: as the scheduler does.
+    """Return how often a step's host file lists each node; None: as often as the scheduler's file.
 
-    A site's MPI reads its scheduler's node files; ``qsgd-hpc run`` counts a rank for each line.
+    A site's MPI expects the scheduler's format; ``qsgd-hpc run`` starts one rank per line.
     """
     return ranks_per_node if site.launcher_argv[0] == OWN else None
 

@@ -1,4 +1,4 @@
-"""The shipped templates of shell text, with filters that keep every value from becoming code."""
+"""The included templates of shell scripts, with a filter that quotes values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts a profile's checked data to frozen dataclasses."""
+"""Convert a profile's checked data to frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from qsgd_hpc.launch.cluster import parse as parse_network
 
 __all__ = ["build"]
 
-# Profile keys that are fields of Site under the same name: as they are, and lists as tuples.
+# Profile keys that are fields of Site with the same name; those of _WORDS become tuples.
 _PLAIN = (
     "embedded_default",
     "generic",

@@ -53,7 +53,7 @@ class Report:
 
 
 def examine(name: str, host: Host, *, ask_machine: bool = True) -> Report:
-    """Check one profile, on the machine that it describes also against its scheduler."""
+    """Check one profile; on the machine that it describes, compare it with the scheduler, too."""
     try:
         found = merged(name)
     except UsageError as error:
@@ -68,9 +68,9 @@ def examine(name: str, host: Host, *, ask_machine: bool = True) -> Report:
     except LaunchError as error:
         return Report(name, unconfirmed=marks, compared=f"not compared: {error}")
     rows = tuple(_row(found, each) for each in differences(site, machine))
-    said = f"compared with what {live.ASKED[site.scheduler]} says on this machine"
+    said = f"compared with {live.ASKED[site.scheduler]} on this machine"
     if machine.unanswered:
-        said += "; left open: " + "; ".join(machine.unanswered)
+        said += "; incomplete: " + "; ".join(machine.unanswered)
     return Report(name, unconfirmed=marks, compared=said, differs=rows)
 
 

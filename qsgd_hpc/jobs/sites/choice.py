@@ -1,4 +1,4 @@
-"""Choose the site profile: by name, by environment, by this login host, by this scheduler."""
+"""Choose the site profile: by name, QSGD_SITE, login host or scheduler, in this order."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from qsgd_hpc.jobs.words import clock, listing
 
 __all__ = ["draft", "new_profile"]
 
-# A scheduler that sets no limit gets these, marked to be verified.
+# Limits of queues for which the scheduler reports none; marked to be verified.
 NO_LIMIT_MIN = 48 * 60.0
 LEAST_MIN = 1 / 60
 
@@ -55,11 +55,11 @@ def new_profile(name: str, scheduler: str | None, host: Host, *, force: bool) ->
 def _refuse_taken(name: str, force: bool) -> None:
     own = env.home() / "sites" / f"{name}.yaml"
     if own.exists() and not force:
-        raise UsageError(f"{own} is there already. Use another name, or --force to replace it.")
+        raise UsageError(f"{own} already exists. Use another name, or --force to replace it.")
     layers = {source.layer for source in sources(name)} - {"user"}
     if layers and not force:
         raise UsageError(
-            f"site '{name}' is there already ({', '.join(sorted(layers))}): `qsgd-hpc sites check "
+            f"site '{name}' already exists ({', '.join(sorted(layers))}): `qsgd-hpc sites check "
             f"{name}` compares it with the machine. Use another name, or --force to override it."
         )
 
@@ -79,16 +79,16 @@ def draft(name: str, live: Live, base: str, host_name: str | None) -> str:
     """Return the YAML of a profile that extends ``base``.
 
     Args:
-        name: of the site.
-        live: what the scheduler says; empty facts become lines to fill in.
-        base: the generic profile of the scheduler.
-        host_name: of this login host, or None.
+        name: name of the site.
+        live: the scheduler's answers; missing values become lines to fill in.
+        base: name of the scheduler's generic profile.
+        host_name: name of this login host, or None.
     """
     return "\n".join(_lines(name, live, base, host_name)) + "\n"
 
 
 def _lines(name: str, live: Live, base: str, host_name: str | None) -> Iterator[str]:
-    yield f"# {name}: written from what {live.scheduler} says. Fill in what is marked, then run"
+    yield f"# {name}: drafted from the answers of {live.scheduler}. Complete it, then run"
     yield f"#   qsgd-hpc sites check {name}"
     yield f"extends: {base}"
     yield f"description: {_text(f'{name}, {live.nodes} nodes' if live.nodes else name)}"
@@ -101,7 +101,7 @@ def _lines(name: str, live: Live, base: str, host_name: str | None) -> Iterator[
     gpus = max(live.gpus, default=0)
     yield from _gpu(gpus)
     yield ""
-    yield "# Write what a job must name: required: [account, walltime, filesystems]"
+    yield "# Options that every job needs: required: [account, walltime, filesystems]"
     yield "# defaults: {account: PROJECT}"
     yield "defaults:"
     yield '  walltime: "00:30:00"'
@@ -121,7 +121,7 @@ def _node(live: Live) -> Iterator[str]:
     gpus = max(live.gpus, default=0)
     yield "node:"
     if cpus:
-        yield f"  cores: {cpus} # the scheduler's CPUs; half of it if those are hardware threads"
+        yield f"  cores: {cpus} # CPUs in the scheduler; half of them if they are hardware threads"
     else:
         yield "  # cores: 64"
     yield f"  gpus: {gpus}"
@@ -132,29 +132,29 @@ def _gpu(gpus: int) -> Iterator[str]:
     if gpus:
         order = ", ".join(map(str, range(gpus)))
         yield ""
-        yield "# order: the GPU beside the cores of local rank 0 first; see `nvidia-smi topo -m`."
+        yield "# order: the GPU nearest the cores of local rank 0 first; see `nvidia-smi topo -m`."
         yield "# variable: ROCR_VISIBLE_DEVICES for AMD, ZE_AFFINITY_MASK for Intel."
         yield f"gpu: {{variable: CUDA_VISIBLE_DEVICES, order: [{order}], verify: true}}"
 
 
 def _queues(live: Live, gpus: int) -> Iterator[str]:
-    taken = {route: q.name for q in live.queues.values() for route in q.routes}
+    routed = {route: q.name for q in live.queues.values() for route in q.routes}
     shown = [q for q in live.queues.values() if q.is_open]
-    # The shortest first: it is the one that starts soonest.
-    shown.sort(key=lambda q: (q.name in taken, q.walltime_min[1] or NO_LIMIT_MIN, q.nodes[1] or 0))
-    yield "# Without --queue the first that takes the job is used, but for those with auto: false."
+    # Queues with short walltimes first, because their jobs start soonest.
+    shown.sort(key=lambda q: (q.name in routed, q.walltime_min[1] or NO_LIMIT_MIN, q.nodes[1] or 0))
+    yield "# Without --queue, the first one without auto: false that accepts the job is used."
     if not shown:
         yield '# queues: {debug: {nodes: [1, 2], walltime: ["00:05:00", "01:00:00"]}}'
         return
     yield "queues:"
-    yield from (f"  {_queue(q, live, taken, gpus)}" for q in shown)
+    yield from (f"  {_queue(q, live, routed, gpus)}" for q in shown)
     if live.default_queue:
-        yield f"# {live.default_queue} is what the scheduler takes when none is named."
+        yield f"# The scheduler's default is {live.default_queue}."
     if live.qos:
         yield f"# QOS, if jobs name one (qos: NAME within a queue): {', '.join(live.qos)}"
 
 
-def _queue(queue: LiveQueue, live: Live, taken: dict[str, str], gpus: int) -> str:
+def _queue(queue: LiveQueue, live: Live, routed: dict[str, str], gpus: int) -> str:
     (low, high), (least, most) = queue.nodes, queue.walltime_min
     high_known = high or queue.total_nodes or live.nodes
     words = [
@@ -165,11 +165,11 @@ def _queue(queue: LiveQueue, live: Live, taken: dict[str, str], gpus: int) -> st
         words.append(f"gpus: {max(queue.gpus)}")
     if queue.cpus and queue.cpus != live.cpus[-1:]:
         words.append(f"cores: {queue.cpus[0]}")
-    there = [route for route in queue.routes if route in live.queues]
-    if there:
-        words.append(f"routes: [{', '.join(map(_text, there))}]")
-    if queue.route_only and queue.name in taken:
-        words.append(f"via: {_text(taken[queue.name])}")
+    routes = [route for route in queue.routes if route in live.queues]
+    if routes:
+        words.append(f"routes: [{', '.join(map(_text, routes))}]")
+    if queue.route_only and queue.name in routed:
+        words.append(f"via: {_text(routed[queue.name])}")
     elif gpus and queue.gpus and not max(queue.gpus):
         words.append("auto: false")
     if not high or not most:
@@ -188,7 +188,7 @@ def _directives(live: Live, gpus: int) -> Iterator[str]:
 
 
 def _text(word: str) -> str:
-    """Return a word as YAML, quoted where it would not be the same text without."""
+    """Return a word as YAML, quoted if YAML would otherwise not read it as this text."""
     plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", word)
     reserved = word.lower() in ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
     return word if plain and not reserved else json.dumps(word)

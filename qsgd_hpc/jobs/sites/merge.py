@@ -1,4 +1,4 @@
-"""Merge the files of a profile, with the file and line of every value; find unconfirmed values."""
+"""Merge the files of a profile, and keep the file and line of every value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qsgd_hpc.jobs.words import did_you_mean, listing
 
 __all__ = ["Merged", "Origin", "dotted", "merged", "unconfirmed"]
 
-# These tell one machine from another: a profile that extends another one is another machine.
+# Not inherited through `extends`: they identify the machine that a profile describes.
 _OWN = ("extends", "embedded_default", "generic", "login_env", "login_hosts", "retired")
 
 
@@ -59,7 +59,7 @@ def merged(name: str) -> Merged:
 
 
 def _merged(name: str, children: tuple[str, ...]) -> Merged:
-    # The name becomes part of job ids and of file names.
+    # Job ids and file names contain the name.
     files = sources(name) if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name) else []
     if not files:
         raise UsageError(f"unknown site '{name}'. {did_you_mean(name, names())}")
@@ -84,14 +84,14 @@ def _merged(name: str, children: tuple[str, ...]) -> Merged:
 
 
 def _blamed(origin: Origin, wheres: Sequence[str]) -> tuple[str, int]:
-    """Return file and line of a fault; the contradicting value may be in another file."""
+    """Return file and line of a fault; the value that contradicts it may be in another file."""
     others = [where for where in wheres if where != origin.where]
     also = f", together with {listing(others, 'and')}" if others else ""
     return f"{origin.where}{also}", origin.line
 
 
 def _base(name: str, base: str, children: tuple[str, ...], part: tuple[Source, Document]) -> Merged:
-    """Return the profile that ``name`` extends, without the values of its own machine."""
+    """Return the profile that ``name`` extends, without the keys that identify its machine."""
     file, document = part
     where = f"line {document.line(('extends',))}"
     circle = (*children, name, base)

@@ -20,7 +20,7 @@ __all__ = [
     "Site",
 ]
 
-# Numbers of jobs, and how each is said.
+# Limits on numbers of jobs, and the text for each.
 LIMITS = {
     "per_user": "{} per user",
     "queued_per_user": "{} queued per user",
@@ -44,8 +44,8 @@ class Bin:
 class Queue:
     """Limits of one queue (partition, QOS); both ranges include their ends.
 
-    ``limits`` counts jobs, by the keys of jobs/schema.json. ``gpus`` and ``cores`` are those of
-    this queue's nodes, if they differ from the site's.
+    ``limits``: numbers of jobs, by the keys of jobs/schema.json. ``gpus`` and ``cores``: those of a
+    node of this queue, if different from the site's.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Queue:
         return min([self.walltime_min[1], *fitting])
 
     def takes(self, nodes: int, walltime_min: float | None) -> bool:
-        """Return whether the ranges allow a job of this size; without walltime, any range does."""
+        """Return whether the ranges allow a job of this size; walltime None: any walltime."""
         if not self.nodes[0] <= nodes <= self.nodes[1]:
             return False
         return walltime_min is None or (
@@ -84,10 +84,10 @@ class Queue:
 class Gpu:
     """The GPU of each local rank.
 
-    ``order[local_rank]`` is the device (or tile, ``"0.1"``) of a rank. ``view`` is ``all`` when a
+    ``order[local_rank]`` is the device (or tile, ``"0.1"``) of a rank. ``view`` is ``all`` if a
     rank sees all devices in this order, ``one`` if it sees its own only. ``bound_by`` is
-    ``launcher`` if the launcher sets the variable in each rank, which must not be changed.
-    ``tiles`` of one card are separate devices, if there are several.
+    ``launcher`` if the launcher sets the variable in each rank; it must then not be changed.
+    ``tiles`` is the number of tiles per card, each of which is a device.
     """
 
     variable: str
@@ -98,7 +98,7 @@ class Gpu:
 
     @property
     def natural(self) -> bool:
-        """Whether the order is the machine's own, so that no variable is needed."""
+        """Whether the order is the machine's default, so that no variable is needed."""
         return self.order == tuple(map(str, range(len(self.order))))
 
 
@@ -167,10 +167,10 @@ class FatTree:
 
 @dataclass(frozen=True)
 class Network:
-    """The network; rates in Gb/s per card, GB/s within a node, latencies in us.
+    """The network; rates in Gb/s per card, GB/s within a node, latencies in us; None: unknown.
 
-    None: unknown. ``memory_gbs`` is that of the whole node,
-    ``gpu_gbs`` and ``host_gbs`` of one GPU: to its neighbours, and to the node's memory.
+    ``memory_gbs``: memory bandwidth of a node. ``gpu_gbs`` and ``host_gbs``: bandwidth of one GPU
+    to its neighbours, and to the node's memory.
     """
 
     topology: str
@@ -267,7 +267,7 @@ class Site:
             return self
         gpus = self.gpus if found.gpus is None else found.gpus
         cores = self.cores if found.cores is None else found.cores
-        # Threads of a core are the same on every node that a profile describes.
+        # The number of threads per core is the same on all nodes of a site.
         per_core = (self.hwthreads or 1) // (self.cores or 1) or 1
         return replace(
             self,

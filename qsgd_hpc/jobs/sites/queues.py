@@ -10,10 +10,10 @@ from qsgd_hpc.jobs.words import clock, counted, did_you_mean, listing
 
 __all__ = ["AUTO", "chain_fault", "limit_words", "pick", "queue_faults", "remark"]
 
-# The value of --queue that lets the size of the job decide, whatever the profile's default is.
+# The value of --queue that selects a queue by the job's size, even if the profile has a default.
 AUTO = "auto"
 
-# Limits that every part of a chain counts against, waiting or not.
+# Limits on jobs that wait or run; every part of a chain counts.
 _COUNT_WAITING = ("per_user", "queued_per_user", "per_project", "queued_per_project")
 
 
@@ -84,7 +84,7 @@ def queue_faults(
 def chain_fault(
     site: Site, queue: Queue, parts: int, nodes: int, walltime_min: float | None
 ) -> str | None:
-    """Return why the queue can never hold all parts of a chain, which are submitted at once."""
+    """Return why the queue cannot accept all parts of a chain, which are submitted together."""
     limit = _waiting_limit(site, queue, nodes, walltime_min)
     if limit is None or parts <= (most := min(limit.values())):
         return None
@@ -109,8 +109,8 @@ def _waiting_limit(
     site: Site, queue: Queue, nodes: int, walltime_min: float | None
 ) -> dict[str, int] | None:
     """Return the smallest limit on jobs that wait or run, by its key; None: there is none."""
-    behind = [site.queues[name] for name in queue.routes]
-    ends = [q.limits for q in behind if q.takes(nodes, walltime_min)]
+    targets = [site.queues[name] for name in queue.routes]
+    ends = [q.limits for q in targets if q.takes(nodes, walltime_min)]
     limits = [
         (count, key)
         for held in (site.limits, queue.limits, *ends[:1])
@@ -139,11 +139,11 @@ def _misfits(site: Site, queue: Queue, nodes: int, walltime_min: float | None) -
             f"{clock(walltime_min)}."
         )
     elif in_nodes and queue.routes:
-        behind = [site.queues[name] for name in queue.routes]
-        if not any(q.takes(nodes, walltime_min) for q in behind):
+        targets = [site.queues[name] for name in queue.routes]
+        if not any(q.takes(nodes, walltime_min) for q in targets):
             ranges = ", ".join(
                 f"{q.name}: {_range(*q.nodes)} nodes, up to {clock(q.walltime_min[1])}"
-                for q in behind
+                for q in targets
             )
             yield (
                 f"{what} would accept {_size(nodes, walltime_min)} and then drop the job "
@@ -160,13 +160,13 @@ def _remedy(site: Site, asked: Queue | None, nodes: int, walltime_min: float | N
     if asked is not None:
         ends = [part for name in asked.routes or [asked.name] for part in _parts(site.queues[name])]
     else:
-        # Where none is chosen unasked, those that can be asked for.
+        # If no queue is chosen automatically, those that a user can request.
         auto = [q for q in usable if q.auto] or usable
         ends = [part for q in auto if not q.routes for part in _parts(q)]
     if not ends:
         return f"Valid: {listing(q.name for q in usable)}." if usable else "There is no other."
     changes = sorted(_change(q, nodes, walltime_min) for q in ends)
-    # A change of one flag alone beats a change of both.
+    # Prefer a change of one option to a change of both.
     single = [c for c in changes if c[0] == 1]
     chosen = list({flag: text for _, flag, _, text in reversed(single)}.values()) or [changes[0][3]]
     return f"Use {listing(reversed(chosen))}."
@@ -190,7 +190,7 @@ def _parts(queue: Queue) -> list[Queue]:
 
 
 def _change(queue: Queue, nodes: int, walltime_min: float | None) -> tuple[int, str, float, str]:
-    """Return (flags to change, the flag, distance, text) so that the queue accepts the job."""
+    """Return (number of options to change, last option, distance, text) for the queue to accept."""
     words: list[str] = []
     flag, far = "", 0.0
     low, high = queue.nodes

@@ -1,4 +1,4 @@
-"""Check a profile with jobs/schema.json, then for further faults; report all at once."""
+"""Check a profile against jobs/schema.json, then for contradictions; return all faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = ["LAUNCH_FIELDS", "overlaid", "profile_faults"]
 
-# What {name} may stand for in launcher.argv and directives; script/render.py fills them in.
+# Valid names in {name} fields of launcher.argv and directives; script/render.py sets the values.
 LAUNCH_FIELDS = (
     "nodes",
     "ranks",
@@ -59,7 +59,7 @@ def profile_faults(data: Any, *, partial: bool = False) -> list[tuple[Path, str]
         errors = [*unknown, *(e for e in check(data) if e.validator != "required")]
     faults = list(dict.fromkeys(fault for error in errors for fault in _sentences(error)))
     if not faults and isinstance(data, dict):
-        faults.extend(_meaning(data, partial))
+        faults.extend(_contradictions(data, partial))
     return faults
 
 
@@ -87,7 +87,7 @@ def _sentences(error: ValidationError) -> Iterator[tuple[Path, str]]:
     elif error.validator == "required" and isinstance(error.instance, dict):
         wanted_keys: Any = error.validator_value
         missing = [key for key in wanted_keys if key not in error.instance]
-        # jsonschema reports each missing key on its own; name this error's key only.
+        # jsonschema reports each missing key separately; name only the key of this error.
         key = next(k for k in missing if error.message.startswith(repr(k)))
         yield path, f"key '{key}' is missing" + (f" in '{where}'" if where else "")
     else:
@@ -113,10 +113,10 @@ def _parent_description(path: Path) -> str | None:
     return found
 
 
-def _meaning(data: Mapping[str, Any], partial: bool) -> Iterator[tuple[Path, str]]:
+def _contradictions(data: Mapping[str, Any], partial: bool) -> Iterator[tuple[Path, str]]:
     """Find contradictions between valid values."""
     queues: Mapping[str, Any] = data.get("queues", {})
-    # A part of a profile may name queues that stand in the other part.
+    # A partial profile may name queues that the other profile defines.
     known = None if partial else queues
     for name, queue in queues.items():
         yield from _ranges(name, queue)
@@ -200,7 +200,7 @@ def _gpu_order(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     gpus, order = data.get("node", {}).get("gpus"), data.get("gpu", {}).get("order")
     if order is None or gpus is None:
         return
-    # Tiles are written as GPU.TILE; where ranks take tiles, `gpus` counts those.
+    # Tiles are written as GPU.TILE. If ranks use tiles, `gpus` is the number of tiles.
     named = [str(device) for device in order]
     if len(set(named)) != len(named) or len(named) != gpus:
         yield ("gpu", "order"), f"GPU order {order} must name each of the node's {gpus} GPUs once"

@@ -55,7 +55,7 @@ def _files() -> Iterator[tuple[str, Traversable]]:
         try:
             found = [f for f in folder.iterdir() if f.name.endswith(".yaml") and f.is_file()]
         except OSError:
-            continue  # most users have no folder of their own
+            continue  # most users have no folder for profiles
         yield from ((layer, f) for f in sorted(found, key=lambda f: f.name))
 
 
@@ -72,18 +72,18 @@ def _folders() -> Iterator[tuple[str, Traversable]]:
 
 def _project_folder(start: Path) -> Path | None:
     """Return the nearest .qsgd-hpc/sites at or above a folder, as git finds its repository."""
-    # The user's own folder has this name as well.
+    # The user's own folder may have this name, too.
     own = {env.home(), Path(env.TABLE["QSGD_HOME"].default).expanduser()}
     skipped = {folder.resolve() / "sites" for folder in own}
     for parent in (start, *start.parents):
         folder = parent / PROJECT_FOLDER
-        # A profile's lines become part of jobs: none from where anyone can write, such as /tmp.
-        if folder.is_dir() and folder.resolve() not in skipped and not _is_anyones(parent):
+        # Jobs execute lines of profiles, so a folder in which anyone can write (/tmp) is ignored.
+        if folder.is_dir() and folder.resolve() not in skipped and not _is_world_writable(parent):
             return folder
     return None
 
 
-def _is_anyones(folder: Path) -> bool:
+def _is_world_writable(folder: Path) -> bool:
     return bool(folder.stat().st_mode & stat.S_IWOTH)
 
 
@@ -91,15 +91,15 @@ def _is_anyones(folder: Path) -> bool:
 def _packages() -> tuple[tuple[str, Traversable | str], ...]:
     """Return (entry point, its folder or its fault), sorted by name."""
     found = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-    return tuple((point.name, _offered(point)) for point in found)
+    return tuple((point.name, _folder_of(point)) for point in found)
 
 
-def _offered(point: EntryPoint) -> Traversable | str:
-    said = f"package entry point '{point.name} = {point.value}' in group '{GROUP}'"
+def _folder_of(point: EntryPoint) -> Traversable | str:
+    what = f"package entry point '{point.name} = {point.value}' in group '{GROUP}'"
     try:
         target = point.load()
-    except Exception as error:  # whatever a stranger's module raises: other sites must work
-        return f"{said} cannot be loaded: {type(error).__name__}: {error}. Reinstall its package."
+    except Exception as error:  # a faulty package must not disable other sites
+        return f"{what} cannot be loaded: {type(error).__name__}: {error}. Reinstall its package."
     if isinstance(target, ModuleType):
         if hasattr(target, "__path__"):
             return files(target)
@@ -107,7 +107,7 @@ def _offered(point: EntryPoint) -> Traversable | str:
     if isinstance(target, (str, PathLike)) and Path(target).is_dir():
         return Path(target)
     return (
-        f"{said} is not a folder. It must be a package, or the path of a folder, with YAML files."
+        f"{what} is not a folder. It must be a package, or the path of a folder, with YAML files."
     )
 
 

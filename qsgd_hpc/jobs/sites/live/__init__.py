@@ -9,14 +9,14 @@ from qsgd_hpc.jobs.sites.live.facts import Live, LiveQueue
 
 __all__ = ["ASKED", "Live", "LiveQueue", "look"]
 
-# The command whose presence tells that a scheduler can be asked.
+# The schedulers that can be queried, and a command of each that exists where it is installed.
 ASKED = {"pbs": "qstat", "slurm": "scontrol"}
 
 
 def look(scheduler: str) -> Live:
-    """Ask a scheduler of :data:`ASKED` about its machine.
+    """Query a scheduler of :data:`ASKED` about its machine.
 
     Raises:
-        LaunchError: it does not answer, or not as this package understands it.
+        LaunchError: it does not answer, or its answer cannot be parsed.
     """
     return cast(Live, importlib.import_module(f"{__name__}.{scheduler}").look())

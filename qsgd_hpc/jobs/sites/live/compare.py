@@ -16,7 +16,7 @@ __all__ = ["Difference", "differences"]
 
 @dataclass(frozen=True)
 class Difference:
-    """One fact of the profile, at ``path``, what the machine says, and what to write there."""
+    """One difference: its position in the profile, both values, and the change to make there."""
 
     path: Path
     profile: str
@@ -25,7 +25,7 @@ class Difference:
 
 
 def differences(site: Site, live: Live) -> list[Difference]:
-    """Return where the two differ; what the machine does not say is no difference."""
+    """Return the differences; values that the machine does not report are not compared."""
     return list(_differences(site, live))
 
 
@@ -52,34 +52,34 @@ def _flow(words: tuple[str, ...]) -> str:
 def _node(
     site: Site, cpus: tuple[int, ...], gpus: tuple[int, ...], queue: Queue | None
 ) -> Iterator[Difference]:
-    """Compare what a node has, on the whole machine or behind one queue."""
-    there = site.at(queue.name) if queue else site
+    """Compare the numbers of cores and GPUs per node, of the machine or of one queue."""
+    own = site.at(queue.name) if queue else site
     top: Path = ("queues", queue.name) if queue else ("node",)
-    # Where ranks take tiles the profile counts these, and the scheduler may count cards.
+    # If ranks use tiles, the profile counts tiles, but the scheduler may count cards.
     written = site.gpu is not None and any("." in device for device in site.gpu.order)
-    cards = there.gpus // (site.gpu.tiles if site.gpu else 1)
-    if gpus and not written and not {there.gpus, cards} & set(gpus):
-        yield _simple((*top, "gpus"), there.gpus, listing(map(str, gpus)))
+    cards = own.gpus // (site.gpu.tiles if site.gpu else 1)
+    if gpus and not written and not {own.gpus, cards} & set(gpus):
+        yield _simple((*top, "gpus"), own.gpus, listing(map(str, gpus)))
     # Some schedulers count cores, others hardware threads.
-    if cpus and there.cores and not {there.cores, there.hwthreads} & set(cpus):
-        threads = f" (hwthreads: {there.hwthreads})" if there.hwthreads else ""
+    if cpus and own.cores and not {own.cores, own.hwthreads} & set(cpus):
+        threads = f" (hwthreads: {own.hwthreads})" if own.hwthreads else ""
         yield Difference(
             (*top, "cores"),
-            f"{there.cores}{threads}",
+            f"{own.cores}{threads}",
             f"{listing(map(str, cpus))} CPUs",
-            f"cores: {listing(map(str, cpus))}, or half of it with two threads a core",
+            f"cores: {listing(map(str, cpus))}, or half of that with two threads per core",
         )
 
 
 def _queue(site: Site, queue: Queue, live: Live, *, compare_nodes: bool) -> Iterator[Difference]:
     path: Path = ("queues", queue.name)
     parts = []
-    for kind, name, there in _names(site, queue, live):
-        if there and name not in there:
-            yield Difference(path, "there", f"no {kind} {name}", "delete this entry")
+    for kind, name, known in _names(site, queue, live):
+        if known and name not in known:
+            yield Difference(path, "exists", f"no {kind} {name}", "delete this entry")
             return
-        if there:
-            parts.append(there[name])
+        if known:
+            parts.append(known[name])
     if not parts:
         return
     if compare_nodes:
@@ -89,11 +89,11 @@ def _queue(site: Site, queue: Queue, live: Live, *, compare_nodes: bool) -> Iter
     if routes and set(routes) != set(queue.routes):
         yield _simple((*path, "routes"), _flow(queue.routes), _flow(routes))
     if parts[0].route_only and queue.via is None:
-        yield Difference((*path, "via"), "takes jobs", "takes none from users", "via: ITS ROUTE")
+        yield Difference((*path, "via"), "open to users", "routed jobs only", "via: ITS ROUTE")
 
 
 def _names(site: Site, queue: Queue, live: Live) -> Iterator[tuple[str, str, dict[str, LiveQueue]]]:
-    """Return (kind, name, all of that kind on the machine) of all that a queue stands for."""
+    """Yield (kind, name, all of this kind on the machine) for the partition and QOS of a queue."""
     partition, qos = site.partition_and_qos(queue.name)
     if partition:
         kind = "partition" if live.scheduler == "slurm" else "queue"
@@ -120,12 +120,12 @@ def _ranges(queue: Queue, parts: list[LiveQueue]) -> Iterator[Difference]:
 
 
 def _extra(site: Site, live: Live) -> Iterator[Difference]:
-    """Find queues that users may submit to and that the profile neither has nor leaves out."""
-    there = live.qos if site.queue_kind == "qos" else live.queues
+    """Find queues that are open to users, but neither in the profile nor in its ``left_out``."""
+    known = live.qos if site.queue_kind == "qos" else live.queues
     named = {name for queue in site.queues.values() for _, name, _ in _names(site, queue, live)}
-    for name, queue in there.items():
+    for name, queue in known.items():
         left_out = any(fnmatch.fnmatch(name, pattern) for pattern in site.left_out)
         if queue.is_open and name not in named and not left_out:
             yield Difference(
-                ("queues",), f"no '{name}'", "there", f"add {name}, or name it in left_out"
+                ("queues",), f"no '{name}'", "exists", f"add {name}, or name it in left_out"
             )

@@ -1,4 +1,4 @@
-"""A machine as its scheduler describes it. What the scheduler does not say is None or empty."""
+"""A machine as its scheduler describes it; values that it does not report are None or empty."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class LiveQueue:
     Attributes:
         nodes: least and most nodes of a job; None if there is no such limit.
         walltime_min: least and most walltime in minutes; None if there is no such limit.
-        routes: the queues that it passes its jobs on to.
-        route_only: it takes jobs from another queue alone.
-        is_open: every user may submit to it now.
-        total_nodes: nodes that it has.
-        cpus: how many CPUs its nodes have, each number once.
-        gpus: how many GPUs its nodes have, each number once.
+        routes: queues to which it routes its jobs.
+        route_only: whether it accepts jobs from other queues only.
+        is_open: whether every user may submit to it now.
+        total_nodes: its number of nodes.
+        cpus: numbers of CPUs per node that occur, each once.
+        gpus: numbers of GPUs per node that occur, each once.
     """
 
     name: str
@@ -39,7 +39,7 @@ class LiveQueue:
 
 @dataclass(frozen=True)
 class Live:
-    """One machine. ``unanswered`` holds a sentence for each question that got no answer."""
+    """One machine. ``unanswered``: a sentence for each query without an answer."""
 
     scheduler: str
     queues: Mapping[str, LiveQueue] = field(default_factory=dict)
@@ -53,12 +53,16 @@ class Live:
 
 
 def together(numbers: Iterable[int | None]) -> tuple[int, ...]:
-    """Return the numbers that are known, each once, in order."""
+    """Return the known numbers, each once, in ascending order."""
     return tuple(sorted({number for number in numbers if number is not None}))
 
 
 def answer_of(argv: Sequence[str]) -> str:
-    """Return what a command prints; a LaunchError says why there is none."""
+    """Return the output of a command.
+
+    Raises:
+        LaunchError: the command failed; the message has its error.
+    """
     answer = ask(argv)
     if answer.code != 0:
         said = " ".join((answer.err or answer.out).split()) or f"exit code {answer.code}"

@@ -18,7 +18,7 @@ NODES = ("pbsnodes", "-a", "-F", "json")
 
 
 def look() -> Live:
-    """Ask PBS; without an answer about the server or the nodes their part is left open."""
+    """Query PBS; if only its queries on server or nodes fail, their values stay unknown."""
     queues = parse_queues(_json(QUEUES))
     unanswered = []
     filesystems: tuple[str, ...] = ()
@@ -77,25 +77,25 @@ def _queue(name: str, facts: Mapping[str, Any]) -> LiveQueue:
 
 
 def parse_server(answer: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:
-    """Return the file systems that jobs may name, and the default queue."""
+    """Return the file systems that jobs can request, and the default queue."""
     for facts in answer.get("Server", {}).values():
-        there = facts.get("resources_available", {})
-        return _words(there.get("valid_filesystems")), facts.get("default_queue")
+        resources = facts.get("resources_available", {})
+        return _words(resources.get("valid_filesystems")), facts.get("default_queue")
     return (), None
 
 
 def parse_nodes(answer: Mapping[str, Any]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Return the number of hosts, and how many CPUs and GPUs they have, each number once.
+    """Return the number of hosts, and their numbers of CPUs and of GPUs, each once.
 
-    A host may be several vnodes, whose CPUs and GPUs add up.
+    A host may consist of several vnodes, whose CPUs and GPUs are added.
     """
     cpus: dict[str, int] = {}
     gpus: dict[str, int] = {}
     for name, facts in answer.get("nodes", {}).items():
-        there = facts.get("resources_available", {})
-        host = str(there.get("host", name))
-        cpus[host] = cpus.get(host, 0) + (_number(there.get("ncpus")) or 0)
-        gpus[host] = gpus.get(host, 0) + (_number(there.get("ngpus")) or 0)
+        resources = facts.get("resources_available", {})
+        host = str(resources.get("host", name))
+        cpus[host] = cpus.get(host, 0) + (_number(resources.get("ncpus")) or 0)
+        gpus[host] = gpus.get(host, 0) + (_number(resources.get("ngpus")) or 0)
     return len(cpus), together(n or None for n in cpus.values()), together(gpus.values())
 
 
@@ -109,7 +109,7 @@ def _number(value: object) -> int | None:
 
 
 def _minutes(value: object) -> float | None:
-    """Return minutes from ``01:00:00`` or from a number of seconds."""
+    """Return the minutes of ``01:00:00`` or of a number of seconds; else None."""
     if (seconds := _number(value)) is not None:
         return seconds / 60
     match = re.fullmatch(r"(\d+):(\d+):(\d+)", str(value))

@@ -21,7 +21,7 @@ QOS = (
 
 
 def look() -> Live:
-    """Ask Slurm; without sinfo and sacctmgr their part is left open."""
+    """Query Slurm; if only sinfo or sacctmgr fails, its values stay unknown."""
     found, default, nodes = parse_partitions(answer_of(PARTITIONS))
     unanswered: list[str] = []
     gpus: Mapping[str, tuple[int, ...]] = {}
@@ -48,7 +48,7 @@ def look() -> Live:
 
 
 def parse_partitions(text: str) -> tuple[dict[str, LiveQueue], str | None, int | None]:
-    """Return partitions by name, the default one, and the nodes of the machine if that is clear."""
+    """Return partitions by name, the default one, and the number of nodes if it is certain."""
     queues: dict[str, LiveQueue] = {}
     default, node_lists = None, set()
     for line in text.splitlines():
@@ -67,11 +67,11 @@ def parse_partitions(text: str) -> tuple[dict[str, LiveQueue], str | None, int |
             walltime_min=(None, slurm_minutes(facts.get("MaxTime", ""))),
             is_open=_is_open(facts),
             total_nodes=total,
-            # Of nodes that differ within a partition the mean is no number of any of them.
+            # If nodes of a partition differ, the mean is not the number of any of them.
             cpus=(cpus // total,) if total and cpus and cpus % total == 0 else (),
         )
     totals = {q.total_nodes for q in queues.values()}
-    # Partitions overlap, so their sum says nothing; equal lists of nodes do.
+    # Partitions overlap, so their sum is too large; the number is certain if all have equal lists.
     return queues, default, totals.pop() if len(node_lists) == 1 == len(totals) else None
 
 
@@ -81,7 +81,7 @@ def _is_open(facts: Mapping[str, str]) -> bool:
 
 
 def parse_gpus(text: str) -> dict[str, tuple[int, ...]]:
-    """Return how many GPUs the nodes of each partition have, as in ``gpu:a100:4(S:0-1)``."""
+    """Return the numbers of GPUs per node of each partition, from ``gpu:a100:4(S:0-1)``."""
     found: dict[str, set[int]] = {}
     for line in text.splitlines():
         fields = line.split("|")
@@ -114,7 +114,7 @@ def _tres_nodes(text: str) -> int | None:
 
 
 def _number(text: str | None) -> int | None:
-    """Return a whole number; UNLIMITED and all other words are None."""
+    """Return an integer; UNLIMITED and all other words are None."""
     return int(text) if text is not None and text.isdigit() else None
 
 
