@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, JobRequest, Progress
 from qsgd_hpc.jobs.model import JobState as S
-from qsgd_hpc.jobs.schedulers import pbs, slurm, slurm_nodes
+from qsgd_hpc.jobs.schedulers import pbs, slurm
 from qsgd_hpc.jobs.schedulers.command import Answer
 
 # What a job may be for its server; None: the server does not know it.
@@ -194,7 +194,7 @@ def assert_true_or_silent(job: Job, new: Progress, truth: str | None, said: list
 
 
 def asked(module: object, server: Server, call: Callable[[], object]) -> object:
-    with mock.patch.object(module, "ask", server), mock.patch.object(slurm_nodes, "ask", server):
+    with mock.patch.object(module, "ask", server):
         return call()
 
 

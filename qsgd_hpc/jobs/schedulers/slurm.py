@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.events import task_progress
-from qsgd_hpc.jobs.schedulers.arrays import aggregate
+from qsgd_hpc.jobs.records.endings import node_words
 from qsgd_hpc.jobs.schedulers.command import (
     Answer,
     Dependency,
@@ -37,6 +36,7 @@ from qsgd_hpc.jobs.schedulers.slurm_answers import (
     SACCT_COLUMNS,
     SQUEUE_COLUMNS,
     Squeue,
+    hosts,
     parse_sacct,
     parse_squeue,
 )
@@ -47,7 +47,13 @@ from qsgd_hpc.jobs.schedulers.slurm_clusters import (
     option,
     within,
 )
-from qsgd_hpc.jobs.schedulers.slurm_nodes import blamed, lines_of
+from qsgd_hpc.jobs.schedulers.slurm_progress import (
+    has_waiting_tasks,
+    ids_of,
+    is_omitted,
+    needs_accounting,
+    progress_of,
+)
 from qsgd_hpc.jobs.words import listing
 
 __all__ = ["cancel", "find", "parse_sbatch", "refresh", "submit"]
@@ -144,7 +150,7 @@ def _found_past(jobs: Sequence[Job], clusters: str) -> dict[str, str]:
     found: dict[str, str] = {}
     columns = "JobID,Cluster,Comment,SubmitLine" if clusters else "JobID,Comment,SubmitLine"
     query = ["sacct", "-X", "-n", "-P", *option(clusters), "-S", since, "-o", columns]
-    for line in lines_of(query):
+    for line in _lines_of(query):
         number, _, rest = line.partition("|")
         cluster, _, rest = rest.partition("|") if clusters else ("", "", rest)
         comment, _, command = rest.partition("|")
@@ -167,7 +173,7 @@ def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
     news: dict[str, Progress] = {}
     for clusters, members in groups.items():
         news |= _refreshed(members, clusters)
-    return blamed(news)
+    return _with_failed_nodes(news)
 
 
 def _refreshed(jobs: Sequence[Job], clusters: str) -> dict[str, Progress]:
@@ -179,7 +185,7 @@ def _refreshed(jobs: Sequence[Job], clusters: str) -> dict[str, Progress]:
     strays = [job for job in jobs if ids[job.id] is None and is_settled(job)]
     ids |= _found_past(strays, clusters)
     past, silence = _accounting(
-        [key for job in jobs if (key := ids[job.id]) and _is_over(job, key, live)]
+        [key for job in jobs if (key := ids[job.id]) and needs_accounting(job, key, live)]
     )
     return {job.id: _news(job, ids[job.id], clusters, live, past, silence) for job in jobs}
 
@@ -222,15 +228,15 @@ def _news(
         return unclear(job, f"Slurm answers for {named} only, not for {_called(cluster)}")
     if key is None:
         return unconfirmed(job, "Slurm")
-    if past is not None and is_settled(job) and _lacks(job, key, live, past):
+    if past is not None and is_settled(job) and is_omitted(job, key, live, past):
         again, silence = _queried_alone(job, key, live)
         if again is None:
             return replace(silent(job, "Slurm", silence), scheduler_id=key)
         past = {**past, **again}
-    if word := next((live.unclear[one] for one in _keys(job, key) if one in live.unclear), ""):
+    if word := next((live.unclear[one] for one in ids_of(job, key) if one in live.unclear), ""):
         kept = unclear(job, f"Slurm reports an unknown state ({word})")
         return replace(kept, scheduler_id=key)
-    new = _array(job, key, live, past) if job.request.array else _one(key, live, past)
+    new = progress_of(job, key, live, past)
     if new is not None:
         return merged(job, new, key)
     if past is None:
@@ -244,13 +250,13 @@ def _queried_alone(job: Job, key: str, live: Squeue) -> tuple[dict[str, Progress
     Return the progress from sacct, or None and the failed answer; add that from squeue to ``live``.
     """
     past, answer = _accounting([key])
-    if past is not None and _lacks(job, key, live, past):
+    if past is not None and is_omitted(job, key, live, past):
         answer = _squeue(cluster_of(key), number_of(key))
         alone = parse_squeue(answer, cluster_of(key))
         if alone is None:
             return None, answer
         shown = {*alone, *alone.unclear}
-        known = _waits(key, shown) or not shown.isdisjoint(_keys(job, key))
+        known = has_waiting_tasks(key, shown) or not shown.isdisjoint(ids_of(job, key))
         if not known and "Invalid job id" not in answer.err:
             return None, Answer("")  # it does not mention this job
         live.add(alone)
@@ -269,68 +275,34 @@ def _squeue(clusters: str, number: str = "") -> Answer:
     return ask([*query, "-o", SQUEUE_COLUMNS])
 
 
-def _keys(job: Job, key: str) -> list[str]:
-    """Return the ids under which Slurm lists a job: its own, or those of its tasks."""
-    if not job.request.array:
-        return [key]
-    number, cluster = number_of(key), cluster_of(key)
-    return [within(f"{number}_{index}", cluster) for index in range(len(job.request.tasks))]
+def _with_failed_nodes(news: Mapping[str, Progress]) -> dict[str, Progress]:
+    """Return the progress by job id, with the failed nodes of jobs in state NODE_FAIL."""
+    return {job_id: _with_nodes(progress) for job_id, progress in news.items()}
 
 
-def _is_over(job: Job, key: str, live: Squeue) -> bool:
-    """Return whether accounting is needed for the end of the job, or of one of its tasks."""
-    keys = [one for one in _keys(job, key) if one not in live.unclear]
-    return any(one not in live or live[one].state.ended for one in keys)
+def _with_nodes(progress: Progress) -> Progress:
+    if progress.state is not JobState.NODE_FAIL or progress.bad_nodes:
+        return progress
+    nodes = _failed_nodes(str(progress.scheduler_id))
+    return replace(progress, bad_nodes=nodes, why=node_words(nodes)) if nodes else progress
 
 
-def _lacks(job: Job, key: str, live: Squeue, past: Mapping[str, Progress]) -> bool:
-    """Return whether both answers omit the job, or one of its tasks."""
-    known = {*live, *live.unclear, *past}
-    return not _waits(key, known) and any(one not in known for one in _keys(job, key))
+def _failed_nodes(key: str) -> tuple[str, ...]:
+    """Return the nodes that Slurm names as failed, else nodes of the job that are down now."""
+    where = option(cluster_of(key))
+    query = ["sacct", "-X", "-n", "-P", *where, "-j", number_of(key), "-o"]
+    named = {node for line in _lines_of([*query, "FailedNode"]) for node in hosts(line)}
+    if named:  # older versions do not have this column
+        return tuple(sorted(named))
+    mine = sorted({node for line in _lines_of([*query, "NodeList"]) for node in hosts(line)})
+    down = ["sinfo", "-h", "-N", *where, "-o", "%N", "-t", "down,drain,fail", "-n", ",".join(mine)]
+    return tuple(sorted({*_lines_of(down)} & {*mine})) if mine else ()
 
 
-def _waits(key: str, known: Iterable[str]) -> bool:
-    """Return whether tasks of an array are listed together, as those that have not started are."""
-    head, cluster = f"{number_of(key)}_[", cluster_of(key)
-    return any(one.startswith(head) and cluster_of(one) == cluster for one in known)
-
-
-def _one(
-    key: str, live: Mapping[str, Progress], past: Mapping[str, Progress] | None
-) -> Progress | None:
-    """Return the progress of one job from both answers; None: unknown, or accounting is down.
-
-    squeue is used for active jobs, sacct for ended ones. If sacct lags behind, the job remains
-    active for a moment, instead of ending permanently without an exit code.
-    """
-    now, then = live.get(key), (past or {}).get(key)
-    if now is None or (now.state.ended and then is not None):
-        return then
-    if now.state is JobState.COMPLETED:
-        return replace(now, exit_code=0)
-    if now.state.ended and past is None:
-        return None  # wait for its exit code
-    return now
-
-
-def _array(
-    job: Job, key: str, live: Squeue, past: Mapping[str, Progress] | None
-) -> Progress | None:
-    """Return the progress of an array from its tasks; None if it is unknown."""
-    pending = _waits(key, {*live, *(past or {})})
-    tasks: dict[int, Progress] = {}
-    for index, one in enumerate(_keys(job, key)):
-        known = _one(one, live, past)
-        if known is None and past is None:
-            return None
-        if known is None and not pending:
-            own = task_progress(job, index)  # Slurm without accounting soon deletes ended tasks
-            lost = Progress(JobState.LOST, why="Slurm no longer knows this task")
-            known = own if own.state.ended else lost
-        tasks[index] = known or Progress()
-    if all(progress.state is JobState.LOST for progress in tasks.values()):
-        return None
-    return aggregate(tasks)
+def _lines_of(argv: Sequence[str]) -> list[str]:
+    """Return the lines that a query prints; none if it fails."""
+    answer = ask(argv)
+    return [line.strip() for line in answer.out.splitlines()] if answer.code == 0 else []
 
 
 def cancel(job: Job) -> None:
