@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compare agreeing in the engine's tree with agreeing in a star, simulated for 64 to 16,384 ranks.
+"""Compare agreement along the engine's tree with a star, simulated for 64 to 16,384 ranks.
 
     simulate.py --png ../../docs/agreement.png
 
-Prints a table, and draws it: on the networks of Polaris and Frontier, for ranks that are all ready
-at once and for ranks that are a millisecond apart. Circles are what `drive.cc` measured.
+Prints and draws a table for the networks of Polaris and Frontier, for ranks that are ready at the
+same time and for ranks that are a millisecond apart. Circles are measurements by `drive.cc`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Times = tuple[float, float, float]
 
 
 def times(ranks: int, per_node: int, fabric: Fabric, *, star: bool) -> Times:
-    """Return ms: of ranks that are ready at once, of ranks that are not, and of rank 0's work."""
+    """Return ms for ranks ready at the same time, for ranks that are not, and of rank 0's work."""
     layout = Layout(ranks, per_node)
     tree = np.zeros(ranks, np.int64) if star else parents(layout)
     both = [
         simulate(tree, layout, fabric, TENSORS, arrivals(layout, spread_s))
         for spread_s in (0.0, SPREAD_S)
     ]
-    work_s = root_s(both[0].heard, 1, TENSORS)
+    work_s = root_s(both[0].root_messages, 1, TENSORS)
     return 1e3 * both[0].seconds, 1e3 * both[1].seconds, 1e3 * work_s
 
 
 def row(name: str, ranks: int) -> str:
-    """Return a row of Markdown: of each time the tree's value, then the star's."""
+    """Return a row of Markdown: for each time the tree's value, then the star's."""
     fabric = fabric_of_site(sites.load(name))
     tree, star = (times(ranks, SITES[name], fabric, star=star) for star in (False, True))
     cells = [
@@ -55,7 +55,7 @@ def row(name: str, ranks: int) -> str:
 
 
 def measured(per_node: int) -> list[tuple[int, bool, float]]:
-    """Return (ranks, whether it is a star, ms) of the record's rows with so many ranks a node."""
+    """Return (ranks, whether it is a star, ms) of the record's rows with `per_node` ranks."""
     found = []
     for line in MEASURED.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -109,7 +109,7 @@ def draw(path: Path) -> None:
 
 
 def scale(column: Sequence[Any]) -> None:
-    """Give a column of charts its axes."""
+    """Format the axes of a column of charts."""
     from qsgd_hpc.scaling.report.drawing.style import GRID
 
     for axes in column:

@@ -85,7 +85,7 @@ def test_rank_0_hears_as_many_messages_of_the_engine(size, per_node, fan_out):
 
     layout = Layout(size, per_node or 1)
     tree = parents(layout, fan_out)
-    expected = simulate(tree, layout, FABRIC, 9, arrivals(layout)).heard
+    expected = simulate(tree, layout, FABRIC, 9, arrivals(layout)).root_messages
     heard = on_ranks(size, program, ranks_per_node=per_node, fan_out=fan_out)
     assert heard[0] == steps * expected
 
@@ -94,7 +94,7 @@ def test_a_star_by_hand():
     found = agreement(Layout(5), FABRIC, 1)
     there = FRAME_S + ACROSS_S + 4 * READ_S
     back = 4 * FRAME_S + ACROSS_S + READ_S
-    assert (found.heard, found.depth) == (4, 1)
+    assert (found.root_messages, found.depth) == (4, 1)
     assert found.seconds == pytest.approx(there + back)
 
 
@@ -105,7 +105,7 @@ def test_a_chain_of_nodes_by_hand():
     there = 3 * FRAME_S + WITHIN_S + 2 * ACROSS_S + 3 * READ_S
     # Each tells its own node first.
     back = 2 * (2 * FRAME_S + ACROSS_S + READ_S) + FRAME_S + WITHIN_S + READ_S
-    assert (found.heard, found.depth) == (2, 3)
+    assert (found.root_messages, found.depth) == (2, 3)
     assert found.seconds == pytest.approx(there + back)
 
 

@@ -1,1 +1,1 @@
-"""What training would take on more nodes than were measured: a prediction, never a measurement."""
+"""Predictions of a training's speed on more nodes than were measured."""

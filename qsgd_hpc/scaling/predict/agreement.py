@@ -1,8 +1,9 @@
-"""Time that ranks take to agree on what to carry out, by a discrete simulation of their tree.
+"""Time that ranks take to agree on the next collectives, by discrete simulation of their tree.
 
-Each rank hears every child once, tells its parent, and hands on the answer (csrc/engine/tree.cc,
-relay.cc). A closed form would not do: ranks are ready at different times, and one that has waited
-for long sleeps when it is told. Messages of few bytes load no link, so no topology is in here.
+Each rank receives one message from every child, sends one to its parent, and forwards the answer
+(csrc/engine/tree.cc, relay.cc). A closed form is not sufficient: ranks are ready at different
+times, and a rank that has waited for long sleeps when a message arrives. These messages are too
+small to load a link, so the topology is ignored.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ __all__ = [
 ]
 
 FRAME_S = 1e-6
-"""Sending a message, or reading one: 0.4 us in the engine, and what MPI does for it."""
+"""Seconds to send or to read a message: 0.4 us in the engine, the rest in MPI."""
 TENSOR_S = 0.1e-6
-"""Reading one takes longer by this for each tensor that it names."""
+"""Additional seconds to read a message, per tensor that it names."""
 FAN_OUT, MOST_NEAR = 8, 24
 STAR = 1 + MOST_NEAR + FAN_OUT
-"""So many ranks are a star around rank 0 (csrc/engine/tree.h)."""
-# A rank that waits is awake for so long; then it naps, ever longer (csrc/transport/transport.cc),
-# if it is a relay at most so long, or that part of its wait (csrc/engine/engine_loop.cc).
+"""Up to this many ranks form a star around rank 0 (csrc/engine/tree.h)."""
+# A waiting rank polls for AWAKE_S, then sleeps between polls for increasing times
+# (csrc/transport/transport.cc). A relay sleeps at most RELAY_NAP_S, or RELAY_SHARE of its wait so
+# far if that is longer (csrc/engine/engine_loop.cc).
 AWAKE_S = 220e-6
 FIRST_NAP_S, GROWTH, GROWING = 50e-6, 1.2, 22
 RELAY_NAP_S, RELAY_SHARE = 400e-6, 0.02
@@ -45,36 +47,42 @@ DRAWS = 8
 
 @dataclass(frozen=True)
 class Agreement:
-    """What it takes to agree once.
+    """The cost of one agreement.
 
     Attributes:
-        seconds: from when the last rank is ready until the last one knows what to carry out.
-        heard: messages that rank 0 reads; it sends as many.
-        depth: messages from the farthest rank to rank 0, one after the other.
+        seconds: from when the last rank is ready until the last rank has the answer.
+        root_messages: messages that rank 0 reads; it sends the same number.
+        depth: number of consecutive messages from the farthest rank to rank 0.
     """
 
     seconds: float
-    heard: int
+    root_messages: int
     depth: int
 
 
 @cache
 def agreement(layout: Layout, fabric: Fabric, tensors: int, spread_s: float = 0.0) -> Agreement:
-    """Return what it takes in the engine's own tree; see `simulate` and `arrivals`."""
+    """Return the cost of an agreement in the engine's tree; see `simulate` and `arrivals`."""
     return simulate(parents(layout), layout, fabric, tensors, arrivals(layout, spread_s))
 
 
-def root_s(heard: int, agreements: int, tensors: int) -> float:
-    """Return rank 0's work for so many agreements, which name so many tensors in all."""
-    return heard * (agreements * 2 * FRAME_S + tensors * TENSOR_S)
+def root_s(root_messages: int, agreements: int, tensors: int) -> float:
+    """Return rank 0's seconds of work for a number of agreements about `tensors` in total.
+
+    Args:
+        root_messages: see `Agreement`.
+        agreements: number of agreements.
+        tensors: number of tensors in all agreements together.
+    """
+    return root_messages * (agreements * 2 * FRAME_S + tensors * TENSOR_S)
 
 
 def parents(layout: Layout, fan_out: int = 0) -> np.ndarray:
-    """Return the parent of each rank, which is before it; 0 of rank 0: int64, shape (ranks,).
+    """Return the parent of each rank, always a lower rank (0 for rank 0): int64, shape (ranks,).
 
     Args:
-        layout: the ranks; those of a node share memory.
-        fan_out: leaders below a leader (QSGD_FAN_OUT); 0: a star of few ranks, and 8 of many.
+        layout: the ranks; ranks of a node share memory.
+        fan_out: leaders below a leader (QSGD_FAN_OUT); 0: a star up to STAR ranks, then FAN_OUT.
     """
     ranks = np.arange(layout.ranks)
     if not fan_out and layout.ranks <= STAR:
@@ -87,7 +95,7 @@ def parents(layout: Layout, fan_out: int = 0) -> np.ndarray:
 
 
 def arrivals(layout: Layout, spread_s: float = 0.0) -> np.ndarray:
-    """Return when each rank is ready, normally distributed, shape (draws, ranks)."""
+    """Return the times at which ranks are ready, normally distributed, shape (draws, ranks)."""
     draws = DRAWS if spread_s else 1
     return np.random.default_rng(0).normal(0.0, spread_s, (draws, layout.ranks))
 
@@ -95,40 +103,40 @@ def arrivals(layout: Layout, spread_s: float = 0.0) -> np.ndarray:
 def simulate(
     parent: np.ndarray, layout: Layout, fabric: Fabric, tensors: int, ready_s: np.ndarray
 ) -> Agreement:
-    """Return what it takes to agree on known tensors, all of which a rank submits at once.
+    """Return the cost of an agreement on known tensors, which each rank submits together.
 
     Args:
-        parent: of each rank, as from `parents`.
-        layout, fabric: the ranks, and what a message between two of them takes.
-        tensors: that each message names.
-        ready_s: when each rank is ready, shape (draws, ranks); the result is of all draws' mean.
+        parent: parent of each rank, as from `parents`.
+        layout, fabric: the ranks, and the time of a message between two of them.
+        tensors: number of tensors that each message names.
+        ready_s: when each rank is ready, shape (draws, ranks); the result is the mean over draws.
     """
     read_s = FRAME_S + tensors * TENSOR_S
     node = np.arange(layout.ranks) // layout.per_node
     hop_s = np.where(node == node[parent], fabric.within_s, fabric.across_s)
     levels = list(_levels(parent))
-    # A star has none: no wait adds to another.
+    # A star has no relays: its waits do not add up.
     relays = np.isin(np.arange(layout.ranks), parent if len(levels) > 1 else [])
-    told_s = ready_s.copy()  # its parent, or itself at rank 0
+    sent_s = ready_s.copy()  # when a rank sends to its parent; for rank 0: when it can answer
     for ranks, children in reversed(levels):
-        came_s = np.where(children < 0, np.inf, told_s[:, children] + FRAME_S + hop_s[children])
-        now_s = told_s[:, ranks]
-        for arrived_s in np.moveaxis(np.sort(came_s), 2, 0):
-            heard_s = _noticed(now_s, arrived_s, relays[ranks]) + read_s
-            now_s = np.where(np.isinf(arrived_s), now_s, heard_s)
-        told_s[:, ranks] = now_s
-    known_s = told_s.copy()
+        arrivals_s = np.where(children < 0, np.inf, sent_s[:, children] + FRAME_S + hop_s[children])
+        now_s = sent_s[:, ranks]
+        for arrived_s in np.moveaxis(np.sort(arrivals_s), 2, 0):
+            done_s = _noticed(now_s, arrived_s, relays[ranks]) + read_s
+            now_s = np.where(np.isinf(arrived_s), now_s, done_s)
+        sent_s[:, ranks] = now_s
+    answered_s = sent_s.copy()
     for ranks, children in levels:
         row, place = np.nonzero(children >= 0)
         child = children[row, place]
-        came_s = known_s[:, ranks[row]] + (place + 1) * FRAME_S + hop_s[child]
-        known_s[:, child] = _noticed(told_s[:, child], came_s, relays[child]) + read_s
-    seconds = float((known_s.max(axis=1) - ready_s.max(axis=1)).mean())
+        arrived_s = answered_s[:, ranks[row]] + (place + 1) * FRAME_S + hop_s[child]
+        answered_s[:, child] = _noticed(sent_s[:, child], arrived_s, relays[child]) + read_s
+    seconds = float((answered_s.max(axis=1) - ready_s.max(axis=1)).mean())
     return Agreement(seconds, levels[0][1].shape[1] if levels else 0, len(levels))
 
 
 def _levels(parent: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the ranks of each level that have children, and these; -1 where one has fewer."""
+    """Yield the ranks of each level that have children, and their children, padded with -1."""
     above, rest = np.zeros(1, np.int64), np.arange(1, len(parent))
     while len(rest):
         here = np.isin(parent[rest], above)
@@ -142,11 +150,11 @@ def _levels(parent: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         above = ours
 
 
-def _noticed(since_s: np.ndarray, came_s: np.ndarray, relay: np.ndarray) -> np.ndarray:
-    """Return when ranks that have waited since then begin to read a message."""
-    waited_s = came_s - since_s
+def _noticed(since_s: np.ndarray, arrived_s: np.ndarray, relay: np.ndarray) -> np.ndarray:
+    """Return when ranks that wait from since_s begin to read a message that arrives."""
+    waited_s = arrived_s - since_s
     woken_s = np.where(relay, _woken(waited_s, True), _woken(waited_s, False))
-    return np.where(waited_s <= AWAKE_S, np.maximum(since_s, came_s), since_s + woken_s)
+    return np.where(waited_s <= AWAKE_S, np.maximum(since_s, arrived_s), since_s + woken_s)
 
 
 def _woken(waited_s: np.ndarray, relay: bool) -> np.ndarray:
@@ -157,7 +165,7 @@ def _woken(waited_s: np.ndarray, relay: bool) -> np.ndarray:
 
 @cache
 def _wakes(relay: bool) -> np.ndarray:
-    """Return when a rank that waits ends its naps, from the beginning of its wait."""
+    """Return the times at which a waiting rank wakes up, in seconds since its wait began."""
     times_s = [AWAKE_S]
     while times_s[-1] < LONGEST_WAIT_S:
         nap_s = FIRST_NAP_S * GROWTH ** min(len(times_s), GROWING)

@@ -1,4 +1,4 @@
-"""``qsgd-hpc predict``: what a measured training would take on more nodes of a known machine."""
+"""``qsgd-hpc predict``: predict a measured training on more nodes of a known machine."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ BITS = (2, 4, 8, 32)
     "source",
     type=click.Path(path_type=Path),
     required=True,
-    help="Folder of a study: its smallest size is what computing takes.",
+    help="Folder of a study; its smallest size gives the time of computation.",
 )
-@click.option("--case", help="Case of the study, where it has several.")
-@click.option("--site", help="Machine to predict for; its profile says what joins the nodes.")
-@click.option("--link-gbps", type=float, help="Instead of --site: one link a node, Gb/s.")
-@click.option("--link-latency-us", type=float, default=50.0, help="Of such a link.")
-@click.option("--memory-gbs", type=float, help="Rate of a node's memory, GB/s.")
-@click.option("--nodes", default="1..128", help="8..496 doubles from 8 to 496; 2,3,4 are these.")
+@click.option("--case", help="Case of the study, if it has several.")
+@click.option("--site", help="Machine to predict for; its profile describes the network.")
+@click.option("--link-gbps", type=float, help="Instead of --site: one link per node, Gb/s.")
+@click.option("--link-latency-us", type=float, default=50.0, help="Latency of that link.")
+@click.option("--memory-gbs", type=float, help="Memory bandwidth of a node, GB/s.")
+@click.option("--nodes", default="1..128", help="A list (2,3,4), or a range (8..496) in doublings.")
 @click.option("--bits", default="32,8,4", help="Bits per gradient element; 32 is plain float32.")
 @click.option("--ranks-per-node", type=click.IntRange(1), help="Default: the site's, or 1.")
 @click.option("--mode", type=click.Choice(["weak", "strong"]), help="Default: the study's.")
@@ -54,10 +54,10 @@ BITS = (2, 4, 8, 32)
     "--gpu-speedup",
     type=click.FloatRange(0, min_open=True),
     default=1.0,
-    help="Computing there is so many times as fast as measured: an assumption.",
+    help="Assumed speed of computation there, relative to the measurement.",
 )
 @click.option("--algorithm", default="auto", help="Allreduce algorithm.")
-@click.option("--routing", type=click.Choice(ROUTINGS), default=ROUTINGS[0], help="Of SimGrid.")
+@click.option("--routing", type=click.Choice(ROUTINGS), default=ROUTINGS[0], help="In SimGrid.")
 @click.option("--simgrid/--no-simgrid", default=True, help="Simulate the topology as well.")
 @click.option("--validate", is_flag=True, help="Predict the study's own larger sizes instead.")
 @click.option("--json", "as_data", is_flag=True, help="Print JSON.")
@@ -65,8 +65,8 @@ BITS = (2, 4, 8, 32)
 def predict(**options: Any) -> None:
     """Predict step time, throughput and efficiency on more nodes than were measured.
 
-    "comm ms" is all that the engine does in a step, "agree ms" the part of it until all ranks know
-    what to reduce, "exposed ms" what the backward pass does not hide.
+    "comm ms" is all work of the engine in a step, "agree ms" the part of it in which ranks agree
+    on what to reduce, "exposed ms" the part that does not overlap with the backward pass.
 
     \b
       qsgd-hpc predict --from scaling-results/train --site polaris --nodes 8..496
@@ -104,7 +104,7 @@ def predict(**options: Any) -> None:
 
 
 def _machine(options: dict[str, Any]) -> tuple[Fabric, list[str], int]:
-    """Return the machine, what its profile does not confirm, and the ranks of a node."""
+    """Return the machine, the unconfirmed facts of its profile, and the ranks per node."""
     if (options["site"] is None) == (options["link_gbps"] is None):
         raise UsageError("Give --site NAME, or --link-gbps G for hosts on one switch.")
     if options["site"] is None:
@@ -121,19 +121,19 @@ def _machine(options: dict[str, Any]) -> tuple[Fabric, list[str], int]:
 def _networks(fabric: Fabric, simgrid: bool, routing: str) -> tuple[list[Network], list[str]]:
     networks: list[Network] = [ClosedForm()]
     if not simgrid:
-        return networks, ["The topology is not simulated (--no-simgrid): closed form alone."]
+        return networks, ["The topology is not simulated (--no-simgrid): closed form only."]
     try:
         simulator()
     except UsageError as error:
-        return networks, [f"Closed form alone, without the topology. {error}"]
+        return networks, [f"Closed form only, without the topology. {error}"]
     return [*networks, SimGrid(fabric, routing=routing)], []
 
 
 def parse_nodes(text: str) -> list[int]:
-    """Return the counts that "8..496" (doubling, both ends) or "2,3,4" stand for.
+    """Return the counts in "8..496" (doubling, with both ends) or "2,3,4".
 
     Raises:
-        UsageError: anything else.
+        UsageError: the text has another form.
     """
     try:
         if ".." in text:
@@ -167,8 +167,8 @@ def _show(result: Result, as_data: bool, folder: Path | None) -> None:
     for line in as_lines(result):
         click.echo(line)
     for head, sentences in (
-        ("It assumes", result.assumptions),
-        ("Where the model is wrong", LIMITS),
+        ("Assumptions", result.assumptions),
+        ("Limits of the model", LIMITS),
         ("Notes", result.notes),
     ):
         if sentences:

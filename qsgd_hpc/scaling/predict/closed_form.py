@@ -1,7 +1,7 @@
-"""What messages take where only latency, network cards and memory limit: alpha and beta, by level.
+"""Time of messages limited only by latency, network cards and memory: alpha and beta per level.
 
-A message costs alpha, that between nodes or that within one; its bytes pass the sender's and the
-receiver's card, or the node's memory. Hockney's model, as in csrc/planner/cost_model.h.
+A message costs alpha (one value between nodes, another within a node). Its bytes pass the cards of
+the sender and the receiver, or the node's memory. Hockney's model, as in csrc/planner/cost_model.h.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from qsgd_hpc.scaling.predict.schedules import Layout, Messages, Phase, Schedule
 __all__ = ["ClosedForm", "Network", "phase_s"]
 
 COPIES = 2
-"""Passes over memory of a message within a node: in and out of what both ranks share."""
+"""Passes over memory of a message within a node: into and out of the shared memory."""
 
 
 class Network(Protocol):
-    """What tells how much longer than its slowest card a phase takes."""
+    """A model of contention in the network beyond the network cards."""
 
     name: str
 
@@ -27,7 +27,7 @@ class Network(Protocol):
 
 
 class ClosedForm:
-    """No message is in another's way but at the cards."""
+    """A network without contention beyond the network cards."""
 
     name = "closed form"
 
@@ -38,7 +38,7 @@ class ClosedForm:
 def phase_s(
     phase: Phase, schedule: Schedule, fabric: Fabric, network: Network
 ) -> tuple[float, float]:
-    """Return the seconds of a phase: of its messages beside their bytes, and of the bytes."""
+    """Return the seconds of a phase: those of its latencies, and those of its bytes."""
     layout = schedule.layout
     if phase.together:
         rounds = [[phase.at(i) for i in range(phase.rounds)]]
@@ -57,7 +57,7 @@ def phase_s(
 
 
 def _parts(rounds: list[Messages], layout: Layout, fabric: Fabric) -> tuple[float, float, float]:
-    """Return what one message costs, and the seconds at the cards and in memory."""
+    """Return the seconds of one message's latency, and of the bytes at cards and in memory."""
     across, within = card_loads(rounds, layout, fabric.cards)
     alpha_s = fabric.across_s if across else fabric.within_s
     return alpha_s, across / fabric.card_bandwidth, COPIES * within / fabric.memory_bandwidth

@@ -16,10 +16,10 @@ __all__ = ["FLOAT_BYTES", "Coding", "Tensors", "chunk_bytes", "chunk_counts", "o
 FLOAT_BYTES = 4
 TILE = 64
 HEADER_BYTES = 32
-SEGMENT = 1 << 18  # elements of a message
+SEGMENT = 1 << 18  # most elements of a message
 
 Tensors = Sequence[tuple[int, int]]
-"""Gradients that travel together: (elements, id) of each; the id rotates who owns what."""
+"""Fused gradients: (elements, id) of each; the id rotates the assignment of parts to ranks."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Coding:
     bucket: int = 512
 
     def bytes(self, count: int) -> int:
-        """Return the bytes of a run of elements that starts at a bucket: scales, then codes."""
+        """Return the bytes of `count` elements that start at a bucket: scales, then codes."""
         scales = -(-count // self.bucket)
         return scales * FLOAT_BYTES + -(-count // TILE) * (TILE // 8 * self.bits)
 
 
 def parts(count: int, granule: int, ranks: int) -> np.ndarray:
-    """Return where `ranks` nearly equal parts of `count` elements begin, and the end.
+    """Return the first elements of `ranks` nearly equal parts of `count` elements, and the end.
 
     Returns:
         int64, shape (ranks + 1,); all but the last are multiples of `granule`.
@@ -62,13 +62,13 @@ def chunk_counts(tensors: Tensors, granule: int, ranks: int) -> np.ndarray:
 
 
 def chunk_bytes(tensors: Tensors, coding: Coding, ranks: int, *, cut: bool = True) -> np.ndarray:
-    """Return the bytes of all messages that carry what each rank owns, headers included.
+    """Return the bytes of all messages with the elements that each rank owns, headers included.
 
     Args:
-        tensors: what travels together.
-        coding: of the codes.
-        ranks: that share the list.
-        cut: False where every rank sends the whole list (a compressed allgather).
+        tensors: the fused gradients.
+        coding: their codes.
+        ranks: number of ranks that share the list.
+        cut: False if every rank sends the complete list (a compressed allgather).
     Returns:
         int64, shape (ranks,), or (1,) for a list that is not cut.
     """

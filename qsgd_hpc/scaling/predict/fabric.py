@@ -1,4 +1,4 @@
-"""The machine that a prediction is for: rates and times out of a site profile, or given by hand."""
+"""The machine of a prediction: rates and times from a site profile or from options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qsgd_hpc.scaling.predict.schedules import Layout, Messages
 
 __all__ = ["Fabric", "card_loads", "card_messages", "cards_of", "fabric_of_site", "flat_fabric"]
 
-# Stand-ins where a profile has none; every prediction lists those it used.
+# Defaults for values that a profile does not give; every prediction lists those it used.
 USUAL_ACROSS_S = 2e-6
 USUAL_WITHIN_S = 0.5e-6
 USUAL_MEMORY = 100e9
@@ -21,17 +21,17 @@ USUAL_MEMORY = 100e9
 
 @dataclass(frozen=True)
 class Fabric:
-    """What messages travel on.
+    """Network and memory of a machine.
 
     Attributes:
-        name: of the site, or words.
+        name: name of the site, or a description.
         cards: network cards of a node; a rank sends through one of them.
-        card_bandwidth: bytes/s of one card, each direction.
-        across_s, within_s: what a message takes beside its bytes, between nodes and within one.
-        memory_bandwidth: bytes/s that a node's ranks move through its memory, together.
-        host_bandwidth: bytes/s from one GPU to memory; None where gradients are there already.
-        shape: how cards are joined; None where only they limit.
-        assumptions: what stands for facts that nobody gave, in words.
+        card_bandwidth: bytes/s of one card in each direction.
+        across_s, within_s: latency of a message between nodes and within one.
+        memory_bandwidth: bytes/s that all ranks of a node together move through its memory.
+        host_bandwidth: bytes/s from one GPU to memory; None if gradients are in host memory.
+        shape: topology between the cards; None if only the cards limit.
+        assumptions: values assumed because they were not given, as text.
     """
 
     name: str
@@ -62,10 +62,10 @@ def fabric_of_site(site: Site) -> Fabric:
     across_us, within_us = network.across_us, network.within_us
     if across_us is None or within_us is None:
         across_us, within_us = USUAL_ACROSS_S * 1e6, USUAL_WITHIN_S * 1e6
-        assumed.append(f"a message costs {across_us:g} us between nodes: not in the profile")
+        assumed.append(f"a message costs {across_us:g} us between nodes (not in the profile)")
     memory = USUAL_MEMORY
     if network.memory_gbs is None:
-        assumed.append(f"a node's memory moves {memory / 1e9:g} GB/s: not in the profile")
+        assumed.append(f"a node's memory moves {memory / 1e9:g} GB/s (not in the profile)")
     else:
         memory = network.memory_gbs * 1e9
     return Fabric(
@@ -84,7 +84,7 @@ def fabric_of_site(site: Site) -> Fabric:
 def flat_fabric(
     name: str, gbps: float, latency_us: float, memory_gbs: float = USUAL_MEMORY / 1e9
 ) -> Fabric:
-    """Return nodes with one link each that nothing else limits, such as hosts on one switch."""
+    """Return nodes limited only by one link each, such as hosts on one switch."""
     if gbps <= 0 or latency_us < 0 or memory_gbs <= 0:
         raise UsageError(
             f"link of {gbps:g} Gb/s, {latency_us:g} us, memory {memory_gbs:g} GB/s: expected rates "
@@ -94,14 +94,14 @@ def flat_fabric(
 
 
 def cards_of(ranks: np.ndarray, layout: Layout, cards: int) -> np.ndarray:
-    """Return the card, counted over all nodes, that each rank sends through."""
+    """Return the card that each rank sends through, numbered over all nodes."""
     node, local = np.divmod(ranks, layout.per_node)
     used: np.ndarray = node * cards + local * cards // layout.per_node
     return used
 
 
 def card_loads(rounds: Sequence[Messages], layout: Layout, cards: int) -> tuple[float, float]:
-    """Return the most bytes that a card sends or receives, and that stay within a node."""
+    """Return the most bytes that any card sends or receives, and the most within any node."""
     most = within = 0.0
     sources, targets, sizes = _joined(rounds)
     near = sources // layout.per_node == targets // layout.per_node
@@ -125,7 +125,7 @@ def _joined(rounds: Sequence[Messages]) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def card_messages(rounds: Sequence[Messages], layout: Layout, cards: int) -> Messages:
-    """Return what cards send each other in these rounds: one message for each pair."""
+    """Return the traffic between cards in these rounds: one message for each pair."""
     sources, targets, sizes = _joined(rounds)
     far = sources // layout.per_node != targets // layout.per_node
     total = layout.nodes * cards

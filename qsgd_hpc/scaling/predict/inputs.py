@@ -1,4 +1,4 @@
-"""From a study's raw records to what a prediction needs."""
+"""Input of a prediction from the raw records of a study."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ HOW = (
 )
 
 Measured = Mapping[str, Any]
-"""A measurement's numbers, as the "final" record names them, with its point's nodes and case."""
+"""Values of a measurement, named as in the "final" record, with its point's nodes and case."""
 
 
 def measured(folder: Path, case: str | None = None) -> tuple[list[Measured], str]:
     """Return the measurements of one case of a study, and the study's mode.
 
     Args:
-        folder: of the study.
-        case: key of the case; None where there is one.
+        folder: folder of the study.
+        case: key of the case; None if the study has only one.
     Raises:
-        UsageError: no study, no finished measurement, or several cases and none named.
+        UsageError: no study, no finished measurement, or several cases and none chosen.
     """
     study_folder = StudyFolder(folder)
     mode = study_folder.study().mode
@@ -52,7 +52,7 @@ def measured(folder: Path, case: str | None = None) -> tuple[list[Measured], str
 
 
 def _numbers(attempt: Attempt) -> Measured:
-    """Return the script's own final record, filled up from the engine's records of all ranks."""
+    """Return the script's final record, completed with the means of the ranks' engine records."""
     engines = [r for r in attempt.records if r.get("event") == "engine"]
     found: dict[str, Any] = {}
     for name in ("step_s", "exposed_s", "comm_s", "coding_s", "backward_s"):
@@ -60,7 +60,7 @@ def _numbers(attempt: Attempt) -> Measured:
         if values:
             found[name] = sum(values) / len(values)
     if "step_s" in found and "exposed_s" in found:
-        # The median step: in the mean there is every test between two epochs.
+        # Of the median step: the mean includes the tests between epochs.
         found["compute_s"] = found["step_s"] - found["exposed_s"]
     for engine in engines:
         if engine.get("layers"):
@@ -69,7 +69,7 @@ def _numbers(attempt: Attempt) -> Measured:
     point = attempt.point
     speed, batch = throughput(attempt.final)[0], attempt.final.get("global_batch_size")
     if point.ranks == 1 and is_number(speed) and is_number(batch):
-        # Nothing is communicated, so all of a step is computing and reading.
+        # Without communication, all of a step is computation and reading.
         found.setdefault("compute_s", batch / speed)
     found["unit"] = throughput(attempt.final)[1]
     found.update(nodes=point.nodes, ranks=point.ranks, bits=point.bits, case=point.case)
@@ -77,14 +77,14 @@ def _numbers(attempt: Attempt) -> Measured:
 
 
 def training_of(points: Sequence[Measured], mode: str, source: str) -> TrainingProfile:
-    """Return the training that measurements describe: the smallest size's, without codes.
+    """Return the training profile from the measurements of the smallest size, uncompressed.
 
     Args:
-        points: of one case.
-        mode: the study's.
-        source: where they are from, for the reader.
+        points: measurements of one case.
+        mode: mode of the study.
+        source: origin of the measurements, as text.
     Raises:
-        UsageError: numbers are missing; the message names them and how to get them.
+        UsageError: values are missing; the message names them and how to get them.
     """
     base = _base(points)
     first = base[0]
@@ -104,13 +104,13 @@ def training_of(points: Sequence[Measured], mode: str, source: str) -> TrainingP
         own_s = timed.get("compute_s")
         pace = compute_s / own_s if is_number(own_s) and own_s > 0 else 1.0
         assumptions.append(
-            f"gradients come in the order and at the parts of computing that {timed['ranks']} "
-            "ranks saw: a single rank exchanges none"
+            "gradients are ready in the order, and at the shares of the computing time, measured "
+            f"with {timed['ranks']} ranks, because a single rank submits none"
         )
     if ranks > 1:
         assumptions.append(
-            f"computing is that of {ranks} ranks, the smallest size measured, who may share a "
-            "node's caches and memory"
+            f"computing takes as long as with {ranks} ranks, the smallest size measured, which may "
+            "share a node's caches and memory"
         )
     jitter = _median(base, "step_jitter")
     if jitter is None:
@@ -133,9 +133,9 @@ def training_of(points: Sequence[Measured], mode: str, source: str) -> TrainingP
 
 
 def _with_gradients(points: Sequence[Measured]) -> Measured | None:
-    """Return the smallest size, of the most bits, that tells when gradients were ready."""
-    told = [p for p in points if p.get("layers") and is_number(p.get("backward_s"))]
-    return min(told, key=lambda p: (int(p["ranks"]), -int(p["bits"])), default=None)
+    """Return the smallest size (with the most bits) that recorded when gradients were ready."""
+    timed = [p for p in points if p.get("layers") and is_number(p.get("backward_s"))]
+    return min(timed, key=lambda p: (int(p["ranks"]), -int(p["bits"])), default=None)
 
 
 def _base(points: Sequence[Measured]) -> list[Measured]:
@@ -145,8 +145,9 @@ def _base(points: Sequence[Measured]) -> list[Measured]:
 
 
 def _batch(point: Measured, mode: str) -> float:
-    """Return what one rank's step counts in the measurement's unit: images, or words."""
-    of_engine = point.get("source") == "engine"  # whose speed is that of the median step
+    """Return the size of one rank's step in the measurement's unit: images, or words."""
+    # The engine's throughput refers to the median step.
+    of_engine = point.get("source") == "engine"
     speed, step_s = point.get("throughput"), point.get("step_s" if of_engine else "step_mean_s")
     if is_number(speed) and is_number(step_s):
         return speed * step_s / int(point["ranks"])
@@ -158,7 +159,7 @@ def _batch(point: Measured, mode: str) -> float:
 
 
 def _coding(points: Sequence[Measured]) -> dict[int, float]:
-    """Return seconds per element of coding and adding by bits, out of all sizes above one rank."""
+    """Return seconds per element of coding and summing by bits, from sizes of several ranks."""
     found: dict[int, list[float]] = {}
     for p in points:
         elements = sum(count for count, _ in p.get("layers") or ()) or p.get("parameters")

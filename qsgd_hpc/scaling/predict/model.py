@@ -1,4 +1,4 @@
-"""From a training and a machine to the step times of any number of nodes."""
+"""Prediction of step times on any number of nodes, from a training and a machine."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ __all__ = ["PLAIN_BITS", "Prediction", "Setting", "allreduce_s", "predict"]
 PLAIN_BITS = 32
 SEGMENT_BYTES = 256 << 10
 MEMORY_PASSES = 5
-"""A gradient's passes over memory in a node's own reduction: into the shared memory (2), summed
-(1), and out of it (2)."""
+"""Passes of a gradient over memory in the reduction within a node: copy into shared memory (2), sum
+(1), copy out of it (2)."""
 MIN_ELEMENTS = 1024
-"""Smaller gradients are not coded (QSGD_MIN_ELEMENTS)."""
+"""Smaller gradients are not compressed (QSGD_MIN_ELEMENTS)."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How the training is run.
+    """Settings of the predicted run.
 
     Attributes:
-        ranks_per_node: on each node.
-        mode: "weak" keeps each rank's batch, "strong" the sum of all.
-        speedup: of computing over the measurement; 1 for the same processors.
-        fusion_bytes, cycle_s, algorithm, bucket: of the engine.
-        overlaps: False where nothing is reduced before the backward pass ends.
+        ranks_per_node: ranks on each node.
+        mode: "weak" keeps the batch of each rank constant, "strong" the batch of all ranks.
+        speedup: speed of computing relative to the measurement; 1 for the same processors.
+        fusion_bytes, cycle_s, algorithm, bucket: settings of the engine.
+        overlaps: False if no gradient is reduced before the backward pass ends.
     """
 
     ranks_per_node: int = 1
@@ -58,9 +58,10 @@ class Setting:
 class Prediction:
     """One row: seconds per step, unit per second, and shares from 0 to 1.
 
-    step_s is the sum of compute_s, straggler_s, staging_s, data_s and exposed_s. comm_s is all that
-    the engine's thread does, hidden or not; of it, ranks agree on what to reduce for agree_s, and
-    rank 0 works for that for root_s. efficiency is against ranks that wait for nobody.
+    step_s is the sum of compute_s, straggler_s, staging_s, data_s and exposed_s. comm_s is the
+    total work of the engine's thread, hidden or not; agree_s is the part of it in which ranks agree
+    on what to reduce, and root_s rank 0's work for that. efficiency is relative to ranks that never
+    wait for each other.
     """
 
     nodes: int
@@ -85,10 +86,10 @@ class Prediction:
 def allreduce_s(
     plan: Schedule, count: int, work_s: float, fabric: Fabric, network: Network
 ) -> float:
-    """Return the seconds of one reduction of `count` float32, of which a rank works work_s.
+    """Return the seconds of one reduction of `count` float32.
 
-    Coding and adding go on beside the wire: the longer of the two counts, and the other one's first
-    segment (as in csrc/planner/cost_model.cc).
+    Coding and summing (work_s on each rank) overlap with the transfers: the time is that of the
+    longer one plus the first segment of the other (as in csrc/planner/cost_model.cc).
     """
     latency_s = wire_s = 0.0
     for phase in plan.phases:
@@ -129,7 +130,7 @@ def _predict_one(
     network: Network,
 ) -> Prediction:
     layout = Layout(nodes * setting.ranks_per_node, setting.ranks_per_node)
-    # A rank's share of the batch, over that of the measurement.
+    # The batch of a rank relative to the measurement.
     share = training.ranks / layout.ranks if setting.mode == "strong" else 1.0
     faster = share / setting.speedup
     compute_s = training.compute_s * faster
@@ -171,7 +172,7 @@ def _predict_one(
         exposed_s,
         0.0 if alone else step.comm_s,
         step.agree_s,
-        root_s(agreement(layout, fabric, 1).heard, step.agreements, len(gradients)),
+        root_s(agreement(layout, fabric, 1).root_messages, step.agreements, len(gradients)),
         throughput,
         speedup,
         speedup / layout.ranks,
@@ -200,7 +201,7 @@ def _reducer(
     @functools.cache
     def reduce_s(count: int, coded: bool) -> float:
         coding = Coding(bits, setting.bucket) if coded else None
-        # An algorithm of float32 does not fit codes, and the other way round.
+        # Algorithms for float32 cannot send codes, and vice versa.
         wanted = setting.algorithm if _fits(setting.algorithm, coded) else "auto"
         plan = schedule(wanted, layout, [(count, 0)], coding)
         per_element_s = training.coding_of(bits if coded else PLAIN_BITS)[0]

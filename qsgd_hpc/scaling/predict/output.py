@@ -1,4 +1,4 @@
-"""A prediction as a table, Markdown, JSON and a picture; each says that it is a prediction."""
+"""A prediction as a table, Markdown, JSON and a plot; each is labelled as a prediction."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ __all__ = [
 LABEL = "PREDICTION, not a measurement"
 
 LIMITS = (
-    "Messages cost a fixed time beside their bytes: small gradients on many ranks may take longer.",
-    "Network cards run at their line rate; protocol headers and other jobs take their part of it.",
-    "Ranks differ by independent normal noise; a slow node or a busy file system is not in it.",
-    "Input, evaluation and checkpoints take what they took in the measurement, on any number of "
-    "nodes.",
-    "SimGrid shares links as fluids: it knows neither packets nor congestion control.",
+    "The latency of a message is constant: small gradients on many ranks may take longer.",
+    "Network cards reach their line rate; protocol headers and other jobs are ignored.",
+    "Ranks differ by independent normal noise; slow nodes and busy file systems are ignored.",
+    "Input, evaluation and checkpoints take as long as in the measurement, on any number of nodes.",
+    "SimGrid divides the bandwidth of links as fluids, without packets or congestion control.",
 )
 
 
@@ -44,10 +43,10 @@ def assumptions(
     unconfirmed: Sequence[str] = (),
     routing: str = "adaptive",
 ) -> list[str]:
-    """Return what a prediction takes for granted, a sentence each."""
+    """Return the assumptions of a prediction, one sentence each."""
     found = [
-        f"Computing: {training.name}, {training.compute_s * 1e3:.4g} ms a step of "
-        f"{training.batch:g} {training.unit} a rank ({training.source}).",
+        f"Computing: {training.name}, {training.compute_s * 1e3:.4g} ms per step of "
+        f"{training.batch:g} {training.unit} per rank ({training.source}).",
     ]
     if setting.speedup != 1:
         found.append(
@@ -55,7 +54,7 @@ def assumptions(
             "--gpu-speedup, not measured."
         )
     if setting.mode == "strong":
-        found.append("Computing takes as long as a rank's share of the batch is large.")
+        found.append("The computing time of a rank is proportional to its share of the batch.")
     found += [_sentence(text) for text in (*training.assumptions, *fabric.assumptions)]
     found += [_sentence(text) for b in bits if (text := training.coding_of(b)[1])]
     if unconfirmed:
@@ -68,16 +67,17 @@ def assumptions(
     if fabric.host_bandwidth and not training.staged:
         found.append(
             "Gradients are copied from GPU to memory and back at "
-            f"{fabric.host_bandwidth / 1e9:g} GB/s, beside nothing else."
+            f"{fabric.host_bandwidth / 1e9:g} GB/s, without overlap."
         )
     if fabric.shape is not None:
         found.append(
-            f"The job has as few groups or leaf switches as hold it, for itself; {routing} routing."
+            "The job has as few groups or leaf switches as possible, shared with no other job; "
+            f"{routing} routing."
         )
     found.append(
-        f"Ranks agree on what is ready along a tree, up to {STAR} as a star: sending a message "
-        f"takes {FRAME_S * 1e6:g} us, and reading one {FRAME_S * 1e6:g} us and "
-        f"{TENSOR_S * 1e6:g} us for each gradient in it. A rank that waits for slower ones sleeps."
+        f"Ranks agree on what is ready along a tree, up to {STAR} ranks along a star: sending a "
+        f"message takes {FRAME_S * 1e6:g} us, reading one {FRAME_S * 1e6:g} us and "
+        f"{TENSOR_S * 1e6:g} us per gradient in it. A rank that waits for slower ones sleeps."
     )
     return found
 
@@ -94,15 +94,15 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Result:
-    """All that one command predicts.
+    """All predictions of one command.
 
     Attributes:
-        title: what, on what.
+        title: the training and the machine.
         unit: what throughput counts.
-        rows: by the closed form.
-        simulated: the same rows by SimGrid; empty where it was not asked.
+        rows: predictions by the closed form.
+        simulated: the same rows by SimGrid; empty if not requested.
         assumptions: sentences.
-        notes: what else to say, such as why there is no SimGrid.
+        notes: other remarks, such as why SimGrid was not used.
     """
 
     title: str
@@ -113,7 +113,7 @@ class Result:
     notes: tuple[str, ...] = ()
 
     def pairs(self) -> list[tuple[Prediction, Prediction | None]]:
-        """Return each row beside SimGrid's."""
+        """Return each row with SimGrid's row, or with None."""
         return [
             (row, self.simulated[i] if self.simulated else None) for i, row in enumerate(self.rows)
         ]
@@ -147,7 +147,7 @@ def _cells(result: Result) -> tuple[list[str], list[list[str]]]:
 
 
 def as_lines(result: Result) -> list[str]:
-    """Return what the terminal shows; the closed form's columns come first."""
+    """Return the lines for a terminal; the columns of the closed form come first."""
     heads, body = _cells(result)
     widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
     rows = [
@@ -158,7 +158,7 @@ def as_lines(result: Result) -> list[str]:
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """Return everything for programs."""
+    """Return the complete result as JSON values."""
     return {
         "label": LABEL,
         "title": result.title,
@@ -171,14 +171,14 @@ def as_json(result: Result) -> dict[str, Any]:
 
 
 def as_markdown(result: Result) -> str:
-    """Return the table, what it assumes and where it errs."""
+    """Return the table, its assumptions and the limits of the model."""
     heads, body = _cells(result)
     lines = [f"# {LABEL}: {result.title}", "", "| " + " | ".join(heads) + " |"]
     lines.append("|" + "---:|" * len(heads))
     lines += ["| " + " | ".join(cells) + " |" for cells in body]
     for head, sentences in (
         ("Assumptions", result.assumptions),
-        ("Where the model is wrong", LIMITS),
+        ("Limits of the model", LIMITS),
         ("Notes", result.notes),
     ):
         if sentences:

@@ -1,4 +1,4 @@
-"""The engine's thread during one step: which gradients travel together, and what stays exposed."""
+"""Model of the engine's thread during one step: fusion of gradients and exposed communication."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FUSION_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Gradient:
-    """One gradient: float32 elements, when it is submitted, whether it is coded."""
+    """One gradient: its float32 elements, when it is submitted, and whether it is compressed."""
 
     count: int
     ready_s: float
@@ -25,14 +25,14 @@ class Gradient:
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """What one step's reductions take.
+    """Times and counts of one step's reductions.
 
     Attributes:
-        comm_s: the engine's thread is at work.
-        agree_s: of that, until ranks have agreed on what to reduce.
-        exposed_s: from the last gradient's submission to the end of the last reduction.
-        collectives: how many reductions.
-        agreements: how often ranks agreed.
+        comm_s: seconds that the engine's thread works.
+        agree_s: the part of comm_s in which ranks agree on what to reduce.
+        exposed_s: from the end of the backward pass to the end of the last reduction.
+        collectives: number of reductions.
+        agreements: number of agreements.
     """
 
     comm_s: float
@@ -43,10 +43,10 @@ class StepTimeline:
 
 
 def fused(ready: Sequence[Gradient], fusion_bytes: int) -> list[list[Gradient]]:
-    """Return which of the gradients that are ready travel together (csrc/engine/ready_queue.cc).
+    """Return the ready gradients in batches, one per reduction (csrc/engine/ready_queue.cc).
 
-    Each reduction takes the oldest gradient and those behind it that are coded alike, up to the
-    first that would pass the limit; the others may have been passed over.
+    Each batch takes the oldest gradient and, in order, all later ones of equal coding, up to the
+    first one that would exceed the limit. Gradients of another coding are skipped.
     """
     waiting = deque(ready)
     batches = []
@@ -76,16 +76,16 @@ def timeline(
     cycle_s: float = 0.0,
     fusion_bytes: int = FUSION_BYTES,
 ) -> StepTimeline:
-    """Return what the engine makes of one step.
+    """Return the engine's work in one step.
 
-    It takes all gradients that are ready, reduces them one batch after the other, and looks again.
+    In a loop, it takes all gradients that are ready and reduces them batch by batch.
 
     Args:
-        gradients: in order of submission, with times from the first one on.
+        gradients: in order of submission; times count from the first one.
         end_s: when the backward pass ends, on the same clock.
-        reduce_s: seconds of one reduction, by elements and whether they are coded.
-        agree_s: seconds to agree, by gradients and whether ranks have waited for them: those that
-            became ready during a reduction find all ranks together at its end.
+        reduce_s: seconds of one reduction, by elements and whether they are compressed.
+        agree_s: seconds to agree, by the number of gradients and whether ranks waited for them. For
+            gradients that became ready during a reduction, all ranks begin together at its end.
         cycle_s: QSGD_CYCLE_TIME_MS.
         fusion_bytes: QSGD_FUSION_BYTES.
     """
@@ -111,7 +111,7 @@ def timeline(
 
 
 def expected_maximum(ranks: int) -> float:
-    """Return the mean of the largest of so many independent standard normal numbers."""
+    """Return the mean of the largest of `ranks` independent standard normal numbers."""
     if ranks < 2:
         return 0.0
     x = np.linspace(-9.0, 9.0, 7201)

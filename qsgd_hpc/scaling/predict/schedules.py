@@ -1,8 +1,8 @@
-"""Which messages each allreduce of the core sends, round by round. Pure; no time is in here.
+"""Messages of each allreduce of the core, round by round, without times; pure.
 
-The schedules are those of csrc/collectives; a test runs the core on threads and compares what every
-rank sends, byte by byte. Messages are cut into segments there, which travel one behind the other;
-here a message is all that one rank sends another in a round.
+The schedules are those of csrc/collectives; a test runs the core on threads and compares the bytes
+that every rank sends. The core sends messages in segments, one after the other; here a message is
+all data that one rank sends to another in a round.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from qsgd_hpc.scaling.predict.coding import (
 __all__ = ["ALGORITHMS", "Layout", "Messages", "Phase", "Schedule", "resolve", "schedule"]
 
 DOUBLING_BYTES = 64 << 10
-"""Up to here `direct` is recursive doubling, among a power of two of ranks."""
+"""Up to this size, `direct` uses recursive doubling if the ranks are a power of two."""
 SMALL_BYTES = 16 << 10
-"""Up to here a message costs more than its bytes do: `direct` sends few."""
+"""Up to this size, latency outweighs bandwidth, so `direct` sends few messages."""
 GATHERED_BYTES = 128 << 10
-"""Up to here, of all ranks together, it sends whole messages among others."""
+"""Up to this size of all ranks' inputs together, `direct` gathers complete inputs."""
 HALVING_RANKS = 16
-"""From here on it halves what is small for so many ranks."""
+"""From this many ranks, `direct` uses Rabenseifner's algorithm for up to SMALL_BYTES per rank."""
 SHARED_ONCE_BYTES = 16 << 10
-"""Up to here ranks of a node read each other's inputs, without cutting them."""
+"""Up to this size, ranks of a node read each other's complete inputs."""
 MOST_SRA_RANKS = 64
 
 
@@ -59,7 +59,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages that are under way together: int64 arrays of equal length."""
+    """Messages in flight at the same time: int64 arrays of equal length."""
 
     sources: np.ndarray
     targets: np.ndarray
@@ -71,14 +71,14 @@ class Phase:
     """Rounds of messages.
 
     Attributes:
-        name: what it does.
-        rounds: how many.
-        at: the messages of round i.
-        together: all rounds are under way at once, as in a direct exchange; else each waits for
-            the one before.
-        alike: every round has the messages of the first one, but for rounding of the parts.
-        pattern: phases of equal pattern load a network alike, whatever their sizes.
-        members: how many exchange with one another, where the pattern is "exchange".
+        name: short description.
+        rounds: number of rounds.
+        at: returns the messages of round i.
+        together: all rounds are in flight at the same time, as in a direct exchange; otherwise each
+            waits for the previous one.
+        alike: every round has the same messages as the first, except for rounding of the parts.
+        pattern: phases of equal pattern load a network equally, whatever their sizes.
+        members: number of ranks that exchange with one another, for the pattern "exchange".
     """
 
     name: str
@@ -95,10 +95,12 @@ class Schedule:
     """One allreduce.
 
     Attributes:
-        phases: the network's part, in order.
-        memory_bytes: what each rank hands to others through memory of its node, shape (ranks,).
-        memory_phases: 1 for an allreduce in memory alone, 2 around one between nodes; 0 for none.
-        coded: elements that a rank codes or adds up.
+        phases: the phases on the network, in order.
+        memory_bytes: bytes that each rank passes to others through its node's memory, shape
+            (ranks,).
+        memory_phases: 1 for an allreduce only in memory, 2 before and after one between nodes, 0
+            for none.
+        coded: elements that a rank encodes or sums.
     """
 
     layout: Layout
@@ -119,7 +121,7 @@ class Schedule:
 
 
 def resolve(algorithm: str, layout: Layout, coding: Coding | None) -> str:
-    """Return what `auto` stands for on these ranks (csrc/collectives/allreduce.cc)."""
+    """Return the algorithm that `auto` selects on these ranks (csrc/collectives/allreduce.cc)."""
     one_node = layout.nodes == 1
     if algorithm in ("hierarchical_sra", "leaders_sra") and one_node:
         return "sra"
@@ -133,7 +135,7 @@ def resolve(algorithm: str, layout: Layout, coding: Coding | None) -> str:
 
 
 def _auto_among(ranks: int, coding: Coding | None) -> str:
-    """Return what `auto` stands for among ranks that share no memory (collectives/algorithm.cc)."""
+    """Return the algorithm that `auto` selects without shared memory (collectives/algorithm.cc)."""
     if not coding:
         return "direct"
     return "sra2d" if ranks > MOST_SRA_RANKS else "sra"
@@ -142,15 +144,15 @@ def _auto_among(ranks: int, coding: Coding | None) -> str:
 def schedule(
     algorithm: str, layout: Layout, tensors: Tensors, coding: Coding | None = None
 ) -> Schedule:
-    """Return what an allreduce of float32 gradients sends.
+    """Return the messages of an allreduce of float32 gradients.
 
     Args:
-        algorithm: a name of ALGORITHMS, or "auto".
+        algorithm: a name in ALGORITHMS, or "auto".
         layout: the ranks.
-        tensors: (elements, id) of the gradients that travel together.
-        coding: of compressed algorithms; None for the others.
+        tensors: (elements, id) of the fused gradients.
+        coding: for compressed algorithms; None for the others.
     Raises:
-        UsageError: no such algorithm, or one that does not fit the coding.
+        UsageError: the algorithm is unknown, or does not fit the coding.
     """
     name = resolve(algorithm, layout, coding)
     if name not in ALGORITHMS:
@@ -267,7 +269,7 @@ def _allgather(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Pha
 
 
 def _trips(ranks: int, chunk: np.ndarray) -> tuple[Phase, ...]:
-    """Return two turns round a ring: sums, then results."""
+    """Return two rounds of a ring: a reduce-scatter, then an allgather."""
     return (
         Phase(
             "scatter",
@@ -296,7 +298,10 @@ def _requantizing_ring(ranks: int, tensors: Tensors, coding: Coding | None) -> t
 
 
 def _folded(ranks: int, size: int, inner: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """Put the surplus ranks' share before and after an algorithm for a power of two of ranks."""
+    """Extend an algorithm for a power of two of ranks to all ranks.
+
+    Each surplus rank sends its input to another rank before it, and receives the result after it.
+    """
     power = 1 << (ranks.bit_length() - 1)
     surplus = np.arange(power, ranks)
     if not len(surplus):
@@ -351,14 +356,14 @@ def _rabenseifner(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[
 
 def _shared_bytes(layout: Layout, count: int) -> np.ndarray:
     ranks, size = layout.ranks, count * FLOAT_BYTES
-    # Cutting gives each rank's part away to all, and the sums of the own part: twice (p-1)/p.
+    # If cut, others read their parts of a rank's input and the sum of its own part: 2 (p-1)/p.
     whole = size * (ranks - 1)
     cut = ranks > 2 and size > SHARED_ONCE_BYTES
     return np.full(ranks, 2 * whole // ranks if cut else whole)
 
 
 def _hierarchical(name: str, layout: Layout, tensors: Tensors, coding: Coding | None) -> Schedule:
-    """Shards of a node are summed in its memory; owner j of each node takes shard j across."""
+    """Sum shards in each node's memory, then reduce shard j between the owners j of all nodes."""
     per_node, nodes = layout.per_node, layout.nodes
     owners = _ACROSS[name] or per_node
     granule = coding.bucket if coding else 1
@@ -383,7 +388,7 @@ def _hierarchical(name: str, layout: Layout, tensors: Tensors, coding: Coding | 
 
 
 def _side_by_side(layout: Layout, by_shard: list[tuple[Phase, ...]]) -> tuple[Phase, ...]:
-    """Run one schedule of nodes for each owner, the first local ranks, at the same time."""
+    """Combine the schedules between nodes of all owners, the first local ranks, into one."""
     longest = max(by_shard, key=len)
 
     def joined(place: int, i: int) -> Messages:
@@ -415,6 +420,6 @@ _FLAT: dict[str, Callable[[int, Tensors, Coding | None], tuple[Phase, ...]]] = {
     "allgather": _allgather,
     "requantizing_ring": _requantizing_ring,
 }
-# How many ranks of a node communicate with other nodes; None: all of them.
+# Number of ranks of a node that communicate with other nodes; None: all.
 _ACROSS = {"hierarchical": None, "leaders": 1, "hierarchical_sra": None, "leaders_sra": 1}
 ALGORITHMS = (*_FLAT, "shared", *_ACROSS)

@@ -1,9 +1,10 @@
-"""How much messages are in each other's way on a topology, by SimGrid.
+"""Contention between messages on a topology, simulated by SimGrid.
 
-The simulator is a C++ program over SimGrid's S4U interface that is compiled once, into
-``$QSGD_HOME/simulators``. It is told the bytes between network cards and says how long they take;
-that time over the closed form's is the slowdown of a pattern. Bandwidth is shared as fluids, so the
-slowdown does not depend on the size of messages, and one simulation serves all of them.
+The simulator is a C++ program that uses SimGrid's S4U interface. It is compiled once, into
+``$QSGD_HOME/simulators``. Its input is the traffic between network cards, its output the time of
+each round; that time divided by the time of the closed form is the slowdown of a pattern. Bandwidth
+is divided as fluids, so the slowdown does not depend on the size of messages, and one simulation
+per pattern is sufficient.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from qsgd_hpc.scaling.predict.schedules import Layout, Messages, Phase, Schedule
 __all__ = ["MOST_MESSAGES", "ROUTINGS", "SimGrid", "platform_line", "sampled", "simulator"]
 
 MOST_MESSAGES = 8192
-"""Messages under way at once in a simulation; of larger exchanges, as many rounds as fit are."""
+"""Most messages in flight in a simulation; larger exchanges are sampled by rounds."""
 LEAST_ROUNDS = 12
 ADAPTIVE = "adaptive"
 ROUTINGS = (ADAPTIVE, "minimal")
@@ -39,10 +40,10 @@ REMEDY = "install g++ and libsimgrid-dev (tests/simgrid/install.sh does so on De
 
 @cache
 def simulator() -> Path:
-    """Return the compiled simulator; compile it where there is none of this source yet.
+    """Return the path of the simulator; compile it unless this version is compiled already.
 
     Raises:
-        UsageError: there is no compiler or no SimGrid; the message says what to install.
+        UsageError: there is no compiler or no SimGrid; the message names what to install.
     """
     source = resources.files("qsgd_hpc.scaling.predict").joinpath("simulator.cc").read_text("utf-8")
     folder = Path(env.get("QSGD_HOME")).expanduser() / "simulators"
@@ -69,13 +70,13 @@ def simulator() -> Path:
 
 
 def platform_line(fabric: Fabric, cards: int, routing: str = ADAPTIVE) -> str:
-    """Return the simulator's platform for a job with so many network cards.
+    """Return the simulator's platform line for a job with `cards` network cards.
 
-    A job is packed into as few groups or leaves as hold it, the cards of a node side by side.
-    SimGrid routes messages of a dragonfly by the one shortest way. With `routing` "adaptive" a link
-    between two routers, or two groups, stands for all those of the router, or group, that may lead
-    there, halved because a detour takes two of them; with "minimal" it is what it is. Where a
-    profile does not give the global links of a group, there are half as many as cards.
+    A job uses the fewest groups or leaves possible, with the cards of a node adjacent. SimGrid
+    routes messages of a dragonfly along the shortest path only. With `routing` "adaptive", a link
+    between two routers (or groups) therefore represents all links of the router (or group) that may
+    lead there, halved because a detour uses two of them; with "minimal" it represents itself. If a
+    profile does not give the global links of a group, half as many as cards are assumed.
     """
     bandwidth = f"{fabric.card_bandwidth:.17g}"
     shape = fabric.shape
@@ -104,19 +105,19 @@ def _groups(shape: Dragonfly, cards: int) -> int:
     groups = -(-cards // (shape.routers * shape.endpoints))
     if groups > shape.routers:
         raise UsageError(
-            f"a job of {cards} network cards takes {groups} groups, and SimGrid's dragonfly takes "
-            f"no more than a group has routers, {shape.routers}. Ask for fewer nodes, or "
+            f"a job of {cards} network cards needs {groups} groups, but SimGrid's dragonfly has at "
+            f"most as many groups as a group has routers, {shape.routers}. Use fewer nodes, or "
             "--no-simgrid."
         )
     return groups
 
 
 def sampled(phase: Phase, layout: Layout, cards: int, most: int = MOST_MESSAGES) -> list[Messages]:
-    """Return rounds of a phase that may stand for all of them.
+    """Return a sample of a phase's rounds that represents all of them.
 
-    A direct exchange is cut into rounds of another kind than that of the schedule: in round b, rank
-    i sends to c i + b, so that the ranks of a switch send to different switches in every round, as
-    they do over the whole exchange. Rounds spread evenly over all of them are taken.
+    A direct exchange is divided into other rounds than in the schedule: in round b, rank i sends to
+    c i + b, so that the ranks of a switch send to different switches in every round, as they do
+    over the complete exchange. The sample is evenly spaced.
     """
     if not phase.together:
         return [
@@ -134,7 +135,7 @@ def sampled(phase: Phase, layout: Layout, cards: int, most: int = MOST_MESSAGES)
 
 
 def _affine_round(layout: Layout, phase: Phase, offset: int) -> Messages:
-    # Members are the ranks, or the nodes where each local rank has an exchange of its own.
+    # Members are the ranks, or the nodes if each local rank has a separate exchange.
     members, side = phase.members, layout.ranks // phase.members
     factor = int(members * GOLDEN) | 1
     while math.gcd(factor, members) != 1:
@@ -148,11 +149,11 @@ def _affine_round(layout: Layout, phase: Phase, offset: int) -> Messages:
 
 
 class SimGrid:
-    """Slowdowns on a fabric's topology, each simulated once.
+    """Slowdowns on a fabric's topology; each is simulated once.
 
     Args:
         fabric: the machine.
-        most: messages under way at once in a simulation.
+        most: most messages in flight in a simulation.
         routing: "adaptive" or "minimal", see platform_line().
     """
 
@@ -172,7 +173,7 @@ class SimGrid:
         """Return the phase's time between nodes over that of the closed form.
 
         Raises:
-            UsageError: the simulator cannot be had, or it failed.
+            UsageError: the simulator is not available, or failed.
         """
         layout = schedule.layout
         key = (phase.pattern, layout)

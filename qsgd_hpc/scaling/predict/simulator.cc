@@ -1,4 +1,4 @@
-// Times rounds of messages on a simulated network: one number of seconds per round.
+// Simulates rounds of messages on a network and prints the seconds of each round.
 //
 //   simulator < input > output
 //
@@ -8,7 +8,7 @@
 //   fat_tree LEAVES HOSTS_PER_LEAF UPLINKS CABLES BANDWIDTH
 // Then, for every round, the number of its messages and a line "FROM TO BYTES" for each. All
 // messages of a round start together; the round ends with the last of them. Links have no latency
-// here: what a message costs beside its bytes is added by the caller.
+// here: the caller adds the latency of messages.
 #include <cstdio>
 #include <simgrid/s4u.hpp>
 #include <stdexcept>
@@ -35,7 +35,7 @@ unsigned read_count(const char* what) { return read<unsigned>("%u", what); }
 
 std::vector<s4u::Host*> hosts;
 
-// Hosts by their number in the topology, which Engine::get_all_hosts does not keep.
+// Stores hosts by their number in the topology, because Engine::get_all_hosts has another order.
 std::pair<simgrid::kernel::routing::NetPoint*, simgrid::kernel::routing::NetPoint*> make_host(
     s4u::NetZone* zone, const std::vector<unsigned long>&, unsigned long id) {
   s4u::Host* const host = zone->create_host("h" + std::to_string(id), 1e9);
@@ -65,7 +65,7 @@ void build_dragonfly() {
   const unsigned routers = read_count("routers"), local = read_count("local links");
   const unsigned per_router = read_count("hosts per router");
   const double bandwidth = read<double>("%lf", "bandwidth");
-  // Links between groups are attached to the router of the other group's number.
+  // SimGrid attaches the links to group g to router g, so it needs a router for every group.
   if (groups > routers) throw std::runtime_error("more groups than routers of a group");
   s4u::create_dragonfly_zone(
       "network", nullptr, {{groups, global}, {1, 1}, {routers, local}, per_router},
@@ -127,7 +127,7 @@ void play() {
 int main(int argc, char** argv) {
   try {
     s4u::Engine engine(&argc, argv);
-    // The defaults are calibrated for TCP, with flows slowed by their own acknowledgements.
+    // The defaults model TCP, in which acknowledgements slow a flow.
     s4u::Engine::set_config("network/model:CM02");
     s4u::Engine::set_config("network/latency-factor:1");
     s4u::Engine::set_config("network/bandwidth-factor:1");

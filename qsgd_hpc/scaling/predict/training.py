@@ -1,4 +1,4 @@
-"""What is known of a training: the input of every prediction."""
+"""Profile of a training: the input of every prediction."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ __all__ = ["TrainingProfile"]
 
 @dataclass(frozen=True)
 class TrainingProfile:
-    """One rank's step, and the gradients that it makes.
+    """One rank's step and its gradients.
 
     Attributes:
-        name: what is trained, in words.
-        compute_s: of a step without communication and waiting for data.
-        backward_s: from the first gradient's submission to the last one's; the end of compute_s.
+        name: description of the training.
+        compute_s: seconds of a step without communication and waiting for data.
+        backward_s: seconds from the first gradient's submission to the last one's, at the end of
+            compute_s.
         layers: (elements, ready_s) of each gradient in order of submission; ready_s counts from the
             first one.
         batch: samples of a rank in that step.
         unit: what throughput counts.
-        data_s: waiting for data, in each step.
-        jitter: standard deviation of a rank's compute time over its mean.
-        coding_s: seconds per element of coding and adding on one rank, by bits; 32: adding alone.
-        staged: compute_s holds the copies of gradients between a GPU and memory already.
-        ranks: of the measurement.
-        source: where the numbers are from, in words.
-        assumptions: what was put in for numbers that nobody measured.
+        data_s: seconds of waiting for data in each step.
+        jitter: standard deviation of a rank's compute time divided by its mean.
+        coding_s: seconds per element of coding and summing on one rank, by bits; 32: summing only.
+        staged: whether compute_s includes the copies of gradients between GPU and host memory.
+        ranks: number of ranks in the measurement.
+        source: origin of the values, as text.
+        assumptions: values assumed instead of measured, as text.
     """
 
     name: str
@@ -67,17 +68,17 @@ class TrainingProfile:
 
     @property
     def throughput(self) -> float:
-        """Samples per second of one rank that waits for nobody."""
+        """Samples per second of one rank that does not wait for others."""
         return self.batch / (self.compute_s + self.data_s)
 
     def coding_of(self, bits: int) -> tuple[float, str]:
-        """Return the seconds per element at these bits, and what was assumed, in words or ""."""
+        """Return the seconds per element at these bits, and the assumption made, "" if none."""
         if bits in self.coding_s:
             return self.coding_s[bits], ""
         coded = {b: s for b, s in self.coding_s.items() if b < 32}
         if bits < 32 and coded:
             nearest = min(coded, key=lambda b: abs(b - bits))
-            return coded[nearest], f"coding with {bits} bits takes what {nearest} bits took"
+            return coded[nearest], f"coding with {bits} bits takes as long as with {nearest} bits"
         if bits == 32:
-            return 0.0, "adding float32 gradients is hidden behind the wire"
-        return 0.0, f"coding with {bits} bits takes no time: nothing was measured with codes"
+            return 0.0, "summing float32 gradients is hidden by their transfer"
+        return 0.0, f"coding with {bits} bits takes no time, because no compressed run was measured"

@@ -1,4 +1,4 @@
-"""Predict the larger sizes of a study from its smallest, and set both side by side."""
+"""Comparison of the larger sizes of a study with predictions from its smallest size."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Comparison", "compare"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One size: step times in seconds, and how far the prediction is off, relative.
+    """One size: step times in seconds, and the relative error of the prediction.
 
     Attributes:
-        spread: the farthest repeat from their median, relative; None of a single run. An error
-            below it may be the measurement's.
+        spread: largest relative distance of a repeat from the median; None for a single run. A
+            smaller error may be due to the measurement.
     """
 
     nodes: int
@@ -46,13 +46,13 @@ def compare(
     source: str,
     setting: Setting,
 ) -> list[Comparison]:
-    """Return every size above the smallest one, measured and predicted.
+    """Return the measurement and the prediction of every size above the smallest one.
 
-    The step time that counts is the mean over timed steps, computing, exposed communication and
-    waiting for data together. Coding costs are those of the study itself.
+    The step time is the mean over timed steps of computing, exposed communication and waiting for
+    data together. Coding costs are taken from the study itself.
 
     Raises:
-        UsageError: there is but one size, or numbers are missing.
+        UsageError: there is only one size, or values are missing.
     """
     training = training_of(points, mode, source)
     larger = sorted(

@@ -1,1 +1,1 @@
-"""Published results of others, beside what this project predicts or measures for them."""
+"""Published results of others, compared with predictions or measurements of this project."""

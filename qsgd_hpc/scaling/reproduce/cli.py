@@ -20,9 +20,7 @@ __all__ = ["reproduce"]
 
 @click.command(context_settings={"show_default": True})
 @click.argument("name", type=click.Choice(NAMES))
-@click.option(
-    "--measure", is_flag=True, help="Measure a similar training on this machine; takes long."
-)
+@click.option("--measure", is_flag=True, help="Measure a similar training on this machine (slow).")
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
@@ -91,7 +89,7 @@ def _lines(
     for head, sentences in (
         ("Calibration", remarks),
         ("Networks", networks),
-        ("It assumes", table.assumptions),
+        ("Assumptions", table.assumptions),
         ("Largest errors", table.misses),
     ):
         if sentences:
@@ -118,7 +116,7 @@ def _number(value: float | None, part: float | None) -> str:
 
 
 def _found(value: float | None, part: float | None) -> str:
-    """Return a number of ours to three digits or its whole part: it is not known better."""
+    """Return a number of this project to three digits, which is its accuracy."""
     if value is None or part is not None:
         return _number(value, part)
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

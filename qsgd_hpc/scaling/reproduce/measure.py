@@ -1,4 +1,4 @@
-"""Measure the like of a published table on this machine: its study, run and read."""
+"""Measurement of a training similar to a published table on this machine, as a study."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["measured_cells", "run_study", "study_text"]
 
 
 def study_text(table: Published) -> str:
-    """Return the study file that a table is measured with.
+    """Return the text of the study file for a table.
 
     Raises:
         UsageError: nothing of the table can be measured on one machine.
@@ -50,7 +50,7 @@ def run_study(table: Published, folder: Path) -> Path:
 
 
 def measured_cells(table: Published, results: Path) -> list[Cell]:
-    """Return each size of a study of this machine beside the published number of that size."""
+    """Return each size of a study of this machine, with the published number of that size."""
     points, _ = measured(results)
     cells = []
     for ranks, bits in sorted({(int(p["ranks"]), int(p["bits"])) for p in points}):
@@ -58,14 +58,14 @@ def measured_cells(table: Published, results: Path) -> list[Cell]:
         for what, name in _quantities(table):
             values = [float(p[name]) for p in here if is_number(p.get(name))]
             if values:
-                said = "fp32" if bits == 32 else f"{bits} bit"
+                code = "fp32" if bits == 32 else f"{bits} bit"
                 value = _published(table, what, ranks, bits)
-                cells.append(Cell(what, f"{said}, {ranks}", value, median(values), "measured"))
+                cells.append(Cell(what, f"{code}, {ranks}", value, median(values), "measured"))
     return cells
 
 
 def _quantities(table: Published) -> list[tuple[str, str]]:
-    """Return what the table speaks of, and the record's field that holds it here."""
+    """Return the quantities of the table, each with the field of a record that contains it."""
     if table.method != "none":
         return [(network, "throughput") for network in table.networks]
     return [("valid", "perplexity"), ("test", "test_perplexity"), ("train", "train_perplexity")]

@@ -19,7 +19,7 @@ HOUR_S = 3600.0
 
 
 def predicted(table: Published) -> tuple[list[Cell], list[str]]:
-    """Return every published number beside the model's, and remarks on the calibration."""
+    """Return every published number with the model's, and remarks on the calibration."""
     return _METHODS[table.method](table)
 
 
@@ -30,9 +30,9 @@ def _bits(bits: int) -> str:
 def effective_gbps(
     training: TrainingProfile, nodes: int, latency_us: float, comm_s: float
 ) -> float:
-    """Return the speed of a link on which a float32 step communicates for comm_s; Gb/s.
+    """Return the rate of a link on which a float32 step communicates for comm_s; Gb/s.
 
-    The model's time is affine in a byte's, so two points of it tell.
+    The model's time is affine in the time per byte, so two points determine it.
     """
     setting = Setting(overlaps=False)
 
@@ -46,7 +46,7 @@ def effective_gbps(
 
 
 def _calibrated(table: Published) -> tuple[list[Cell], list[str]]:
-    """One row of each network gives its computing and its link; the others follow."""
+    """Calibrate computing and link of each network with one row; predict the other rows."""
     images, batch = table.facts["images"], table.facts["batch"]
     cells, remarks = [], []
     for network in table.networks:
@@ -58,7 +58,9 @@ def _calibrated(table: Published) -> tuple[list[Cell], list[str]]:
         gbps = effective_gbps(
             training, base_gpus, table.facts["latency_us"], comm_h * HOUR_S / base_steps
         )
-        remarks.append(f"{network}: {compute_s:.3g} s of computing a step, {gbps:.3g} Gb/s a GPU.")
+        remarks.append(
+            f"{network}: {compute_s:.3g} s of computing per step, {gbps:.3g} Gb/s per GPU."
+        )
         fabric = flat_fabric(f"{network}'s link", gbps, table.facts["latency_us"])
         for _, bits, gpus, hours, part in rows:
             row = predict(training, fabric, Setting(overlaps=False), [gpus], [bits], ClosedForm())[
@@ -81,7 +83,7 @@ def _calibrated(table: Published) -> tuple[list[Cell], list[str]]:
 
 
 def _cluster(table: Published) -> tuple[list[Cell], list[str]]:
-    """Efficiency at one size, from published speeds of one processor; also with fewer bits."""
+    """Predict efficiency at one size from published speeds of one processor, also compressed."""
     facts = table.facts
     fabric = flat_fabric(table.title, facts["gbps"], facts["latency_us"], facts["memory_gbs"])
     cells = []
@@ -105,7 +107,7 @@ def _cluster(table: Published) -> tuple[list[Cell], list[str]]:
 
 
 def _speeds(table: Published, fabric: Fabric) -> tuple[list[Cell], list[str]]:
-    """Throughput at each size; that of one processor is the published one."""
+    """Predict throughput at each size from the published throughput of one processor."""
     single = {row[0]: row[3] for row in table.rows if row[2] == 1}
     cells = []
     for network, bits, ranks, speed in table.rows:
@@ -119,7 +121,7 @@ def _speeds(table: Published, fabric: Fabric) -> tuple[list[Cell], list[str]]:
 
 
 def _site(table: Published) -> tuple[list[Cell], list[str]]:
-    # Copies between GPU and memory are in the published speed of one GPU, as far as it made any.
+    # The published speed of one GPU includes its copies between GPU and host memory, if any.
     fabric = replace(fabric_of_site(sites.load(table.facts["site"])), host_bandwidth=None)
     return _speeds(table, fabric)
 

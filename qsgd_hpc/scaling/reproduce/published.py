@@ -17,20 +17,20 @@ __all__ = ["NAMES", "Cell", "Published", "network_profile", "published"]
 
 NAMES = ("qsgd-tf", "horovod", "alcf", "tacc", "texar")
 PIECES = 100
-"""Gradients of a network whose layers are not listed."""
+"""Number of gradients of a network whose layers are not listed."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One published number, what stands beside it, and how that came about.
+    """One published number and the number that it is compared with.
 
     Attributes:
         what: the network, or the quality.
-        setting: bits and size in words.
+        setting: bits and size as text.
         published: the number; None for an unpublished setting.
-        found: predicted or measured here; None if there is nothing.
-        role: "calibrated" (found is made from this very number), "predicted", "measured", or "".
-        part_published, part_found: the communication in them, where it is given.
+        found: the predicted or measured number; None if there is none.
+        role: origin of `found`: "calibrated" (from `published`), "predicted", "measured", or "".
+        part_published, part_found: the communication in them; None if unknown.
     """
 
     what: str
@@ -43,7 +43,7 @@ class Cell:
 
     @property
     def error(self) -> float | None:
-        """Relative error of `found`; None if it is calibrated or one of both is missing."""
+        """Relative error of `found`; None if it is calibrated or a number is missing."""
         if self.found is None or not self.published or self.role == "calibrated":
             return None
         return self.found / self.published - 1
@@ -70,7 +70,7 @@ def published(name: str) -> Published:
     """Return a published table by its name in NAMES.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is none with that name.
     """
     if name not in NAMES:
         raise UsageError(f"no published table {name!r}; available: {', '.join(NAMES)}.")
@@ -89,10 +89,10 @@ def published(name: str) -> Published:
 def network_profile(
     table: Published, network: str, compute_s: float, *, overlaps: bool = True
 ) -> TrainingProfile:
-    """Return a training of one network of a table, with batches as the table says.
+    """Return the training of one network of a table, with the table's batch size.
 
-    Without overlap all gradients are one; else they are the layers that the file lists, by their
-    place in the backward pass, or equal pieces that come evenly.
+    Without overlap there is one gradient. Otherwise the gradients are the layers that the file
+    lists, with their positions in the backward pass, or equal pieces at equal intervals.
     """
     facts = table.networks[network]
     backward_s = compute_s * float(table.facts.get("backward", 0))
