@@ -43,7 +43,7 @@ def test_a_difference_is_said_only_outside_of_the_noise(factor, word):
         ratio = pair.verdict.ratio
         assert ratio.value == pytest.approx(factor)
         assert ratio.low < factor < ratio.high
-    assert summary(found) == f"now beside before: 4 {word}"
+    assert summary(found) == f"now compared with before: 4 {word}"
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.06, 3.0, 0.5])
@@ -54,7 +54,7 @@ def test_single_runs_have_no_verdict(factor):
     shown = section(compare(report_of(faster(base, factor)), report_of(base), NAMES))
     assert shown["rows"][0]["interval"] == "one run"
     assert shown["rows"][0]["verdict"] == "undecided"
-    assert shown["summary"] == "now beside before: 1 measured once"
+    assert shown["summary"] == "now compared with before: 1 measured once"
 
 
 def test_only_what_both_measured_is_compared_and_the_rest_is_counted():
@@ -89,7 +89,7 @@ def test_the_comparison_stands_in_page_and_markdown():
     filled = page.context(mine, [["plot"]], found)
     html = page.render("report.html.j2", filled)
     assert 'id="comparison"' in html and "<i>a" not in html and "</script><b>" not in html
-    assert "now beside before: 4 same" in html
+    assert "now compared with before: 4 same" in html
     markdown = page.render("report.md.j2", filled)
     assert "| Code | <i>a\\|b | 0123456789ab |" in markdown
     assert "| 2 nodes, 4 bit |" in markdown
@@ -105,7 +105,7 @@ def test_the_command_compares_and_leaves_the_studys_own_report_alone(tmp_path: P
         report, [str(tmp_path / "now"), "--vs", str(tmp_path / "before")], catch_exceptions=False
     )
     assert done.exit_code == 0
-    assert "now beside before: 1 faster" in done.output
+    assert "now compared with before: 1 faster" in done.output
     assert (tmp_path / "now" / "vs-before" / "report.html").exists()
     assert not (tmp_path / "now" / "report.html").exists()
 

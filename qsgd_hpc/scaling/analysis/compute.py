@@ -36,21 +36,21 @@ def analyse(
 ) -> Analysis:
     """Reduce the finished points of a study to one table per case.
 
-    Values of a table are medians over the repeats, except for the parts of a step, which are those
-    of the run with median throughput, so that they add up. See stats.py for 95 % intervals. A point
-    of one rank belongs to all algorithms of its workload, framework and batch, and to all bits: one
-    rank sends nothing.
+    Values of a table are medians over the repeats. Only the parts of a step are taken from the run
+    with median throughput, so that they add up. See stats.py for 95 % intervals. A point of one
+    rank belongs to all algorithms of its workload, framework and batch, and to all bits: one rank
+    sends nothing.
 
     Args:
         attempts: attempts of the study, in order.
         mode: "strong" or "weak"; decides which scaling law applies.
-        cases: those of the study, in its order; empty: those that were measured, sorted.
-        target: the quality that time_to_target_s refers to, or that of each case. Above 1 it is a
-            perplexity, else an accuracy; a case that records the other kind, and every case without
-            one, takes what all fp32 runs at the largest size reach (quality.py).
-        site: where it was measured, for sentences; empty if that is not known.
+        cases: the cases of the study, in its order; empty: all measured cases, sorted.
+        target: the quality that time_to_target_s refers to, for all cases or for each case. Above 1
+            it is a perplexity, else an accuracy. A case without a target, or that records the other
+            kind, uses the quality that all fp32 runs at the largest size reach (quality.py).
+        site: the site where it was measured, for sentences; empty if unknown.
     Returns:
-        The analysis; without cases if no point is finished.
+        The analysis; it has no cases if no point is finished.
     """
     measured = list(finished(attempts).values())
     own = [(case, _of(case, measured)) for case in cases or _measured_cases(measured)]
@@ -67,15 +67,15 @@ def analyse(
 
 
 def _measured_cases(measured: Sequence[Attempt]) -> list[Case]:
-    """Return the measured cases, without those that only share their single rank."""
+    """Return the measured cases, except one-rank cases that are shared by cases of more ranks."""
     alone = {a.point.case for a in measured if a.point.ranks == 1}
     several = {a.point.case for a in measured if a.point.ranks > 1}
-    lent = {
+    shared = {
         a.point.case
         for a in measured
         if a.point.ranks == 1 and any(counts_for(case, a.point) for case in several)
     }
-    return sorted(several | (alone - lent))
+    return sorted(several | (alone - shared))
 
 
 def _of(case: Case, measured: Sequence[Attempt]) -> list[Attempt]:
@@ -150,8 +150,8 @@ def _case(case: Case, measured: Sequence[Attempt], given: float | None, mode: st
 
 
 def _test_samples(runs: pd.DataFrame) -> int | None:
-    told = runs["test_samples"].dropna()
-    return None if told.empty or told.min() < 1 else int(told.min())
+    sizes = runs["test_samples"].dropna()
+    return None if sizes.empty or sizes.min() < 1 else int(sizes.min())
 
 
 def _runs(

@@ -7,21 +7,22 @@ Laws. With X(p) the throughput of p ranks and X(1) = A, free in every fit:
 - Gustafson (CACM 1988), the work grows with the ranks: X = A (p - s (p - 1)), s the serial share of
   the time of a parallel run.
 - Universal scalability law (Gunther, Guerrilla Capacity Planning, 2007):
-  X = A p / (1 + contention (p - 1) + coherency p (p - 1)); coherency makes more ranks slower.
+  X = A p / (1 + contention (p - 1) + coherency p (p - 1)); with coherency > 0, throughput falls
+  from some number of ranks.
 
 Each is linear in non-negative coefficients once relative residuals of p / X (Gustafson: of X) are
 minimised, so the best fit is unique and its parameters stay in their bounds: shares in [0, 1],
-coherency from 0.
+coherency >= 0.
 
 Link. T = latency * messages + bytes / bandwidth (Hockney, The communication challenge for MPP,
-Parallel Computing 20, 1994), per rank and step. T is the time in collectives less that of coding,
-so it includes waiting for slower ranks. A reduction by p ranks in two phases, each rank exchanging
-with all others or around a ring, takes 2 (p - 1) messages; bytes are counted. Bits vary the bytes
-at equal messages and ranks vary the messages, which separates the two.
+Parallel Computing 20, 1994), per rank and step. T is the time in collectives minus the time of
+coding, so it includes waiting for slower ranks. A reduction by p ranks in two phases, each rank
+exchanging with all others or around a ring, takes 2 (p - 1) messages; bytes are counted. Bits vary
+the bytes at equal messages and ranks vary the messages, which separates the two.
 
 Intervals. The interval of a quantity holds the values at which the best fit of everything else has
 a sum of squares of at most best * (1 + F(1, freedom) / freedom): Bates and Watts, Nonlinear
-Regression Analysis, 1988, chapter 6. For models that are linear once the quantity is held this is
+Regression Analysis, 1988, chapter 6. For models that are linear once the quantity is fixed this is
 exact for normal noise, also for ratios of coefficients and at bounds. Runs must outnumber the
 parameters, by repeats or by sizes.
 """
@@ -56,7 +57,7 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-# A mean of squared relative residuals as small as this is rounding.
+# A mean of squared relative residuals up to this is a rounding error.
 ROUNDING = 1e-20
 
 
@@ -86,7 +87,7 @@ def profile_interval(
     """Return the 95 % interval of a quantity in [0, upper]; None without spare rows.
 
     Args:
-        residual_at: sum of squares of the best fit in which the quantity is held at a value.
+        residual_at: sum of squares of the best fit with the quantity fixed at a value.
         best, residual: its best value, and the sum of squares there.
         upper: its largest possible value; None if there is none.
     """
@@ -126,9 +127,9 @@ _PARALLEL = 0.95
 
 
 def fit_link(runs: pd.DataFrame) -> LinkFit | None:
-    """Fit latency and bandwidth to the runs of a case; None with fewer than two rows that tell.
+    """Fit latency and bandwidth to the runs of a case; None with fewer than two usable rows.
 
-    Relative residuals are minimised, both costs from 0; profile.py finds the intervals.
+    Relative residuals are minimised, with both costs >= 0; profile_interval() adds the intervals.
     """
     sending = _sending(runs)
     points = len(sending.groupby(["ranks", "bits"]))
@@ -149,11 +150,11 @@ def fit_link(runs: pd.DataFrame) -> LinkFit | None:
 
 def _sending(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs with communication, with messages, bytes and seconds per rank and step."""
-    told = runs[(runs["ranks"] > 1) & (runs["wire_bytes_per_step"] > 0)].copy()
-    told["bytes"] = told["wire_bytes_per_step"] / told["ranks"]
-    told["messages"] = 2 * (told["ranks"] - 1) * told["reductions_per_step"].fillna(1)
-    told["link_s"] = told["comm_s"] - told["coding_s"].fillna(0)
-    return told[told["link_s"] > 0]
+    rows = runs[(runs["ranks"] > 1) & (runs["wire_bytes_per_step"] > 0)].copy()
+    rows["bytes"] = rows["wire_bytes_per_step"] / rows["ranks"]
+    rows["messages"] = 2 * (rows["ranks"] - 1) * rows["reductions_per_step"].fillna(1)
+    rows["link_s"] = rows["comm_s"] - rows["coding_s"].fillna(0)
+    return rows[rows["link_s"] > 0]
 
 
 def _estimate(columns: Array, which: int, value: float, residual: float) -> Estimate:
@@ -179,34 +180,34 @@ def _inverse(cost: Estimate) -> Estimate:
 def _link_cautions(
     sending: pd.DataFrame, columns: Array, points: int, per_byte: float
 ) -> list[str]:
-    told = []
+    cautions = []
     if points == 2:
-        told.append(
+        cautions.append(
             "Two rows determine it exactly, so the fit cannot show whether the model applies."
         )
     norms = np.linalg.norm(columns, axis=0)
     if float(columns[:, 0] @ columns[:, 1]) > _PARALLEL * norms[0] * norms[1]:
-        told.append(
+        cautions.append(
             "Not identifiable: messages and bytes increase together in these rows, so latency "
             "and bandwidth cannot be separated. Measure more bits or more sizes."
         )
     if sending["ranks"].nunique() == 1:
-        told.append(
+        cautions.append(
             "All rows have the same ranks: the latency contains every cost that does not "
             "depend on bytes."
         )
     if per_byte == 0:
-        told.append(
+        cautions.append(
             "The time did not increase with the bytes, so there is no estimate of the bandwidth."
         )
     if sending["reductions_per_step"].isna().any():
-        told.append(
+        cautions.append(
             "The number of reductions per step is not recorded: the latency is that of 2 (p - "
             "1) messages, for all reductions of a step together."
         )
     if sending["coding_s"].isna().any():
-        told.append("Coding is not recorded, so it counts as communication.")
-    return told
+        cautions.append("Coding is not recorded, so it counts as communication.")
+    return cautions
 
 
 LAWS = ("amdahl", "gustafson", "usl")
@@ -219,9 +220,9 @@ def applies(law: str, mode: str) -> bool:
 
 
 def fit_laws(runs: pd.DataFrame, mode: str) -> tuple[Fit, ...]:
-    """Fit all laws to every series of a case's runs: its bits, and one rank, where all start.
+    """Fit all laws to every series of a case: the runs at some bits, and the runs of one rank.
 
-    Laws that apply to the mode come first; the caution of the others says that they do not.
+    Laws that apply to the mode come first; the cautions of the others state that they do not apply.
     """
     laws = sorted(LAWS, key=lambda law: not applies(law, mode))
     found = []
@@ -256,9 +257,9 @@ def fit_law(law: str, bits: int, ranks: Array, speeds: Array, mode: str) -> Fit 
 def peak_ranks(fit: Fit) -> Estimate | None:
     """Return the ranks of most throughput under the USL, sqrt((1 - contention) / coherency).
 
-    None for other laws, and where coherency is 0: then more ranks never harm. The interval takes
-    the corners of the parameters' intervals, so it is wider than 95 %; no upper bound where that of
-    coherency holds 0.
+    None for other laws, and if coherency is 0: then more ranks never reduce throughput. The
+    interval combines the bounds of the parameters' intervals, so it covers more than 95 %; it has
+    no upper bound if the interval of coherency contains 0.
     """
     if fit.law != "usl":
         return None
@@ -281,7 +282,8 @@ def peak_ranks(fit: Fit) -> Estimate | None:
 def _columns(law: str, ranks: Array, speeds: Array) -> Array:
     """Return the columns whose non-negative combination is to be 1, shape (runs, coefficients).
 
-    The first two coefficients add up to 1 / A (Gustafson: A), the second's share is the serial one.
+    The first two coefficients add up to 1 / A (Gustafson: A); the serial share is the second one
+    divided by that sum.
     """
     if law == "gustafson":
         return np.stack([ranks, np.ones_like(ranks)], axis=1) / speeds[:, None]
@@ -293,7 +295,7 @@ def _columns(law: str, ranks: Array, speeds: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Model:
-    """Least squares of columns against 1, coefficients not negative."""
+    """Least squares of columns against 1, with non-negative coefficients."""
 
     columns: Array
 
@@ -302,7 +304,7 @@ class _Model:
         return int(self.columns.shape[0] - self.columns.shape[1])
 
     def solve(self) -> dict[str, float]:
-        """Return the parameters of the best fit, under all their names."""
+        """Return the parameters of the best fit; "serial" and "contention" are the same share."""
         best, _ = nonnegative(self.columns)
         whole = best[0] + best[1]
         share = float(best[1] / whole)
@@ -310,7 +312,7 @@ class _Model:
         return {"serial": share, "contention": share, "coherency": coherency}
 
     def residual_at(self, name: str, value: float) -> float:
-        """Return the sum of squares of the best fit with one parameter held."""
+        """Return the sum of squares of the best fit with one parameter fixed."""
         first, second, *others = self.columns.T
         if name == "coherency":
             free = [first + value * others[0], second + value * others[0]]
@@ -333,7 +335,7 @@ class _Model:
 
 
 def _error(fit: Fit, ranks: Array, speeds: Array) -> float:
-    """Return the root mean square of relative residuals, of each size's median."""
+    """Return the root mean square of the relative residuals of the medians of all sizes."""
     sizes = np.unique(ranks)
     measured = np.array([np.median(speeds[ranks == size]) for size in sizes])
     ratio = measured / np.array([fit.speedup(float(size)) for size in sizes])
@@ -342,44 +344,44 @@ def _error(fit: Fit, ranks: Array, speeds: Array) -> float:
 
 
 def _cautions(fit: Fit, model: _Model, ranks: Array, mode: str) -> list[str]:
-    told = []
+    cautions = []
     if not applies(fit.law, mode):
         held = "fixed work" if _FIXED_WORK[fit.law] else "work that grows with the ranks"
-        told.append(f"Does not apply: it is the law of {held}; this study is {mode} scaling.")
+        cautions.append(f"Does not apply: it is the law of {held}; this study is {mode} scaling.")
     spare = fit.sizes - len(fit.parameters) - 1
     if spare == 0:
-        told.append(
+        cautions.append(
             f"{fit.sizes} sizes determine it exactly, so the fit cannot show whether the "
             "law applies."
         )
     if model.freedom < 1:
-        told.append("No interval: there are not more runs than parameters.")
+        cautions.append("No interval: there are not more runs than parameters.")
     if spare > 0 and _lack_of_fit(model, ranks):
-        told.append(
+        cautions.append(
             "The deviation from the law exceeds the variation of the repeats: the law does not fit."
         )
-    told += [
+    cautions += [
         f"The interval of the {name} share contains every possible value: the runs do not "
         "determine it."
         for name, estimate in fit.parameters.items()
         if name != "coherency" and (estimate.low, estimate.high) == (0, 1)
     ]
-    told += [
+    cautions += [
         f"The {name} share is at its bound of {bound}."
         for name, estimate in fit.parameters.items()
         for bound in (0, 1)
         if name != "coherency" and abs(estimate.value - bound) < 1e-9
     ]
-    return told
+    return cautions
 
 
 def _lack_of_fit(model: _Model, ranks: Array) -> bool:
-    """Test whether sizes depart from the law more than runs of one size from each other (5 %)."""
+    """Return whether sizes deviate from the law more than runs of one size vary (F test, 5 %)."""
     sizes = np.unique(ranks)
     spare, pure = len(sizes) - model.columns.shape[1], len(ranks) - len(sizes)
     if spare < 1 or pure < 1:
         return False
-    # All columns of one size are proportional to one another, and so to any one of them.
+    # The columns of one size are proportional to each other, so one of them is sufficient.
     logs = np.log(model.columns[:, 0])
     within = sum(float(((logs[ranks == s] - logs[ranks == s].mean()) ** 2).sum()) for s in sizes)
     between = max(nonnegative(model.columns)[1] - within, 0.0)

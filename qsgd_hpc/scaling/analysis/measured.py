@@ -30,7 +30,7 @@ AS_RECORDED = (
     "step_jitter",
     "test_samples",
 )
-"""Fields of a "final" record that become columns as they are."""
+"""Fields of a "final" record that become columns unchanged."""
 
 UNCODED = (
     "asked_tensors",
@@ -39,7 +39,7 @@ UNCODED = (
     "asked_elements",
     "plain_elements",
 )
-"""Fields of an "engine" record that become columns as they are; the same on every rank."""
+"""Fields of an "engine" record that become columns unchanged; the same on every rank."""
 
 
 def run(attempt: Attempt, quality: Quality, target: float | None) -> dict[str, Any]:
@@ -84,31 +84,31 @@ def curve(attempt: Attempt) -> list[dict[str, Any]]:
 def time_to_target(attempt: Attempt, quality: Quality, target: float | None) -> float:
     """Return the time at the end of the first epoch that reaches a target, in seconds.
 
-    Infinite where epochs recorded their quality and none reached it; NaN if none recorded it
-    with its time, or without a target. Nothing is interpolated, because there are no measurements
-    between epochs.
+    Infinite if epochs recorded their quality and none reached the target; NaN without a target, or
+    if no epoch recorded both quality and time. Nothing is interpolated, because there are no
+    measurements between epochs.
     """
     if target is None:
         return NAN
-    told = [(number(e, quality.column), number(e, "elapsed_s")) for e in attempt.epochs]
-    told = [(value, at) for value, at in told if not math.isnan(value + at)]
-    if not told:
+    epochs = [(number(e, quality.column), number(e, "elapsed_s")) for e in attempt.epochs]
+    epochs = [(value, at) for value, at in epochs if not math.isnan(value + at)]
+    if not epochs:
         return NAN
-    return next((at for value, at in told if quality.reaches(value, target)), math.inf)
+    return next((at for value, at in epochs if quality.reaches(value, target)), math.inf)
 
 
 def _nmse(attempt: Attempt) -> float:
-    """Return the error of the codes, from the script's meter or from the engines."""
-    told = [number(record, "nmse") for record in (attempt.final, *attempt.engines.values())]
-    if told[0] == told[0]:
-        return told[0]
-    return statistics.fmean(known) if (known := [n for n in told if n == n]) else NAN
+    """Return the error of quantization, from the script's meter or from the engines."""
+    errors = [number(record, "nmse") for record in (attempt.final, *attempt.engines.values())]
+    if errors[0] == errors[0]:
+        return errors[0]
+    return statistics.fmean(known) if (known := [n for n in errors if n == n]) else NAN
 
 
 def _link_bits_s(attempt: Attempt) -> float:
-    """Return the rate of the slowest emulated link around a run, in bits per second.
+    """Return the measured rate of the slowest emulated link, in bits per second.
 
-    Before it or after it, whichever is less; NaN if the network was none of that kind.
+    The lower of the rates before and after the run; NaN if the network was not emulated.
     """
     network = attempt.network
     rates = [
@@ -131,14 +131,14 @@ def _share(part: float, whole: float) -> float:
 
 
 def _step_seconds(values: Mapping[str, float]) -> float:
-    """Return the mean of a step: as recorded, or the sum of its parts, which is the same."""
+    """Return the mean seconds of a step: as recorded, or the sum of its parts, which equals it."""
     if values["step_mean_s"] > 0:
         return values["step_mean_s"]
     return values["compute_s"] + values["exposed_s"] + values["data_s"]
 
 
 def _comm_seconds(final: Mapping[str, Any]) -> float:
-    """Return seconds in collectives per step: of the timed steps, or of all where only that is."""
+    """Return seconds in collectives per step: of the timed steps if recorded, else of all steps."""
     timed = number(final, "comm_s")
     return _share(number(final, "comm_time_s"), number(final, "steps")) if timed != timed else timed
 

@@ -1,4 +1,4 @@
-"""Quality of a training: its measure, and whether compression made it worse beyond noise."""
+"""Quality of a training: its measure, and whether compression reduced it by more than noise."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ __all__ = [
     "quality_of",
 ]
 
-# What is asked for where nothing is known of the noise.
+# Runs to ask for if the noise is unknown.
 FEWEST = 3
-# More repeats of a training, or a test set larger by this factor, are not realistic for a verdict.
+# More repeats of a training, or a test set larger by more than this factor, are not realistic.
 FEW_ENOUGH = 100
 LARGER = 10
 
@@ -45,14 +45,14 @@ class QualityVerdict:
     """The quality of one row compared with fp32.
 
     Attributes:
-        word: "" (nothing to compare); "kept" (no worse than fp32 less the margin); "noise" (worse,
+        word: "" (nothing to compare); "kept" (no worse than fp32 minus the margin); "noise" (worse,
             but by no more than chance explains); "worse" (by more than chance explains); "untold"
-            (worse, and the runs do not tell how much chance explains).
+            (worse, and the runs do not show how much chance explains).
         change: the observed difference, such as 'test accuracy −0.34 points'; empty if a value
             is missing.
         clause: `change` with the effect of chance, and the number of runs or samples needed; empty
             if there is no loss.
-        detail: the same in a few words: "inside the noise", "one run" or "".
+        detail: a short form of the clause: "inside the noise", "one run" or "".
     """
 
     word: str
@@ -114,7 +114,7 @@ class _Noise:
     Attributes:
         case: the case, for the size of its test set and the number of comparisons.
         quality: perplexities count by their logarithms, so that differences of them are relative.
-        row, plain: qualities of the compressed row's runs and of fp32's.
+        row, plain: qualities of the runs of the compressed row and of fp32.
     """
 
     case: CaseAnalysis
@@ -124,7 +124,7 @@ class _Noise:
 
     @cached_property
     def values(self) -> tuple[Values, Values]:
-        """The runs on the scale of the comparison."""
+        """The qualities of the runs on the scale of the comparison."""
         if self.quality.higher_is_better:
             return self.row, self.plain
         return np.log(self.row), np.log(self.plain)
@@ -137,12 +137,12 @@ class _Noise:
 
     @cached_property
     def of_repeats(self) -> float | None:
-        """The bound by the repeats; None if they show no spread."""
+        """The bound from the spread of the repeats; None if they have no spread."""
         return repeats_bound(*self.values, comparisons=self.case.comparisons)
 
     @cached_property
     def of_samples(self) -> float | None:
-        """The bound by the size of the test set; None if that is unknown, or no accuracy."""
+        """The bound from the size of the test set; None if unknown or quality is no accuracy."""
         count = self.case.test_samples
         if not self.quality.higher_is_better or not count:
             return None
@@ -151,7 +151,7 @@ class _Noise:
 
     @property
     def bound(self) -> float | None:
-        """The known effect of chance; None if unknown."""
+        """The effect of chance; None if unknown."""
         known = [b for b in (self.of_repeats, self.of_samples) if b is not None]
         return math.hypot(*known) if known else None
 
@@ -227,9 +227,9 @@ class Quality:
 
     Attributes:
         column: "test_accuracy", "perplexity" or "" where a study records neither.
-        higher_is_better: whether more of it is better.
-        margin: largest loss that does not matter: points of accuracy of
-            0..1, or a share of the perplexity.
+        higher_is_better: whether higher values are better.
+        margin: largest loss that does not matter: a difference of accuracies of 0..1, or a share of
+            the perplexity.
     """
 
     column: str
@@ -263,7 +263,7 @@ NONE = Quality("")
 
 
 def quality_of(frame: pd.DataFrame | str) -> Quality:
-    """Return the measure in the runs, or that of a column's name."""
+    """Return the measure that the runs recorded, or the measure with a column's name."""
     for quality in (ACCURACY, PERPLEXITY):
         if isinstance(frame, str):
             if frame == quality.column:
@@ -283,9 +283,9 @@ def cut_short(attempt: Attempt) -> bool:
 
 
 def default_target(runs: pd.DataFrame, quality: Quality) -> float | None:
-    """Return the worst quality of the fp32 runs at the largest size, less the margin.
+    """Return the worst quality of the fp32 runs at the largest size, minus the margin.
 
-    None where nothing was measured at 32 bit, or without a quality.
+    None if nothing was measured at 32 bit, or without a quality.
     """
     if not quality.column:
         return None

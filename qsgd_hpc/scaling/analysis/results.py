@@ -1,4 +1,4 @@
-"""Results of a study's analysis, as data: analyse.py computes them, the report shows them."""
+"""Results of a study's analysis, as data: compute.py computes them, the report shows them."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ class BreakEven:
     Attributes:
         bits: bits of the row.
         bandwidth: bytes per second and rank above which fp32 trains faster; infinite where coding
-            costs nothing that was measurable, None if it cannot be told.
-        measured: bandwidth that this study saw, bytes per second and rank; None if unknown.
+            costs nothing measurable, None if unknown.
+        measured: bandwidth that this study measured, bytes per second and rank; None if unknown.
         verdict: "yes", "no" or "undecided" (inside the noise).
         reason: one sentence with the numbers.
     """
@@ -160,16 +160,16 @@ class CaseAnalysis:
     Attributes:
         case: what was trained.
         unit: what throughput counts per second: "images", "words", "steps".
-        quality: the column that says how well it trained: "test_accuracy", "perplexity" or "".
+        quality: the column with the quality of the training: "test_accuracy", "perplexity" or "".
         target: the quality that time_to_target_s refers to; None if there is none.
         table: one row per (nodes, ranks, bits), fp32 first at each size; columns COLUMNS.
         runs: one row per measurement; the table's values are medians of these.
         curves: one row per recorded epoch: nodes, ranks, bits, repeat, epoch, elapsed_s,
             train_loss, test_accuracy, perplexity.
         reference: (ranks, bits) of the row whose speed-up is 1.
-        dataset: what the scripts say they trained on.
-        test_samples: the size of the test set, the least that a run tells; None if none does.
-        comparisons: rows of the whole study that are compared with fp32's.
+        dataset: the data sets that the scripts recorded.
+        test_samples: the smallest test set that a run recorded; None if none did.
+        comparisons: number of rows in the complete study that are compared with fp32.
     """
 
     case: Case
@@ -188,7 +188,7 @@ class CaseAnalysis:
     comparisons: int = 1
 
     def runs_of(self, row: Row) -> pd.DataFrame:
-        """Return the measurements behind a row of the table."""
+        """Return the measurements that a row of the table summarises."""
         same = [self.runs[key].to_numpy() == row[key] for key in ("nodes", "ranks", "bits")]
         return self.runs[same[0] & same[1] & same[2]]
 

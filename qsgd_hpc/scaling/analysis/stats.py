@@ -1,13 +1,13 @@
-"""Medians of repeats and how far to trust them: 95 % intervals, the same bytes each time.
+"""Medians of repeats and their 95 % intervals; the results are deterministic.
 
 Two methods, because few repeats and many need different ones (Hoefler and Belli, Scientific
 benchmarking of parallel computing systems, SC'15, rules 5 to 7):
 
 - 5 repeats or more: percentile bootstrap of the median (Efron and Tibshirani, An Introduction to
-  the Bootstrap, 1993, chapter 13), which assumes nothing of the noise.
+  the Bootstrap, 1993, chapter 13), which assumes nothing about the noise.
 - 2 to 4 repeats: Student's t. A resample of so few values cannot leave their range, which holds the
-  true median with probability 1 - 2^(1-n) only: 50, 75 and 87.5 %. Student's interval is wide
-  instead, and holds it in 95 % where the noise is symmetric.
+  true median with probability 1 - 2^(1-n) only: 50, 75 and 87.5 %. Student's interval is wider, and
+  holds the median with probability 95 % if the noise is symmetric.
 - 1 repeat: none. The steps within a run do not replace repeats: what differs from run to run, such
   as placement and other users, is constant within one (Kalibera and Jones, Rigorous benchmarking in
   reasonable time, ISMM 2013), so an interval of them would be far too narrow.
@@ -38,7 +38,7 @@ __all__ = [
 LEVEL = 0.95
 BOOTSTRAP_FROM = 5
 _DRAWS = 4000
-_SEED = 20171204  # any number, but always the same one: a report is recomputed to the byte
+_SEED = 20171204  # arbitrary but fixed, so that a recomputed report has the same bytes
 
 # Standard errors by which a difference must exceed its bound to be found in four of five studies.
 _POWER = 0.84
@@ -51,8 +51,8 @@ def interval(values: Sequence[float] | npt.NDArray[Any], *, relative: bool) -> I
 
     Args:
         values: one finite number per repeat.
-        relative: noise multiplies (speeds, times: all above 0), so that Student's t is taken of
-            logarithms; otherwise it adds (shares, accuracies).
+        relative: the noise is multiplicative (speeds, times: all above 0), so Student's t is taken
+            of logarithms; otherwise it is additive (shares, accuracies).
     """
     data = np.asarray(values, dtype=float)
     if len(data) < 2:
@@ -70,8 +70,9 @@ def ratio_interval(
 ) -> Interval | None:
     """Return the 95 % interval of median(top) / median(base); None if either has 1 repeat.
 
-    All values are above 0. From 5 repeats of both on the bootstrap of the ratio, both resampled;
-    else Welch's t of the logarithms (Welch, Biometrika 1947), which lets their noise differ.
+    All values are above 0. With 5 or more repeats of each, the bootstrap of the ratio, both
+    resampled; else Welch's t of the logarithms (Welch, Biometrika 1947), which allows for different
+    noise of the two.
     """
     above, below = np.asarray(top, dtype=float), np.asarray(base, dtype=float)
     if min(len(above), len(below)) < 2:
@@ -90,11 +91,10 @@ def repeats_bound(
     *,
     comparisons: int,
 ) -> float | None:
-    """Return how far the means of equal trainings differ by chance, as their repeats vary.
+    """Return how far the means of equal trainings differ by chance, from the spread of repeats.
 
     Welch's t at 5 % for all comparisons together (Bonferroni). None where either has 1 repeat, or
-    only repeats of one and the same value: the same seed gives the same training, which shows
-    nothing of the noise.
+    all repeats have the same value: the same seed gives the same training, which shows no noise.
     """
     above, below = np.asarray(top, dtype=float), np.asarray(base, dtype=float)
     if min(len(np.unique(above)), len(np.unique(below))) < 2:
@@ -103,29 +103,31 @@ def repeats_bound(
 
 
 def proportion_bound(top: float, base: float, *, samples: int, comparisons: int) -> float:
-    """Return how far two equal accuracies differ by chance, as few samples test them.
+    """Return how far two equal accuracies differ by chance, because the test set is finite.
 
     The normal bound of a difference of two proportions at 5 % for all comparisons together. A
     success and a failure are added to each (Agresti and Caffo, The American Statistician 2000), so
-    that 100 % on a few samples is not taken for certain. It is that of two test sets. Both
-    trainings are tested on the same samples and fail on many of the same ones, so the true
-    bound is smaller: this one errs towards no difference.
+    that 100 % on a few samples is not taken as certain. The bound assumes two test sets. In fact
+    both trainings are tested on the same samples and fail on many of the same ones, so the true
+    bound is smaller: this one may miss a difference, but does not invent one.
     """
     variance = sum(sample_variance(share, samples) for share in (top, base))
     return _normal((1 - LEVEL) / comparisons) * math.sqrt(variance / samples)
 
 
 def sample_variance(share: float, samples: int) -> float:
-    """Return the variance of one sample's success, estimated from a number of them."""
-    nearer = (min(max(share, 0.0), 1.0) * samples + 1) / (samples + 2)
-    return nearer * (1 - nearer) * samples / (samples + 2)
+    """Return the variance of one sample's success, estimated from the share of `samples`."""
+    adjusted = (min(max(share, 0.0), 1.0) * samples + 1) / (samples + 2)
+    return adjusted * (1 - adjusted) * samples / (samples + 2)
 
 
 def enough(variance: float, difference: float, *, comparisons: int) -> int:
-    """Return about how many of each would show a difference of means in four of five studies.
+    """Return how many runs or samples of each kind show a difference of means (power 80 %).
 
     Args:
-        variance: of one of the first kind plus that of one of the second.
+        variance: of one run (or sample) of the first kind plus that of one of the second.
+        difference: of the means.
+        comparisons: number of comparisons that share the level of 5 %.
     """
     reach = _normal((1 - LEVEL) / comparisons) + _POWER
     return math.ceil(variance * (reach / difference) ** 2)

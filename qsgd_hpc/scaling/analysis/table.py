@@ -1,4 +1,4 @@
-"""From the runs of a case to its table: medians, intervals and ratios (scaling/README.md)."""
+"""Table of a case from its runs: medians, intervals and ratios (scaling/README.md)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def table_of(runs: pd.DataFrame) -> tuple[pd.DataFrame, tuple[int, int]]:
     """Reduce runs to one row per (nodes, ranks, bits), columns COLUMNS.
 
     Args:
-        runs: one row per measurement, sorted as the table is to be.
+        runs: one row per measurement, in the order of the table.
     Returns:
-        The table, and (ranks, bits) of the row whose speed-up is 1: the fewest ranks at 32 bit, or
-        where nothing was measured at 32 bit, the fewest ranks at the most bits.
+        The table, and (ranks, bits) of the row whose speed-up is 1: the fewest ranks at 32 bit, or,
+        if nothing was measured at 32 bit, the fewest ranks at the most bits.
     """
     table = _medians(runs)
     reference = _reference(table)
@@ -42,7 +42,7 @@ def _medians(runs: pd.DataFrame) -> pd.DataFrame:
     groups = runs.groupby(SIZE, sort=False)
     medians = groups.median(numeric_only=True).drop(columns="repeat")
     medians[list(_OF_ONE_RUN)] = groups[list(runs.columns)].apply(_typical)[list(_OF_ONE_RUN)]
-    # The worst of the repeats: one link that fell short spoils their median too.
+    # The worst of the repeats: a slow link in one of them affects the medians, too.
     medians[list(_WORST)] = groups[list(_WORST)].min()
     table = medians.replace([math.inf], np.nan).reset_index()
     table["repeats"] = groups.size().to_numpy()
@@ -60,7 +60,7 @@ def _typical(group: pd.DataFrame) -> pd.Series:
 
 
 def _interval(values: pd.Series, relative: bool) -> tuple[float, float]:
-    # Repeats of one and the same value are one training again and again: they show no noise.
+    # Equal values come from repetitions of one deterministic training: they show no noise.
     if values.nunique() < 2:
         return math.nan, math.nan
     return interval(values.dropna().to_numpy(), relative=relative) or (math.nan, math.nan)
@@ -73,7 +73,7 @@ def _reference(table: pd.DataFrame) -> Any:
 
 
 def _speedups(table: pd.DataFrame, runs: pd.DataFrame, reference: Any) -> None:
-    """Add speed-up and efficiency with their intervals; the reference's own are exactly 1."""
+    """Add speed-up and efficiency with their intervals, which are exactly 1 for the reference."""
     base = table.loc[reference]
     speeds = {size: group["throughput"].to_numpy() for size, group in runs.groupby(SIZE)}
     below = speeds[tuple(base[SIZE])]

@@ -23,27 +23,26 @@ __all__ = [
     "judge",
     "largest_rows",
     "plain_row",
-    "spokesman",
+    "representative_row",
 ]
 
-# The noise of single runs is unknown. The row that is spoken of is chosen among those that are
-# this near to the fastest.
+# The noise of single runs is unknown: they count as equally fast within this share of the fastest.
 ONE_RUN_MARGIN = 0.05
-# An interval this near to 1 shows that two speeds are the same; a wider one shows nothing.
+# An interval within this distance of 1 shows that two speeds are equal; a wider one shows nothing.
 SAME_MARGIN = 0.1
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The speed of one row beside another's.
+    """The speed of one row compared with another's.
 
     Attributes:
         word: "faster" or "slower"; "same" (as fast, and the noise is small enough to say so);
             "unclear" (the noise would hide a difference); "once" (either was measured once, so the
             noise is unknown).
         ratio: of the medians, with its 95 % interval where both were repeated.
-        runs: about how many of each would show a difference as large as the one seen; 0 where that
-            is not asked.
+        runs: about how many of each would show a difference as large as the observed one; 0 unless
+            "unclear".
     """
 
     word: str
@@ -59,11 +58,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether compressing pays: every sentence of a report rests on this.
+    """Whether compression pays; all sentences of a report are based on it.
 
     Attributes:
         word: "yes" (faster, and no loss of quality but one that chance explains), "no" (not faster,
-            or a loss that chance does not explain), "undecided" (the runs do not tell).
+            or a loss that chance does not explain), "undecided" (the runs do not decide it).
     """
 
     word: str
@@ -72,14 +71,14 @@ class Judgement:
 
 
 def compare_speed(case: CaseAnalysis, row: Row, plain: Row) -> Verdict:
-    """Compare two rows: no difference where the 95 % interval of their ratio holds 1."""
+    """Compare two rows: no difference if the 95 % interval of their ratio contains 1."""
     if row is plain:
         return Verdict("same", Estimate(1.0))
     return compare_rows((case, row), (case, plain))
 
 
 def compare_rows(ours: tuple[CaseAnalysis, Row], theirs: tuple[CaseAnalysis, Row]) -> Verdict:
-    """Compare two rows, of two studies maybe: the verdict is on the first."""
+    """Compare two rows, possibly of two studies; the verdict is on the first."""
     ratio = float(ours[1]["throughput"] / theirs[1]["throughput"])
     span = ratio_interval(_speeds(*ours), _speeds(*theirs))
     if span is None:
@@ -101,7 +100,7 @@ def _runs_needed(ours: Any, theirs: Any) -> int:
 
 
 def judge(case: CaseAnalysis, row: Row, plain: Row) -> Judgement:
-    """Return whether a compressed row pays beside fp32."""
+    """Return whether a compressed row pays compared with fp32."""
     speed, quality = compare_speed(case, row, plain), compare_quality(case, row, plain)
     if quality.word == "worse" or speed.word in ("slower", "same"):
         word = "no"
@@ -122,7 +121,7 @@ def plain_row(rows: Sequence[Row]) -> Row | None:
 
 
 def compressed_rows(case: CaseAnalysis) -> list[Row]:
-    """Return the rows of the largest size that are judged beside fp32; none without it."""
+    """Return the compressed rows of the largest size; none if it has no fp32 row."""
     largest = largest_rows(case)
     plain = plain_row(largest)
     if plain is None or plain["ranks"] == 1:
@@ -130,23 +129,24 @@ def compressed_rows(case: CaseAnalysis) -> list[Row]:
     return [row for row in largest if row["bits"] != PLAIN_BITS]
 
 
-def spokesman(case: CaseAnalysis, rows: Sequence[Row] | None = None) -> Row | None:
-    """Return the compressed row that sentences speak of; None if there is none.
+def representative_row(case: CaseAnalysis, rows: Sequence[Row] | None = None) -> Row | None:
+    """Return the compressed row that the report's sentences describe; None if there is none.
 
-    Of those with the best judgement, so that no sentence denies a gain that another one names: the
-    fewest bits that are no slower than the fastest of them. If all cost quality, the best one.
+    Among the rows with the best judgement (so that no sentence denies a gain that another one
+    names), the fewest bits that are no slower than the fastest. If all lose quality, the row with
+    the best quality.
 
     Args:
-        rows: of one size; None: of the largest.
+        rows: rows of one size; None: those of the largest size.
     """
     among = largest_rows(case) if rows is None else rows
     packed = sorted((r for r in among if r["bits"] != PLAIN_BITS), key=lambda r: r["bits"])
     if not packed:
         return None
     plain = plain_row(among)
-    ranks = [_rank(case, row, plain) for row in packed]
-    best = [row for row, rank in zip(packed, ranks, strict=True) if rank == max(ranks)]
-    if max(ranks) == _ALL_LOSE:
+    grades = [_grade(case, row, plain) for row in packed]
+    best = [row for row, grade in zip(packed, grades, strict=True) if grade == max(grades)]
+    if max(grades) == _ALL_LOSE:
         known = [row for row in best if row[case.quality] is not None] or best[-1:]
         sign = 1 if quality_of(case.quality).higher_is_better else -1
         return max(known, key=lambda r: sign * (r[case.quality] or 0.0))
@@ -157,7 +157,7 @@ def spokesman(case: CaseAnalysis, rows: Sequence[Row] | None = None) -> Row | No
 _ALL_LOSE = (0, False)
 
 
-def _rank(case: CaseAnalysis, row: Row, plain: Row | None) -> tuple[int, bool]:
+def _grade(case: CaseAnalysis, row: Row, plain: Row | None) -> tuple[int, bool]:
     if plain is None:
         return 1, True
     judged = judge(case, row, plain)

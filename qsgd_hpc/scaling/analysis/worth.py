@@ -1,10 +1,10 @@
-"""Is compression worth it for this user? The break-even bandwidth, and what was measured.
+"""The break-even bandwidth of compression, and a verdict on compression from measured speeds.
 
-Fewer bits save 2 (p - 1) / p (w - b / 8) bytes per element, rank and step on the wire (w = 4) and
-cost c seconds per element of coding. They pay on links slower than
-B* = 2 (p - 1) / p (w - b / 8) / c. Both are taken as measured: the bytes that fp32 sent more, and
-the seconds that the engine's thread spent longer in coding. The model assumes that neither hides
-behind computing; the verdict therefore rests on the measured speeds alone.
+Coding with b bits saves 2 (p - 1) / p (4 - b / 8) bytes per element, rank and step on the wire and
+costs c seconds per element. It pays on links slower than B* = 2 (p - 1) / p (4 - b / 8) / c. Both
+are measured: the additional bytes that fp32 sent, and the additional seconds that the engine's
+thread spent in coding. The model assumes that neither overlaps with computation; therefore the
+verdict uses the measured speeds only.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _LOCAL = "local"
 
 
 def break_even(case: CaseAnalysis, site: str = "") -> tuple[BreakEven, ...]:
-    """Judge every row of fewer bits at the largest size; empty without fp32 beside them.
+    """Judge every compressed row of the largest size; empty if it has no fp32 row.
 
     Args:
         case: what was measured.
-        site: where, for sentences; empty if that is not known.
+        site: the site where it was measured, for sentences; empty if unknown.
     """
     plain = plain_row(largest_rows(case))
     if plain is None:
@@ -46,7 +46,7 @@ def break_even(case: CaseAnalysis, site: str = "") -> tuple[BreakEven, ...]:
 
 def _judge(case: CaseAnalysis, row: Row, plain: Row, site: str) -> BreakEven:
     judged = judge(case, row, plain)
-    bandwidth, measured = _break_even_bandwidth(row, plain), _seen(case, plain)
+    bandwidth, measured = _break_even_bandwidth(row, plain), _measured_bandwidth(case, plain)
     parts = [
         *_evidence(row, judged),
         *_model(bandwidth, measured, judged.speed),
@@ -58,7 +58,7 @@ def _judge(case: CaseAnalysis, row: Row, plain: Row, site: str) -> BreakEven:
 
 
 def _gains_nothing(case: CaseAnalysis, row: Row, speed: Verdict, site: str) -> str:
-    """Return the start of a sentence, or nothing where there may be a gain."""
+    """Return the start of a sentence; empty if there may be a gain."""
     if speed.word not in ("same", "slower"):
         return ""
     where, name = _where(case, row, site), units.bits_name(row["bits"])
@@ -68,7 +68,7 @@ def _gains_nothing(case: CaseAnalysis, row: Row, speed: Verdict, site: str) -> s
 
 
 def _where(case: CaseAnalysis, row: Row, site: str) -> str:
-    """Return where a row was measured: its network where that is known, else the machine."""
+    """Return where a row was measured: on its network if known, else on the machine."""
     if row["nodes"] > 1 and case.case.network:
         return case.case.network_place
     if site in ("", _LOCAL):
@@ -81,15 +81,15 @@ def _break_even_bandwidth(row: Row, plain: Row) -> float | None:
     if None in (row["wire_bytes_per_step"], plain["wire_bytes_per_step"], row["coding_s"]):
         return None
     saved = (plain["wire_bytes_per_step"] - row["wire_bytes_per_step"]) / row["ranks"]
-    # Adding counts as coding at fewer bits alone, although fp32 adds too: B* is a little too low.
+    # The sums count as coding only in compressed reductions, so B* is a little too low.
     extra_s = row["coding_s"] - (plain["coding_s"] or 0.0)
     if saved <= 0:
         return 0.0
     return float(saved / extra_s) if extra_s > 0 else math.inf
 
 
-def _seen(case: CaseAnalysis, plain: Row) -> float | None:
-    """Return bytes that a rank of fp32 sent per second of its collectives; None if unknown."""
+def _measured_bandwidth(case: CaseAnalysis, plain: Row) -> float | None:
+    """Return the bytes that an fp32 rank sent per second in collectives; None if unknown."""
     runs = case.runs
     same = runs[(runs["ranks"] == plain["ranks"]) & (runs["bits"] == PLAIN_BITS)]
     rate = (same["wire_bytes_per_step"] / same["ranks"] / same["comm_s"]).median()
@@ -118,7 +118,7 @@ def _remedy(speed: Verdict) -> str:
 
 
 def _model(bandwidth: float | None, measured: float | None, speed: Verdict) -> Iterator[str]:
-    """Yield what coding alone would cost; nothing where the measured speed refutes the model."""
+    """Yield the links on which coding can pay; nothing if the measured speed refutes the model."""
     seen = "" if measured is None else f", and here fp32 moved {units.bandwidth(measured)}"
     if bandwidth is None:
         return
@@ -132,7 +132,7 @@ def _model(bandwidth: float | None, measured: float | None, speed: Verdict) -> I
 
 
 def _room(plain: Row, judged: Judgement) -> Iterator[str]:
-    """Yield the most that any compression could gain, where no more than that was measured."""
+    """Yield the largest possible gain of any compression, unless a larger one was measured."""
     share = plain["exposed_share"]
     if judged.word == "yes" or not share:
         return

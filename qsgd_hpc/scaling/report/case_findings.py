@@ -1,4 +1,4 @@
-"""Findings of one case as text; claims no gain that the noise could explain."""
+"""Findings of one case as text; no gain is claimed that the noise could explain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qsgd_hpc.scaling.analysis.verdicts import (
     judge,
     largest_rows,
     plain_row,
-    spokesman,
+    representative_row,
 )
 from qsgd_hpc.scaling.define.case import Case
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS
@@ -36,18 +36,18 @@ UNNOTICED = 0.1
 
 
 def coded_sentences(case: CaseAnalysis) -> tuple[str, ...]:
-    """Return what the codes lost, and what of the gradients was not coded although it was asked.
+    """Return the coding error, and how many gradients were sent as float32 although bits were set.
 
-    Empty where nothing was compressed, and of records that do not tell.
+    Empty if nothing was compressed, or nothing was recorded.
     """
     return (*_lost(case), *_uncoded(case.runs))
 
 
 def _lost(case: CaseAnalysis) -> Iterator[str]:
-    told = [row for row in case.rows() if row["nmse"] is not None]
-    if not told:
+    known = [row for row in case.rows() if row["nmse"] is not None]
+    if not known:
         return
-    largest = [row for row in told if row["ranks"] == told[-1]["ranks"]]
+    largest = [row for row in known if row["ranks"] == known[-1]["ranks"]]
     lost = ", ".join(
         f"{units.share(row['nmse'])} with {units.bits_name(row['bits'])} "
         f"(NMSE {units.nmse(row['nmse'])})"
@@ -63,7 +63,7 @@ def _lost(case: CaseAnalysis) -> Iterator[str]:
 
 
 def _exceptions(case: CaseAnalysis, rows: Sequence[Row]) -> str:
-    """Name the rows that the rule would have called as good as fp32, and that were not."""
+    """Return a clause with the rows that lost quality although their NMSE is below the limit."""
     plain = plain_row(largest_rows(case))
     lost = [
         units.bits_name(row["bits"])
@@ -76,15 +76,15 @@ def _exceptions(case: CaseAnalysis, rows: Sequence[Row]) -> str:
 def _uncoded(runs: pd.DataFrame) -> Iterator[str]:
     several = runs[(runs["ranks"] > 1) & (runs["bits"] != PLAIN_BITS)]
     for bits in sorted(set(several["bits"]), reverse=True):
-        told = several[(several["bits"] == bits) & (several["asked_tensors"] > 0)]
-        if not told["plain_tensors"].any():
+        known = several[(several["bits"] == bits) & (several["asked_tensors"] > 0)]
+        if not known["plain_tensors"].any():
             continue
-        tensors = units.span(told["plain_tensors"], "{:.0f}".format)
-        share = units.span(told["plain_elements"] / told["asked_elements"], units.percent)
-        asked_tensors = int(told["asked_tensors"].max())
+        tensors = units.span(known["plain_tensors"], "{:.0f}".format)
+        share = units.span(known["plain_elements"] / known["asked_elements"], units.percent)
+        asked_tensors = int(known["asked_tensors"].max())
         which = f"{tensors} of {asked_tensors} tensors ({share} of the elements)"
         asked = f"although {units.bits_name(bits)} was set"
-        if (told["declined_tensors"] == told["plain_tensors"]).all():
+        if (known["declined_tensors"] == known["plain_tensors"]).all():
             yield f"The planner sent {which} as float32 {asked}."
         else:
             yield f"{which} were sent as float32 {asked}."
@@ -102,14 +102,14 @@ class Tile:
 
 @dataclass(frozen=True)
 class CaseFindings:
-    """The words of one case.
+    """The findings of one case as text.
 
     Attributes:
-        headline: one sentence, no full stop.
+        headline: one sentence without full stop.
         lead: the sentences under it.
         tiles: two to six numbers of the largest size.
         advice: whether to compress, with the numbers; empty if nothing was compressed.
-        coded: what the codes lost, and what the planner left uncoded; empty if nothing was.
+        coded: the coding error and the gradients sent as float32; empty if nothing was compressed.
     """
 
     case: Case
@@ -122,7 +122,7 @@ class CaseFindings:
 
 @dataclass(frozen=True)
 class _Shown:
-    """The rows that the words are about: the largest size's fp32 and its spokesman."""
+    """The rows that the findings describe: fp32 and a compressed row of the largest size."""
 
     analysis: CaseAnalysis
     largest: list[Row]
@@ -135,9 +135,9 @@ class _Shown:
 
 
 def case_findings(analysis: CaseAnalysis, *, mode: str) -> CaseFindings:
-    """Say what a case shows at its largest size."""
+    """Return the findings of a case at its largest size."""
     largest = largest_rows(analysis)
-    shown = _Shown(analysis, largest, plain_row(largest), spokesman(analysis))
+    shown = _Shown(analysis, largest, plain_row(largest), representative_row(analysis))
     return CaseFindings(
         case=analysis.case,
         headline=_headline(shown),
@@ -156,7 +156,7 @@ def reference_name(analysis: CaseAnalysis) -> str:
 
 
 def speed_words(speed: Verdict) -> str:
-    """Return what a compressed training does, such as 'trains 1.30× as fast as fp32'."""
+    """Return the speed of a compressed training, such as 'trains 1.30× as fast as fp32'."""
     factor = units.times(speed.ratio.value)
     return {
         "faster": f"trains {factor} as fast as fp32",
@@ -173,21 +173,21 @@ def _headline(shown: _Shown) -> str:
     if shown.plain is None or shown.packed is None:
         return _scaling_headline(shown, where) + once
     judged = judge(shown.analysis, shown.packed, shown.plain)
-    told, change = speed_words(judged.speed), judged.quality.change
+    result, change = speed_words(judged.speed), judged.quality.change
     if judged.quality.word == "worse":
-        told += f", but costs quality: {change}"
+        result += f", but costs quality: {change}"
     elif judged.quality.word == "untold" and change:
-        told += f", with {change}"
+        result += f", with {change}"
     name = f"{shown.packed['bits']}-bit QSGD"
     fewer = shown.packed["compression_ratio"]
     if fewer is None:
-        return f"On {where}, {name} {told}{once}"
+        return f"On {where}, {name} {result}{once}"
     gained = judged.speed.word in ("faster", "same") or (
         judged.speed.word == "once" and judged.speed.ratio.value >= 1
     )
     sends = "sent" if judged.speed.word == "once" else "sends"
     joint = "and" if gained else "but"
-    return f"On {where}, {name} {sends} {units.times(fewer)} fewer bytes {joint} {told}{once}"
+    return f"On {where}, {name} {sends} {units.times(fewer)} fewer bytes {joint} {result}{once}"
 
 
 def _scaling_headline(shown: _Shown, where: str) -> str:
@@ -260,16 +260,16 @@ def _tiles(shown: _Shown) -> Iterator[Tile]:
         fewer = f", {units.times(ratio)} fewer than fp32" if compared else ""
         yield Tile("On the wire", value, f"{unit} per step", f"{name}{fewer}")
     if analysis.quality and row[analysis.quality] is not None:
-        beside = _beside(shown)
+        change = _difference(shown)
         value = units.quality(analysis.quality, row[analysis.quality])
-        yield Tile(units.quality_name(analysis.quality), value, "", f"{name}{beside}")
+        yield Tile(units.quality_name(analysis.quality), value, "", f"{name}{change}")
     if row["time_to_target_s"] is not None:
         target = units.quality(analysis.quality, analysis.target)
         value, unit = units.seconds(row["time_to_target_s"]), f"to {target}"
         yield Tile("Time to target", value, unit, where)
 
 
-def _beside(shown: _Shown) -> str:
+def _difference(shown: _Shown) -> str:
     gap = quality_of(shown.analysis.quality).gap(shown.packed, shown.plain)
     if gap is None or shown.packed is None:
         return ""

@@ -21,7 +21,7 @@ ABOVE_IDEAL = 0.1
 
 
 class Machine(str, Enum):
-    """Limitations if one machine was all nodes, by the kind of these nodes."""
+    """Limitations if all nodes were parts of one machine, by the kind of these nodes."""
 
     ONE = (
         "One machine: All ranks ran on one host. Its “nodes” are groups of ranks that share "
@@ -47,7 +47,7 @@ def cautions(analysis: Analysis, *, mode: str, machine: Machine | None) -> tuple
     """Return the cautions of a study, each as 'Head: Sentences.'
 
     Args:
-        machine: on which all ranks ran, where it was one.
+        machine: the machine on which all ranks ran; None if there were several.
     """
     rows: list[_Place] = [(case, row) for case in analysis.cases for row in case.rows()]
     return (
@@ -120,7 +120,10 @@ def _above_ideal(rows: list[_Place]) -> Iterator[str]:
 
 
 def _bounded(case: CaseAnalysis, row: Row) -> bool:
-    """Return whether a row cannot be faster than ideal: not so fewer bits beside several ranks."""
+    """Return whether ideal is a bound for a row.
+
+    It is none for fewer bits than the reference's if the reference has several ranks.
+    """
     ranks, bits = case.reference
     return ranks == 1 or row["bits"] == bits
 
@@ -138,8 +141,8 @@ def _hidden(rows: list[_Place]) -> Iterator[str]:
 def _quality(analysis: Analysis, mode: str) -> Iterator[str]:
     if any("digits" in (case.dataset or "") for case in analysis.cases):
         yield (
-            "Data: At least one case trains on the small built-in digits set, not on MNIST. Speeds "
-            "and bytes are those of its small epochs, and accuracies are its own."
+            "Data: At least one case trains on the small built-in digits set, not on MNIST. Its "
+            "epochs are small, and its accuracies are not comparable with those of MNIST."
         )
     yield from _test_set(analysis)
     yield from _one_value(analysis)
@@ -156,11 +159,11 @@ def _quality(analysis: Analysis, mode: str) -> Iterator[str]:
 
 
 def _test_set(analysis: Analysis) -> Iterator[str]:
-    """Say how far chance alone moves an accuracy, of the case with the smallest test set."""
-    told = [c for c in analysis.cases if c.quality == ACCURACY.column and c.test_samples]
-    if not told:
+    """Yield the effect of chance on an accuracy, for the case with the smallest test set."""
+    known = [c for c in analysis.cases if c.quality == ACCURACY.column and c.test_samples]
+    if not known:
         return
-    case = min(told, key=lambda c: c.test_samples or 0)
+    case = min(known, key=lambda c: c.test_samples or 0)
     count, noun = case.test_samples or 0, units.sample(case.unit)
     middle = float(case.table[case.quality].median())
     bound = proportion_bound(middle, middle, samples=count, comparisons=case.comparisons)
@@ -173,7 +176,7 @@ def _test_set(analysis: Analysis) -> Iterator[str]:
 
 
 def _one_value(analysis: Analysis) -> Iterator[str]:
-    """Say where repeats do not show the noise of the quality."""
+    """Yield a caution if repeats do not show the noise of the quality."""
     rows = [
         case.runs_of(row)[case.quality].dropna()
         for case in analysis.cases

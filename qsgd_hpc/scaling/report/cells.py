@@ -1,4 +1,4 @@
-"""A table row as text: the same in the terminal, Markdown, HTML and the tips of the charts."""
+"""A table row as text: the same in the terminal, Markdown, HTML and the charts' tooltips."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NEEDS = {
 
 
 def headings(case: CaseAnalysis) -> list[tuple[str, str]]:
-    """Return (key, name) of the columns to show: those that hold anything; results.csv has all."""
+    """Return (key, name) of the columns that have values; results.csv has all columns."""
     names = {
         "unit": units.capitalised(case.unit),
         "quality": units.quality_name(case.quality) if case.quality else "",
@@ -50,13 +50,13 @@ def headings(case: CaseAnalysis) -> list[tuple[str, str]]:
     empty = {key for key, column in _NEEDS.items() if not case.table[column].notna().any()}
     empty |= set() if case.quality else {"quality"}
     if "exposed" not in empty:
-        # Time in collectives says less than what of it was waited for, and the row is long enough.
+        # The exposed share is more useful than the time in collectives, and the row must be short.
         empty |= {"communication", "total_bytes"}
     return [(key, name.format_map(names)) for key, name in _HEADINGS if key not in empty]
 
 
 def cells(row: Mapping[str, Any], case: CaseAnalysis) -> dict[str, str]:
-    """Return a table row as text, keyed like the headings; `_range` is the interval beside."""
+    """Return a table row as text, keyed like the headings; keys with `_range` are intervals."""
     sends = row["ranks"] > 1
     return {
         "nodes": str(row["nodes"])
@@ -82,7 +82,7 @@ def cells(row: Mapping[str, Any], case: CaseAnalysis) -> dict[str, str]:
 
 
 def _link(row: Mapping[str, Any]) -> str:
-    """Return the rate that the slowest link reached, marked where it is not the network's."""
+    """Return the rate that the slowest link reached, marked if below the network's rate."""
     if row["link_bits_s"] is None:
         return units.MISSING
     return f"{bits_per_s(row['link_bits_s'])}{' (short)' if row['link_share'] < SHORT else ''}"
@@ -95,7 +95,7 @@ def place(row: Mapping[str, Any]) -> str:
 
 
 def interval(row: Mapping[str, Any], name: str, form: Callable[[float], str]) -> str:
-    """Return a value's 95 % interval in words, or how often it was measured."""
+    """Return a value's 95 % interval as text, and the number of runs."""
     text = _range(row, name, form)
     runs = "one run" if row["repeats"] == 1 else f"{row['repeats']} runs"
     return f"95% interval {text}, {runs}" if text else runs

@@ -97,7 +97,7 @@ def show(
 
     names = _names(folder.path, other)
     comparison = compare(loaded, load(StudyFolder(other)), names)
-    # The study's own report stays: it follows from its records alone.
+    # In another folder, because the study's own report depends only on its records.
     page = write(loaded, target or folder.path / f"vs-{other.resolve().name}", comparison)
     print_comparison(screen, comparison, page)
 

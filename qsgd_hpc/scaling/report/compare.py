@@ -1,4 +1,4 @@
-"""One study beside another: the same cases, ranks and bits, and what differs in their origins."""
+"""Comparison of two studies: rows of equal case, ranks and bits, and different origins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["HEADINGS", "Comparison", "Pair", "compare", "pair_cells", "section", "summary"]
 
 WORDS = ("faster", "slower", "same", "unclear", "once")
-# Facts of a study that say when it was measured, not with what.
+# Facts that differ between any two studies.
 _PASSING = ("Measured", "Load")
 HEADINGS = (
     ("place", "Point"),
@@ -41,7 +41,7 @@ class Pair:
 
     Attributes:
         row, other: the table rows of this study and of the other.
-        verdict: on this study's throughput beside the other's.
+        verdict: on this study's throughput compared with the other's.
     """
 
     case: Case
@@ -58,8 +58,8 @@ class Comparison:
     Attributes:
         ours, theirs: their names.
         pairs: the rows that both have.
-        differences: (what, this study's, the other's) of their origins.
-        alone: how many rows only this study and only the other have.
+        differences: (fact, this study's value, the other's value) of their origins.
+        alone: numbers of rows that only this study has, and that only the other has.
     """
 
     ours: str
@@ -100,10 +100,10 @@ def compare(report: Report, other: Report, names: tuple[str, str]) -> Comparison
 
 
 def summary(comparison: Comparison) -> str:
-    """Return how many rows are faster, slower and neither, in one line."""
-    said = [p.verdict.word for p in comparison.pairs]
-    counts = [f"{said.count(word)} {_named(word)}" for word in WORDS if word in said]
-    return f"{comparison.ours} beside {comparison.theirs}: {', '.join(counts)}"
+    """Return the number of rows with each verdict, in one line."""
+    words = [p.verdict.word for p in comparison.pairs]
+    counts = [f"{words.count(word)} {_named(word)}" for word in WORDS if word in words]
+    return f"{comparison.ours} compared with {comparison.theirs}: {', '.join(counts)}"
 
 
 def _named(word: str) -> str:
@@ -125,7 +125,7 @@ def pair_cells(pair: Pair, *, several: bool) -> dict[str, str]:
 
 
 def section(comparison: Comparison) -> dict[str, Any]:
-    """Return what the templates show of a comparison."""
+    """Return the values of a comparison for the templates."""
     several = len({p.case for p in comparison.pairs}) > 1
     return {
         "ours": comparison.ours,

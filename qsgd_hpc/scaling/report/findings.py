@@ -13,7 +13,7 @@ from qsgd_hpc.scaling.analysis.verdicts import (
     judge,
     largest_rows,
     plain_row,
-    spokesman,
+    representative_row,
 )
 from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.report.case_findings import CaseFindings, Tile, case_findings
@@ -24,14 +24,14 @@ __all__ = ["CaseFindings", "Findings", "Tile", "findings"]
 
 @dataclass(frozen=True)
 class Findings:
-    """The report's words.
+    """The findings of a study as text.
 
     Attributes:
-        headline: one sentence for the whole study, no full stop; of one case, the case's own.
-        lead: the sentences under it; of several cases, one sentence that counts them.
-        tiles: the strip of numbers; of several cases, the extremes and where they were.
-        cautions: 'Head: Sentences.', the analysis's own included; origins.py has more.
-        cases: each case's words, in the analysis's order.
+        headline: one sentence without full stop; for a single case, the headline of the case.
+        lead: the sentences under it; for several cases, a count of cases and measurements.
+        tiles: the strip of numbers; for several cases, the extremes and their cases.
+        cautions: 'Head: Sentences.', including those of the analysis; origins.py adds others.
+        cases: the findings of each case, in the order of the analysis.
     """
 
     headline: str
@@ -42,30 +42,30 @@ class Findings:
 
 
 def findings(study: Study, analysis: Analysis, *, machine: Machine | None) -> Findings:
-    """Say what the tables show at the largest size.
+    """Return the findings at the largest size.
 
     Args:
         study: the definition.
-        analysis: with at least one case.
-        machine: that all nodes were, where it was one.
+        analysis: has at least one case.
+        machine: the machine that all nodes were parts of; None if there were several.
     """
     cases = tuple(case_findings(case, mode=study.mode) for case in analysis.cases)
-    told = cautions(analysis, mode=study.mode, machine=machine)
+    limits = cautions(analysis, mode=study.mode, machine=machine)
     if len(cases) == 1:
-        return Findings(cases[0].headline, cases[0].lead, cases[0].tiles, told, cases)
+        return Findings(cases[0].headline, cases[0].lead, cases[0].tiles, limits, cases)
     gains = [gain for case in analysis.cases if (gain := _gain(case)) is not None]
     return Findings(
         headline=_headline(analysis, gains),
         lead=_lead(study, analysis),
         tiles=tuple(_tiles(analysis, gains)),
-        cautions=told,
+        cautions=limits,
         cases=cases,
     )
 
 
 @dataclass(frozen=True)
 class _Gain:
-    """A case's spokesman beside fp32."""
+    """A case's representative row, judged against fp32."""
 
     case: CaseAnalysis
     row: Row
@@ -73,7 +73,7 @@ class _Gain:
 
     @property
     def ratio(self) -> float:
-        """Its speed over fp32's."""
+        """Its speed divided by fp32's."""
         return self.judged.speed.ratio.value
 
     @property
@@ -87,7 +87,7 @@ class _Gain:
 
 
 def _gain(case: CaseAnalysis) -> _Gain | None:
-    packed, plain = spokesman(case), plain_row(largest_rows(case))
+    packed, plain = representative_row(case), plain_row(largest_rows(case))
     if packed is None or plain is None:
         return None
     return _Gain(case, packed, judge(case, packed, plain))
@@ -109,7 +109,7 @@ def _headline(analysis: Analysis, gains: list[_Gain]) -> str:
         return f"In {len(gains)} cases QSGD trained at {span} the speed of fp32{once}"
     if all(gain.judged.word == "no" for gain in gains):
         return f"In none of {len(gains)} cases does compressing pay"
-    return f"In none of {len(gains)} cases is compressing shown to pay{once}"
+    return f"In none of {len(gains)} cases is it shown that compressing pays{once}"
 
 
 def _scaling_headline(analysis: Analysis) -> str:

@@ -1,4 +1,4 @@
-"""The results as a LaTeX table for a paper: booktabs, nothing else needed."""
+"""The results as a LaTeX table for a paper; it needs only booktabs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ESCAPES = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     **{c: f"\\{c}" for c in "&%$#_{}"},
-    # Also for engines and fonts that know these signs in text or in mathematics alone.
+    # In mathematics, because some engines and fonts lack these signs in text.
     "×": r"$\times$",
     "–": "--",
     "−": r"$-$",
@@ -27,19 +27,19 @@ _ESCAPES = {
     "|": r"$|$",
     '"': "''",
 }
-# Two dots are a range in prose; a table has an en dash for that.
+# In text, two dots mark a range; in the table it is an en dash.
 _RANGE = ".."
-# A page of an article is narrower than a screen.
+# Columns left out because a page of an article is narrower than a screen.
 _LEFT_OUT = ("total_bytes", "communication", "step", "compression", "nmse", "target")
 
 
 def escape(text: str) -> str:
-    """Return text that LaTeX prints as it stands; other signs outside of ASCII are left alone."""
+    """Return text escaped for LaTeX; other non-ASCII characters are unchanged."""
     return "".join(_ESCAPES.get(sign, sign) for sign in text)
 
 
 def tables(cases: Sequence[CaseAnalysis], source: str) -> str:
-    """Return one table for each case, to be read with \\input; `source` is said in a comment."""
+    """Return one table for each case, to be read with \\input; `source` becomes a comment."""
     comment = " ".join(source.split())
     head = f"% {comment}\n% Needs \\usepackage{{booktabs}}.\n"
     return head + "\n".join(table(case) for case in cases)

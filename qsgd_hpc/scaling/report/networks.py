@@ -1,4 +1,4 @@
-"""Cases that differ by the network alone, side by side: where does compressing pay; pure."""
+"""Comparison of cases that differ only in the network: where compression pays; pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
-from qsgd_hpc.scaling.analysis.verdicts import Judgement, Row, judge, plain_row, spokesman
+from qsgd_hpc.scaling.analysis.verdicts import Judgement, Row, judge, plain_row, representative_row
 from qsgd_hpc.scaling.report.case_findings import speed_words
 from qsgd_hpc.scaling.report.cells import cells
 
@@ -23,7 +23,7 @@ class Family:
     Attributes:
         label: the case without its network, such as 'mnist (torch), batch 128'.
         members: the case on each network, the slowest first, shared memory last.
-        nodes: of the largest size that all of them have.
+        nodes: nodes of the largest size that all of them have.
     """
 
     label: str
@@ -36,37 +36,37 @@ class Family:
         return self.members[0].unit
 
     def rows(self, member: CaseAnalysis) -> list[Row]:
-        """Return a member's rows of the size that is compared, fp32 first."""
+        """Return a member's rows at the compared size, fp32 first."""
         return [row for row in member.rows() if row["nodes"] == self.nodes]
 
     @property
     def heading(self) -> str:
-        """A heading: what is compared."""
+        """The heading of the comparison."""
         return f"Effect of the network: {self.label}, {units.nodes_name(self.nodes)}"
 
     @property
     def sentence(self) -> str:
-        """Say of each network whether compressing pays on it, as the verdicts do."""
+        """Whether compression pays on each network, in agreement with the verdicts."""
         found = [(m, row, judged) for m in self.members for row, judged in self._judged(m)]
-        said = [_said(*each) for each in found]
+        sentences = [_network_sentence(*each) for each in found]
         speeds = {judged.speed.word for _, _, judged in found}
         if "once" in speeds:
-            said.append(
+            sentences.append(
                 "At least three runs of each (--repeats 3) are needed to tell where "
                 "compressing pays."
             )
         elif "unclear" in speeds:
-            said.append("Use more repeats (--repeats) or a quieter machine.")
-        return " ".join(said)
+            sentences.append("Use more repeats (--repeats) or a quieter machine.")
+        return " ".join(sentences)
 
     def _judged(self, member: CaseAnalysis) -> Iterator[tuple[Row, Judgement]]:
         rows = self.rows(member)
-        packed, plain = spokesman(member, rows), plain_row(rows)
+        packed, plain = representative_row(member, rows), plain_row(rows)
         if packed is not None and plain is not None:
             yield packed, judge(member, packed, plain)
 
     def headings(self) -> list[tuple[str, str]]:
-        """Return (key, name) of the table's columns that hold anything."""
+        """Return (key, name) of the table's columns that have values."""
         names = [("network", "Network"), ("bits", "Bits")]
         names += [("speed", f"{units.capitalised(self.unit)}/s"), ("ratio", "Over fp32")]
         if self.coded:
@@ -79,7 +79,7 @@ class Family:
 
     @property
     def coded(self) -> bool:
-        """Whether any row has the error of coding."""
+        """Whether any row has a coding error."""
         return any(r["nmse"] is not None for m in self.members for r in self.rows(m))
 
     @property
@@ -109,7 +109,7 @@ class Family:
 
 
 def families(cases: Sequence[CaseAnalysis]) -> list[Family]:
-    """Return the cases that were measured on two or more networks, in the order of the first."""
+    """Return the cases measured on two or more networks, in the order of their first members."""
     found: dict[object, list[CaseAnalysis]] = {}
     for case in cases:
         found.setdefault(replace(case.case, network=""), []).append(case)
@@ -134,22 +134,22 @@ def _over(row: Row | None, other: Row | None, column: str) -> str:
     return units.times(row[column] / other[column])
 
 
-def _said(case: CaseAnalysis, row: Row, judged: Judgement) -> str:
-    """Return whether compressing pays on one network; the words follow the judgement alone."""
+def _network_sentence(case: CaseAnalysis, row: Row, judged: Judgement) -> str:
+    """Return a sentence on whether compression pays on one network, from the judgement only."""
     place, name = units.capitalised(case.case.network_place), units.bits_name(row["bits"])
-    told = f"{name} {speed_words(judged.speed)}"
+    result = f"{name} {speed_words(judged.speed)}"
     if judged.quality.word == "worse":
-        return f"{place} {told}, but costs quality ({judged.quality.change})."
+        return f"{place} {result}, but costs quality ({judged.quality.change})."
     if judged.word == "yes":
-        return f"{place} compressing pays: {told}."
+        return f"{place} compressing pays: {result}."
     if judged.word == "no":
-        return f"{place} compressing does not pay: {told}."
+        return f"{place} compressing does not pay: {result}."
     if judged.speed.word == "unclear":
         factor = units.times(judged.speed.ratio.value)
         return f"{place} the noise hides whether compressing pays ({name}: {factor})."
     if judged.quality.sound:
         return f"{place} {_sent(row, name)}{speed_words(judged.speed)} (one run)."
-    return f"{place} {told}; whether it costs quality is undecided: {judged.quality.clause}."
+    return f"{place} {result}; whether it costs quality is undecided: {judged.quality.clause}."
 
 
 def _sent(row: Row, name: str) -> str:

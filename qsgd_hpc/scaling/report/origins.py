@@ -15,7 +15,7 @@ from qsgd_hpc.scaling.store.attempts import Attempt, is_number
 __all__ = ["Origins", "origins"]
 
 NO_SCHEDULER = "local"
-# A load of more than this per logical core is a machine with more to do than it can.
+# A machine with a load above this per logical core is overloaded.
 BUSY = 1.5
 
 Fact = Callable[[Attempt], Any]
@@ -23,14 +23,14 @@ Fact = Callable[[Attempt], Any]
 
 @dataclass(frozen=True)
 class Origins:
-    """Facts for the report, and what makes its points less comparable.
+    """Facts for the report, and differences that make its points less comparable.
 
     Attributes:
-        facts: (label, text) pairs: code, machine, software, times; those that are known.
+        facts: (label, text) pairs of the known facts: code, machine, software, times.
         jobs: one line per measurement: {"point", "job", "host", "command"}.
-        machine: what all nodes were parts of where every job ran without a batch system, so on one
-            machine; None if there was a batch system.
-        cautions: facts that differ between points although they should not.
+        machine: the kind of nodes if every job ran without a batch system, so on one machine; None
+            if there was a batch system.
+        cautions: facts that should not differ between points, but do.
     """
 
     facts: tuple[tuple[str, str], ...]
@@ -40,7 +40,7 @@ class Origins:
 
 
 def origins(measured: Sequence[Attempt]) -> Origins:
-    """Gather the provenance of the measurements that a report shows."""
+    """Return the provenance of the measurements in a report."""
     return Origins(
         facts=tuple((label, text) for label, text in _facts(measured) if text),
         jobs=_jobs(measured),
@@ -54,7 +54,7 @@ def _machine(measured: Sequence[Attempt]) -> Machine | None:
         return None
     if any(a.network for a in measured):
         return Machine.EMULATED
-    # Their ranks say that they ran on several hosts.
+    # Namespaces and containers have host names of their own.
     apart = any(len(a.final.get("hosts") or ()) > 1 for a in measured)
     return Machine.PARTS if apart else Machine.ONE
 
@@ -83,10 +83,10 @@ def _facts(measured: Sequence[Attempt]) -> list[tuple[str, str]]:
 
 
 def _mixed(measured: Sequence[Attempt]) -> list[str]:
-    """Name what differs between points: on the machine anywhere, in the code within one program."""
+    """Return a caution if the machine differs between points, or the code within one program."""
     machine: dict[str, Fact] = {
         "processor": _processor,
-        # A script that says it trained on none differs from one that trained on some.
+        # A script that records no GPU differs from a script that trained on one.
         "GPU": lambda a: _gpu(a) or ("none" if "gpu" in a.final else None),
         "clock governor": lambda a: _place(a).get("governor"),
         "MPI library": _mpi,
@@ -184,7 +184,7 @@ def _commit(attempt: Attempt) -> str | None:
 
 
 def _hosts(attempt: Attempt) -> list[str]:
-    """Return the nodes of a run: all of them where the script names them, else rank 0's."""
+    """Return the nodes of a run: all of them if the script recorded them, else rank 0's."""
     final = attempt.final
     return _distinct(final.get("hosts") or [final.get("host")])
 
@@ -195,14 +195,14 @@ def _processor(attempt: Attempt) -> str | None:
 
 
 def _gpu(attempt: Attempt) -> str | None:
-    """Name the GPU that was trained on; where the script does not say, those that are there."""
+    """Return the GPU that the script recorded, else the GPUs of the node."""
     if "gpu" in attempt.final:
         return attempt.final["gpu"] or None
     return ", ".join(_distinct(_place(attempt).get("gpus") or ())) or None
 
 
 def _network(attempt: Attempt) -> str:
-    """Name an emulated network and how it joins its hosts."""
+    """Return the name of an emulated network; empty if the network was not emulated."""
     found = attempt.network
     if found.get("hosts", 0) < 2:
         return ""
@@ -210,7 +210,7 @@ def _network(attempt: Attempt) -> str:
 
 
 def _clock(attempt: Attempt) -> str:
-    """Say how the processor's clock was set; not how fast it ran at one moment."""
+    """Return the range and the governor of the processor's clock, not a momentary frequency."""
     khz, governor = _place(attempt).get("clock_khz") or [], _place(attempt).get("governor")
     span = f"{khz[0] / 1e6:.2f} to {khz[1] / 1e6:.2f} GHz" if len(khz) >= 2 else ""
     return ", ".join(word for word in (span, f"governor {governor}" if governor else "") if word)
@@ -245,6 +245,6 @@ def _software(attempt: Attempt) -> str:
 
 def _command(attempt: Attempt) -> str:
     env = attempt.provenance.get("env") or {}
-    told = [f"{name}={env[name]}" for name in ("QSGD_BITS", "QSGD_ALGORITHM") if name in env]
+    settings = [f"{name}={env[name]}" for name in ("QSGD_BITS", "QSGD_ALGORITHM") if name in env]
     command = attempt.provenance.get("command") or ()
-    return " ".join([*told, shlex.join(str(word) for word in command)])
+    return " ".join([*settings, shlex.join(str(word) for word in command)])

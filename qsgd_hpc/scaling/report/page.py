@@ -1,4 +1,4 @@
-"""Fill the templates of the page and of the Markdown report."""
+"""Rendering of the templates of the HTML page and of the Markdown report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["context", "render", "slug", "subtitle"]
 
-# What a click on a column's heading sorts by, where the text itself does not tell.
+# Columns of the table by which a click on a heading sorts, instead of by its text.
 _SORTED_BY = {
     "nodes": "ranks",
     "bits": "bits",
@@ -54,12 +54,12 @@ _SORTED_BY = {
 def context(
     report: Report, plots: Sequence[Sequence[str]], comparison: compare.Comparison | None
 ) -> dict[str, Any]:
-    """Return what the templates show.
+    """Return the values for the templates.
 
     Args:
-        report: the study.
+        report: the report.
         plots: stems of each case's plot files, relative to the report.
-        comparison: with another study; None leaves its section out.
+        comparison: comparison with another study; None omits its section.
     """
     cases = report.analysis.cases
     sections = [
@@ -97,7 +97,7 @@ def _network_section(family: Family, number: int) -> dict[str, Any]:
 
 
 def subtitle(study: Study, case: CaseAnalysis | None, *, emulated: bool) -> str:
-    """Return the facts above the headline; `emulated` is whether its network was."""
+    """Return the facts above the headline; `emulated`: whether the network was emulated."""
     repeats = "1 repeat" if study.repeats == 1 else f"{study.repeats} repeats"
     title = study.title if case is None else case.case.label
     facts = [title, f"{study.mode} scaling", f"site {study.site}", repeats]
@@ -107,7 +107,7 @@ def subtitle(study: Study, case: CaseAnalysis | None, *, emulated: bool) -> str:
 
 
 def slug(text: str) -> str:
-    """Return a name that may be an id, a link and a folder."""
+    """Return a name that is valid as an id, in a link and as a folder."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)
 
 

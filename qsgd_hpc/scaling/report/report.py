@@ -1,7 +1,7 @@
 """Write a study's report from its raw records: page, Markdown, tables and plots.
 
-Nothing but the records and the definition goes in, not even the clock: the same records give the
-same bytes, so every number can be recomputed.
+The report depends only on the records and the definition, not on the time of writing: the same
+records give the same bytes, so every number can be recomputed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COUNTS = ("wire_bytes_total", "steps", "global_batch_size")
 
 @dataclass(frozen=True)
 class Report:
-    """All that the report shows, before it takes a form."""
+    """The complete content of a report, independent of its format."""
 
     study: Study
     analysis: Analysis
@@ -74,7 +74,7 @@ def load(folder: StudyFolder) -> Report:
 def write(report: Report, target: Path, comparison: Comparison | None = None) -> Path:
     """Write report.html, REPORT.md, results.csv, results.tex and the plots; return the page.
 
-    The plots of a study of one case lie beside the page, those of several in a folder each.
+    With one case, its plots are in the folder of the page; with several, each case has a folder.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -107,26 +107,26 @@ def write(report: Report, target: Path, comparison: Comparison | None = None) ->
 
 
 def results(analysis: Analysis) -> pd.DataFrame:
-    """Return the tables of all cases as one, the case's columns and the unit first."""
-    whole = []
+    """Return the tables of all cases as one, with the case's columns and the unit first."""
+    tables = []
     for case in analysis.cases:
         table = case.table.copy()
         for place, (name, value) in enumerate({**asdict(case.case), "unit": case.unit}.items()):
             table.insert(place, name, value)
-        whole.append(table.astype(dict.fromkeys(COUNTS, "Int64")))
-    return whole[0] if len(whole) == 1 else pd.concat(whole, ignore_index=True)
+        tables.append(table.astype(dict.fromkeys(COUNTS, "Int64")))
+    return tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
 
 
 def _plots(report: Report, case: CaseAnalysis, headline: str, target: Path) -> list[str]:
-    # Paths in the report are relative to it.
-    beside = "" if len(report.analysis.cases) == 1 else f"{page.slug(case.case.key)}/"
-    folder = target / beside
+    # The report contains relative paths.
+    prefix = "" if len(report.analysis.cases) == 1 else f"{page.slug(case.case.key)}/"
+    folder = target / prefix
     folder.mkdir(exist_ok=True)
     subtitle = page.subtitle(
         report.study, case, emulated=report.origins.machine is Machine.EMULATED
     )
     write_sheet(case, headline, subtitle, folder / "plot")
-    return [f"{beside}{name}" for name in ("plot", *write_files(case, folder))]
+    return [f"{prefix}{name}" for name in ("plot", *write_files(case, folder))]
 
 
 def _incidents(study: Study, attempts: list[Attempt], torn: list[int]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""One row per size in the form in which labs collect speeds from many machines.
+"""CSV rows, one per size, for a collection of speeds of many machines.
 
-Nothing in it depends on how a site or a scheduler calls things: system, devices, sizes, what was
-trained, its median speed, and the versions.
+The columns are independent of site and scheduler: system, devices, sizes, workload, median speed,
+and versions.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ COLUMNS = (
 
 
 def rows(attempts: Iterable[Attempt], system: str) -> list[dict[str, Any]]:
-    """Return the rows of the attempts that measured something, in the order of the sizes.
+    """Return the rows of the attempts without fault, in the order of the sizes.
 
     Args:
         attempts: one for each point.
-        system: the machine's name.
+        system: name of the machine.
     """
     groups: dict[tuple[Any, ...], list[Attempt]] = {}
     for each in attempts:
@@ -89,7 +89,7 @@ def _row(case: Any, size: Sequence[Any], runs: Sequence[Attempt], system: str) -
 
 
 def to_csv(table: Iterable[Mapping[str, Any]]) -> str:
-    """Return the rows as CSV with a heading; what is not known is empty."""
+    """Return the rows as CSV with a heading; unknown values are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""Fitted laws, the link and the verdicts of a case in words."""
+"""Sentences on the fitted laws, the link and the verdicts of a case."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VERDICTS = {"yes": "Yes", "no": "No", "undecided": "Undecided"}
 
 
 def law_sentence(fit: Fit) -> str:
-    """Return a fitted law's parameters with their intervals, its residuals, and what to mind."""
+    """Return a fitted law's parameters with their intervals, its residuals and its caution."""
     named = []
     for name, estimate in fit.parameters.items():
         title, form = _PARAMETERS.get(name, (name, lambda value: f"{value:.3g}"))
@@ -37,7 +37,7 @@ def law_sentence(fit: Fit) -> str:
 
 
 def link_sentence(link: LinkFit) -> str:
-    """Return Hockney's latency and bandwidth in words."""
+    """Return Hockney's latency and bandwidth as text."""
     text = (
         f"Fitted to the communication: {_estimate(link.latency_s, units.seconds)} per message and "
         f"{_estimate(link.bandwidth, lambda v: units.bytes_short(v) + '/s')} per rank; residuals "
@@ -47,7 +47,7 @@ def link_sentence(link: LinkFit) -> str:
 
 
 def links(case: CaseAnalysis) -> list[str]:
-    """Return the sentence on the link, if one was fitted."""
+    """Return the sentence on the link in a list, which is empty if none was fitted."""
     return [] if case.link is None else [link_sentence(case.link)]
 
 

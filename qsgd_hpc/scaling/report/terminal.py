@@ -1,4 +1,4 @@
-"""Terminal output of a study: its plan before, its result table after."""
+"""Terminal output of a study's results and of comparisons."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from qsgd_hpc.scaling.report.sentences import verdict_words
 
 __all__ = ["console", "print_comparison", "print_result"]
 
-# Below this many characters a terminal gets no intervals; above the other no table is measured.
+# A terminal with fewer characters than NARROW gets no intervals. MEASURED exceeds every table.
 NARROW, MEASURED = 56, 1000
 COLOURS = {32: "default", 8: "bright_blue", 4: "yellow", 2: "magenta"}
 
 VERDICTS = {"faster": "green", "slower": "red"}
-# Columns that a terminal too narrow for all leaves to the report, in the order in which they go.
+# Columns that are left out, in this order, until the table fits the terminal; the report has all.
 DROPPED = (
     "link",
     "total_bytes",
@@ -50,7 +50,7 @@ def console() -> Console:
 
 
 def print_result(console: Console, report: Report, page: Path) -> None:
-    """Print each case's headline and table, what to mind, and what it all comes to."""
+    """Print each case's headline and table, the cautions, and the conclusion."""
     several = len(report.findings.cases) > 1
     if several:
         console.print()
@@ -65,8 +65,8 @@ def print_result(console: Console, report: Report, page: Path) -> None:
         for sentence in found.coded:
             console.print(Text(sentence), soft_wrap=not console.is_terminal)
         for verdict in case.break_even:
-            told = f"Compress to {units.bits_name(verdict.bits)}? {verdict_words(verdict)}."
-            console.print(Text(f"{told} {verdict.reason}"), soft_wrap=not console.is_terminal)
+            answer = f"Compress to {units.bits_name(verdict.bits)}? {verdict_words(verdict)}."
+            console.print(Text(f"{answer} {verdict.reason}"), soft_wrap=not console.is_terminal)
     console.print()
     for caution in (*report.findings.cautions, *report.origins.cautions, *report.incidents):
         console.print(Text(caution, style="dim"), soft_wrap=not console.is_terminal)
@@ -77,14 +77,14 @@ def print_result(console: Console, report: Report, page: Path) -> None:
 
 
 def _conclusion(report: Report) -> list[str]:
-    """Return what the study comes to: of several networks, what each decides."""
+    """Return the conclusion: for several networks, one on each case; else the headline."""
     found = families(report.analysis.cases)
-    told = [f"{each.label}, {units.nodes_name(each.nodes)}: {each.sentence}" for each in found]
-    return told or [f"In short: {report.findings.headline}."]
+    lines = [f"{each.label}, {units.nodes_name(each.nodes)}: {each.sentence}" for each in found]
+    return lines or [f"In short: {report.findings.headline}."]
 
 
 def print_comparison(console: Console, comparison: Comparison, page: Path) -> None:
-    """Print how one study's rows compare with another's, and what differs in their origins."""
+    """Print the compared rows of two studies, and the differences of their origins."""
     several = len({pair.case for pair in comparison.pairs}) > 1
     rows = [
         {k: Text(text) for k, text in pair_cells(pair, several=several).items()}
@@ -125,15 +125,15 @@ def _fitting(
     ends: Container[int] = (),
 ) -> Table:
     """Return a table without the columns of `dropped`, first to last, that do not fit."""
-    gone: set[str] = set()
+    removed: set[str] = set()
     while True:
-        shown = [(key, name) for key, name in columns if key not in gone]
+        shown = [(key, name) for key, name in columns if key not in removed]
         table = _table(shown, rows, ends)
         needed = Measurement.get(console, console.options.update_width(MEASURED), table).maximum
         more = [key for key in dropped if key in dict(shown)]
         if not more or needed <= console.width:
             return table
-        gone.add(more[0])
+        removed.add(more[0])
 
 
 def _table(
@@ -141,7 +141,7 @@ def _table(
 ) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for key, name in columns:
-        # Two lines for long names: cut ones would puzzle, and the numbers need the width.
+        # Two lines for long names, because the numbers need the width.
         heading = Text(name.replace(" ", "\n", 1))
         left = key in ("bits", "place", "verdict")
         wraps = key == "place"

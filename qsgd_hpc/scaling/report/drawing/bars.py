@@ -1,4 +1,4 @@
-"""Bars and dots at the largest size: bytes on the wire, and how well it trained."""
+"""Charts of the largest size: bytes on the wire, and quality of the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quality over time and over epochs, at one size: a line for each bits."""
+"""Quality over time and over epochs at one size, with a line for each number of bits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def recorded(case: CaseAnalysis) -> pd.DataFrame:
     if not case.quality or case.curves.empty:
         return case.curves.head(0)
     found = case.curves[case.curves[case.quality].notna()]
-    # One point is no curve.
+    # A curve needs two points.
     counts = found.groupby(["nodes", "bits", "repeat"])["epoch"].transform("size")
     return found[counts > 1]
 
@@ -37,15 +37,14 @@ def sizes(case: CaseAnalysis) -> list[int]:
 
 
 def clocks(found: pd.DataFrame) -> list[str]:
-    """Return what the curves are drawn against: epochs, and elapsed time where it was recorded."""
+    """Return the x axes of the curves: epochs, and elapsed time if it was recorded."""
     return ["elapsed_s", "epoch"] if found["elapsed_s"].notna().all() else ["epoch"]
 
 
 def draw_curves(many: Sequence[Any], case: CaseAnalysis, nodes: int) -> None:
-    """Draw the curves of one size, on one axes against time and on one against epochs.
+    """Draw the curves of one size, on one axes for each of clocks().
 
-    A line is the median over the repeats, at the median of their times; the repeats themselves
-    lie pale behind it.
+    A line is the median over the repeats, at the median of their times; each repeat is a pale line.
     """
     found = recorded(case)
     found = found[found["nodes"] == nodes]

@@ -1,4 +1,4 @@
-"""Panels as files: a sheet of all, and the single ones for papers and slides, as PDF and PNG."""
+"""Panels as files: a sheet with the main ones, and single ones (PDF, PNG) for papers and slides."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from qsgd_hpc.scaling.report.networks import Family
 __all__ = ["write_files", "write_networks", "write_sheet"]
 
 DPI = 200
-# What a file would hold of the moment and the program that wrote it: the same records must give
-# the same bytes.
+# Metadata to omit (time and program of writing), because the same records must give the same bytes.
 _PNG = {"Software": None}
 _SVG = {"Date": None, "Creator": None}
 _PDF = {"CreationDate": None, "Creator": None, "Producer": None}

@@ -1,4 +1,4 @@
-"""One case on several networks: its speed, and its time to the target, at each width."""
+"""Charts of one case on several networks: its speed and its time to the target."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from qsgd_hpc.scaling.report.networks import Family
 
 __all__ = ["network_panels"]
 
-GROUP = 0.82  # of the distance between two networks that their bars take
+GROUP = 0.82  # width of a network's bars, relative to the distance between two networks
 
 
 def network_panels(family: Family) -> list[Panel]:
-    """Return the speed on each network, and the time to the target where it is known."""
+    """Return a panel with the speed on each network and, if known, one with the time to target."""
     key = tuple(Swatch(str(b), units.bits_name(b), f"--bits-{b}") for b in _bits(family))
     where = units.nodes_name(family.nodes)
     title = f"{units.capitalised(family.unit)} per second by network, {where}"
@@ -70,8 +70,8 @@ def _bars(
                 continue
             x = place + (bits.index(row["bits"]) - (len(bits) - 1) / 2) * width
             bar = axes.bar(x, row[column], 0.92 * width, color=colour(row["bits"]))
-            beside = plain is not None and row is not plain and plain[column]
-            over = units.times(ratio(row[column], plain[column])) if plain and beside else ""
+            comparable = plain is not None and row is not plain and plain[column]
+            over = units.times(ratio(row[column], plain[column])) if plain and comparable else ""
             where = f"{member.case.network_label}, {units.bits_name(row['bits'])}"
             tip = [form(row[column]), over and f"{over} fp32"]
             if column == "throughput":

@@ -1,4 +1,4 @@
-"""A chart before it becomes SVG, PNG or PDF; and the marks that the page makes interactive."""
+"""A chart, independent of its format (SVG, PNG, PDF), and its marks for the interactive page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GROUP = re.compile(r"""<g id=(?P<id>"[^"]*"|'[^']*')(?P<rest>[^>]*)>""")
 
 @dataclass(frozen=True)
 class Swatch:
-    """An entry of a chart's key: the series it stands for, its name, and its CSS variable."""
+    """An entry of a chart's key: the series, its name, and its CSS variable."""
 
     series: str
     name: str
@@ -28,13 +28,13 @@ class Panel:
     """The content of a chart.
 
     Attributes:
-        name: of the chart in its case; part of its id in the page.
-        title: its heading.
+        name: name of the chart, unique in its case; part of its id in the page.
+        title: heading.
         caption: one or two sentences under it.
-        height: inches of one of its axes.
-        draw: draws on as many axes as `axes` says.
-        axes: how many; side by side where there is room, else one above the other.
-        key: what the colours mean, where labels in the chart do not say it.
+        height: height of one of its axes in inches.
+        draw: draws the chart on a sequence of `axes` axes.
+        axes: number of axes; side by side if there is room, else one above the other.
+        key: meaning of the colours, if the chart has no labels for it.
     """
 
     name: str
@@ -47,22 +47,22 @@ class Panel:
 
 
 def mark(artist: Any, series: int | str, *tip: str) -> None:
-    """Say which series an artist belongs to and, line by line, the values behind it.
+    """Attach a series and the lines of a tooltip to an artist.
 
-    matplotlib writes an artist's gid as the id of its SVG group; :func:`live` turns it into
+    matplotlib writes an artist's gid as the id of its SVG group; :func:`live` converts it to
     attributes for the page.
     """
     artist.set_gid(json.dumps([str(series), *(line for line in tip if line)]))
 
 
 def live(svg: str) -> str:
-    """Turn the ids that :func:`mark` left into data-series and a title; drop all other ids."""
+    """Convert the ids written by :func:`mark` to data-series and a title; remove all other ids."""
 
     def group(match: re.Match[str]) -> str:
         try:
             series, *tip = json.loads(html.unescape(match["id"][1:-1]))
         except ValueError:
-            return f"<g{match['rest']}>"  # matplotlib's own: unreferenced, not unique in a page
+            return f"<g{match['rest']}>"  # an id of matplotlib: unused, and not unique in a page
         named = f'<g data-series="{html.escape(series)}"'
         if not tip:
             return f"{named}{match['rest']}>"

@@ -1,4 +1,4 @@
-"""Choose the charts that a case has data for."""
+"""Selection of the charts that a case has data for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def panels(case: CaseAnalysis) -> list[Panel]:
 
 
 def throughput_panel(case: CaseAnalysis, *, log: bool | None = None) -> Panel:
-    """Return throughput over nodes, on logarithmic axes, linear ones, or what suits the sizes."""
+    """Return throughput over nodes, on logarithmic or linear axes; None: chosen by the sizes."""
     lines = len(_at_largest(case))
     return Panel(
         "throughput",
@@ -74,7 +74,7 @@ def breakdown_panel(case: CaseAnalysis) -> Panel | None:
 
 
 def accuracy_panels(case: CaseAnalysis) -> list[Panel]:
-    """Return the curves of the quality, one panel for each number of nodes that has them."""
+    """Return the curves of the quality, one panel for each number of nodes with curves."""
     found = curves.recorded(case)
     return [
         Panel(

@@ -24,12 +24,12 @@ from qsgd_hpc.scaling.report.drawing.style import (
 
 __all__ = ["best_fits", "efficiency", "speedup", "throughput"]
 
-# How far beyond the largest size a law is drawn.
+# Laws are drawn up to this multiple of the largest size.
 BEYOND = 2
 
 
 def throughput(axes: Any, case: CaseAnalysis, *, log: bool | None = None) -> None:
-    """Draw throughput with its intervals, and what the reference makes ideal."""
+    """Draw throughput with its intervals, and the ideal: the reference times the ranks."""
     rows = case.rows()
     base = next(r for r in rows if (r["ranks"], r["bits"]) == case.reference)
     ranks = _ranks(rows)
@@ -74,7 +74,7 @@ def efficiency(axes: Any, case: CaseAnalysis) -> None:
 
 
 def speedup(axes: Any, case: CaseAnalysis) -> None:
-    """Draw the speed-ups measured as points and the law that fits each series best as a line."""
+    """Draw the measured speed-ups as points and each series' best fitting law as a line."""
     rows = case.rows()
     ranks = _ranks(rows)
     nodes = sorted(ranks)
@@ -118,8 +118,8 @@ def best_fits(case: CaseAnalysis) -> list[Fit]:
 
 
 def _law(fit: Fit, case: CaseAnalysis, rows: Sequence[Row]) -> Callable[[float], float]:
-    # A law counts from one rank. Where the table counts from more, the series' own first size
-    # says where the law's line lies.
+    # A law is relative to one rank. The speed-up of the series' first size rescales it to the
+    # reference of the table, which may have more ranks.
     first = min((r for r in rows if _belongs(r, fit.bits)), key=lambda r: r["ranks"])
     scale = first["speedup"] / fit.speedup(first["ranks"])
     return lambda ranks: scale * fit.speedup(ranks)
@@ -137,7 +137,7 @@ def _span(rows: Sequence[Row], name: str) -> tuple[float, float]:
 
 
 def _belongs(row: Row, bits: int) -> bool:
-    # One rank sends nothing: its one measurement is where every series starts.
+    # One rank sends nothing, so its measurement is the first point of every series.
     return bool(row["bits"] == bits or row["ranks"] == 1)
 
 

@@ -24,7 +24,7 @@ NAMES = {
     "coding_s": "Coding",
 }
 BESIDE = ("hidden_s", "coding_s")
-"""Work of the engine's thread while the step computes: beside the bar, not part of its length."""
+"""Work of the engine's thread during the step: a separate bar, not part of the step's length."""
 _LINE, _GAP = 0.42, 0.75  # inches for a bar; lines between two sizes
 
 
@@ -41,7 +41,7 @@ def breakdown_key(rows: Sequence[Row]) -> tuple[Swatch, ...]:
 
 
 def breakdown(axes: Any, rows: Sequence[Row]) -> None:
-    """Draw the parts of a step end to end; under each bar what the engine did meanwhile."""
+    """Draw the parts of a step end to end, and under each bar the engine's work during it."""
     places = _places(rows)
     axes.set_yticks(places, [units.bits_name(r["bits"]) for r in rows])
     axes.set_ylim(places[-1] + 0.6, places[0] - 0.95)
@@ -67,7 +67,7 @@ def breakdown(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def draw_key(axes: Any, rows: Sequence[Row]) -> None:
-    """Write the key above the bars, for files; the page has one of its own."""
+    """Write the key above the bars, for files; the page has a separate key."""
     handles = [Patch(color=PARTS[part], label=NAMES[part]) for part in _parts(rows)]
     axes.legend(
         handles=handles,
@@ -89,7 +89,7 @@ def _stack(axes: Any, row: Row, parts: Sequence[str], y: float, height: float) -
             continue
         bar = axes.barh(y, row[part], left=left, height=height, color=PARTS[part])
         if part in BESIDE:
-            detail = "on the engine's thread, beside the step"
+            detail = "on the engine's thread, during the step"
         else:
             share = units.percent(row[part] / _total(row))
             detail = f"{share} of a step of {units.seconds(_total(row))}"

@@ -1,4 +1,4 @@
-"""Colours, markers and what every axis of a report has in common."""
+"""Colours, markers, and the common style of all axes of a report."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ __all__ = [
 
 Row = Mapping[str, Any]
 
-# After Okabe and Ito, colour-blind safe, darkened so that they read as text on white; every series
-# also has a marker and a label of its own.
+# After Okabe and Ito: colour-blind safe, darkened to be readable as text on white. Every series
+# also has its own marker and label.
 INK, QUIET, GRID, PAPER = "#1a1f26", "#5c6672", "#e3e6ea", "#fefefe"
 SERIES = {32: "#4d5661", 8: "#0072b2", 4: "#c65300", 2: "#a3468c"}
 MARKERS = {32: "s", 8: "o", 4: "D", 2: "^"}
-# The parts of a step. Exposed communication is the darkest: it is what the chart is about.
+# The parts of a step. Exposed communication is the darkest, as the subject of the chart.
 PARTS = {
     "compute_s": "#8fb3cc",
     "exposed_s": "#9c2f2f",
@@ -46,7 +46,7 @@ PARTS = {
     "hidden_s": "#d99a94",
     "coding_s": "#6f7f4f",
 }
-# In the page every colour becomes a CSS variable, so the one SVG follows light, dark and paper.
+# In the page every colour becomes a CSS variable, so one SVG serves light, dark and print.
 VARIABLES = {
     INK: "--ink",
     QUIET: "--quiet",
@@ -58,7 +58,7 @@ VARIABLES = {
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 10.5,
-    # Units and names come from the user's script; a dollar sign there is no formula.
+    # Units and names are from the user's script, where a dollar sign does not begin a formula.
     "text.parse_math": False,
     "axes.edgecolor": GRID,
     "axes.labelcolor": QUIET,
@@ -73,7 +73,8 @@ STYLE: Any = {
     "axes.axisbelow": True,
     "pdf.fonttype": 42,
 }
-# From this ratio of largest to smallest size on, both axes are logarithmic: ideal stays a line.
+# From this ratio of largest to smallest size, both axes are logarithmic; ideal is a straight line
+# on either.
 LOG_FROM = 8
 LINE_INCHES = 0.21
 """Least distance of two labels beside a chart, in inches."""
@@ -95,7 +96,7 @@ def logarithmic(nodes: Sequence[int]) -> bool:
 
 
 def nodes_axis(axes: Any, ranks: Mapping[int, int], *, log: bool) -> None:
-    """Lay out the x axis: one tick for each number of nodes, the ranks below where they differ."""
+    """Lay out the x axis: one tick for each number of nodes, with the ranks below if different."""
     nodes = sorted(ranks)
     if log:
         axes.set_xscale("log", base=2)
@@ -104,7 +105,7 @@ def nodes_axis(axes: Any, ranks: Mapping[int, int], *, log: bool) -> None:
         margin = 0.05 * (nodes[-1] - nodes[0] or 1)
         axes.set_xlim(nodes[0] - margin, nodes[-1] + margin)
     axes.set_xlabel("nodes" if ranks == {n: n for n in nodes} else "nodes (ranks below)")
-    # On a linear axis the ticks of 1, 2, 4 .. 64 would run into one another.
+    # On a linear axis the labels of 1, 2, 4 .. 64 would overlap.
     span = nodes[-1] - nodes[0] or 1
     shown = [n for n in nodes if log or n == nodes[0] or (n - nodes[0]) / span > 0.04]
     axes.set_xticks(shown, [str(n) if ranks[n] == n else f"{n}\n{ranks[n]}" for n in shown])
@@ -112,7 +113,7 @@ def nodes_axis(axes: Any, ranks: Mapping[int, int], *, log: bool) -> None:
 
 
 def value_axis(axes: Any, lowest: float, highest: float, *, log: bool) -> None:
-    """Lay out the y axis for values of at least 0; a linear one starts there."""
+    """Lay out the y axis for values of at least 0; a linear one starts at 0."""
     if log:
         axes.set_yscale("log")
         axes.set_ylim(lowest / 1.2, highest * 1.12)
@@ -141,7 +142,7 @@ def bits_axis(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def side_labels(axes: Any, labels: Sequence[tuple[float, str, str]]) -> None:
-    """Write (height, text, colour) right of the last points, none over another."""
+    """Write (height, text, colour) to the right of the last points, without overlaps."""
     to_axes = axes.transData + axes.transAxes.inverted()
     right = axes.get_xlim()[1]
     ordered = sorted(labels, key=lambda entry: entry[0])
@@ -163,7 +164,7 @@ def side_labels(axes: Any, labels: Sequence[tuple[float, str, str]]) -> None:
 
 def spread(heights: Sequence[float], *, gap: float) -> list[float]:
     """Move ascending heights as little as possible until neighbours are `gap` apart."""
-    # Heights less i * gap must not fall: isotonic regression by pooling neighbours.
+    # height[i] - i * gap must not decrease: isotonic regression by pooling neighbours.
     pools: list[tuple[float, int]] = []
     for i, height in enumerate(heights):
         mean, count = height - i * gap, 1

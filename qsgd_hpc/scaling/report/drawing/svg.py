@@ -1,4 +1,4 @@
-"""Panels as inline SVG for the page: its colours and font, and marks that answer a pointer."""
+"""Panels as inline SVG for the page: with its colours and font, and with tooltips."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from qsgd_hpc.scaling.report.drawing.style import STYLE, VARIABLES, logarithmic
 
 __all__ = ["Chart", "Drawing", "chart", "charts", "inline"]
 
-# Inches. At these widths all stand at one scale in the page, so that their letters are equally
-# large: the first chart beside two small ones, the others two in a row, and all on a phone.
+# Widths in inches that give all charts the same scale and font size in the page: the first chart
+# next to two small ones, two others in a row, and every chart on a phone (SMALL).
 FIRST, HALF, SMALL = 6.6, 5.3, 4.3
 _BESIDE = ("throughput", "wire", "quality")
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """One SVG and the classes that say when it is shown: any, wide, narrow; linear, log."""
+    """One SVG and its CSS classes, which select when to show it: any, wide, narrow; linear, log."""
 
     classes: str
     svg: str
@@ -39,11 +39,11 @@ class Chart:
     panel: Panel
     drawings: tuple[Drawing, ...]
     scales: tuple[str, ...] = ()
-    """Kinds of axes between which the reader may switch, the one shown first in front."""
+    """Kinds of axes between which the reader can switch, the initial one first."""
 
     @property
     def group(self) -> str:
-        """The grid of the page that it stands in: "first", or "more" below."""
+        """The grid of the page that contains it: "first", or "more" below."""
         return "first" if self.panel.name in _BESIDE else "more"
 
 
@@ -57,7 +57,7 @@ def _first(case: CaseAnalysis, panel: Panel, place: str) -> Chart:
     nodes = sorted(case.table["nodes"].unique())
     scales: tuple[str, ...] = ("log", "linear") if logarithmic(nodes) else ("linear", "log")
     if len(nodes) < 3:
-        scales = scales[:1]  # between two points both axes show the same line
+        scales = scales[:1]  # between two points, both kinds of axes show the same line
     drawings = []
     for scale in scales:
         drawn = throughput_panel(case, log=scale == "log")
@@ -68,7 +68,7 @@ def _first(case: CaseAnalysis, panel: Panel, place: str) -> Chart:
 
 
 def chart(panel: Panel, place: str) -> Chart:
-    """Return one panel for the page; `place` is unique to what it belongs to."""
+    """Return one panel for the page; `place` is the id of its section."""
     if panel.name in _BESIDE:
         return Chart(panel, (Drawing("any", inline(panel, SMALL, place)),))
     sizes = (("wide", HALF), ("narrow", SMALL))
@@ -78,8 +78,8 @@ def chart(panel: Panel, place: str) -> Chart:
 
 
 def inline(panel: Panel, width: float, place: str) -> str:
-    """Return a panel as an SVG element that scales with its column; `place` is unique to it."""
-    # The salt keeps identifiers apart where several drawings share a page.
+    """Return a panel as an SVG element that scales with its column; `place` must be unique."""
+    # The salt makes identifiers unique in a page with several drawings.
     salt = f"{place}-{panel.name}"
     with matplotlib.rc_context({**STYLE, "svg.fonttype": "none", "svg.hashsalt": salt}):
         figure = Figure(figsize=(width, panel.height * panel.axes))
