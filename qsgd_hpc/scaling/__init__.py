@@ -1,8 +1,8 @@
 """Scaling studies: plan, jobs, raw records, analysis, report.
 
-A training script takes part with ``from qsgd_hpc.scaling import Meter`` (or ``record``), so
-importing this package stays cheap: no framework, no engine; pandas and matplotlib are loaded by the
-analysis alone.
+Training scripts use ``from qsgd_hpc.scaling import Meter`` (or ``record``), so importing this
+package must stay cheap: it loads no framework and no engine; only the analysis loads pandas and
+matplotlib.
 """
 
 from qsgd_hpc.frameworks.meter import Meter

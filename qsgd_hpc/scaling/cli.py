@@ -1,4 +1,4 @@
-"""``qsgd-hpc scale``: from the command line to the jobs of a study."""
+"""``qsgd-hpc scale``: the command line, the plan and the jobs of a study."""
 
 from __future__ import annotations
 

@@ -50,12 +50,12 @@ def rate(value: float | None, unit: str) -> str:
 
 
 def sample(unit: str) -> str:
-    """The unit of a batch, given that of throughput: a batch of words is counted in sequences."""
+    """The unit of a batch for a unit of throughput: a batch of words is counted in sequences."""
     return {"words": "sequences", "steps": "samples"}.get(unit, unit)
 
 
 def capitalised(text: str) -> str:
-    """A text with a capital first letter, and every other letter as it is: 'Images'."""
+    """A text with a capital first letter and all other letters unchanged: 'Images'."""
     return text[:1].upper() + text[1:]
 
 
@@ -108,7 +108,7 @@ def percent(value: float | None) -> str:
 
 
 def bound(value: float) -> str:
-    """A share of 1 that is not exceeded, as whole per cent: rounded up, and at least 1%."""
+    """An upper bound of a share of 1 as whole per cent: rounded up, and at least 1%."""
     return f"{max(1, math.ceil(100 * value - 1e-9))}%"
 
 
@@ -140,7 +140,7 @@ def bytes_short(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A short time to three digits: '740 µs', '12.3 ms', '1.87 s'; from a minute on, duration()."""
+    """A short time to three digits: '740 µs', '12.3 ms', '1.87 s'; as duration() from a minute."""
     if value is None:
         return MISSING
     if value >= 60:

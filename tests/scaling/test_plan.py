@@ -72,7 +72,7 @@ def test_a_script_may_take_its_batch_in_words_of_its_own_or_not_at_all(mode, tem
 
 
 def test_batch_words_that_nobody_knows_are_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"\{global_batch\} and \{rank_batch\} only"):
+    with pytest.raises(UsageError, match=r"only \{global_batch\} and \{rank_batch\}"):
         study(batch_args=("--bs", "{batch}")).check()
 
 

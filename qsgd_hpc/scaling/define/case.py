@@ -1,4 +1,4 @@
-"""The training of a point, without its number of ranks and bits."""
+"""The training that a point measures, without the point's number of ranks and bits."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ AUTO = "auto"
 
 @dataclass(frozen=True, order=True)
 class Case:
-    """One curve family of a study: points of equal case are compared with one another.
+    """A training of a study; points of the same case are compared with one another.
 
     Attributes:
         workload: name of a workload of this package, or the stem of the user's script.
         framework: "torch" or "keras"; empty for a user's script.
         batch_size: samples per step: of all ranks together (strong) or of each rank (weak).
         algorithm: name of the allreduce algorithm; "auto" leaves the choice to the engine.
-        network: the emulated network between the nodes, such as "1gbit"; "none" is shared memory
-            instead; empty: the site's.
+        network: the emulated network between the nodes, such as "1gbit"; "none": shared memory;
+            empty: the site's network.
     """
 
     workload: str

@@ -1,4 +1,4 @@
-"""Converts the settings of a study file or the command line to a checked definition."""
+"""Conversion of the settings of a study file or the command line to a checked definition."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def define(
 
     Args:
         settings: keys of a study file, each of the right type; see scaling/study.schema.json.
-        folder: to which paths of scripts are relative.
+        folder: the folder that paths of scripts are relative to.
         site: the site.
         workdir: the folder in which its jobs run.
-        known: faults that were found earlier, to be reported with the others.
+        known: faults found earlier, to be reported with the others.
     Raises:
-        UsageError: all faults at once, one per line.
+        UsageError: all faults, one per line.
     """
     asked = {**DEFAULTS, **settings}
     faults = list(known)
@@ -97,7 +97,7 @@ def define(
     try:
         study.check()
     except UsageError as error:
-        # A workload that is not there is a fault already, and leaves nothing to train.
+        # After an unknown workload, which is a fault already, nothing may be left to train.
         faults += [f for f in str(error).splitlines() if not (faults and "nothing to train" in f)]
     if faults:
         raise UsageError("\n".join(dict.fromkeys(faults)))
@@ -153,7 +153,7 @@ def _word_faults(asked: Settings) -> Iterator[str]:
 
 
 def _networks(asked: Settings, site: Site, faults: list[str]) -> tuple[str, ...]:
-    """Return the networks in their own words, each once."""
+    """Return the networks in normal form, each once; add the faults of invalid ones."""
     found = []
     for text in asked["networks"]:
         request = JobRequest(Path("x.py"), nodes=max(asked["nodes"], default=1), network=text)

@@ -153,14 +153,14 @@ class Scale(click.Command):
 
 @dataclass(frozen=True)
 class Asked:
-    """The requested study, by the keys of a study file.
+    """The requested study, with the keys of a study file.
 
     Attributes:
-        settings: those of file and command line; the latter wins.
-        site: name of the site profile; None: this machine's.
-        folder: to which paths of scripts are relative.
+        settings: settings of the file and of the command line, which takes precedence.
+        site: name of the site profile; None: the profile of this machine.
+        folder: the folder that paths of scripts are relative to.
         name: default name of the study's folder.
-        faults: of the options; the rest of the definition may have more.
+        faults: faults of the options; the rest of the definition may have more.
     """
 
     settings: Mapping[str, Any]
@@ -174,7 +174,7 @@ def asked(ctx: click.Context, words: tuple[str, ...]) -> Asked:
     """Combine the study file and the options.
 
     Raises:
-        UsageError: there is nothing to train, or all faults of the file at once.
+        UsageError: there is nothing to train, or the file has faults; the message lists all.
     """
     file = Path(words[0]) if words and is_study_file(Path(words[0])) else None
     given = {name: value for name, value in ctx.params.items() if value is not None}

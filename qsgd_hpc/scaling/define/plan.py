@@ -62,11 +62,11 @@ def plan(study: Study) -> tuple[Point, ...]:
 
     Cases are combined with nodes, bits and repeats. One rank sends nothing, so a point of one rank
     is measured once per program, batch size and repeat: it is labelled 32 bit and with the first
-    algorithm, whatever bits and algorithms the study compares, and a point of one node with the
-    first network, for no network is between its ranks (see :func:`counts_for`). Each repeat
-    is a complete round in a shuffled order of its own: a machine that grows slower (heat, other
-    users) then affects all sizes equally and does not look like scaling. The order depends on
-    nothing but the points, so a resumed study continues the same one.
+    algorithm, whatever bits and algorithms the study compares. A point of one node is labelled
+    with the first network, because it uses none (see :func:`counts_for`). Each repeat is a complete
+    round in its own shuffled order: a machine that becomes slower (heat, other users) then affects
+    all sizes equally and does not look like scaling. The order depends only on the points, so a
+    resumed study continues in the same order.
     """
     points: list[Point] = []
     for repeat in range(1, study.repeats + 1):
@@ -81,9 +81,9 @@ def plan(study: Study) -> tuple[Point, ...]:
 
 
 def counts_for(case: Case, point: Point) -> bool:
-    """Return whether a point is one of a case's: its own, or one that all its like share.
+    """Return whether a point belongs to a case, as its own or as a shared point.
 
-    Shared points have one rank (for any algorithm) or one node (for any network).
+    Points of one rank are shared by all algorithms, points of one node by all networks.
     """
     own = point.case
     if point.nodes == 1:
@@ -96,9 +96,9 @@ def counts_for(case: Case, point: Point) -> bool:
 def script_args(study: Study, point: Point) -> tuple[str, ...]:
     """Return the script's arguments at a point: the user's first, then the study's.
 
-    The convention that a script follows (scaling/README.md): ``--global-batch-size B`` is shared
-    by all ranks, ``--batch-size B`` belongs to each rank, or as its ``batch_args`` say;
-    ``--epochs E`` are passes over the data, ``--steps N`` ends after N steps.
+    The convention for scripts (scaling/README.md): ``--global-batch-size B`` is the batch of all
+    ranks together, ``--batch-size B`` the batch of each rank, unless ``batch_args`` replaces both;
+    ``--epochs E`` is the number of passes over the data, ``--steps N`` ends after N steps.
     """
     program = study.program(point.case)
     total = global_batch(study, point)
@@ -114,10 +114,10 @@ def global_batch(study: Study, point: Point) -> int:
 
 
 def environment(study: Study, point: Point, records: str) -> dict[str, str]:
-    """Return the variables of a point's job; `records` is the file its records go to.
+    """Return the variables of a point's job; `records` is the file for its records.
 
-    Bits and algorithm are always set, so that the caller's values do not affect a point. Points do
-    not measure the machine, because the report shows the effect of compression.
+    Bits and algorithm are always set, so that the caller's values do not affect a point. The
+    planner is off unless the caller sets it, because the report shows the effect of compression.
     """
     threads = {} if study.threads is None else {"OMP_NUM_THREADS": str(study.threads)}
     return {
@@ -132,8 +132,8 @@ def environment(study: Study, point: Point, records: str) -> dict[str, str]:
 def equal_threads(cores: int, study: Study) -> int:
     """Return the threads of a rank if all nodes of a study are one machine with these cores.
 
-    Every size gives a rank the share of the largest one. Otherwise a single rank would take all
-    cores, and more ranks could only divide them: no study would show any speed-up.
+    A rank has the same number of threads at every size as at the largest. Otherwise a single rank
+    would use all cores, and more ranks could only divide them: no study would show any speed-up.
     """
     return max(1, cores // (max(study.nodes) * study.ranks_per_node))
 
@@ -148,5 +148,5 @@ def _measured(study: Study, point: Point) -> Point:
 
 
 def _shuffled(point: Point) -> str:
-    # A hash, not `random`: the same order under every Python version.
+    # A hash, not `random`, gives the same order under every Python version.
     return hashlib.sha256(f"{_ORDER_SEED} {point.key}".encode()).hexdigest()

@@ -11,7 +11,7 @@ from qsgd_hpc.scaling.define.case import Case
 
 __all__ = ["Program"]
 
-# The study sets these for every point; a second one after the script would win silently.
+# The study sets these for every point; a second one after the script would silently override it.
 _OWN_OPTIONS = ("--batch-size", "--global-batch-size")
 _BATCH_ARGS = {
     "strong": ("--global-batch-size", "{global_batch}"),
@@ -32,9 +32,9 @@ class Program:
         epochs: passed to the script as --epochs; None leaves the script's own default.
         steps: passed to the script as --steps; None: no limit.
         batch_args: the script's arguments for its batch, with {global_batch} and {rank_batch}
-            for the samples of all ranks and of one; empty: not at all. None: by the mode, as
-            scripts of this package take it.
-        target: the quality whose time to reach is reported: a perplexity above 1, else a test
+            for the samples of all ranks and of one; empty: no arguments. None: by the mode, as
+            scripts of this package expect.
+        target: the quality for the reported time to target: a perplexity above 1, else a test
             accuracy. None: the quality that all fp32 runs at the largest size reach.
     """
 
@@ -54,7 +54,7 @@ class Program:
         return f"{self.workload} ({self.framework})" if self.framework else self.workload
 
     def trains(self, case: Case) -> bool:
-        """Return whether a case is one of this program's."""
+        """Return whether a case belongs to this program."""
         return (self.workload, self.framework) == (case.workload, case.framework)
 
     def cases(
@@ -107,8 +107,8 @@ class Program:
             self.batch_words("strong", global_batch=1, ranks=1)
         except (KeyError, IndexError, ValueError):
             yield (
-                f"--batch-args {' '.join(self.batch_args or ())!r}: of words in braces there are "
-                "{global_batch} and {rank_batch} only. Use such as '--bs {rank_batch}'."
+                f"--batch-args {' '.join(self.batch_args or ())!r}: only {{global_batch}} and "
+                "{rank_batch} can stand in braces, such as '--bs {rank_batch}'."
             )
 
     def to_json(self) -> dict[str, Any]:

@@ -17,8 +17,8 @@ BITS = (2, 4, 8, 32)
 MODES = ("strong", "weak")
 FORMAT = 2
 
-# How the jobs are run, not what they measure: these may change when a study goes on, and so may
-# the target of a program, which is for the report alone.
+# Settings that affect how the jobs run, not what they measure: these may change when a study is
+# resumed, like the target of a program, which only the report uses.
 _HOW = ("walltime_min", "account", "filesystems", "python", "pack", "max_node_hours")
 
 
@@ -28,21 +28,21 @@ class Study:
 
     Attributes:
         programs: the trainings.
-        mode: "strong" holds the global batch fixed, "weak" the batch of each rank.
+        mode: "strong" keeps the global batch constant, "weak" the batch of each rank.
         nodes: node counts to measure, ascending.
         bits: bits per gradient element, descending; 32 is uncompressed float32.
         ranks_per_node: ranks on each node.
         site: name of the site profile.
         workdir: absolute path of the folder that the jobs run in.
         algorithms: allreduce algorithms to compare; "auto" leaves the choice to the engine.
-        networks: networks to emulate between the nodes, in their own words ("1gbit"); empty: what
-            the site has.
+        networks: networks to emulate between the nodes, in normal form ("1gbit"); empty: the site's
+            network.
         repeats: measurements of each point.
         walltime_min: limit of each job; None takes the site's default.
         python: interpreter of the scripts on the nodes; None: the site's, or this one.
         max_node_hours: limit for all jobs together; None: no limit.
-        pack: many points inside one job of the largest size, instead of a job for each.
-        threads: OMP_NUM_THREADS of every rank where all nodes are one machine; None: the site's.
+        pack: run many points inside one job of the largest size, instead of one job for each.
+        threads: OMP_NUM_THREADS of every rank if all nodes are one machine; None: the site's.
     """
 
     programs: tuple[Program, ...]
@@ -96,7 +96,7 @@ class Study:
         if not names:
             yield "nothing to train. Give a SCRIPT, or --workload NAME."
         for name in sorted({n for n in names if names.count(n) > 1}):
-            yield f"{name} is there {names.count(name)} times. Rename one of the scripts."
+            yield f"{name} is given {names.count(name)} times. Rename one of the scripts."
 
     def _number_faults(self) -> Iterator[str]:
         if self.mode not in MODES:
@@ -111,7 +111,7 @@ class Study:
             yield f"--max-node-hours {self.max_node_hours:g}: expected a number above 0."
 
     def to_json(self) -> dict[str, Any]:
-        """Return the definition as JSON values, with the number of its format."""
+        """Return the definition as JSON values, with the number of the format."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         programs = [p.to_json() for p in self.programs]
         return {"format": FORMAT, **plain, "programs": programs, "workdir": str(self.workdir)}

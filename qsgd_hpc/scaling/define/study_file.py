@@ -1,4 +1,4 @@
-"""Read a study file (YAML); its faults are named with their lines, all at once."""
+"""Reading of a study file (YAML); all faults are reported together, with their lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Fault = tuple[tuple[str | int, ...], str]
 
 
 def is_study_file(path: Path) -> bool:
-    """Return whether a path is that of a study file, not of a script."""
+    """Return whether a path names a study file, not a script."""
     return path.suffix in (".yaml", ".yml")
 
 
@@ -29,7 +29,8 @@ def read_study_file(path: Path) -> dict[str, Any]:
     """Return the settings of a study file, each of the right type.
 
     Raises:
-        UsageError: it cannot be read; or every unknown key and value, each with its line.
+        UsageError: it cannot be read, or has unknown keys or invalid values; the message lists all
+            of them with their lines.
     """
     try:
         document = parse(path.read_text(encoding="utf-8"))

@@ -64,8 +64,8 @@ def find(workload: str, framework: str = "torch") -> Workload:
     """Return a workload of this package.
 
     Raises:
-        UsageError: there is none of this name, or not in this framework; the message lists those
-            that there are.
+        UsageError: there is none with this name, or not in this framework; the message lists the
+            existing ones.
     """
     row = _index().get(workload)
     if row is None:

@@ -85,12 +85,12 @@ Times = Mapping[Point, float]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Node-hours of jobs that are still to come.
+    """Node-hours of the remaining jobs.
 
     Attributes:
-        node_hours: their sum; None if neither a walltime nor a measured time tells.
-        jobs: how many jobs; with --pack, at the least.
-        bound: whether it is an upper bound (walltimes), not an expectation (measured times).
+        node_hours: their sum; None if neither a walltime nor a measured time is known.
+        jobs: number of jobs; with --pack, the least possible.
+        bound: whether it is an upper bound (from walltimes), not an expectation (measured times).
     """
 
     node_hours: float | None
@@ -99,7 +99,7 @@ class Estimate:
 
     @property
     def sentence(self) -> str:
-        """The estimate in words, for the plan."""
+        """The estimate as text, for the plan."""
         count = f"{self.jobs} {'job' if self.jobs == 1 else 'jobs'}"
         if self.node_hours is None:
             return f"{count}; node-hours are not known before the first point (no walltime)."
@@ -124,10 +124,11 @@ def spent(attempts: Iterable[Attempt]) -> float:
 
 
 def expected_s(point: Point, times: Times, mode: str) -> float | None:
-    """Return how long a point should take, from the times of others of its program; None: unknown.
+    """Return the expected seconds of a point, from other points of its program; None: unknown.
 
-    The same size at the same bits tells most, then the same size. Of other sizes the longest is
-    taken; in strong scaling, times the ratio of ranks where the point has fewer.
+    Uses points of the same size and bits, else of the same size, else all of them; of several, the
+    longest time. In strong scaling, times of other sizes are multiplied by the ratio of ranks if
+    the point has fewer.
     """
     own = {
         p: s
@@ -152,7 +153,7 @@ def _growth(measured: Point, asked: Point, mode: str) -> float:
 def estimate(
     study: Study, points: Sequence[Point], times: Times, walltime_min: float | None
 ) -> Estimate:
-    """Estimate the jobs of these points; `walltime_min` is what one job may take at the most."""
+    """Estimate the jobs of these points; `walltime_min` is the limit of one job."""
     limit_s = None if walltime_min is None else walltime_min * 60
     seconds = [expected_s(p, times, study.mode) for p in points]
     known = [s for s in seconds if s is not None]
@@ -170,7 +171,7 @@ def estimate(
 
 
 def over_cap(study: Study, used: float, coming: float | None) -> bool:
-    """Return whether node-hours used and coming pass the study's cap."""
+    """Return whether used and expected node-hours together exceed the study's cap."""
     if study.max_node_hours is None:
         return False
     return used + (coming or 0.0) > study.max_node_hours * (1 + 1e-9)
@@ -179,14 +180,14 @@ def over_cap(study: Study, used: float, coming: float | None) -> bool:
 def refuse(
     study: Study, left: Sequence[Point], times: Times, used: float, walltime_min: float | None
 ) -> None:
-    """Raise a UsageError, which says what fits, if the points that are left pass the cap."""
+    """Raise a UsageError, with smaller studies that fit, if the remaining points exceed the cap."""
     cap = study.max_node_hours
     if cap is None:
         return
     coming = estimate(study, left, times, walltime_min)
     if coming.node_hours is None:
         raise UsageError(
-            "--max-node-hours needs a limit of each job: give --walltime, such as --walltime 30m."
+            "--max-node-hours needs a limit for each job: give --walltime, such as --walltime 30m."
         )
     if not over_cap(study, used, coming.node_hours):
         return
@@ -202,7 +203,7 @@ def refuse(
 def _what_fits(
     study: Study, room: float, left: Sequence[Point], times: Times, walltime_min: float | None
 ) -> str:
-    """Return the smallest changes of the study that fit into a number of node-hours."""
+    """Return the smallest changes of the study that fit into `room` node-hours, as text."""
 
     def fits(changed: Study) -> bool:
         kept = set(plan(changed))

@@ -1,4 +1,4 @@
-"""The work of a packed job, as its driver reads it from plan.json; pure."""
+"""The plan of a packed job, which its driver reads from plan.json; pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qsgd_hpc.scaling.store.folder import AttemptFolder
 
 __all__ = ["Entry", "PackPlan", "fits", "outcome_state"]
 
-# A point may take a tenth longer than its like, and needs some seconds to start.
+# A point may take 10 % longer than similar ones, and needs some seconds to start.
 SLOWER, START_S = 1.1, 5.0
 JOB_ENDS = ("TIMEOUT", "CANCELLED", "NODE_FAIL", "LOST")
 
@@ -53,8 +53,8 @@ class PackPlan:
     Attributes:
         entries: in the order of measurement.
         mode: "strong" or "weak", for the expected times.
-        times: seconds of the points that were measured before.
-        per_host: lines of each node in a step's host file; None: as the scheduler writes them.
+        times: seconds of the points measured before.
+        per_host: lines per node in a step's host file; None: as in the scheduler's file.
     """
 
     entries: tuple[Entry, ...]
@@ -63,7 +63,7 @@ class PackPlan:
     per_host: int | None
 
     def to_text(self) -> str:
-        """Return it as the text of plan.json."""
+        """Return the plan as the text of plan.json."""
         body = {
             "mode": self.mode,
             "per_host": self.per_host,
@@ -74,7 +74,7 @@ class PackPlan:
 
     @classmethod
     def from_text(cls, text: str) -> PackPlan:
-        """Rebuild what :meth:`to_text` wrote; raises ValueError, KeyError or TypeError."""
+        """Read the text of :meth:`to_text`; raises ValueError, KeyError or TypeError."""
         body = json.loads(text)
         return cls(
             entries=tuple(Entry.from_json(e) for e in body["entries"]),
@@ -85,9 +85,9 @@ class PackPlan:
 
 
 def fits(point: Point, times: Mapping[Point, float], mode: str, left_s: float | None) -> bool:
-    """Return whether a point should end before its job does.
+    """Return whether a point is expected to end before its job does; `left_s` remain.
 
-    One whose time is not known is tried: being cut off costs the time that would be lost anyway.
+    True if its time is unknown: if it is cut off, no more is lost than by leaving the time unused.
     """
     expected = expected_s(point, times, mode)
     return left_s is None or expected is None or expected * SLOWER + START_S <= left_s
@@ -96,10 +96,10 @@ def fits(point: Point, times: Mapping[Point, float], mode: str, left_s: float | 
 def outcome_state(
     outcome: Mapping[str, Any] | None, job_state: str, *, is_last: bool
 ) -> tuple[str, int | None]:
-    """Return the state and exit code of a point that began inside a job that has ended.
+    """Return the state and exit code of a point that began in a job that has ended.
 
-    A point without an outcome was cut off, so it ended as the job did. The last one of a job that
-    was ended from outside was cut off too, whatever its launcher called that.
+    A point without an outcome was cut off, so it has the state of the job. The last point of a job
+    that was ended from outside was cut off too, whatever state its launcher reported.
     """
     cut_off = job_state if job_state in JOB_ENDS else "LOST"
     if outcome is None:

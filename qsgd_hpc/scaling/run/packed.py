@@ -1,4 +1,4 @@
-"""A job that measures many points: start it, find it again, collect what its points recorded."""
+"""A job that measures many points: start it, find it again, collect the records of its points."""
 
 from __future__ import annotations
 
@@ -35,39 +35,39 @@ class Packed:
     entries: tuple[Entry, ...]
     job: jobs.Job
     collected: set[str] = field(default_factory=set)
-    told: set[str] = field(default_factory=set)
+    announced: set[str] = field(default_factory=set)
     lost: int = 0
 
     @property
     def nodes(self) -> int:
-        """Nodes that the job holds."""
+        """Nodes of the job."""
         return self.job.request.nodes
 
     def look(self, watcher: Watcher) -> None:
-        """Tell the watcher which point runs, and how it goes."""
+        """Report running points and their speeds to the watcher."""
         for entry in begun(self.entries):
             if entry.point.key in self.collected:
                 continue
-            if entry.point.key not in self.told:
-                self.told.add(entry.point.key)
+            if entry.point.key not in self.announced:
+                self.announced.add(entry.point.key)
                 watcher.started(entry.point, self.job, adopted=False)
             watcher.seen(entry.point, self.job, single.live_speed(entry.attempt.records))
 
     def news(self) -> bool:
-        """Return whether a point has begun or ended since the last look."""
+        """Return whether a point has begun or ended since look() or collect()."""
         return any(
-            e.point.key not in self.told or e.attempt.outcome() is not None
+            e.point.key not in self.announced or e.attempt.outcome() is not None
             for e in begun(self.entries)
             if e.point.key not in self.collected
         )
 
     def over(self) -> bool:
-        """Return whether nothing more will come; LOST must be the answer several times."""
+        """Return whether the job has ended; LOST counts only after several queries."""
         self.lost = self.lost + 1 if self.job.state is jobs.JobState.LOST else 0
         return self.job.state.final or self.lost >= single.LOST_LOOKS
 
     def collect(self, *, over: bool) -> Iterator[Ended]:
-        """Yield the points that have ended; once the job is over, all that have begun."""
+        """Yield the points that have ended; if the job is over, all that have begun."""
         started = begun(self.entries)
         for entry in started:
             if entry.point.key in self.collected:
@@ -89,7 +89,7 @@ class Packed:
     ) -> Any:
         job_state = self.job.state.value
         state, code = outcome_state(outcome, job_state, is_last=is_last and over)
-        # As the driver would have made it, for a point that it did not begin itself to end.
+        # The provenance of this point: its script's facts, and its own command and variables.
         facts = dict(self.pack.note() or of_job({}, self.job.request, self.job))
         scripts = facts.pop("scripts", {})
         facts.pop("job_id", None)
@@ -108,7 +108,7 @@ class Packed:
         return single.collect(self.study, entry.point, entry.attempt, state, code, facts)
 
     def _until_the_end(self, entry: Entry) -> float | None:
-        """Return how long a point ran that was cut off by the end of its job."""
+        """Return the seconds of a point that was cut off by the end of its job."""
         began = next((e.get("at") for e in read_events(entry.attempt.step)), None)
         ended = self.job.progress.ended_at
         return None if began is None or ended is None else max(0.0, ended - began)
@@ -119,7 +119,7 @@ class Packed:
 
 
 def _own_record(place: AttemptFolder) -> dict[str, Any] | None:
-    """Return how a step ended by its own record: its driver was killed before it could tell."""
+    """Return the outcome of a step from its own record, if its driver was killed before writing."""
     events = {e["event"]: e for e in read_events(place.step)}
     end, start_ = events.get("end", {}), events.get("start", {})
     code = end.get("exit_code")
@@ -145,7 +145,7 @@ def request(study: Study, points: Sequence[Point], plan: Path) -> jobs.JobReques
         name=f"scale-{len(points)}-points",
         workdir=study.workdir,
         alone=True,
-        # The driver looks itself what still fits.
+        # The driver itself checks which points still fit.
         stop_before_min=0.0,
     )
 
@@ -156,7 +156,7 @@ def scripts(
     """Return the scripts of a job's points, and the lines of a host in their host files.
 
     Raises:
-        UsageError: the site refuses the job, or its launcher cannot be kept to some nodes.
+        UsageError: the site refuses the job, or its launcher cannot be restricted to some nodes.
     """
     steps = [
         Step(single.request(study, e.point, e.attempt.records), e.attempt.step, e.hosts)
@@ -192,7 +192,7 @@ def start(
 
 
 def adopt(folder: StudyFolder, study: Study) -> list[Packed]:
-    """Return the packed jobs of earlier runs from which something may be left to collect."""
+    """Return the packed jobs of earlier runs that may have points left to collect."""
     found = []
     collected = folder.collected()
     for pack in folder.packs():
@@ -202,7 +202,7 @@ def adopt(folder: StudyFolder, study: Study) -> list[Packed]:
         try:
             plan = PackPlan.from_text(pack.plan.read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError, TypeError):
-            job = None  # killed before it was whole, so nothing was submitted
+            job = None  # the plan is incomplete, so nothing was submitted
         if job is None:
             pack.close()
             continue

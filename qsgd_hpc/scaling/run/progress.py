@@ -1,4 +1,4 @@
-"""Show a running study to a person: a bar on a terminal, plain lines in a log."""
+"""Progress display of a running study: a bar on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Progress:
     """A :class:`qsgd_hpc.scaling.run.watcher.Watcher` for the terminal.
 
     Attributes:
-        console: where to write.
+        console: the console to write to.
         total: points of the study.
-        done: points that are finished, those of earlier runs included.
-        cases: how many cases there are; with several, a point's name tells its own.
+        done: finished points, including those of earlier runs.
+        cases: number of cases; with several, a point's name includes its case.
     """
 
     console: Console
@@ -56,7 +56,7 @@ class Progress:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Draw the bar while the study runs; on anything but a terminal there is none."""
+        """Draw the bar while the study runs, if the console is a terminal."""
         if not self.console.is_terminal:
             yield
             return
@@ -92,7 +92,7 @@ class Progress:
             self._say(Text(tail(log), style="dim"))
             return
         self.done += 1
-        if not entry.adopted:  # its beginning was not seen
+        if not entry.adopted:  # when an adopted job began is unknown
             self._took_s.append(took)
         line = Text("  ✓ ", style="green").append(
             f"{count} {self._name(point)}  {_speed(throughput(attempt.final))}"

@@ -1,4 +1,4 @@
-"""Run a study: submit its points as jobs, follow them, collect what their scripts recorded."""
+"""Execution of a study: submit its points as jobs, follow them, collect their records."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ Active = Single | Packed
 
 
 def check_sizes(study: Study) -> float | None:
-    """Have the site check each job before anything runs; return a job's limit in minutes.
+    """Validate the jobs of all sizes for the site; return a job's limit in minutes.
 
     Raises:
-        UsageError: all faults of all sizes, each said once.
+        UsageError: all faults of all sizes, each once.
     """
     faults: dict[str, None] = {}
     limit_min = study.walltime_min
@@ -75,7 +75,7 @@ def _checked(study: Study, points: Sequence[Point]) -> jobs.JobRequest:
 
 @dataclass
 class _Run:
-    """A study at work; its decisions are methods here, its jobs are in `active`."""
+    """A running study: its waiting points, its active jobs, and the decisions on them."""
 
     folder: StudyFolder
     study: Study
@@ -103,7 +103,7 @@ class _Run:
         return self.failed
 
     def _adopt(self) -> None:
-        """Follow the packed jobs of earlier runs; their points wait for them."""
+        """Follow the packed jobs of earlier runs, and remove their points from the waiting ones."""
         for left in packed.adopt(self.folder, self.study):
             self.active.append(left)
             taken = {e.point for e in left.entries if e.point.key not in left.collected}
@@ -129,7 +129,7 @@ class _Run:
                 packed.start(self.folder, self.study, points, self.watcher, self.active)
 
     def _affords(self, points: list[Point]) -> bool:
-        """Return whether a job of these points stays below the cap; if not, start no more."""
+        """Return whether a job of these points stays below the cap; if not, stop starting jobs."""
         attempts = self.folder.attempts()[0]
         times = cost.measured_s(attempts)
         busy = sum(a.nodes for a in self.active) * (self.limit_min or 0.0) / 60
@@ -159,12 +159,12 @@ class _Run:
         if attempt.fault is None:
             return
         if attempt.state in JOB_ENDS and self._goes_on(source):
-            self.waiting.append(ended.point)  # cut off by the end of a job that others had used up
+            self.waiting.append(ended.point)  # cut off because earlier points used the job's time
         else:
             self.failed.append(attempt)
 
     def _leave_out(self, program: Program) -> None:
-        """Start no more jobs of a script that records nothing, unless it did at another point."""
+        """Start no more jobs of a script that records nothing, unless another point has records."""
         attempts = self.folder.attempts()[0]
         if any(a.fault is None and self.study.program(a.point.case) == program for a in attempts):
             return
@@ -175,7 +175,7 @@ class _Run:
         )
 
     def _goes_on(self, ended: Active) -> bool:
-        """Return whether another packed job may continue: this one must have made progress."""
+        """Return whether another packed job may continue: only if this one made progress."""
         if isinstance(ended, Single) or ended.job.state not in _GOES_ON:
             return False
         own = {(e.point.key, e.attempt.number) for e in ended.entries}
@@ -183,8 +183,8 @@ class _Run:
         return any(a.fault is None and (a.point.key, a.number) in own for a in attempts)
 
     def _take_back(self, ended: Active, left: list[Point]) -> None:
-        """Let another job measure what this one did not reach, unless it did nothing at all."""
-        # No scheduler had it: try again, but not forever.
+        """Queue the points that a job did not reach again, unless it measured nothing."""
+        # The scheduler never accepted the job: try once more.
         fresh = never_taken(ended.job) and self.again.isdisjoint(left)
         if fresh:
             self.again.update(left)
@@ -207,38 +207,38 @@ def run(
 ) -> list[Attempt]:
     """Measure every point that is not finished; return the attempts that failed in this run.
 
-    Finished points are skipped and failed ones tried again. A job that an interrupted run left
-    behind is followed to its end, not started twice. However this ends, an exception included,
-    every job that it had going is cancelled and recorded first.
+    Finished points are skipped and failed ones tried again. A job left by an interrupted run is
+    followed to its end, not started twice. If an exception ends this function, all active jobs are
+    cancelled and recorded first.
 
     Args:
-        folder: where the study lives; :meth:`StudyFolder.create` was called.
+        folder: folder of the study, after :meth:`StudyFolder.create`.
         study: the definition.
-        watcher: is notified of every step.
-        in_flight: jobs of one point that may be queued or running at a time.
-        limit_min: what a job may take, as :func:`check_sizes` returns it.
+        watcher: is notified of every event.
+        in_flight: most jobs of one point that are queued or running at a time.
+        limit_min: limit of a job, as returned by :func:`check_sizes`.
     Raises:
-        UsageError: a script ended well but recorded nothing, a job was refused, or the next one
-            could pass the study's node-hours.
+        UsageError: a script succeeded but recorded nothing, a job was refused, or the next one
+            could exceed the study's node-hours.
     """
     done = finished(folder.attempts()[0])
     waiting = deque(p for p in plan(study) if p.key not in done)
-    whole = _Run(folder, study, watcher, limit_min, waiting)
-    with _cancelling(whole):
-        return whole.follow(in_flight)
+    running = _Run(folder, study, watcher, limit_min, waiting)
+    with _cancelling(running):
+        return running.follow(in_flight)
 
 
 @contextmanager
-def _cancelling(whole: _Run) -> Iterator[None]:
+def _cancelling(running: _Run) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for each in whole.active:
+        for each in running.active:
             try:
                 jobs.cancel(each.job.id)
                 each.job = jobs.wait([each.job.id], timeout_s=30)[0]
                 for _ in each.collect(over=True):
                     pass
             except QsgdError:
-                continue  # the next run finds it by its note
+                continue  # the next run finds the job by its note
         raise

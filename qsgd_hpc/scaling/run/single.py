@@ -1,4 +1,4 @@
-"""A job that measures one point: start it, find it again, collect what its script recorded."""
+"""A job that measures one point: start it, find it again, collect its records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qsgd_hpc.scaling.store.provenance import of_job, submission
 
 __all__ = ["Single", "collect", "left_behind", "live_speed", "request", "start"]
 
-# A scheduler that is restarted may not know a job for a while.
+# After a restart, a scheduler may not list a job for some time.
 LOST_LOOKS = 4
 
 
@@ -37,26 +37,26 @@ class Single:
 
     @property
     def nodes(self) -> int:
-        """Nodes that the job holds."""
+        """Nodes of the job."""
         return self.point.nodes
 
     def look(self, watcher: Watcher) -> None:
-        """Tell the watcher how the point goes."""
+        """Report the point's speed to the watcher."""
         watcher.seen(self.point, self.job, live_speed(self.place.records))
 
     def news(self) -> bool:
-        """Return whether something is worth a look before the scheduler is asked again."""
+        """Return whether there is progress that can be seen without a query to the scheduler."""
         return False
 
     def over(self) -> bool:
-        """Return whether nothing more will come; LOST must be the answer several times."""
+        """Return whether the job has ended; LOST counts only after several queries."""
         self.lost = self.lost + 1 if self.job.state is jobs.JobState.LOST else 0
         return self.job.state.final or self.lost >= LOST_LOOKS
 
     def collect(self, *, over: bool) -> Iterator[Ended]:
         """Yield the point's attempt once its job is over."""
         if over and never_taken(self.job):
-            self.place.write_note({})  # names no job, so that none is looked for
+            self.place.write_note({})  # without a job id, so that no job is searched
         elif over and not self.collected:
             try:
                 copyfile(jobs.output(self.job.id), self.place.log)
@@ -74,7 +74,7 @@ class Single:
             yield Ended(self.point, attempt, self.place.log)
 
     def unreached(self) -> list[Point]:
-        """Return the point if no scheduler has accepted its job."""
+        """Return the point in a list if no scheduler has accepted its job."""
         return [self.point] if never_taken(self.job) else []
 
 
@@ -101,7 +101,7 @@ def request(study: Study, point: Point, records: Path) -> jobs.JobRequest:
 def start(
     folder: StudyFolder, study: Study, point: Point, watcher: Watcher, active: list[Any]
 ) -> None:
-    """Submit a point's job, or find that of an earlier run, and add it to the active ones."""
+    """Submit a point's job, or find its job of an earlier run, and add it to the active ones."""
     left = left_behind(folder, study, point)
     if left is not None:
         active.append(left)

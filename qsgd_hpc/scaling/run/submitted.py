@@ -1,4 +1,4 @@
-"""Links between a job and its folder, in spite of interruptions."""
+"""Links between a job and its folder that survive interruptions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Noted(Protocol):
     """The folder of a submission."""
 
     def note(self) -> dict[str, Any] | None:
-        """Return the note on the job."""
+        """Return the note on the job; None if there is none."""
 
     def write_note(self, body: Mapping[str, Any]) -> None:
-        """Note it."""
+        """Store the note."""
 
 
 Names = Callable[[jobs.JobRequest], bool]
@@ -32,20 +32,20 @@ def submit_noted(
     names: Names,
     follow: Callable[[jobs.Job], None],
 ) -> jobs.Job:
-    """Submit a job, record it in its folder, and follow it in any case.
+    """Submit a job, record it in its folder, and call `follow`, also after an interrupt.
 
     Args:
         asked: the requested job.
         facts: further values to record.
         place: its folder.
-        names: identifies the request of this job.
-        follow: is called with the job, also before an interrupt meanwhile goes on.
+        names: returns whether a request is the one of this job.
+        follow: is called with the job if it was submitted, also before an interrupt is raised.
     """
     try:
         job = jobs.submit(asked)
         place.write_note(of_job(facts, asked, job))
     except BaseException:
-        submitted = job_of(place, names)  # an interrupt may come when the job is on its way
+        submitted = job_of(place, names)  # an interrupt can arrive during the submission
         if submitted is not None:
             follow(submitted)
         raise
@@ -60,13 +60,13 @@ def job_of(place: Noted, names: Names) -> jobs.Job | None:
         try:
             return jobs.get(str(note["job_id"]))
         except (QsgdError, KeyError):
-            return None  # its registry was cleaned; the point is measured again
-    # Killed between submitting and writing the note: the job itself names what it is for.
+            return None  # the job's registry was cleaned; the point is measured again
+    # After a kill between submitting and writing the note, the job is found by its request.
     return next((j for j in jobs.list_jobs() if names(j.request)), None)
 
 
 def never_taken(job: jobs.Job) -> bool:
-    """Return whether a job is none: who submitted it was killed before a scheduler had it."""
-    progress = job.progress  # local jobs have no other id than their own
+    """Return whether no scheduler accepted a job, because its submission was interrupted."""
+    progress = job.progress  # local jobs have no scheduler_id
     began = progress.scheduler_id is not None or progress.started_at is not None
     return progress.state is jobs.JobState.LOST and not began

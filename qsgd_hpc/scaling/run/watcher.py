@@ -24,13 +24,13 @@ class Watcher(Protocol):
     """Receives the events of a study; progress.py shows them."""
 
     def packed(self, job: Job, points: int, *, adopted: bool) -> None:
-        """A job of many points was submitted, or one of an earlier run was found."""
+        """A job of many points was submitted, or found from an earlier run."""
 
     def started(self, point: Point, job: Job, *, adopted: bool) -> None:
         """A point's own job was submitted or found again, or it began inside a packed job."""
 
     def seen(self, point: Point, job: Job, speed: tuple[float, str] | None) -> None:
-        """A running point was looked at; `speed` is its newest throughput and unit."""
+        """A running point was polled; `speed` is its newest throughput and unit."""
 
     def ended(self, point: Point, attempt: Attempt, log: Path) -> None:
         """A point's job, or its part of one, ended; its records are in the collection."""

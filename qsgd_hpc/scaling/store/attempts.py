@@ -33,11 +33,11 @@ RECORD_HINT = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """An ended job, with its script's records, verbatim, and their provenance.
+    """An ended job with the unchanged records of its script and their provenance.
 
     Attributes:
-        state: the end of the job, or of its part that measured this point.
-        global_batch: samples of all ranks in a step, as the study asked for.
+        state: final state of the job, or of the part of it that measured this point.
+        global_batch: samples of all ranks in a step, as the study requested.
     """
 
     point: Point
@@ -51,7 +51,7 @@ class Attempt:
 
     @cached_property
     def final(self) -> Mapping[str, Any]:
-        """The last "final" record, or one made of what the engine wrote, or an empty one."""
+        """The last "final" record, else one computed from "engine" records, else an empty one."""
         own = next((r for r in reversed(self.records) if r.get("event") == "final"), None)
         return own or final_of_engine(self.records, self.global_batch)
 
@@ -73,7 +73,7 @@ class Attempt:
 
     @property
     def held_nodes(self) -> int:
-        """Nodes that its job held: more than the point's own inside a packed job."""
+        """Nodes that its job had: in a packed job, possibly more than the point's own."""
         return int(self.provenance.get("held_nodes", self.point.nodes))
 
     @property
@@ -88,7 +88,7 @@ class Attempt:
 
     @property
     def fault(self) -> str | None:
-        """Why this attempt is no measurement, in words; None if it is one."""
+        """The reason why this attempt is no measurement, as text; None if it is one."""
         if self.state != COMPLETED:
             code = "" if self.exit_code is None else f", exit code {self.exit_code}"
             return f"the job ended as {self.state}{code}"
@@ -129,7 +129,7 @@ class Attempt:
 
 
 def parse_attempts(text: str) -> tuple[list[Attempt], list[int]]:
-    """Read records.jsonl; return its attempts and the numbers (from 1) of lines that are torn."""
+    """Read records.jsonl; return its attempts and the numbers (from 1) of incomplete lines."""
     attempts: list[Attempt] = []
     torn: list[int] = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -155,7 +155,7 @@ def parse_attempts(text: str) -> tuple[list[Attempt], list[int]]:
 
 
 def parse_records(text: str) -> tuple[tuple[Mapping[str, Any], ...], int]:
-    """Read what a script recorded; return the events and how many lines are no JSON object."""
+    """Read a script's records; return the events and the number of lines that are not JSON."""
     records: list[Mapping[str, Any]] = []
     torn = 0
     for line in (ln for ln in text.split("\n") if ln.strip()):
@@ -171,7 +171,7 @@ def parse_records(text: str) -> tuple[tuple[Mapping[str, Any], ...], int]:
 
 
 def finished(attempts: Iterable[Attempt]) -> dict[str, Attempt]:
-    """Return the measurement of each finished point by its key: the first that has no fault."""
+    """Return the measurement of each finished point by its key: its first attempt without fault."""
     done: dict[str, Attempt] = {}
     for attempt in attempts:
         if attempt.fault is None:

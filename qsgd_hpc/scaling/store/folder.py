@@ -1,4 +1,4 @@
-"""The study's folder on disk: definition, attempts, and the collection that only ever grows."""
+"""The study's folder on disk: definition, attempts, and the append-only collection."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ class AttemptFolder:
         return self.path / "step"
 
     def outcome(self) -> dict[str, Any] | None:
-        """Return how the step of a packed job ended; None before that, and for a whole job."""
+        """Return how the step of a packed job ended; None before that, and for a separate job."""
         return _read(self.path / "outcome.json")
 
     def write_outcome(self, body: Mapping[str, Any]) -> None:
-        """Store how the step ended, whole or not at all."""
+        """Store how the step ended; the write is atomic."""
         write_whole(self.path / "outcome.json", json.dumps(body, indent=1) + "\n")
 
     def note(self) -> dict[str, Any] | None:
-        """Return what was written when the job was submitted; None if that was not reached."""
+        """Return the values stored when the job was submitted; None before that."""
         return _read(self.path / "attempt.json")
 
     def write_note(self, body: Mapping[str, Any]) -> None:
-        """Store the job's id and provenance, whole or not at all."""
+        """Store the job's id and provenance; the write is atomic."""
         write_whole(self.path / "attempt.json", json.dumps(body, indent=1) + "\n")
 
 
 @dataclass(frozen=True)
 class PackFolder:
-    """packs/pack-N: what a packed job is to do, its scripts, and its id once it is submitted."""
+    """packs/pack-N: the plan of a packed job, its scripts, and its id after submission."""
 
     path: Path
 
@@ -70,20 +70,20 @@ class PackFolder:
         return self.path / "plan.json"
 
     def note(self) -> dict[str, Any] | None:
-        """Return what was written when the job was submitted; None if that was not reached."""
+        """Return the values stored when the job was submitted; None before that."""
         return _read(self.path / "pack.json")
 
     def write_note(self, body: Mapping[str, Any]) -> None:
-        """Store the job's id and provenance, whole or not at all."""
+        """Store the job's id and provenance; the write is atomic."""
         write_whole(self.path / "pack.json", json.dumps(body, indent=1) + "\n")
 
     @property
     def closed(self) -> bool:
-        """Whether all that its job has measured is in the collection."""
+        """Whether all measurements of its job are in the collection."""
         return (self.path / "closed").exists()
 
     def close(self) -> None:
-        """Note that nothing is left to collect."""
+        """Record that nothing is left to collect."""
         (self.path / "closed").touch()
 
 
@@ -102,7 +102,7 @@ class StudyFolder:
         """Read the definition.
 
         Raises:
-            UsageError: no study is here, or its study.json cannot be read.
+            UsageError: the folder has no study, or its study.json cannot be read.
         """
         file = self.path / "study.json"
         try:
@@ -120,7 +120,7 @@ class StudyFolder:
             raise UsageError(f"{str(file)!r}: {error}") from None
 
     def agree(self, asked: Study) -> None:
-        """Raise a UsageError if another definition lives here; write nothing."""
+        """Raise a UsageError if the folder holds another definition; write nothing."""
         if not (self.path / "study.json").exists():
             return
         if found := differences(self.study(), asked):
@@ -130,7 +130,7 @@ class StudyFolder:
             )
 
     def create(self, study: Study) -> None:
-        """Store the definition, or find the same one there.
+        """Store the definition unless the folder has the same one already.
 
         Raises:
             UsageError: the folder holds another definition, or cannot be written.
@@ -141,7 +141,7 @@ class StudyFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             if not file.exists() or self.study() != study:  # other limits of its jobs
                 write_whole(file, json.dumps(study.to_json(), indent=1) + "\n")
-            # Found now, not after the first hour of measuring.
+            # Detect a read-only file now, not after the first hour of measuring.
             with self.collection.open("ab"):
                 pass
         except OSError as error:
@@ -152,8 +152,8 @@ class StudyFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second `qsgd-hpc scale` out while this one runs."""
-        # Not study.json, which may be replaced.
+        """Hold a lock on the folder that excludes another `qsgd-hpc scale`."""
+        # On the collection, because study.json may be replaced.
         with self.collection.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,7 +170,7 @@ class StudyFolder:
         """Return the collected attempts and the numbers of torn lines.
 
         Raises:
-            UsageError: the collection is there but cannot be read.
+            UsageError: the collection exists but cannot be read.
         """
         try:
             return parse_attempts(self.collection.read_text(encoding="utf-8", errors="replace"))
@@ -186,10 +186,10 @@ class StudyFolder:
         return {(a.point.key, a.number) for a in self.attempts()[0]}
 
     def append(self, attempt: Attempt) -> None:
-        """Add one attempt and force it to disk; a torn line before it is closed, not touched.
+        """Append one attempt and flush it to disk, after a newline if the last line lacks one.
 
-        One that is there is not added again: an interrupt may come after it was written, before
-        its caller could take note of that.
+        An attempt that the collection already has is not added again: an interrupt can arrive
+        after the write, before the caller has recorded it.
         """
         if (attempt.point.key, attempt.number) in self.collected():
             return
@@ -206,7 +206,7 @@ class StudyFolder:
     def attempt_folders(self, point: Point) -> list[AttemptFolder]:
         """Return the attempts at a point, first to last."""
         found = []
-        # Absolute, because a job names its records by this path.
+        # Absolute, because a job writes its records to this path.
         for path in (self.path / "points" / point.key).resolve().glob("attempt-*"):
             number = path.name.removeprefix("attempt-")
             if number.isdigit():
@@ -229,7 +229,7 @@ class StudyFolder:
         return PackFolder(path.resolve())
 
     def next_attempt(self, point: Point) -> AttemptFolder:
-        """Name the folder of the next attempt at a point; it is not there yet."""
+        """Return the folder of the next attempt at a point, without making it."""
         number = max((a.number for a in self.attempt_folders(point)), default=0) + 1
         path = self.path / "points" / point.key / f"attempt-{number}"
         return AttemptFolder(path.resolve(), number)
@@ -250,7 +250,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file so that a reader, or a crash, sees the old or the new content."""
+    """Replace a file atomically: readers see the old or the new content, also after a crash."""
     fresh = path.with_name(path.name + ".new")
     with fresh.open("w", encoding="utf-8") as file:
         file.write(text)

@@ -18,7 +18,7 @@ __all__ = ["git_state", "of_job", "submission"]
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Return {"commit", "dirty"} of the repository that holds `folder`; None outside of one.
+    """Return {"commit", "dirty"} of the repository that contains `folder`; None if there is none.
 
     Dirty means that tracked files differ from the commit; untracked files do not count.
     """
@@ -29,10 +29,10 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def submission(script: Path) -> dict[str, Any]:
-    """Return what is known of a measurement when its job is submitted.
+    """Return the provenance that is known when a job is submitted.
 
-    What only the job itself can know (its host, processor, frameworks, MPI library) comes with
-    every line that the script records.
+    Facts that only the job can determine (host, processor, frameworks, MPI library) are in every
+    line that the script records.
     """
     return {
         "git": git_state(script.parent),
@@ -45,7 +45,7 @@ def submission(script: Path) -> dict[str, Any]:
 
 
 def of_job(facts: Mapping[str, Any], asked: JobRequest, job: Job) -> dict[str, Any]:
-    """Return the note of a job that was submitted: what is known of it, and its id."""
+    """Return the provenance of a submitted job: these facts, its request and its id."""
     return {
         **facts,
         "job": {

@@ -10,7 +10,7 @@ from qsgd_hpc.recording.records import RESERVED
 
 __all__ = ["engine_records", "final_of_engine", "is_number", "throughput"]
 
-# Seconds, means over the timed steps of a rank: their mean over ranks speaks for the run.
+# Means over the timed steps of a rank; a run's value is their mean over the ranks.
 _MEANS = (
     "step_s",
     "step_mean_s",
@@ -32,9 +32,9 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def throughput(record: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return what a record calls its speed, as it stands there, and the unit of what is counted.
+    """Return the recorded throughput, unchecked, and the unit that it counts.
 
-    ``images_per_s`` is the word of older scripts for a throughput in images.
+    Older scripts record a throughput in images as ``images_per_s``.
     """
     if "throughput" in record:
         return record["throughput"], str(record.get("unit") or "samples")
@@ -49,12 +49,12 @@ def engine_records(records: Sequence[Mapping[str, Any]]) -> dict[Any, Mapping[st
 def final_of_engine(
     records: Sequence[Mapping[str, Any]], global_batch: int | None
 ) -> dict[str, Any]:
-    """Make a "final" record of the "engine" records of all ranks; empty if one is missing.
+    """Make a "final" record from the "engine" records of all ranks; empty if one is missing.
 
-    The slowest rank sets the pace: throughput is the global batch over its median step, or steps
-    per second where the batch is unknown. Not over its mean: the engine does not know of epochs, so
-    a test between two of them is part of a step. What the engine cannot see, such as the wait for
-    data and the accuracy, stays absent.
+    Throughput is the global batch divided by the median step time of the slowest rank, or steps per
+    second if the batch is unknown. The mean is not used: the engine does not see epochs, so a test
+    between two of them is part of a step. Values that the engine cannot measure, such as the wait
+    for data and the accuracy, stay absent.
     """
     ranks = engine_records(records)
     first = ranks.get(0)
@@ -82,7 +82,7 @@ def final_of_engine(
 
 
 def _mean(values: Sequence[Any]) -> float | None:
-    """Return the mean of those that are numbers: a rank that compressed nothing has no error."""
+    """Return the mean of the numbers among values: a rank that compressed nothing has no nmse."""
     numbers = [v for v in values if is_number(v)]
     return sum(numbers) / len(numbers) if numbers else None
 

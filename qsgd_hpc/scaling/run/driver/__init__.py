@@ -1,7 +1,7 @@
 """Measures the points of a packed job in sequence; runs on the job's first node.
 
-The driver is the only one that starts points in its job, and writes nothing but their folders: the
-study's records are collected by ``qsgd-hpc scale``, now or at its next start.
+Only the driver starts points in its job. It writes only to their folders; ``qsgd-hpc scale``
+collects the study's records, now or at its next start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qsgd_hpc.scaling.run.pack import Entry, PackPlan, fits
 
 __all__ = ["drive"]
 
-# How long a failure may be the first sign of the end of the whole job.
+# Seconds to wait after a failure, because it may be caused by the end of the complete job.
 GRACE_S = 1.0
 KILL_AFTER_S = 10.0
 
@@ -58,7 +58,7 @@ class _Driver:
             if self.ended or (self.job_dir / "stop").exists():
                 return
             if entry.attempt.path.exists():
-                continue  # begun when this job was started before
+                continue  # begun by an earlier start of this job
             if not fits(entry.point, self.times, self.plan.mode, self._left_s()):
                 _say(
                     f"{entry.point.key}: deferred to another job, because not enough time is "
@@ -111,7 +111,7 @@ class _Driver:
                 env={**os.environ, **files},
                 start_new_session=True,
             )
-        if self.ended:  # told so meanwhile
+        if self.ended:  # SIGTERM arrived before the child existed
             self._end(signal.SIGTERM, None)
         code = self.child.wait()
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,7 +1,7 @@
 """Run the points of a packed job, on its first node: ``python __main__.py PLAN``.
 
-A job names this file by its path, so it lies in a folder of its own: Python puts the folder of a
-script on the module path.
+A job runs this file by its path, so it is alone in its folder: Python puts the folder of a script
+on the module path.
 """
 
 import sys
