@@ -9,7 +9,7 @@ from qsgd_hpc.launch.frameworks import FRAMEWORKS
 
 __all__ = ["DISTRIBUTED", "Framework", "api_name", "frameworks", "is_distributed"]
 
-# The longest first: a name belongs to the first module that it begins with.
+# The longest first: a name belongs to the first module that is a prefix of it.
 DISTRIBUTED = tuple(
     f"{package}.{module}"
     for package in ("horovod", "qsgd_hpc")
@@ -22,7 +22,7 @@ class Framework(Enum):
 
     TORCH = "PyTorch"
     KERAS = "Keras"  # model.fit
-    TF2 = "TensorFlow 2"  # a loop of its own with GradientTape
+    TF2 = "TensorFlow 2"  # a custom loop with GradientTape
     TF1 = "TensorFlow 1"  # graphs and sessions
     JAX = "JAX"
 
@@ -54,7 +54,7 @@ TF1_NAMES = (
     "tensorflow.estimator.",
     "tensorflow.app.run",
 )
-TF1_EITHER = (  # of TF 1, which the second version of TensorFlow allows too
+TF1_EITHER = (  # names of TensorFlow 1 that scripts for TensorFlow 2 use, too
     "tensorflow.compat.v1.logging.",
     "tensorflow.compat.v1.config.",
     "tensorflow.compat.v1.enable_",

@@ -1,6 +1,6 @@
-"""Lines as Python's parser counts them: they end in "\\n", "\\r\\n" or a lone "\\r", nowhere else.
+"""Lines as counted by Python's parser: they end only in "\\n", "\\r\\n" or a single "\\r".
 
-`str.splitlines()` splits at ten other characters, too, of which a comment or a string may hold any.
+`str.splitlines()` also splits at ten other characters, which comments and strings may contain.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def starts(text: str) -> tuple[int, ...]:
 
 
 def margin(line: str) -> int:
-    """Return how much of a line its last leading form feed ends, 0 without one.
+    """Return the length of a line up to and including its last leading form feed, 0 without one.
 
-    Python counts the indentation from behind it.
+    Python counts the indentation from there.
     """
     found = MARGIN.match(line)
     return found.end() if found else 0
@@ -38,21 +38,22 @@ def without_form_feeds(text: str) -> tuple[str, tuple[int, ...]]:
     """Remove the margin from each line, because libcst loses, doubles or rejects it.
 
     Returns:
-        the text, and how many characters each line lost.
+        The text, and the number of characters removed from each line; empty without form feeds.
     """
     if "\f" not in text:
         return text, ()
     ends = [*END.findall(text), ""]
-    whole = lines(text)
-    # A line of nothing else stays, blank: between "\r" and "\n" it keeps these from becoming one.
-    whole = [" " * len(line) if margin(line) == len(line) else line for line in whole]
-    lost = tuple(margin(line) for line in whole)
-    kept = (f"{line[n:]}{end}" for line, n, end in zip(whole, lost, ends, strict=True))
+    found = lines(text)
+    # A line that is all margin becomes spaces: if empty, a "\r" before it and the "\n" after it
+    # would become one line end.
+    found = [" " * len(line) if margin(line) == len(line) else line for line in found]
+    lost = tuple(margin(line) for line in found)
+    kept = (f"{line[n:]}{end}" for line, n, end in zip(found, lost, ends, strict=True))
     return "".join(kept), lost
 
 
 def diff(before: str, after: str, name: str, new_name: str) -> str:
-    """Return the difference of two texts as `diff -u` shows it, to whom only "\\n" ends a line."""
+    """Return the difference of two texts as `diff -u`, for which only "\\n" ends a line."""
     found = difflib.unified_diff([*_kept(before)], [*_kept(after)], name, new_name)
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in found

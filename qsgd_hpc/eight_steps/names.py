@@ -19,11 +19,11 @@ class Binding:
 
     Attributes:
         name: the name bound, or "self.name".
-        how: "part" is an element of a value unpacked, "for" an element of an iterable.
+        how: kind of binding; "part": an element of an unpacked value, "for": of an iterable.
         at: the node after whose end the name is bound.
         value: the expression bound, iterated over (for), entered (with) or unpacked (part).
-        imported: the dotted name imported, where that binds it.
-        index: the position in what is unpacked or among the parameters; -1 behind a star.
+        imported: the dotted name imported, if an import binds it.
+        index: the position in the unpacked value or among the parameters; -1 after a star.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Binding:
 
 @dataclass(frozen=True, eq=False)
 class Import:
-    """One module imported: `module` in full, and the name by which the script calls it.
+    """One imported module: its full name, and its name in the script.
 
     Attributes:
         module: "horovod.torch" for `import horovod.torch as hvd`, `import horovod.torch` and
             `from horovod import torch`; "torch" for `from torch import nn`.
-        alias: "hvd", "horovod.torch" and "torch"; "" where only names from it are bound.
+        alias: "hvd", "horovod.torch" and "torch"; "" if only names from it are bound.
         node: the import.
     """
 
@@ -114,7 +114,7 @@ def bound_by_parameters(node: cst.FunctionDef | cst.Lambda) -> Iterator[Binding]
 
 
 def bound_by(node: cst.CSTNode) -> Iterator[Binding]:
-    """Yield the bindings of this node, in its own scope or (parameters) in the one it opens."""
+    """Yield the bindings that this node makes in its scope (not those of parameters)."""
     if isinstance(node, (cst.Import, cst.ImportFrom)):
         yield from bound_by_import(node)
     elif isinstance(node, cst.Assign):

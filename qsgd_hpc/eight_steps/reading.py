@@ -1,4 +1,4 @@
-"""Reads a training script: the meaning of its names, and its frameworks.
+"""Reading of a training script: the meaning of its names, and its frameworks.
 
 Names are resolved as far as the text allows: `optim.SGD` of `import torch.optim as optim` is
 "torch.optim.SGD", the variable `optimizer = optim.SGD(...)` is "torch.optim.SGD()", and its method
@@ -37,7 +37,7 @@ __all__ = [
     "read",
 ]
 
-DEPTH = 12  # of names that mean names; more are a circle
+DEPTH = 12  # most names in a chain of names; longer ones are taken for a cycle
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Script(Tree):
 
     @property
     def assignments(self) -> tuple[Binding, ...]:
-        """Every name assigned a value of its own, in the order of the text."""
+        """The assignments of single values to names, in the order of the text."""
         each = (b for several in self.bindings.values() for b in several if b.how == "assign")
         return tuple(sorted(each, key=lambda b: self.start(b.at)))
 
@@ -60,7 +60,7 @@ class Script(Tree):
 
         Args:
             node: the name.
-            later: include bindings further down in its own function.
+            later: include bindings further down in the same function.
         """
         name = dotted(node)
         if name.startswith("self."):
@@ -77,7 +77,7 @@ class Script(Tree):
             scope, own = self.scope(scope), False
 
     def binding(self, node: cst.CSTNode) -> Binding | None:
-        """Return the last binding of a name before its use; of several, skip `name = None`."""
+        """Return the last binding of a name before its use; skip `name = None` if possible."""
         several = self.candidates(node)
         real = [b for b in several if b.how != "assign" or dotted(b.value) != "None"] or several
         return real[-1] if real else None
@@ -101,8 +101,8 @@ class Script(Tree):
     def qualified(self, node: cst.CSTNode, depth: int = DEPTH) -> str:
         """Return the dotted name of a node's meaning, with () after the result of a call.
 
-        A name that nothing binds (a builtin) or whose value is unknown is itself; what has no name
-        is "".
+        A name without a binding (a builtin) or with an unknown value is returned unchanged; "" for
+        nodes without a name.
         """
         if depth == 0:
             return dotted(node)
@@ -204,7 +204,7 @@ class Script(Tree):
 
     @property
     def alias(self) -> str:
-        """The name by which the script calls the distributed module, "hvd" where it has none."""
+        """The script's name for the distributed module, "hvd" if it has none."""
         whole = (i for i in self.distributed if i.alias and not api_name(i.module))
         return next((i.alias for i in whole), "hvd")
 
@@ -230,7 +230,7 @@ def argument(call: cst.Call, name: str, index: int = -1) -> cst.BaseExpression |
         if each.keyword is not None and each.keyword.value == name:
             return each.value
         if each.star == "*" and 0 <= place <= index:
-            index = -1  # what a star holds is not known
+            index = -1  # the elements of the star are unknown
         elif not each.star and each.keyword is None and place == index:
             return each.value
     return None

@@ -12,10 +12,10 @@ class Step:
     """One of the eight differences between a serial and a distributed training script.
 
     Attributes:
-        number: 1 to 8, in the order in which a script takes them.
+        number: 1 to 8, in the order of a script.
         name: a few words, as in the comment `# Step 2: pin the GPU.`
-        why: the fault without it.
-        how: one sentence on the script's action.
+        why: the fault of a script without the step.
+        how: one sentence on what to do.
     """
 
     number: int
@@ -66,13 +66,13 @@ STEPS = (
     Step(
         7,
         "let rank 0 alone print and save",
-        "Ranks that write one file at once destroy it, and every line comes once per rank.",
+        "Ranks that write the same file destroy it, and every line is printed once per rank.",
         "Print, log and write checkpoints where hvd.rank() == 0.",
     ),
     Step(
         8,
         "average the metrics",
-        "One rank's loss or accuracy speaks of its shard, not of the whole.",
+        "One rank's loss or accuracy describes only its shard, not all data.",
         "Average losses and accuracies over the ranks with an allreduce before they are reported.",
     ),
 )

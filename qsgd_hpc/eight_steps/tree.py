@@ -20,7 +20,7 @@ Loop = cst.For | cst.While
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """One branch of a condition; `taken` is its value.
+    """One branch of a condition.
 
     Attributes:
         node: the if, the conditional expression, or the `and`/`or` that decides.
@@ -34,7 +34,7 @@ class Branch:
 
 
 class Collector(cst.CSTVisitor):
-    """Lists the nodes of a tree (outside first) and its calls (arguments first)."""
+    """Lists the nodes of a tree (outer ones first) and its calls (arguments first)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,14 +58,14 @@ class Tree:
     """A script's tree, with queries on the positions of its nodes.
 
     Attributes:
-        path: its path, for messages.
+        path: path of the script, for messages.
         text: its text.
         encoding: its encoding.
-        module: its root; all arguments of methods are nodes of it.
+        module: root of the tree; all arguments of methods are nodes of it.
         nodes: every node, outer ones before inner ones.
-        calls: every call, in the order in which they are evaluated (arguments first).
-        spans: the nodes inside of each node.
-        margins: length of each line's margin before a form feed, which the module does not have.
+        calls: every call, in the order of evaluation (arguments first).
+        spans: the range in `nodes` of each node and the nodes inside of it.
+        margins: length of each line's margin up to a form feed, which the module does not contain.
     """
 
     path: Path
@@ -84,7 +84,7 @@ class Tree:
         return self._place(self.positions[node].start)
 
     def end(self, node: cst.CSTNode) -> tuple[int, int]:
-        """Return the line, from 1, and the column, from 0, behind a node's last character."""
+        """Return the line, from 1, and the column, from 0, after a node's last character."""
         return self._place(self.positions[node].end)
 
     def _place(self, found: CodePosition) -> tuple[int, int]:
@@ -93,7 +93,7 @@ class Tree:
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
-        """The lines of the text, without what ends them."""
+        """The lines of the text, without line ends."""
         return tuple(lines(self.text))
 
     @cached_property
@@ -157,7 +157,7 @@ class Tree:
         return next((n for n in self.ancestors(node) if isinstance(n, cst.ClassDef)), None)
 
     def statement(self, node: cst.CSTNode) -> cst.BaseStatement:
-        """Return the whole statement, one or several lines, that a node is part of."""
+        """Return the complete statement that contains a node."""
         for each in (node, *self.ancestors(node)):
             if isinstance(each, cst.BaseStatement):
                 return each

@@ -56,7 +56,7 @@ def test_a_clean_script_ends_in_zero(folder):
 def test_notes_alone_end_in_zero(folder):
     done = run("prints.py", "good.py")
     assert done.exit_code == 0
-    assert done.output.endswith("two scripts: one note; --fix mends 1\n")
+    assert done.output.endswith("two scripts: one note; --fix corrects 1\n")
 
 
 def test_a_serial_script_is_sent_to_convert(folder, capsys):

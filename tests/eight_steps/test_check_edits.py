@@ -20,7 +20,7 @@ from qsgd_hpc.eight_steps.check.edits import (
     replace,
 )
 from qsgd_hpc.eight_steps.check.finding import Edit
-from qsgd_hpc.eight_steps.check.fixing import fix, mended
+from qsgd_hpc.eight_steps.check.fixing import corrected, fix
 from qsgd_hpc.eight_steps.lines import diff
 from qsgd_hpc.eight_steps.reading import parse
 
@@ -144,14 +144,14 @@ def test_a_gpu_is_not_chosen_after_its_first_use():
 
 
 @pytest.mark.parametrize(
-    "text", ["# mends nothing\n", "(\n", "hvd.allreduce(1) if hvd.rank() else 0\n"]
+    "text", ["# corrects nothing\n", "(\n", "hvd.allreduce(1) if hvd.rank() else 0\n"]
 )
 def test_an_edit_that_does_not_mend_is_not_said_to(text):
     script = parse("import horovod.torch as hvd\nhvd.init()\nprint(1)\n")
     (found,) = check(script)
-    assert mended(script, [found], [found]) is not None
+    assert corrected(script, [found], [found]) is not None
     useless = dataclasses.replace(found, edits=(Edit((3, 0), (3, 0), text),))
-    assert mended(script, [found], [useless]) is None
+    assert corrected(script, [found], [useless]) is None
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")

@@ -1,4 +1,4 @@
-"""What Keras 3 has no more is found, and mended where that is safe."""
+"""Features that Keras 3 lacks are found, and corrected if that is safe."""
 
 from __future__ import annotations
 

@@ -100,5 +100,5 @@ def test_the_reason_says_what_happens_instead():
         "hvd.rank is a function: hvd.rank != 0 is always true",
         "hvd.rank is a function, which is always true",
         "hvd.size is a function, which has no order",
-        "hvd.init alone does nothing: it is not called",
+        "hvd.init does nothing, because it is not called",
     ]

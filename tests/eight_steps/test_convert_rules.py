@@ -60,7 +60,7 @@ def test_a_sum_divided_by_a_ranks_batches_is_averaged():
 def test_a_sum_divided_by_something_unknown_is_left_to_the_author():
     made = done(torch_script(after="print(total / mystery())"))
     assert "allgather_object(total)" not in made.after
-    assert any("total is of this rank's batches" in note.text for note in made.to_decide)
+    assert any("total covers only this rank's batches" in note.text for note in made.to_decide)
 
 
 def test_a_sum_that_is_not_used_behind_the_loop_stays():
@@ -271,7 +271,7 @@ def test_gradients_that_add_up_are_reduced_once_for_a_step():
             "        if step % accumulate == 0:\n            optimizer.step()",
         )
     )
-    assert any("backward passes make a step" in note.text for note in made.to_decide)
+    assert any("number of backward passes per step" in note.text for note in made.to_decide)
 
 
 def test_slices_of_a_split_order_take_their_share():

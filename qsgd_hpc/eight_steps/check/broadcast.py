@@ -1,4 +1,4 @@
-"""Step 6: every rank begins with rank 0's weights, and with its optimizer's state."""
+"""Step 6: every rank starts with the weights and the optimizer state of rank 0."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check_missing(facts: Facts) -> Iterator[Finding]:
 
 
 def seeded_alike(facts: Facts) -> bool:
-    """Return whether all ranks draw their weights from one seed."""
+    """Return whether all ranks draw their weights from the same seed."""
     seeds = [call for call in facts.script.calls if facts.method(call) in SEEDS and call.args]
     return bool(seeds) and not any(facts.reach(*(a.value for a in c.args)).shares() for c in seeds)
 
@@ -86,7 +86,7 @@ def missing_edits(facts: Facts) -> tuple[Edit, ...]:
 
 
 def torch_edits(facts: Facts) -> tuple[Edit, ...]:
-    """Broadcast after the optimizer is wrapped."""
+    """Return the edits that broadcast after the optimizer is wrapped."""
     script, hvd = facts.script, facts.script.alias
     wraps = facts.calls("DistributedOptimizer")
     if len(wraps) != 1:
@@ -107,7 +107,7 @@ def torch_edits(facts: Facts) -> tuple[Edit, ...]:
 
 
 def wrapped_model(facts: Facts, wrap: cst.Call) -> str:
-    """Return the name of the model whose parameters an optimizer has."""
+    """Return the name of the model whose parameters an optimizer updates."""
     named = argument(wrap, "named_parameters", 1)
     calls: list[cst.BaseExpression | None] = [named]
     calls += [argument(c, "params", 0) for c in constructors(facts) if c in facts.reach(wrap).calls]
@@ -135,7 +135,7 @@ def fit_of(facts: Facts) -> cst.Call | None:
 
 
 def add_callback(facts: Facts, text: str) -> tuple[Edit, ...]:
-    """Insert a callback at the start of fit's list, or add a list."""
+    """Return the edits that insert a callback at the start of fit's list, or add a list."""
     fit = fit_of(facts)
     if fit is None or any(each.star for each in fit.args):
         return ()
@@ -166,7 +166,7 @@ def check_late(facts: Facts) -> Iterator[Finding]:
     if not places or facts.helpers.names & {*OF_STATE, *OTHERS}:
         return
     first = facts.training[0]
-    # In TensorFlow 2 it comes after the first step: the optimizer has no variables before.
+    # In TensorFlow 2 it follows the first step, before which the optimizer has no variables.
     loops = {loop for i in facts.training for loop in facts.events[i].loops(facts.script)}
     steps = {facts.script.function(facts.events[i].call) for i in facts.training}
     early = [
@@ -184,13 +184,16 @@ def check_late(facts: Facts) -> Iterator[Finding]:
 
 
 def _in_a_step(script: Script, call: cst.Call, steps: Collection[cst.FunctionDef | None]) -> bool:
-    """Return whether a function that takes a step makes this call at some of them: at the first."""
+    """Return whether a function with a training step makes this call conditionally.
+
+    The condition is taken to select the first step.
+    """
     function = script.function(call)
     return function is not None and function in steps and bool(script.branches(call))
 
 
 def check_early(facts: Facts) -> Iterator[Finding]:
-    """Find state that one rank loads after the broadcast, and broadcasts without state."""
+    """Find state that one rank loads after the broadcast, and broadcasts of no variables."""
     script = facts.script
     places = facts.places(*OF_STATE)
     if not places:
@@ -223,7 +226,7 @@ def check_early(facts: Facts) -> Iterator[Finding]:
 
 
 def check_state(facts: Facts) -> Iterator[Finding]:
-    """Find an optimizer's state that one rank loads and other ranks do not get."""
+    """Find an optimizer state that one rank loads and that is not broadcast."""
     if not facts.uses("broadcast_parameters") or facts.uses("broadcast_optimizer_state"):
         return
     if facts.uses("TorchState", "broadcast_object"):

@@ -21,12 +21,12 @@ __all__ = ["check_command"]
 
 @click.command("check")
 @click.argument("scripts", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--fix", "mend", is_flag=True, help="Apply the safe corrections.")
+@click.option("--fix", "correct", is_flag=True, help="Apply the safe corrections.")
 @click.option("--diff", "show", is_flag=True, help="Print what --fix would change, or has changed.")
 @click.option("--json", "json_", is_flag=True, help="Print JSON, for programs.")
 @click.option("--sarif", "sarif_", is_flag=True, help="Print SARIF 2.1.0, for code hosts.")
 def check_command(
-    scripts: tuple[Path, ...], mend: bool, show: bool, json_: bool, sarif_: bool
+    scripts: tuple[Path, ...], correct: bool, show: bool, json_: bool, sarif_: bool
 ) -> None:
     """Check distributed training scripts, for Horovod or this package, for the eight steps.
 
@@ -45,16 +45,16 @@ def check_command(
     read_ones = [read(path) for path in dict.fromkeys(scripts)]
     serial = [each for each in read_ones if not is_distributed(each)]
     known = [each for each in read_ones if each not in serial]
-    results = [outcome(each, mend or show) for each in known]
-    if mend:
+    results = [outcome(each, correct or show) for each in known]
+    if correct:
         for before, after in zip(known, results, strict=True):
             write(before, after.script)
     if show:
         for before, after in zip(known, results, strict=True):
             click.echo(diff(before, after.script), nl=False)
-        if not mend:
+        if not correct:
             results = [examine(each) for each in known]
-    report(results, json_, sarif_, bool(show and not mend))
+    report(results, json_, sarif_, bool(show and not correct))
     if serial:
         raise UsageError("\n".join(serial_text(each) for each in serial))
     left = [each for result in results for each in result.left]
@@ -66,9 +66,9 @@ def is_distributed(script: Script) -> bool:
     return bool(script.distributed or helpers(script).names)
 
 
-def outcome(script: Script, mend: bool) -> Fixed:
-    """Return a script's findings, after fixing it if `mend` is set."""
-    return fix(script) if mend else examine(script)
+def outcome(script: Script, correct: bool) -> Fixed:
+    """Return a script's findings, after fixing it if `correct` is set."""
+    return fix(script) if correct else examine(script)
 
 
 def write(before: Script, after: Script) -> None:

@@ -36,7 +36,7 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def training_loops(facts: Facts) -> tuple[Loop, ...]:
-    """Return the loops around training, without counting loops."""
+    """Return the loops around training, each once."""
     found: dict[Loop, None] = {}
     for place in facts.training:
         for loop in facts.events[place].loops(facts.script):
@@ -45,7 +45,7 @@ def training_loops(facts: Facts) -> tuple[Loop, ...]:
 
 
 def trained_on(facts: Facts) -> Reach:
-    """Return the iterables of the loops around training."""
+    """Return the possible origins of the iterables of the loops around training."""
     each = [loop.iter for loop in training_loops(facts) if isinstance(loop, cst.For)]
     for place in facts.training:
         for site in facts.events[place].sites():
@@ -78,7 +78,7 @@ def check_loaders(facts: Facts) -> Iterator[Finding]:
 
 
 def loader_edits(facts: Facts, call: cst.Call) -> tuple[Edit, ...]:
-    """Replace shuffle=True of a loader by a sampler."""
+    """Return the edits that replace the shuffle argument of a loader by a sampler."""
     script, hvd = facts.script, facts.script.alias
     dataset = argument(call, "dataset", 0)
     whole = any(i.module == "torch" and i.alias == "torch" for i in script.imports)
@@ -108,12 +108,12 @@ def positional(call: cst.Call) -> list[cst.Arg]:
 
 
 def unequal(facts: Facts, call: cst.Call) -> bool:
-    """Return whether a loader's part of the data may have another length on another rank."""
+    """Return whether the number of a loader's batches may differ between ranks."""
     if facts.uses("join", "ElasticSampler"):
         return False
     found = facts.reach(call)
     if any(facts.called[each] in SAMPLERS for each in found.calls):
-        return False  # it makes the parts equal
+        return False  # the sampler makes the parts equal
     if argument(call, "batch_sampler") is not None or argument(call, "sampler") is not None:
         return False
     last = argument(call, "drop_last")
@@ -151,7 +151,7 @@ def check_samplers(facts: Facts) -> Iterator[Finding]:
             yield facts.finding(
                 "QH304",
                 call,
-                "it asks torch.distributed for the ranks, which was not started",
+                "it takes the ranks from torch.distributed, which was not started",
                 edits=(add_argument(script, call, ", ".join(missing)),),
             )
         elif needs_epochs(facts, call):
@@ -160,7 +160,7 @@ def check_samplers(facts: Facts) -> Iterator[Finding]:
 
 
 def needs_epochs(facts: Facts, call: cst.Call) -> bool:
-    """Return whether a sampler shuffles for several epochs, but is never told which one it is."""
+    """Return whether a sampler shuffles for several epochs, but set_epoch is never called."""
     if facts.mentions("set_epoch") or dotted(argument(call, "shuffle", 3)) == "False":
         return False
     if argument(call, "shuffle", 3) is not None and not facts.trains:
@@ -170,7 +170,7 @@ def needs_epochs(facts: Facts, call: cst.Call) -> bool:
 
 
 def epoch_edits(facts: Facts, call: cst.Call) -> tuple[Edit, ...]:
-    """Call set_epoch before the loop over the batches."""
+    """Return the edits that call set_epoch before the loop over the batches."""
     script = facts.script
     for place in facts.training:
         loops = [x for x in facts.events[place].loops(script) if isinstance(x, cst.For)]
@@ -232,7 +232,7 @@ def is_dataset(name: str) -> bool:
 
 
 def check_order(facts: Facts) -> Iterator[Finding]:
-    """Find `shard` behind `shuffle` without a seed, or behind `batch`."""
+    """Find `shard` after `shuffle` without a seed, or after `batch`."""
     script = facts.script
     if not facts.uses("size", "rank"):
         return
@@ -246,11 +246,11 @@ def check_order(facts: Facts) -> Iterator[Finding]:
                 break
             before = facts.method(made)
             if before == "shuffle" and argument(made, "seed", 1) is None:
-                reason = "each rank shuffles in its own way first, so that parts overlap"
+                reason = "each rank shuffles differently before, so that parts overlap"
                 yield facts.finding("QH302", call, reason)
                 break
             if before == "batch":
-                reason = "whole batches are dealt out, and all ranks read all of the data"
+                reason = "complete batches are distributed, and all ranks read all of the data"
                 yield facts.finding("QH302", call, reason, severity=Severity.NOTE)
                 break
             node = made.func

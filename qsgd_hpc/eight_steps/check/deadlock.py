@@ -36,9 +36,9 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def in_turns(facts: Facts, branch: Branch) -> bool:
-    """Return whether the other ranks come to a collective in an `if` of their own, before or after.
+    """Return whether the other ranks reach a collective in a separate `if`, before or after.
 
-    So that one rank goes first: `if rank != 0: barrier()`, the work, `if rank == 0: barrier()`.
+    Then one rank works first: `if rank != 0: barrier()`, the work, `if rank == 0: barrier()`.
     """
     script, node = facts.script, branch.node
     if not isinstance(node, cst.If) or not branch.taken:

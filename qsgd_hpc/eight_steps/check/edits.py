@@ -31,7 +31,7 @@ def ending(script: Script) -> str:
 
 
 def insert_before(script: Script, node: cst.CSTNode, *lines: str) -> tuple[Edit, ...]:
-    """Insert lines before the statement that a node is part of, as far indented as it is."""
+    """Insert lines before the statement that contains a node, with the same indentation."""
     statement = script.statement(node)
     if not alone(script, statement):
         return ()
@@ -42,7 +42,7 @@ def insert_before(script: Script, node: cst.CSTNode, *lines: str) -> tuple[Edit,
 
 
 def insert_after(script: Script, node: cst.CSTNode, *lines: str) -> tuple[Edit, ...]:
-    """Insert lines after the statement that a node is part of, as far indented as it is."""
+    """Insert lines after the statement that contains a node, with the same indentation."""
     statement = script.statement(node)
     if not alone(script, statement):
         return ()
@@ -54,7 +54,7 @@ def insert_after(script: Script, node: cst.CSTNode, *lines: str) -> tuple[Edit, 
 
 
 def add_argument(script: Script, call: cst.Call, text: str) -> Edit:
-    """Add an argument at the end of a call's."""
+    """Add an argument after the last one of a call."""
     if not call.args:
         line, column = script.end(call)
         return Edit((line, column - 1), (line, column - 1), text)
@@ -66,7 +66,7 @@ def add_argument(script: Script, call: cst.Call, text: str) -> Edit:
 
 
 def guard(script: Script, node: cst.CSTNode, condition: str) -> tuple[Edit, ...]:
-    """Put the simple statement that a node is part of under a condition."""
+    """Put the simple statement that contains a node under a condition."""
     statement = script.statement(node)
     if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
         return ()
@@ -91,10 +91,10 @@ def spans_lines(script: Script, node: cst.CSTNode) -> bool:
 
 
 def apply(text: str, groups: Iterable[Sequence[Edit]]) -> tuple[str, int]:
-    """Apply groups of edits; a group that overlaps one before it is left out whole.
+    """Apply groups of edits; a group that overlaps an earlier one is skipped completely.
 
     Returns:
-        the new text, and how many groups went into it.
+        The new text, and the number of applied groups.
     """
     offsets = starts(text)
 

@@ -1,4 +1,4 @@
-"""Facts of a script that the rules use, each determined once."""
+"""Facts of a script that the rules use; each is computed once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Facts:
 
     @cached_property
     def called(self) -> dict[cst.Call, str]:
-        """The dotted name of what each call calls."""
+        """The dotted name of the function of each call."""
         return {call: self.script.called(call) for call in self.script.calls}
 
     def method(self, call: cst.Call) -> str:
@@ -76,7 +76,7 @@ class Facts:
         return func.value if isinstance(func, cst.Name) else ""
 
     def is_training(self, call: cst.Call) -> bool:
-        """Return whether a call is what training consists of: a step, or a fit."""
+        """Return whether a call is a training step, or a fit."""
         kinds, method, name = self.script.frameworks, self.method(call), self.called[call]
         if Framework.TORCH in kinds and method == "backward" and is_method(call):
             return True
@@ -90,12 +90,12 @@ class Facts:
 
     @cached_property
     def training(self) -> tuple[int, ...]:
-        """The places of training among the events."""
+        """The positions of training calls among the events."""
         return tuple(i for i, each in enumerate(self.events) if self.is_training(each.call))
 
     @cached_property
     def trains(self) -> bool:
-        """Whether the script is a program that trains, not a library of functions for others."""
+        """Whether the script trains when it runs, and is not a library of functions."""
         return bool(self.training)
 
     def calls(self, *names: str) -> tuple[cst.Call, ...]:
@@ -104,7 +104,7 @@ class Facts:
         return tuple(c for c in self.script.calls if wanted & self.api_of(c))
 
     def api_of(self, call: cst.Call) -> frozenset[str]:
-        """Return the name that a call has in Horovod's API, in full and its last part."""
+        """Return a call's name in Horovod's API, complete and its last part; empty for others."""
         name = self.script.api(call)
         return frozenset({name, name.rpartition(".")[2]} - {""} if "()" not in name else ())
 
@@ -146,7 +146,7 @@ class Facts:
         return found
 
     def collective(self, call: cst.Call) -> str:
-        """Return the name of the collective of all ranks that a call is, else ""."""
+        """Return the name of a call's collective of all ranks, "" for other calls."""
         if any(a.keyword is not None and a.keyword.value == "process_set" for a in call.args):
             return ""
         name = self.script.api(call)
@@ -156,12 +156,12 @@ class Facts:
         return "step" if name == "DistributedOptimizer().step" else ""
 
     def reaches_collective(self, node: cst.CSTNode) -> str:
-        """Return the name of a collective called inside of a node, also through own functions."""
+        """Return the name of a collective called in a node, also through own functions."""
         names = (self.collective_through(call) for call in self.script.calls_in(node))
         return next((name for name in names if name), "")
 
     def collective_through(self, call: cst.Call) -> str:
-        """Return the name of the collective that a call is, or that its function calls."""
+        """Return the name of the collective that a call, or the function it calls, runs."""
         own = self.script.definition(call)
         inner = self.collective_functions.get(own, "") if own is not None else ""
         return self.collective(call) or inner
@@ -174,7 +174,7 @@ class Facts:
         other = node.orelse if branch.taken else node.body
         if other is not None:
             return self.reaches_collective(other)
-        # Without an else, the other side is what comes after a body that leaves.
+        # Without an else, the other side is the code after an `if` whose body leaves the block.
         for call in self.script.calls:
             name = self.collective_through(call)
             if name and any(node is each for each in left_before(self.script, call)):
@@ -196,11 +196,11 @@ class Facts:
 
         Args:
             id_: id of the rule.
-            node: where.
-            reason: what is there.
-            severity: instead of the rule's.
+            node: its position.
+            reason: the fault at this position.
+            severity: replaces the rule's.
             edits: the edits that fix it.
-            remedy: instead of the rule's.
+            remedy: replaces the rule's.
             absent: whether it reports a missing step, which an unread module may contain.
         """
         kind = rule(id_)
@@ -220,5 +220,5 @@ def is_method(call: cst.Call) -> bool:
 
 
 def facts(script: Script) -> Facts:
-    """Collect the facts of a script for the rules; reads the modules next to it."""
+    """Return the facts of a script for the rules; reads the modules next to it."""
     return Facts(script, helpers(script))

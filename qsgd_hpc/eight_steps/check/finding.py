@@ -12,7 +12,7 @@ class Severity(Enum):
     """Severity of a finding; the values are SARIF's levels."""
 
     ERROR = "error"  # wrong results, destroyed files or a job that hangs
-    WARNING = "warning"  # slower, or less exact, than meant
+    WARNING = "warning"  # slower, or less accurate, than intended
     NOTE = "note"  # a matter of taste
 
 
@@ -21,9 +21,9 @@ class Rule:
     """One rule of the checker.
 
     Attributes:
-        id: stable; the first digit is the number of the step; 0 is for other software's
-            changes, 9 for hanging jobs.
-        severity: of its findings, unless one says otherwise.
+        id: stable; the first digit is the number of the step, 0 for changes of other software, 9
+            for jobs that hang.
+        severity: default severity of its findings.
         title: the fault, in a few words.
         remedy: what to do, with "hvd" for the script's own alias.
     """
@@ -35,7 +35,7 @@ class Rule:
 
     @property
     def step(self) -> int | None:
-        """The number of the step that it belongs to, None if it is of none."""
+        """The number of its step, None if it belongs to none."""
         number = int(self.id[2])
         return number if 1 <= number <= 8 else None
 
@@ -54,13 +54,13 @@ class Finding:
     """One violation of a rule.
 
     Attributes:
-        rule: which one.
+        rule: the violated rule.
         line: from 1.
         column: from 1.
-        reason: what was found there.
+        reason: the fault at this position.
         remedy: what to do.
-        severity: how bad it is.
-        edits: the edits that fix it safely; empty if only the author can.
+        severity: its severity.
+        edits: the edits that fix it safely; empty if only the author can fix it.
     """
 
     rule: Rule

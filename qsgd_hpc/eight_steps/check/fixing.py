@@ -1,4 +1,4 @@
-"""Applies --fix: edits the script and checks it again until nothing changes."""
+"""Application of --fix: edit the script and check it again until nothing changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qsgd_hpc.errors import UsageError
 
 __all__ = ["Fixed", "diff", "examine", "fix"]
 
-ROUNDS = 50  # edits that meet are applied one after the other, and an edit may call for another
+ROUNDS = 50  # overlapping edits are applied in successive rounds, and an edit may require another
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,19 @@ def examine(script: Script) -> Fixed:
     """Check a script; only findings that --fix removes are fixable."""
     left = check(script)
     wanted = [each for each in left if each.fixable]
-    if wanted and mended(script, left, wanted) is None:
-        useless = [each for each in wanted if mended(script, left, [each]) is None]
+    if wanted and corrected(script, left, wanted) is None:
+        useless = [each for each in wanted if corrected(script, left, [each]) is None]
         left = tuple(without_edits(each) if each in useless else each for each in left)
     return Fixed(script, left, 0)
 
 
 def fix(script: Script) -> Fixed:
-    """Apply all edits that are safe; the result is the same when it is fixed again."""
+    """Apply all safe edits; fixing the result again changes nothing."""
     left, count = check(script), 0
     for _ in range(ROUNDS):
         wanted = [each for each in left if each.fixable]
         attempts = [wanted] if len(wanted) < 2 else [wanted, *([each] for each in wanted)]
-        found = (mended(script, left, several) for several in attempts)
+        found = (corrected(script, left, several) for several in attempts)
         done = next((each for each in found if each is not None), None)
         if done is None:
             left = tuple(without_edits(each) for each in left)
@@ -52,19 +52,19 @@ def fix(script: Script) -> Fixed:
     return Fixed(script, left, count)
 
 
-def mended(script: Script, left: Sequence[Finding], wanted: Sequence[Finding]) -> Fixed | None:
+def corrected(script: Script, left: Sequence[Finding], wanted: Sequence[Finding]) -> Fixed | None:
     """Apply the edits of some findings.
 
     Returns:
-        the script, its findings and how many edits were made; None if the result is no Python,
-        has more errors than before, or as many findings of a rule that was to be mended.
+        The script, its findings and the number of edits; None if the result is not valid Python,
+        has more errors than before, or no fewer findings of a rule that was to be corrected.
     """
     text, count = apply(script.text, [each.edits for each in wanted])
     if not count:
         return None
     try:
         changed = parse(text.encode(script.encoding), script.path)
-    except UsageError:  # an edit that this text does not bear: better none
+    except UsageError:  # an edit made the text invalid
         return None
     now = check(changed)
     before, after = rules(left), rules(now)

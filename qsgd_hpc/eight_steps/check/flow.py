@@ -1,6 +1,6 @@
-"""The order of a script's calls: its text, with its own functions entered where called.
+"""The order of a script's calls, including those inside its own functions.
 
-A model of one run, not a proof: both ways of every condition are taken, loops run once.
+An approximation of a run: both branches of every condition are taken, and loops run once.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from qsgd_hpc.eight_steps.reading import Branch, Loop, Script
 
 __all__ = ["Event", "trace"]
 
-MOST_ENTRIES = 3  # of one function; later calls of it bring nothing new
+MOST_ENTRIES = 3  # most entries into one function; later calls of it are not followed
 MOST_EVENTS = 20_000
 
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """One call made, and the calls of own functions it was made through, the outermost first."""
+    """One call, and the calls of the script's functions that led to it, the outermost first."""
 
     call: cst.Call
     through: tuple[cst.Call, ...]
 
     def sites(self) -> tuple[cst.Call, ...]:
-        """Return the call and those it was made through, the innermost first."""
+        """Return the call and those that led to it, the innermost first."""
         return (self.call, *reversed(self.through))
 
     def loops(self, script: Script) -> tuple[Loop, ...]:
@@ -62,7 +62,7 @@ def trace(script: Script) -> tuple[Event, ...]:
 
 
 def targets(script: Script, call: cst.Call) -> Iterator[cst.FunctionDef]:
-    """Yield the script's own functions that a call runs: the one called, and those given to it."""
+    """Yield the script's functions that a call runs: the called one, else those passed to it."""
     own = script.definition(call)
     if own is not None:
         yield own

@@ -1,4 +1,4 @@
-"""The modules next to a script, and their use of Horovod's API, which counts as the script's."""
+"""The modules next to a script; their use of Horovod's API counts as the script's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Helpers", "api_names", "helpers"]
 
 INSTALLED = {"horovod", "qsgd_hpc", "torchvision", *(each.module for each in FRAMEWORKS)}
 API = re.compile(r"horovod|qsgd_hpc|hvd")
-MOST = 200  # modules read at most; a script with more is part of a library
+MOST = 200  # most modules to read; a script with more is part of a library
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Helpers:
     """The steps that the imported modules perform for a script.
 
     Attributes:
-        names: what they use of Horovod's API: "init", "callbacks.MetricAverageCallback", and the
-            last part alone.
-        read: the first parts of the modules that were read.
-        unread: modules that are neither installed nor beside the script.
-        plain: attributes and functions they mention, such as "set_epoch".
+        names: names of Horovod's API that they use, "callbacks.MetricAverageCallback" and also its
+            last part.
+        read: first parts of the names of modules that were read.
+        unread: modules that are neither installed nor next to the script.
+        plain: names and attributes in them, such as "set_epoch".
     """
 
     names: frozenset[str]
@@ -42,13 +42,13 @@ class Helpers:
 
 
 def api_names(script: Script) -> frozenset[str]:
-    """Return all that a script mentions of Horovod's API, and the last part of each name."""
+    """Return the names of Horovod's API in a script, and the last part of each."""
     found = set()
     for node in script.nodes:
         name = script.api(node) if isinstance(node, (cst.Name, cst.Attribute)) else ""
         if name and "()" not in name:
             found |= {name, name.rpartition(".")[2]}
-        if isinstance(node, cst.Attribute) and dotted(node.value) == "hvd":  # given as a parameter
+        if isinstance(node, cst.Attribute) and dotted(node.value) == "hvd":  # maybe a parameter
             found.add(node.attr.value)
     for each in script.imports:
         if is_distributed(each.module):
@@ -59,7 +59,7 @@ def api_names(script: Script) -> frozenset[str]:
 def outline(text: str) -> tuple[list[str], frozenset[str]]:
     """Return the modules that a text imports, and all names and attributes in it.
 
-    Python's own parser is much faster than one that keeps the layout, and a project has many files.
+    Uses Python's parser, which is much faster than libcst, because a project has many files.
     """
     modules, names = [], set()
     for node in ast.walk(ast.parse(text)):
@@ -85,7 +85,7 @@ def installed(top: str) -> bool:
 
 
 def beside(folder: Path, module: str) -> Path | None:
-    """Return the file of a module that lies in this folder, or in one above it."""
+    """Return the file of a module in this folder or its parent, or of a relative import."""
     level = len(module) - len(module.lstrip("."))
     parts = [part for part in module.lstrip(".").split(".") if part]
     roots = [folder, folder.parent] if level == 0 else [folder, *folder.parents][level - 1 : level]
@@ -99,7 +99,7 @@ def beside(folder: Path, module: str) -> Path | None:
 
 
 def helpers(script: Script) -> Helpers:
-    """Read the modules that a script imports from beside it, and those that they import."""
+    """Read the modules next to a script that it imports, and those that they import."""
     names: frozenset[str] = frozenset()
     plain: frozenset[str] = frozenset()
     tops: set[str] = set()

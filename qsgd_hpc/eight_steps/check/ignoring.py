@@ -13,9 +13,9 @@ COMMENT = re.compile(r"#\s*qsgd-hpc:\s*ignore(?:\[([^\]]*)\])?", re.IGNORECASE)
 
 
 def is_ignored(script: Script, finding: Finding) -> bool:
-    """Return whether a comment silences a finding.
+    """Return whether a comment suppresses a finding.
 
-    It stands on the finding's line, or above it on a line of its own.
+    The comment is on the finding's line, or alone on the line above it.
     """
     if silences(script.comments.get(finding.line, ""), finding):
         return True

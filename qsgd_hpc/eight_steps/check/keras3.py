@@ -22,7 +22,7 @@ LAYERS = re.compile(r"^tensorflow\.(compat\.v1\.)?layers\.\w+$")
 CHECKPOINT = re.compile(r"^(tensorflow\.)?keras\.callbacks\.ModelCheckpoint$")
 GENERATORS = {f"{name}_generator": name for name in ("fit", "evaluate", "predict")}
 QUEUE = ("workers", "max_queue_size", "use_multiprocessing", "pickle_safe")
-# Arguments that are gone, by what they were given to.
+# Arguments that were removed, by method.
 GONE = {
     **dict.fromkeys(("fit", "evaluate", "predict", *GENERATORS), QUEUE),
     "compile": ("experimental_run_tf_function",),

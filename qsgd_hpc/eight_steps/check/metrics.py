@@ -31,7 +31,7 @@ AVERAGES = (
     "reducescatter",
 )
 SHARDS = frozenset(("rank", "size", "ElasticSampler"))
-# Keras's callbacks that decide something by a metric, on each rank for itself.
+# Keras's callbacks that make decisions from a metric, separately on each rank.
 DECIDERS = ("ReduceLROnPlateau", "EarlyStopping", "ModelCheckpoint")
 
 
@@ -75,16 +75,16 @@ def check_prints(facts: Facts) -> Iterator[Finding]:
         if not names or not facts.guarded(event):
             continue
         found = facts.reach(*(each.value for each in call.args))
-        # What does not come from a rank's shard is the whole already.
+        # A value that does not depend on a rank's shard needs no averaging.
         if found.api & set(AVERAGES) or not found.api & SHARDS:
             continue
         done.add(call)
-        # Inside the innermost training loop it is a sign of life, not a result.
+        # Inside the innermost training loop it shows progress, not a result.
         progress = inner & set(event.loops(script))
         yield facts.finding(
             "QH801",
             call,
-            f"{names[0]} is that of rank 0 alone",
+            f"{names[0]} is the value of rank 0 only",
             severity=Severity.NOTE if progress else None,
         )
 
@@ -96,15 +96,15 @@ def innermost(facts: Facts) -> set[cst.CSTNode]:
 
 
 def averaged_in_place(facts: Facts) -> frozenset[Binding]:
-    """Return all that an average is taken of: it may be written back to where it came from."""
+    """Return the bindings of averaged values: averages may be written back to them."""
     calls = facts.calls(*AVERAGES)
     return frozenset(b for c in calls for each in c.args for b in facts.reach(each.value).bindings)
 
 
 def metric_names(facts: Facts, call: cst.Call, averaged: frozenset[Binding]) -> list[str]:
-    """Return the names in what is printed that are those of metrics; none where one is not known.
+    """Return the metrics' names in a print; none if one of them may be averaged already.
 
-    What a method is given, and what functions without a caller are, may have been averaged before.
+    That includes parameters of methods and of functions without a caller in the script.
     """
     script, found = facts.script, []
     for each in call.args:

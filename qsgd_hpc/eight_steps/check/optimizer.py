@@ -49,7 +49,7 @@ def constructors(facts: Facts) -> tuple[cst.Call, ...]:
 
 def check_rate(facts: Facts) -> Iterator[Finding]:
     made = constructors(facts)
-    # An Adasum needs no larger rate; a script that counts in global batches scales by them.
+    # Adasum needs no larger rate.
     if not made or facts.uses("Adasum") or not facts.uses("DistributedOptimizer", *TAPES):
         return
     if "size" in facts.helpers.names or scales_elsewhere(facts):
@@ -83,7 +83,7 @@ def keyword_of(call: cst.Call, name: str) -> bool:
 
 
 def first_rate(call: cst.Call) -> cst.BaseExpression | None:
-    """Return the rate given by its place: the first argument, or the second after parameters."""
+    """Return a positional rate: the only argument, or the second one after parameters."""
     placed = [each.value for each in call.args if each.keyword is None and not each.star]
     if placed and isinstance(placed[0], cst.Call):
         func = placed[0].func
@@ -93,19 +93,19 @@ def first_rate(call: cst.Call) -> cst.BaseExpression | None:
 
 
 def is_schedule(facts: Facts, given: cst.BaseExpression) -> bool:
-    """Return whether a rate may be an object that no number can be multiplied with."""
+    """Return whether a rate may be an object that cannot be multiplied by a number."""
     made = facts.script.value(given)
     return isinstance(made, cst.Call) and facts.method(made) not in ("float", "int", "min", "max")
 
 
 def scales_elsewhere(facts: Facts) -> bool:
-    """Return whether something called a rate, or a batch, depends on the number of ranks."""
+    """Return whether a value named like a rate or a batch depends on the number of ranks."""
     nodes = (each for node in facts.script.nodes for each in rates(facts, node))
     return any("size" in facts.reach(each).api for each in nodes)
 
 
 def rates(facts: Facts, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Yield what a node gives to something that is called a rate, a schedule or a batch."""
+    """Yield the values that a node assigns or passes to a rate, a schedule or a batch, by name."""
     code = facts.script.code
     if (isinstance(node, cst.Assign) and any(RATE.search(code(each)) for each in node.targets)) or (
         isinstance(node, cst.AugAssign) and RATE.search(code(node.target))
@@ -156,7 +156,7 @@ def check_wrapped(facts: Facts) -> Iterator[Finding]:
     for call in script.calls:
         if script.definition(call) is not None:
             continue
-        # A wrapper, or a function not of this script to which the optimizer is given.
+        # A wrapper, or a function of another module that the optimizer is passed to.
         is_wrapper = facts.api_of(call) & set(WRAPPERS)
         if is_wrapper or is_unread(facts, call):
             for each in call.args:
@@ -166,7 +166,7 @@ def check_wrapped(facts: Facts) -> Iterator[Finding]:
     kinds = script.frameworks
     for made in constructors(facts):
         if Framework.TF2 in kinds and Framework.KERAS not in kinds:
-            continue  # its tape is what counts
+            continue  # check_tape checks its tape instead
         if made in wrapped or not trained_with(facts, made):
             continue
         edits = () if in_wrapper(facts, made) else wrap_edits(facts, made)
@@ -177,7 +177,7 @@ def check_wrapped(facts: Facts) -> Iterator[Finding]:
 
 
 def is_unread(facts: Facts, call: cst.Call) -> bool:
-    """Return whether a call is of a module that could not be read or is next to the script."""
+    """Return whether a call is of a module that is next to the script or could not be read."""
     top = facts.called[call].partition(".")[0]
     return top in facts.helpers.read or top in facts.helpers.unread
 
@@ -187,7 +187,7 @@ def in_wrapper(facts: Facts, made: cst.Call) -> bool:
 
 
 def trained_with(facts: Facts, made: cst.Call) -> bool:
-    """Return whether training steps with this optimizer, as far as the text shows."""
+    """Return whether training uses this optimizer, as far as the text shows."""
     script = facts.script
     verbs = ("step", "minimize", "apply_gradients", "compile", "update", "fit", "create")
     for call in script.calls:
@@ -200,7 +200,7 @@ def trained_with(facts: Facts, made: cst.Call) -> bool:
 
 
 def wrap_edits(facts: Facts, made: cst.Call) -> tuple[Edit, ...]:
-    """Wrap the optimizer after the assignment that names it."""
+    """Return the edits that wrap the optimizer after its assignment, or in place."""
     script = facts.script
     parent = script.parents.get(made)
     hvd = script.alias
@@ -225,7 +225,7 @@ def model_of(script: Script, made: cst.Call) -> str:
 
 
 def check_unused(facts: Facts) -> Iterator[Finding]:
-    """Find steps of an optimizer that was wrapped, but under another name."""
+    """Find steps of an unwrapped optimizer whose wrapper has another name."""
     script = facts.script
     if Framework.TORCH not in script.frameworks:
         return
@@ -242,7 +242,7 @@ def check_unused(facts: Facts) -> Iterator[Finding]:
         if stepped in made and stepped in wrapped:
             line = script.line(wrapped[stepped])
             name = script.code(call.func.value)
-            reason = f"{name} is the optimizer as it was before it was wrapped in line {line}"
+            reason = f"{name} is the unwrapped optimizer; line {line} wraps it under another name"
             yield facts.finding("QH501", call, reason)
 
 
@@ -254,7 +254,7 @@ def check_named(facts: Facts) -> Iterator[Finding]:
     for call in script.calls:
         given = argument(call, "optimizer", 0) if facts.method(call) == "compile" else None
         if given is not None and isinstance(script.value(given), cst.SimpleString):
-            reason = f"{script.code(given)} is an optimizer that knows of no other ranks"
+            reason = f"{script.code(given)} is an optimizer that does not average over the ranks"
             yield facts.finding("QH501", call, reason, absent=True)
 
 
@@ -286,7 +286,7 @@ def gradient_of(facts: Facts, tape: cst.Call) -> cst.Call | None:
 
 
 def check_names(facts: Facts) -> Iterator[Finding]:
-    """Find several optimizers whose gradients would go by the same names."""
+    """Find several optimizers whose gradients have the same names."""
     script = facts.script
     if Framework.TORCH not in script.frameworks:
         return
@@ -301,7 +301,7 @@ def check_names(facts: Facts) -> Iterator[Finding]:
             script, earlier, later
         ):
             line = script.line(earlier)
-            reason = f"its gradients go by the same names as those of the optimizer of line {line}"
+            reason = f"its gradients have the same names as those of the optimizer in line {line}"
             yield facts.finding("QH503", later, reason)
 
 

@@ -21,10 +21,10 @@ def lines(path: Path, finding: Finding) -> list[str]:
     """Return the text of a finding: position, rule and reason, then the remedy."""
     level = click.style(finding.severity.value, fg=COLOURS[finding.severity])
     place = f"{path}:{finding.line}:{finding.column}"
-    mends = " [--fix]" if finding.fixable else ""
+    mark = " [--fix]" if finding.fixable else ""
     return [
         f"{place}: {level} {finding.rule.id} {finding.rule.title}: {finding.reason}",
-        f"    {finding.remedy}{mends}",
+        f"    {finding.remedy}{mark}",
     ]
 
 
@@ -37,12 +37,12 @@ def summary(found: Found, scripts: int, fixed: int = 0) -> str:
     levels = [each.severity for _, each in found]
     kinds = [counted(levels.count(s), s.value) for s in Severity if s in levels]
     fixable = sum(each.fixable for _, each in found)
-    can = f"; --fix mends {fixable}" if fixable else ""
+    can = f"; --fix corrects {fixable}" if fixable else ""
     return f"{done}{where}: {listing(kinds, 'and')}{can}"
 
 
 def as_json(found: Found, scripts: int, fixed: int) -> dict[str, Any]:
-    """Return findings for programs; `schema` is raised when a key changes its meaning."""
+    """Return findings as JSON values; `schema` is increased when a key changes its meaning."""
     return {
         "schema": 1,
         "scripts": scripts,

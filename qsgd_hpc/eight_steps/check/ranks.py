@@ -1,4 +1,4 @@
-"""Conditions on the rank: where a branch runs on some ranks and not on others."""
+"""Conditions on the rank: branches that run on some ranks only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qsgd_hpc.eight_steps.reading import Branch, Script
 
 __all__ = ["complementary", "differs", "guarded", "left_before"]
 
-# Names that conditions on the rank go by where the text does not show what they hold.
+# Usual names in conditions on the rank, for values that the text does not show.
 CHIEF = re.compile(
     r"rank|is_?(main|master|chief|root|primary|leader|zero)|(main|master|chief)_?process",
     re.IGNORECASE,
@@ -20,7 +20,7 @@ CHIEF = re.compile(
 
 
 def differs(script: Script, test: cst.CSTNode) -> bool:
-    """Return whether a condition certainly differs between ranks: `hvd.rank() == 0` or alike."""
+    """Return whether a condition certainly differs between ranks, such as `hvd.rank() == 0`."""
     made = script.value(test)
     if is_rank(script, made):
         return True
@@ -60,7 +60,7 @@ def _negated(script: Script, test: cst.CSTNode) -> str:
 
 
 def only_return(function: cst.FunctionDef) -> cst.BaseExpression | None:
-    """Return what a function of one return statement returns."""
+    """Return the expression returned by a function that consists of one return statement."""
     lines = [line for line in function.body.body if isinstance(line, cst.SimpleStatementLine)]
     small = [each for line in lines for each in line.body if not is_docstring(each)]
     if len(lines) == len(function.body.body) and len(small) == 1:
@@ -74,7 +74,7 @@ def is_docstring(node: cst.BaseSmallStatement) -> bool:
 
 
 def guarded(script: Script, branches: Iterable[Branch]) -> bool:
-    """Return whether a condition of these may have to do with the rank; doubt counts as yes."""
+    """Return whether one of these conditions may depend on the rank."""
     return any(may_differ(script, each.test) for each in branches)
 
 
@@ -85,10 +85,10 @@ def may_differ(script: Script, test: cst.BaseExpression) -> bool:
 
 
 def left_before(script: Script, node: cst.CSTNode) -> Iterator[cst.If]:
-    """Yield the ifs on the rank by which some ranks leave before they come to this node.
+    """Yield the `if` statements on the rank by which some ranks leave before this node.
 
-    An if of the same function, above the node and not around it, whose body ends in return,
-    continue (of a loop around the node) or break.
+    They are in the same function, above the node and not around it, and their body ends in return,
+    or in continue or break of a loop around the node.
     """
     function = script.function(node)
     around = set(script.ancestors(node))
@@ -103,7 +103,7 @@ def left_before(script: Script, node: cst.CSTNode) -> Iterator[cst.If]:
 
 
 def leaves(script: Script, node: cst.If, later: cst.CSTNode) -> bool:
-    """Return whether the body of an if ends by skipping what comes later in the same block."""
+    """Return whether the body of an `if` ends by skipping the rest of the block."""
     body = node.body.body
     last = body[-1] if body else None
     small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) and last.body else last

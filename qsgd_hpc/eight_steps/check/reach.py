@@ -1,7 +1,7 @@
 """Possible origins of a value: a worklist over names, parameters, functions and their changes.
 
-It takes every way a value might have come, so what is *not* reached is certain as far as the text
-goes. That is what a rule that says "nothing here depends on hvd.size()" needs.
+It overestimates: it follows every way by which a value might have been computed. A rule such as
+"nothing here depends on hvd.size()" can therefore rely on what is *not* reached.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Reach:
     """The possible dependencies of an expression.
 
     Attributes:
-        api: names of Horovod's API; a rank that is only compared is "compared_rank".
-        calls: the calls its value may have come through.
-        bindings: the names it may have gone by.
+        api: names of Horovod's API; "compared_rank" for a rank that is only compared.
+        calls: the calls that its value may depend on.
+        bindings: the bindings that its value may depend on.
     """
 
     api: frozenset[str]
@@ -35,20 +35,20 @@ class Reach:
     bindings: frozenset[Binding]
 
     def shares(self) -> bool:
-        """Return whether the value may differ between ranks on purpose, or by their number."""
+        """Return whether the value may depend on the rank or on the number of ranks."""
         return bool(self.api & {"rank", "size", "local_rank", "local_size", "cross_rank"})
 
 
 def is_rank(script: Script, node: cst.CSTNode) -> bool:
     """Return whether an expression is a rank's number, directly or through a name.
 
-    Also where it should be: a missing call is a finding of its own.
+    Also true without the call (`hvd.rank`), because that is a separate finding.
     """
     return script.api(script.value(node)) in RANKS
 
 
 def is_reference(script: Script, node: cst.CSTNode) -> bool:
-    """Return whether a name is looked up: not an attribute's, a keyword's or a parameter's."""
+    """Return whether a name is looked up, not the name of an attribute, keyword or parameter."""
     if isinstance(node, cst.Attribute):
         return bool(dotted(node))
     if not isinstance(node, cst.Name):
@@ -62,7 +62,7 @@ def is_reference(script: Script, node: cst.CSTNode) -> bool:
 
 
 def sources(script: Script, found: Binding) -> Iterator[cst.CSTNode]:
-    """Yield what one binding may have got its value from."""
+    """Yield the possible origins of the value of one binding."""
     if found.how == "parameter":
         for call in script.callers_of(found):
             given = argument(call, found.name, found.index)
@@ -75,7 +75,7 @@ def sources(script: Script, found: Binding) -> Iterator[cst.CSTNode]:
 
 @lru_cache(maxsize=8)
 def changes(script: Script) -> dict[str, list[cst.CSTNode]]:
-    """Return, by name, what is put into lists and dictionaries anywhere in the script."""
+    """Return, by name, the values added to lists, dictionaries or numbers in the script."""
     found: dict[str, list[cst.CSTNode]] = {}
     for node in script.nodes:
         if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):

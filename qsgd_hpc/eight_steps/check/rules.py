@@ -1,4 +1,4 @@
-"""The rules, as data. Their ids are stable: an id is never given to another rule."""
+"""The rules, as data. Their ids are stable: an id is never reused for another rule."""
 
 from __future__ import annotations
 
@@ -145,5 +145,5 @@ BY_ID = {each.id: each for each in RULES}
 
 
 def rule(id_: str) -> Rule:
-    """Return the rule of this id."""
+    """Return the rule with this id."""
     return BY_ID[id_]

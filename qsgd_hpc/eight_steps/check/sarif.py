@@ -1,4 +1,4 @@
-"""Findings as SARIF 2.1.0, which code hosts and editors show beside the code.
+"""Findings as SARIF 2.1.0, which code hosts and editors show next to the code.
 
 Source: OASIS, Static Analysis Results Interchange Format version 2.1.0, sections 3.13 to 3.27.
 """

@@ -45,11 +45,11 @@ def check(facts: Facts) -> Iterator[Finding]:
         if not kind or call in done or names_rank(facts, call) or facts.guarded(event):
             continue
         done.add(call)
-        yield said(facts, call, kind)
+        yield report(facts, call, kind)
 
 
 def kind_of(facts: Facts, call: cst.Call) -> str:
-    """Return the id of the rule that a call breaks where every rank makes it, else ""."""
+    """Return the id of the rule that a call violates if every rank makes it, else ""."""
     name = facts.called[call]
     if name == "print":
         return "QH702"
@@ -66,7 +66,7 @@ def kind_of(facts: Facts, call: cst.Call) -> str:
 
 
 def own_model(facts: Facts, call: cst.Call) -> bool:
-    """Return whether a method is of the script's own subclass of keras.Model, or an instance."""
+    """Return whether a method belongs to the script's own subclass of keras.Model."""
     if not isinstance(call.func, cst.Attribute):
         return False
     owner = facts.script.own_class(call.func.value)
@@ -75,13 +75,13 @@ def own_model(facts: Facts, call: cst.Call) -> bool:
 
 
 def names_rank(facts: Facts, call: cst.Call) -> bool:
-    """Return whether what a call is given depends on the rank: a file, or a text, of each rank."""
+    """Return whether a call's text or path depends on the rank, so that each rank has its own."""
     if facts.called[call] == "print":
         given = [each.value for each in call.args]
-        said = {n for g in given for c in facts.script.calls_in(g) for n in facts.api_of(c)}
-        if said & {"rank", "local_rank"}:
+        names = {n for g in given for c in facts.script.calls_in(g) for n in facts.api_of(c)}
+        if names & {"rank", "local_rank"}:
             return True
-        # Only by name: nearly all that a training prints depends on a rank somehow.
+        # Only by name, because nearly every printed value depends on the rank in some way.
         return any("rank" in facts.script.code(each) for each in given)
     named = [argument(call, name) for name in PATHS]
     place = 1 if facts.called[call] in ("torch.save", "tensorflow.saved_model.save") else 0
@@ -92,21 +92,21 @@ def names_rank(facts: Facts, call: cst.Call) -> bool:
     return any(facts.called[each].startswith("tempfile.") for each in found.calls)
 
 
-def said(facts: Facts, call: cst.Call, kind: str) -> Finding:
+def report(facts: Facts, call: cst.Call, kind: str) -> Finding:
     code = facts.script.code(call.func)
     reasons = {
-        "QH701": f"{code} runs on every rank, and all of them write the same file at once",
-        "QH702": "this line comes once for each rank",
+        "QH701": f"{code} runs on every rank, and all of them write the same file",
+        "QH702": "this line is printed once for each rank",
         "QH703": f"{code} writes on every rank, and readers see each value several times",
     }
     return facts.finding(kind, call, reasons[kind], edits=guarded_edits(facts, call))
 
 
 def guarded_edits(facts: Facts, call: cst.Call) -> tuple[Edit, ...]:
-    """Put a call under `if hvd.rank() == 0`, where it is a statement and calls no collective."""
+    """Put a call under `if hvd.rank() == 0` if it is a statement and calls no collective."""
     if not isinstance(facts.script.parents.get(call), cst.Expr):
         return ()
-    # An argument that calls something unknown may call a collective in it.
+    # Unknown functions in the arguments may call a collective.
     if facts.reaches_collective(call) or not harmless(facts, call):
         return ()
     return guard(facts.script, call, f"{facts.script.alias}.rank() == 0")

@@ -59,7 +59,7 @@ def check_init(facts: Facts) -> Iterator[Finding]:
 
 
 def initialised_before(facts: Facts, place: int) -> bool:
-    """Return whether a helper that is called before this place may have called init."""
+    """Return whether a helper may have called init before this place."""
     return "init" in facts.helpers.names
 
 
@@ -68,9 +68,9 @@ def init_line(facts: Facts) -> str:
 
 
 def place_of_init(facts: Facts, first: Event) -> cst.CSTNode:
-    """Return the statement before which init belongs: the first of a function called for itself.
+    """Return the statement to insert init before: the first one of a function such as main().
 
-    There it comes before the model moves to a GPU, which is chosen after init.
+    That is before the model moves to a GPU, which must be chosen after init.
     """
     script = facts.script
     outer = first.through[0] if first.through else first.call
@@ -125,7 +125,7 @@ def check_pin(facts: Facts) -> Iterator[Finding]:
 
 
 def first_cuda(facts: Facts) -> cst.CSTNode | None:
-    """Return the first use of the GPU that does not say which."""
+    """Return the first use of a GPU without a rank's number."""
     for node in facts.script.nodes:
         if isinstance(node, cst.Call):
             if facts.method(node) == "cuda" and not node.args:
@@ -146,7 +146,7 @@ def first_cuda(facts: Facts) -> cst.CSTNode | None:
 
 
 def cuda_text(node: cst.BaseExpression) -> cst.CSTNode | None:
-    """Return the string "cuda" or "cuda:0" that an expression is, or may be."""
+    """Return the string "cuda" or "cuda:0" in an expression, also in a conditional one."""
     if isinstance(node, cst.SimpleString):
         return node if node.value.strip("\"'").startswith("cuda") else None
     if isinstance(node, cst.IfExp):
@@ -155,7 +155,7 @@ def cuda_text(node: cst.BaseExpression) -> cst.CSTNode | None:
 
 
 def torch_edits(facts: Facts, cuda: cst.CSTNode) -> tuple[Edit, ...]:
-    """Choose the GPU after init, where that is before its first use."""
+    """Return the edits that choose the GPU after init, if init precedes its first use."""
     script, inits = facts.script, facts.calls("init")
     late = bool(inits) and script.start(inits[0]) > script.start(cuda)
     if late and script.function(cuda) in (None, script.function(inits[0])):

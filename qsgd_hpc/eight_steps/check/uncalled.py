@@ -1,4 +1,4 @@
-"""Step 1: functions of hvd used as if they were their values: `hvd.rank == 0` is never true."""
+"""Step 1: functions of hvd that are not called: `hvd.rank == 0` is never true."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OF_SETS = frozenset(
     for name in ("rank", "size", "included")
 )
 ACTIONS = frozenset(("init", "shutdown", "join", "barrier", "stop_timeline"))
-# What takes numbers and texts; an unknown function may want a function.
+# Functions whose arguments are numbers and texts; unknown functions may expect a function.
 TAKERS = frozenset(
     (
         *("print", "str", "repr", "int", "float", "bool", "format", "range", "min", "max"),
@@ -40,9 +40,9 @@ TAKERS = frozenset(
         *("allreduce", "allgather", "broadcast", "allgather_object"),
     )
 )
-NUMBER = "is the function, where its value is meant"
-NOTHING = "alone does nothing: it is not called"
-# Arguments that are numbers, whatever they are given to.
+NUMBER = "is a function, but its value is needed"
+NOTHING = "does nothing, because it is not called"
+# Keyword arguments that are numbers in every function.
 NUMBERS = frozenset(
     (
         *("num_replicas", "num_shards", "world_size", "num_ranks", "num_input_pipelines"),
@@ -68,16 +68,15 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def always(facts: Facts, node: cst.Name | cst.Attribute, name: str) -> bool:
-    """Return whether a name holds the function wherever it got its value."""
+    """Return whether every assignment to a name assigns this function."""
     assigned = (b.value for b in facts.script.candidates(node) if b.how == "assign")
     return all(value is not None and facts.script.api(value) == name for value in assigned)
 
 
 def use(facts: Facts, node: cst.CSTNode) -> str:
-    """Say what is wrong where a function stands in the place of its value, "" where it does not.
+    """Return the fault of using a function instead of its value, "" if there is none.
 
-    A function that is assigned, returned, or given to a function is left alone, and so is one
-    that is asked whether it is there.
+    It is no fault to assign, return or pass a function, or to compare it by `is`.
     """
     parent = facts.script.parents.get(node)
     if isinstance(parent, (cst.Comparison, cst.ComparisonTarget)):
@@ -105,7 +104,7 @@ def compared(facts: Facts, parent: cst.Comparison | cst.ComparisonTarget) -> str
 
 
 def is_tested(parent: cst.CSTNode | None, node: cst.CSTNode) -> bool:
-    """Return whether a node is asked whether it is true."""
+    """Return whether the truth value of a node is used."""
     if isinstance(parent, (cst.If, cst.While, cst.IfExp, cst.Assert, cst.CompIf)):
         return parent.test is node
     return isinstance(parent, cst.BooleanOperation) or (
@@ -114,7 +113,7 @@ def is_tested(parent: cst.CSTNode | None, node: cst.CSTNode) -> bool:
 
 
 def is_operand(facts: Facts, parent: cst.CSTNode | None, node: cst.CSTNode) -> bool:
-    """Return whether a node is reckoned with, put into a text, or taken as an index."""
+    """Return whether a node is an operand of arithmetic, formatting or indexing."""
     if isinstance(parent, cst.Element):  # "%d of %d" % (hvd.rank, hvd.size)
         row = facts.script.parents.get(parent)
         outer = facts.script.parents.get(row) if isinstance(row, cst.Tuple) else None
@@ -132,7 +131,7 @@ def is_operand(facts: Facts, parent: cst.CSTNode | None, node: cst.CSTNode) -> b
 
 
 def takes_numbers(facts: Facts, given: cst.Arg) -> bool:
-    """Return whether an argument is a number or a text, by its name or by what it is given to."""
+    """Return whether an argument is a number or a text, by its keyword or the function called."""
     call = facts.script.parents.get(given)
     if not isinstance(call, cst.Call) or given.star:
         return False

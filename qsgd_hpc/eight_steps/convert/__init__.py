@@ -1,7 +1,7 @@
-"""Make a distributed training script of a serial one: `qsgd-hpc convert`.
+"""Conversion of a serial training script to a distributed one: `qsgd-hpc convert`.
 
-A framework's rules (`torch_script`, `keras_script`, ...) read the script and put edits into a
-`Plan`; what no rule can decide becomes a TODO. All that no edit touches stays as it is.
+A framework's rules (`torch_script`, `keras_script`, ...) read the script and add edits to a `Plan`.
+Decisions that no rule can make become TODOs. Text without edits is not changed.
 """
 
 from qsgd_hpc.eight_steps.convert.conversion import FRAMEWORKS, Conversion, convert

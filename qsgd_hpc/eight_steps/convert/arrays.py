@@ -1,4 +1,4 @@
-"""Step 3 for arrays in memory: each rank keeps its part of what a loop takes batches from."""
+"""Step 3 for arrays in memory: each rank keeps its part of the arrays that a loop slices."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from qsgd_hpc.eight_steps.convert.plan import Plan
 
 __all__ = ["SHARD", "shard_arrays", "slice_of"]
 
-SHARD = "Rank r trains on samples r, r + size, r + 2 size, ...; all ranks have equally many."
+SHARD = "Rank r trains on samples r, r + size, r + 2 size, ...; all ranks have the same number."
 
 
 def slice_of(name: str) -> str:
-    """Return the slice that is a rank's part of an array, in Python."""
+    """Return the slice of a rank's part of an array, as Python code."""
     return f"slice(hvd.rank(), len({name}) // hvd.size() * hvd.size(), hvd.size())"
 
 
 def shard_arrays(plan: Plan, loop: TrainLoop) -> bool:
-    """Shard the arrays of a loop over slices where they have been made; False if there are none."""
+    """Shard the arrays that a loop slices, after they are made; False if there are none."""
     script = plan.script
     names = subscripted(script, loop.loop)
     end = extent(script, loop.loop)
@@ -54,7 +54,11 @@ def shard_arrays(plan: Plan, loop: TrainLoop) -> bool:
 def _place(
     plan: Plan, loop: TrainLoop, names: Sequence[str]
 ) -> tuple[cst.BaseStatement | None, bool]:
-    """Return the statement that makes the last of the arrays; or the function's first, and True."""
+    """Return the statement to shard after, and False; or the one to shard before, and True.
+
+    That is the statement that makes the last array, or the first one of a function whose parameters
+    are the arrays. None if there is no such statement.
+    """
     script = plan.script
     scope = script.scope(loop.loop)
     own = [script.bindings.get((scope, name), ()) for name in names]
@@ -65,7 +69,7 @@ def _place(
         if scope.get_docstring() is not None and len(scope.body.body) > 1:
             first = scope.body.body[1]
         return (first, True) if isinstance(first, cst.BaseStatement) else (None, True)
-    if not all(own):  # made by the module, used in a function
+    if not all(own):  # made at module level, used in a function
         scope = script.module
         own = [script.bindings.get((scope, name), ()) for name in names]
         start = (10**9, 0) if all(own) else start

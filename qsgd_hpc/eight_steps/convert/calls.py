@@ -1,4 +1,4 @@
-"""Small questions about calls and statements, of the kind that every framework's rules ask."""
+"""Queries on calls and statements for the rules of all frameworks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def names_in(node: cst.CSTNode) -> set[str]:
-    """Return the names that an expression reads, and with attributes as far as they are names."""
+    """Return the names that an expression reads, including dotted ones."""
     if isinstance(node, cst.Attribute):
         return ({dotted(node)} | names_in(node.value)) - {""}
     if isinstance(node, cst.Name):
@@ -56,14 +56,14 @@ def argument_node(call: cst.Call, name: str, index: int = -1) -> cst.BaseExpress
 
 
 def is_literal(node: cst.CSTNode | None) -> bool:
-    """Return whether an expression is a number as written."""
+    """Return whether an expression is a literal number."""
     if isinstance(node, cst.UnaryOperation):
         node = node.expression
     return isinstance(node, cst.Integer | cst.Float)
 
 
 def target_of(script: Script, node: cst.CSTNode) -> str:
-    """Return the name (or `self.name`) that an expression is assigned to as a whole, or ""."""
+    """Return the name (or `self.name`) that a complete expression is assigned to, or ""."""
     parent = script.parents.get(node)
     if isinstance(parent, cst.Assign) and len(parent.targets) == 1:
         name = dotted(parent.targets[0].target)
@@ -75,7 +75,7 @@ def target_of(script: Script, node: cst.CSTNode) -> str:
 
 
 def short_name(script: Script, call: cst.Call) -> str:
-    """Return the last part of what a call calls: "Adam" for torch.optim.Adam."""
+    """Return the last part of the called function's name: "Adam" for torch.optim.Adam."""
     return script.called(call).rpartition(".")[2]
 
 
@@ -87,7 +87,7 @@ def body_of(script: Script, statement: cst.CSTNode) -> Sequence[cst.CSTNode]:
 
 
 def position_of(script: Script, node: cst.CSTNode, body: Sequence[cst.CSTNode]) -> int:
-    """Return which statement of a block a node is in, or -1."""
+    """Return the index of the statement of a block that contains a node, or -1."""
     around = [node, *script.ancestors(node)]
     return next((i for i, each in enumerate(body) if any(each is a for a in around)), -1)
 
@@ -97,5 +97,5 @@ def name_of_module(script: Script, module: str) -> str:
     for each in script.imports:
         if each.module == module and each.alias:
             return each.alias
-    beneath: Iterable[str] = (each.alias for each in script.imports)
-    return module if any(alias.startswith(f"{module}.") for alias in beneath) else ""
+    aliases: Iterable[str] = (each.alias for each in script.imports)
+    return module if any(alias.startswith(f"{module}.") for alias in aliases) else ""

@@ -38,7 +38,7 @@ def _write(out: Path, done: Conversion) -> None:
     "--framework", type=click.Choice(["auto", *FRAMEWORKS]), default="auto", show_default=True,
     help="Framework of the script.",
 )  # fmt: skip
-@click.option("--diff", is_flag=True, help="Print the changes instead of the whole script.")
+@click.option("--diff", is_flag=True, help="Print the changes instead of the complete script.")
 @click.option("--explain", is_flag=True, help="Print what was done in each step, and why.")
 def convert(script: Path, output: Path | None, framework: str, diff: bool, explain: bool) -> None:
     """Convert a serial training script to a distributed one.
@@ -62,14 +62,14 @@ def convert(script: Path, output: Path | None, framework: str, diff: bool, expla
     if not done.changed:
         click.echo(f"{script}: already distributed; nothing changed", err=True)
         return
-    # Standard output may be redirected to a script, so text for the user goes to stderr.
-    apart = output is None
+    # Standard output contains the script, so text for the user goes to stderr.
+    to_stderr = output is None
     if explain:
-        click.echo(explanation(done), err=apart)
+        click.echo(explanation(done), err=to_stderr)
     if output is not None:
         click.echo(f"{output}: written; try it with: qsgd-hpc run -np 2 {output}")
     if done.to_decide:
-        click.echo(to_decide(done, str(output or script)), err=apart)
+        click.echo(to_decide(done, str(output or script)), err=to_stderr)
 
 
 if __name__ == "__main__":

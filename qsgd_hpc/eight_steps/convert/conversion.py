@@ -1,4 +1,4 @@
-"""From a serial script's text to a distributed one's."""
+"""Conversion of the text of a serial script to that of a distributed one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "tf1": Framework.TF1,
     "jax": Framework.JAX,
 }
-"""By the words of ``--framework``."""
+"""Frameworks by the values of ``--framework``."""
 RULES: Mapping[Framework, Callable[[Plan], None]] = {
     Framework.TORCH: convert_torch,
     Framework.KERAS: convert_keras,
@@ -53,12 +53,12 @@ class Conversion:
     """A script before and after.
 
     Attributes:
-        path: where it was read from; for messages.
+        path: path of the script, for messages.
         before: its text.
         after: the text of the distributed script; the same if it was distributed already.
-        framework: what it trains with.
-        notes: what was done, by the lines of `before`, and what is left to decide (step 0).
-        encoding: in which the script is written.
+        framework: its framework.
+        notes: actions, and open decisions (step 0), with the lines of `before`.
+        encoding: encoding of the script.
     """
 
     path: Path
@@ -75,11 +75,11 @@ class Conversion:
 
     @property
     def changed(self) -> bool:
-        """Whether anything was done."""
+        """Whether the text was changed."""
         return self.before != self.after
 
     def diff(self) -> str:
-        """Return what was changed, as `diff -u` shows it."""
+        """Return the changes in the format of `diff -u`."""
         name = str(self.path)
         return lines.diff(self.before, self.after, name, f"{name} (distributed)")
 
@@ -87,16 +87,16 @@ class Conversion:
 def convert(
     source: str | bytes, path: Path = Path("<script>"), framework: Framework | None = None
 ) -> Conversion:
-    """Make a distributed training script of a serial one.
+    """Convert a serial training script to a distributed one.
 
     Args:
         source: the text of the script.
         path: for messages.
-        framework: what it trains with; None finds out.
+        framework: its framework; None: detected.
     Returns:
         The conversion; unchanged if the script is distributed already.
     Raises:
-        UsageError: not Python, or no training that is known how to distribute.
+        UsageError: the text is not Python, or has no training that can be converted.
     """
     script = parse(source, path)
     if script.distributed:

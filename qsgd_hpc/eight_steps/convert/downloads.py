@@ -1,4 +1,4 @@
-"""Data sets that are downloaded: one rank of each node does so while the others wait."""
+"""Downloads of data sets: one rank of each node downloads while the others wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOADS = re.compile(r"^(keras|tensorflow\.keras)\.datasets\.\w+\.load_data$")
 
 
 def downloads(script: Script, call: cst.Call) -> bool:
-    """Return whether a call downloads data where they are not there yet."""
+    """Return whether a call downloads data that do not exist yet."""
     given = find(call, "download")
     return bool(LOADS.match(script.called(call))) or (
         given is not None and dotted(given.value) == "True"
@@ -24,11 +24,11 @@ def downloads(script: Script, call: cst.Call) -> bool:
 
 
 def download_once(plan: Plan, wait: str) -> None:
-    """Let one rank of each node go first where files are downloaded, and the others find them.
+    """Let one rank of each node download files before the other ranks use them.
 
     Args:
-        plan: what is to be done.
-        wait: a call in which ranks wait for each other, in Python.
+        plan: the plan to extend.
+        wait: a call in which ranks wait for each other, as Python code.
     """
     script = plan.script
     statements: list[cst.BaseStatement] = []

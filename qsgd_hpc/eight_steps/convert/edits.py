@@ -1,4 +1,4 @@
-"""Changes of a text by place, so that all that is not changed stays as it is, to the byte."""
+"""Edits of a text by offset; all other text keeps its bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Edit:
     """Replace text[start:end] by `text`; with start == end, insert it.
 
     Attributes:
-        order: smaller ones come first where several insert at one place.
+        order: order of several insertions at one place, smaller ones first.
     """
 
     start: int
@@ -25,7 +25,7 @@ class Edit:
 def apply(text: str, edits: Iterable[Edit]) -> str:
     """Return the text with all edits made.
 
-    What is inserted inside of a replaced part vanishes with it; replaced parts must not overlap.
+    Insertions inside of a replaced part are dropped; replaced parts must not overlap.
     """
     parts, position = [], 0
     for edit in sorted(edits, key=lambda e: (e.start, e.end > e.start, e.order)):

@@ -17,9 +17,9 @@ def _wrapped(text: str, indent: str) -> str:
 
 
 def explanation(done: Conversion) -> str:
-    """Return, step by step, why it is taken and at which lines of the serial script."""
+    """Return the reason for each step, and the actions with their lines in the serial script."""
     parts = [
-        f"{done.path}: a script of {done.framework.value}. Lines are those of the serial script."
+        f"{done.path}: a script of {done.framework.value}. Line numbers refer to the serial script."
     ]
     for step in STEPS:
         notes = [note for note in done.notes if note.step == step.number]
@@ -31,16 +31,16 @@ def explanation(done: Conversion) -> str:
             where = ", ".join(str(line) for line in sorted(set(lines)))
             parts.append(_wrapped(f"line {where}: {text}", "  "))
         if not notes:
-            parts.append("  Nothing was done for it here.")
+            parts.append("  No change in this script.")
     return "\n".join(parts)
 
 
 def to_decide(done: Conversion, name: str) -> str:
-    """Return the list of what is left to the script's author, by the lines of the new script.
+    """Return the list of open decisions, with the lines of the new script.
 
     Args:
         done: the conversion.
-        name: of the new script.
+        name: name of the new script.
     """
     lines = ["To decide:"]
     for number, line in enumerate(split(done.after), start=1):

@@ -1,4 +1,4 @@
-"""JAX: loops that take gradients, with optax or without."""
+"""Conversion of JAX scripts: loops that compute gradients, with or without optax."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ OPTIMIZERS = re.compile(
     r"|lamb|lars|lion|nadam|nadamw|noisy_sgd|novograd|radam|rmsprop|rprop|sgd|sm3|yogi)$"
 )
 MEAN = "Each step uses the mean of all ranks' gradients."
-RISE = "From one rank's to that of all ranks, over the first epoch."
+RISE = "The rate rises from one rank's to that of all ranks over the first epoch."
 
 
 def convert_jax(plan: Plan) -> None:
-    """Take the eight steps in a script that trains with JAX."""
+    """Add the eight steps to a script that trains with JAX."""
     script = plan.script
     updates = [c for c in script.calls if re.match(r"^optax\.\w+\(\)\.update$", script.called(c))]
     gradients = [c for c in script.calls if _takes_gradients(script, c)]
@@ -64,7 +64,7 @@ def convert_jax(plan: Plan) -> None:
 
 
 def _takes_gradients(script: Script, call: cst.Call) -> bool:
-    """Return whether a call calls what jax.grad or jax.value_and_grad returned."""
+    """Return whether a call calls the result of jax.grad or jax.value_and_grad."""
     if script.called(call) in ("jax.grad()", "jax.value_and_grad()"):
         return True
     made = script.value(call.func)
@@ -80,7 +80,7 @@ def _takes_gradients(script: Script, call: cst.Call) -> bool:
 
 
 def _optimizers(script: Script) -> list[cst.Call]:
-    """Return the calls that make the optimizers of which init is called, by flax too."""
+    """Return the calls that make the optimizers whose init is called, also by flax."""
     begun = {script.called(c) for c in script.calls if script.called(c).endswith("().init")}
     found = []
     for call in script.calls:
@@ -119,7 +119,7 @@ def _rates(plan: Plan, call: cst.Call, steps: Steps) -> None:
 
 
 def _without_optax(plan: Plan, gradients: Sequence[cst.Call]) -> None:
-    """Average the gradients right behind where they are taken."""
+    """Average the gradients immediately after they are computed."""
     script = plan.script
     for call in gradients:
         parent = script.parents.get(call)
@@ -144,9 +144,9 @@ def _states(script: Script) -> Iterator[tuple[cst.Call, str]]:
 
 
 def _broadcast(plan: Plan, made: Sequence[cst.Call], outer: cst.CSTNode) -> None:
-    """Give every rank rank 0's parameters, before the optimizer looks at them."""
+    """Broadcast rank 0's parameters before they are passed to the optimizer."""
     script = plan.script
-    text = "Every rank begins where rank 0 does."
+    text = "Every rank starts with rank 0's values."
     done = False
     for call, name in _states(script):
         if name:

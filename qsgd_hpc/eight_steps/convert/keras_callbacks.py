@@ -1,4 +1,4 @@
-"""The callbacks of Keras's fit: three more on every rank, and some on rank 0 alone."""
+"""The callbacks of Keras's fit: three new ones on every rank, and some on rank 0 only."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def writes(script: Script, node: cst.BaseExpression) -> bool:
 
 
 def add_callbacks(plan: Plan, fit: cst.Call, warm_up: str) -> None:
-    """Add what distributing needs to a call of fit, before the script's own callbacks.
+    """Add the callbacks of this package to a call of fit, before the script's own callbacks.
 
     Args:
-        plan: what is to be done.
+        plan: the plan to extend.
         fit: the call.
-        warm_up: the callback that warms up the rate, in Python, or "".
+        warm_up: the callback that warms up the rate, as Python code, or "".
     """
     ours = [
         "hvd.callbacks.BroadcastGlobalVariablesCallback(0)",
@@ -47,7 +47,7 @@ def add_callbacks(plan: Plan, fit: cst.Call, warm_up: str) -> None:
     given = argument_node(fit, "callbacks", 5)
     texts = TEXTS if warm_up else TEXTS[:2]
     if given is None:
-        _say(plan, fit, texts)
+        _explain(plan, fit, texts)
         end = fit.args[-1].value if fit.args else fit
         indent = plan.line_indentation(plan.script.end(end)[0])
         plan.add_argument(fit, f"callbacks=[{_lines(plan, ours, indent)}]")
@@ -56,27 +56,27 @@ def add_callbacks(plan: Plan, fit: cst.Call, warm_up: str) -> None:
         if isinstance(known, cst.List) and not more:
             _extend(plan, known, ours, texts)
         else:
-            _say(plan, fit, texts)
+            _explain(plan, fit, texts)
             plan.wrap(given, f"[{', '.join(ours)}, *(", ")]")
-            plan.todo(fit, "callbacks that write files are for rank 0 alone.")
+            plan.todo(fit, "only rank 0 may have callbacks that write files.")
         _appended(plan, given)
 
 
-def _say(plan: Plan, at: cst.CSTNode, texts: Sequence[tuple[int, str]]) -> None:
+def _explain(plan: Plan, at: cst.CSTNode, texts: Sequence[tuple[int, str]]) -> None:
     for number, text in texts:
         plan.before(at, *plan.comment(number, text, at))
 
 
 def _extend(plan: Plan, known: cst.List, ours: list[str], texts: Sequence[tuple[int, str]]) -> None:
     script = plan.script
-    _say(plan, known, texts)
+    _explain(plan, known, texts)
     after_bracket = plan.offset(script.start(known)) + 1
     before_bracket = plan.offset(script.end(known)) - 1
     first, last = script.line(known), script.end(known)[0]
     indent = plan.line_indentation(first)
     if not known.elements:
         plan.insert(after_bracket, _lines(plan, ours, indent))
-    elif script.line(known.elements[0].value) > first:  # each on a line of its own
+    elif script.line(known.elements[0].value) > first:  # each on a separate line
         line = script.line(known.elements[0].value)
         inner = plan.line_indentation(line)
         plan.insert(plan.offset((line, 0)), "".join(f"{inner}{x},{plan.newline}" for x in ours))
@@ -89,19 +89,19 @@ def _extend(plan: Plan, known: cst.List, ours: list[str], texts: Sequence[tuple[
         plan.insert(after_bracket, f"{', '.join(ours)}, ")
     for element in known.elements:
         if writes(script, element.value):
-            text = "All ranks hold the same, so one copy is enough."
+            text = "All ranks have the same state, so one copy is enough."
             plan.before(known, *plan.comment(7, text, known, once=True))
             plan.wrap(element.value, "*([", "] if hvd.rank() == 0 else [])")
 
 
 def _lines(plan: Plan, items: list[str], indent: str) -> str:
-    """Return what stands between the brackets of a list whose items have a line each."""
+    """Return the text between the brackets of a list with each item on a separate line."""
     inner = indent + plan.script.module.default_indent
     return "".join(f"{plan.newline}{inner}{item}," for item in items) + plan.newline + indent
 
 
 def _appended(plan: Plan, given: cst.BaseExpression) -> None:
-    """Let rank 0 alone append callbacks that write to the list."""
+    """Let only rank 0 append callbacks that write files to the list."""
     script = plan.script
     for call in script.calls:
         if (
@@ -111,6 +111,6 @@ def _appended(plan: Plan, given: cst.BaseExpression) -> None:
             and len(call.args) == 1
             and writes(script, call.args[0].value)
         ):
-            text = "All ranks hold the same, so one copy is enough."
+            text = "All ranks have the same state, so one copy is enough."
             header = "if hvd.rank() == 0:"
             plan.under([plan.anchor(call)], header, *plan.comment(7, text, call, once=True))

@@ -1,4 +1,4 @@
-"""Steps 4 and 5 for Keras: the optimizer that model.compile is given."""
+"""Steps 4 and 5 for Keras: the optimizer of model.compile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scale_optimizer(plan: Plan, call: cst.Call) -> str:
     """Multiply the rate of an optimizer by the number of ranks.
 
     Returns:
-        The new rate in Python; "?" if it holds names, "" if it is no number.
+        The new rate as Python code; "?" if it contains names, "" if it is no number.
     """
     script = plan.script
     rate = argument_node(call, "learning_rate", 0)
@@ -47,7 +47,7 @@ def scale_optimizer(plan: Plan, call: cst.Call) -> str:
 
 
 def distribute(plan: Plan, compile_: cst.Call) -> str:
-    """Scale and wrap the optimizer that a call of compile takes; see `scale_optimizer`."""
+    """Scale and wrap the optimizer of a call of compile; returns as `scale_optimizer` does."""
     script = plan.script
     given = argument_node(compile_, "optimizer", 0)
     if given is None:
@@ -68,7 +68,7 @@ def distribute(plan: Plan, compile_: cst.Call) -> str:
 
 
 def _named(plan: Plan, compile_: cst.Call, given: cst.SimpleString | None, name: str) -> str:
-    """Replace an optimizer's name by the optimizer that it means."""
+    """Replace an optimizer's name by a wrapped optimizer of that name."""
     rate = KERAS_RATES.get(name)
     if rate is None:
         plan.todo(compile_, "give compile a hvd.DistributedOptimizer.")

@@ -1,4 +1,4 @@
-"""Keras: model.compile and model.fit."""
+"""Conversion of Keras scripts: model.compile and model.fit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEED = re.compile(
 
 
 def convert_keras(plan: Plan) -> None:
-    """Take the eight steps in a script that calls fit."""
+    """Add the eight steps to a script that calls fit."""
     script = plan.script
     fits = [
         c
@@ -50,7 +50,7 @@ def convert_keras(plan: Plan) -> None:
     if not numbers:
         plan.todo(
             fits[0],
-            "the script sets the learning rate: what it sets must be hvd.size() times larger too, "
+            "the script sets the learning rate: the values must be hvd.size() times larger too, "
             "after a warm-up.",
         )
     for fit in fits:
@@ -78,7 +78,7 @@ def convert_keras(plan: Plan) -> None:
 
 
 def keras_needed(plan: Plan) -> bool:
-    """Return whether what is inserted calls Keras by its name."""
+    """Return whether the inserted code needs the name `keras`."""
     pinned = not name_of_module(plan.script, "tensorflow")
     return pinned or any("DistributedOptimizer(keras." in edit.text for edit in plan.edits)
 
@@ -123,7 +123,7 @@ def _data(plan: Plan, fit: cst.Call) -> None:
 
 
 def _several(script: Script, x: cst.BaseExpression) -> bool:
-    """Return whether inputs are several arrays, or made batch by batch."""
+    """Return whether inputs are several arrays, or generated in batches."""
     kinds = (cst.List, cst.Dict, cst.Tuple)
     made = sources(script, x)
     return any(isinstance(each, kinds) for each in made) or any(
@@ -141,7 +141,7 @@ def _atom(script: Script, node: cst.BaseExpression) -> str:
 
 
 def _quiet(plan: Plan, call: cst.Call) -> None:
-    """Let rank 0 alone show progress."""
+    """Let only rank 0 show progress."""
     script = plan.script
     given = argument_node(call, "verbose", 4) if find(call, "verbose") else None
     if given is not None and script.code(given) == "0":
@@ -155,7 +155,7 @@ def _quiet(plan: Plan, call: cst.Call) -> None:
 
 
 def reseed(plan: Plan) -> None:
-    """Give each rank its own dropout, unless ranks must draw equal numbers from one seed."""
+    """Give each rank another seed, for dropout, unless ranks must draw equal numbers."""
     script = plan.script
     alike = any(
         opening.NUMPY.match(script.called(c))
@@ -172,7 +172,7 @@ def reseed(plan: Plan) -> None:
         if SEED.match(script.called(call)) and len(call.args) == 1:
             seed = call.args[0].value
             plan.before(
-                call, "# Each rank draws its own dropout; all take their first weights from rank 0."
+                call, "# Each rank draws its own dropout; the initial weights are those of rank 0."
             )
             text = _atom(script, seed)
             plan.replace(seed, "hvd.rank()" if text == "0" else f"{text} + hvd.rank()")

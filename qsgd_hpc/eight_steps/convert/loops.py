@@ -1,4 +1,4 @@
-"""The loops over batches and epochs, and which functions train."""
+"""The loops over batches and epochs, and the functions that train."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class TrainLoop:
 
     Attributes:
         loop: the loop.
-        step: the call in it that belongs to a training step, or that leads to one.
-        epochs: the loop around it in the same function, if there is one.
+        step: the call in the loop that is part of a training step, or leads to one.
+        epochs: the loop around it in the same function; None if there is none.
     """
 
     loop: Loop
@@ -48,7 +48,7 @@ def _inner(script: Script, call: cst.Call) -> cst.FunctionDef | None:
 def train_loops(
     script: Script, steps: Iterable[cst.Call], depth: int = DEPTH
 ) -> tuple[TrainLoop, ...]:
-    """Return the innermost loops around the calls, or around what calls their functions."""
+    """Return the innermost loops around the calls, or around the calls of their functions."""
     found: dict[Loop, TrainLoop] = {}
     for call in steps:
         around = script.loops(call)
@@ -75,7 +75,7 @@ def reaching(script: Script, steps: Iterable[cst.Call]) -> frozenset[cst.Functio
 
 
 def iterable(script: Script, loop: Loop) -> cst.BaseExpression | None:
-    """Return what a for goes through, without enumerate, zip and progress bars around it."""
+    """Return the iterable of a `for`, without enumerate, zip and progress bars around it."""
     if not isinstance(loop, cst.For):
         return None
     node = loop.iter
@@ -91,7 +91,7 @@ def iterable(script: Script, loop: Loop) -> cst.BaseExpression | None:
 def sources(
     script: Script, node: cst.BaseExpression, depth: int = DEPTH
 ) -> tuple[cst.BaseExpression, ...]:
-    """Return the expressions of which a name may hold the value: several, if it is a parameter."""
+    """Return the expressions whose value a name may have: several if it is a parameter."""
     found = script.binding(node) if dotted(node) else None
     if found is None or depth == 0 or found.how in ("for", "part", "with", "import"):
         return (node,)
@@ -119,7 +119,7 @@ def range_of(script: Script, loop: Loop) -> tuple[cst.BaseExpression, cst.BaseEx
 
 
 def split_of(script: Script, loop: Loop) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
-    """Return n and the batch of `for part in order.split(batch)`, order being of n indices."""
+    """Return n and the batch of `for part in order.split(batch)`, for an order of n indices."""
     node, order = iterable(script, loop), extent(script, loop)
     if not isinstance(node, cst.Call) or not isinstance(order, cst.Call) or not order.args:
         return None
@@ -132,9 +132,9 @@ def split_of(script: Script, loop: Loop) -> tuple[cst.BaseExpression, cst.BaseEx
 
 
 def extent(script: Script, loop: Loop) -> cst.CSTNode | None:
-    """Return the expression that says how many samples a loop takes its batches from.
+    """Return the expression for the number of samples that a loop divides into batches.
 
-    That is the end of `range(0, len(x), batch)`, and for `order.split(batch)` what made the order.
+    That is the end of `range(0, len(x), batch)`, and for `order.split(batch)` the origin of order.
     """
     found = range_of(script, loop)
     if found is not None:
@@ -152,7 +152,7 @@ def extent(script: Script, loop: Loop) -> cst.CSTNode | None:
 def subscripted(script: Script, loop: Loop) -> tuple[str, ...]:
     """Return the names of the arrays from which a loop takes batches, in order.
 
-    `x[i : i + batch]` and `x[order[i : i + batch]]` take from x, for i of the loop.
+    `x[i : i + batch]` and `x[order[i : i + batch]]` take batches from x, for i of the loop.
     """
     if not isinstance(loop, cst.For):
         return ()

@@ -1,4 +1,4 @@
-"""Step 8: what a loop adds up over its batches becomes what all ranks have added up."""
+"""Step 8: sums of a loop over its batches become sums over all ranks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Sum:
     """A name to which a loop adds.
 
     Attributes:
-        kind: "count" adds the same on every rank (batches), "list" is appended to, "tensor" holds
-            a tensor, "number" one of Python's.
-        start: the expression it has before the loop.
+        kind: "count" (the same on every rank, such as batches), "list" (appended to), "tensor", or
+            "number" (of Python).
+        start: its value before the loop.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Sum:
 
 
 def additions(script: Script, loop: TrainLoop) -> Iterator[tuple[str, cst.BaseExpression, bool]]:
-    """Yield the name, what is added, and whether that is an element of a list."""
+    """Yield the name, the added value, and whether it is appended to a list."""
     for node in walk(loop.loop.body):
         if isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.AddAssign):
             yield dotted(node.target), node.value, False
@@ -49,7 +49,7 @@ def additions(script: Script, loop: TrainLoop) -> Iterator[tuple[str, cst.BaseEx
 
 
 def sums(plan: Plan, loop: TrainLoop) -> tuple[Sum, ...]:
-    """Return what a loop adds up from nothing and what is used when it has ended."""
+    """Return the sums of a loop that start at their initial value and are used after the loop."""
     script = plan.script
     found: dict[str, Sum] = {}
     for name, added, is_list in additions(script, loop):
@@ -69,7 +69,7 @@ def sums(plan: Plan, loop: TrainLoop) -> tuple[Sum, ...]:
 
 
 def is_plain(script: Script, added: cst.BaseExpression) -> bool:
-    """Return whether a value is one of Python's numbers, as far as can be seen."""
+    """Return whether a value is a number of Python, as far as the text shows."""
     if PLAIN.search(script.code(added)):
         return True
     made = script.value(added) if dotted(added) else added
@@ -77,7 +77,7 @@ def is_plain(script: Script, added: cst.BaseExpression) -> bool:
 
 
 def fresh(script: Script, loop: TrainLoop, name: str) -> cst.BaseExpression | None:
-    """Return the value of a name at the start of each loop; None if it keeps its last value."""
+    """Return the initial value of a name before each loop; None if it keeps its last value."""
     place = script.start(loop.loop)
     scope = script.scope(loop.loop)
     owner = script.class_of(loop.loop) if name.startswith("self.") else scope
@@ -93,7 +93,7 @@ def fresh(script: Script, loop: TrainLoop, name: str) -> cst.BaseExpression | No
 
 
 def uses(script: Script, loop: TrainLoop, name: str) -> list[cst.CSTNode]:
-    """Return where the function reads a name behind the loop."""
+    """Return the uses of a name in the same function after the loop."""
     end, scope = script.end(loop.loop), script.scope(loop.loop)
     kind = cst.Attribute if name.startswith("self.") else cst.Name
     return [
@@ -107,7 +107,7 @@ def uses(script: Script, loop: TrainLoop, name: str) -> list[cst.CSTNode]:
 
 
 def divisors(script: Script, loop: TrainLoop, name: str) -> list[cst.BaseExpression]:
-    """Return what a name is divided by behind the loop."""
+    """Return the divisors of a name after the loop."""
     found = []
     for node in uses(script, loop, name):
         for around in (node, *script.ancestors(node)):
@@ -125,7 +125,7 @@ def divisors(script: Script, loop: TrainLoop, name: str) -> list[cst.BaseExpress
 
 
 def counts(plan: Plan, loop: TrainLoop, node: cst.BaseExpression, known: dict[str, Sum]) -> str:
-    """Say what a divisor counts: "batches" of this rank, samples of "all" ranks, or "" unknown."""
+    """Return what a divisor counts: "batches" of this rank, samples of "all" ranks, or ""."""
     script = plan.script
     read = names_in(node)
     summed = [known[name] for name in read if name in known]
@@ -155,13 +155,13 @@ def counts(plan: Plan, loop: TrainLoop, node: cst.BaseExpression, known: dict[st
     )
 
 
-def average_metrics(plan: Plan, loop: TrainLoop, whole_too: bool = False) -> None:
-    """Add up over the ranks, right behind the loop, what it has added up.
+def average_metrics(plan: Plan, loop: TrainLoop, complete_too: bool = False) -> None:
+    """Sum the sums of a loop over the ranks, immediately after the loop.
 
     Args:
-        plan: what is to be done.
-        loop: a loop whose batches are a rank's own.
-        whole_too: whether the same loop also goes through data that every rank has whole.
+        plan: the plan to extend.
+        loop: a loop over a rank's own batches.
+        complete_too: whether the same loop also iterates over data that every rank has completely.
     """
     script = plan.script
     found = {each.name: each for each in sums(plan, loop)}
@@ -176,21 +176,21 @@ def average_metrics(plan: Plan, loop: TrainLoop, whole_too: bool = False) -> Non
         )
         if (
             not by
-            or (whole_too and by == "all" and not paired)
+            or (complete_too and by == "all" and not paired)
             or (each.kind == "list" and by == "batches")
         ):
             plan.todo(
-                loop.loop, f"{each.name} is of this rank's batches: average it over the ranks."
+                loop.loop, f"{each.name} covers only this rank's batches: average over the ranks."
             )
             continue
         lines.append(line(each, by))
     if lines:
-        text = "Every rank has added up its own shard; now all ranks' sums count."
+        text = "Every rank has summed over its own shard; now sum over all ranks."
         plan.after(loop.loop, *plan.comment(8, text, loop.loop), *lines)
 
 
 def line(each: Sum, by: str) -> str:
-    """Return the statement that takes all ranks' sums, or their mean where a divisor is local."""
+    """Return the statement that sums over the ranks, or averages if the divisor is local."""
     name = each.name
     if each.kind == "list":
         return f"{name} = sum(hvd.allgather_object({name}), [])"

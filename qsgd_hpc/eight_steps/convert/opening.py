@@ -1,4 +1,4 @@
-"""Steps 1 and 2, and seeds: what a distributed script begins with."""
+"""Steps 1 and 2, and seeds: the beginning of a distributed script."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NUMPY = re.compile(
 )
 
 
-# What may stand between the imports that a script begins with: it only prepares them.
+# Calls that may stand between the imports at the top of a script, because they only prepare them.
 PREPARING = re.compile(r"^(os|sys|warnings|logging|matplotlib|pathlib|site)(\.|$)")
 
 
 def imports_at_top(script: Script) -> list[cst.SimpleStatementLine]:
-    """Return the import statements that the script begins with."""
+    """Return the import statements at the top of the script."""
     found = []
     for statement in script.module.body:
         if isinstance(statement, cst.FunctionDef | cst.ClassDef):
@@ -54,7 +54,7 @@ def import_line(script: Script) -> int:
 
 
 def calls_at_module_level(script: Script) -> bool:
-    """Return whether the script's own functions are called where it is imported."""
+    """Return whether the script's own functions are called when it is imported."""
     entry = script.entry
     return any(
         script.function(call) is None
@@ -66,14 +66,14 @@ def calls_at_module_level(script: Script) -> bool:
 
 
 def open_script(plan: Plan, module: str, more: Sequence[str], pin: Sequence[str]) -> None:
-    """Import the distributed module, and initialise before anything else is done.
+    """Import the distributed module, and initialise before all other work.
 
-    To be called last: where depends on what else is inserted.
+    Call this last, because the place depends on the other insertions.
 
     Args:
-        module: "qsgd_hpc.torch", say.
+        module: such as "qsgd_hpc.torch".
         more: further imports.
-        pin: the lines that choose a rank's GPU, with what follows from the seed.
+        pin: the lines that choose a rank's GPU, and set its seed.
     """
     script = plan.script
     entry = script.entry
@@ -116,13 +116,13 @@ def _insert_imports(plan: Plan, lines: Sequence[str]) -> None:
 
 
 def unlike_ranks(script: Script) -> bool:
-    """Return whether training draws random numbers that had better differ between ranks."""
+    """Return whether training draws random numbers that should differ between ranks."""
     names = (dotted(n) for n in script.nodes if isinstance(n, cst.Name | cst.Attribute))
     return any(re.search(r"[Dd]ropout|Random[A-Z]\w+|Augment|bernoulli|Noise", n) for n in names)
 
 
 def numpy_seeds(plan: Plan) -> None:
-    """Have all ranks draw the same data and splits from numpy, where the script leaves it open."""
+    """Leave a TODO where numpy or scikit-learn draws data or splits without a seed."""
     script = plan.script
     seeded = any(
         script.called(c) in ("numpy.random.seed", "keras.utils.set_random_seed",

@@ -17,8 +17,8 @@ __all__ = ["TODO", "WIDTH", "Note", "Plan"]
 
 TODO = "# qsgd-hpc: TODO"
 WIDTH = 96
-# The order of what is inserted at one place: lines before a statement, what is put around
-# expressions (there the length decides), a further argument, lines after the statement.
+# The order of insertions at one place: lines before a statement, text around expressions (ordered
+# by length), a further argument, lines after the statement.
 BEFORE, HEADER, INDENT, ARGUMENT, AFTER = -3 * 10**9, -2 * 10**9, -(10**9), 10**8, 10**9
 
 
@@ -28,7 +28,7 @@ class Note:
 
     Attributes:
         line: counted from 1.
-        step: 1 to 8, or 0 for what is to be decided.
+        step: 1 to 8, or 0 for an open decision.
         text: one sentence.
     """
 
@@ -45,7 +45,7 @@ class Plan:
         self.edits: list[Edit] = []
         self.notes: list[Note] = []
         self.arrays: set[str] = set()
-        """The names that hold a rank's shard only."""
+        """Names of arrays that contain only a rank's shard."""
         self.needs_module_level_init = False
         self.imports: list[str] = []
         """Further imports that edits need."""
@@ -61,7 +61,7 @@ class Plan:
         return self.script.offset(place)
 
     def anchor(self, node: cst.CSTNode) -> cst.BaseStatement:
-        """Return the statement before or after which lines can be put that belong to a node."""
+        """Return the statement before or after which lines for a node can be inserted."""
         found = self.script.statement(node)
         parent = self.script.parents.get(found)
         while isinstance(parent, cst.If) and parent.orelse is found:  # an elif
@@ -73,17 +73,17 @@ class Plan:
         return self.script.indentation(statement)
 
     def line_indentation(self, line: int) -> str:
-        """Return the white space at the begin of a line."""
+        """Return the white space at the beginning of a line."""
         text = self.script.lines[line - 1]
         return text[margin(text) : len(text) - len(text.lstrip())]
 
     @property
     def newline(self) -> str:
-        """Return what ends the script's lines."""
+        """Return the line end of the script."""
         return self._newline
 
     def touch(self, node: cst.CSTNode) -> None:
-        """Have the ranks known where a node is run."""
+        """Ensure that init() has been called where a node runs."""
         around = set(self.script.ancestors(node))
         inside = any(isinstance(n, cst.FunctionDef) for n in around)
         entry = self.script.entry
@@ -116,21 +116,21 @@ class Plan:
         text = "".join(
             f"{self._newline}{indent}{line}" if line else self._newline for line in lines
         )
-        # What follows an inner loop comes before what follows the loop that ends with it.
+        # Lines after an inner loop precede lines after an outer loop that ends with it.
         self.edits.append(Edit(place, place, text, AFTER - len(indent)))
 
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
-        """Return where an expression begins and ends, the parentheses around it included."""
+        """Return the offsets of an expression with the parentheses around it."""
         start, end = self.offset(self.script.start(node)), self.offset(self.script.end(node))
         start -= sum(len(self.script.code(each)) for each in getattr(node, "lpar", ()))
         end += sum(len(self.script.code(each)) for each in getattr(node, "rpar", ()))
         return start, end
 
     def wrap(self, node: cst.CSTNode, prefix: str, suffix: str) -> None:
-        """Insert text right before and right behind an expression."""
+        """Insert text immediately before and after an expression."""
         self.touch(node)
         start, end = self.span(node)
-        # Around what an inner expression gets: outer prefixes first, outer suffixes last.
+        # Outer expressions enclose the text around inner ones: prefix first, suffix last.
         self.edits += [Edit(start, start, prefix, start - end), Edit(end, end, suffix, end - start)]
 
     def replace(self, node: cst.CSTNode, text: str) -> None:
@@ -140,11 +140,11 @@ class Plan:
         self.edits.append(Edit(start, end, text))
 
     def insert(self, place: int, text: str, *, last: bool = False) -> None:
-        """Insert text at an offset, before or behind what else is inserted there."""
+        """Insert text at an offset, before or after the other insertions there."""
         self.edits.append(Edit(place, place, text, ARGUMENT if last else BEFORE))
 
     def add_argument(self, call: cst.Call, text: str) -> None:
-        """Give a call one more argument, the last."""
+        """Add a last argument to a call."""
         self.touch(call)
         if not call.args:
             end = self.offset(self.script.end(call)) - 1
@@ -180,7 +180,7 @@ class Plan:
     # ---- words
 
     def comment(self, number: int, text: str, at: cst.CSTNode, *, once: bool = False) -> list[str]:
-        """Return the comment of a step, and note it; with `once`, only where its text is new."""
+        """Record a note on a step and return its comment; with `once`, empty if it is repeated."""
         self.notes.append(Note(self.script.line(at), number, text))
         if once and text in self._commented:
             return []
@@ -188,13 +188,13 @@ class Plan:
         return self._wrapped(f"# Step {number}: {step(number).name}. {text}", at)
 
     def todo(self, at: cst.CSTNode, text: str) -> None:
-        """Leave something to the author: a comment before the statement, and a note."""
+        """Leave a decision to the author: a comment before the statement, and a note."""
         note = Note(self.script.line(at), 0, text)
         if note not in self.notes:
             self.notes.append(note)
             self.before(at, *self._wrapped(f"{TODO} {text}", at))
 
     def _wrapped(self, comment: str, at: cst.CSTNode) -> list[str]:
-        """Return a comment in lines that are not too long where it is to stand."""
+        """Return a comment in lines that fit the width at its indentation."""
         width = WIDTH - len(self.indentation(self.anchor(at)))
         return textwrap.wrap(comment, max(width, 40), subsequent_indent="# ")

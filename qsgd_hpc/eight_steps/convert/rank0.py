@@ -1,4 +1,4 @@
-"""Step 7: rank 0 alone prints, saves and shows progress."""
+"""Step 7: only rank 0 prints, saves and shows progress."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def is_output(script: Script, call: cst.Call) -> bool:
         return find(call, "exist_ok", 2) is None and not looks(script, call)
     if method == "mkdir":
         return find(call, "exist_ok") is None
-    if method in ("rename", "replace"):  # of a path; a string's would be of no use alone
+    if method in ("rename", "replace"):  # methods of a path; a string's would have no effect
         return len(call.args) == 1 and call.args[0].keyword is None
     return bool(METHODS.match(method)) or bool(WRITERS.search(script.qualified(call.func.value)))
 
@@ -63,7 +63,7 @@ def is_progress_bar(script: Script, call: cst.Call) -> bool:
 
 
 def only_writes(script: Script, statement: cst.With) -> bool:
-    """Return whether a block does nothing that later lines, or other ranks, may need."""
+    """Return whether a block has no results that later lines or other ranks may need."""
     works = (
         cst.For,
         cst.While,
@@ -81,7 +81,7 @@ def only_writes(script: Script, statement: cst.With) -> bool:
 
 
 def outputs(script: Script, statement: cst.CSTNode) -> tuple[cst.Call, ...]:
-    """Return the calls of a statement that does nothing but print or write, else ()."""
+    """Return the calls of a statement that only prints or writes, else ()."""
     if isinstance(statement, cst.If):
         parts: Sequence[cst.CSTNode] = statement.body.body
         if not isinstance(statement.body, cst.SimpleStatementSuite) or statement.orelse:
@@ -113,11 +113,11 @@ def blocks(script: Script) -> Iterator[cst.Module | cst.IndentedBlock]:
 
 
 def guard_outputs(plan: Plan, training: frozenset[cst.FunctionDef], first_line: int) -> None:
-    """Let rank 0 alone print and write, but every rank do what leads to the values.
+    """Let only rank 0 print and write, but let every rank compute the values.
 
     Args:
         training: the functions that every rank must call.
-        first_line: nothing before it is changed; the import stands there.
+        first_line: last line of the imports; nothing up to it is changed.
     """
     script = plan.script
     record_once(plan)
@@ -147,7 +147,7 @@ def _hoists(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.Fu
 
 
 def _alone(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.FunctionDef]) -> bool:
-    """Return whether a statement is for rank 0; leave to the author what cannot be decided."""
+    """Return whether only rank 0 should run a statement; add a TODO if that is undecided."""
     script = plan.script
     if isinstance(statement, cst.With):
         files = [item.item for item in statement.items if opens(script, item.item)]
@@ -164,20 +164,20 @@ def _alone(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.Fun
         trains, _ = own_work(plan, call, training)
         hoistable = len(calls) == 1 and isinstance(statement, cst.SimpleStatementLine)
         if trains and not (is_print(script, call) and hoistable):
-            plan.todo(statement, "every rank must do the training in this, but rank 0 alone write.")
+            plan.todo(statement, "every rank must do the training in this, but only rank 0 write.")
             return False
     return True
 
 
 def _assigned(plan: Plan, statement: cst.CSTNode) -> None:
-    """Leave to the author what writes and gives a value: all ranks may need that."""
+    """Leave a TODO at statements that write and return a value, which all ranks may need."""
     if isinstance(statement, cst.SimpleStatementLine):
         for part in statement.body:
             value = getattr(part, "value", None)
             if isinstance(part, cst.Assign | cst.AnnAssign) and isinstance(value, cst.Call):
                 name = plan.script.called(value)
                 if re.search(r"(Saver|Checkpoint|CheckpointManager)\(\)\.save$", name):
-                    plan.todo(statement, "rank 0 alone may do this; what do the others take?")
+                    plan.todo(statement, "only rank 0 may do this; which value do the others use?")
 
 
 def _guard(
@@ -191,15 +191,15 @@ def _guard(
     saves = [c for c in calls if not is_print(script, c)]
     opens = any(isinstance(statement, cst.With) for statement in group)
     text = (
-        "All ranks hold the same, so one copy is enough."
+        "All ranks have the same state, so one copy is enough."
         if saves or opens
-        else "Otherwise every line would come once per rank."
+        else "Otherwise every line would appear once per rank."
     )
     plan.under(group, "if hvd.rank() == 0:", *plan.comment(7, text, group[0], once=True))
 
 
 def _hoist(plan: Plan, call: cst.Call) -> None:
-    """Compute on every rank what rank 0 prints."""
+    """Let every rank compute the values that rank 0 prints."""
     given = [arg for arg in call.args if arg.keyword is None]
     values = ", ".join(("*" if a.star else "") + plan.script.code(a.value) for a in given)
     plan.before(call, "# Every rank takes part in computing what rank 0 prints.")

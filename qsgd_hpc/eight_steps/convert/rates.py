@@ -1,4 +1,4 @@
-"""Step 4: learning rates, and how they are written in the calls that make optimizers."""
+"""Step 4: learning rates in the calls that make optimizers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from qsgd_hpc.eight_steps.reading import Script
 
 __all__ = ["KERAS_RATES", "TORCH_RATES", "is_number", "scale", "scaled", "torch_rates"]
 
-LINEAR = "A batch hvd.size() times larger takes steps hvd.size() times larger."
+LINEAR = "A batch hvd.size() times larger needs steps hvd.size() times larger."
 
-# What the optimizers take where a script says nothing.
+# Default rates of the optimizers.
 TORCH_RATES: Mapping[str, str] = {
     "ASGD": "1e-2", "Adadelta": "1.0", "Adafactor": "1e-2", "Adagrad": "1e-2", "Adam": "1e-3",
     "AdamW": "1e-3", "Adamax": "2e-3", "LBFGS": "1", "Muon": "1e-3", "NAdam": "2e-3",
@@ -29,18 +29,18 @@ SIMPLE = cst.Name | cst.Attribute | cst.Integer | cst.Float | cst.Call | cst.Sub
 
 
 def scaled(script: Script, rate: cst.BaseExpression) -> str:
-    """Return the rate times the number of ranks, in Python."""
+    """Return the rate times the number of ranks, as Python code."""
     text = script.code(rate)
     return f"{text if isinstance(rate, SIMPLE) else f'({text})'} * hvd.size()"
 
 
 def scale(plan: Plan, rate: cst.BaseExpression) -> None:
-    """Multiply a rate by the number of ranks where it stands."""
+    """Multiply a rate by the number of ranks, in place."""
     plan.replace(rate, scaled(plan.script, rate))
 
 
 def torch_rates(call: cst.Call) -> Iterator[cst.BaseExpression]:
-    """Yield the learning rates in a call of an optimizer, those of parameter groups too."""
+    """Yield the learning rates in a call of an optimizer, including those of parameter groups."""
     rate = argument_node(call, "lr", 1)
     if rate is not None:
         yield rate
@@ -55,7 +55,7 @@ def torch_rates(call: cst.Call) -> Iterator[cst.BaseExpression]:
 
 
 def is_number(script: Script, rate: cst.BaseExpression) -> bool:
-    """Return whether a rate is a number as far as can be seen, and no schedule."""
+    """Return whether a rate is a number, not a schedule, as far as the text shows."""
     made = script.value(rate)
     return not (isinstance(made, cst.Call) and "chedule" in script.called(made)) and not (
         isinstance(made, cst.Call)

@@ -1,7 +1,7 @@
-"""Step 7 for what keeps a state: runs of experiment trackers, writers of logs, files left open.
+"""Step 7 for outputs with a state: runs of experiment trackers, writers of logs, open files.
 
-Other lines read that state (a run's configuration, a writer given to a function), so every rank has
-one, and those of the other ranks lead nowhere.
+Other lines use that state (a run's configuration, a writer passed to a function), so every rank
+needs one, and those of the other ranks discard their output.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from qsgd_hpc.eight_steps.reading import Script
 
 __all__ = ["RUNS", "looks", "muted", "nowhere", "opens", "record_once"]
 
-ONCE = "Every rank has this; those of the other ranks lead nowhere."
+ONCE = "Every rank needs one; those of the other ranks discard their output."
 TEMPORARY, NOWHERE = "tempfile.mkdtemp()", "os.devnull"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An argument that rank 0 keeps, and the others have otherwise.
+    """An argument that only rank 0 keeps.
 
     Attributes:
-        called: what call it is an argument of.
-        name: of the argument.
-        index: its place, -1 where it goes by its name.
-        theirs: what the other ranks give.
-        ours: what rank 0 gives where the script gives nothing; "" leaves the call alone.
+        called: pattern of the called function's name.
+        name: name of the argument.
+        index: its position, -1 if it is a keyword only.
+        theirs: its value on the other ranks.
+        ours: its value on rank 0 if the script has none; "": do not change such a call.
     """
 
     called: re.Pattern[str]
@@ -62,14 +62,14 @@ RUNS = re.compile(r"^mlflow\.(start_run|end_run|set_experiment|create_experiment
 
 @lru_cache(maxsize=8)
 def muted(script: Script) -> frozenset[str]:
-    """Return the trackers whose runs the script opens itself, so that other ranks' are muted."""
+    """Return the trackers whose runs the script opens itself, which other ranks disable."""
     called = (script.called(call) for call in script.calls)
     opened = (name for name in called if any(each.called.match(name) for each in TRACKERS))
     return frozenset(name.partition(".")[0] for name in opened)
 
 
 def opens(script: Script, call: cst.CSTNode) -> bool:
-    """Return whether a call opens a file to write into."""
+    """Return whether a call opens a file for writing."""
     if not isinstance(call, cst.Call) or not FILES.called.match(script.called(call)):
         return False
     mode = argument_node(call, "mode", 1)
@@ -77,7 +77,7 @@ def opens(script: Script, call: cst.CSTNode) -> bool:
 
 
 def record_once(plan: Plan) -> None:
-    """Let each rank have its run, its writer and its open file, and rank 0's alone count."""
+    """Give each rank its run, writer and open file; those of all ranks but 0 discard output."""
     script = plan.script
     for call in script.calls:
         name = script.called(call)
@@ -99,26 +99,26 @@ def record_once(plan: Plan) -> None:
 
 
 def looks(script: Script, call: cst.Call) -> bool:
-    """Return whether a folder is made where it is not there, as two ranks may see at once."""
+    """Return whether a folder is made only if it is missing: two ranks may both try."""
     return any(
         re.search(r"exists|is_?dir", script.code(branch.test)) for branch in script.branches(call)
     )
 
 
 def nowhere(plan: Plan, call: cst.Call) -> None:
-    """Let the other ranks write into the file that keeps nothing."""
+    """Let the other ranks write to the null device."""
     mode = argument_node(call, "mode", 1)
     if isinstance(mode, cst.SimpleString) and set("x+") & set(mode.raw_value):
-        plan.todo(call, "every rank opens this file to write: let rank 0 alone do so.")
+        plan.todo(call, "every rank opens this file for writing: let only rank 0 do so.")
     else:
         _choose(plan, call, FILES)
 
 
 def _choose(plan: Plan, call: cst.Call, choice: Choice) -> None:
-    """Give a call its own argument on rank 0 and another on the other ranks."""
+    """Change an argument of a call on all ranks except rank 0."""
     given = find(call, choice.name, choice.index)
     if given is None and any(each.star for each in call.args):
-        plan.todo(call, f"let rank 0 alone record: {choice.name}={choice.theirs} on the others.")
+        plan.todo(call, f"let only rank 0 record: {choice.name}={choice.theirs} on the others.")
         return
     if given is None and not choice.ours:
         return
@@ -139,26 +139,26 @@ def _choose(plan: Plan, call: cst.Call, choice: Choice) -> None:
 
 
 def _need(plan: Plan, expression: str) -> None:
-    """Import the module that an expression names, where the script does not."""
+    """Import the module that an expression needs, unless the script imports it."""
     module, dot, _ = expression.partition(".")
     if dot and not name_of_module(plan.script, module) and f"import {module}" not in plan.imports:
         plan.imports.append(f"import {module}")
 
 
 def _mlflow(plan: Plan) -> None:
-    """Let the other ranks' runs of MLflow, which cannot be muted, go to a store of their own."""
+    """Send the other ranks' runs of MLflow, which cannot be disabled, to temporary stores."""
     script = plan.script
     calls = [call for call in script.calls if script.called(call).startswith("mlflow.")]
     name = name_of_module(script, "mlflow")
     if not calls:
         return
     if not name:
-        plan.todo(calls[0], "let rank 0 alone record this run.")
+        plan.todo(calls[0], "let only rank 0 record this run.")
         return
     plan.touch(calls[0])
     _need(plan, TEMPORARY)
     plan.opening += [
-        *plan.comment(7, "The other ranks' runs go where nobody reads them.", calls[0]),
+        *plan.comment(7, "The runs of the other ranks go to temporary stores.", calls[0]),
         "if hvd.rank() != 0:",
         f'    {name}.set_tracking_uri(f"sqlite:///{{tempfile.mkdtemp()}}/mlflow.db")',
     ]

@@ -1,4 +1,4 @@
-"""TensorFlow 1: graphs, sessions and their hooks."""
+"""Conversion of TensorFlow 1 scripts: graphs, sessions and their hooks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEAN = "Each step uses the mean of all ranks' gradients."
 
 
 def convert_tf1(plan: Plan) -> None:
-    """Take the eight steps in a script of graphs and sessions."""
+    """Add the eight steps to a script of graphs and sessions."""
     script = plan.script
     optimizers = [c for c in script.calls if OPTIMIZER.match(script.called(c))]
     runs = _training_runs(script)
@@ -57,7 +57,7 @@ def convert_tf1(plan: Plan) -> None:
 
 
 def _training_runs(script: Script) -> list[cst.Call]:
-    """Return the calls of run() that are given what minimize() or apply_gradients() returned."""
+    """Return the calls of run() on the results of minimize() or apply_gradients()."""
     steps = {
         binding.name
         for binding in script.assignments
@@ -81,5 +81,5 @@ def _data(plan: Plan, loop: TrainLoop) -> None:
     drawn = any(
         find(c, "last_step") for c in script.calls if script.called(c).endswith("StopAtStepHook")
     )
-    text = "feed each rank samples of its own, and equally many steps on all ranks."
+    text = "feed each rank its own samples, with the same number of steps on all ranks."
     plan.todo(loop.loop, text if drawn else f"shard the data: {text}")

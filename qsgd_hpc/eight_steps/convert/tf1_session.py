@@ -1,4 +1,4 @@
-"""Sessions of TensorFlow 1: their GPU, their first variables, their hooks and checkpoints."""
+"""Sessions of TensorFlow 1: their GPU, initial variables, hooks and checkpoints."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MONITORED = re.compile(r"^tensorflow\.(compat\.v1\.)?train\.MonitoredTrainingSes
 RANK_0 = re.compile(
     r"\.train\.(LoggingTensorHook|CheckpointSaverHook|SummarySaverHook|StepCounterHook)$"
 )
-ALIKE = "Every rank begins where rank 0 does."
-SAVE = "All ranks hold the same, so one copy is enough."
+ALIKE = "Every rank starts with rank 0's values."
+SAVE = "All ranks have the same state, so one copy is enough."
 
 
 def open_sessions(plan: Plan) -> bool:
-    """Pin the GPU of every session and broadcast what it begins with; say whether there are any."""
+    """Pin the GPU of every session and broadcast its initial state; False without sessions."""
     script = plan.script
     plain = [c for c in script.calls if SESSION.match(script.called(c))]
     monitored = [c for c in script.calls if MONITORED.match(script.called(c))]
@@ -35,7 +35,7 @@ def open_sessions(plan: Plan) -> bool:
         if script.called(call).endswith(".StopAtStepHook"):
             last = argument_node(call, "last_step", 1) or argument_node(call, "num_steps", 0)
             if last is not None:
-                text = "Together the ranks take as many batches as one did."
+                text = "All ranks together take as many batches as one rank did."
                 plan.before(call, *plan.comment(3, text, call))
                 code = script.code(last)
                 simple = isinstance(last, cst.Name | cst.Attribute | cst.Integer)
@@ -94,7 +94,7 @@ def _monitored(plan: Plan, call: cst.Call) -> None:
 
 
 def _initialised(plan: Plan) -> None:
-    """Broadcast behind where a session initialises its variables, or restores them."""
+    """Broadcast after a session initialises its variables, or restores them."""
     script = plan.script
     found = False
     for call in script.calls:

@@ -14,8 +14,8 @@ from qsgd_hpc.eight_steps.reading import Script, argument, dotted
 
 __all__ = ["broadcast"]
 
-TEXT = "After the first step, when all variables exist, every rank takes rank 0's."
-NOW = "Every rank begins where rank 0 does."
+TEXT = "After the first step, when all variables exist, every rank takes rank 0's values."
+NOW = "Every rank starts with rank 0's values."
 
 
 def broadcast(
@@ -40,13 +40,13 @@ def broadcast(
             continue
         body = loop.loop.body.body
         index = position_of(script, loop.step, body)
-        plan.before(outer, "begun_alike = False")
+        plan.before(outer, "broadcast_done = False")
         plan.after(
             body[index],
             *plan.comment(6, TEXT, body[index]),
-            "if not begun_alike:",
+            "if not broadcast_done:",
             *(f"    {call}" for call in calls),
-            "    begun_alike = True",
+            "    broadcast_done = True",
         )
 
 
@@ -59,7 +59,7 @@ def _belongs(script: Script, loop: TrainLoop, call: cst.Call) -> bool:
 
 
 def _variables(plan: Plan, loop: TrainLoop, call: cst.Call) -> str | None:
-    """Return the variables of which gradients are taken, in the words of the loop's function."""
+    """Return the variables that are differentiated, by their names in the loop's function."""
     script = plan.script
     if len(call.args) < 2:
         return None
@@ -84,7 +84,7 @@ def _optimizer(script: Script, loop: TrainLoop, call: cst.Call) -> str | None:
 
 
 def _translated(script: Script, loop: TrainLoop, node: cst.CSTNode) -> str | None:
-    """Return what the loop's function calls a name of the step's function."""
+    """Return the name in the loop's function of a name in the step's function."""
     name = dotted(node)
     here, there = script.function(node), script.function(loop.loop)
     if not name or name.count(".") > 1:

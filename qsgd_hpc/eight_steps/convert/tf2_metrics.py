@@ -1,4 +1,4 @@
-"""Step 8 for metrics of Keras that a loop of one's own updates: their state is added up."""
+"""Step 8 for metrics of Keras in a custom loop: sum their state over the ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from qsgd_hpc.eight_steps.reading import Script, dotted
 __all__ = ["sum_metrics"]
 
 METRIC = re.compile(r"^(keras|tensorflow\.keras)\.metrics\.[A-Z]\w*\(\)(\.update_state)?$")
-TEXT = "The metrics have seen this rank's shard; with all ranks' sums they speak of all of it."
+TEXT = "The metrics cover this rank's shard; with the sums of all ranks they cover all data."
 
 
 def sum_metrics(plan: Plan, loops: Sequence[TrainLoop]) -> None:
-    """Add up over the ranks, behind each loop, what its metrics have counted."""
+    """Sum the state of each loop's metrics over the ranks, after the loop."""
     script = plan.script
     tf = name_of_module(script, "tensorflow") or "tf"
     for loop in loops:

@@ -1,4 +1,4 @@
-"""TensorFlow 2: a loop of its own with GradientTape."""
+"""Conversion of TensorFlow 2 scripts: a custom loop with GradientTape."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from qsgd_hpc.errors import UsageError
 __all__ = ["convert_tf2"]
 
 MEAN = "gradient() returns the mean of all ranks' gradients."
-RISE = "From one rank's to that of all ranks, over the first epoch."
+RISE = "The rate rises from one rank's to that of all ranks over the first epoch."
 
 
 def convert_tf2(plan: Plan) -> None:
-    """Take the eight steps in a script with a loop of its own."""
+    """Add the eight steps to a script with a custom loop."""
     script = plan.script
     gradients = [c for c in script.calls if script.called(c).endswith("GradientTape().gradient")]
     applies = [c for c in script.calls if script.called(c).endswith(".apply_gradients")]
@@ -86,7 +86,7 @@ def _data(plan: Plan, loop: TrainLoop) -> None:
 
 
 def _steps(plan: Plan, loops: tuple[TrainLoop, ...]) -> Steps:
-    """Return what is known of the steps of an epoch; a data set that repeats has no end."""
+    """Return the known number of steps of an epoch; a data set that repeats has none."""
     script = plan.script
     endless = any(script.called(call).endswith(".repeat") for call in script.calls)
     data = any(
@@ -98,7 +98,7 @@ def _steps(plan: Plan, loops: tuple[TrainLoop, ...]) -> Steps:
 
 
 def _rate(plan: Plan, call: cst.Call, steps: Steps) -> None:
-    """Have an optimizer's rate rise to that of all ranks, where the script leaves it alone."""
+    """Warm up an optimizer's rate, unless the script changes it."""
     script = plan.script
     rate = argument_node(call, "learning_rate", 0)
     tf = name_of_module(script, "tensorflow")
@@ -125,11 +125,11 @@ def _not_in_xla(plan: Plan, call: cst.Call) -> None:
 
 
 def _writers(plan: Plan) -> None:
-    """Let rank 0 alone write summaries."""
+    """Let only rank 0 write summaries."""
     script = plan.script
     for call in script.calls:
         if script.called(call) == "tensorflow.summary.create_file_writer":
             tf = script.code(call.func).rpartition(".create_file_writer")[0]
-            text = "Otherwise every line would come once per rank."
+            text = "Otherwise every line would appear once per rank."
             plan.before(call, *plan.comment(7, text, call, once=True))
             plan.wrap(call, "", f" if hvd.rank() == 0 else {tf}.create_noop_writer()")

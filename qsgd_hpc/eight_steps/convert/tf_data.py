@@ -20,7 +20,7 @@ TEXT = "A shard before shuffling and batching, of equal size on all ranks."
 
 
 def chain(node: cst.BaseExpression) -> list[cst.Call]:
-    """Return the calls of `a(...).b(...).c(...)`, the first of them last."""
+    """Return the calls of `a(...).b(...).c(...)` in the order c, b, a."""
     found = []
     while isinstance(node, cst.Call):
         found.append(node)
@@ -31,7 +31,7 @@ def chain(node: cst.BaseExpression) -> list[cst.Call]:
 
 
 def is_dataset(script: Script, node: cst.BaseExpression) -> bool:
-    """Return whether an expression is a data set of TensorFlow, as far as can be seen."""
+    """Return whether an expression is a data set of TensorFlow, as far as the text shows."""
     return any(DATASET.match(script.qualified(each)) for each in sources(script, node)) or any(
         part in script.qualified(each)
         for each in sources(script, node)
@@ -61,12 +61,12 @@ def origins(script: Script, node: cst.BaseExpression, depth: int = 8) -> list[cs
 
 
 def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None:
-    """Shard what a data set is made from; leave to the author what cannot be seen.
+    """Shard the source of a data set; add a TODO if the text does not show it.
 
     Args:
-        plan: what is to be done.
-        node: the data set that is trained on.
-        at: where it is used, for a TODO.
+        plan: the plan to extend.
+        node: the data set for training.
+        at: its use, for a TODO.
     """
     script = plan.script
     found = origins(script, node)
@@ -90,7 +90,7 @@ def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None
         return
     size = f"len({dotted(first)}) // hvd.size()"
     plan.before(call, *plan.comment(3, TEXT, call))
-    # Where the script gives each call of the chain a line, these get theirs.
+    # If each call of the chain is on a separate line, so are these.
     _, end = plan.span(call)
     chained = CHAINED.match(script.text, end)
     break_ = chained.group(1) if chained else ""
@@ -114,7 +114,7 @@ def takes(plan: Plan, node: cst.BaseExpression) -> None:
                 count = call.args[0].value
                 if repeated or script.loops(call) or any(a is call for a in sources(script, node)):
                     plan.replace(count, f"{_simple(script, count)} // hvd.size()")
-                    text = "Together the ranks take as many batches as one did."
+                    text = "All ranks together take as many batches as one rank did."
                     plan.before(call, *plan.comment(3, text, call))
 
 

@@ -1,4 +1,4 @@
-"""Step 3 for PyTorch's loaders: a sampler gives each rank its part of every epoch."""
+"""Step 3 for PyTorch's loaders: a sampler selects each rank's part of every epoch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["Loaders", "find_loaders", "set_epochs", "shard_loaders"]
 
 LOADER = re.compile(r"^torch\.utils\.data\.(dataloader\.)?DataLoader$")
 SAMPLER = "torch.utils.data.distributed.DistributedSampler"
-TEXT = "Each rank draws from its own part, of equal size on all ranks; one rank as ever."
+TEXT = "Each rank draws from its own part, of equal size on all ranks; unchanged on one rank."
 
 
 @dataclass(frozen=True, eq=False)
 class Loaders:
-    """The loaders of a script: those that train, by what feeds each loop, and their names."""
+    """The loaders of a script: those for training, those of each loop, and all."""
 
     train: tuple[cst.Call, ...]
     fed: tuple[tuple[TrainLoop, tuple[cst.Call, ...]], ...]
     all: tuple[cst.Call, ...]
 
     def names(self, script: Script) -> tuple[str, ...]:
-        """Return the names of the loaders that train."""
+        """Return the names of the loaders for training."""
         return tuple(name for name in (target_of(script, call) for call in self.train) if name)
 
 
@@ -49,7 +49,7 @@ def may_shuffle(call: cst.Call) -> bool:
 
 
 def find_loaders(script: Script, loops: Sequence[TrainLoop]) -> Loaders:
-    """Return the loaders that the loops go through; of several, those that shuffle."""
+    """Return the loaders of the training loops; of several in one loop, those that shuffle."""
     every = tuple(c for c in script.calls if LOADER.match(script.called(c)))
     fed: list[tuple[TrainLoop, tuple[cst.Call, ...]]] = []
     certain: list[cst.Call] = []
@@ -64,7 +64,7 @@ def find_loaders(script: Script, loops: Sequence[TrainLoop]) -> Loaders:
 
 
 def shard_loaders(plan: Plan, loaders: Loaders) -> None:
-    """Give each loader that trains a sampler; the others stay whole, on every rank."""
+    """Add a sampler to each loader for training; the others keep all data on every rank."""
     for call in loaders.train:
         reason = _reason_against(plan.script, call)
         if reason:
@@ -135,7 +135,7 @@ def _shard(plan: Plan, call: cst.Call) -> None:
 
 
 def _fresh(script: Script, stem: str) -> str:
-    """Return a beginning of names that the script does not use yet."""
+    """Return a prefix of names that the script does not use yet."""
     used = rf"\b{re.escape(stem)}_(samples|sampler|options)\b"
     return _fresh(script, f"{stem}_rank") if re.search(used, script.text) else stem
 
@@ -143,7 +143,7 @@ def _fresh(script: Script, stem: str) -> str:
 def _shard_with_options(
     plan: Plan, call: cst.Call, lines: list[str], data: str, sampler: str, options: str
 ) -> None:
-    """Give the sampler along with the loader's other options, which other loaders may share."""
+    """Pass the sampler in a copy of the loader's options, which other loaders may share."""
     own = f"{sampler.removesuffix('_sampler')}_options"
     lines += [
         f"{own} = {options}",
@@ -164,20 +164,20 @@ def _torch(script: Script) -> str:
 
 
 def set_epochs(plan: Plan, loaders: Loaders) -> None:
-    """Have the samplers draw a new order in each epoch, equal on every rank."""
+    """Let the samplers draw a new order in each epoch, equal on every rank."""
     script = plan.script
-    fresh = False
+    is_set = False
     for loop, calls in loaders.fed:
         shuffled = [c for c in calls if c in loaders.train and may_shuffle(c)]
         over = iterable(script, loop.loop)
         unseen = not calls and any(may_shuffle(c) for c in loaders.train)
         if not (shuffled or unseen) or over is None or not dotted(over):
             continue
-        fresh = True
+        is_set = True
         loader = dotted(over)
         epoch = _epoch(script, loop) or f"{loader}.sampler.epoch + 1"
         test = "hvd.size() > 1"
-        if unseen or len(shuffled) < len(calls):  # it may be a loader that tests
+        if unseen or len(shuffled) < len(calls):  # the loader may be one for testing
             test = f'hasattr(getattr({loader}, "sampler", None), "set_epoch")'
         plan.before(
             loop.loop,
@@ -185,13 +185,13 @@ def set_epochs(plan: Plan, loaders: Loaders) -> None:
             f"if {test}:",
             f"    {loader}.sampler.set_epoch({epoch})",
         )
-    if not fresh and any(may_shuffle(call) for call in loaders.train):
+    if not is_set and any(may_shuffle(call) for call in loaders.train):
         loop = loaders.fed[0][0]
-        plan.todo(loop.loop, "sampler.set_epoch(epoch) before each epoch, or all have one order.")
+        plan.todo(loop.loop, "sampler.set_epoch(epoch) before each epoch; else all have one order.")
 
 
 def _epoch(script: Script, loop: TrainLoop) -> str:
-    """Return the variable that counts epochs where a loop is."""
+    """Return the variable that counts epochs around a loop, "" if there is none."""
     outer = loop.epochs
     if isinstance(outer, cst.For) and isinstance(outer.target, cst.Name):
         over = iterable(script, outer)

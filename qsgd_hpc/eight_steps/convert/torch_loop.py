@@ -32,10 +32,10 @@ def _named(call: cst.Call) -> bool:
 
 
 def average_before_clipping(plan: Plan) -> None:
-    """Clip the mean of all ranks' gradients: it has to be complete before."""
+    """Wait for the mean of all ranks' gradients before they are clipped."""
     script = plan.script
     if any(script.called(call).endswith(".unscale_") for call in script.calls):
-        return  # which waits for the averages
+        return  # unscale_() waits for the averages
     clips = [call for call in script.calls if CLIPS.match(script.called(call))]
     for clip in clips:
         loops = script.loops(clip)
@@ -52,13 +52,13 @@ def average_before_clipping(plan: Plan) -> None:
             continue
         assert isinstance(after[0].func, cst.Attribute)
         optimizer = script.code(after[0].func.value)
-        text = "Wait for the mean of all ranks' gradients, so that all clip alike."
+        text = "Wait for the mean of all ranks' gradients, so that all ranks clip equally."
         plan.before(clip, *plan.comment(5, text, clip), f"{optimizer}.synchronize()")
         plan.under([statement], f"with {optimizer}.skip_synchronize():")
 
 
 def share_running_averages(plan: Plan, loops: Sequence[TrainLoop]) -> None:
-    """Give all ranks rank 0's running averages of batch normalisation after each epoch."""
+    """Broadcast rank 0's running averages of batch normalisation after each epoch."""
     script = plan.script
     if not any(
         NORMS.search(script.qualified(c.func)) or NORMS.search(dotted(c.func)) for c in script.calls
@@ -80,7 +80,7 @@ def share_running_averages(plan: Plan, loops: Sequence[TrainLoop]) -> None:
 
 
 def any_gpu(plan: Plan) -> None:
-    """Let "cuda:0" mean the GPU that the rank has pinned; say what does so otherwise."""
+    """Replace "cuda:0" by the rank's own GPU; add a TODO for other fixed choices of GPUs."""
     script = plan.script
     for node in script.nodes:
         if isinstance(node, cst.SimpleString) and node.raw_value == "cuda:0":

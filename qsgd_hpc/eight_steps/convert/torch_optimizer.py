@@ -1,4 +1,4 @@
-"""Steps 4 to 6 for PyTorch: the rate, the optimizer, and the same beginning on every rank."""
+"""Steps 4 to 6 for PyTorch: the rate, the optimizer, and the same initial state on every rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIMIZER = re.compile(r"^torch\.optim\.([a-z]\w*\.)*[A-Z]\w*$")
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """An optimizer: its name, the calls that may make it, and the statement behind which it is."""
+    """An optimizer: its name, the calls that may make it, and the statement that makes it."""
 
     target: str
     calls: tuple[cst.Call, ...]
@@ -47,7 +47,7 @@ def optimizers(script: Script) -> tuple[cst.Call, ...]:
 
 
 def made(plan: Plan) -> list[Made]:
-    """Return the optimizers that have a name; those of the branches of one `if` are one."""
+    """Return the optimizers; those made in the branches of one `if` count as one."""
     script = plan.script
     found: list[Made] = []
     for call in optimizers(script):
@@ -65,7 +65,7 @@ def made(plan: Plan) -> list[Made]:
 
 
 def models(script: Script, call: cst.Call) -> tuple[list[str], bool]:
-    """Return whose parameters an optimizer takes, and whether it takes all of one as they are."""
+    """Return the models of an optimizer, and whether it has exactly the parameters of one."""
     given = find(call, "params", 0)
     if given is None:
         return [], False
@@ -84,7 +84,7 @@ def models(script: Script, call: cst.Call) -> tuple[list[str], bool]:
 
 
 def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) -> None:
-    """Scale the rates, wrap the optimizers, and broadcast what they and the models begin with."""
+    """Scale the rates, wrap the optimizers, and broadcast their and the models' initial state."""
     script = plan.script
     found = made(plan)
     for each in found:
@@ -107,8 +107,8 @@ def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) 
     if len(found) > 1:
         plan.todo(
             found[0].statement,
-            "several optimizers: see that each wraps its own parameters, and that a loss reaches "
-            "those of one optimizer only (requires_grad_(False) keeps it from the others).",
+            "several optimizers: check that each wraps its own parameters, and that a loss reaches "
+            "those of one optimizer only (requires_grad_(False) excludes the others).",
         )
 
 
@@ -133,7 +133,7 @@ def _wrap_in_place(plan: Plan, call: cst.Call) -> None:
     mean = "Each step uses the mean of all ranks' gradients."
     plan.before(call, *plan.comment(5, mean, call, once=True))
     if names:
-        alike = "Every rank begins where rank 0 does."
+        alike = "Every rank starts with rank 0's values."
         plan.before(call, *plan.comment(6, alike, call, once=True))
         plan.before(
             call, *[f"hvd.broadcast_parameters({n}.state_dict(), root_rank=0)" for n in names]
@@ -144,13 +144,13 @@ def _wrap_in_place(plan: Plan, call: cst.Call) -> None:
 
 
 def _passes(plan: Plan, loops: Sequence[TrainLoop], each: Made) -> str:
-    """Return the argument for gradients that add up over several batches."""
+    """Return the argument for gradients that are accumulated over several batches, or ""."""
     script = plan.script
     steps = [call for call in script.calls if _is_step(script, call)]
     for loop in loops:
         backward = [c for c in script.calls_in(loop.loop) if script.called(c).endswith(".backward")]
         if len(backward) > len([c for c in steps if inside(script, c, loop.loop)]) > 0:
-            plan.todo(loop.loop, "several backward() for a step: say backward_passes_per_step=.")
+            plan.todo(loop.loop, "several backward() per step: pass backward_passes_per_step=.")
     for call in steps:
         for branch in script.branches(call):
             for node in walk(branch.test):
@@ -160,7 +160,7 @@ def _passes(plan: Plan, loops: Sequence[TrainLoop], each: Made) -> str:
                     names = frozenset(n for n in names_in(node.right) if "." not in n)
                     if Steps(((text, names),)).at(plan, each.statement, later=False)[0] is None:
                         text = "1"
-                        plan.todo(each.statement, "say how many backward passes make a step.")
+                        plan.todo(each.statement, "pass the number of backward passes per step.")
                     return f", backward_passes_per_step={text}"
     return ""
 
@@ -187,12 +187,12 @@ def _broadcast(plan: Plan, each: Made, names: Sequence[str]) -> None:
                     statement, cst.For | cst.While
                 ):
                     place = statement
-    lines = plan.comment(6, "Every rank begins where rank 0 does.", place)
+    lines = plan.comment(6, "Every rank starts with rank 0's values.", place)
     lines += [f"hvd.broadcast_parameters({name}.state_dict(), root_rank=0)" for name in names]
     lines.append(f"hvd.broadcast_optimizer_state({each.target}, root_rank=0)")
     if unlike_ranks(script):
         lines += [
-            "# From here on each rank draws random numbers of its own: other dropout, other noise.",
+            "# From here on each rank draws other random numbers, for dropout and noise.",
             "if hvd.rank() > 0:",
             "    torch.manual_seed(torch.initial_seed() + hvd.rank())",
         ]

@@ -1,4 +1,4 @@
-"""PyTorch: loops over loaders or slices of tensors, in functions, classes or at the top."""
+"""Conversion of PyTorch scripts: loops over loaders or over slices of tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["convert_torch"]
 
 
 def convert_torch(plan: Plan) -> None:
-    """Take the eight steps in a PyTorch script."""
+    """Add the eight steps to a PyTorch script."""
     script = plan.script
     steps = [c for c in script.calls if script.called(c).endswith(".backward")]
     loops = train_loops(script, steps)
@@ -61,7 +61,7 @@ def _open(plan: Plan, torch: str) -> None:
     ]
     if not seeded:
         pin += [
-            "# All ranks draw the same numbers, so that they split and shuffle data alike.",
+            "# All ranks draw the same numbers, so that they split and shuffle data equally.",
             f"{torch}.manual_seed(hvd.broadcast_object({torch}.initial_seed()))",
         ]
     more = [] if opening.torch_name(script) else ["import torch"]

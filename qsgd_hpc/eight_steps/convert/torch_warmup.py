@@ -1,4 +1,4 @@
-"""Step 4 for PyTorch: a warm-up beside the schedulers of the script."""
+"""Step 4 for PyTorch: a warm-up in addition to the schedulers of the script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qsgd_hpc.eight_steps.reading import Script
 
 __all__ = ["is_scheduler", "warm_up"]
 
-# These set the rate to what they think it is, whatever it was.
+# Schedulers that set the rate to their own values and would undo a warm-up.
 OWN_RATES = frozenset(
     {
         "ChainedScheduler",
@@ -31,20 +31,20 @@ OWN_RATES = frozenset(
 
 
 def is_scheduler(name: str) -> bool:
-    """Return whether a name of torch.optim is of a scheduler, and not of an optimizer."""
+    """Return whether a name of torch.optim is that of a scheduler, not of an optimizer."""
     return ".lr_scheduler." in name or ".swa_utils." in name
 
 
 def warm_up(
     plan: Plan, target: str, statement: cst.BaseStatement, steps: Steps, alone: bool
 ) -> None:
-    """Have the rate of an optimizer rise to that of all ranks, unless something else sets it.
+    """Warm up the rate of an optimizer, unless the script sets it.
 
     Args:
-        plan: what is to be done.
+        plan: the plan to extend.
         target: the optimizer's name.
-        statement: what wraps the optimizer comes behind this, and this behind that.
-        steps: of an epoch.
+        statement: the warm-up is inserted after this and after the lines that wrap the optimizer.
+        steps: steps of an epoch.
         alone: whether it is the only optimizer.
     """
     script = plan.script
@@ -77,15 +77,13 @@ def warm_up(
             )
             return
     if "CyclicLR" in own:
-        plan.todo(statement, "CyclicLR has rates of its own: multiply them by hvd.size() too.")
+        plan.todo(statement, "CyclicLR sets its own rates: multiply them by hvd.size() too.")
         return
     if own or by_hand or resumed:
         why = own[0] if own else "the script" if by_hand else "the checkpoint"
         plan.todo(statement, f"{why} sets the learning rate: raise it to this over a warm-up.")
         return
-    text = (
-        "The first weights cannot stand such steps, so the rate rises to it over the first epoch."
-    )
+    text = "Large steps at the beginning would diverge, so the rate rises over the first epoch."
     place, count = steps.at(plan, statement)
     if place is None:
         plan.todo(statement, "choose over how many steps the learning rate warms up.")
@@ -114,7 +112,7 @@ def _is_set(script: Script, node: cst.SimpleString) -> bool:
 
 
 def _is_forgotten(script: Script, key: cst.SimpleString) -> bool:
-    """Return whether what is assigned to `group["lr"]` has nothing of the rate that was there."""
+    """Return whether the value assigned to `group["lr"]` does not depend on the previous rate."""
     statement = next(n for n in script.ancestors(key) if isinstance(n, cst.Assign | cst.AugAssign))
     if isinstance(statement, cst.AugAssign):
         return False

@@ -1,4 +1,4 @@
-"""The number of steps per epoch, and its position in a script."""
+"""The number of steps per epoch, and where a script can compute it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Steps:
     """The steps of an epoch.
 
     Attributes:
-        counts: expressions of them, each with the names in it.
-        torch: the script's name for torch, where that matters.
+        counts: expressions for their number, each with the names in it.
+        torch: the script's name for torch; used for PyTorch only.
     """
 
     counts: tuple[tuple[str, frozenset[str]], ...]
@@ -31,12 +31,14 @@ class Steps:
     def at(
         self, plan: Plan, statement: cst.BaseStatement, later: bool = True
     ) -> tuple[cst.BaseStatement | None, str]:
-        """Return behind which statement an expression is known, and the expression.
+        """Return the statement after which an expression can be computed, and the expression.
 
         Args:
-            plan: of the script.
-            statement: it must be this one or, with `later`, one of the same block behind it.
-            later: whether one behind it will do.
+            plan: the plan of the script.
+            statement: the earliest possible statement.
+            later: allow later statements of the same block.
+        Returns:
+            None and "" if there is no such statement.
         """
         for text, names in self.counts:
             place: cst.BaseStatement | None = statement
@@ -50,7 +52,7 @@ class Steps:
 def _known(
     script: Script, name: str, statement: cst.BaseStatement, later: bool
 ) -> cst.BaseStatement | None:
-    """Return the statement behind which both it and a name's value have been made."""
+    """Return the statement after which a name has its value: this one, or a later one."""
     scope = script.scope(statement)
     if name.startswith("self."):
         owner = script.class_of(statement)
@@ -71,7 +73,7 @@ def _known(
 
 
 def _names_along(script: Script, loop: TrainLoop) -> Iterator[str]:
-    """Yield the name a loop goes through, and what callers of its function call that."""
+    """Yield the name of a loop's iterable, and its names in the callers of the function."""
     over = iterable(script, loop.loop)
     if over is None or not dotted(over):
         return
@@ -94,7 +96,7 @@ def steps_of(
     torch: str = "torch",
     loaded: bool = False,
 ) -> Steps:
-    """Return what says how many batches a rank has in an epoch."""
+    """Return the expressions for the number of batches of a rank in an epoch."""
     counts = [(f"len({name})", frozenset({name})) for name in loaders]
     for each in loops if counts or loaded else ():
         over = set(_names_along(script, each))

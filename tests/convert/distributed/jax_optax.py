@@ -43,17 +43,17 @@ x, y = load_digits(return_X_y=True)
 x, y = jnp.asarray(x / 16, jnp.float32), jnp.asarray(y)
 x_train, y_train = x[:1600], y[:1600]
 # Step 3: shard the data. Rank r trains on samples r, r + size, r + 2 size, ...; all ranks have
-# equally many.
+# the same number.
 shard = slice(hvd.rank(), len(x_train) // hvd.size() * hvd.size(), hvd.size())
 x_train, y_train = x_train[shard], y_train[shard]
 x_test, y_test = x[1600:], y[1600:]
 
 params = init_params(jax.random.PRNGKey(0), [64, 64, 10])
 # Step 5: wrap the optimizer. Each step uses the mean of all ranks' gradients.
-# Step 4: scale the learning rate. A batch hvd.size() times larger takes steps hvd.size() times
-# larger. From one rank's to that of all ranks, over the first epoch.
+# Step 4: scale the learning rate. A batch hvd.size() times larger needs steps hvd.size() times
+# larger. The rate rises from one rank's to that of all ranks over the first epoch.
 optimizer = hvd.DistributedOptimizer(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.linear_schedule(LEARNING_RATE, LEARNING_RATE * hvd.size(), max(1, len(x_train) // BATCH)))))
-# Step 6: broadcast the initial state. Every rank begins where rank 0 does.
+# Step 6: broadcast the initial state. Every rank starts with rank 0's values.
 params = hvd.broadcast_parameters(params, root_rank=0)
 opt_state = optimizer.init(params)
 
@@ -73,16 +73,16 @@ for epoch in range(EPOCHS):
         batch = order[i:i + BATCH]
         params, opt_state, loss = step(params, opt_state, x_train[batch], y_train[batch])
         total += float(loss)
-    # Step 8: average the metrics. Every rank has added up its own shard; now all ranks' sums
-    # count.
+    # Step 8: average the metrics. Every rank has summed over its own shard; now sum over all
+    # ranks.
     total = sum(hvd.allgather_object(total)) / hvd.size()
-    # Step 7: let rank 0 alone print and save. Otherwise every line would come once per rank.
+    # Step 7: let rank 0 alone print and save. Otherwise every line would appear once per rank.
     if hvd.rank() == 0:
         print(f"epoch {epoch} loss {total / (len(x_train) // BATCH):.6f}")
 
 # Every rank takes part in computing what rank 0 prints.
 printed = ("accuracy", float((forward(params, x_test).argmax(1) == y_test).mean()))
-# Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is enough.
+# Step 7: let rank 0 alone print and save. All ranks have the same state, so one copy is enough.
 if hvd.rank() == 0:
     print(*printed)
     with open("qsgd_convert_params.pkl", "wb") as f:

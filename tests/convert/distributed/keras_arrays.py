@@ -20,7 +20,7 @@ elif keras.backend.backend() == "torch":
     if torch.cuda.is_available():
         torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
 
-# Each rank draws its own dropout; all take their first weights from rank 0.
+# Each rank draws its own dropout; the initial weights are those of rank 0.
 keras.utils.set_random_seed(3 + hvd.rank())
 
 x, y = load_digits(return_X_y=True)
@@ -32,13 +32,13 @@ model = keras.Sequential([
     layers.Dropout(0.1),
     layers.Dense(10, activation="softmax"),
 ])
-# Step 4: scale the learning rate. A batch hvd.size() times larger takes steps hvd.size() times
+# Step 4: scale the learning rate. A batch hvd.size() times larger needs steps hvd.size() times
 # larger.
 # Step 5: wrap the optimizer. Each step uses the mean of all ranks' gradients.
 model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size())), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
 # Step 3: shard the data. Rank r trains on samples r, r + size, r + 2 size, ...; all ranks have
-# equally many.
+# the same number.
 shard = slice(hvd.rank(), len(x) // hvd.size() * hvd.size(), hvd.size())
 # Step 7: let rank 0 alone print and save. One progress bar is enough.
 # Step 6: broadcast the initial state. The broadcast callback gives every rank rank 0's
@@ -53,9 +53,9 @@ history = model.fit(x[shard], y[shard], batch_size=32, epochs=5, validation_spli
     hvd.callbacks.LearningRateWarmupCallback(0.001 * hvd.size(), warmup_epochs=1),
 ])  # that's all
 for epoch, loss in enumerate(history.history["loss"]):
-    # Step 7: let rank 0 alone print and save. Otherwise every line would come once per rank.
+    # Step 7: let rank 0 alone print and save. Otherwise every line would appear once per rank.
     if hvd.rank() == 0:
         print(f"epoch {epoch} loss {loss:.6f}")
-# Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is enough.
+# Step 7: let rank 0 alone print and save. All ranks have the same state, so one copy is enough.
 if hvd.rank() == 0:
     model.save("qsgd_convert_digits.keras")

@@ -25,7 +25,7 @@ def build_model(lr):
         tf.keras.layers.Dense(24, activation="tanh"),
         tf.keras.layers.Dense(1),
     ])
-    # Step 4: scale the learning rate. A batch hvd.size() times larger takes steps hvd.size()
+    # Step 4: scale the learning rate. A batch hvd.size() times larger needs steps hvd.size()
     # times larger.
     optimizer = tf.keras.optimizers.SGD(learning_rate=lr * hvd.size(), momentum=0.5)
     # Step 5: wrap the optimizer. Each step uses the mean of all ranks' gradients.
@@ -38,7 +38,7 @@ def build_model(lr):
 
 
 def main():
-    # Each rank draws its own dropout; all take their first weights from rank 0.
+    # Each rank draws its own dropout; the initial weights are those of rank 0.
     tf.keras.utils.set_random_seed(1 + hvd.rank())
     x_train, y_train = load(800, 0)
     x_test, y_test = load(200, 1)
@@ -51,7 +51,8 @@ def main():
     # all ranks.
     # Step 4: scale the learning rate. The warm-up callback raises the rate to that of all ranks
     # over the first epoch.
-    # Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is enough.
+    # Step 7: let rank 0 alone print and save. All ranks have the same state, so one copy is
+    # enough.
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         hvd.callbacks.MetricAverageCallback(),
@@ -62,7 +63,7 @@ def main():
     if hvd.rank() == 0:
         callbacks.append(tf.keras.callbacks.CSVLogger("qsgd_convert_log.csv"))
     # Step 3: shard the data. Rank r trains on samples r, r + size, r + 2 size, ...; all ranks
-    # have equally many.
+    # have the same number.
     shard = slice(hvd.rank(), len(x_train) // hvd.size() * hvd.size(), hvd.size())
     # Step 7: let rank 0 alone print and save. One progress bar is enough.
     history = model.fit(
@@ -78,7 +79,7 @@ def main():
     for number, loss in enumerate(history.history["loss"], 1):
         if hvd.rank() == 0:
             print("epoch", number, "loss", f"{loss:.6f}")
-    # Step 7: let rank 0 alone print and save. Otherwise every line would come once per rank.
+    # Step 7: let rank 0 alone print and save. Otherwise every line would appear once per rank.
     if hvd.rank() == 0:
         print("test", model.evaluate(x_test, y_test, verbose=0))
 

@@ -12,7 +12,7 @@ gpus = tf.config.list_physical_devices("GPU")
 if gpus:
     tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
 
-# Each rank draws its own dropout; all take their first weights from rank 0.
+# Each rank draws its own dropout; the initial weights are those of rank 0.
 keras.utils.set_random_seed(11 + hvd.rank())
 BATCH_SIZE = 25
 
@@ -37,7 +37,7 @@ model = keras.Model(inputs, outputs)
 
 # logits, not probabilities
 # Step 5: wrap the optimizer. Each step uses the mean of all ranks' gradients.
-# Step 4: scale the learning rate. A batch hvd.size() times larger takes steps hvd.size() times
+# Step 4: scale the learning rate. A batch hvd.size() times larger needs steps hvd.size() times
 # larger.
 model.compile(
     hvd.DistributedOptimizer(keras.optimizers.Adam(0.01 * hvd.size())),
@@ -47,7 +47,7 @@ model.compile(
 
 class Report(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        # Step 7: let rank 0 alone print and save. Otherwise every line would come once per
+        # Step 7: let rank 0 alone print and save. Otherwise every line would appear once per
         # rank.
         if hvd.rank() == 0:
             print(f"epoch {epoch + 1} loss {logs['loss']:.6f}")

@@ -18,7 +18,7 @@ np.random.seed(2)
 images = np.random.randn(800, 16).astype(np.float32)
 labels = images.reshape(800, 4, 4).sum(2).argmax(1)
 # Step 3: shard the data. Rank r trains on samples r, r + size, r + 2 size, ...; all ranks have
-# equally many.
+# the same number.
 shard = slice(hvd.rank(), len(images) // hvd.size() * hvd.size(), hvd.size())
 images, labels = images[shard], labels[shard]
 batch_size = 20
@@ -31,7 +31,7 @@ w2 = tf.get_variable("w2", [32, 4])
 logits = tf.matmul(tf.nn.relu(tf.matmul(x, w1) + b1), w2)
 loss = tf.losses.sparse_softmax_cross_entropy(y, logits)
 
-# Step 4: scale the learning rate. A batch hvd.size() times larger takes steps hvd.size() times
+# Step 4: scale the learning rate. A batch hvd.size() times larger needs steps hvd.size() times
 # larger.
 # qsgd-hpc: TODO raise the learning rate to this value over a warm-up.
 # Step 5: wrap the optimizer. Each step uses the mean of all ranks' gradients.
@@ -44,7 +44,7 @@ config = tf.ConfigProto()
 config.gpu_options.visible_device_list = str(hvd.local_rank())
 with tf.Session(config=config) as sess:
     sess.run(tf.global_variables_initializer())
-    # Step 6: broadcast the initial state. Every rank begins where rank 0 does.
+    # Step 6: broadcast the initial state. Every rank starts with rank 0's values.
     sess.run(hvd.broadcast_global_variables(0))
     for epoch in range(5):
         total = 0.0
@@ -54,13 +54,14 @@ with tf.Session(config=config) as sess:
             _, value = sess.run([train_op, loss],
                                 feed_dict={x: images[start:end], y: labels[start:end]})
             total += float(value)
-        # Step 8: average the metrics. Every rank has added up its own shard; now all ranks'
-        # sums count.
+        # Step 8: average the metrics. Every rank has summed over its own shard; now sum over
+        # all ranks.
         total = sum(hvd.allgather_object(total)) / hvd.size()
-        # Step 7: let rank 0 alone print and save. Otherwise every line would come once per
+        # Step 7: let rank 0 alone print and save. Otherwise every line would appear once per
         # rank.
         if hvd.rank() == 0:
             print("epoch %d loss %.6f" % (epoch, total / batches))
-    # Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is enough.
+    # Step 7: let rank 0 alone print and save. All ranks have the same state, so one copy is
+    # enough.
     if hvd.rank() == 0:
         saver.save(sess, "qsgd_convert_tf1/model")

@@ -27,7 +27,7 @@ def accuracy(model, x, y):
 
 def train(model, optimizer, dataset):
     criterion = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    begun_alike = False
+    broadcast_done = False
     for epoch in range(EPOCHS):
         total, seen = 0.0, 0
         for step, (images, labels) in enumerate(dataset):
@@ -38,25 +38,25 @@ def train(model, optimizer, dataset):
             gradients = tape.gradient(loss, model.trainable_variables)
             optimizer.apply_gradients(zip(gradients, model.trainable_variables))
             # Step 6: broadcast the initial state. After the first step, when all variables
-            # exist, every rank takes rank 0's.
-            if not begun_alike:
+            # exist, every rank takes rank 0's values.
+            if not broadcast_done:
                 hvd.broadcast_variables(model.variables, root_rank=0)
                 hvd.broadcast_variables(optimizer.variables, root_rank=0)
-                begun_alike = True
+                broadcast_done = True
             total += float(loss) * len(labels)
             seen += len(labels)
-        # Step 8: average the metrics. Every rank has added up its own shard; now all ranks'
-        # sums count.
+        # Step 8: average the metrics. Every rank has summed over its own shard; now sum over
+        # all ranks.
         total = sum(hvd.allgather_object(total))
         seen = sum(hvd.allgather_object(seen))
-        # Step 7: let rank 0 alone print and save. Otherwise every line would come once per
+        # Step 7: let rank 0 alone print and save. Otherwise every line would appear once per
         # rank.
         if hvd.rank() == 0:
             print(f"epoch {epoch}: loss {total / seen:.6f}")
 
 
 def main():
-    # Each rank draws its own dropout; all take their first weights from rank 0.
+    # Each rank draws its own dropout; the initial weights are those of rank 0.
     tf.keras.utils.set_random_seed(5 + hvd.rank())
     x, y = load_digits(return_X_y=True)
     x = (x / 16).astype("float32")
@@ -65,12 +65,13 @@ def main():
     dataset = tf.data.Dataset.from_tensor_slices((x_train, y_train)).shard(hvd.size(), hvd.rank()).take(len(x_train) // hvd.size())
     dataset = dataset.shuffle(1500, seed=2).batch(BATCH)
     model = Digits()
-    # Step 4: scale the learning rate. A batch hvd.size() times larger takes steps hvd.size()
-    # times larger. From one rank's to that of all ranks, over the first epoch.
+    # Step 4: scale the learning rate. A batch hvd.size() times larger needs steps hvd.size()
+    # times larger. The rate rises from one rank's to that of all ranks over the first epoch.
     optimizer = tf.keras.optimizers.Adam(tf.keras.optimizers.schedules.PolynomialDecay(LR, len(dataset), LR * hvd.size()))
     train(model, optimizer, dataset)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-    # Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is enough.
+    # Step 7: let rank 0 alone print and save. All ranks have the same state, so one copy is
+    # enough.
     if hvd.rank() == 0:
         checkpoint.save("qsgd_convert_ckpt/digits")
         print("accuracy", accuracy(model, x[1500:], y[1500:]))

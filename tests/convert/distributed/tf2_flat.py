@@ -13,7 +13,7 @@ gpus = tf.config.list_physical_devices("GPU")
 if gpus:
     tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
 
-# Each rank draws its own dropout; all take their first weights from rank 0.
+# Each rank draws its own dropout; the initial weights are those of rank 0.
 tf.keras.utils.set_random_seed(hvd.rank())
 
 rng = np.random.default_rng(0)
@@ -29,8 +29,8 @@ loss_fn = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 # Step 3: shard the data. A shard before shuffling and batching, of equal size on all ranks.
 train_ds = tf.data.Dataset.from_tensor_slices((x_train, y_train)).shard(hvd.size(), hvd.rank()).take(len(x_train) // hvd.size()).shuffle(960, seed=1).batch(24)
-# Step 4: scale the learning rate. A batch hvd.size() times larger takes steps hvd.size() times
-# larger. From one rank's to that of all ranks, over the first epoch.
+# Step 4: scale the learning rate. A batch hvd.size() times larger needs steps hvd.size() times
+# larger. The rate rises from one rank's to that of all ranks over the first epoch.
 optimizer = tf.keras.optimizers.SGD(learning_rate=tf.keras.optimizers.schedules.PolynomialDecay(0.1, len(train_ds), 0.1 * hvd.size()), momentum=0.9)
 
 train_loss = tf.keras.metrics.Mean(name="loss")
@@ -50,7 +50,7 @@ def train_step(x, y):
     train_acc.update_state(y, logits)
 
 
-begun_alike = False
+broadcast_done = False
 for epoch in range(6):
     # start afresh
     train_loss.reset_state()
@@ -58,16 +58,16 @@ for epoch in range(6):
     for x, y in train_ds:
         train_step(x, y)
         # Step 6: broadcast the initial state. After the first step, when all variables exist,
-        # every rank takes rank 0's.
-        if not begun_alike:
+        # every rank takes rank 0's values.
+        if not broadcast_done:
             hvd.broadcast_variables(model.variables, root_rank=0)
             hvd.broadcast_variables(optimizer.variables, root_rank=0)
-            begun_alike = True
-    # Step 8: average the metrics. The metrics have seen this rank's shard; with all ranks' sums
-    # they speak of all of it.
+            broadcast_done = True
+    # Step 8: average the metrics. The metrics cover this rank's shard; with the sums of all
+    # ranks they cover all data.
     for metric in (train_loss, train_acc):
         for value in metric.variables:
             value.assign(hvd.allreduce(tf.convert_to_tensor(value), op=hvd.Sum))
-    # Step 7: let rank 0 alone print and save. Otherwise every line would come once per rank.
+    # Step 7: let rank 0 alone print and save. Otherwise every line would appear once per rank.
     if hvd.rank() == 0:
         print(f"Epoch {epoch + 1}, loss {train_loss.result():.6f}, accuracy {train_acc.result():.3f}")

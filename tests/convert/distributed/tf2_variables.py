@@ -17,19 +17,19 @@ x = rng.standard_normal((640, 5)).astype(np.float32)
 true = np.array([[1.0], [-2.0], [0.5], [3.0], [0.0]], np.float32)
 y = x @ true + 0.1 * rng.standard_normal((640, 1)).astype(np.float32)
 # Step 3: shard the data. Rank r trains on samples r, r + size, r + 2 size, ...; all ranks have
-# equally many.
+# the same number.
 shard = slice(hvd.rank(), len(x) // hvd.size() * hvd.size(), hvd.size())
 x, y = x[shard], y[shard]
 
 w = tf.Variable(tf.zeros([5, 1]))
 b = tf.Variable(0.0)
-# Step 4: scale the learning rate. A batch hvd.size() times larger takes steps hvd.size() times
+# Step 4: scale the learning rate. A batch hvd.size() times larger needs steps hvd.size() times
 # larger.
 # qsgd-hpc: TODO raise the learning rate to this value over a warm-up.
 opt = tf.keras.optimizers.SGD(0.02 * hvd.size())
 batch_size = 16
 
-begun_alike = False
+broadcast_done = False
 for epoch in range(5):
     losses = []
     for start in range(0, len(x), batch_size):
@@ -42,20 +42,20 @@ for epoch in range(5):
         gw, gb = tape.gradient(loss, [w, b])
         opt.apply_gradients([(gw, w), (gb, b)])
         # Step 6: broadcast the initial state. After the first step, when all variables exist,
-        # every rank takes rank 0's.
-        if not begun_alike:
+        # every rank takes rank 0's values.
+        if not broadcast_done:
             hvd.broadcast_variables([w, b], root_rank=0)
             hvd.broadcast_variables(opt.variables, root_rank=0)
-            begun_alike = True
+            broadcast_done = True
         losses.append(loss.numpy())
-    # Step 8: average the metrics. Every rank has added up its own shard; now all ranks' sums
-    # count.
+    # Step 8: average the metrics. Every rank has summed over its own shard; now sum over all
+    # ranks.
     losses = sum(hvd.allgather_object(losses), [])
-    # Step 7: let rank 0 alone print and save. Otherwise every line would come once per rank.
+    # Step 7: let rank 0 alone print and save. Otherwise every line would appear once per rank.
     if hvd.rank() == 0:
         print("epoch", epoch, "loss", "%.6f" % np.mean(losses))
     if epoch == 4:
-        # Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is
+        # Step 7: let rank 0 alone print and save. All ranks have the same state, so one copy is
         # enough.
         if hvd.rank() == 0:
             np.save("qsgd_convert_w.npy", w.numpy())

@@ -42,13 +42,13 @@ def train(args, model, device, train_loader, optimizer, epoch):
         optimizer.step()
         total_loss += loss.item()
         if batch_idx % args.log_interval == 0:
-            # Step 7: let rank 0 alone print and save. Otherwise every line would come once per
-            # rank.
+            # Step 7: let rank 0 alone print and save. Otherwise every line would appear once
+            # per rank.
             if hvd.rank() == 0:
                 print('Train Epoch: {} [{}/{}]\tLoss: {:.6f}'.format(
                     epoch, batch_idx * len(data), len(train_loader.dataset), loss.item()))
-    # Step 8: average the metrics. Every rank has added up its own shard; now all ranks' sums
-    # count.
+    # Step 8: average the metrics. Every rank has summed over its own shard; now sum over all
+    # ranks.
     total_loss = sum(hvd.allgather_object(total_loss)) / hvd.size()
     return total_loss / len(train_loader)
 
@@ -90,8 +90,8 @@ def main():
         x / 16, y, test_size=0.2, random_state=0)
     train_set = TensorDataset(torch.tensor(x_train).float(), torch.tensor(y_train))
     test_set = TensorDataset(torch.tensor(x_test).float(), torch.tensor(y_test))
-    # Step 3: shard the data. Each rank draws from its own part, of equal size on all ranks; one
-    # rank as ever.
+    # Step 3: shard the data. Each rank draws from its own part, of equal size on all ranks;
+    # unchanged on one rank.
     train_sampler = None
     if hvd.size() > 1:
         train_sampler = torch.utils.data.distributed.DistributedSampler(
@@ -103,18 +103,18 @@ def main():
     test_loader = DataLoader(test_set, batch_size=1000)
 
     model = Net().to(device)
-    # Step 4: scale the learning rate. A batch hvd.size() times larger takes steps hvd.size()
+    # Step 4: scale the learning rate. A batch hvd.size() times larger needs steps hvd.size()
     # times larger.
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * hvd.size(), momentum=0.9)
     # Step 5: wrap the optimizer. Each step uses the mean of all ranks' gradients.
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    # Step 4: scale the learning rate. The first weights cannot stand such steps, so the rate
-    # rises to it over the first epoch.
+    # Step 4: scale the learning rate. Large steps at the beginning would diverge, so the rate
+    # rises over the first epoch.
     warm_up = torch.optim.lr_scheduler.LinearLR(
         optimizer, start_factor=1 / hvd.size(), total_iters=len(train_loader)
     )
     optimizer.register_step_post_hook(lambda *_: warm_up.step())
-    # Step 6: broadcast the initial state. Every rank begins where rank 0 does.
+    # Step 6: broadcast the initial state. Every rank starts with rank 0's values.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.7)
@@ -128,7 +128,7 @@ def main():
 
     if args.save:
         os.makedirs(os.path.dirname(args.save) or ".", exist_ok=True)
-        # Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is
+        # Step 7: let rank 0 alone print and save. All ranks have the same state, so one copy is
         # enough.
         if hvd.rank() == 0:
             torch.save(model.state_dict(), args.save)

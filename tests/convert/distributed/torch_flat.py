@@ -22,8 +22,8 @@ Y = (X[:, :1] * X[:, 1:2] + X.sum(1, keepdims=True)).astype("float32")
 data = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
 train_data, val_data = random_split(data, [800, 200])
 
-# Step 3: shard the data. Each rank draws from its own part, of equal size on all ranks; one
-# rank as ever.
+# Step 3: shard the data. Each rank draws from its own part, of equal size on all ranks;
+# unchanged on one rank.
 train_sampler = None
 if hvd.size() > 1:
     train_sampler = torch.utils.data.distributed.DistributedSampler(
@@ -41,21 +41,21 @@ model = nn.Sequential(
     nn.Linear(32, 1),
 )
 loss_fn = nn.MSELoss()
-# Step 4: scale the learning rate. A batch hvd.size() times larger takes steps hvd.size() times
+# Step 4: scale the learning rate. A batch hvd.size() times larger needs steps hvd.size() times
 # larger.
 opt = optim.Adam(model.parameters(), lr=1e-3 * hvd.size())
 # Step 5: wrap the optimizer. Each step uses the mean of all ranks' gradients.
 opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters())
-# Step 4: scale the learning rate. The first weights cannot stand such steps, so the rate rises
-# to it over the first epoch.
+# Step 4: scale the learning rate. Large steps at the beginning would diverge, so the rate rises
+# over the first epoch.
 warm_up = torch.optim.lr_scheduler.LinearLR(
     opt, start_factor=1 / hvd.size(), total_iters=len(train_dl)
 )
 opt.register_step_post_hook(lambda *_: warm_up.step())
-# Step 6: broadcast the initial state. Every rank begins where rank 0 does.
+# Step 6: broadcast the initial state. Every rank starts with rank 0's values.
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(opt, root_rank=0)
-# From here on each rank draws random numbers of its own: other dropout, other noise.
+# From here on each rank draws other random numbers, for dropout and noise.
 if hvd.rank() > 0:
     torch.manual_seed(torch.initial_seed() + hvd.rank())
 
@@ -71,15 +71,15 @@ for epoch in range(EPOCHS):
         loss = loss_fn(model(xb), yb)
         loss.backward()
         # Step 5: wrap the optimizer. Wait for the mean of all ranks' gradients, so that all
-        # clip alike.
+        # ranks clip equally.
         opt.synchronize()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         with opt.skip_synchronize():
             opt.step()
         running += loss.item() * len(xb)
         seen += len(xb)
-    # Step 8: average the metrics. Every rank has added up its own shard; now all ranks' sums
-    # count.
+    # Step 8: average the metrics. Every rank has summed over its own shard; now sum over all
+    # ranks.
     running = sum(hvd.allgather_object(running))
     seen = sum(hvd.allgather_object(seen))
     # Step 6: broadcast the initial state. Batch normalisation has seen a rank's own samples;
@@ -96,10 +96,10 @@ for epoch in range(EPOCHS):
         print("    validation:", round(val, 6))
     if val < best:
         best = val
-        # Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is
+        # Step 7: let rank 0 alone print and save. All ranks have the same state, so one copy is
         # enough.
         if hvd.rank() == 0:
             torch.save({"model": model.state_dict(), "epoch": epoch}, "qsgd_convert_best.pt")
-# Step 7: let rank 0 alone print and save. Otherwise every line would come once per rank.
+# Step 7: let rank 0 alone print and save. Otherwise every line would appear once per rank.
 if hvd.rank() == 0:
     print("best", best)

@@ -16,23 +16,23 @@ def build():
 
 def fit(x, y, epochs=8, batch_size=20, lr=0.5):
     # Step 3: shard the data. Rank r trains on samples r, r + size, r + 2 size, ...; all ranks
-    # have equally many.
+    # have the same number.
     shard = slice(hvd.rank(), len(x) // hvd.size() * hvd.size(), hvd.size())
     x, y = x[shard], y[shard]
     net = build()
     criterion = torch.nn.BCEWithLogitsLoss()
-    # Step 4: scale the learning rate. A batch hvd.size() times larger takes steps hvd.size()
+    # Step 4: scale the learning rate. A batch hvd.size() times larger needs steps hvd.size()
     # times larger.
     optimizer = torch.optim.SGD(net.parameters(), lr=lr * hvd.size())
     # Step 5: wrap the optimizer. Each step uses the mean of all ranks' gradients.
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters())
-    # Step 4: scale the learning rate. The first weights cannot stand such steps, so the rate
-    # rises to it over the first epoch.
+    # Step 4: scale the learning rate. Large steps at the beginning would diverge, so the rate
+    # rises over the first epoch.
     warm_up = torch.optim.lr_scheduler.LinearLR(
         optimizer, start_factor=1 / hvd.size(), total_iters=max(1, len(x) // batch_size)
     )
     optimizer.register_step_post_hook(lambda *_: warm_up.step())
-    # Step 6: broadcast the initial state. Every rank begins where rank 0 does.
+    # Step 6: broadcast the initial state. Every rank starts with rank 0's values.
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     history = []
@@ -46,11 +46,11 @@ def fit(x, y, epochs=8, batch_size=20, lr=0.5):
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        # Step 8: average the metrics. Every rank has added up its own shard; now all ranks'
-        # sums count.
+        # Step 8: average the metrics. Every rank has summed over its own shard; now sum over
+        # all ranks.
         losses = sum(hvd.allgather_object(losses), [])
         history.append(sum(losses) / len(losses))
-        # Step 7: let rank 0 alone print and save. Otherwise every line would come once per
+        # Step 7: let rank 0 alone print and save. Otherwise every line would appear once per
         # rank.
         if hvd.rank() == 0:
             print(f"epoch {epoch + 1}/{epochs} loss {history[-1]:.6f}")

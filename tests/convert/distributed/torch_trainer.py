@@ -42,7 +42,7 @@ class Trainer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 2)).to(self.device)
         # Step 3: shard the data. Each rank draws from its own part, of equal size on all ranks;
-        # one rank as ever.
+        # unchanged on one rank.
         self.train_samples = Spiral(600)
         self.train_sampler = None
         if hvd.size() > 1:
@@ -54,7 +54,7 @@ class Trainer:
             batch_size=config.batch_size,
             shuffle=self.train_sampler is None, sampler=self.train_sampler,
         )
-        # Step 4: scale the learning rate. A batch hvd.size() times larger takes steps
+        # Step 4: scale the learning rate. A batch hvd.size() times larger needs steps
         # hvd.size() times larger.
         self.optimizer = torch.optim.SGD(
             self.model.parameters(),
@@ -66,13 +66,13 @@ class Trainer:
         self.optimizer = hvd.DistributedOptimizer(
             self.optimizer, named_parameters=self.model.named_parameters()
         )
-        # Step 4: scale the learning rate. The first weights cannot stand such steps, so the
-        # rate rises to it over the first epoch.
+        # Step 4: scale the learning rate. Large steps at the beginning would diverge, so the
+        # rate rises over the first epoch.
         warm_up = torch.optim.lr_scheduler.LinearLR(
             self.optimizer, start_factor=1 / hvd.size(), total_iters=len(self.train_loader)
         )
         self.optimizer.register_step_post_hook(lambda *_: warm_up.step())
-        # Step 6: broadcast the initial state. Every rank begins where rank 0 does.
+        # Step 6: broadcast the initial state. Every rank starts with rank 0's values.
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(self.optimizer, root_rank=0)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
@@ -95,8 +95,8 @@ class Trainer:
             self.optimizer.step()
             total += loss.item() * y.size(0)
             correct += (out.argmax(1) == y).sum().item()
-        # Step 8: average the metrics. Every rank has added up its own shard; now all ranks'
-        # sums count.
+        # Step 8: average the metrics. Every rank has summed over its own shard; now sum over
+        # all ranks.
         total = sum(hvd.allgather_object(total))
         correct = sum(hvd.allgather_object(correct))
         n = len(self.train_loader.dataset)
@@ -106,14 +106,14 @@ class Trainer:
         for epoch in range(self.config.epochs):
             loss, acc = self.train_one_epoch()
             self.scheduler.step()
-            # Step 7: let rank 0 alone print and save. Otherwise every line would come once per
-            # rank.
+            # Step 7: let rank 0 alone print and save. Otherwise every line would appear once
+            # per rank.
             if hvd.rank() == 0:
                 logger.info("epoch %d loss %.6f acc %.3f", epoch, loss, acc)
                 print(f"epoch {epoch} loss {loss:.6f}")
 
     def save(self, path):
-        # Step 7: let rank 0 alone print and save. All ranks hold the same, so one copy is
+        # Step 7: let rank 0 alone print and save. All ranks have the same state, so one copy is
         # enough.
         if hvd.rank() == 0:
             torch.save(self.model.state_dict(), path)
