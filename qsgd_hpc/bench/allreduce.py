@@ -49,7 +49,7 @@ class Request:
     """With explain: also measure every choice, and print it with its prediction."""
     json_path: Path | None = None
     bandwidth_gbps: float | None = None
-    """Bandwidth of a rank's link; None: as measured."""
+    """Rate of a rank's link in Gb/s; None: as measured."""
     rounds: int | None = None
     seconds: float = 2.0
     threads: int = 1
@@ -90,11 +90,11 @@ class Bench:
             f"({8e-9 / beta_s:.2f} Gb/s) per rank, all ranks sending"
         )
         if self.request.bandwidth_gbps:
-            self.say(f"link, as given: {self.request.bandwidth_gbps:g} Gb/s, which is the limit's")
+            self.say(f"link, as given: {self.request.bandwidth_gbps:g} Gb/s, used for `limit`")
 
     @property
     def seconds_per_byte(self) -> float:
-        """Bandwidth of a rank's link."""
+        """Seconds per byte on a rank's link, as given or measured."""
         given = self.request.bandwidth_gbps
         return 8e-9 / given if given else self.machine.link[1]
 
@@ -134,7 +134,7 @@ class Bench:
         return [*found, engine(basics.context().engine)] if AUTO in names else found
 
     def coded(self, bits: int, scheme: str) -> list[Contestant]:
-        """Return the contestants of a code, with that of a training if it uses error feedback."""
+        """Return the contestants of a code; with error feedback, auto is the engine's allreduce."""
         spec, training = explain.spec_of(bits, scheme), explain.coding_of(bits, scheme)
         found = []
         for name in fitting(self.request.algorithms, coded=True):
@@ -145,7 +145,7 @@ class Bench:
         return found
 
     def named(self, algorithm: str, coded: bool) -> str:
-        """Return the meaning of auto here."""
+        """Return an algorithm's name, with auto resolved for this machine."""
         if algorithm != AUTO:
             return algorithm
         return self.machine.coded if coded else self.machine.exact
@@ -211,7 +211,7 @@ class Bench:
 
 
 def fitting(algorithms: Sequence[str], coded: bool) -> list[str]:
-    """Return the algorithms that do (not) compress; auto does both.
+    """Return the algorithms that compress (`coded`) or do not; auto is in both.
 
     Raises:
         UsageError: an unknown name.
@@ -240,7 +240,7 @@ def check(request: Request) -> None:
         known = ", ".join(filter(has_choice_of_bits, KINDS))
         raise UsageError(f"--scheme: {fixed[0]!r} has no choice of bits; choose from {known}")
     if request.trial and not request.explain:
-        raise UsageError("--trial goes with --explain, whose choices it tries; add --explain")
+        raise UsageError("--trial measures the choices of --explain; add --explain")
     if request.json_path is not None and not request.json_path.absolute().parent.is_dir():
         raise UsageError(f"--json {request.json_path}: there is no such folder; create it first")
 

@@ -15,8 +15,8 @@ __all__ = ["LEGEND", "Choice", "Verdict", "choice_json", "header", "judge", "lin
 COLUMNS = (("size", 8), ("code", 8), ("algorithm", 18), ("predicted", 9), ("measured", 9))
 ERROR_WIDTH = 6
 LEGEND = (
-    "predicted: what the planner expects, having measured the machine; error: measured over that",
-    "planned: what it would choose of all these; fastest: what it should have chosen, if in time",
+    "predicted: the planner's estimate from measurements of the machine",
+    "error: measured / predicted - 1; planned: the planner's choice among these rows",
 )
 
 

@@ -89,12 +89,12 @@ def operations(request: Request) -> list[Operation]:
 
 
 def as_type(x: Any, dtype: str) -> Any:
-    """Return the same number of bytes as elements of a 16-bit type, for `_core`."""
+    """Return an array of a 16-bit type with as many bytes as x, for `_core`."""
     if dtype == "float16":
-        once = x.astype(np.float16)
+        half = x.astype(np.float16)
     else:
-        once = (x.view(np.uint32) >> 16).astype(np.uint16)
-    return np.concatenate([once, once])
+        half = (x.view(np.uint32) >> 16).astype(np.uint16)
+    return np.concatenate([half, half])
 
 
 def _of_code(
@@ -141,9 +141,9 @@ def time_all(found: Sequence[Operation], rounds: int, screen: Console) -> None:
 def ratio(operation: Operation, found: Sequence[Operation]) -> tuple[float, str] | None:
     """Return the relative speed of an operation and its reference; None for the simple loops.
 
-    On one thread that is a loop over the same memory as a compiler makes it: an encoder reads
-    every element once, and with feedback reads and writes what is left, too, as an adding decoder
-    does the sum. On more it is the same code on one thread.
+    On one thread, the reference is a simple compiled loop over the same memory: encoders read every
+    element once; encoders with error feedback also read and write the residuals, as decoders do the
+    sum. On several threads, it is the same operation on one thread.
     """
     if not operation.code:
         return None
@@ -168,7 +168,7 @@ def rows(request: Request, found: Sequence[Operation]) -> list[dict[str, Any]]:
     records = []
     for operation in found:
         timing = Timing.of(operation.seconds)
-        beside = ratio(operation, found)
+        compared = ratio(operation, found)
         records.append(
             {
                 "operation": operation.name,
@@ -176,8 +176,8 @@ def rows(request: Request, found: Sequence[Operation]) -> list[dict[str, Any]]:
                 "threads": operation.threads,
                 **asdict(timing),
                 "gb_per_s": request.size_bytes / timing.median_s / 1e9,
-                "ratio": beside[0] if beside else None,
-                "beside": beside[1] if beside else None,
+                "ratio": compared[0] if compared else None,
+                "beside": compared[1] if compared else None,
             }
         )
     return records
@@ -185,9 +185,9 @@ def rows(request: Request, found: Sequence[Operation]) -> list[dict[str, Any]]:
 
 def line(record: dict[str, Any]) -> Text:
     """Return a row of the table."""
-    beside = f"{record['ratio']:.2f} of {record['beside']}" if record["ratio"] else ""
+    compared = f"{record['ratio']:.2f} of {record['beside']}" if record["ratio"] else ""
     if record["beside"] == "1 thread":
-        beside = f"{record['ratio']:.2f} times 1 thread"
+        compared = f"{record['ratio']:.2f} times 1 thread"
     return Text(
         FORM.format(
             record["operation"],
@@ -195,7 +195,7 @@ def line(record: dict[str, Any]) -> Text:
             record["threads"],
             *(time_text(record[name]) for name in ("min_s", "median_s", "p99_s")),
             rate_text(record["gb_per_s"]),
-            beside,
+            compared,
         ).rstrip(),
         style="" if record["code"] else "dim",
     )

@@ -26,7 +26,7 @@ class Contestant:
 
     what: str
     run: Callable[[Floats], int | None]
-    """Returns the bytes that this rank sent, where it knows."""
+    """Sums in place; returns the bytes that this rank sent, None if unknown."""
     algorithm: str = ""
     is_peer: bool = False
     is_exact: bool = True
@@ -36,7 +36,7 @@ class Contestant:
 
 
 def title(spec: CodecSpec | None) -> str:
-    """Return the name of a code in a row: ``4 bit`` of QSGD's, ``eden 3 bit``, or ``fp32``."""
+    """Return the name of a code in a row: ``4 bit`` for QSGD, ``eden 3 bit``, or ``fp32``."""
     if spec is None:
         return "fp32"
     prefix = "" if spec.scheme in ("qsgd", "sign") else f"{spec.scheme} "
@@ -187,5 +187,5 @@ def _address_of(interface: str) -> str:
         try:
             answer = fcntl.ioctl(sock.fileno(), get_address, request)
         except OSError:
-            return socket.gethostname()  # gloo itself names the interface that is wrong
+            return socket.gethostname()  # gloo's error will name the wrong interface
     return socket.inet_ntoa(answer[20:24])

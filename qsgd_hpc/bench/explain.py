@@ -23,7 +23,7 @@ __all__ = ["by_prediction", "by_trial", "coding_of", "plan", "spec_of"]
 
 FLOAT_BYTES = 4
 FAR = 3.0
-"""So many times the fastest prediction: not tried."""
+"""Choices predicted slower than the fastest by more than this factor are not measured."""
 
 
 def coding_of(bits: int, scheme: str, *, lasting: bool = True) -> Coding:
@@ -52,7 +52,7 @@ def plan(machine: Machine, count: int, codecs: Sequence[CodecSpec]) -> Any:
 
 
 def by_prediction(bench: Bench) -> None:
-    """Print the plan of each size and bits without measuring."""
+    """Print the plan for each size and number of bits without measuring."""
     for size_bytes in bench.request.sizes:
         for codecs in _alternatives(bench):
             found = plan(bench.machine, size_bytes // FLOAT_BYTES, codecs)

@@ -1,4 +1,4 @@
-"""Time contestants alternately, so that disturbances of the machine affect them equally."""
+"""Timing of contestants in alternation, so that disturbances of the machine affect all equally."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from qsgd_hpc.bench.contestants import Contestant
 __all__ = ["Data", "Effort", "time_all"]
 
 BLOCK = 1 << 20  # elements after which the data repeats, so that its exact sum is cheap
-SAMPLE_S = 2e-3  # a sample is as many calls as take so long together
+SAMPLE_S = 2e-3  # a sample consists of as many calls as take this long together
 MOST_CALLS = 100
-LARGEST_SUM = 1e30  # results are inputs of the next call; they must stay finite in float32
+LARGEST_SUM = 1e30  # each result is the input of the next call, and must stay finite in float32
 
 
 class Effort:
@@ -57,7 +57,7 @@ class Data:
         np.copyto(self.x, self._source)
 
     def nmse(self) -> float:
-        """Return the squared error of ``x``, taken as the sum, over the exact sum's square."""
+        """Return the squared error of ``x`` as the sum, over the exact sum's squared magnitude."""
         error = magnitude = 0.0
         for at in range(0, len(self.x), BLOCK):
             got = self.x[at : at + BLOCK]
@@ -76,7 +76,7 @@ def _slowest(comm: Any, mpi: Any, values: Sequence[float]) -> list[float]:
 def _sample_s(contestant: Contestant, data: Data, comm: Any, calls: int) -> float:
     data.reset()
     if calls > 1:
-        contestant.run(data.x)  # finds the caches full of the previous contestant's data
+        contestant.run(data.x)  # not timed: the caches contain the previous contestant's data
     comm.Barrier()
     start_s = time.perf_counter()
     for _ in range(calls):

@@ -27,7 +27,7 @@ COLUMNS = (
 )
 LEFT = frozenset({"what", "algorithm"})
 LEGEND = (
-    "algbw: GB/s of float32 reduced; busbw: algbw * 2(p-1)/p, to hold against the link",
+    "algbw: GB/s of float32 reduced; busbw: algbw * 2(p-1)/p, comparable with the link",
     "wire: bytes that a rank sends; limit: median over (wire / bandwidth), 1 is perfect",
     "NMSE: squared error of the sum / its squared magnitude; "
     "peer: times faster than the best fp32 peer",

@@ -33,7 +33,7 @@ def _size_bytes(word: str) -> int:
 def parse_sizes(text: str) -> list[int]:
     """Parse ``4K:256M``, ``4K:256M:2`` (factor 2 instead of 4) or ``64K,1M``; return bytes.
 
-    Both ends of a range are measured, also where the factor misses the upper one.
+    A range includes its upper end even if no power of the factor leads to it.
 
     Raises:
         UsageError: the text is none of these.
@@ -68,7 +68,8 @@ def parse_bits(text: str) -> list[int | str]:
         known = word.isdecimal() and (1 <= int(word) <= 8 or int(word) == PLAIN_BITS)
         if not known and word != AUTO:
             raise UsageError(
-                f"--bits {text}: {word!r} is not 1 to 8, 32 (plain float32) or auto (as planned)"
+                f"--bits {text}: {word!r} is not 1 to 8, 32 (plain float32) or auto (the planner's "
+                "choice)"
             )
         value = word if word == AUTO else int(word)
         if value not in found:
@@ -80,7 +81,7 @@ def parse_specs(schemes: str, bits: str, norms: str) -> list[dict[str, Any]]:
     """Return the keyword arguments of the CodecSpecs for comma-separated names.
 
     Raises:
-        UsageError: bits out of range; the core refuses unknown schemes and norms itself.
+        UsageError: bits out of range. Unknown schemes and norms are left to the core.
     """
     widths = parse_bits(bits)
     if not all(isinstance(width, int) and width <= 8 for width in widths):
@@ -101,7 +102,7 @@ def parse_specs(schemes: str, bits: str, norms: str) -> list[dict[str, Any]]:
 
 
 def size_text(size_bytes: float) -> str:
-    """Return ``64 K`` or ``1.07 K``: three digits, all four of 1000 to 1023."""
+    """Return ``64 K`` or ``1.07 K``: three digits, or four for 1000 to 1023."""
     for unit in ("", "K", "M", "G"):
         if size_bytes < 1024 or unit == "G":
             digits = 4 if size_bytes >= 1000 else 3
