@@ -1,4 +1,4 @@
-"""The checks behind ``qsgd-hpc doctor``: each is a function that returns findings."""
+"""The checks of ``qsgd-hpc doctor``: each is a function that returns findings."""
 
 from __future__ import annotations
 

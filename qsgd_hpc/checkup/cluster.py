@@ -1,4 +1,4 @@
-"""Checks whether this machine can emulate hosts that are joined at a chosen rate."""
+"""Check whether this machine can emulate hosts with links of a chosen rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOW = Network(rate_bits_s=10**9, latency_us=50.0)
 
 
 def emulated_network() -> list[Finding]:
-    """Make two hosts and let them go; then two with a latency between them."""
+    """Create two emulated hosts and remove them; then two with a latency between them."""
     try:
         trial(PLAIN, 2)
     except ClusterError as error:

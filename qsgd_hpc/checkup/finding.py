@@ -18,7 +18,7 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the list; ``remedy`` says what to do, where something is to be done."""
+    """One line of the list; ``remedy`` is the action to take, empty if none is needed."""
 
     level: Level
     topic: str
@@ -31,7 +31,7 @@ class Finding:
 
 
 def ok(topic: str, text: str) -> Finding:
-    """Return a finding that all is well."""
+    """Return a finding without a problem."""
     return Finding(Level.OK, topic, text)
 
 
@@ -41,5 +41,5 @@ def note(topic: str, text: str, remedy: str = "") -> Finding:
 
 
 def fault(topic: str, text: str, remedy: str) -> Finding:
-    """Return a finding that must be put right."""
+    """Return a finding that must be corrected."""
     return Finding(Level.FAULT, topic, text, remedy)

@@ -1,4 +1,4 @@
-"""Frameworks by their metadata: none is imported, which takes seconds and may start a GPU."""
+"""Frameworks by their metadata: none is imported, because that is slow and may start a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["frameworks"]
 
 
 def frameworks() -> list[Finding]:
-    """List the frameworks that are there, too old, or without their binding."""
+    """Return the installed frameworks, with faults for old versions and missing bindings."""
     found = [_finding(each) for each in FRAMEWORKS]
     there = [finding for finding in found if finding is not None]
     return there or [
@@ -61,7 +61,7 @@ def _version(distributions: tuple[str, ...]) -> str | None:
 
 
 def _least(extra: str) -> str | None:
-    """Return the least version that this package's own metadata asks for."""
+    """Return the least version required by the metadata of this package."""
     try:
         rows = requires("qsgd-hpc") or []
     except PackageNotFoundError:

@@ -20,9 +20,9 @@ TOO_LITTLE_BYTES = 1 << 20
 
 
 def job_folder() -> list[Finding]:
-    """Try in $QSGD_HOME what the registry of jobs relies on; leave nothing behind."""
+    """Test the file operations of the job registry in $QSGD_HOME; remove all files afterwards."""
     folder = home()
-    # A home that no job has made yet is not made by looking at it.
+    # Do not create the folder: only the first job does.
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
         trial = Path(tempfile.mkdtemp(prefix=".qsgd-hpc-doctor-", dir=there))
@@ -47,7 +47,7 @@ def _room(folder: Path, there: Path) -> Finding:
 
 
 def _renames(folder: Path, trial: Path) -> list[Finding]:
-    """Give two drafts one name: the second must fail, or two jobs could get the same id."""
+    """Rename two folders to one name: the second must fail, or two jobs could get the same id."""
     for draft in ("a", "b"):
         (trial / draft).mkdir()
         (trial / draft / "request.json").write_text("{}")
@@ -68,7 +68,7 @@ def _renames(folder: Path, trial: Path) -> list[Finding]:
 
 
 def _locks(folder: Path, trial: Path) -> list[Finding]:
-    """Lock a file twice: the second must fail, or jobs here would disturb one another."""
+    """Lock a file twice: the second must fail, or local jobs would run at the same time."""
     first, second = (os.open(trial / "lock", os.O_RDWR | os.O_CREAT, 0o600) for _ in "ab")
     try:
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)

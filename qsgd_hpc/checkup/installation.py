@@ -16,7 +16,7 @@ from qsgd_hpc.jobs.schedulers.command import ask
 __all__ = ["core", "gpu_kernels", "package", "probe_core", "python"]
 
 REINSTALL = "Run `pip install --force-reinstall qsgd-hpc`, or `pip install -e .` in a checkout."
-# In a process of its own: a core of another machine may die by SIGILL, and take this one along.
+# Run in a separate process, because a core built for another machine may die by SIGILL.
 PROBE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -38,7 +38,7 @@ except UsageError as error:
 
 
 def python() -> list[Finding]:
-    """Say which Python this is."""
+    """Return the version and path of Python; a fault if it is too old."""
     text = f"{platform.python_version()}, {sys.executable}"
     needed = _needed_python()
     if needed and sys.version_info[:2] < needed:
@@ -57,7 +57,7 @@ def _needed_python() -> tuple[int, ...] | None:
 
 
 def package() -> list[Finding]:
-    """Say which installation of this package this is."""
+    """Return the version and folder of this package; a note if it is not installed."""
     folder = Path(qsgd_hpc.__file__).parent
     text = f"{qsgd_hpc.__version__}, {folder}"
     if qsgd_hpc.__version__.endswith("unknown"):
@@ -66,7 +66,7 @@ def package() -> list[Finding]:
 
 
 def core() -> list[Finding]:
-    """Load the compiled core."""
+    """Load the compiled core; return its file and compiler, or the fault."""
     try:
         path, compiler, _ = probe_core()
     except RuntimeError as error:
@@ -75,9 +75,9 @@ def core() -> list[Finding]:
 
 
 def gpu_kernels() -> list[Finding]:
-    """Say where tensors on GPUs are coded, and how they travel."""
+    """Return where tensors on GPUs are coded, and how they are sent."""
     answer = ask([sys.executable, "-c", PROBE_KERNELS, json.dumps(sys.path)])
-    if answer.code != 0:  # then the core does not load, which has a line of its own
+    if answer.code != 0:  # the core does not load, which core() reports
         return []
     fine, text, nccl = json.loads(answer.out.splitlines()[-1])
     if not fine:
@@ -92,10 +92,10 @@ def gpu_kernels() -> list[Finding]:
 
 @functools.cache
 def probe_core() -> tuple[str, str, int]:
-    """Return the core's file, its compiler, and the bytes that a rank shares with its node.
+    """Return the core's file, its compiler, and the bytes of shared memory of each rank.
 
     Raises:
-        RuntimeError: it cannot be loaded; the message says why.
+        RuntimeError: it cannot be loaded; the message has the reason.
     """
     answer = ask([sys.executable, "-c", PROBE, json.dumps(sys.path)])
     if answer.code != 0:

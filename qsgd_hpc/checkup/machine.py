@@ -17,18 +17,18 @@ from qsgd_hpc.jobs.words import counted, did_you_mean
 __all__ = ["gpus", "shared_memory", "variables"]
 
 SHARED = Path("/dev/shm")
-# Command, and how each line that stands for one GPU begins.
+# Each command, and how the lines begin that describe one GPU each.
 GPU_COMMANDS = {
     ("nvidia-smi", "-L"): "GPU ",
     ("rocm-smi", "--showuniqueid", "--csv"): "card",
     ("xpu-smi", "discovery", "--dump", "1"): "",
 }
-# Read by the build and the tests, so they stand in no table.
+# Variables of the build and the tests, which are not in env.TABLE.
 OTHERS = ("QSGD_BUILD_JOBS", "QSGD_CXXFLAGS", "QSGD_GPU", "QSGD_TEST_MXNET", "QSGD_TEST_PYTHON")
 
 
 def shared_memory(folder: Path = SHARED) -> list[Finding]:
-    """Say for how many ranks there is shared memory; the others send through MPI."""
+    """Return for how many ranks there is shared memory; others communicate through MPI."""
     try:
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
@@ -48,7 +48,7 @@ def shared_memory(folder: Path = SHARED) -> list[Finding]:
 
 
 def gpus() -> list[Finding]:
-    """Ask the tools of the GPUs' makers, where they are there."""
+    """Count the GPUs by the vendors' tools that are on PATH."""
     found = []
     for command, start in GPU_COMMANDS.items():
         if shutil.which(command[0]) is None:
@@ -56,18 +56,18 @@ def gpus() -> list[Finding]:
         answer = ask(command)
         lines = [line.strip() for line in answer.out.splitlines() if line.strip()]
         seen = [line for line in lines if line.startswith(start)] if start else lines[1:]
-        said = " ".join((answer.err or answer.out).split())[:200]
+        output = " ".join((answer.err or answer.out).split())[:200]
         if answer.code == 0 and seen:
             found.append(ok("GPUs", f"{counted(len(seen), 'GPU')} seen by {command[0]}"))
         else:
-            text = f"{command[0]} sees none: {said or f'exit code {answer.code}'}"
+            text = f"{command[0]} sees none: {output or f'exit code {answer.code}'}"
             found.append(note("GPUs", text, "On a login node this is expected."))
     names = ", ".join(command[0] for command in GPU_COMMANDS)
     return found or [ok("GPUs", f"none (none of {names} is on PATH)")]
 
 
 def variables(environ: Mapping[str, str] | None = None) -> list[Finding]:
-    """Find QSGD_* variables that nothing reads, and values that cannot be read."""
+    """Find unknown QSGD_* variables and invalid values."""
     environ = os.environ if environ is None else environ
     found = []
     for name in env.TABLE:

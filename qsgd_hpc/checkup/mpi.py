@@ -14,7 +14,7 @@ __all__ = ["mpi"]
 
 
 def mpi() -> list[Finding]:
-    """Find the library and the launcher that fits it."""
+    """Find the MPI library and its launcher."""
     try:
         library = find_library()
     except UsageError as error:

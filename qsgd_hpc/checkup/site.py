@@ -17,7 +17,7 @@ __all__ = ["site"]
 
 
 def site() -> list[Finding]:
-    """Say which site is chosen here, and which profiles cannot be used."""
+    """Return the site chosen on this machine, and a fault for each invalid profile."""
     found = []
     try:
         found += _chosen(choose(None))

@@ -1,4 +1,4 @@
-"""All checks in the order of the list, and how they are run."""
+"""All checks in the order of the output, and a function that runs them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def examine(checks: Mapping[str, Check] = CHECKS) -> list[Finding]:
     for topic, check in checks.items():
         try:
             found += check()
-        except Exception as error:  # a list with one gap helps more than a traceback
+        except Exception as error:  # the other findings are more useful than a traceback
             text = f"the check itself failed: {type(error).__name__}: {error}"
             found.append(fault(topic, text, "Report it with the output of `qsgd-hpc doctor`."))
     return found

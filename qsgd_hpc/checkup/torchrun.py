@@ -1,4 +1,4 @@
-"""Variables of torch.distributed that ranks get here, and conflicting ones of this shell."""
+"""Variables of torch.distributed that ranks get, and conflicting ones in this shell."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from qsgd_hpc.launch.options import RunOptions
 __all__ = ["torchrun"]
 
 TOPIC = "torchrun"
-# Of a rank; a script that is started without `run` takes them from the shell.
+# Variables of one rank; a script started without `run` reads them from the shell.
 OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def torchrun() -> list[Finding]:
-    """Find where ranks would meet, and the variables that are in the way."""
+    """Find the address at which ranks would meet, and conflicting variables."""
     if find_spec("torch") is None:
         return []
     try:
@@ -26,14 +26,14 @@ def torchrun() -> list[Finding]:
             where = f"{place.address}, port {place.port}" if place else ""
     except (OSError, UsageError) as error:
         return [note(TOPIC, f"no address at which ranks could meet: {error}")]
-    told = "ranks of `run` and of jobs get RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ..., and meet"
+    text = "ranks of `run` and of jobs get RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ..., and meet"
     given = [f"{name}={os.environ[name]}" for name in ("MASTER_ADDR", "MASTER_PORT")
              if name in os.environ]  # fmt: skip
     if given:
         remedy = "Unset it, unless ranks should meet there: `run` chooses an address automatically."
-        found = [note(TOPIC, f"{told} where this shell says: {', '.join(given)}", remedy)]
+        found = [note(TOPIC, f"{text} at this shell's {', '.join(given)}", remedy)]
     else:
-        found = [ok(TOPIC, f"{told} at {where}")]
+        found = [ok(TOPIC, f"{text} at {where}")]
     if (taken := taken_port(os.environ)) is not None:
         found.append(note(TOPIC, taken, "Unset MASTER_PORT: `run` reserves a free port."))
     stale = [f"{name}={os.environ[name]}" for name in OF_A_RANK if name in os.environ]

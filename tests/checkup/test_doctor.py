@@ -119,7 +119,7 @@ def test_what_a_shell_says_of_ranks_is_noted(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv("MASTER_PORT", str(port))
         monkeypatch.setenv("RANK", "3")
         place, busy, stale = torchrun.torchrun()
-    assert f"where this shell says: MASTER_PORT={port}" in place.text
+    assert f"at this shell's MASTER_PORT={port}" in place.text
     assert f"MASTER_PORT={port} is not available on this host" in busy.text
     assert stale.remedy == "unset RANK"
 
