@@ -1,4 +1,4 @@
-"""``qsgd-hpc export``: exports trained models that do not depend on this package."""
+"""``qsgd-hpc export``: exports trained models so that they do not depend on this package."""
 
 from qsgd_hpc.export.convert import export_model
 

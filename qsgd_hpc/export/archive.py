@@ -15,17 +15,17 @@ from qsgd_hpc.errors import UsageError
 __all__ = ["export_archive"]
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
-# Classes of this package, and what each is on a single rank.
+# Classes of this package, and their equivalents on a single rank.
 COUNTERPARTS = {
     "SyncBatchNormalization": ("keras.layers", "BatchNormalization"),
 }
 
 
 def export_archive(source: Path, target: Path, imports: Sequence[str]) -> None:
-    """Write the model without its optimizer, and with Keras's own layers for this package's.
+    """Write the model without its optimizer, and with this package's layers replaced by Keras's.
 
     Raises:
-        UsageError: the model has custom classes that no module of ``imports`` defines.
+        UsageError: the model has custom classes that no module in ``imports`` defines.
     """
     with zipfile.ZipFile(source) as archive:
         config = json.loads(archive.read(CONFIG))
@@ -37,7 +37,7 @@ def export_archive(source: Path, target: Path, imports: Sequence[str]) -> None:
 
 
 def _own_objects(config: Any) -> Iterator[dict[str, Any]]:
-    """Return every object of this package's classes in a configuration."""
+    """Yield every object of this package's classes in a configuration."""
     if isinstance(config, dict):
         if str(config.get("module")).partition(".")[0] in ("qsgd_hpc", "horovod"):
             yield config
@@ -75,7 +75,7 @@ def _copy_weights(old: zipfile.ZipFile, new: zipfile.ZipFile) -> None:
 
 
 def _rebuild(source: Path, target: Path, config: dict[str, Any], imports: Sequence[str]) -> None:
-    """Create the model from other classes, with the same weights."""
+    """Create the model with Keras's classes and the same weights."""
     import keras
 
     for module in imports:

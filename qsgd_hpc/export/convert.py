@@ -1,4 +1,4 @@
-"""Detects the format of a trained model, exports it, and tests the export."""
+"""Export of a trained model: detect its format, write the target, and test it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def export_model(source: Path, target: Path, imports: Sequence[str] = ()) -> str
     """Write ``source`` without operations and classes of this package, ready for inference.
 
     Args:
-        source: a ``.keras`` file, a SavedModel's folder, or a checkpoint of TensorFlow: its prefix,
-            such as ``model.ckpt-1000``.
-        target: the new file or folder, of the same kind; it must not exist.
+        source: a ``.keras`` file, the folder of a SavedModel, or the prefix of a checkpoint of
+            TensorFlow, such as ``model.ckpt-1000``.
+        target: the new file, folder or prefix, in the same format; it must not exist.
         imports: modules that define custom layers of a ``.keras`` file.
     Returns:
         A description of the target, loaded in a process that cannot import this package.
@@ -56,7 +56,7 @@ def _index_of(prefix: Path) -> Path:
 
 
 def _write(kind: str, source: Path, target: Path, imports: Sequence[str]) -> None:
-    # The frameworks take seconds to import.
+    # Imported here, because importing a framework takes seconds.
     if kind == "keras":
         from qsgd_hpc.export.archive import export_archive
 

@@ -1,7 +1,7 @@
-"""Export TensorFlow's graphs: this package's operations are replaced by their effect on one rank.
+"""Export of TensorFlow graphs: this package's operations are replaced by their effect on one rank.
 
-Only graphs that train have such operations, and those of batch normalisation over ranks; a graph
-that is served keeps its names, variables and signatures.
+Such operations are only in graphs for training, and in batch normalisation over ranks. Names,
+variables and signatures of the graphs are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["export_checkpoint", "export_saved_model"]
 OWN = "Qsgd"
 """Prefix of the names of this package's operations."""
 
-# The outputs that are one for all tensors, behind those that are one for each.
+# Outputs of each operation: the first has one element per tensor, the others are single.
 OUTPUTS = {
     "QsgdAllreduce": ("reduced",),
     "QsgdBroadcast": ("received",),
@@ -36,7 +36,7 @@ OUTPUTS = {
 def export_saved_model(source: Path, target: Path) -> None:
     """Copy a SavedModel's folder with converted graphs."""
     shutil.copytree(source, target)
-    # Of the graphs that were; it is optional.
+    # It belongs to the original graphs, and is optional.
     (target / "fingerprint.pb").unlink(missing_ok=True)
     file = target / "saved_model.pb"
     model = saved_model_pb2.SavedModel.FromString(file.read_bytes())
@@ -88,7 +88,10 @@ def _offsets(node: Any) -> dict[str, int]:
 
 
 def _redirect(function: Any, offsets: dict[str, dict[str, int]]) -> None:
-    """In a function, outputs have names; those of a call are ``output`` with an index."""
+    """Rename references to the replaced nodes in a function.
+
+    There, outputs of operations have names, but outputs of calls are ``output`` with an index.
+    """
 
     def redirected(reference: str) -> str:
         name, *rest = reference.split(":")
@@ -104,7 +107,7 @@ def _redirect(function: Any, offsets: dict[str, dict[str, int]]) -> None:
 
 
 def _substitute(node: Any, number: int) -> Any:
-    """Make a node call its operation's equivalent on one rank; return that function."""
+    """Replace a node by a call of its equivalent on one rank; return the called function."""
     types = [tf.dtypes.as_dtype(each) for each in node.attr["T"].list.type]
     operations = map(_core.Operation.of_text, node.attr["operations"].s.split())
     factors = [each.prescale * each.postscale for each in operations]

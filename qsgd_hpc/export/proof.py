@@ -1,4 +1,4 @@
-"""Tests that an exported model does not need this package, by loading it without the package."""
+"""Test that an exported model does not need this package, by loading it without the package."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from qsgd_hpc.errors import UsageError
 
 __all__ = ["prove"]
 
-# Runs in a process of its own, which must not find this package.
+# Runs in a separate process, which cannot import this package.
 _PROOF = """
 import importlib, json, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("qsgd_hpc", "horovod"):
-            raise ModuleNotFoundError(f"{name} is not to be found here", name=name)
+            raise ModuleNotFoundError(f"{name} is hidden in this test", name=name)
 
 sys.meta_path.insert(0, Absent())
 kind, target, imports = json.loads(sys.argv[1])
@@ -48,7 +48,7 @@ def prove(kind: str, target: Path, imports: Sequence[str]) -> str:
     """Load a model in a process that cannot import this package; return its description.
 
     Raises:
-        UsageError: it cannot be loaded; with the last line of the error.
+        UsageError: it cannot be loaded; the message has the last line of the error.
     """
     question = json.dumps([kind, str(target.absolute()), list(imports)])
     ended = subprocess.run(
