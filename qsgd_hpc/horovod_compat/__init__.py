@@ -1,9 +1,9 @@
-"""Let ``import horovod.torch as hvd`` in an unchanged script mean this package.
+"""Resolve ``import horovod.torch as hvd`` in unchanged scripts to this package.
 
-``qsgd-hpc run --horovod`` puts the folder ``on_path`` here in front of the ranks' PYTHONPATH. The
-``horovod`` package in it calls ``install()``, so it holds for scripts, ``-m``, ``-c`` and for the
-processes that a rank starts; ``python -m qsgd_hpc.horovod_compat train.py`` does so under any other
-launcher. A script that may be changed calls ``install()`` itself.
+``qsgd-hpc run --horovod`` puts the folder ``on_path`` of this package in front of the ranks'
+PYTHONPATH. The ``horovod`` package in it calls ``install()``, so this works for scripts, ``-m``,
+``-c`` and the processes that a rank starts. ``python -m qsgd_hpc.horovod_compat train.py`` does the
+same under any other launcher. A script that can be changed may call ``install()`` itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["FOLDER", "install", "installed"]
 
 
 def install() -> None:
-    """Make ``horovod`` and all that is in it resolve to this package, in this process.
+    """Make ``horovod`` and its modules resolve to this package, in this process.
 
     Raises:
         UsageError: another Horovod has been imported already.
@@ -33,9 +33,11 @@ def install() -> None:
     sys.meta_path.insert(0, HorovodFinder())
     hidden = other_horovod()
     if hidden:
-        sys.stderr.write(f"qsgd-hpc: notice: qsgd-hpc stands in for the Horovod in {hidden}\n")
+        sys.stderr.write(
+            f"qsgd-hpc: notice: `import horovod` loads qsgd-hpc, not the Horovod in {hidden}\n"
+        )
 
 
 def installed() -> bool:
-    """Return whether ``horovod`` is this package in this process."""
+    """Return whether ``horovod`` resolves to this package in this process."""
     return any(isinstance(finder, HorovodFinder) for finder in sys.meta_path)

@@ -1,4 +1,4 @@
-"""Run Python such that ``import horovod`` means this package, in whatever a launcher starts.
+"""Run Python such that ``import horovod`` resolves to this package, under any launcher.
 
     mpiexec -n 4 python -m qsgd_hpc.horovod_compat train.py --epochs 3
 
@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Become the Python of the arguments; its child processes do the same."""
+    """Execute Python with the arguments; its child processes inherit the setting."""
     if len(sys.argv) < 2:
         sys.exit("usage: python -m qsgd_hpc.horovod_compat SCRIPT [ARGUMENTS]")
     path = os.environ.get("PYTHONPATH")

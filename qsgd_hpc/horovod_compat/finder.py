@@ -1,4 +1,4 @@
-"""Find ``horovod`` and its modules in this package."""
+"""Import finder that resolves ``horovod`` and its modules to this package."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from qsgd_hpc.launch.supervise import launched_rank
 __all__ = ["FOLDER", "HorovodFinder", "other_horovod"]
 
 FOLDER = Path(__file__).with_name("on_path")
-"""Holds a package ``horovod``, for PYTHONPATH."""
+"""Folder for PYTHONPATH, with a package ``horovod``."""
 
-# Modules of this package that horovod names stand for. What lies below one of them is looked for
-# below its counterpart; everything else is in FOLDER.
+# Modules of this package by their names in Horovod. Submodules of these names are resolved to
+# submodules of the counterparts; all other modules are in FOLDER.
 _ALIASES = {
     "horovod.common.elastic": "qsgd_hpc.elastic",
     "horovod.common.process_sets": "qsgd_hpc.runtime.process_sets",
@@ -38,7 +38,7 @@ _ALIASES = {
 
 
 def _counterpart(name: str) -> str | None:
-    """Return the module that a horovod name stands for, whether or not it exists."""
+    """Return the module for a horovod name, whether or not it exists; None: see FOLDER."""
     head, tail = name, ""
     while head:
         if head in _ALIASES:
@@ -51,12 +51,12 @@ def _counterpart(name: str) -> str | None:
 def _exists(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # not even what it would be in
+    except ModuleNotFoundError:  # its parent does not exist
         return False
 
 
 class _Alias(Loader):
-    """Loads a module of this package and lets the horovod name stand for that very module."""
+    """Loads a module of this package and binds the horovod name to the same module object."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -67,13 +67,13 @@ class _Alias(Loader):
         if self.target.startswith(("qsgd_hpc.keras", "qsgd_hpc.tensorflow")):
             allow_keras2_calls()
         if not hasattr(target, "__path__") and any(a.startswith(f"{name}.") for a in _ALIASES):
-            target.__path__ = []  # what has modules in Horovod must look as if it had some here
-        # The import system takes from sys.modules what a loader has left there.
+            target.__path__ = []  # a package in Horovod must look like a package here
+        # The import system uses the module that a loader leaves in sys.modules.
         sys.modules[name] = target
 
 
 class HorovodFinder(MetaPathFinder):
-    """Answers for every name that is ``horovod`` or begins with ``horovod.``."""
+    """Finds every name that is ``horovod`` or begins with ``horovod.``."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -87,7 +87,7 @@ class HorovodFinder(MetaPathFinder):
         else:
             spec = ModuleSpec(name, _Alias(home)) if _exists(home) else None
         if spec is None:
-            # Returning None would let a really installed Horovod answer.
+            # After None, an installed Horovod would be found.
             message = f"{name} is not part of qsgd-hpc; docs/horovod.md lists what is"
             raise ModuleNotFoundError(message, name=name)
         return spec
@@ -95,7 +95,7 @@ class HorovodFinder(MetaPathFinder):
 
 def other_horovod() -> str | None:
     """Return the folder of another Horovod that is installed; None on ranks other than 0."""
-    if launched_rank() != 0:  # one rank speaks of it
+    if launched_rank() != 0:  # only one rank prints the notice
         return None
     places = [each for each in sys.path if Path(each).resolve() != FOLDER.resolve()]
     spec = PathFinder.find_spec("horovod", places)

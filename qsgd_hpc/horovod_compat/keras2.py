@@ -1,7 +1,7 @@
-"""Calls of Keras 2 that scripts made for Horovod have, on Keras 3.
+"""Calls of Keras 2, as in scripts written for Horovod, for use with Keras 3.
 
-They are added when such a script imports ``horovod.keras``, ``horovod.tensorflow`` or what is in
-them. What Keras 3 has itself does what it did. docs/horovod.md has the table.
+They are added when a script imports ``horovod.keras``, ``horovod.tensorflow`` or their modules.
+Existing calls of Keras 3 keep their behaviour. docs/horovod.md has the table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MARK = "_qsgd_hpc_keras2"
 
 
 def allow_keras2_calls() -> None:
-    """Let calls of Keras 2 work in this process, if Keras 3 is loaded; harmless when done."""
+    """Make calls of Keras 2 work in this process if Keras 3 is loaded; idempotent."""
     keras: Any = sys.modules.get("keras")
     if keras is None or not keras.__version__.startswith("3.") or hasattr(keras, _MARK):
         return
@@ -37,7 +37,7 @@ def allow_keras2_calls() -> None:
 
 
 def _owner(kind: type, name: str) -> Any:
-    """Return the class that a class has an attribute from."""
+    """Return the class that defines an attribute of a class."""
     return next(each for each in kind.__mro__ if name in vars(each))
 
 
@@ -47,14 +47,14 @@ def _add(kind: Any, name: str, function: Any) -> None:
 
 
 def _replace(kind: Any, name: str, change: Callable[[Any], Any]) -> None:
-    """Put in the place of a method what ``change`` makes of it."""
+    """Replace a method by ``change(method)``, in the class that defines it."""
     owner = _owner(kind, name)
     own = vars(owner)[name]
     setattr(owner, name, functools.wraps(own)(change(own)))
 
 
 def _drop(kind: Any, name: str, *arguments: str) -> None:
-    """Let a method take arguments that have no meaning any more."""
+    """Let a method accept and ignore arguments that no longer exist."""
 
     def change(own: Any) -> Any:
         def without(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +66,7 @@ def _drop(kind: Any, name: str, *arguments: str) -> None:
 
 
 class _Variables(list[Any]):
-    """A list that may be called, as the method was that Keras 2 had."""
+    """A list that can be called, because ``variables`` was a method in Keras 2."""
 
     def __call__(self) -> _Variables:
         return self
@@ -119,7 +119,7 @@ def _with_lr_and_decay(own: Any) -> Any:
 
 
 def _rate(optimizer: Any) -> Any:
-    """Return the learning rate, without the decay, as a variable where it is one."""
+    """Return the learning rate without the decay; as a variable if it is one."""
     decays = hasattr(optimizer, "_keras2_decay")
     return optimizer._learning_rate if decays else optimizer.learning_rate
 
@@ -149,7 +149,7 @@ def _minimize(
     name: str | None = None,
     tape: Any = None,
 ) -> Any:
-    """Do one step; ``loss`` is a function, or what a tape that is given has recorded."""
+    """Do one step; ``loss`` is a function, or a value recorded by the given tape."""
     import tensorflow as tf
 
     if tape is None:
@@ -210,7 +210,7 @@ def _fit_generator(
 
 
 def _over_generator(name: str) -> Callable[..., Any]:
-    """Return what ``evaluate_generator`` and ``predict_generator`` were; they took the same."""
+    """Return the method ``evaluate_generator`` or ``predict_generator``, with equal parameters."""
 
     def method(
         model: Any,
@@ -245,7 +245,7 @@ def _also_hdf5(own: Any) -> Any:
         import h5py
         from keras.src.legacy.saving import legacy_h5_format
 
-        # load_weights() of Keras 3 reads what this writes.
+        # load_weights() of Keras 3 can read this format.
         with h5py.File(filepath, "w" if overwrite else "x") as file:
             legacy_h5_format.save_weights_to_hdf5_group(file, model)
 
@@ -291,7 +291,7 @@ def _set_session(session: Any) -> None:
 
 
 class _Gone(UsageError, AttributeError):
-    """Something that is not there any more."""
+    """A removed feature."""
 
 
 class _Layers:
@@ -304,6 +304,6 @@ class _Layers:
 
 def _explain_layers() -> None:
     if "tensorflow" in sys.modules:
-        # Two modules: what `import tensorflow` reaches, and what an import by name does.
+        # Two modules: one is an attribute of `tensorflow`, the other is imported by its name.
         for name in ("tensorflow._api.v2.compat.v1", "tensorflow.compat.v1"):
             importlib.import_module(name).layers = _Layers()  # type: ignore[attr-defined]

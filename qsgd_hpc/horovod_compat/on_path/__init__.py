@@ -1,1 +1,1 @@
-"""A folder for PYTHONPATH, in which ``horovod`` is found. Nothing imports it as a package."""
+"""A folder for PYTHONPATH that contains ``horovod``. It is not imported as a package."""

@@ -1,1 +1,1 @@
-"""``horovod.common``: the part of Horovod's insides that scripts reach into."""
+"""``horovod.common``: internal modules of Horovod that scripts use."""

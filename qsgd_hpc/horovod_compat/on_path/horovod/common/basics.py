@@ -14,7 +14,7 @@ class HorovodBasics:
     """The functions that every framework module has, as methods.
 
     Args:
-        arguments: the paths of Horovod's compiled libraries; there are none here.
+        arguments: the paths of Horovod's compiled libraries; ignored.
     """
 
     init = staticmethod(basics.init)

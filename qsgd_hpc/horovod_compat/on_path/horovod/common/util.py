@@ -21,12 +21,12 @@ __all__ = [
 
 
 def gpu_available(ext_base_name: str = "", verbose: bool = False) -> bool:
-    """Return whether tensors on GPUs are coded there: there are kernels for them."""
+    """Return whether there are kernels that code tensors on the GPU."""
     return built.cuda_built() or built.rocm_built()
 
 
 def check_extension(*arguments: Any) -> None:
-    """Return: there is one core for all frameworks, and it was loaded to get here."""
+    """Do nothing: the one core for all frameworks is loaded already."""
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
@@ -35,14 +35,14 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(items: Sequence[Any], count: int) -> list[Sequence[Any]]:
-    """Cut a sequence in ``count`` parts of almost equal length, the first ones longer."""
+    """Cut a sequence into ``count`` parts of almost equal length, the first ones longer."""
     each, more = divmod(len(items), count)
     ends = [each * part + min(part, more) for part in range(count + 1)]
     return [items[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def is_iterable(value: Any) -> bool:
-    """Return whether ``for`` can walk through it."""
+    """Return whether a value can be iterated over."""
     return isinstance(value, Iterable)
 
 
