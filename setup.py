@@ -1,5 +1,5 @@
-"""Build qsgd_hpc._core, TensorFlow's operations and, where there is a compiler for GPUs, the
-kernels; ship the data. The rest is pyproject.toml.
+"""Build of qsgd_hpc._core, of TensorFlow's operations and, if there is a compiler for GPUs, of the
+kernels; packaging of the data. All other metadata is in pyproject.toml.
 """
 
 import os
@@ -20,30 +20,30 @@ from building.kernels import NO_KERNELS, kernel_compiler
 from building.kernels import SOURCES as OF_KERNELS
 
 ROOT = Path(__file__).parent
-# Another processor's wheel carries its name, and so do the libraries in it.
+# A wheel for another processor has that processor in its name and in those of its libraries.
 TARGET = os.environ.get("QSGD_TARGET", "")
 if architecture(TARGET) != platform.machine():
     os.environ["_PYTHON_HOST_PLATFORM"] = f"linux-{architecture(TARGET)}"
     os.environ["SETUPTOOLS_EXT_SUFFIX"] = sysconfig.get_config_var("EXT_SUFFIX").replace(
         platform.machine(), architecture(TARGET)
     )
-# What site users read, copy and edit lives at the top level and is imported as qsgd_hpc._data.*.
+# Files for users to read, copy and edit are at the top level, and imported as qsgd_hpc._data.*.
 DATA = ("jobs", "templates", "scaling")
 NEWEST_SOURCE_S = max(p.stat().st_mtime for p in ROOT.glob("csrc/**/*.*"))
 
 
 def is_stale(compiled: str, source: str) -> bool:
-    """Tell whether an object file is older than any source or header."""
+    """Return whether an object file is older than any source or header."""
     path = Path(compiled)
     return not path.exists() or path.stat().st_mtime < NEWEST_SOURCE_S
 
 
-# QSGD_CXXFLAGS has the last word: -O0 compiles in a third of the time, for tests of the packaging.
-# No fused multiply-add behind our back: the same input gives the same bytes on every machine.
+# QSGD_CXXFLAGS comes last, to override: -O0 takes a third of the time, for tests of the packaging.
+# No implicit fused multiply-add: the same input must give the same bytes on every machine.
 FLAGS = ["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += shlex.split(os.environ.get("QSGD_CXXFLAGS", ""))
 SOURCES = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.cc"))
-# Built everywhere: it declares what it uses of TensorFlow, and finds it in the process.
+# Built without TensorFlow: it declares the functions it uses, and finds them in the process.
 OF_TENSORFLOW = [s for s in SOURCES if s.startswith("csrc/tensorflow/")]
 
 core = Pybind11Extension(
@@ -55,7 +55,7 @@ core = Pybind11Extension(
     extra_compile_args=FLAGS,
     libraries=["dl"],
 )
-# No Python module: tf.load_op_library() loads it.
+# Not a Python module: tf.load_op_library() loads it.
 tensorflow = Extension(
     "qsgd_hpc.tensorflow._ops",
     OF_TENSORFLOW,
@@ -65,18 +65,18 @@ tensorflow = Extension(
     libraries=["dl"],
 )
 
-# No Python module either: qsgd_hpc.runtime.gpu passes it to the core. It has its own CUDA runtime,
-# so it also loads on a machine without a GPU; that of HIP is the machine's.
+# Not a Python module either: qsgd_hpc.runtime.gpu passes it to the core. The CUDA runtime is linked
+# statically, so it can be loaded without a GPU; the HIP runtime is the machine's.
 KERNELS = "qsgd_hpc._gpu"
 for_gpu = kernel_compiler()
 kernels = Extension(KERNELS, list(OF_KERNELS), depends=core.depends)
 
 
 def use(chosen: Compiler, compiler: Any) -> None:
-    """Have setuptools compile and link by the compiler that was chosen.
+    """Let setuptools compile and link with the chosen compiler.
 
     Raises:
-        SystemExit: it is ziglang, which is not installed; or the headers of Python are not.
+        SystemExit: it is ziglang but not installed, or the headers of Python are missing.
     """
     print(f"qsgd-hpc: {chosen}", file=sys.stderr)
     headers = sysconfig.get_path("include")
@@ -87,22 +87,22 @@ def use(chosen: Compiler, compiler: Any) -> None:
         )
     if chosen.target and not find_spec("ziglang"):
         raise SystemExit(
-            f"qsgd-hpc: {chosen.why}: install one, or `pip install ziglang`, which pip does by "
-            "itself without --no-build-isolation"
+            f"qsgd-hpc: {chosen.why}: install one, or `pip install ziglang`, which pip does "
+            "automatically without --no-build-isolation"
         )
     if not chosen.usual:
         compiler.set_executables(
             compiler_so_cxx=[*chosen.command, *chosen.flags, "-fPIC", "-DNDEBUG"],
             linker_so_cxx=[*chosen.command, *chosen.link_flags, "-shared"],
-            compiler_cxx=[],  # else setuptools would have it link, with the words of the other
+            compiler_cxx=[],  # else setuptools would link with it and linker_so_cxx's arguments
         )
 
 
 def keep_python_from_all_but_bindings(compiler: Any) -> None:
-    """Give Python's headers and pybind11's to the bindings alone.
+    """Pass the include folders of Python and pybind11 only to the bindings.
 
-    All else is then compiled by the same words for each Python, and ziglang, which remembers what
-    it has compiled, does so once for the wheels of all.
+    All other files then have the same command line for every Python, so ziglang, which caches
+    objects, compiles them once for all wheels.
     """
     compile_one = compiler._compile
 
@@ -115,7 +115,7 @@ def keep_python_from_all_but_bindings(compiler: Any) -> None:
 
 
 class BuildExtensions(build_ext):
-    """Has C++ compiled by the compiler that was chosen, and the kernels by their own."""
+    """Compiles C++ with the chosen compiler, and the kernels with theirs."""
 
     def build_extensions(self) -> None:
         self.chosen = choose()

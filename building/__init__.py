@@ -1,1 +1,1 @@
-"""Builds and releases this package; no part of what is installed."""
+"""Build and release of this package; not installed."""

@@ -1,4 +1,4 @@
-"""The build backend: that of setuptools, which asks for a compiler where the machine has none."""
+"""Build backend: setuptools' backend, plus a compiler from PyPI if the machine has none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Settings = dict[str, Any] | None
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
-    """Return what setuptools asks for, and the package of a compiler where that is needed."""
+    """Return the requirements of setuptools, and the package of a compiler if needed."""
     needed = build_meta.get_requires_for_build_wheel(config_settings)
     return [*needed, *choose().requirements]
 

@@ -1,9 +1,9 @@
-"""Choose the C++ compiler of a build: this machine's, or where that cannot do it, PyPI's ziglang.
+"""Choice of the C++ compiler of a build: the machine's, or PyPI's ziglang if that cannot build it.
 
-    python -m building.compiler    print what pip must install for it, if anything; stderr names it
+    python -m building.compiler    print the packages that pip must install for it; stderr names it
 
-QSGD_TARGET=x86_64-linux-gnu.2.17 has ziglang compile for that processor and that glibc in any case,
-as wheels for all machines need it; QSGD_TARGET=native refuses ziglang.
+QSGD_TARGET=x86_64-linux-gnu.2.17 selects ziglang, for that processor and that glibc, as required
+for wheels that run on all machines; QSGD_TARGET=native never selects ziglang.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 __all__ = ["GLIBC", "Compiler", "architecture", "choose"]
 
 ROOT = Path(__file__).parents[1]
-GLIBC = "2.17"  # of 2012: older than that of any system with a Python 3.10
+GLIBC = "2.17"  # of 2012: older than that of any system with Python 3.10
 ZIGLANG = "ziglang>=0.14"
-# The hardest of our sources for an old compiler: those of this machine's vector instructions.
+# The sources that an old compiler is most likely to fail on: those with vector instructions.
 TRIAL = ("csrc/quant/kernels_avx512.cc", "csrc/quant/kernels_neon.cc")
 
 
@@ -33,10 +33,10 @@ class Compiler:
     """A C++ compiler.
 
     Attributes:
-        command: what compiles and links C++.
-        usual: setuptools would take it by itself.
-        target: empty: this machine's own; else the target that ziglang compiles for.
-        why: of ziglang, why it was chosen.
+        command: command that compiles and links C++.
+        usual: whether setuptools selects it by default.
+        target: target that ziglang compiles for; empty for other compilers.
+        why: reason for ziglang.
     """
 
     command: tuple[str, ...]
@@ -46,21 +46,21 @@ class Compiler:
 
     @property
     def flags(self) -> list[str]:
-        """What this compiler needs to compile as the others do by themselves."""
+        """The flags with which this compiler behaves like the others by default."""
         if not self.target:
             return []
-        # At -O0, ziglang checks for undefined behaviour, and ends the process. Its headers are of
-        # a newer glibc than this Python's, which names another POSIX.
+        # At -O0, ziglang adds checks for undefined behaviour that end the process. Its headers are
+        # of a newer glibc than this Python's and define POSIX macros differently.
         return ["-fomit-frame-pointer", "-fno-sanitize=all", "-Wno-macro-redefined"]
 
     @property
     def link_flags(self) -> list[str]:
-        """The same, to link: without symbols, which nobody could use without ziglang's library."""
+        """The flags to link: without symbols, which are useless without ziglang's library."""
         return ["-s"] if self.target else []
 
     @property
     def requirements(self) -> list[str]:
-        """What pip must install for it."""
+        """The packages that pip must install for it."""
         return [ZIGLANG] if self.target else []
 
     def __str__(self) -> str:
@@ -73,11 +73,11 @@ def choose(environ: Mapping[str, str] = os.environ) -> Compiler:
     """Return the compiler of this build.
 
     Raises:
-        SystemExit: QSGD_TARGET=native, and this machine has none that will do.
+        SystemExit: QSGD_TARGET=native, and this machine has no suitable compiler.
     """
     target = environ.get("QSGD_TARGET", "")
     if target not in ("", "native"):
-        return ziglang(target, "QSGD_TARGET asks for it")
+        return ziglang(target, "QSGD_TARGET is set")
     faults = []
     for place, command in enumerate(installed(environ)):
         fault = trial(command)
@@ -91,7 +91,7 @@ def choose(environ: Mapping[str, str] = os.environ) -> Compiler:
 
 
 def architecture(target: str) -> str:
-    """Return the processor that a target is for; of none, that of this machine."""
+    """Return the processor of a target; without a target, this machine's."""
     return target.partition("-")[0] if "-" in target else platform.machine()
 
 
@@ -103,14 +103,14 @@ def ziglang(target: str, why: str) -> Compiler:
 
 
 def installed(environ: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-    """Yield the compilers to try: the one that CXX names, or this Python's and the usual ones."""
+    """Yield the compilers to try: the one in CXX, or else this Python's and the usual ones."""
     named = environ.get("CXX")
     commands = [named] if named else [sysconfig.get_config_var("CXX") or "", "g++", "c++"]
     yield from dict.fromkeys(tuple(shlex.split(command)) for command in commands if command)
 
 
 def trial(command: tuple[str, ...]) -> str:
-    """Return why a compiler cannot build this package; empty: it can."""
+    """Return why a compiler cannot build this package; empty if it can."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["-std=c++17", "-O0", "-w", "-fPIC", "-shared", "-Icsrc", *TRIAL]
         try:
@@ -130,7 +130,7 @@ def trial(command: tuple[str, ...]) -> str:
 
 
 def main() -> None:
-    """Answer the Makefile."""
+    """Print the requirements for the Makefile."""
     chosen = choose()
     print(f"== {chosen}", file=sys.stderr)
     print(*chosen.requirements)

@@ -1,6 +1,6 @@
-"""Choose what compiles the GPU kernels, and what it compiles them for.
+"""Choice of the compiler of the GPU kernels and of its targets.
 
-QSGD_GPU=auto takes nvcc where it is, none takes nothing; cuda and hip insist on nvcc and on hipcc.
+QSGD_GPU=auto uses nvcc if it is found, none builds no kernels; cuda and hip require nvcc and hipcc.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from building.compiler import Compiler, architecture
 
 __all__ = ["HIP_TARGETS", "NO_KERNELS", "SOURCES", "KernelCompiler", "kernel_compiler"]
 
-# A100 and H100 are what the centres have; 75 stands for small cards. From PTX of the last one a
-# driver makes code for newer GPUs.
+# 80 and 90 are A100 and H100, which most centres have; 75 is for small cards. Drivers compile the
+# PTX of the last target for newer GPUs.
 CUDA_TARGETS = (70, 75, 80, 90)
 HIP_TARGETS = ("gfx90a", "gfx942")  # MI250X, MI300
 NO_KERNELS = "or build without GPU kernels: QSGD_GPU=none"
@@ -31,8 +31,8 @@ class KernelCompiler:
     """A compiler for GPUs.
 
     Attributes:
-        path: nvcc or hipcc.
-        command: what compiles the kernels by it, for all targets that it knows.
+        path: path of nvcc or hipcc.
+        command: command that compiles the kernels for all targets that it supports.
         hip: whether it is hipcc.
     """
 
@@ -41,10 +41,10 @@ class KernelCompiler:
     hip: bool = False
 
     def commands(self, library: Path, scratch: Path, host: Compiler) -> list[list[str]]:
-        """Return what compiles and links the kernels, to be run at the top of the sources.
+        """Return the commands that compile and link the kernels, for the root of the sources.
 
-        For CUDA they are linked by ziglang where that is the compiler: nvcc would link them to the
-        symbols of this machine's glibc, and the library would load with no older one.
+        For CUDA, ziglang links them if it is the C++ compiler: nvcc would link them to symbols of
+        this machine's glibc, and the library could not be loaded with an older one.
         """
         words = [*self.command, "-std=c++17", "-O3", "-Icsrc", *SOURCES]
         if not host.target or self.hip:
@@ -54,7 +54,7 @@ class KernelCompiler:
         return [[*words, "-c", "-o", compiled], [*link, "-o", str(library)]]
 
     def _static_runtime(self) -> list[str]:
-        """Return what links CUDA's runtime, as nvcc itself would."""
+        """Return the flags that link CUDA's runtime as nvcc does."""
         shown = subprocess.run(
             [self.path, "--dryrun", *SOURCES], capture_output=True, text=True, check=True
         )
@@ -63,10 +63,10 @@ class KernelCompiler:
 
 
 def kernel_compiler(environ: Mapping[str, str] = os.environ) -> KernelCompiler | None:
-    """Return the compiler of the kernels; None: there is none, or none is wanted.
+    """Return the compiler of the kernels; None if there is none, or none is wanted.
 
     Raises:
-        SystemExit: the one that is asked for is not there, or knows none of the GPUs.
+        SystemExit: the requested compiler is missing, or supports none of the GPUs.
     """
     wanted = environ.get("QSGD_GPU", "auto")
     if architecture(environ.get("QSGD_TARGET", "")) != platform.machine():
@@ -85,12 +85,12 @@ def kernel_compiler(environ: Mapping[str, str] = os.environ) -> KernelCompiler |
     if wanted == "cuda" and not nvcc:
         raise SystemExit(f"QSGD_GPU=cuda: nvcc is not on PATH. Load the module, {NO_KERNELS}")
     if wanted == "auto" and not shutil.which(environ.get("NVCC_CCBIN") or "gcc", path=path):
-        return None  # nvcc compiles what is for the host by another compiler
+        return None  # nvcc needs a host compiler
     return _cuda(nvcc) if nvcc and wanted != "none" else None
 
 
 def _cuda(nvcc: str) -> KernelCompiler:
-    """Return nvcc with the targets that it knows; CUDA 13, for one, has left out 70."""
+    """Return nvcc with the targets that it supports; CUDA 13, for example, has dropped 70."""
 
     def ask(option: str) -> str:
         return subprocess.run([nvcc, option], capture_output=True, text=True, check=True).stdout
@@ -102,14 +102,14 @@ def _cuda(nvcc: str) -> KernelCompiler:
     codes = [f"-gencode=arch=compute_{t},code=sm_{t}" for t in targets]
     codes.append(f"-gencode=arch=compute_{targets[-1]},code=compute_{targets[-1]}")
     built = f"CUDA {release[1] if release else '?'}: {words} and PTX"
-    command = (nvcc, "--threads=0", "--fmad=false", "-cudart=static", _says(built),
+    command = (nvcc, "--threads=0", "--fmad=false", "-cudart=static", _define_built(built),
                "-Xcompiler=-fPIC,-fvisibility=hidden", *codes)  # fmt: skip
     return KernelCompiler(nvcc, command)
 
 
 def _hip(hipcc: str) -> KernelCompiler:
-    """Return hipcc with the targets that it knows; before ROCm 6, 942 is not among them."""
-    # Where it sees CUDA as well, it would compile for that.
+    """Return hipcc with the targets that it supports; before ROCm 6, not 942."""
+    # If CUDA is installed, hipcc would compile for that by default.
     words = ("env", "HIP_PLATFORM=amd", hipcc, "-x", "hip")
 
     def ask(*options: str) -> subprocess.CompletedProcess[str]:
@@ -121,7 +121,7 @@ def _hip(hipcc: str) -> KernelCompiler:
         if tried.returncode == 0:
             targets.append(target)
         else:
-            why = (tried.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            why = (tried.stderr.strip().splitlines() or ["no message"])[-1]
     if not targets:
         raise SystemExit(
             f"QSGD_GPU=hip: {hipcc} compiles for none of {', '.join(HIP_TARGETS)} ({why}). "
@@ -129,11 +129,11 @@ def _hip(hipcc: str) -> KernelCompiler:
         )
     release = re.search(r"HIP version: (\d+\.\d+)", ask("--version").stdout)
     built = f"HIP {release[1] if release else '?'}: {', '.join(targets)}"
-    command = (*words, "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", _says(built),
+    command = (*words, "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", _define_built(built),
                *(f"--offload-arch={target}" for target in targets))  # fmt: skip
     return KernelCompiler(hipcc, command, hip=True)
 
 
-def _says(built: str) -> str:
-    """Return the word that has the kernels say what they were compiled for."""
+def _define_built(built: str) -> str:
+    """Return the option that stores in the kernels what they were compiled for."""
     return f'-DQSGD_GPU_BUILT="{built}"'

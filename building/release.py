@@ -1,7 +1,7 @@
-"""Make all that a release uploads, and check it: ``make release``.
+"""Build all files of a release, and check them: ``make release``.
 
-The version is that of pyproject.toml; CITATION.cff and the newest section of CHANGELOG.md must bear
-it. What has been made lies in dist/: sdist, wheels, SHA256SUMS, and NOTES.md from the changelog.
+The version is in pyproject.toml; CITATION.cff and the newest section of CHANGELOG.md must have the
+same one. Writes to dist/: sdist, wheels, SHA256SUMS, and NOTES.md from the changelog.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ def notes(root: Path = ROOT) -> tuple[str, str]:
 
 
 def faults(root: Path = ROOT) -> list[str]:
-    """Return what keeps this tree from being released."""
+    """Return the reasons why this tree cannot be released."""
     found = []
     expected = version(root)
     cited = re.search(r"^version: (.+)$", (root / "CITATION.cff").read_text("utf-8"), re.M)
     if not cited or cited[1] != expected:
         found.append(
             f"CITATION.cff has version {cited and cited[1]}, pyproject.toml {expected}: "
-            "write the latter into the former"
+            "correct CITATION.cff"
         )
     title, _ = notes(root)
     if not re.fullmatch(rf"\[{re.escape(expected)}\] - \d{{4}}-\d\d-\d\d", title):
         found.append(
             f"the newest section of CHANGELOG.md is '{title}': it should be '[{expected}] - ' and "
-            "the day of the release"
+            "the date of the release"
         )
     return found
 
 
 def release() -> None:
-    """Build, check, and say what is left to do.
+    """Build, check, and print the remaining commands.
 
     Raises:
         SystemExit: the tree cannot be released, or a step failed.
     """
     found = faults()
     if changed := run("git", "status", "--porcelain").splitlines():
-        found.append(f"{len(changed)} files are not committed, {changed[0].split()[-1]} among them")
+        found.append(f"{len(changed)} files are not committed, such as {changed[0].split()[-1]}")
     if found:
         raise SystemExit("\n".join(["cannot release:", *found]))
     shutil.rmtree(DIST, ignore_errors=True)

@@ -1,12 +1,12 @@
-"""Build wheels that every Linux of their processor can install, whatever MPI it has.
+"""Build wheels that every Linux of their processor can install, with any MPI.
 
     python -m building.wheel                            for the Python that runs this
-    python -m building.wheel --every-python             for every CPython from 3.10 on found here
+    python -m building.wheel --every-python             for every CPython >= 3.10 on this machine
     python -m building.wheel --every-target             for every processor of a release
     python -m building.wheel --target aarch64-linux-gnu.2.17
 
-Each is compiled from the sdist by ziglang, named by auditwheel for the oldest glibc that it runs
-with, and the same bytes for the same commit. The tools' versions are in constraints.txt.
+Each is compiled from the sdist by ziglang and named by auditwheel for the oldest glibc that it runs
+with. The same commit gives the same bytes. The tools' versions are in constraints.txt.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["build_sdist", "build_wheel", "main", "pythons"]
 TOOLS = Path(__file__).with_name("constraints.txt")
 OLDEST = (3, 10)  # requires-python of the package
 MIB = 2**20
-# Of a wheel without GPU kernels.
+# Largest size of a wheel without GPU kernels.
 LARGEST_BYTES = 3 * MIB
 TARGETS = [f"{processor}-linux-gnu.{GLIBC}" for processor in ("x86_64", "aarch64")]
 
@@ -43,7 +43,7 @@ def run(*command: str | Path, **environ: str) -> str:
     """Run a command with these variables and return what it printed.
 
     Raises:
-        SystemExit: it failed; with the end of what it said.
+        SystemExit: it failed; the message has the end of its output.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
@@ -55,15 +55,15 @@ def run(*command: str | Path, **environ: str) -> str:
         check=False,
     )
     if done.returncode != 0:
-        said = "\n".join((done.stdout + done.stderr).splitlines()[-30:])
-        raise SystemExit(f"{said}\n{' '.join(map(str, command))}: exit code {done.returncode}")
+        output = "\n".join((done.stdout + done.stderr).splitlines()[-30:])
+        raise SystemExit(f"{output}\n{' '.join(map(str, command))}: exit code {done.returncode}")
     return done.stdout
 
 
 def commit_time() -> str:
-    """Return the time that files in archives get: the commit's, if nobody has said another."""
-    said = os.environ.get("SOURCE_DATE_EPOCH")
-    return said or run("git", "log", "-1", "--format=%ct").strip()
+    """Return the time of files in archives: SOURCE_DATE_EPOCH if set, else the commit's."""
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    return given or run("git", "log", "-1", "--format=%ct").strip()
 
 
 def build_environ() -> dict[str, str]:
@@ -76,14 +76,14 @@ def build_environ() -> dict[str, str]:
 
 
 def build_sdist(out: Path) -> Path:
-    """Return the archive of this tree's sources, made anew."""
+    """Build the archive of this tree's sources and return its path."""
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "build", "--sdist", "--outdir", folder, ROOT, **build_environ())
         return rewrite(next(Path(folder).glob("*.tar.gz")), out, int(commit_time()))
 
 
 def rewrite(archive: Path, folder: Path, time_s: int) -> Path:
-    """Write a tar archive anew, with one time, owner and mode for all: the same bytes each time."""
+    """Rewrite a tar archive with one time, owner and mode for all files: reproducible bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / archive.name
     with (
@@ -101,16 +101,16 @@ def rewrite(archive: Path, folder: Path, time_s: int) -> Path:
 
 
 def build_wheel(sdist: Path, python: Path, target: str, out: Path) -> Path:
-    """Return the wheel for one Python, which auditwheel has named.
+    """Build the wheel for one Python and return its path.
 
     Args:
         sdist: the sources.
         python: an interpreter; it needs its headers, and nothing installed.
-        target: what ziglang compiles for, as in ``x86_64-linux-gnu.2.17``.
+        target: target of ziglang, such as ``x86_64-linux-gnu.2.17``.
         out: folder of the wheel.
 
     Raises:
-        SystemExit: a step failed, or the wheel needs more than the target has.
+        SystemExit: a step failed, or the wheel needs newer libraries than the target has.
     """
     with tempfile.TemporaryDirectory() as name:
         raw, named = Path(name, "raw"), Path(name, "named")
@@ -124,32 +124,32 @@ def build_wheel(sdist: Path, python: Path, target: str, out: Path) -> Path:
 
 
 def move(file: Path, folder: Path) -> Path:
-    """Move a file into a folder, over one of its name."""
+    """Move a file into a folder, replacing a file of the same name."""
     folder.mkdir(parents=True, exist_ok=True)
     return Path(shutil.move(file, folder / file.name))
 
 
 def check(wheel: Path) -> None:
-    """Refuse a wheel that holds what it should not.
+    """Check the contents and the size of a wheel.
 
     Raises:
-        SystemExit: naming what.
+        SystemExit: the first fault.
     """
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     allowed = re.compile(r"qsgd_hpc(-[^/]+\.dist-info)?/(?!.*(tests?/|\.pyc$))")
     if stray := [name for name in names if not allowed.match(name)]:
-        raise SystemExit(f"{wheel.name} holds {stray[0]}, which is no part of the package")
+        raise SystemExit(f"{wheel.name} contains {stray[0]}, which is not part of the package")
     if not [name for name in names if name.endswith("/LICENSE")]:
         raise SystemExit(f"{wheel.name} lacks the licence")
     size_bytes = wheel.stat().st_size
     kernels = any(name.startswith("qsgd_hpc/_gpu.") for name in names)
     if size_bytes > LARGEST_BYTES and not kernels:
-        raise SystemExit(f"{wheel.name} has {size_bytes / MIB:.1f} MiB; at most 3 are meant")
+        raise SystemExit(f"{wheel.name} has {size_bytes / MIB:.1f} MiB; expected at most 3")
 
 
 def pythons() -> Iterator[Path]:
-    """Yield one interpreter of each CPython from 3.10 on: from PATH, pyenv and uv."""
+    """Yield one interpreter of each CPython >= 3.10 on PATH, in pyenv and in uv."""
     homes = [Path(folder) for folder in os.get_exec_path()]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", Path.home() / ".local/share/uv/python"))
@@ -163,9 +163,9 @@ def pythons() -> Iterator[Path]:
 
 
 def version_of(python: Path) -> tuple[int, ...]:
-    """Return an interpreter's version, as in (3, 12); (): it is no CPython that can be built for.
+    """Return an interpreter's version, such as (3, 12); () if wheels cannot be built for it.
 
-    A free-threaded one is none: the core relies on the lock.
+    That excludes free-threaded builds, because the core relies on the GIL.
     """
     if not re.fullmatch(r"python3?(\.\d+)?", python.name):
         return ()
@@ -180,7 +180,7 @@ def version_of(python: Path) -> tuple[int, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Path]:
-    """Build what is asked for; return the wheels."""
+    """Build the requested wheels; return their paths."""
     parser = argparse.ArgumentParser(
         prog="python -m building.wheel",
         description=__doc__,

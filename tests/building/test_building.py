@@ -89,10 +89,10 @@ def test_a_hipcc_that_knows_none_of_the_gpus_is_refused_with_its_reason(hipcc):
     [
         (["qsgd_hpc/__init__.py", "qsgd_hpc-1.dist-info/licenses/LICENSE"], ""),
         (["qsgd_hpc/__init__.py", "qsgd_hpc-1.dist-info/METADATA"], "lacks the licence"),
-        (["tests/test_wheel.py"], "holds tests/test_wheel.py"),
-        (["qsgd_hpc/tests/test_wheel.py"], "holds qsgd_hpc/tests/test_wheel.py"),
-        (["qsgd_hpc/__init__.pyc"], "holds qsgd_hpc/__init__.pyc"),
-        (["csrc/engine/engine.cc"], "holds csrc/engine/engine.cc"),
+        (["tests/test_wheel.py"], "contains tests/test_wheel.py"),
+        (["qsgd_hpc/tests/test_wheel.py"], "contains qsgd_hpc/tests/test_wheel.py"),
+        (["qsgd_hpc/__init__.pyc"], "contains qsgd_hpc/__init__.pyc"),
+        (["csrc/engine/engine.cc"], "contains csrc/engine/engine.cc"),
     ],
 )
 def test_a_wheel_holds_the_package_and_its_licence_alone(names, refusal, tmp_path):
