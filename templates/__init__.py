@@ -1,1 +1,1 @@
-"""Data of qsgd_hpc (see README.md here); holds no code that anyone imports."""
+"""Data of qsgd_hpc; contains no code."""
