@@ -3,9 +3,9 @@
 
     sudo qsgd-hpc run -np 4 --network 1gbit python benchmarks/cpu_share.py 0.45 -- python train.py
 
-Four hosts on two cores compute at half the speed of one host alone, and no study could tell that
-from communication. With a share that all of them can have at once, each computes as fast as one
-alone does.
+Four hosts on two cores compute at half the speed of one host alone, which a study could not
+distinguish from communication. With a share that is available to all of them at the same time, each
+host computes as fast as one host alone.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 PREFIX = "qsgd-share-"
-# Short, so that a rank which has used up its share does not keep its peers waiting for long.
+# Short, so that the other ranks do not wait long for a rank that has used up its share.
 PERIOD_US = 10_000
 PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class CpuShareError(Exception):
-    """The share cannot be had here; the message has the remedy."""
+    """The share is not available on this machine; the message has the remedy."""
 
 
 def parent() -> tuple[Path, bool]:
-    """Return the folder in which groups are made, and whether it is of version 2."""
+    """Return the folder for new groups, and whether it is of version 2."""
     if (ROOT / "cpu" / "cpu.cfs_quota_us").exists() or (ROOT / "cpu" / "cgroup.procs").exists():
         return ROOT / "cpu", False
     control = ROOT / "cgroup.subtree_control"
@@ -46,14 +46,14 @@ def parent() -> tuple[Path, bool]:
 def sweep(folder: Path) -> None:
     """Remove the groups of runs that were killed."""
     for left in folder.glob(f"{PREFIX}*"):
-        # One that is still empty may be that of a run which is just starting.
+        # A group that is still empty may belong to a run that is starting.
         if not Path("/proc", left.name.removeprefix(PREFIX)).exists():
             with contextlib.suppress(OSError):
                 left.rmdir()
 
 
 def _remove(group: Path) -> None:
-    """Remove a group once its last process, which may still be on its way out, has gone."""
+    """Wait until the last process of a group has ended, then remove the group."""
     for _ in range(50):
         with contextlib.suppress(OSError):
             group.rmdir()
@@ -64,7 +64,7 @@ def _remove(group: Path) -> None:
 
 @contextlib.contextmanager
 def group(cpus: float) -> Iterator[Path]:
-    """Make a group with that many cores and yield it; removes it at the end.
+    """Make a group with that many cores and yield it; remove it at the end.
 
     Raises:
         CpuShareError: it cannot be made here.
@@ -97,7 +97,7 @@ def run(command: list[str], inside: Path) -> int:
     def enter() -> None:
         (inside / "cgroup.procs").write_text(str(os.getpid()))
 
-    # An MPI launcher may speak to its ranks through an open descriptor.
+    # An MPI launcher may communicate with its ranks through an open descriptor.
     process = subprocess.Popen(command, preexec_fn=enter, close_fds=False)
     for number in PASSED:
         signal.signal(number, lambda n, _: process.send_signal(n))
@@ -105,7 +105,7 @@ def run(command: list[str], inside: Path) -> int:
 
 
 def main(words: list[str]) -> int:
-    """Do what the command line says; return the command's exit code."""
+    """Run the command of the command line; return its exit code."""
     command = words[2:] if words[1:2] == ["--"] else words[1:]
     try:
         cpus = float(words[0]) if words else 0.0

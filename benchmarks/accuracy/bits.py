@@ -1,16 +1,17 @@
-"""Measure what bits of codes are worth: the error of a mean of real gradients, on 2 to 64 ranks.
+"""Measure the error of a mean of real gradients by code and bits, on 2 to 64 ranks.
 
     python benchmarks/accuracy/bits.py --data data --json bits.json --png bits.png
     python benchmarks/accuracy/bits.py --markdown bits.json
 
-Three networks are trained for some steps; then each rank computes the gradient of a batch of its
-own. The ranks are threads of this process, and our codes go through the reduction that jobs use.
-Others are computed from their definitions, and reduced alike: each rank's share is coded, their
-sum is coded again. What is counted are matrices of at least 1024 elements; others travel uncoded.
+Three networks are trained for some steps; then each rank computes the gradient of its own batch.
+The ranks are threads of this process, and this package's codes use the same reduction as in jobs.
+Other codes are computed from their definitions and reduced in the same way: each rank's share is
+coded, and their sum is coded again. Only matrices of at least 1024 elements count; others are sent
+uncoded.
 
-fp8 is E4M3 with a scale for each 512 elements. MX formats have a power of two for each 32: E2M1,
+fp8 is E4M3 with a scale for every 512 elements. MX formats have a power of two for every 32: E2M1,
 E3M2 and E4M3 (Open Compute Project, Microscaling Formats 1.0, 2023). PowerSGD (Vogels et al.,
-NeurIPS 2019) has no error feedback here, but its factors are those of the second iteration.
+NeurIPS 2019) is used without error feedback, with the factors of its second iteration.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from qsgd_hpc import _core
 
 SCHEMA = 1
 RANKS = (2, 4, 8, 16, 32, 64)
-LEAST = 1024  # elements of what is coded
+LEAST = 1024  # least elements of a matrix that is coded
 STEPS = 30  # of training before gradients are recorded
 CONTEXT = 64
 BUCKET = 512
@@ -61,7 +62,7 @@ class Gradients:
 def record(
     name: str, model: torch.nn.Module, batch: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 ) -> Gradients:
-    """Train a network, and return the gradients of as many batches as there may be ranks."""
+    """Train a network, and return the gradients of one batch for each of the most ranks."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
     def back(number: int) -> None:
@@ -115,7 +116,7 @@ E2M1 = {"mantissa": 1, "least": 0, "most": 6.0}
 
 
 def scaled(x: Floats, size: int, form: dict[str, Any], *, power: bool) -> Floats:
-    """Round blocks that share a scale: any float32, or a power of two."""
+    """Round blocks that share a scale, which is any float32 or a power of two."""
     blocks = np.zeros(-(-x.size // size) * size, dtype=np.float32)
     blocks[: x.size] = x
     blocks = blocks.reshape(-1, size)
@@ -129,7 +130,7 @@ def scaled(x: Floats, size: int, form: dict[str, Any], *, power: bool) -> Floats
 
 
 def bfloat16(x: Floats, random: np.random.Generator) -> Floats:
-    """Round up or down to bfloat16 at random."""
+    """Round stochastically to bfloat16."""
     noise = random.integers(0, 1 << 16, x.size, dtype=np.uint32)
     return ((x.view(np.uint32) + noise) & np.uint32(0xFFFF0000)).view(np.float32)
 
@@ -146,7 +147,7 @@ POWERSGD = (1, 2, 4, 8)
 
 
 def powersgd(mean: Floats, shapes: list[tuple[int, int]], rank: int) -> tuple[float, Floats]:
-    """Return bits per element, and the product of factors: exact sums pass through both."""
+    """Return bits per element, and the product of factors that are computed from exact sums."""
     random = np.random.default_rng(1)
     made, sent, at = [], 0, 0
     for rows, columns in shapes:
@@ -203,7 +204,7 @@ MARKS = {
 
 
 def draw(record: dict[str, Any]) -> Any:
-    """Return the figure: error over bits, a chart for each network; hollow marks are 64 ranks'."""
+    """Return the figure: error over bits, a chart for each network; hollow marks: 64 ranks."""
     import matplotlib.pyplot as plt
 
     names = list(dict.fromkeys(row["network"] for row in record["rows"]))
@@ -242,19 +243,19 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="has mnist, cifar10, shakespeare; default: noise")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record, too")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw it, too")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="print a record, and end")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="only print this record")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and print."""
     args = parse_args()
     if args.markdown:
         kept = json.loads(args.markdown.read_text())
         print(markdown(TITLE, lines(kept)))
     else:
         torch.set_num_threads(1)
-        hvd.init()  # a job of one rank, as the lessons that read images are
+        hvd.init()  # a job of one rank, which the lessons' data loaders require
         kept = {
             "schema": SCHEMA,
             "version": qsgd_hpc.__version__,

@@ -1,4 +1,4 @@
-"""Which codes train: every one that the package has, with and without error feedback."""
+"""The codes to train with: all of this package, with and without error feedback."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from qsgd_hpc.compression import KINDS
 __all__ = ["ALL", "CASTS", "FEEDBACK", "Code", "Contestant", "select"]
 
 CASTS = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
-"""The core's name of each type that gradients are cast to; none travels as float32."""
+"""The core's name of each type that gradients are cast to; "none" is float32."""
 FEEDBACK = ", feedback"
 OTHER_SEEDS = (1, 2)
 SEEDED = ("fp32", "qsgd 8 bit", "qsgd 4 bit")
-"""Trained with other seeds, too: what all is held against, the least error, the usual choice."""
+"""Also trained with other seeds: the baseline, the code of least error, and the usual choice."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Code:
 
     @property
     def scheme(self) -> str | None:
-        """The core's name of it; None where float32 travels."""
+        """The core's name; None if float32 is sent."""
         return KINDS[self.kind].scheme if self.feeds_back else CASTS[self.kind]
 
 
@@ -45,19 +45,19 @@ class Contestant:
 
     code: Code
     error_feedback: bool | None = None
-    """None where there is no choice."""
+    """None if the code has no choice."""
     later: int = 0
-    """Added to the seed of weights and batches: shows how far chance alone moves the accuracy."""
+    """Added to the seed of weights and batches, to show the effect of chance on the accuracy."""
 
     @property
     def name(self) -> str:
-        """Return what the table and ``--only`` call it."""
+        """The name in the table and for ``--only``."""
         seed = f", seed + {self.later}" if self.later else ""
         return self.code.name + seed + (FEEDBACK if self.error_feedback else "")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the arguments of its ``hvd.Compression``."""
+        """The arguments of its ``hvd.Compression``."""
         feedback = {"error_feedback": self.error_feedback} if self.code.feeds_back else {}
         return {**self.code.settings, **feedback}
 
@@ -93,6 +93,6 @@ ALL = tuple(contestant for code in CODES for contestant in _trainings(code))
 
 
 def select(patterns: Iterable[str]) -> tuple[Contestant, ...]:
-    """Return the contestants whose name fits a pattern such as ``qsgd*``; all without patterns."""
+    """Return the contestants whose names match a pattern such as ``qsgd*``; all if none given."""
     wanted = tuple(patterns) or ("*",)
     return tuple(c for c in ALL if any(fnmatchcase(c.name, pattern) for pattern in wanted))

@@ -1,8 +1,8 @@
-"""What each reduction makes of a code's error, for unbiased codes of uncorrelated gradients.
+"""Error of each reduction from the error of a code, for unbiased codes of uncorrelated gradients.
 
-Each takes w, the squared error of a code over the squared magnitude of what it codes, and the
-number of ranks, and returns the squared error of the sum over its squared magnitude (NMSE). A code
-of something that bears an error already codes that error, too: hence the products.
+Each function takes w, the squared error of a code over the squared magnitude of its input, and the
+number of ranks, and returns the squared error of the sum over its squared magnitude (NMSE). Errors
+of an input are coded, too, which gives the products.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ __all__ = ["FORMULAS"]
 
 
 def allgather(w: float, ranks: int) -> float:
-    """Every rank sends its codes to all, which add them up: one coding, and nothing added."""
+    """Every rank sends its codes to all, which sum them: one coding, so the error is w."""
     return w
 
 
 def sra(w: float, ranks: int) -> float:
-    """An owner adds its own share, uncoded, to the others' codes, and codes the sum: about 2w."""
+    """An owner adds its own uncoded share to the others' codes, and codes the sum: about 2w."""
     received = w * (ranks - 1) / ranks
     return received + w * (1 + received)
 
 
 def sra2d(w: float, ranks: int) -> float:
-    """Sums of rows, then of columns, then the codes of the sum to all: about 3w."""
+    """Sum over rows, then over columns, then code the sum for all: about 3w."""
     rows = max(d for d in range(1, int(ranks**0.5) + 1) if ranks % d == 0)
     if rows == 1:
         return sra(w, ranks)
@@ -47,4 +47,4 @@ FORMULAS: dict[str, Callable[[float, int], float]] = {
     "sra2d": sra2d,
     "requantizing_ring": requantizing_ring,
 }
-"""By the name of an algorithm, as ``QSGD_ALGORITHM`` has it."""
+"""Formulas by the name of the algorithm, as in ``QSGD_ALGORITHM``."""

@@ -1,4 +1,4 @@
-"""Train one contestant in a job of its own, and return what is to be told of it."""
+"""Training of one contestant, and its row of the table."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import qsgd_hpc.torch as hvd
 
 __all__ = ["train"]
 
-LAST_LOSSES = 50  # batches whose mean is called the loss at the end
+LAST_LOSSES = 50  # batches whose mean is the final loss
 
 
 def train(contestant: Contestant, task: Task, *, epochs: int, seed: int) -> dict[str, Any]:
     """Train from the same weights on the same batches as all others; return a row; collective.
 
-    The engine starts anew for each: what error feedback keeps, and which noise comes next, belong
-    to the names of gradients, which are the same in every training.
+    The engine is restarted for each: its residuals and its noise depend on the names of gradients,
+    which are the same in every training.
     """
     hvd.shutdown()
     hvd.init()
@@ -35,7 +35,7 @@ def train(contestant: Contestant, task: Task, *, epochs: int, seed: int) -> dict
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    torch.manual_seed(seed * 1000 + hvd.rank())  # ranks move their images differently
+    torch.manual_seed(seed * 1000 + hvd.rank())  # ranks augment their images differently
     row = {
         "what": contestant.name,
         "code": contestant.code.name,
@@ -55,7 +55,7 @@ def _compression(contestant: Contestant) -> Any:
 def _optimize(
     model: nn.Module, optimizer: Any, task: Task, epochs: int, seed: int
 ) -> dict[str, Any]:
-    """Do all steps. A gradient that is not finite, which all ranks see alike, ends them early."""
+    """Do all steps. A non-finite gradient, which is the same on all ranks, ends them early."""
     size = task.batch * hvd.size()
     steps = epochs * (len(task.images.x_train) // size)
     peak = task.peak * size / task.reference_batch
@@ -84,7 +84,7 @@ def _optimize(
 
 
 def _batches(task: Task, epochs: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield this rank's share of each batch; a last one that is not full is left out."""
+    """Yield this rank's share of each batch; an incomplete last batch is left out."""
     size, images = task.batch * hvd.size(), task.images
     count = len(images.x_train)
     for epoch in range(epochs):
@@ -95,7 +95,7 @@ def _batches(task: Task, epochs: int, seed: int) -> Iterator[tuple[Tensor, Tenso
 
 
 def _mean_nmse() -> float | None:
-    """Return the NMSE of this training's codes: over its steps, elements and ranks."""
+    """Return the mean NMSE of this training's codes over its steps, elements and ranks."""
     coded = [q for q in hvd.compression_stats().values() if q["coding"] != "none"]
     elements = sum(q["elements"] for q in coded)
     if not elements:
@@ -104,7 +104,7 @@ def _mean_nmse() -> float | None:
 
 
 def _test(model: nn.Module, task: Task) -> float:
-    """Return the share of all test images that are labelled rightly; collective."""
+    """Return the accuracy on all test images; collective."""
     resnet_lesson.average_buffers(model)
     rank, ranks = hvd.rank(), hvd.size()
     x, y = task.images.x_test[rank::ranks], task.images.y_test[rank::ranks]

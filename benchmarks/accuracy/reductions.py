@@ -1,11 +1,11 @@
-"""Measure what each compressed reduction makes of its code's error, on 2 to 64 ranks.
+"""Measure the error of each compressed reduction, relative to its code's, on 2 to 64 ranks.
 
     python benchmarks/accuracy/reductions.py --json reductions-nmse.json
     python benchmarks/accuracy/reductions.py --markdown reductions-nmse.json
 
-The ranks are threads of this process and run the same code as those of a job. Each has a gradient
-of its own, of normally distributed elements. w is what the code alone loses of them. The table has
-the squared error of the sum over its squared magnitude, as a multiple of w, beside the formula's.
+The ranks are threads of this process and run the same code as those of a job. Each has its own
+gradient of normally distributed elements. w is the error of the code alone. The table has the
+squared error of the sum over its squared magnitude, as a multiple of w, and that of the formula.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def code_error(shares: list[Floats], spec: _core.CodecSpec) -> float:
 
 
 def sum_error(shares: list[Floats], spec: _core.CodecSpec, algorithm: str) -> float:
-    """Return the NMSE of the sum that all ranks end with."""
+    """Return the NMSE of the sum, which must be the same on all ranks."""
     results = [[share.copy()] for share in shares]
     _core.thread_allreduce(results, coding=spec, algorithm=algorithm, ids=[1])
     if any(result[0].tobytes() != results[0][0].tobytes() for result in results):
@@ -84,13 +84,13 @@ def lines(record: dict[str, Any]) -> list[list[str]]:
     made = [["ranks", "w", *FORMULAS]]
     for ranks in sorted({row["ranks"] for row in record["rows"]}):
         rows = [shown[ranks, algorithm] for algorithm in FORMULAS]
-        told = [f"{row['over_w']:.2f} ({row['expected_over_w']:.2f})" for row in rows]
-        made.append([str(ranks), f"{rows[0]['w']:.3g}", *told])
+        cells = [f"{row['over_w']:.2f} ({row['expected_over_w']:.2f})" for row in rows]
+        made.append([str(ranks), f"{rows[0]['w']:.3g}", *cells])
     return made
 
 
 def title(record: dict[str, Any]) -> str:
-    """Return what all rows have in common."""
+    """Return the title, with the settings of all rows."""
     return (
         f"NMSE of the sum over w, and the formula's, of {record['elements']:,} normally "
         f"distributed elements in {record['bits']} bits, {record['bucket_size']} a bucket"
@@ -102,16 +102,16 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bits", type=int, default=8, help="of the code (default 8)")
+    parser.add_argument("--bits", type=int, default=8, help="bits of the code (default 8)")
     parser.add_argument("--elements", type=int, default=1 << 19, help="(default 524288)")
-    parser.add_argument("--seed", type=int, default=1, help="of the gradients (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the gradients (default 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record, too")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="print a record, and end")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="only print this record")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and print."""
     args = parse_args()
     if args.markdown:
         record = json.loads(args.markdown.read_text())

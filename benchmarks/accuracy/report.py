@@ -1,8 +1,8 @@
-"""Print, as Markdown, what trainings in every code came to.
+"""Print the results of trainings with every code as Markdown.
 
     python benchmarks/accuracy/report.py benchmarks/results/accuracy-*.json
 
-A line has the two trainings of a code: without error feedback and with it.
+A line has the two trainings with a code: without and with error feedback.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 def title(record: dict[str, Any]) -> str:
-    """Return what all rows have in common."""
+    """Return the title, with the settings of all rows."""
     return (
         f"{record['task']}: {record['parameters']:,} parameters, {record['images']:,} images, "
         f"{record['epochs']} epochs, batch {record['batch']} on each of {record['ranks']} ranks; "
@@ -49,25 +49,25 @@ def lines(record: dict[str, Any]) -> list[list[str]]:
     return [list(HEADINGS), *rest]
 
 
-def _line(name: str, without: Row | None, fed: Row | None, plain: Row | None) -> list[str]:
-    row = without or fed
+def _line(name: str, without: Row | None, feedback: Row | None, plain: Row | None) -> list[str]:
+    row = without or feedback
     assert row is not None
     return [
         name,
         _accuracy(without),
-        _accuracy(fed),
+        _accuracy(feedback),
         f"{row['wire_bytes'] / 1e3:.1f}",
         f"{row['wire_bytes'] / plain['wire_bytes']:.1%}" if plain else "",
         _nmse(without),
-        _nmse(fed),
+        _nmse(feedback),
     ]
 
 
 def _accuracy(row: Row | None) -> str:
     if row is None:
         return ""
-    told = f"{row['test_accuracy']:.2%}"
-    return f"{told} (not finite after {row['steps']} steps)" if row["diverged"] else told
+    text = f"{row['test_accuracy']:.2%}"
+    return f"{text} (not finite after {row['steps']} steps)" if row["diverged"] else text
 
 
 def _nmse(row: Row | None) -> str:

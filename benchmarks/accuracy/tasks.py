@@ -1,4 +1,4 @@
-"""What is trained: the networks of two tutorials, their images, and their learning rates."""
+"""Trainings: the networks of two tutorials, their images, and their learning rates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from resnet import resnet34  # noqa: E402
 
 __all__ = ["BUILDERS", "Images", "Task", "resnet_lesson"]
 
-# All are read and some are chosen, so that every choice is tested on all test images.
+# All are read before some are selected, so that all test images are used.
 CIFAR_IMAGES = 50_000
 NOISE_TEST_IMAGES = 100
 
@@ -38,7 +38,7 @@ class Images:
     y_test: Tensor
 
     def some(self, count: int | None) -> Images:
-        """Return as many training images, the same ones on every rank and in every training."""
+        """Return `count` training images, the same on every rank and in every training."""
         if count is None or count >= len(self.x_train):
             return self
         order = torch.randperm(len(self.x_train), generator=torch.Generator().manual_seed(0))
@@ -53,13 +53,13 @@ class Task:
     title: str
     images: Images
     batch: int
-    """Images of a rank in a step."""
+    """Images per rank and step."""
     peak: float
-    """Learning rate, for a batch of ``reference_batch`` on all ranks together."""
+    """Largest learning rate, for a batch of ``reference_batch`` on all ranks together."""
     reference_batch: int
     build: Callable[[], nn.Module]
     prepare: Callable[[Tensor], Tensor]
-    """Makes what the network trains on of stored images."""
+    """Converts stored images to the input of the network."""
     learning_rate: Callable[[int, int, float], float]
     count_correct: Callable[[nn.Module, Tensor, Tensor], int]
 
@@ -91,7 +91,7 @@ def resnet(data: Path | None, *, images: int | None, width: int) -> Task:
         wanted = argparse.Namespace(data=str(data), images=CIFAR_IMAGES)
         read = resnet_lesson.load_data(wanted)
         if read.name != "cifar10":
-            raise UsageError(f"--data {data}: no CIFAR-10 is there; see tutorials/resnet34_torch")
+            raise UsageError(f"--data {data}: there is no CIFAR-10; see tutorials/resnet34_torch")
         pool = _tensors(read)
     return Task(
         title=f"ResNet-34 of width {width}, {'CIFAR-10' if data else 'noise'}",

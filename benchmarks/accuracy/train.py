@@ -1,11 +1,11 @@
-"""Train one network in every code, and print the accuracy that each reaches and what it sends.
+"""Train one network with every code, and print the accuracy and the bytes sent of each.
 
     qsgd-hpc run -np 2 benchmarks/accuracy/train.py --task mnist --data data/mnist
     qsgd-hpc run -np 2 benchmarks/accuracy/train.py --task resnet34 --data data/cifar10 \
         --width 8 --images 8000 --only 'qsgd*'
 
-All begin with the same weights and see the same batches. With --json the record is written after
-each training, and a run that finds one goes on from it.
+All start with the same weights and use the same batches. With --json the record is written after
+each training; a run that finds a record resumes it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ORDER = [contestant.name for contestant in ALL]
 
 
 def describe(task: Task, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the record, without rows yet: all that has to be equal for rows to be compared."""
+    """Return the record without rows: all settings that must be equal for comparable rows."""
     return {
         "schema": SCHEMA,
         "version": qsgd_hpc.__version__,
@@ -52,10 +52,10 @@ def describe(task: Task, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def resume(record: dict[str, Any], path: Path | None) -> dict[str, Any]:
-    """Return the record with the rows that a run before has left.
+    """Return the record with the rows of an earlier run.
 
     Raises:
-        UsageError: they are of another training.
+        UsageError: the earlier run had other settings.
     """
     if path is None or not path.exists():
         return record
@@ -64,13 +64,13 @@ def resume(record: dict[str, Any], path: Path | None) -> dict[str, Any]:
         if found.get(key) != record[key]:
             raise hvd.UsageError(
                 f"{path} is of a run with {key} {found.get(key)!r}, this is one with "
-                f"{record[key]!r}: give another --json, or remove the file to begin anew"
+                f"{record[key]!r}: give another --json, or remove the file to start again"
             )
     return {**record, "rows": found["rows"]}
 
 
 def save(record: dict[str, Any], path: Path | None) -> None:
-    """Write the record, its rows in the table's order, and say what the latest came to."""
+    """Write the record, with its rows in the table's order, and print the latest result."""
     row = record["rows"][-1]
     print(f"{row['what']}: {row['test_accuracy']:.2%}", file=sys.stderr, flush=True)
     record["rows"].sort(key=lambda row: ORDER.index(row["what"]))
@@ -86,19 +86,19 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--task", choices=tuple(BUILDERS), default="mnist")
     parser.add_argument("--data", type=Path, help="MNIST or CIFAR-10; default: noise")
     parser.add_argument("--epochs", type=int, default=3, help="(default 3)")
-    parser.add_argument("--images", type=int, help="to train on (default all)")
-    parser.add_argument("--width", type=int, default=16, help="of ResNet-34; the paper has 64")
+    parser.add_argument("--images", type=int, help="number of training images (default all)")
+    parser.add_argument("--width", type=int, default=16, help="of ResNet-34; 64 in the paper")
     parser.add_argument("--seed", type=int, default=1, help="of weights and order (default 1)")
     parser.add_argument(
         "--only", action="append", default=[], metavar="PATTERN",
-        help="of names, such as 'qsgd*' or '*feedback'; repeatable",
+        help="train only names such as 'qsgd*' or '*feedback'; repeatable",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record, too")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Train all that is wanted and not done yet; rank 0 tells."""
+    """Do all selected trainings that are not in the record; rank 0 prints the table."""
     args = parse_args()
     torch.set_num_threads(1)
     hvd.init()

@@ -1,9 +1,9 @@
-"""Convert the twelve serial scripts of the tests, run them, and set the last losses side by side.
+"""Convert the twelve serial scripts of the tests, run them, and compare the last losses.
 
     python benchmarks/eight_steps/losses.py          # about five minutes on two cores
 
-Prints a table in Markdown: the serial script, its conversion on one rank, and on two. On two ranks
-there are half as many steps, of batches twice as large.
+Prints a table in Markdown: the serial script, its conversion on one rank, and on two. Two ranks do
+half as many steps, with batches twice as large.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ways to average gradients over the ranks, each around a network of its own."""
+"""Ways to average gradients over the ranks, each with a separate network."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def loss_of(weights: list[tf.Variable], images: tf.Tensor, labels: tf.Tensor) ->
 
 @dataclass
 class Contestant:
-    """A network in the midst of training."""
+    """A network in training."""
 
     what: str
     step: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     seconds: list[float] = field(default_factory=list)
-    """A step, on this rank, one per turn."""
+    """Seconds of a step on this rank, one value per turn."""
     wire_bytes: float = 0.0
-    """That the engine sends from this rank in a step."""
+    """Bytes that the engine sends from this rank in a step."""
 
 
 def _trained(what: str, average: Average) -> Contestant:
@@ -76,7 +76,7 @@ def _engine(bits: int) -> Average:
 
 
 def _strategy(strategy: tf.distribute.Strategy) -> Contestant:
-    """Average by the strategy, and update as all others do."""
+    """Average by the strategy, and update like all others."""
     weights = network()
 
     def replica(images: tf.Tensor, labels: tf.Tensor) -> Any:
@@ -97,7 +97,7 @@ def _strategy(strategy: tf.distribute.Strategy) -> Contestant:
 
 
 def start_strategy() -> tf.distribute.Strategy:
-    """Let the ranks be the workers of a MultiWorkerMirroredStrategy; before any other operation."""
+    """Start a MultiWorkerMirroredStrategy with the ranks as workers; before other operations."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Train one network in several ways side by side, and print what each exchange of gradients costs.
+"""Train one network in several ways in turn, and print the cost of each exchange of gradients.
 
     qsgd-hpc run -np 2 python benchmarks/end_to_end_tensorflow/train.py --batch 32
 
-All contestants live in the same processes and take turns of a few steps, so that what disturbs the
-machine disturbs them alike; in the turns of the single process the other ranks sleep. A step's time
-is the slowest rank's, over the steps of a turn; the table has medians over turns.
+All contestants run in the same processes and take turns of a few steps, so that disturbances of the
+machine affect all equally; in the turns of the single process the other ranks sleep. A step's time
+is the slowest rank's mean over the steps of a turn; the table has medians over turns.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from qsgd_hpc import __version__
 
 
 def rest(comm: Any) -> None:
-    """Wait for all ranks asleep: a rank that waits must not take the core of one that computes."""
+    """Wait for all ranks, sleeping: a waiting rank must not use the core of a computing one."""
     waiting = comm.Ibarrier()
     while not waiting.Test():
         time.sleep(0.001)
 
 
 def take_turn(contestant: Contestant, comm: Any, steps: int, batch: int) -> None:
-    """Run some steps, from a barrier on, and note what one takes."""
+    """Run some steps after a barrier, and record the time of one."""
     rng = np.random.default_rng(hvd.rank())
     images = tf.constant(rng.standard_normal((batch, 28, 28, 1)), tf.float32)
     labels = tf.constant(rng.integers(0, 10, batch))
@@ -50,7 +50,7 @@ def take_turn(contestant: Contestant, comm: Any, steps: int, batch: int) -> None
 
 
 def summarise(contestants: list[Contestant], args: argparse.Namespace) -> dict[str, Any]:
-    """Return the record, equal on all ranks; collective. The first turn warms up."""
+    """Return the record, equal on all ranks, without the warm-up turn; collective."""
     rows = []
     for each in contestants:
         turns = [s for s in hvd.allgather_object(each.seconds[1:]) if s]
@@ -98,15 +98,15 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--batch", type=int, default=32, help="images a rank (default 32)")
-    parser.add_argument("--steps", type=int, default=5, help="in a turn (default 5)")
-    parser.add_argument("--turns", type=int, default=11, help="of each, with one to warm up (11)")
+    parser.add_argument("--batch", type=int, default=32, help="images per rank (default 32)")
+    parser.add_argument("--steps", type=int, default=5, help="steps of a turn (default 5)")
+    parser.add_argument("--turns", type=int, default=11, help="of each, one for warm-up (11)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the samples, too")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Compete, and let rank 0 tell the result."""
+    """Run all contestants, and print the result on rank 0."""
     args = parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Print tables of what run.py has measured, as Markdown.
+"""Print tables of the measurements of run.py, as Markdown.
 
-    compare.py ../results/end-to-end-*.json               # times as fast as gloo's DDP in float32
+    compare.py ../results/end-to-end-*.json               # speed relative to gloo's DDP in float32
     compare.py --table speeds ../results/end-to-end-*.json
-    compare.py --page ../results/end-to-end-*.json        # all but those, as a page
-    compare.py --brief ../results/end-to-end-*.json       # those in few words, by network
+    compare.py --page ../results/end-to-end-*.json        # all other tables, as a page
+    compare.py --brief ../results/end-to-end-*.json       # the ratios in short, by network
 
-Ratios are medians over turns, each of times that were taken one after the other.
+Ratios are medians over turns; both times of a ratio are from the same turn.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TASKS = ("MNIST", "ResNet", "LSTM")
 
 
 def ratio(slow: Record, fast: Record) -> float:
-    """Return how many times as fast the second row was, turn by turn."""
+    """Return the speed of the second row relative to the first, as the median over turns."""
     pairs = zip(slow["samples_s"], fast["samples_s"], strict=True)
     return statistics.median(a / b for a, b in pairs)
 
@@ -44,35 +44,35 @@ def by_name(record: Record) -> dict[str, Record]:
 
 
 def network(record: Record) -> str:
-    """Return what was trained, in batches of which size."""
+    """Return the network and its batch size."""
     return f"{record['task']}, batch {record['batch']}"
 
 
 def share(record: Record) -> float:
-    """Return the share of a step of DDP in float32 that its exchange takes."""
+    """Return the share of the exchange in a step of DDP in float32."""
     rows = by_name(record)
     return 1 - ratio(rows[BASE], rows[ALONE]) ** -1
 
 
 def best_peer(record: Record) -> Record:
-    """Return the row of the fastest contestant that is not ours."""
+    """Return the row of the fastest contestant of other packages."""
     rows = by_name(record)
     return min((rows[what] for what in PEERS if what in rows), key=lambda row: row["median_s"])
 
 
 def times(record: Record, slow: Record, whom: Iterable[str]) -> list[str]:
-    """Return how many times as fast as a row these contestants are."""
+    """Return the speeds of these contestants relative to a row."""
     rows = by_name(record)
     return [f"{ratio(slow, rows[what]):.2f}" for what in whom]
 
 
 def over_base(record: Record, whom: Iterable[str]) -> list[str]:
-    """Return the exchange's share, and how many times as fast as DDP in float32 these are."""
+    """Return the exchange's share, and the speeds of these relative to DDP in float32."""
     return [f"{share(record):.0%}", *times(record, by_name(record)[BASE], whom)]
 
 
 def ratios(record: Record) -> list[str]:
-    """Return how many times as fast as DDP in float32 all are, and ours over the best peer."""
+    """Return all speeds relative to DDP in float32, and this package's to the best peer."""
     return over_base(record, RIVALS) + times(record, best_peer(record), RACED)
 
 
@@ -80,7 +80,7 @@ Table = tuple[list[str], Callable[[Record], list[str]]]
 
 
 def per_second(row: Record) -> str:
-    """Return a row's images or words per second, in three digits or more."""
+    """Return a row's images or words per second, with three digits or more."""
     return f"{row['per_s']:,.{0 if row['per_s'] >= 100 else 1}f}"
 
 
@@ -114,13 +114,13 @@ PAGE_HEAD = """# Training, end to end: the numbers
 What `benchmarks/end_to_end_torch/compare.py --page` makes of the records in this folder;
 [how they were measured, and what follows](../README.md#training-end-to-end). *Exposed* is the
 time of a step beyond that of no exchange. The losses are means of the last eight batches, of few
-steps: they tell a contestant that does not train, and no more; [accuracies](../README.md#accuracy)
+steps: they only reveal a contestant that does not train; [accuracies](../README.md#accuracy)
 are measured elsewhere.
 """
 
 
 def order(record: Record) -> tuple[int, int, bool, int]:
-    """Sort by network, batch, place and rate."""
+    """Return the key that sorts by network, batch, place and rate."""
     task = next(i for i, name in enumerate(TASKS) if name in record["task"])
     rate = next(i for i, name in enumerate(RATES) if name in record["where"])
     return task, record["batch"], record["ranks"] > 2, rate
@@ -151,7 +151,7 @@ BRIEF = {
 
 
 def brief(records: list[Record]) -> str:
-    """Return times as fast as DDP in float32: a short table for each network."""
+    """Return speeds relative to DDP in float32: a short table for each network."""
     tables = []
     for task, mine in groupby(sorted(records, key=order), key=lambda record: record["task"]):
         lines = [[place(record), *over_base(record, BRIEF)] for record in mine]
@@ -160,19 +160,19 @@ def brief(records: list[Record]) -> str:
 
 
 def place(record: Record) -> str:
-    """Return the batch and where the ranks are, without the network."""
+    """Return the batch and the location of the ranks, without the network."""
     return f"batch {record['batch']}, {record['where'].removeprefix('2 ranks in ')}"
 
 
 def page(records: list[Record]) -> str:
-    """Return a page of the tables of numbers as they were measured."""
+    """Return a page with the tables of measured values."""
     parts = [PAGE_HEAD]
     parts += [f"## {title}\n\n{table(records, name)}\n" for name, title in TITLES.items()]
     return "\n".join(parts)
 
 
 def main() -> None:
-    """Print a table, or several."""
+    """Print one table or several."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Ways to average gradients over the ranks, each around a network of its own."""
+"""Ways to average gradients over the ranks, each with a separate network."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from qsgd_hpc.torch.ddp import compress
 
 POWERSGD_RANKS = (1, 2)
 POWERSGD_START = 2  # the first step that may be approximated, with error feedback
-# Its hook starts collectives from callbacks; with two buckets gloo's ranks start them in different
-# orders, and abort on the sizes.
+# One bucket, because the hook starts collectives from callbacks: with two buckets, ranks start them
+# in different orders, and gloo aborts because of the sizes.
 POWERSGD_BUCKET_MB = 1024
 
 ALONE = "no exchange"
@@ -27,7 +27,7 @@ ALONE = "no exchange"
 
 @dataclass
 class Contestant:
-    """A network and its optimizer, in the midst of training."""
+    """A network in training, and its optimizer."""
 
     what: str
     model: nn.Module
@@ -35,13 +35,13 @@ class Contestant:
     is_ours: bool = False
     steps: int = 0
     seconds: list[float] = field(default_factory=list)
-    """A step, on this rank, one per turn."""
+    """Seconds of a step on this rank, one value per turn."""
     cpu_seconds: list[float] = field(default_factory=list)
-    """Of all threads of this rank, in a step."""
+    """CPU seconds of all threads of this rank in a step, one value per turn."""
     losses: list[float] = field(default_factory=list)
-    """Of this rank's batches."""
+    """Losses of this rank's batches."""
     wire_bytes: float | None = None
-    """That this rank sends in a step, where it is counted."""
+    """Bytes that this rank sends in a step; None if not counted."""
 
     def step(self, task: Task, batch: tuple[Tensor, Tensor]) -> None:
         """Train on one batch."""
@@ -66,7 +66,7 @@ class Contestant:
 
 
 def assemble(task: Task, wanted: list[str]) -> list[Contestant]:
-    """Build every contestant that is wanted (all: an empty list) from the same weights."""
+    """Build the wanted contestants (all for an empty list) from the same weights."""
     torch.manual_seed(1)
     model = task.build()
     made = []
@@ -85,10 +85,10 @@ Make = Callable[[str, nn.Module, torch.optim.Optimizer], Contestant]
 def ddp(
     hook: Callable[[DistributedDataParallel], None] | None = None, bucket_mb: float | None = None
 ) -> Make:
-    """Return what trains by torch's DDP over gloo, with a hook."""
+    """Return a builder for torch's DDP over gloo, with a hook."""
 
     def make(what: str, model: nn.Module, sgd: torch.optim.Optimizer) -> Contestant:
-        # Batch statistics are nobody's business here, as with a distributed optimizer.
+        # No exchange of batch statistics, as with a distributed optimizer.
         wrapped = DistributedDataParallel(
             model,
             forward_sync_buffers=False,
@@ -103,7 +103,7 @@ def ddp(
 
 
 def engine(compression: Any) -> Make:
-    """Return what trains by a distributed optimizer."""
+    """Return a builder for a distributed optimizer."""
 
     def make(what: str, model: nn.Module, sgd: torch.optim.Optimizer) -> Contestant:
         optimizer = hvd.DistributedOptimizer(
@@ -120,14 +120,14 @@ def fp16(model: DistributedDataParallel) -> None:
 
 
 def bf16(model: DistributedDataParallel) -> None:
-    """Send bfloat16, by torch's own hook."""
-    # By its own name torch takes it on GPUs alone.
+    """Send bfloat16, by torch's hook."""
+    # Wrapped, because torch knows the hook by its name and accepts it on GPUs only.
     hook = default_hooks.bf16_compress_hook
     model.register_comm_hook(None, lambda group, bucket: hook(group, bucket))
 
 
 def powersgd(rank: int) -> Callable[[DistributedDataParallel], None]:
-    """Return what registers torch's PowerSGD, as a script would: with error feedback."""
+    """Return a function that registers torch's PowerSGD as scripts do, with error feedback."""
 
     def register(model: DistributedDataParallel) -> None:
         state = powerSGD_hook.PowerSGDState(
@@ -139,7 +139,7 @@ def powersgd(rank: int) -> Callable[[DistributedDataParallel], None]:
 
 
 def qsgd(bits: int) -> Callable[[DistributedDataParallel], None]:
-    """Return what registers this package's hook."""
+    """Return a function that registers this package's hook."""
 
     def register(model: DistributedDataParallel) -> None:
         compress(model, bits)

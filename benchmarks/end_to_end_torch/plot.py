@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draw how much of its time each exchange leaves to computing, over the network's rate.
+"""Draw the speed with each exchange relative to no exchange, over the network's rate.
 
     plot.py ../results/end-to-end-*.json --png ../../docs/end_to_end.png
 
-One chart for each network and number of hosts. 100% is a step that exchanges nothing.
+One chart for each network and number of hosts. 100% is the speed without an exchange.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compare import ALONE, Record, by_name, network, order, ratio
 
 from qsgd_hpc.scaling.report.drawing.style import GRID, INK, QUIET, STYLE, colour
 
-# Peers are grey and differ by their dashes; what is ours has the colour of its bits.
+# Peers are grey with different dashes; this package's contestants have the colour of their bits.
 LINES: dict[str, tuple[str, str, str]] = {
     "gloo DDP fp32": (QUIET, "-", "s"),
     "gloo DDP fp16": (QUIET, "--", "v"),
@@ -38,13 +38,13 @@ Points = dict[str, dict[str, float]]
 
 
 def shares(record: Record) -> dict[str, float]:
-    """Return by contestant the step without an exchange over its own."""
+    """Return, by contestant, the time of a step without an exchange over the contestant's."""
     rows = by_name(record)
     return {what: ratio(rows[ALONE], rows[what]) for what in LINES if what in rows}
 
 
 def charts(records: Iterable[Record]) -> dict[Chart, Points]:
-    """Return by (network, hosts) what each contestant leaves at each rate."""
+    """Return the shares by (network, hosts), contestant and rate."""
     found: dict[Chart, Points] = defaultdict(lambda: defaultdict(dict))
     for record in sorted(records, key=order):
         rate = record["where"].partition(" hosts at ")[2]

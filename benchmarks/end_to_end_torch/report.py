@@ -1,4 +1,4 @@
-"""What the ranks measured, as one record and as a table."""
+"""The measurements of all ranks, as one record and as a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import qsgd_hpc
 import qsgd_hpc.torch as hvd
 
 SCHEMA = 1
-LAST_LOSSES = 8  # batches whose mean is called the loss at the end
+LAST_LOSSES = 8  # batches whose mean is the final loss
 
 
 def summarise(
@@ -45,7 +45,7 @@ def summarise(
 
 
 def _row(contestant: Contestant, task: Task) -> dict[str, Any]:
-    # The first turn warms up.
+    # Without the first turn, which is a warm-up.
     seconds = _over_ranks(contestant.seconds[1:], hvd.Max)
     median_s = statistics.median(seconds)
     return {

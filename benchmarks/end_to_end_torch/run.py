@@ -3,8 +3,8 @@
 
     benchmarks/end_to_end_torch/run.py --data data
 
-Each piece takes about `--seconds` and is written to ../results at once, so that a run which is cut
-short keeps what it has.
+Each piece takes about `--seconds` and is written to ../results immediately, so that an interrupted
+run keeps its results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Piece:
     ranks: int
     batch: int
     network: str | None = None
-    """That joins the ranks, each on a host of its own; None: they share one host's memory."""
+    """Network between the ranks, each on a separate host; None: shared memory of one host."""
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class Piece:
         return f"end-to-end-{self.task}-{self.ranks}-{place}-batch{self.batch}"
 
 
-# Small batches make communication most of a step, large ones little of it.
+# With small batches, communication is most of a step; with large ones, a small part.
 PIECES = [
     *(
         Piece(task, ranks, batch, network)
@@ -51,7 +51,7 @@ PIECES = [
 
 
 def command(piece: Piece, options: argparse.Namespace) -> list[str]:
-    """Return what runs one piece."""
+    """Return the command that runs one piece."""
     place = f"hosts at {RATES[piece.network]}" if piece.network else "ranks in shared memory"
     train = [
         *(sys.executable, str(HERE / "train.py"), "--task", piece.task),

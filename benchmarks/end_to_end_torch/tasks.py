@@ -1,4 +1,4 @@
-"""What is trained: a network, its batches, and the loss of one batch."""
+"""Trainings: a network, its batches, and the loss of one batch."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Task:
 
     title: str
     unit: str
-    """What a batch holds: images or words."""
+    """The unit of a batch: images or words."""
     units_a_step: int
-    """Of one rank."""
+    """Units per step of one rank."""
     build: Callable[[], nn.Module]
     batch: Callable[[int], tuple[Tensor, Tensor]]
-    """Returns inputs and targets of a step, this rank's share."""
+    """Returns this rank's share of the inputs and targets of a step."""
     loss: Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
     rate: float
     momentum: float
@@ -46,7 +46,7 @@ class Task:
 class WordModel(nn.Module):
     """The 'medium' LSTM of Zaremba et al., Recurrent Neural Network Regularization, 2014.
 
-    Without dropout, and with the state at zero in each sequence, so that losses compare.
+    Without dropout, and with a zero initial state for each sequence, so that losses are comparable.
     """
 
     def __init__(self, words: int, hidden: int) -> None:
@@ -74,7 +74,7 @@ def ptb(folder: Path | None, *, rank: int, ranks: int, batch: int, hidden: int) 
         numbers = {word: i for i, word in enumerate(dict.fromkeys(words))}
         text = torch.tensor([numbers[word] for word in words])
         count = len(numbers)
-    # Every sequence of the batch, of all ranks together, reads on from a place of its own.
+    # Every sequence of the global batch reads a separate part of the text.
     rows = text[: len(text) // (batch * ranks) * (batch * ranks)].view(batch * ranks, -1)
     mine = rows[rank * batch : (rank + 1) * batch]
     steps = (mine.shape[1] - 1) // WORDS_A_SEQUENCE
@@ -145,7 +145,7 @@ def mnist(folder: Path | None, *, rank: int, ranks: int, batch: int) -> Task:
 def _shuffled(
     images: Tensor, labels: Tensor, *, rank: int, ranks: int, batch: int
 ) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Return what gives a rank its share of each step's images, all of them in random order."""
+    """Return a function that returns a rank's share of a step's images, in random order."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(2))
 
     def take(step: int) -> tuple[Tensor, Tensor]:
@@ -171,7 +171,7 @@ class OneMatrix(nn.Module):
 
 
 def bucket(*, rank: int) -> Task:
-    """Return a task that is almost nothing but the exchange of one bucket."""
+    """Return a task that consists almost only of the exchange of one bucket."""
     gradient = torch.randn(OneMatrix.SIDE**2, generator=torch.Generator().manual_seed(rank))
     return Task(
         title="one bucket of 25 MiB",

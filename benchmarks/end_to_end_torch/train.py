@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Train one network in several ways side by side, and print what each exchange of gradients costs.
+"""Train one network in several ways in turn, and print the cost of each exchange of gradients.
 
     qsgd-hpc run -np 2 benchmarks/end_to_end_torch/train.py --task resnet
     qsgd-hpc run -np 4 --network 1gbit \
         benchmarks/end_to_end_torch/train.py --task lstm --data data/ptb --batch 8
 
-All contestants live in the same processes and take turns of a few steps, so that what disturbs the
-machine disturbs them alike. A step's time is the slowest rank's, over the steps of a turn; the
+All contestants run in the same processes and take turns of a few steps, so that disturbances of the
+machine affect all equally. A step's time is the slowest rank's mean over the steps of a turn; the
 table has medians over turns.
 """
 
@@ -30,9 +30,9 @@ BATCH = {"resnet": 4, "lstm": 8, "mnist": 64, "bucket": 1}
 
 
 def take_turn(contestant: Contestant, task: Task, steps: int) -> None:
-    """Run some steps, from a barrier on, and note what one takes."""
+    """Run some steps after a barrier, and record the time of one."""
     batches = [task.batch(contestant.steps + i) for i in range(steps)]
-    # gloo's barrier sleeps: a rank that waits must not take the core of one that computes.
+    # gloo's barrier sleeps: a waiting rank must not use the core of a computing one.
     dist.barrier()
     sent_before = hvd.communication_stats()["wire_bytes"]
     begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
@@ -46,16 +46,16 @@ def take_turn(contestant: Contestant, task: Task, steps: int) -> None:
 
 
 def compete(contestants: list[Contestant], task: Task, args: argparse.Namespace) -> None:
-    """Let all take turns until the time is up, at least three times after one to warm up."""
+    """Run turns of all contestants until the time is over, at least three after a warm-up."""
     begin_s = time.perf_counter()
     turn = 0
-    going_on = True
-    while going_on:
+    continues = True
+    while continues:
         for i in range(len(contestants)):
             take_turn(contestants[(i + turn) % len(contestants)], task, args.steps)
         turn += 1
         late = time.perf_counter() - begin_s > args.seconds
-        going_on = hvd.broadcast_object(turn < args.least_turns or not late)
+        continues = hvd.broadcast_object(turn < args.least_turns or not late)
 
 
 def parse_args() -> argparse.Namespace:
@@ -64,15 +64,15 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", choices=tuple(BATCH), default="resnet")
-    parser.add_argument("--data", type=Path, help="of the task; default: random data")
-    parser.add_argument("--batch", type=int, help="images or sequences a rank (4, 8 or 64)")
-    parser.add_argument("--width", type=int, default=32, help="of ResNet-34; the paper has 64")
+    parser.add_argument("--data", type=Path, help="folder of the task; default: random data")
+    parser.add_argument("--batch", type=int, help="images or sequences per rank (4, 8 or 64)")
+    parser.add_argument("--width", type=int, default=32, help="of ResNet-34; 64 in the paper")
     parser.add_argument("--hidden", type=int, default=650, help="size of the LSTM")
-    parser.add_argument("--steps", type=int, default=2, help="in a turn (default 2)")
+    parser.add_argument("--steps", type=int, default=2, help="steps of a turn (default 2)")
     parser.add_argument("--seconds", type=float, default=60, help="for all (default 60)")
     parser.add_argument("--least-turns", type=int, default=4, metavar="N", help="(default 4)")
     parser.add_argument("--only", action="append", default=[], metavar="WHAT", help="repeatable")
-    parser.add_argument("--where", default="", help="of the network, for the record")
+    parser.add_argument("--where", default="", help="description of the network, for the record")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the samples, too")
     args = parser.parse_args()
     args.batch = args.batch or BATCH[args.task]
@@ -80,7 +80,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Compete, and let rank 0 tell the result."""
+    """Run all contestants, and print the result on rank 0."""
     args = parse_args()
     torch.set_num_threads(1)
     hvd.init()

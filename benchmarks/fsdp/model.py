@@ -1,4 +1,4 @@
-"""A small transformer that predicts the next character, and Shakespeare's to learn from."""
+"""A small transformer that predicts the next character, and its text, such as Shakespeare."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VALIDATION_SHARE = 0.1
 
 
 class Block(nn.Module):
-    """Attention to what went before, then two dense layers; both add to what comes in."""
+    """Causal attention, then two dense layers, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ class Transformer(nn.Module):
     """A decoder with learnt positions.
 
     Args:
-        characters: that there are.
-        context: how many characters it looks back at.
+        characters: number of different characters.
+        context: number of previous characters that a prediction uses.
     """
 
     def __init__(self, characters: int, width: int, layers: int, heads: int, context: int) -> None:

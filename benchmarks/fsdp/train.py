@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Train a small transformer under FSDP2 with coded gradients and weights, beside float32.
+"""Train a small transformer under FSDP2 with coded gradients and weights, and with float32.
 
     qsgd-hpc run -np 2 benchmarks/fsdp/train.py --data data/shakespeare/input.txt
     qsgd-hpc run -np 2 --network 1gbit benchmarks/fsdp/train.py --data ... --steps 20
 
-All contestants begin at the same weights, see the same batches and take turns of a few steps in the
-same processes, so that what disturbs the machine disturbs them alike.
+All contestants start with the same weights, use the same batches and take turns of a few steps in
+the same processes, so that disturbances of the machine affect all equally.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ BITS: dict[str, tuple[int | None, int | None]] = {
     "gradients 4, weights 4 bit": (4, 4),
 }
 TURN = 5  # steps
-LAST_LOSSES = 20  # steps whose mean is called the loss at the end
+LAST_LOSSES = 20  # steps whose mean is the final loss
 EXAMINED = 256  # pieces of the validation text
 
 
 @dataclass
 class Contestant:
-    """A sharded model and its optimizer, in the midst of training."""
+    """A sharded model in training, and its optimizer."""
 
     what: str
     model: nn.Module
     shards: QuantizedShards
     optimizer: torch.optim.Optimizer
     losses: list[float] = field(default_factory=list)
-    """Of all ranks."""
+    """Means over all ranks."""
     seconds: list[float] = field(default_factory=list)
-    """A step of the slowest rank, one per turn."""
+    """Seconds of a step on the slowest rank, one value per turn."""
 
 
 def sharded(what: str, text: Text, args: argparse.Namespace) -> Contestant:
@@ -71,7 +71,7 @@ def sharded(what: str, text: Text, args: argparse.Namespace) -> Contestant:
     for block in model.blocks:
         fully_shard(block, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
-    shards = quantize_fsdp(model, *BITS[what])  # without bits it counts
+    shards = quantize_fsdp(model, *BITS[what])  # without bits, it only counts bytes
     return Contestant(what, model, shards, torch.optim.AdamW(model.parameters(), lr=args.rate))
 
 
@@ -84,7 +84,7 @@ def mean_over_ranks(values: list[float], op: Any = dist.ReduceOp.SUM) -> list[fl
 
 
 def take_turn(contestant: Contestant, text: Text, args: argparse.Namespace, steps: range) -> None:
-    """Train for some steps and note what they took."""
+    """Train for some steps and record their time."""
     batches = [
         text.batch(args.batch, args.context, seed=step * hvd.size() + hvd.rank()) for step in steps
     ]
@@ -103,7 +103,7 @@ def take_turn(contestant: Contestant, text: Text, args: argparse.Namespace, step
 
 
 def validation_loss(contestant: Contestant, text: Text, context: int) -> float:
-    """Return the loss on text that was not trained on, with the weights that training used."""
+    """Return the loss on the validation text, with the weights as used in training."""
     x, y = text.examination(EXAMINED, context)
     parts = []
     with torch.no_grad():
@@ -113,7 +113,7 @@ def validation_loss(contestant: Contestant, text: Text, context: int) -> float:
 
 
 def row(contestant: Contestant, text: Text, args: argparse.Namespace) -> dict[str, Any]:
-    """Return what became of a contestant, equal on all ranks."""
+    """Return the results of a contestant, equal on all ranks."""
     sent = {kind: n / args.steps for kind, n in contestant.shards.traffic().items()}
     return {
         "what": contestant.what,
@@ -155,7 +155,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--data", type=Path, help="a text; default: random characters")
     parser.add_argument("--steps", type=int, default=600, help="of each (default 600)")
-    parser.add_argument("--batch", type=int, default=12, help="pieces a rank (default 12)")
+    parser.add_argument("--batch", type=int, default=12, help="pieces per rank (default 12)")
     parser.add_argument("--context", type=int, default=96, help="characters (default 96)")
     parser.add_argument("--width", type=int, default=128, help="of the network (default 128)")
     parser.add_argument("--layers", type=int, default=4, help="(default 4)")
@@ -168,7 +168,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train all, and let rank 0 tell the result."""
+    """Train all, and print the result on rank 0."""
     args = parse_args()
     torch.set_num_threads(1)
     hvd.init()

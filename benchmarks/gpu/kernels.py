@@ -1,7 +1,7 @@
-"""Time the GPU kernels beside the device's own copy, and beside torch's operations for the same.
+"""Time the GPU kernels, compared with the device's copy and with equivalent torch operations.
 
-All contestants take turns in one run, on more memory than the caches hold; times are by events, and
-medians. Bytes are those that must move: elements and codes, each once.
+All contestants take turns in one run, on more memory than fits into caches; times are medians,
+measured by events. Bytes are the least that must be moved: elements and codes, each once.
 
 Run: python benchmarks/gpu/kernels.py --json gpu-kernels.json
 """
@@ -28,7 +28,7 @@ WARM_UP = 5
 
 @dataclass(frozen=True)
 class Contestant:
-    """One thing to time; ``moved_bytes`` is what it cannot but read and write."""
+    """One operation to time; ``moved_bytes`` is the least that it must read and write."""
 
     name: str
     bits: int | None
@@ -50,7 +50,7 @@ class Row:
 
 
 class Kernels:
-    """The kernels of one code, as rank 0 of two would use them on ``count`` elements of each."""
+    """The kernels of one code, as used by rank 0 of two, on ``count`` elements of each rank."""
 
     def __init__(self, library: str, scheme: str, bits: int, count: int, device: torch.device):
         self.count = count
@@ -105,7 +105,7 @@ def quantise(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
 def contestants(
     library: str, count: int, device: torch.device, *, peers: bool
 ) -> Iterator[Contestant]:
-    """Yield what takes part: the copy first; torch's operations, where `peers` are wanted."""
+    """Yield the contestants: the copy first, then the kernels and, with `peers`, torch's."""
     x = torch.randn(count, device=device)
     target = torch.empty_like(x)
     yield Contestant("copy", None, 8 * count, lambda: target.copy_(x))
@@ -147,7 +147,7 @@ def timed(run: Callable[[], object], device: torch.device) -> float:
 
 
 def measure(all_: list[Contestant], samples: int, device: torch.device) -> list[Row]:
-    """Let all take turns."""
+    """Run all contestants in turn and return their rows."""
     for each in all_:
         for _ in range(WARM_UP):
             each.run()
@@ -164,7 +164,7 @@ def measure(all_: list[Contestant], samples: int, device: torch.device) -> list[
 
 
 def table(rows: list[Row]) -> str:
-    """Return the rows to read, with how many times faster encoding is than each of torch's."""
+    """Return the rows as text, with the speed-up of encoding over each of torch's."""
     lines = [f"{'':14} bits  median ms    GB/s  of the copy  kernel is faster by"]
     encode_ms = {row.bits: row.median_ms for row in rows if row.name == "encode"}
     for row in rows:
@@ -192,7 +192,7 @@ def main() -> None:
         sys.exit("no GPU kernels: install this package where nvcc is (docs/gpu.md)")
     device = torch.device(gpu.device_type(library))
     if device.type == "cuda" and not torch.cuda.is_available():
-        sys.exit("no GPU that torch can use; on a login node that is as it should be")
+        sys.exit("torch finds no GPU, which is expected on a login node")
     all_ = list(contestants(library, args.elements, device, peers=not args.without_torch))
     rows = measure(all_, args.samples, device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "the CPU, by the twin"

@@ -1,4 +1,4 @@
-"""What is trained on GPUs: a GPT and a ResNet-50, each on one random batch of the device."""
+"""Networks for GPUs: a GPT and a ResNet-50, each with one random batch on the device."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "fsdp"))
 from model import Transformer
 
 BLOCKS = (3, 4, 6, 3)
-WIDENED = 4  # channels that come out of a bottleneck, over those within
+WIDENED = 4  # ratio of a bottleneck's output channels to its inner channels
 
 
 @dataclass(frozen=True)
 class Task:
-    """A network and the batch that it learns; `sizes` says how large the batch is."""
+    """A network and its batch; `sizes` describes the size of the batch."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[torch.device], tuple[Tensor, Tensor]]
@@ -58,7 +58,7 @@ def resnet50(tiny: bool) -> Task:
 
 
 class Bottleneck(nn.Module):
-    """A 1 x 1, a 3 x 3 and a widening 1 x 1 convolution beside a short cut."""
+    """A 1 x 1, a 3 x 3 and a widening 1 x 1 convolution, with a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -80,13 +80,13 @@ class Bottleneck(nn.Module):
 
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
-    """Return a convolution and its batch norm, without statistics, which DDP would broadcast."""
+    """Return a convolution and its batch norm, without running averages, which DDP would send."""
     layer = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     return [layer, nn.BatchNorm2d(outputs, track_running_stats=False)]
 
 
 def residual_network(width: int, classes: int) -> nn.Sequential:
-    """Stack bottlenecks behind ImageNet's stem; each stage has twice the channels of the last."""
+    """Return a stem for ImageNet and stages of bottlenecks, each with twice the channels."""
     layers = [*convolution(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
     inputs = width
     for stage, blocks in enumerate(BLOCKS):

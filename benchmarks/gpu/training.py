@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Train a GPT and a ResNet-50 on GPUs by ``hvd.DistributedOptimizer``, beside DDP over NCCL.
+"""Train a GPT and a ResNet-50 on GPUs by ``hvd.DistributedOptimizer`` and by DDP over NCCL.
 
     qsgd-hpc run -np 2 benchmarks/gpu/training.py --json training.jsonl
     qsgd-hpc run -np 2 benchmarks/gpu/training.py --device cpu --tiny      # no GPU: gloo for NCCL
 
-Ranks share GPUs where there are fewer of them; NCCL then takes each rank for a host of its own, and
-sockets. Contestants train one after another in the same processes, each with random data that lies
-on the device. A step is that of the slowest rank, the device's work included. What is exposed is
-the time that it takes beyond a step without communication. Waits and copies are counted by torch's
-profiler, in a step that is not timed.
+Ranks share GPUs if there are fewer GPUs than ranks; NCCL then treats each rank as a separate host
+and uses sockets. Contestants train one after another in the same processes, with random data on
+the device. A step's time is the slowest rank's and includes the device's work. The exposed time is
+the difference to a step without communication. Waits and copies are counted by torch's profiler in
+a step that is not timed.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from qsgd_hpc.torch.ddp import QSGDState, qsgd_hook
 WARM_UP = 3
 LEAST_SAMPLES = 3
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
-GRADIENTS, STEP = "first gradient", "optimizer.step"  # what the profile marks
+GRADIENTS, STEP = "first gradient", "optimizer.step"  # names of regions in the profile
 
 
 @dataclass
 class Run:
-    """A contestant in the midst of training."""
+    """A contestant in training."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -67,13 +67,13 @@ class HookClock:
     _marked: bool = field(default=False, repr=False)
 
     def restart(self) -> None:
-        """Forget what was measured."""
+        """Reset the measurements."""
         self.seconds, self.calls, self._marked = 0.0, 0, False
 
     def timed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return the hook with its calls measured."""
 
-        @functools.wraps(hook)  # DDP looks at its hooks' annotations
+        @functools.wraps(hook)  # DDP checks its hooks' annotations
         def run(*args: Any) -> Any:
             if self.marks_first and not self._marked:
                 self._marked = True
@@ -90,10 +90,10 @@ class HookClock:
 
 @dataclass(frozen=True)
 class Row:
-    """What a contestant took; times are medians over steps.
+    """The results of a contestant; times are medians over steps.
 
-    `us_per_gradient` is the host's, in the hooks, on the slowest rank; None: nothing was measured.
-    Waits and copies are those of rank 0 in one step, up to `step()` and in it.
+    `us_per_gradient` is the host's time in the hooks on the slowest rank; None if not measured.
+    Waits and copies are those of rank 0 in one step, before `step()` and in it.
     """
 
     task: str
@@ -123,7 +123,7 @@ def start_alone(model: nn.Module, optimizer: torch.optim.Optimizer) -> Run:
 def start_hvd(
     model: nn.Module, optimizer: torch.optim.Optimizer, bits: int, nccl: str = "auto"
 ) -> Run:
-    """Train by DistributedOptimizer, whose hooks are those that it registers with parameters."""
+    """Train by DistributedOptimizer, timing the hooks that it registers with parameters."""
     if os.environ.get("QSGD_NCCL", "auto") != nccl:
         os.environ["QSGD_NCCL"] = nccl
         hvd.shutdown()
@@ -144,7 +144,7 @@ def start_hvd(
 
 
 def start_ddp(model: nn.Module, optimizer: torch.optim.Optimizer, hook: str) -> Run:
-    """Train by DDP with one of its hooks, or with ours."""
+    """Train by DDP with a hook of torch, of this package, or none."""
     clock = HookClock()
     wrapped = DistributedDataParallel(model)
     if hook == "bf16":
@@ -179,14 +179,14 @@ class Trainer:
         self._alone_ms: float | None = None
 
     def row(self, what: str) -> Row:
-        """Train a contestant and return what it took, equal on all ranks but for the counts."""
+        """Train a contestant and return its results, equal on all ranks except for the counts."""
         torch.manual_seed(1)
         model = self._task.build().to(self._device)
         inner = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
         run = CONTESTANTS[what](model, inner)
         for _ in range(WARM_UP):
             loss = self._step(run)
-        self._settle()
+        self._synchronize()
         run.clock.restart()
         seconds = self._timed(run)
         calls = run.clock.calls // len(seconds)
@@ -212,19 +212,19 @@ class Trainer:
             run.optimizer.step()
         return loss.detach()
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
 
     def _timed(self, run: Run) -> list[float]:
-        """Return the seconds of each step; stops early where all would take too long."""
+        """Return the seconds of each step; stop early if all steps would take too long."""
         seconds: list[float] = []
         limit_s = self._args.seconds
         while len(seconds) < self._args.steps:
             began = time.perf_counter()
             self._step(run)
-            self._settle()
-            seconds.append(_slowest(time.perf_counter() - began))  # and all ranks begin the next
+            self._synchronize()
+            seconds.append(_slowest(time.perf_counter() - began))  # also a barrier
             if sum(seconds) > limit_s and len(seconds) >= LEAST_SAMPLES:
                 break
         return seconds
@@ -234,7 +234,7 @@ class Trainer:
         run.clock.marks_first = True
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             self._step(run)
-            self._settle()
+            self._synchronize()
         run.clock.marks_first = False
         if self._args.trace and hvd.rank() == 0:
             profiler.export_chrome_trace(str(self._args.trace))
@@ -244,7 +244,7 @@ class Trainer:
 def counted(events: list[tuple[str, float, float]]) -> list[int]:
     """Return waits and pageable copies from the first gradient to step(), and those in step().
 
-    Without a hook there is no first gradient; then it is the whole backward pass.
+    Without a hook the first gradient is unknown; then the counts begin with the profile.
     """
     begin, end = min((b, e) for name, b, e in events if name == STEP)
     first = min((b for name, b, _ in events if name == GRADIENTS), default=0.0)
@@ -265,7 +265,7 @@ def _slowest(value: float) -> float:
 
 
 def _identical(model: nn.Module) -> bool:
-    """Tell whether all ranks have the same bits."""
+    """Return whether the parameters of all ranks have the same bits."""
     mine = []
     for parameter in model.parameters():
         bits = parameter.detach().flatten().view(torch.int32).long()
@@ -277,9 +277,9 @@ def _identical(model: nn.Module) -> bool:
 
 @contextmanager
 def joined(args: argparse.Namespace) -> Iterator[torch.device]:
-    """Start the job and torch's process group, and take a device."""
+    """Start the job and torch's process group; yield this rank's device."""
     if args.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("no GPU that torch can use; --device cpu --tiny tries this script without one")
+        sys.exit("torch finds no GPU; --device cpu --tiny runs this script without one")
     hvd.init()
     device, backend = torch.device("cpu"), "gloo"
     if args.device == "cuda":
@@ -287,7 +287,7 @@ def joined(args: argparse.Namespace) -> Iterator[torch.device]:
         device, backend = torch.device("cuda", hvd.local_rank() % count), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
         if count < hvd.local_size():
-            # NCCL takes no GPU twice on one host. On a host each, ranks meet over sockets.
+            # NCCL rejects a GPU used twice on one host. With separate host ids, it uses sockets.
             host = f"host-{hvd.rank()}"
             os.environ.update(NCCL_HOSTID=host, NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
     else:
@@ -307,7 +307,7 @@ HEADER = (
 
 
 def line(row: Row) -> str:
-    """Return a row to read."""
+    """Return a row as text."""
 
     def pair(*counts: int | None) -> str:
         return "" if None in counts else ", ".join(map(str, counts))
@@ -331,9 +331,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="networks that a CPU can train")
     parser.add_argument("--tasks", default=",".join(TASKS), help="default: %(default)s")
     parser.add_argument("--contestants", default=",".join(CONTESTANTS), help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=8, help="that are timed (8)")
+    parser.add_argument("--steps", type=int, default=8, help="timed steps (8)")
     parser.add_argument(
-        "--seconds", type=float, default=6.0, help=f"after which {LEAST_SAMPLES} will do (6)"
+        "--seconds", type=float, default=6.0, help=f"limit after {LEAST_SAMPLES} steps (6)"
     )
     parser.add_argument("--json", type=Path, help="where to append a line for each contestant")
     parser.add_argument("--trace", type=Path, help="where to write rank 0's last profile")
@@ -349,7 +349,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train all, and let rank 0 tell what each took as soon as it is known."""
+    """Train all, and print each result on rank 0 immediately."""
     args = parse_args()
     facts = {"schema": 1, "section": "training", "version": qsgd_hpc.__version__}
     with joined(args) as device:

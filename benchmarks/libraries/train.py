@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Train a network of 2.2 million parameters by a library, and say nothing of compression.
+"""Train a network of 2.2 million parameters by a library, without settings for compression.
 
     qsgd-hpc run -np 2 --network 1gbit --bits 4 benchmarks/libraries/train.py --library lightning
     qsgd-hpc scale benchmarks/libraries/study.yaml -o results
 
-The script is as a user of the library writes it. The study times its steps from outside, in 32 bits
-and in 4, and beside them DDP with torch's own bfloat16 hook (--bf16).
+The script is written like that of a user of the library. The study times its steps from outside,
+with 32 bits and with 4, and compares with DDP and torch's bfloat16 hook (--bf16).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Net(nn.Module):
         )
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the loss, as the Trainer wants it."""
+        """Return the loss in the form that Trainer requires."""
         return {"loss": nn.functional.cross_entropy(self.layers(x), labels)}
 
 
@@ -63,7 +63,7 @@ def by_hand(args: argparse.Namespace, each: int) -> None:
     loader = torch.utils.data.DataLoader(images, batch_size=each, sampler=sampler)
     model = nn.parallel.DistributedDataParallel(Net())
     if args.bf16:
-        # By its own name torch takes it on GPUs alone.
+        # Wrapped, because torch knows the hook by its name and accepts it on GPUs only.
         hook = default_hooks.bf16_compress_hook
         model.register_comm_hook(None, lambda group, bucket: hook(group, bucket))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""What measuring the error of every code costs, as a share of a training step.
+"""Measure the cost of computing the error of every code, as a share of a training step.
 
     qsgd-hpc run -np 2 benchmarks/nmse/cost.py                  # nothing else running
     qsgd-hpc run -np 2 benchmarks/nmse/cost.py --json cost.json
 
-Reduces the gradients of a network with and without the measurement, in turns, and trains the same
-network by DistributedOptimizer, which always measures. No wire hides the difference in shared
-memory, so it is the worst case.
+Reduces the gradients of a network with and without the measurement in turn, and trains the same
+network by DistributedOptimizer, which always measures. Shared memory is the worst case, because no
+transfer hides the difference.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 def reductions_s(model: torch.nn.Module, spec: _core.CodecSpec, repeats: int) -> dict[bool, float]:
     """Return the slowest rank's median time of a reduction with, and without, the measurement."""
-    from mpi4py import MPI  # once init() has set it up
+    from mpi4py import MPI  # after init() has initialised it
 
     rng = np.random.default_rng(hvd.rank())
     arrays = [
@@ -59,7 +59,7 @@ def reductions_s(model: torch.nn.Module, spec: _core.CodecSpec, repeats: int) ->
             for judged, call in calls.items():
                 communicator.barrier()
                 s = seconds_of(call)
-                if turn > 1:  # the first warm up
+                if turn > 1:  # after the warm-up
                     samples[judged].append(communicator.comm.allreduce(s, MPI.MAX))
     return {judged: statistics.median(found) for judged, found in samples.items()}
 
@@ -82,7 +82,7 @@ def step_s(task: tasks.Task, model: torch.nn.Module, bits: int, repeats: int) ->
 
 
 def all_tasks() -> list[tasks.Task]:
-    """Return a network that computes much for each byte, two that do not, and one that does not."""
+    """Return a network with much computation per byte, two with little, and one with none."""
     place = {"rank": hvd.rank(), "ranks": hvd.size()}
     return [
         tasks.resnet(None, **place, batch=4, width=64),
@@ -95,7 +95,7 @@ def all_tasks() -> list[tasks.Task]:
 @click.command()
 @click.option("--bits", default="8,4", show_default=True, help="Bits per element.")
 @click.option("--repeats", default=40, show_default=True, help="Timed calls of each kind.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write what was measured.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the measurements.")
 def main(bits: str, repeats: int, path: Path | None) -> None:
     """Measure, and print the table on rank 0."""
     hvd.init()

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Look at 10^9 draws of the rounding noise: is each of 16 bits, and is it independent?
+"""Test 10^9 draws of the rounding noise for uniformity in 16 bits and for independence.
 
     python benchmarks/noise/look.py
     python benchmarks/noise/look.py --generator philox --draws 1e8
 
-Prints, for each question, a statistic that is standard normal where the noise is perfect: beyond
-4 in either direction happens once in 16,000 looks. What is asked:
+Prints a statistic for each test that is standard normal for perfect noise: a magnitude above 4
+occurs once in 16,000 tests. The tests:
 
-- are all 65,536 values equally frequent (chi-squared);
-- are all pairs of neighbours' upper bytes (chi-squared), the part that decides most roundings;
-- does a draw tell of the one 1, 2, 4, 16, 32, 64 or 512 elements later (serial correlation);
-- do draws of the same elements by another rank, tensor or step, or with another seed (correlation).
+- equal frequency of all 65,536 values (chi-squared);
+- equal frequency of all pairs of neighbours' upper bytes, which decide most roundings (the same);
+- correlation with the draw 1, 2, 4, 16, 32, 64 or 512 elements later;
+- correlation with draws of the same elements for another rank, tensor, step or seed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def centred(draws: Draws) -> NDArray[np.float64]:
 
 
 def look(generator: str, wanted: int) -> dict[str, float]:
-    """Return the statistic of each question."""
+    """Return the statistic of each test."""
     values = np.zeros(VALUES, dtype=np.int64)
     pairs = np.zeros(VALUES, dtype=np.int64)
     serial = {lag: Correlation() for lag in LAGS}

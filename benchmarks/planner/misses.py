@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""How far the planner's choice is from the fastest, by ranks, network and size.
+"""Measure the extra time of the planner's choice over the fastest, by ranks, network and size.
 
-    python benchmarks/planner/misses.py            # ten minutes, and nothing else running
-    python benchmarks/planner/misses.py --show     # the tables of what was measured
+    python benchmarks/planner/misses.py            # ten minutes, with nothing else running
+    python benchmarks/planner/misses.py --show     # only the tables of the last measurement
 
-Each job measures its machine, plans every size, and tries every choice (qsgd-hpc bench --explain).
+Each job measures its machine, plans every size, and times every choice (qsgd-hpc bench --explain).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ NETWORKS = {"shared memory": None, "10 Gb/s": "10gbit", "1 Gb/s": "1gbit"}
 SIZES = "4K:256M:16"
 RESULTS = ROOT / "benchmarks" / "results" / "planner.json"
 CLOSE = 0.05
-"""A plan so little behind the fastest is as good."""
+"""A plan that takes at most this share longer counts as good."""
 
 
 def measure(ranks: int, network: str | None, sizes: str, seconds: float) -> dict[str, Any]:
-    """Return what a job has measured and tried."""
+    """Return the record of a job's measurements."""
     found = RESULTS.with_suffix(".part")
     words = ["-np", str(ranks), "--explain", "--trial", "--sizes", sizes, "--seconds", str(seconds)]
     words += ["--network", network] if network else []
@@ -46,7 +46,7 @@ def measure(ranks: int, network: str | None, sizes: str, seconds: float) -> dict
 
 
 def verdicts(record: dict[str, Any]) -> Iterator[tuple[int, Verdict]]:
-    """Yield each size of a job with the plan beside the fastest."""
+    """Yield each size of a job with the plan and the fastest choice."""
     rows = [dict(row) for row in record["choices"]]
     for size_bytes, group in groupby(rows, key=lambda row: row.pop("size_bytes")):
         yield size_bytes, judge([Choice(**row) for row in group])
@@ -83,7 +83,7 @@ def summary(records: list[dict[str, Any]]) -> str:
 
 
 def measure_all(sizes: str, seconds: float) -> None:
-    """Measure every layout; what is done is kept after each."""
+    """Measure every layout, and write the results after each."""
     records = []
     for where, network in NETWORKS.items():
         for ranks in RANKS:

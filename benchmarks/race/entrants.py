@@ -1,4 +1,4 @@
-"""Who races: ways to average gradients, each with the settings that a script gets by itself."""
+"""The entrants: ways to average gradients, each with its default settings."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Print who reaches the base's loss when, and draw the losses over time.
+"""Print when each entrant reaches the base's loss, and draw the losses over time.
 
     report.py ../results/race-*.json
     report.py ../results/race-*.json --png ../../docs/race.png
 
-The target is the base's validation loss at the end, its mean over all seeds. A seed is a pair: the
-entrant and the base have the same first weights and batches. Times are steps to the target times
-the step's time on a network; intervals are of 95%, of the mean logarithm of ratios.
+The target is the base's final validation loss, as the mean over all seeds. Each seed gives a pair:
+the entrant and the base have the same initial weights and batches. Times are the steps to target
+multiplied by the step's time on a network; 95% intervals are of the mean logarithm of ratios.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 BASE = "DDP bf16"
-WINDOW = 3  # validations whose mean is called the loss
-MARGIN = 0.005  # nats that are no loss of quality
-# Student's t for as many pairs: of 97.5% and of 99%.
+WINDOW = 3  # validations whose mean is the loss
+MARGIN = 0.005  # nats; a smaller loss of quality does not count
+# Quantiles of Student's t (97.5% and 99%) by the number of pairs.
 STUDENT = {
     3: (4.303, 6.965), 4: (3.182, 4.541), 5: (2.776, 3.747), 6: (2.571, 3.365), 7: (2.447, 3.143),
     8: (2.365, 2.998), 9: (2.306, 2.896), 10: (2.262, 2.821),
@@ -30,13 +30,13 @@ Record = dict[str, Any]
 
 
 def smoothed(row: Record) -> list[float]:
-    """Return the mean of the last validations at each one."""
+    """Return the moving mean of the validation losses."""
     losses = row["losses"]
     return [statistics.mean(losses[max(0, i - WINDOW + 1) : i + 1]) for i in range(len(losses))]
 
 
 def reached(row: Record, goal: float) -> int | None:
-    """Return after how many steps the loss is the goal, or None."""
+    """Return the number of steps to the goal, or None if it was not reached."""
     for i, loss in enumerate(smoothed(row)):
         if loss <= goal:
             return (i + 1) * int(row["every"])
@@ -44,7 +44,7 @@ def reached(row: Record, goal: float) -> int | None:
 
 
 def final(row: Record, steps: int) -> float:
-    """Return the loss after as many steps as make the target."""
+    """Return the loss after a number of steps."""
     return smoothed(row)[steps // row["every"] - 1]
 
 
@@ -54,7 +54,7 @@ def of_seeds(record: Record, what: str) -> dict[int, Record]:
 
 
 def target(record: Record) -> float:
-    """Return the loss to be reached."""
+    """Return the target loss."""
     return statistics.mean(final(row, record["steps"]) for row in of_seeds(record, BASE).values())
 
 
@@ -68,7 +68,7 @@ def interval(logs: list[float], more: float = 0.0) -> tuple[float, float, float]
 
 
 def speed(record: Record, what: str, network: str) -> str:
-    """Return how many times as soon as the base an entrant is there, with its interval."""
+    """Return the base's time to the target over the entrant's, with its interval."""
     goal = target(record)
     rows, base = of_seeds(record, what), of_seeds(record, BASE)
     pairs = [(reached(base[s], goal), reached(rows[s], goal)) for s in rows if s in base]
@@ -84,7 +84,7 @@ def speed(record: Record, what: str, network: str) -> str:
 
 
 def quality(record: Record, what: str) -> str:
-    """Return the mean difference of final losses, and whether it is shown to be no loss."""
+    """Return the mean difference of final losses, and whether non-inferiority is shown."""
     rows, base = of_seeds(record, what), of_seeds(record, BASE)
     steps = record["steps"]
     differences = [final(rows[s], steps) - final(base[s], steps) for s in rows if s in base]
@@ -97,7 +97,7 @@ def quality(record: Record, what: str) -> str:
 
 
 def table(record: Record) -> str:
-    """Return one track's table, a peer that wins before those that it beats."""
+    """Return one track's table."""
     networks = list(record["times_s"])
     goal = target(record)
     heads = ["", "steps to the target", "loss at the base's end (p < 0.01)"]

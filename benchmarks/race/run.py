@@ -3,9 +3,9 @@
 
     benchmarks/race/run.py --data data
 
-Who needs how many steps does not depend on the network, so entrants train once, in shared memory;
-what a step takes is measured on each network. All is written at once to ../results/race-*.json, and
-a run that was cut short goes on.
+The number of steps does not depend on the network, so entrants train once, in shared memory; the
+time of a step is measured on each network. Results are written to ../results/race-*.json
+immediately, and an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, help="has shakespeare and ptb; default: random data")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="a folder")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="output folder")
     parser.add_argument("--seeds", type=int, default=10, help="(default 10)")
     parser.add_argument("--steps", type=int, help="of the base (default: the track's)")
     args = parser.parse_args()

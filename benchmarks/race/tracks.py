@@ -1,4 +1,4 @@
-"""What is raced on: a network, its text, and how long the base trains."""
+"""The tracks of the race: a network, its text, and the number of the base's steps."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ CONTEXT = 64  # characters
 
 @dataclass(frozen=True)
 class Track:
-    """A training of which every entrant has the same batches and, with one seed, the same start."""
+    """A training; with the same seed, all entrants have the same batches and initial weights."""
 
     task: Task
     pieces: Callable[[int], tuple[Tensor, Tensor]]
-    """Returns one rank's share of a batch, drawn by a seed."""
+    """Returns one rank's share of a batch for a seed."""
     exam: tuple[Tensor, Tensor]
     """This rank's share of the validation."""
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     steps: int
-    """After which the base's validation loss is the target."""
+    """Steps after which the base's validation loss is the target."""
 
     def batch(self, seed: int, step: int, rank: int) -> tuple[Tensor, Tensor]:
         """Return a rank's share of a step's batch."""

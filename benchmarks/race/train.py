@@ -4,8 +4,7 @@
     qsgd-hpc run -np 2 benchmarks/race/train.py --track ptb --data data --json race-ptb.json
     qsgd-hpc run -np 2 --network 1gbit benchmarks/race/train.py --track ptb --times 1gbit ...
 
-run.py does both. What is in the record already is not done again: a run goes on where one before
-was cut short.
+run.py does both. Results in the record are not measured again: an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ import qsgd_hpc.torch as hvd
 from qsgd_hpc.bench.contestants import start_gloo
 
 SCHEMA = 1
-MOST = 1.5  # times the base's steps; who has not reached the target then does not
+MOST = 1.5  # an entrant has at most this many times the base's steps to reach the target
 EVERY = 10  # steps from one validation to the next
 TURNS, TURN_STEPS = 12, 5  # the first turn warms up
 
 
 def begin(track: Track, what: str, seed: int) -> Contestant:
-    """Return an entrant at a seed's first weights; what the engine kept of others is gone."""
+    """Restart the engine, and return an entrant with a seed's initial weights."""
     hvd.shutdown()
     hvd.init()
     torch.manual_seed(seed)
@@ -58,7 +57,7 @@ def race(track: Track, what: str, seed: int, goal: float | None) -> dict[str, An
 
 
 def time_steps(track: Track) -> dict[str, list[float]]:
-    """Return the slowest rank's seconds of a step, turn by turn, of entrants that take turns."""
+    """Run all entrants in turn; return the slowest rank's seconds of a step for each turn."""
     hvd.shutdown()
     hvd.init()
     entrants = []
@@ -82,7 +81,7 @@ def time_steps(track: Track) -> dict[str, list[float]]:
 
 
 def describe(track: Track, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the record of a race that nobody has run yet."""
+    """Return the record of a race without results."""
     return {
         "schema": SCHEMA,
         "version": qsgd_hpc.__version__,
@@ -101,7 +100,7 @@ def describe(track: Track, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def resume(record: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return what a run before has left, or an empty record."""
+    """Return the record of an earlier run, or the given empty one."""
     if not path.exists():
         return record
     kept: dict[str, Any] = json.loads(path.read_text())
@@ -112,7 +111,7 @@ def resume(record: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def keep(record: dict[str, Any], path: Path) -> None:
-    """Write the record, whole or not at all."""
+    """Write the record atomically."""
     if hvd.rank() != 0:
         return
     part = path.with_suffix(".part")
@@ -128,7 +127,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--track", choices=TRACKS, required=True)
     parser.add_argument("--data", type=Path, help="has shakespeare and ptb; default: random data")
     parser.add_argument("--json", type=Path, metavar="FILE", required=True, help="the record")
-    parser.add_argument("--times", metavar="NETWORK", help="time steps on it, and train nothing")
+    parser.add_argument("--times", metavar="NETWORK", help="only time steps on it")
     parser.add_argument("--seeds", type=int, default=10, help="(default 10)")
     parser.add_argument("--steps", type=int, help="of the base (default: the track's)")
     parser.add_argument("--only", action="append", default=[], metavar="WHAT", help="repeatable")
@@ -136,7 +135,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train or time, and keep each result at once."""
+    """Train or time, and write each result immediately."""
     args = parse_args()
     torch.set_num_threads(1)
     hvd.init()
@@ -154,7 +153,7 @@ def main() -> None:
             keep(record, args.json)
     else:
         done = {(row["what"], row["seed"]) for row in record["rows"]}
-        # The base comes first, with all seeds: it sets the target.
+        # The base is first, with all seeds, because it determines the target.
         for what in [BASE, *(w for w in ENTRANTS if w != BASE and w in (args.only or ENTRANTS))]:
             goal = None if what == BASE else target(record)
             for seed in range(args.seeds):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Run a scaling study as jobs of a real Slurm, brought up on this machine for as long as it takes.
+"""Run a scaling study as jobs of a real Slurm that runs on this machine for that time.
 
     sudo benchmarks/scaling/on_slurm.py -o results/slurm            # the study of slurm.yaml
     sudo benchmarks/scaling/on_slurm.py -o results/own --separate slurm.yaml
 
-What follows belongs to `qsgd-hpc scale`; without a study file, slurm.yaml of this folder is taken.
-Needs root and `make slurm`.
+All arguments are passed to `qsgd-hpc scale`; without a study file, slurm.yaml of this folder is
+used. Needs root and `make slurm`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.slurm.profiles import PROFILE, SRUN  # noqa: E402
 
 
 def main(words: list[str]) -> int:
-    """Bring the cluster up, run the study on it, and take it down."""
+    """Start the cluster, run the study on it, and stop it."""
     if set(words) & {"-h", "--help"}:
         print(__doc__.strip())
         return 0
@@ -34,13 +34,13 @@ def main(words: list[str]) -> int:
         return 2
     if not any(word.endswith((".yaml", ".yml")) for word in words):
         words = [*words, str(HERE / "slurm.yaml")]
-    # Its database's user must be able to enter, which another's home may forbid.
+    # A new folder, because the database's user may have no access to another user's home.
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     folder.chmod(0o755)
     bed = Bed(folder)
     home = Path(os.environ.setdefault("QSGD_HOME", str(folder / "home")))
     (home / "sites").mkdir(parents=True, exist_ok=True)
-    # The cluster pretends to eight cores a node, and all nodes share this machine's: one a rank.
+    # The cluster declares eight cores per node, but all nodes share this machine: one per rank.
     (home / "sites" / "slurm-here.yaml").write_text(PROFILE.replace("cores: 8", "cores: 1") + SRUN)
     try:
         bed.up()

@@ -1,7 +1,7 @@
-"""Steps whose computing is a sleep: what communication adds to them is the network's alone.
+"""Steps that sleep instead of computing, so that all additional time is due to the network.
 
-Hosts that share the cores of one machine compute more slowly the more of them there are; sleeps do
-not. Twenty gradients of 4 Mi elements in all come 10 ms apart, after a forward pass of 100 ms.
+Emulated hosts share the cores of one machine, so computing slows down with their number; sleeping
+does not. Twenty gradients, 4 Mi elements in total, are submitted 10 ms apart, after 100 ms.
 
     qsgd-hpc run -np 2 --network 200mbit benchmarks/scaling/timed_steps.py
 """

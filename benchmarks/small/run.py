@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Hold the steps of many small parameters against DDP's, and against another installation's.
+"""Compare steps of many small parameters with DDP's, and with another installation's.
 
     python benchmarks/small/run.py
     python benchmarks/small/run.py --beside ../other/.venv/bin/python
 
-The contestants take turns; what is printed is the median over the rounds of each one's median step.
+The contestants take turns; the result of each is the median over the rounds of its median step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300, help="parameters")
     parser.add_argument("--elements", type=int, default=256, help="of each, float32")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--beside", metavar="PYTHON", help="of another installation")
+    parser.add_argument("--beside", metavar="PYTHON", help="Python of another installation")
     options = parser.parse_args()
     contestants = {"this": (sys.executable, "optimizer"), "DDP over gloo": (sys.executable, "ddp")}
     if options.beside:

@@ -4,7 +4,7 @@
     qsgd-hpc run -np 2 benchmarks/small/step.py --by optimizer
     qsgd-hpc run -np 2 benchmarks/small/step.py --by ddp
 
-What is computed is next to nothing, so that a step is what its gradients cost on their way.
+The computation is negligible, so that a step's time is that of its gradients' reduction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 
 
 class Many(nn.Module):
-    """Many vectors, laid one behind the other and summed with weights."""
+    """Many vectors, concatenated and multiplied by weights."""
 
     def __init__(self, count: int, elements: int) -> None:
         super().__init__()
