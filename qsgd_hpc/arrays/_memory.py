@@ -148,7 +148,7 @@ class Arrays(Adapter):
         copy[...] = readable
         return copy
 
-    def taken(self, received: ops.Received, like: Array) -> Array:
+    def from_core(self, received: ops.Received, like: Array) -> Array:
         made: Array = received.data.view(like.dtype)
         return made.reshape(received.shape[0], *like.shape[1:])
 

@@ -56,7 +56,7 @@ class Adapter(ABC):
         """Return the device whose memory it is, -1: the host's, and the stream that fills it."""
         return -1, 0
 
-    def held(self, readable: Any) -> Any:
+    def owner(self, readable: Any) -> Any:
         """Return what keeps the memory valid, and as it is, until the operation is done."""
         return readable
 
@@ -73,14 +73,14 @@ class Adapter(ABC):
         """Return a copy of a readable tensor, where it is."""
 
     @abstractmethod
-    def taken(self, received: Received, like: Any) -> Any:
+    def from_core(self, received: Received, like: Any) -> Any:
         """Return the core's own memory as a tensor in the type of ``like``; keeps it alive."""
 
     @abstractmethod
     def delivered(self, result: Any, like: Any, into: Any = None) -> Any:
         """Return a result in ``into``, or with the type and device of ``like``."""
 
-    def bare(self, tensor: Any) -> Any:
+    def detached(self, tensor: Any) -> Any:
         """Return a tensor without the framework's gradient record."""
         return tensor
 

@@ -74,7 +74,7 @@ def _moved_buffer_of(adapter: Adapter, readable: Any) -> ops.Buffer:
 
 
 def _buffer(adapter: Adapter, readable: Any, shape: Sequence[int], dtype: str) -> ops.Buffer:
-    address, owner = adapter.address(readable), adapter.held(readable)
+    address, owner = adapter.address(readable), adapter.owner(readable)
     return ops.Buffer(address, shape, dtype, owner, *adapter.device(readable))
 
 
@@ -123,7 +123,7 @@ def _prepare(adapter: Adapter, tensor: Any, reduction: Reduction, into: Any = No
     compressed, context = tensor, None
     if compressor is not NoneCompressor:
         with adapter.unrecorded():
-            compressed, context = compressor.compress(adapter.bare(tensor))
+            compressed, context = compressor.compress(adapter.detached(tensor))
     readable = adapter.readable(compressed)
     spare = widened or not adapter.shares(readable, compressed)
     if widened:
@@ -229,7 +229,7 @@ def _scatter(each: _Prepared, reduction: Reduction, name: str, group: Group | No
         postscale=reduction.postscale,
         process_set=reduction.process_set,
         group=group,
-        result=lambda received: each.returned(adapter.taken(received, readable)),
+        result=lambda received: each.returned(adapter.from_core(received, readable)),
     )
 
 
@@ -311,7 +311,7 @@ def start_alltoall(
 
 def _with_rows(adapter: Adapter, readable: Any, tensor: Any) -> ops.Making:
     return lambda received: (
-        adapter.delivered(adapter.taken(received, readable), tensor),
+        adapter.delivered(adapter.from_core(received, readable), tensor),
         received.rows,
     )
 

@@ -92,19 +92,19 @@ class PendingGradients:
         """
         self._groups = {key: group for group in groups for key in group}
 
-    def ready(self, key: Any, size_bytes: int, *, anew: bool = False) -> None:
+    def ready(self, key: Any, size_bytes: int, *, restarted: bool = False) -> None:
         """Note that a backward pass has completed this parameter's gradient.
 
         Args:
             key: the parameter.
             size_bytes: of the gradient.
-            anew: the gradient replaces those of earlier passes, which have been discarded.
+            restarted: the gradient replaces those of earlier passes, which have been discarded.
         Raises:
             UsageError: more backward passes than promised since the last step.
         """
         seen = self._seen.get(key, 0)
         # A gradient whose reduction may have started is not discarded so.
-        seen = 1 if anew and seen < self.passes else seen + 1
+        seen = 1 if restarted and seen < self.passes else seen + 1
         if seen > self.passes:
             raise UsageError(
                 f"a gradient was computed {seen} times since the last step(), but "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qsgd_hpc.launch.claims import HYDRA, OPEN_MPI, OWN, PALS, SRUN, Claim
 
-__all__ = ["LoadedMpi", "apart", "leave_pip_out"]
+__all__ = ["LoadedMpi", "leave_pip_out", "not_connected"]
 
 WAY_OUT = "QSGD_ALLOW_SINGLETON"
 
@@ -84,7 +84,7 @@ def _mpiexec(mpi: LoadedMpi) -> Path | None:
     return mpi.path.parents[1] / "bin" / "mpiexec" if mpi.package and mpi.path else None
 
 
-def apart(size: int, claim: Claim, mpi: LoadedMpi, rank: int | None) -> str:
+def not_connected(size: int, claim: Claim, mpi: LoadedMpi, rank: int | None) -> str:
     """Return the message for ranks that were started together but are not connected.
 
     Args:

@@ -19,7 +19,7 @@ from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.claims import broken_claim, claims, rank_of, under_pmi2_of_slurm
 from qsgd_hpc.launch.loaded import SHORT_ADDRESSES, is_installed, loaded_library, pip_package
-from qsgd_hpc.launch.remedies import LoadedMpi, apart
+from qsgd_hpc.launch.remedies import LoadedMpi, not_connected
 
 __all__ = [
     "Layout",
@@ -121,7 +121,7 @@ def _require_together(module: Any, environ: Mapping[str, str]) -> None:
         mpi = LoadedMpi(name, is_open_mpi, path, pip_package(path))
         if size == 1 and _is_ours():
             module.Finalize()  # it waits for no other rank, and frees its shared memory
-        raise UsageError(apart(size, claim, mpi, rank_of(environ)))
+        raise UsageError(not_connected(size, claim, mpi, rank_of(environ)))
 
 
 def _import_mpi(first: bool) -> Any:

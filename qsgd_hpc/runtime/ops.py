@@ -41,8 +41,8 @@ __all__ = [
     "label",
     "member_names",
     "operation",
-    "place_in",
     "poll",
+    "position_in",
     "ranks_of",
     "run_now",
     "synchronize",
@@ -109,7 +109,7 @@ def ranks_of(process_set: ProcessSet) -> list[int]:
     return process_set.ranks or []
 
 
-def place_in(process_set: ProcessSet) -> int:
+def position_in(process_set: ProcessSet) -> int:
     """Return this rank's position among the ranks of its set."""
     return ranks_of(process_set).index(basics.rank())
 

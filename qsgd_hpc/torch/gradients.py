@@ -116,7 +116,7 @@ class GradientReducer(Claim):
         before, gradient = each.taken, each.take()
         size_bytes = BATCH_BYTES if self._travels_sparse(gradient) else each.nbytes
         # As after model.zero_grad(), a gradient may add to none of earlier passes.
-        self.pending.ready(each, size_bytes, anew=gradient is not before)
+        self.pending.ready(each, size_bytes, restarted=gradient is not before)
 
     def _travels_sparse(self, gradient: torch.Tensor) -> bool:
         return gradient.is_sparse and not self._reduction.sparse_as_dense

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc.launch.claims import broken_claim, claims, rank_of, under_pmi2_of_slurm
-from qsgd_hpc.launch.remedies import LoadedMpi, apart
+from qsgd_hpc.launch.remedies import LoadedMpi, not_connected
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}
 PIP = LoadedMpi("MPICH 5.0.2", False, Path("/env/lib/libmpi.so.12"), "mpich")
@@ -130,7 +130,7 @@ def test_the_message_has_both_numbers_both_names_and_the_remedy_of_the_pair(pair
     environ, mpi, words = REMEDIES[pair]
     claim = broken_claim(1, claims(environ, is_open_mpi=mpi.is_open_mpi))
     assert claim is not None
-    text = apart(1, claim, mpi, rank_of(environ))
+    text = not_connected(1, claim, mpi, rank_of(environ))
     assert "has started 4 ranks" in text
     assert "MPI sees this one alone" in text
     assert claim.source in text

@@ -23,7 +23,7 @@ def summed_shares(array: Any, rows: Shape, name: str, process_set: ProcessSet) -
 
     A reducescatter, whose gradient is the exact derivative, without a factor, as for alltoall.
     """
-    ranks, mine = len(rows), ops.place_in(process_set)
+    ranks, mine = len(rows), ops.position_in(process_set)
     call = Alltoall((name,), process_set, None, rows, (rows[mine],) * ranks)
     (parts,) = run(call, [array])
     return parts.reshape(ranks, rows[mine], *array.shape[1:]).sum(0)

@@ -125,7 +125,7 @@ def slopes(call: Collective, op: Op, inputs: Arrays, outputs: Arrays) -> list[An
     Ranks with equal extrema share the derivative, as in ``jax.numpy.max``.
     """
     if op is Product:
-        mine = ops.place_in(call.process_set)
+        mine = ops.position_in(call.process_set)
         gather = Allgather(**_named(call, ".factors"), op=Sum)
         everyone = run(gather, [x[None] for x in inputs])
         return [jnp.concatenate([x[:mine], x[mine + 1 :]]).prod(0) for x in everyone]

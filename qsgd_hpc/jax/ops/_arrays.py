@@ -71,14 +71,14 @@ class _JaxArrays(Arrays):
         return int(readable.unsafe_buffer_pointer())
 
     def device(self, readable: Any) -> tuple[int, int]:
-        """Return the device, and the stream that ``held`` has made wait for the array."""
+        """Return the device, and the stream that ``owner`` has made wait for the array."""
         if isinstance(readable, np.ndarray):
             return -1, 0
         number = _device_of(readable)
         assert number is not None
         return number, 0 if gpu.served() == "cpu" else _PER_THREAD
 
-    def held(self, readable: Any) -> Any:
+    def owner(self, readable: Any) -> Any:
         """Return the array, and a reference by DLPack, which lets no program take its memory."""
         if isinstance(readable, np.ndarray):
             return readable

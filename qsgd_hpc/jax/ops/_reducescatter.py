@@ -40,7 +40,7 @@ class Reducescatter(Collective):
 
     def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Return the shapes of this rank's shares."""
-        mine = ops.place_in(self.process_set)
+        mine = ops.position_in(self.process_set)
         return [(self._shares(shape[0])[mine], *shape[1:]) for shape in shapes]
 
     def start_one(self, index: int, array: Any) -> Handle:

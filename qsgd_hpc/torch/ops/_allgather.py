@@ -50,7 +50,7 @@ class Allgather(Collective):
     def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         """Return the mean, or sum, over the ranks of the gradients of this rank's rows."""
         rows = self._rows[index]
-        mine = ops.place_in(self._process_set)
+        mine = ops.position_in(self._process_set)
         call = Alltoall(rows, self.gradient_name(index), self._process_set)
         parts = run(call, [gradient])[0].reshape(len(rows), rows[mine], *gradient.shape[1:])
         return parts.mean(0) if self._op is Average else parts.sum(0)

@@ -62,7 +62,7 @@ def derivative(
     Ranks with equal extrema share the derivative, as in ``torch.amax``.
     """
     if op is Product:
-        mine = ops.place_in(process_set)
+        mine = ops.position_in(process_set)
         gather = Allgather(f"{name}.factors", process_set, grouped=False, op=Sum)
         (everyone,) = run(gather, [before.unsqueeze(0)])
         return torch.cat([everyone[:mine], everyone[mine + 1 :]]).prod(0)

@@ -98,7 +98,7 @@ class _Tensors(Adapter):
     def copied(self, readable: torch.Tensor) -> torch.Tensor:
         return readable.clone()
 
-    def taken(self, received: ops.Received, like: torch.Tensor) -> torch.Tensor:
+    def from_core(self, received: ops.Received, like: torch.Tensor) -> torch.Tensor:
         flat = torch.from_numpy(received.data).view(like.dtype)
         view = flat.reshape(received.shape[0], *like.shape[1:])
         # Autograd would not let a script change a view in place.
@@ -119,7 +119,7 @@ class _Tensors(Adapter):
                 into.copy_(used_here(result), non_blocking=into.is_cuda)
         return into
 
-    def bare(self, tensor: torch.Tensor) -> torch.Tensor:
+    def detached(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
 
     def place(self, tensor: torch.Tensor) -> torch.device:
