@@ -30,10 +30,10 @@ __all__ = ["Tuner", "start_as_set", "stop"]
 
 SCHEMA = 1
 _POLL_S = 0.005
-# Windows of one setting: the first still holds tensors that went by the setting before.
+# Measurement windows per setting: the first may contain tensors reduced with the previous setting.
 _WARM_UP = 1
 _MEASURED = 3
-_BURSTS = 5  # of gradients that a window holds, at least
+_BURSTS = 5  # least number of bursts of gradients (training steps) per window
 _COLUMNS = (
     "trial", "elapsed_s", "fusion_bytes", "cycle_time_ms", "algorithm", "bits",
     "segment_elements", "gradient_mb_per_s", "nmse", "kept",
@@ -46,7 +46,7 @@ _tuner: Tuner | None = None
 
 
 class Stopped(Exception):
-    """The job is leaving."""
+    """Raised in the tuner's thread after ``stop``."""
 
 
 class Tuner:
@@ -126,7 +126,7 @@ class Tuner:
         self._engine.tune(**{name: value for name, value in values.items() if value is not None})
 
     def _window(self) -> float:
-        """Return gradient bytes per second, from the beginning of one burst to that of another."""
+        """Return gradient bytes per second, between the beginnings of two bursts."""
         while True:
             begin, first = at, count = self._burst()
             longest_s, bursts = 0.0, 0
@@ -134,11 +134,11 @@ class Tuner:
                 before = at
                 at, count = self._burst()
                 longest_s, bursts = max(longest_s, at - before), bursts + 1
-            if longest_s < (at - begin) / 2:  # else an evaluation or a checkpoint lay between
+            if longest_s < (at - begin) / 2:  # else it contains an evaluation or a checkpoint
                 return (count - first) / (at - begin)
 
     def _burst(self) -> tuple[float, float]:
-        """Wait until gradients come after a pause; return the time and the bytes before them."""
+        """Wait until gradients arrive after a pause; return the time and the bytes before them."""
         before = self._bytes()
         idle = False
         began = time.monotonic()
@@ -156,13 +156,13 @@ class Tuner:
         return float(self._engine.stats()["gradient_bytes"])
 
     def _nmse(self) -> float:
-        """Return the largest error that a tensor's code now has."""
+        """Return the largest current coding error of any tensor."""
         return max((quality["nmse"] for quality in self._engine.quality().values()), default=0.0)
 
     def _write(self, settings: Settings, speed: float, nmse: float, kept: bool) -> None:
         if self._log is None:
             return
-        row = [self.search.told, f"{time.monotonic() - self._began:.1f}", *astuple(settings)]
+        row = [self.search.trials_done, f"{time.monotonic() - self._began:.1f}", *astuple(settings)]
         with self._log.open("a", newline="") as file:
             csv.writer(file).writerow([*row, f"{speed / 1e6:.3f}", f"{nmse:.3g}", int(kept)])
 
@@ -176,7 +176,7 @@ def space_as_set(size: int) -> Space:
     if env.is_set("QSGD_ALGORITHM", twins=False) or env.get("QSGD_ALGORITHM") != "auto":
         algorithms: tuple[str, ...] = ()
     elif coded:
-        # Gathering all codes takes memory and bytes by the number of ranks.
+        # The memory and bytes of gathering all codes grow with the number of ranks.
         algorithms = ("auto", "allgather") if 2 < size <= 4 else ()
     else:
         algorithms = ("auto", "direct", "ring", "rabenseifner")

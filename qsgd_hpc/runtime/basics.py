@@ -44,8 +44,8 @@ __all__ = [
     "stop_timeline",
 ]
 
-# How long this process may run after another rank's death without noticing it; the job is to have
-# ended within 30 s.
+# How long this process may run after another rank's death without noticing it; the job must end
+# within 30 s.
 GRACE_S = 20.0
 
 
@@ -71,7 +71,7 @@ class Context:
     dynamic_process_sets: bool
     """Whether process sets can be added and removed."""
     process_sets: dict[int, ProcessSet] = field(default_factory=dict)
-    """Registered sets by number, except that of all ranks, which is 0."""
+    """Registered sets by number, except set 0, which contains all ranks."""
     counters: Counter[str] = field(default_factory=Counter)
     """Number of unnamed operations of each kind; equal on ranks that make equal calls."""
 
@@ -83,7 +83,7 @@ _arguments: tuple[Any, Any] = (None, None)  # of the last init
 _owner_pid = 0  # the process that called init; a forked child has the context, but not its threads
 # Contexts of jobs that lost a rank. They are never freed: MPI may still write to their memory, and
 # it cannot be finalised.
-_wrecks: list[Context] = []
+_failed: list[Context] = []
 # After an error, a rank waits this long for the others to notice it before it ends the job.
 _PATIENCE_S = 5.0
 _REASON_BYTES = 1000
@@ -111,7 +111,7 @@ def init(
     with _lock:
         if _context is not None:
             return
-        if _wrecks:
+        if _failed:
             raise RankFailedError(
                 "a rank of this job has died, so its MPI cannot be used again; end this process "
                 "and start the job from its last checkpoint"
@@ -222,7 +222,7 @@ def _shut_down(reason: str, patience_s: float, *, record: bool) -> None:
     lifeline.forget()
     writing.stop(ended, together=not ended.engine.aborted())
     if ended.engine.aborted():
-        _wrecks.append(ended)
+        _failed.append(ended)
         mpi_binding.give_up()
         return
     if record and env.get("QSGD_RECORDS"):
@@ -240,7 +240,7 @@ def _leave() -> None:
     if os.getpid() != _owner_pid:
         return
     reason = f"it ended with {type(failure).__name__}: {failure}" if failure else "its script ended"
-    # An error may quote a file name that is not UTF-8, or a whole file.
+    # An error may quote a file name that is not UTF-8, or a complete file.
     reason = reason.encode("utf-8", "replace")[:_REASON_BYTES].decode("utf-8", "ignore")
     _shut_down(reason, _PATIENCE_S if failure else 1e9, record=failure is None)
     mpi_binding.finalise()

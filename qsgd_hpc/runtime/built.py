@@ -1,7 +1,7 @@
 """Queries of Horovod's scripts about the build: features of this package, and the MPI in use.
 
-NCCL, oneCCL and the rest are Horovod's ways to communicate. Scripts that ask for them take another
-path, which would not suit what is done here: see each function.
+NCCL, oneCCL, gloo and DDL are transports of Horovod. A script that finds one of them selects code
+that would be wrong with this package: see each function.
 """
 
 from __future__ import annotations
@@ -33,41 +33,42 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Return whether MPI starts the ranks and carries the messages: always."""
+    """Return whether MPI starts the ranks and carries the messages: always True."""
     return True
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Return whether there is support for MPI: always."""
+    """Return whether there is support for MPI: always True."""
     return True
 
 
 def gloo_enabled() -> bool:
-    """Return whether gloo starts the ranks: never."""
+    """Return whether gloo starts the ranks: always False."""
     return False
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Return whether there is support for gloo: no."""
+    """Return whether there is support for gloo: always False."""
     return False
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """Return 0, whether or not NCCL carries GPU tensors (``qsgd-hpc doctor`` says which does).
+    """Return 0, whether or not NCCL carries GPU tensors (``qsgd-hpc doctor`` prints the transport).
 
-    Scripts ask this in order to multiply Adasum's learning rate by ``local_size()``, as Horovod's
-    Adasum with NCCL adds up the gradients of a node. Adasum is among all ranks here.
+    Scripts call this to decide whether to multiply Adasum's learning rate by ``local_size()``,
+    because Horovod's Adasum with NCCL sums the gradients of a node. This package's Adasum combines
+    the gradients of all ranks.
     """
     return 0
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """Return whether there is support for IBM's DDL: no."""
+    """Return whether there is support for IBM's DDL: always False."""
     return False
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """Return whether there is support for oneCCL: no."""
+    """Return whether there is support for oneCCL: always False."""
     return False
 
 
@@ -80,12 +81,12 @@ def cuda_built(verbose: bool = False) -> bool:
 
 
 def rocm_built(verbose: bool = False) -> bool:
-    """Return the same of AMD's GPUs."""
+    """Return whether AMD GPUs' tensors are coded on their GPU; see ``cuda_built``."""
     return _has_kernels("HIP")
 
 
 def _has_kernels(platform: str) -> bool:
-    from qsgd_hpc.runtime import gpu  # and with it the core
+    from qsgd_hpc.runtime import gpu  # imports the core
 
     library = gpu.library()
     return library is not None and gpu.platform(library).startswith(platform)

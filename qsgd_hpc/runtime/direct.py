@@ -1,4 +1,4 @@
-"""Collectives over numpy arrays without the engine: for benchmarks, the planner and lessons.
+"""Collectives over numpy arrays without the engine: for benchmarks, the planner and tutorials.
 
 Every rank must call the same collective with the same arguments, in the same order: nothing is
 negotiated, so ranks that disagree wait for each other until the job ends.
@@ -20,7 +20,7 @@ _at_exit = False
 
 
 class Communicator:
-    """A ``_core.Communicator`` and the MPI resources behind it; close it on all ranks together."""
+    """A ``_core.Communicator`` and its MPI resources; ``close`` is collective."""
 
     def __init__(self, core: Any, comm: Any, node: Any, window: Any, peers: lifeline.Peers) -> None:
         self.core = core
@@ -44,10 +44,10 @@ class Communicator:
             mpi_binding.give_up()
 
     def close(self) -> None:
-        """Give everything back; collective."""
+        """Free all resources; collective."""
         if self.comm is None:
             return
-        self.comm.Barrier()  # a goodbye before the others are done would abort nothing, but confuse
+        self.comm.Barrier()  # no rank may see another leave while it still communicates
         self.core.close()
         lifeline.forget(self._peers)
         if self._window is not None:
@@ -61,11 +61,11 @@ def communicator(comm: Any = None, threads: int | None = None, shared: bool = Tr
 
     Args:
         comm: an mpi4py communicator; default is all ranks that the launcher started.
-        threads: threads that code on this rank, the caller among them; default 1.
-        shared: use memory shared by the ranks of a node, when it can be had.
+        threads: number of coding threads on this rank, including the caller; default 1.
+        shared: use memory shared by the ranks of a node, if it can be allocated.
 
     Raises:
-        UsageError: no usable MPI, or a QSGD_* variable that is wrong.
+        UsageError: no usable MPI, or an invalid QSGD_* variable.
     """
     global _at_exit
     import qsgd_hpc._core as _core
@@ -87,7 +87,7 @@ def communicator(comm: Any = None, threads: int | None = None, shared: bool = Tr
 
 
 def _end() -> None:
-    """At exit: let go of MPI, unless the engine still runs, which does so when it leaves."""
+    """At exit: finalise MPI, unless the engine still runs: its own exit handler does so."""
     if isinstance(getattr(sys, "last_value", None), RankFailedError):
         mpi_binding.give_up()
     if not basics.is_initialized():

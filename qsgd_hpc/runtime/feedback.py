@@ -38,7 +38,7 @@ def error_feedback_state() -> dict[str, NDArray[np.float32]]:
 
     engine = basics.context().engine
     state = {}
-    # Rank 0's list, so that ranks that have restored different things cannot wait for each other.
+    # All ranks use rank 0's list: ranks that restored different states would deadlock.
     for name, count in broadcast_object(engine.owed_counts()).items():
         share = engine.owed_share(name)
         if share.size != count:

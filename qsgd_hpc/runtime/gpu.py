@@ -1,6 +1,6 @@
-"""The GPU kernels of this installation: whether there are any, and which.
+"""Find the GPU kernels and the NCCL library of this installation.
 
-They are compiled when the package is installed where a compiler for GPUs is (docs/gpu.md).
+The kernels are compiled during installation if a GPU compiler is present (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ TWIN = "twin"
 
 
 def library() -> str | None:
-    """Return the file of the kernels; None if there are none, or none are wanted.
+    """Return the file of the kernels; None if there are none, or QSGD_GPU_LIBRARY=none.
 
     Raises:
-        UsageError: QSGD_GPU_LIBRARY names something else.
+        UsageError: QSGD_GPU_LIBRARY names a file that is not a kernel library of this version.
     """
     chosen: str = env.get("QSGD_GPU_LIBRARY")
     if chosen == "none":
@@ -35,18 +35,18 @@ def library() -> str | None:
 
 
 def nccl() -> str:
-    """Return the file or name of NCCL's library, or of RCCL's for AMD's GPUs; "": none is wanted.
+    """Return the file or name of the NCCL library, or RCCL for AMD GPUs; "" if none is to be used.
 
-    PyTorch's wheels bring the one in the package ``nvidia``; else the loader looks for it. Every
-    rank returns one or none does, wherever its libraries are: whether it loads, the engine finds
-    out with the other ranks.
+    PyTorch's wheels install NCCL in the package ``nvidia``; otherwise, the loader searches for it.
+    Either every rank returns a library or none does, wherever its libraries are: the engine tests
+    together with the other ranks whether it loads.
     """
     chosen: str = env.get("QSGD_NCCL")
     if chosen != "auto":
         return "" if chosen == "none" else chosen
     kernels = library()
     if kernels is not None and platform(kernels) == TWIN:
-        return ""  # its streams are nothing to NCCL
+        return ""  # NCCL cannot use the twin's streams
     if kernels is not None and platform(kernels).startswith("HIP"):
         return "librccl.so.1"
     with contextlib.suppress(ModuleNotFoundError):
@@ -59,9 +59,9 @@ def nccl() -> str:
 
 @functools.cache
 def nccl_version() -> int:
-    """Return the version of NCCL or RCCL that can carry GPU tensors, as 22703 for 2.27.3.
+    """Return the version of NCCL or RCCL that can carry GPU tensors: 22703 for 2.27.3.
 
-    0: there is none, or there are no kernels, without which the engine takes no GPU tensor.
+    0: there is none, or there are no kernels, without which the engine accepts no GPU tensor.
     """
     path = nccl()
     return _core.nccl_version(path) if library() and path else 0
@@ -69,10 +69,10 @@ def nccl_version() -> int:
 
 @functools.cache
 def platform(library: str) -> str:
-    """Return what kernels were compiled with and for, as in "CUDA 13.0: sm_80, sm_90 and PTX".
+    """Return the compiler and the targets of kernels, such as "CUDA 13.0: sm_80, sm_90 and PTX".
 
     Raises:
-        UsageError: the file is none of this version's; the message says what to do.
+        UsageError: the file is not a kernel library of this version; the message has the remedy.
     """
     return _core.gpu_platform(library)
 
@@ -80,17 +80,18 @@ def platform(library: str) -> str:
 def device_type(library: str) -> str:
     """Return torch's name of the devices whose memory the kernels can read.
 
-    Those of AMD go by "cuda", too. "cpu" is for the kernels' twin, with which they are tested.
+    torch calls AMD GPUs "cuda", too. "cpu" is returned for the kernels' twin on the CPU, which
+    tests use.
     """
     return "cpu" if platform(library) == TWIN else "cuda"
 
 
 @functools.cache
 def served() -> str | None:
-    """Return torch's name of the devices whose tensors the engine takes; None: the host's alone.
+    """Return torch's name of the devices whose tensors the engine accepts; None: host tensors only.
 
-    Decided once per process, as it is asked for every tensor. The package's own kernels are not
-    loaded for it: most jobs have no tensor on a device.
+    Cached, because it is called for every tensor. It does not load the package's own kernels,
+    because most jobs have no tensor on a device.
     """
     found = library()
     if found is None:
@@ -100,10 +101,10 @@ def served() -> str | None:
 
 @functools.cache
 def serves(device: int) -> bool:
-    """Return whether the kernels work on a device, by its number in this process.
+    """Return whether the kernels work on a device, given by its number in this process.
 
-    Tried once. If they do not, what the driver says is printed, and tensors there are coded on the
-    host.
+    Cached. If they do not work, this prints the driver's message, and the device's tensors are
+    coded on the host.
     """
     found = library()
     if found is None:

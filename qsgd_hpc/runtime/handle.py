@@ -64,10 +64,10 @@ class Handle:
         return self.wait()
 
     def _value(self) -> Any:
-        with self._lock:  # a callback may ask while the script does
+        with self._lock:  # a callback and the script may call this concurrently
             if self._result is _PENDING:
                 self._result = self._make()
-                del self._make  # and with it the tensors that only it needed
+                del self._make  # frees the tensors that only it referenced
         return self._result
 
     def then(self, convert: Callable[[Any], Any]) -> Handle:
@@ -88,7 +88,7 @@ class Handle:
             return
         lock = threading.Lock()
 
-        def one_ended() -> None:
+        def core_done() -> None:
             nonlocal left
             with lock:
                 left -= 1
@@ -97,18 +97,18 @@ class Handle:
                 call(self)
 
         for core in self._cores:
-            core.add_done_callback(one_ended)
+            core.add_done_callback(core_done)
 
     def future(self) -> Future[Any]:
         """Return a ``concurrent.futures.Future`` of the result, for asyncio and thread pools."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
 
-        def settle(handle: Handle) -> None:
+        def complete(handle: Handle) -> None:
             try:
                 future.set_result(handle.wait())
             except Exception as error:
                 future.set_exception(error)
 
-        self.add_done_callback(settle)
+        self.add_done_callback(complete)
         return future

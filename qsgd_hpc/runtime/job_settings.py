@@ -15,7 +15,7 @@ __all__ = ["Settings", "engine_config", "is_logged", "read", "require_equal"]
 
 Settings = dict[str, Any]
 
-# What ranks must agree on, or they would not understand each other.
+# Settings that must be equal on all ranks, because they determine the messages.
 _AGREED = (
     "QSGD_BITS",
     "QSGD_SCHEME",
@@ -61,7 +61,7 @@ def require_equal(comm: Any, settings: Settings) -> None:
     Raises:
         UsageError: every setting that differs, with both values.
     """
-    # Of many ranks, each would else read what all others say, which is the same.
+    # Settings usually agree; gathering them always would cost each rank all other ranks' settings.
     if holds_everywhere(comm, settings == comm.bcast(settings)):
         return
     everyone = comm.allgather(settings)
@@ -99,7 +99,7 @@ def engine_config(
 
     algorithm = settings["QSGD_ALGORITHM"]
     if not shares_memory and not env.is_set("QSGD_ALGORITHM", twins=False):
-        algorithm = "auto"  # Horovod's variable asks for memory that the ranks of a node share
+        algorithm = "auto"  # Horovod's variable requires memory that the ranks of a node share
     return _core.EngineConfig(
         seed=settings["QSGD_SEED"],
         fusion_bytes=settings["QSGD_FUSION_BYTES"],
@@ -131,10 +131,11 @@ def _planner(settings: Settings) -> str:
 
 
 def _measures_at_start(settings: Settings) -> bool:
-    # While nothing else runs. Compression set in the script is known only in its first step.
+    # At start, nothing else uses the cores. Compression that the script sets is unknown until its
+    # first step.
     planner = _planner(settings)
-    asked = from_environment()
-    return planner == "on" or (asked is not None and (planner == "advise" or asked.auto_bits))
+    chosen = from_environment()
+    return planner == "on" or (chosen is not None and (planner == "advise" or chosen.auto_bits))
 
 
 def is_logged(level: str) -> bool:

@@ -1,9 +1,9 @@
-"""Connects ranks over TCP, so that the core can tell at once that a rank died.
+"""Connect ranks over TCP, so that the core detects the death of a rank immediately.
 
-Connections follow the tree in which the ranks agree, so that none has many; the core hands on what
-it learns to all of its own.
+Connections follow the tree over which the ranks negotiate, so that each rank has few; the core
+forwards the news of a death over all of its connections.
 
-The sockets carry nothing while all is well. They are closed in forked children (data loaders),
+The sockets carry no data unless a rank fails. They are closed in forked children (data loaders),
 which would otherwise keep a dead rank's connection open.
 """
 
@@ -28,12 +28,12 @@ __all__ = ["Greeter", "Peers", "connect", "forget"]
 
 Peers = list[tuple[int, int, str]]  # file descriptor, rank, "host nid0001, pid 4242"
 
-_open: list[int] = []  # what a forked child must close
+_open: list[int] = []  # file descriptors that a forked child must close
 
 CONNECT_TIMEOUT_S = 20.0
 PROGRESS_S = 0.01
 TOKEN_BYTES = 16
-MOST_WAITING = 128  # connections that have not greeted yet
+MOST_WAITING = 128  # most connections that have not sent a complete greeting yet
 _LOOPBACK = "127.0.0.1"
 _GREETING = struct.Struct(f"!{TOKEN_BYTES}sI")
 
@@ -41,8 +41,9 @@ _GREETING = struct.Struct(f"!{TOKEN_BYTES}sI")
 def connect(comm: Any, tree: Any) -> Peers:
     """Connect this rank to its parent and its children; collective over ``comm`` (mpi4py).
 
-    Returns an empty list on every rank, after a warning of rank 0, when the hosts cannot reach each
-    other over TCP: training works without, only a dead rank is then not named.
+    If the hosts cannot reach each other over TCP, rank 0 prints a warning and every rank returns an
+    empty list. Training works without these connections, but error messages then do not name a
+    dead rank.
 
     Args:
         comm: the job.
@@ -51,7 +52,7 @@ def connect(comm: Any, tree: Any) -> Peers:
     if comm.Get_size() == 1:
         return []
     label = f"host {socket.gethostname()}, pid {os.getpid()}"
-    # The children first: a parent waits for all of its own, however far they have come.
+    # Children first: each parent waits until all of its children have called this.
     peers = _accept_children(comm, tree.children, label) if tree.children else []
     if tree.parent >= 0:
         peers += _reach_parent(comm, tree.parent, label)
@@ -62,7 +63,7 @@ def connect(comm: Any, tree: Any) -> Peers:
         for fd, _, _ in peers:
             os.close(fd)
         if comm.Get_rank() == 0:
-            # Not a Python warning: made an error, it would leave the other ranks waiting.
+            # Not a Python warning: as an error (-W error), it would leave the other ranks waiting.
             text = (
                 f"{fault}; a rank that dies cannot be named. QSGD_LIFELINE=0 suppresses this "
                 "warning"
@@ -74,22 +75,23 @@ def connect(comm: Any, tree: Any) -> Peers:
 
 
 class Greeter:
-    """A parent's end of the greetings: waits for all connections at once.
+    """The parent's side of the handshake: waits for all connections concurrently.
 
-    Port scanners and health checks connect to every port. One that is silent, slow or says
-    something else delays no rank; what greets right and leaves is found by the lifeline itself.
-    A context manager: at its end it closes all but the connections in `found`.
+    Port scanners and health checks connect to every port. Those that are silent, slow or send
+    something else delay no rank. A peer that greets correctly and then disconnects is detected
+    later, by the core. A context manager: on exit, it closes all connections except those in
+    `found`.
 
     Args:
         server: a listening socket.
-        token: what a rank of this job knows.
-        ranks: which are to come.
+        token: the secret of this job's ranks.
+        ranks: the ranks to wait for.
     """
 
     def __init__(self, server: socket.socket, token: bytes, ranks: Collection[int]) -> None:
         self.found: dict[int, socket.socket] = {}
         self._server, self._token, self._ranks = server, token, ranks
-        self._heard: dict[socket.socket, bytearray] = {}  # the one that came first is first
+        self._received: dict[socket.socket, bytearray] = {}  # oldest connection first
         self._selector = selectors.DefaultSelector()
         server.setblocking(False)
         self._selector.register(server, selectors.EVENT_READ)
@@ -98,8 +100,8 @@ class Greeter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for sock in list(self._heard):
-            self._let_go(sock).close()
+        for sock in list(self._received):
+            self._remove(sock).close()
         self._selector.close()
 
     def complete(self) -> bool:
@@ -107,43 +109,43 @@ class Greeter:
         return len(self.found) == len(self._ranks)
 
     def greet(self, patience_s: float) -> bool:
-        """Take what has come, after waiting for it; tell whether a rank was among it."""
+        """Wait up to patience_s, then read all ready sockets; return whether a rank greeted."""
         before = len(self.found)
         for key, _ in self._selector.select(patience_s):
             if key.fileobj is self._server:
                 self._accept()
-            elif key.fileobj in self._heard:  # not let go meanwhile, to make room
-                self._hear(key.fileobj)
+            elif key.fileobj in self._received:  # not removed meanwhile, to make room
+                self._receive(key.fileobj)
         return len(self.found) > before
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             sock, _ = self._server.accept()
             sock.setblocking(False)
-            if len(self._heard) >= MOST_WAITING:
-                # A rank greets as soon as it is connected: the oldest is the likeliest stranger.
-                self._let_go(next(iter(self._heard))).close()
-            self._heard[sock] = bytearray()
+            if len(self._received) >= MOST_WAITING:
+                # A rank greets as soon as it is connected: the oldest is most likely no rank.
+                self._remove(next(iter(self._received))).close()
+            self._received[sock] = bytearray()
             self._selector.register(sock, selectors.EVENT_READ)
 
-    def _hear(self, sock: Any) -> None:
-        heard = self._heard[sock]
+    def _receive(self, sock: Any) -> None:
+        received = self._received[sock]
         with contextlib.suppress(BlockingIOError):
             try:
-                piece = sock.recv(_GREETING.size - len(heard))
+                piece = sock.recv(_GREETING.size - len(received))
             except ConnectionError:
                 piece = b""
-            heard += piece
-            if piece and len(heard) < _GREETING.size:
+            received += piece
+            if piece and len(received) < _GREETING.size:
                 return
-            rank = self._answer(self._let_go(sock), bytes(heard))
+            rank = self._answer(self._remove(sock), bytes(received))
             if rank is None:
-                sock.close()  # a stranger found the port
+                sock.close()  # not a rank of this job
             else:
                 self.found[rank] = sock
 
     def _answer(self, sock: socket.socket, greeting: bytes) -> int | None:
-        """Return the rank that has greeted, once it has its answer; None for a stranger."""
+        """Answer a greeting and return its rank; None if it is not from a rank of this job."""
         if len(greeting) < _GREETING.size:
             return None
         token, rank = _GREETING.unpack(greeting)
@@ -155,9 +157,9 @@ class Greeter:
             return None
         return int(rank)
 
-    def _let_go(self, sock: socket.socket) -> socket.socket:
+    def _remove(self, sock: socket.socket) -> socket.socket:
         self._selector.unregister(sock)
-        del self._heard[sock]
+        del self._received[sock]
         return sock
 
 
@@ -167,40 +169,40 @@ def _accept_children(comm: Any, children: Collection[int], label: str) -> Peers:
         socket.create_server(("", 0), backlog=len(children) + MOST_WAITING) as server,
         Greeter(server, token, children) as greeter,
     ):
-        door = (own_addresses(), server.getsockname()[1], token, label)
-        told = [comm.isend(door, child) for child in children]
-        heard_s = time.monotonic()
-        while not greeter.complete() and time.monotonic() < heard_s + CONNECT_TIMEOUT_S:
-            # Some networks move a message only while its sender is inside MPI, and the others wait
-            # for this one.
+        contact = (own_addresses(), server.getsockname()[1], token, label)
+        requests = [comm.isend(contact, child) for child in children]
+        last_greeting_s = time.monotonic()
+        while not greeter.complete() and time.monotonic() < last_greeting_s + CONNECT_TIMEOUT_S:
+            # Some MPIs make progress on a message only while its sender is inside MPI, and the
+            # children wait for this one.
             comm.Iprobe()
             if greeter.greet(PROGRESS_S):
-                heard_s = time.monotonic()
+                last_greeting_s = time.monotonic()
     labels = {child: comm.recv(source=child) for child in children}
-    for request in told:
+    for request in requests:
         request.wait()
     return [(_detach(greeter.found[rank]), rank, labels[rank]) for rank in sorted(greeter.found)]
 
 
 def _reach_parent(comm: Any, parent: int, label: str) -> Peers:
-    told = comm.isend(label, parent)
+    request = comm.isend(label, parent)
     addresses, port, token, theirs = comm.recv(source=parent)
     peers = _greet(addresses, port, token, comm.Get_rank(), near=_host(theirs) == _host(label))
-    told.wait()
+    request.wait()
     return [(fd, parent, theirs) for fd in peers]
 
 
 def _greet(addresses: list[str], port: int, token: bytes, rank: int, *, near: bool) -> list[int]:
-    """Return the connection to the parent, or none."""
+    """Return the connection to the parent as a list of one, or an empty list."""
     if near:
-        addresses = [_LOOPBACK, *addresses]  # asks no name server, which may take seconds
+        addresses = [_LOOPBACK, *addresses]  # needs no name server, which may take seconds
     for address in dict.fromkeys(addresses):
         try:
             sock = socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S / 4)
         except OSError:
             continue
-        # Hosts may bear one name, and others may listen at the same port: only the parent answers
-        # so, and it waits longer than one of them may be silent.
+        # Two hosts may have the same name, and another program may listen at this port: only the
+        # parent answers with the token. The parent waits longer than this socket's timeout.
         with contextlib.suppress(OSError):
             sock.sendall(_GREETING.pack(token, rank))
             if sock.recv(TOKEN_BYTES, socket.MSG_WAITALL) == token:
@@ -216,7 +218,8 @@ def _host(label: str) -> str:
 def _detach(sock: socket.socket) -> int:
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A host that loses power sends no farewell: probe after 5 s of silence, give up after 15 more.
+    # A host that loses power does not close its connections: probe after 5 s without traffic, and
+    # fail after 15 s more.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
@@ -225,13 +228,13 @@ def _detach(sock: socket.socket) -> int:
 
 
 def forget(peers: Peers | None = None) -> None:
-    """Note that the core has closed these sockets, or all: their numbers may belong to others."""
+    """Drop sockets that the core has closed (default: all), as their numbers may be reused."""
     gone = set(_open if peers is None else (fd for fd, _, _ in peers))
     _open[:] = [fd for fd in _open if fd not in gone]
 
 
 def _close_open() -> None:
-    """In a forked child: give up the inherited sockets, once."""
+    """In a forked child: close the inherited sockets."""
     for fd in _open:
         with contextlib.suppress(OSError):
             os.close(fd)

@@ -1,7 +1,7 @@
-"""The MPI that this process uses, as mpi4py found it: the one place in Python that touches MPI.
+"""The MPI of this process, loaded by mpi4py: the only module that initialises and finalises MPI.
 
-Which one that is: a libmpi in the Python environment (``pip install qsgd-hpc[mpich]`` puts one
-there), else the first on the linker path (a site's module); ``MPI4PY_LIBMPI`` overrides both.
+mpi4py loads the libmpi of the Python environment (installed by ``pip install qsgd-hpc[mpich]``), or
+else the first on the linker path (a site's module); ``MPI4PY_LIBMPI`` overrides both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
     "start_mpi",
 ]
 
-# As mpi4py names them.
+# In mpi4py's spelling.
 KNOWN_VENDORS = frozenset(
     {"MPICH", "MPICH2", "MPICH3", "MVAPICH", "MVAPICH2", "Intel MPI", "Cray MPICH"}
     | {"Open MPI", "Spectrum MPI"}
@@ -41,24 +41,24 @@ KNOWN_VENDORS = frozenset(
 OPEN_MPI_VENDORS = frozenset({"Open MPI", "Spectrum MPI"})
 
 _RDMA_DEVICES = Path("/sys/class/infiniband")
-_ALIGNMENT = 4096  # a page: flags and slots must not straddle lines
+_ALIGNMENT = 4096  # a page: flags and slots must not straddle cache lines
 
 _given_up = False
 
 
 @dataclass(frozen=True)
 class Mpi:
-    """An initialised MPI and what the core must know of it."""
+    """An initialised MPI and its properties that the core needs."""
 
     module: Any
     """mpi4py.MPI."""
     library: str
-    """First line of what MPI_Get_library_version says."""
+    """First line of the result of MPI_Get_library_version."""
     pointer_handles: bool
 
 
 def start_mpi() -> Mpi:
-    """Initialise MPI with MPI_THREAD_MULTIPLE, or take over what the script has initialised.
+    """Initialise MPI with MPI_THREAD_MULTIPLE, or use the MPI that the script has initialised.
 
     Raises:
         UsageError: there is no MPI library, it is unknown, it lacks MPI_THREAD_MULTIPLE, or it
@@ -74,12 +74,12 @@ def start_mpi() -> Mpi:
             "the background engine needs. If the script calls mpi4py.rc(thread_level=...), "
             "remove that call; otherwise load an MPI module that is built with thread support."
         )
-    _require_together(module, os.environ)
+    _require_connected(module, os.environ)
     return Mpi(module, library, _pointer_handles(module, library))
 
 
 def give_up() -> None:
-    """Remember that a rank has died: ``MPI_Finalize`` would wait for it forever."""
+    """Record that a rank has died: ``MPI_Finalize`` would wait for it forever."""
     global _given_up
     _given_up = True
 
@@ -87,28 +87,28 @@ def give_up() -> None:
 def finalise() -> None:
     """At exit: finalise MPI if this package has initialised it and no rank has died.
 
-    Where the script imported mpi4py first, mpi4py finalises MPI when the interpreter has gone;
-    after a death the process ends here instead, with exit code 1.
+    If the script imported mpi4py first, mpi4py finalises MPI after the interpreter's exit handlers;
+    after a rank's death, the process ends here instead, with exit code 1.
     """
     module = sys.modules["mpi4py.MPI"]
     if module.Is_finalized():
         return
-    if _is_ours() and not _given_up:
+    if _initialised_here() and not _given_up:
         module.Finalize()
-    elif _given_up and not _is_ours():
+    elif _given_up and not _initialised_here():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
 
 
-def _is_ours() -> bool:
-    """Return whether this package has initialised MPI, and not the script."""
-    # mpi4py remembers it from the first start_mpi() to the later ones.
+def _initialised_here() -> bool:
+    """Return whether this package, not the script, has initialised MPI."""
+    # Stored in mpi4py, because every later start_mpi() finds mpi4py already imported.
     return sys.modules["mpi4py"].rc.finalize is False
 
 
-def _require_together(module: Any, environ: Mapping[str, str]) -> None:
-    """Raise where a launcher has started more ranks than MPI has brought together."""
+def _require_connected(module: Any, environ: Mapping[str, str]) -> None:
+    """Raise if the launcher has started more ranks than MPI has connected."""
     if env.get("QSGD_ALLOW_SINGLETON", environ):
         return
     vendor, version = module.get_vendor()
@@ -119,8 +119,8 @@ def _require_together(module: Any, environ: Mapping[str, str]) -> None:
         name = f"{vendor} {'.'.join(map(str, version))}"
         path = loaded_library()
         mpi = LoadedMpi(name, is_open_mpi, path, pip_package(path))
-        if size == 1 and _is_ours():
-            module.Finalize()  # it waits for no other rank, and frees its shared memory
+        if size == 1 and _initialised_here():
+            module.Finalize()  # does not block, as there is no other rank; frees shared memory
         raise UsageError(not_connected(size, claim, mpi, rank_of(environ)))
 
 
@@ -129,10 +129,10 @@ def _import_mpi(first: bool) -> Any:
         import mpi4py
 
         if first:
-            mpi4py.rc.finalize = False  # that is for finalise() to decide
+            mpi4py.rc.finalize = False  # finalise() decides
             if not _RDMA_DEVICES.exists():
-                # Open MPI asks UCX to serve the shared window, and UCX complains when it has no
-                # device.
+                # Open MPI would use UCX for the shared window, and UCX prints a warning if there
+                # is no device.
                 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
             if under_pmi2_of_slurm(os.environ) and is_installed("mpich"):
                 os.environ.update({**SHORT_ADDRESSES, **os.environ})
@@ -147,7 +147,7 @@ def _import_mpi(first: bool) -> Any:
 
 
 def _pointer_handles(module: Any, library: str) -> bool:
-    """Return whether handles are pointers (Open MPI, MPI 5's ABI) or ints (MPICH and its kin)."""
+    """Return whether handles are pointers (Open MPI, MPI 5's ABI), not ints (MPICH derivatives)."""
     width = module._sizeof(module.COMM_WORLD)
     found = {4: "int", 8: "pointer"}[width]
     vendor, _ = module.get_vendor()
@@ -170,12 +170,12 @@ class Layout:
     """The ranks of each node, and this rank's position."""
 
     nodes: list[list[int]]
-    """The ranks of each, ascending; rank 0's node first."""
+    """The ranks of each node, ascending; rank 0's node first."""
     rank: int
 
     @property
     def node(self) -> list[int]:
-        """The ranks of this rank's own."""
+        """The ranks of this rank's node."""
         return next(ranks for ranks in self.nodes if self.rank in ranks)
 
     @property
@@ -185,7 +185,7 @@ class Layout:
 
     @property
     def across(self) -> list[int]:
-        """Every node's rank of this local rank, ascending."""
+        """The ranks with this rank's local rank, one per node, ascending."""
         local = self.local_rank
         return sorted(ranks[local] for ranks in self.nodes if local < len(ranks))
 
@@ -198,7 +198,8 @@ class Layout:
 def find_layout(mpi: Mpi, comm: Any, ranks_per_node: int | None) -> Layout:
     """Return which ranks share a node; collective over ``comm``.
 
-    A node is what shares memory, or each run of ``ranks_per_node`` ranks when that is given.
+    A node is a set of ranks that share memory, or, if ``ranks_per_node`` is given, that many
+    consecutive ranks.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     if ranks_per_node is not None:
@@ -217,9 +218,9 @@ def find_layout(mpi: Mpi, comm: Any, ranks_per_node: int | None) -> Layout:
 
 
 def holds_everywhere(comm: Any, holds: bool) -> bool:
-    """Tell whether something holds on every rank; collective over ``comm``.
+    """Return whether ``holds`` is true on every rank; collective over ``comm``.
 
-    One reduction of a number: comm.allreduce() pickles, and takes several messages for each step.
+    Reduces one integer: comm.allreduce() would pickle, and send several messages per step.
     """
     lacking, lacking_in_all = array("i", [not holds]), array("i", [0])
     comm.Allreduce(lacking, lacking_in_all)
@@ -227,7 +228,7 @@ def holds_everywhere(comm: Any, holds: bool) -> bool:
 
 
 def core_facts(mpi: Mpi, comm: Any) -> Any:
-    """Return what the core must know to send messages over ``comm``: a _core.MpiFacts."""
+    """Return the _core.MpiFacts that the core needs to send messages over ``comm``."""
     import qsgd_hpc._core as _core
 
     module = mpi.module
@@ -243,7 +244,7 @@ def core_facts(mpi: Mpi, comm: Any) -> Any:
 
 
 def _shared_memory_free() -> int:
-    """Return the bytes left where MPIs keep shared windows; containers often have only 64 MB."""
+    """Return the free bytes of /dev/shm, used for shared windows; containers often have 64 MB."""
     try:
         facts = os.statvfs("/dev/shm")
     except OSError:
@@ -255,20 +256,20 @@ def share_node(mpi: Mpi, comm: Any, layout: Layout) -> tuple[Any, Any]:
     """Allocate the memory that the ranks of a node share; collective over ``comm``.
 
     Returns:
-        A _core.NodeFacts and the MPI window behind it, which must be freed by all ranks of the node
-        together; (None, None) on every rank when any of them could not allocate its part.
+        A _core.NodeFacts and the MPI window that owns the memory, which all ranks of the node must
+        free together; (None, None) on every rank if any rank could not allocate its part.
     """
     import qsgd_hpc._core as _core
 
     module = mpi.module
     local = comm.Split(layout.node[0], key=layout.rank)
-    # Asked first, because Open MPI leaves the other ranks waiting when one cannot allocate.
+    # Check first, because in Open MPI the other ranks wait forever if one cannot allocate.
     needed_bytes = local.Get_size() * (_core.REGION_BYTES + _ALIGNMENT)
     window: Any = None
     if holds_everywhere(local, _shared_memory_free() >= needed_bytes):
-        # Without the hint all regions lie in one block on the first rank's memory controller.
+        # Without the hint, all regions would be one block on the first rank's memory controller.
         info = module.Info.Create({"alloc_shared_noncontig": "true"})
-        with contextlib.suppress(module.Exception):  # /dev/shm may be full all the same
+        with contextlib.suppress(module.Exception):  # /dev/shm may have filled up meanwhile
             window = module.Win.Allocate_shared(_core.REGION_BYTES + _ALIGNMENT, 1, info, local)
         info.Free()
     if not holds_everywhere(comm, window is not None):

@@ -1,4 +1,4 @@
-"""Python objects on their way between ranks, pickled."""
+"""Collectives over Python objects, which are pickled."""
 
 from __future__ import annotations
 

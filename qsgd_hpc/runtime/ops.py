@@ -83,9 +83,9 @@ class Buffer:
     owner: Any
     """Keeps the memory alive."""
     device: int = -1
-    """The device whose memory it is; -1: the host's."""
+    """The number of the device that has the memory; -1: host memory."""
     stream: int = 0
-    """The device's stream, after whose work so far the tensor is ready."""
+    """The device's stream: the tensor is ready after the work submitted to it so far."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Received:
     """uint8, one dimension; owns the memory."""
     shape: list[int]
     rows: list[int]
-    """From each rank of the process set, for allgather and alltoall."""
+    """Number of rows from each rank of the process set, for allgather and alltoall."""
 
 
 Result = Callable[[], Any]
@@ -177,9 +177,9 @@ def operation(
 
 
 def _start(what: Operation, source: Buffer, target: Buffer | None) -> Any:
-    """Start an operation on a tensor; its result goes to ``target``, or to the core's memory.
+    """Start an operation on a tensor; its result is written to ``target``, or to core memory.
 
-    Both are memory of the same device.
+    ``source`` and ``target`` are memory of the same device.
     """
     into, owner = (target.pointer, target.owner) if target else (0, None)
     keep = source.owner, owner
@@ -229,7 +229,7 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
     result: Result,
 ) -> Handle:
-    """Start replacing ``target`` by that of root_rank, on every rank of the set.
+    """Start replacing ``target`` by root_rank's ``target``, on every rank of the set.
 
     ``root_rank`` is a rank of the job, whatever the set.
     """
@@ -247,7 +247,7 @@ def exchange(
     result: Making,
     **fields: Unpack[OperationFields],
 ) -> Handle:
-    """Start an allgather, an alltoall or a reducescatter, whose result is memory of the core.
+    """Start an allgather, an alltoall or a reducescatter; the core allocates the result.
 
     ``source`` has at least one dimension. An allgather returns the rows of all ranks in rank order;
     only the number of rows may differ between ranks. An alltoall sends ``splits[i]`` rows to the

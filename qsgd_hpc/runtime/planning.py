@@ -71,7 +71,7 @@ class Key:
 
 
 def site_name() -> str:
-    """Return QSGD_SITE, or the common name of hosts of this kind."""
+    """Return QSGD_SITE, or this host's name without its domain and number."""
     host = socket.gethostname().partition(".")[0]
     return env.get("QSGD_SITE") or re.sub(r"[-_]?\d+$", "", host) or host
 

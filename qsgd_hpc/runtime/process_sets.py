@@ -1,7 +1,7 @@
 """Process sets: collectives over some of the job's ranks.
 
-Sets have the same number on every rank; 0 is that of all ranks. They are passed to ``init``, or
-added later by all ranks together after ``init(process_sets="dynamic")``.
+Each set has a number, equal on every rank; set 0 contains all ranks. Sets are passed to ``init``,
+or added later by all ranks together after ``init(process_sets="dynamic")``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ProcessSet:
     """
 
     process_set_id: int | None = None
-    """The number by which collectives name this set; None while it is not registered."""
+    """The number that identifies this set in collectives; None while it is not registered."""
 
     def __init__(self, ranks: Iterable[int] | Any) -> None:
         self.mpi_comm = ranks if hasattr(ranks, "Get_group") else None
@@ -97,7 +97,7 @@ class _GlobalProcessSet(ProcessSet):
         return range(basics.size())
 
     def __reduce__(self) -> str:
-        # A copy would not follow the job when its ranks change.
+        # A copy would not change when the job's ranks change.
         return "global_process_set"
 
 

@@ -1,4 +1,4 @@
-"""Says which ranks do not come to ``init``, while the others wait for them inside MPI."""
+"""Report which ranks have not called ``init``, while the others wait for them inside MPI."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["waiting"]
 
 @contextlib.contextmanager
 def waiting(settings: Settings, *, every_rank: bool) -> Iterator[None]:
-    """Watch over a wait for all ranks of the launch.
+    """Return a context in which missing ranks of the launch are reported.
 
     Args:
-        settings: of the job; QSGD_STALL_WARNING_S and QSGD_STALL_SHUTDOWN_S hold for this, too.
-        every_rank: all ranks of the launch must come. Where only some do, nothing is watched.
+        settings: of the job; QSGD_STALL_WARNING_S and QSGD_STALL_SHUTDOWN_S also limit this wait.
+        every_rank: whether all ranks of the launch must call ``init``; if not, nothing is reported.
     """
     seat = seat_of(os.environ) if every_rank else None
     warning_s = settings["QSGD_STALL_WARNING_S"] if is_logged("warning") else 0.0

@@ -6,9 +6,10 @@
             save(step)
             qsgd_hpc.exit_for_resubmit()
 
-A job of ``qsgd-hpc submit`` knows when its walltime is near (``$QSGD_JOB_DIR/stop_at``), and can be
-asked to stop (``$QSGD_JOB_DIR/stop``: ``qsgd-hpc cancel --at-checkpoint``, or SIGUSR1 to the job
-script). SIGTERM, which schedulers send before they preempt a job, is a stop request, too.
+A job of ``qsgd-hpc submit`` has the time at which to stop before its walltime ends
+(``$QSGD_JOB_DIR/stop_at``), and can be requested to stop earlier (``$QSGD_JOB_DIR/stop``, created
+by ``qsgd-hpc cancel --at-checkpoint``, or after SIGUSR1 to the job script). SIGTERM, which
+schedulers send before they preempt a job, is also a stop request.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from qsgd_hpc.runtime import basics, ops
 
 __all__ = ["EXIT_RESUBMIT", "exit_for_resubmit", "should_stop"]
 
-# A scheduler that signals every process of a job signals the launcher too, which passes it on.
+# Two signals within this time count as one: a scheduler may signal every process of a job,
+# including the launcher, which forwards the signal.
 SAME_SIGNAL_S = 1.0
-LOOK_EVERY_S = 2.0  # a parallel file system should not be asked at every step
+CHECK_EVERY_S = 2.0  # spares a parallel file system a request per step
 
 
 class _Watch:
@@ -41,21 +43,21 @@ class _Watch:
 
     def __init__(self) -> None:
         self.wanted = False
-        self._told_s: float | None = None
-        self._look_at_s = 0.0
+        self._signal_s: float | None = None
+        self._next_check_s = 0.0
         self._listens = False
 
     def look(self, folder: Path | None) -> bool:
         """Return whether to stop; checks the file system periodically."""
         self._listen()
-        if self.wanted or folder is None or time.monotonic() < self._look_at_s:
+        if self.wanted or folder is None or time.monotonic() < self._next_check_s:
             return self.wanted
-        self._look_at_s = time.monotonic() + LOOK_EVERY_S
+        self._next_check_s = time.monotonic() + CHECK_EVERY_S
         self.wanted = (folder / "stop").exists() or time.time() >= _stop_at(folder)
         return self.wanted
 
     def _listen(self) -> None:
-        """Take the first SIGTERM as a stop request, unless the script has its own handler."""
+        """Treat the first SIGTERM as a stop request, unless the script has its own handler."""
         if self._listens or threading.current_thread() is not threading.main_thread():
             return
         self._listens = True
@@ -63,10 +65,10 @@ class _Watch:
             signal.signal(signal.SIGTERM, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._told_s is None:
-            self.wanted, self._told_s = True, time.monotonic()
+        if self._signal_s is None:
+            self.wanted, self._signal_s = True, time.monotonic()
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, _STOPPING)
-        elif time.monotonic() > self._told_s + SAME_SIGNAL_S:
+        elif time.monotonic() > self._signal_s + SAME_SIGNAL_S:
             signal.signal(number, signal.SIG_DFL)  # a second one ends the process
             os.kill(os.getpid(), number)
 
@@ -94,7 +96,7 @@ def should_stop() -> bool:
     """
     initialised = basics.is_initialized()
     folder = env.get("QSGD_JOB_DIR")
-    # One rank looks, so that thousands do not ask the file system for the same two files.
+    # Only rank 0 reads the files, so that thousands of ranks do not load the file system.
     looks = folder is not None and (not initialised or basics.rank() == 0)
     wanted = _watch.look(Path(folder) if looks else None)
     if not initialised or basics.size() == 1:
@@ -111,8 +113,8 @@ def exit_for_resubmit() -> NoReturn:
     """End this rank, after all ranks have called this, so that the job is submitted again.
 
     ``sys.exit(85)`` has the same effect if the launcher returns the exit code. Many launchers kill
-    the other ranks when the first ends with a code other than 0, and report the kill instead.
-    Therefore one rank first leaves a note for the job script.
+    the other ranks when the first ends with a code other than 0, and return that of the kill.
+    Therefore, one rank first creates the file ``resubmit`` for the job script.
 
     Raises:
         SystemExit: with code 85.
@@ -122,7 +124,7 @@ def exit_for_resubmit() -> NoReturn:
         ops.barrier()
     folder = env.get("QSGD_JOB_DIR")
     if folder is not None and (not basics.is_initialized() or basics.rank() == 0):
-        with contextlib.suppress(OSError):  # the exit code is left to tell
+        with contextlib.suppress(OSError):  # the exit code alone may suffice
             Path(folder, "resubmit").touch()
     if together:
         ops.barrier()

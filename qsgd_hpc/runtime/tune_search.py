@@ -1,4 +1,4 @@
-"""Search for the settings to try next: an Optuna optimiser behind ask and tell."""
+"""Search for the settings to try next: an Optuna optimiser with ask-and-tell interface."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Space:
     """Values to try; an empty tuple leaves a setting unchanged.
 
     Args:
-        fusion_mib: smallest and largest fused reduction.
-        cycle_time_ms: waits for more tensors to fuse.
-        algorithms: as QSGD_ALGORITHM names them.
-        bits: of compressed gradients.
-        segment_elements: of their messages; 0 is 2^18.
+        fusion_mib: smallest and largest size of a fused reduction.
+        cycle_time_ms: times to wait for more tensors to fuse.
+        algorithms: values of QSGD_ALGORITHM.
+        bits: bits per element of compressed gradients.
+        segment_elements: elements per message of compressed gradients; 0 is 2^18.
     """
 
     fusion_mib: tuple[int, int] | tuple[()] = (1, 256)
@@ -44,7 +44,7 @@ class Space:
 
 
 def require_optuna() -> None:
-    """Raise a UsageError where Optuna is not installed."""
+    """Raise a UsageError if Optuna is not installed."""
     if importlib.util.find_spec("optuna") is None:
         raise UsageError(
             "QSGD_AUTOTUNE=1 needs Optuna, which is not installed for rank 0's Python; pip "
@@ -54,16 +54,16 @@ def require_optuna() -> None:
 
 @dataclass
 class Search:
-    """Finds the settings of the highest speed.
+    """A search for the fastest settings.
 
     The same seed, space and speeds give the same trials.
 
     Args:
-        space: what may be tried.
+        space: the values to try.
         first: settings to try before all others: those in use, and the best of an earlier job.
-        seed: of the sampler.
-        trials: most trials.
-        patience: trials without a gain of ``gain`` after which the search has converged.
+        seed: seed of the sampler.
+        trials: largest number of trials.
+        patience: number of trials without a relative gain of ``gain`` that end the search.
     """
 
     space: Space
@@ -74,7 +74,7 @@ class Search:
     gain: float = 0.02
     best: Settings | None = None
     best_speed: float = 0.0
-    told: int = 0
+    trials_done: int = 0
     _since_gain: int = 0
     _study: Any = field(default=None, repr=False)
     _asked: Any = field(default=None, repr=False)
@@ -89,7 +89,7 @@ class Search:
             self._study.enqueue_trial(self._parameters(settings), skip_if_exists=True)
 
     def _parameters(self, settings: Settings) -> dict[str, Any]:
-        """Return those of the settings that the space holds, as the optimiser names them."""
+        """Return the settings that the space contains, by their names in the optimiser."""
         space, found = self.space, asdict(settings)
         fusion = found.pop("fusion_bytes")
         if space.fusion_mib and fusion is not None:
@@ -105,11 +105,11 @@ class Search:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing more to try."""
-        return self.told >= self.trials or self._since_gain >= self.patience
+        """Whether the search has ended."""
+        return self.trials_done >= self.trials or self._since_gain >= self.patience
 
     def ask(self) -> Settings:
-        """Return what to try next."""
+        """Return the settings to try next."""
         trial = self._asked = self._study.ask()
         space = self.space
 
@@ -128,15 +128,15 @@ class Search:
         )
 
     def tell(self, settings: Settings, speed: float, *, allowed: bool = True) -> None:
-        """Take note of a trial.
+        """Record the result of a trial.
 
         Args:
-            settings: as ``ask`` returned them.
-            speed: the higher, the better; above 0.
+            settings: the result of ``ask``.
+            speed: greater than 0; higher is better.
             allowed: False for settings that must not be kept, however fast.
         """
         self._study.tell(self._asked, speed if allowed else 0.0)
-        self.told += 1
+        self.trials_done += 1
         self._since_gain += 1
         if allowed and speed > self.best_speed * (1 + (self.gain if self.best else 0)):
             self._since_gain = 0

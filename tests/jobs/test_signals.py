@@ -35,7 +35,7 @@ setup: ["touch setting-up", "while [ -e wait ]; do sleep 0.02; done"]
 TRAIN = """
 import pathlib, time
 import qsgd_hpc, qsgd_hpc.runtime.stopping
-qsgd_hpc.runtime.stopping.LOOK_EVERY_S = 0.02
+qsgd_hpc.runtime.stopping.CHECK_EVERY_S = 0.02
 while not qsgd_hpc.should_stop():
     pathlib.Path("running").touch()
     time.sleep(0.02)

@@ -70,7 +70,7 @@ class AsksToStop(keras.callbacks.Callback):
 def test_fit_ends_at_the_same_batch_on_all_ranks_when_the_job_shall_stop(tmp_path, monkeypatch):
     monkeypatch.setenv("QSGD_JOB_DIR", str(tmp_path))
     monkeypatch.setattr(stopping, "_watch", stopping._Watch())
-    monkeypatch.setattr(stopping, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(stopping, "CHECK_EVERY_S", 0.0)
     before = signal.getsignal(signal.SIGTERM)
     stop, rates = hvd.callbacks.StopBeforeWalltimeCallback(), Rates()
     try:
