@@ -1,4 +1,4 @@
-"""Access of the collectives to a framework's tensors."""
+"""The interface through which collectives access a framework's tensors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Adapter"]
 class Adapter(ABC):
     """Conversion of one framework's tensors to the core's memory and back.
 
-    A tensor is *readable* if the core can read it: contiguous, in the host's memory or in that of
-    a GPU for which this installation has kernels. Others are copied; types have numpy's names.
+    A tensor is *readable* if the core can read it: contiguous, in host memory or in the memory of
+    a GPU for which this installation has kernels. Others are copied. Types are numpy's names.
     """
 
     word = "tensor"
     """The framework's word for a tensor."""
     conversion = "to()"
-    """The call that gives one another type."""
+    """The call that converts a tensor to another type."""
     reduces_complex = False
     """Whether complex elements can be added, each as two floats."""
 
@@ -53,28 +53,28 @@ class Adapter(ABC):
         """Return the address of a readable tensor."""
 
     def device(self, readable: Any) -> tuple[int, int]:
-        """Return the device whose memory it is, -1: the host's, and the stream that fills it."""
+        """Return the number of the tensor's device (-1: host) and the stream that writes to it."""
         return -1, 0
 
     def owner(self, readable: Any) -> Any:
-        """Return what keeps the memory valid, and as it is, until the operation is done."""
+        """Return an object that keeps the memory valid and unchanged during the operation."""
         return readable
 
     @abstractmethod
     def cast(self, readable: Any, dtype: str) -> Any:
-        """Return a readable tensor's values in another type, where it is."""
+        """Return a readable tensor's values in another type, on the same device."""
 
     @abstractmethod
     def new_like(self, readable: Any) -> Any:
-        """Return a readable tensor for a result of the same shape and type, where it is."""
+        """Return an empty readable tensor of the same shape, type and device."""
 
     @abstractmethod
     def copied(self, readable: Any) -> Any:
-        """Return a copy of a readable tensor, where it is."""
+        """Return a copy of a readable tensor, on the same device."""
 
     @abstractmethod
     def from_core(self, received: Received, like: Any) -> Any:
-        """Return the core's own memory as a tensor in the type of ``like``; keeps it alive."""
+        """Return memory that the core allocated as a tensor in ``like``'s type; keeps it alive."""
 
     @abstractmethod
     def delivered(self, result: Any, like: Any, into: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""``hvd.Compression``: the compressors of tensors, for every framework."""
+"""``hvd.Compression``: compressors of tensors, for all frameworks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def casting(
     Args:
         is_floating: returns whether a tensor has floating-point elements.
         cast: returns a tensor in a type.
-        targets: names of the compressors, and the types, as the framework calls them.
+        targets: the compressors' names, and the framework's types.
     """
     how = {"is_floating": staticmethod(is_floating), "cast": staticmethod(cast)}
     return [
@@ -75,7 +75,7 @@ def casting(
 
 
 class _Named(type):
-    """Gives a class an attribute for every code, by its name."""
+    """Metaclass whose classes have an attribute for every code."""
 
     def __getattr__(cls, name: str) -> Any:
         if name in KINDS:

@@ -1,4 +1,4 @@
-"""Starts collectives on tensors of any framework, with conversions of types and results."""
+"""Start collectives on tensors of any framework, with conversions of types and results."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ __all__ = [
 KNOWN = frozenset({"uint8", "int8", "int16", "int32", "int64"}) | FLOATING
 """Types that the core computes with."""
 _PARTS = {"complex64": "float32", "complex128": "float64"}
-# Elements that are only moved are sent as integers of the same size.
+# Elements of other types, if they are not reduced, are sent as integers of the same size.
 _SAME_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 def buffer_of(adapter: Adapter, readable: Any) -> ops.Buffer:
-    """Describe a tensor to the core.
+    """Return the core's description of a tensor.
 
     Raises:
         UsageError: the core has no arithmetic for this type.
@@ -63,7 +63,7 @@ def buffer_of(adapter: Adapter, readable: Any) -> ops.Buffer:
 
 
 def _moved_buffer_of(adapter: Adapter, readable: Any) -> ops.Buffer:
-    """Describe to the core what it moves without computing: any type will do."""
+    """Return the core's description of a tensor of any type, which is not reduced."""
     given = adapter.dtype(readable)
     if given in KNOWN or (adapter.reduces_complex and given in _PARTS):
         return buffer_of(adapter, readable)
@@ -79,7 +79,7 @@ def _buffer(adapter: Adapter, readable: Any, shape: Sequence[int], dtype: str) -
 
 
 def as_rows(tensor: Any, operation: str, words: str = "tensors") -> Any:
-    """Return a tensor, which must have a first dimension to be cut along."""
+    """Return a tensor after checking that it has a first dimension, along which it is split."""
     if not tensor.ndim:
         raise UsageError(
             f"{operation} splits {words} along the first dimension, which a scalar does not "
@@ -90,7 +90,7 @@ def as_rows(tensor: Any, operation: str, words: str = "tensors") -> Any:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """One tensor, ready to be handed to the core: what can be wrong with it is known by then."""
+    """A validated tensor that can be passed to the core."""
 
     adapter: Adapter
     tensor: Any
@@ -104,7 +104,7 @@ class _Prepared:
     op: Op
 
     def returned(self, result: Any) -> Any:
-        """Return a readable tensor's values as the caller is to see them."""
+        """Return a readable tensor's values in the caller's type and device."""
         adapter = self.adapter
         if self.compressor is NoneCompressor:
             return adapter.delivered(result, self.tensor, self.into)
@@ -164,7 +164,7 @@ def start_allreduce(
     check_finite: bool,
     in_place: bool = False,
 ) -> Handle:
-    """Start reducing one tensor, in a coding of its own."""
+    """Start reducing one tensor with its own coding."""
     each = _prepare(adapter, tensor, reduction, tensor if in_place else None)
     return _allreduce(each, reduction, name, group, coding, check_finite=check_finite)
 
@@ -203,7 +203,7 @@ def _allreduce(
 def start_reducescatters(
     adapter: Adapter, tensors: Sequence[Any], reduction: Reduction, name: str, *, grouped: bool
 ) -> Handle:
-    """Start reducing tensors, of which each rank gets its share of the rows."""
+    """Start reducing tensors; each rank gets its share of the rows."""
     require_values(reduction)
     prepared = [_prepare(adapter, as_rows(t, "reducescatter"), reduction) for t in tensors]
     return _together(
@@ -214,7 +214,7 @@ def start_reducescatters(
 def start_reducescatter(
     adapter: Adapter, tensor: Any, reduction: Reduction, name: str, group: Group | None
 ) -> Handle:
-    """Start reducing one tensor, of which each rank gets its share of the rows."""
+    """Start reducing one tensor; each rank gets its share of the rows."""
     return _scatter(_prepare(adapter, tensor, reduction), reduction, name, group)
 
 
@@ -241,7 +241,7 @@ def start_allgathers(
     *,
     grouped: bool,
 ) -> Handle:
-    """Start gathering tensors; the result is the list of what ``start_allgather`` gives."""
+    """Start gathering tensors; the result is the list of the results of ``start_allgather``."""
     return _together(
         tensors,
         name,
@@ -253,7 +253,7 @@ def start_allgathers(
 def start_allgather(
     adapter: Adapter, tensor: Any, name: str, process_set: ProcessSet, group: Group | None
 ) -> Handle:
-    """Start gathering a tensor; the result is all ranks' rows, and how many came from whom.
+    """Start gathering a tensor; the result is all ranks' rows, and the number from each rank.
 
     A scalar counts as one row.
     """
@@ -297,7 +297,7 @@ def start_alltoall(
     name: str,
     process_set: ProcessSet,
 ) -> Handle:
-    """Start exchanging rows; the result is those that came, and how many from whom."""
+    """Start exchanging rows; the result is the received rows, and the number from each rank."""
     readable = adapter.readable(as_rows(tensor, "alltoall"))
     return ops.exchange(
         "alltoall",
@@ -317,7 +317,7 @@ def _with_rows(adapter: Adapter, readable: Any, tensor: Any) -> ops.Making:
 
 
 def _together(members: Sequence[Any], name: str, grouped: bool, start: Any) -> Handle:
-    """Start the operations of a call, which complete or fail together where they are grouped."""
+    """Start the operations of a call, which complete or fail together if they are grouped."""
     names, group = [name], None
     if grouped:
         names, group = ops.member_names(name, len(members)), Group(name, len(members))

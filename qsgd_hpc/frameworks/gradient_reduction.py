@@ -28,7 +28,7 @@ class GradientReduction:
     op: Op = Average
     compression: Any = NoneCompressor
     predivide: float = 1.0
-    """Splits an average: gradients are divided by it before the sum, and by the rest after it."""
+    """Divisor before the sum; the rest of an average's division by ``size()`` follows the sum."""
     sparse_as_dense: bool = False
     process_set: ProcessSet = global_process_set
     check_finite: bool = True
@@ -36,7 +36,7 @@ class GradientReduction:
 
     @property
     def alone(self) -> bool:
-        """Whether this rank is alone."""
+        """Whether this rank has no other rank to reduce with."""
         return not self.process_set.included() or self.process_set.size() == 1
 
     @property
@@ -46,11 +46,11 @@ class GradientReduction:
 
     @property
     def compressor(self) -> Any:
-        """The pair of functions around the reduction."""
+        """The compressor around the reduction; none for codes, which the core applies."""
         return NoneCompressor if isinstance(self.compression, Lossy) else self.compression
 
     def of_tensor(self) -> Reduction:
-        """Return what is done to a single gradient, whose name comes again."""
+        """Return the reduction of a single gradient, whose name is used again in every step."""
         return Reduction(self.op, *self.factors, self.process_set, self.compression, lasting=True)
 
     def operation(
@@ -62,7 +62,7 @@ class GradientReduction:
             name: equal on every rank.
             coding: see :meth:`coding`.
             group: gradients that are reduced together.
-            tensor: its shape and dtype, unless they are passed when it starts.
+            tensor: shape and dtype of the gradient, unless they are passed when it starts.
         """
         prescale, postscale = self.factors
         return ops.operation(
@@ -80,12 +80,12 @@ class GradientReduction:
         )
 
     def coding(self, parameter: str, shape: Sequence[int], dtype: str) -> Coding | None:
-        """Return how the core codes a gradient.
+        """Return the coding of a gradient by the core; None: not coded.
 
         Args:
             parameter: the parameter's name, for rules of compression.
             shape: of the gradient.
-            dtype: of the gradient, as numpy names it.
+            dtype: of the gradient, numpy's name.
         """
         if not isinstance(self.compression, Lossy):
             return None
@@ -102,7 +102,7 @@ def checked_reduction(
     check_finite: bool = True,
     caller: str = "DistributedOptimizer",
 ) -> GradientReduction:
-    """Return the reduction that a script asks for; no compression means what QSGD_BITS says.
+    """Return the reduction that a script requests; QSGD_BITS applies if compression is None.
 
     Raises:
         UsageError: invalid arguments.
@@ -133,27 +133,28 @@ def _check(reduction: GradientReduction, caller: str) -> None:
 
 
 def chosen_compression(compression: Any, op: Op = Average) -> Any:
-    """Return how gradients travel: as the script says, else as QSGD_BITS and QSGD_SCHEME say.
+    """Return the compression of gradients: the script's, else that of QSGD_BITS and QSGD_SCHEME.
 
-    Horovod's scripts write ``compression=hvd.Compression.none`` where they have no opinion, for it
-    is Horovod's default; where `import horovod` means this package, it leaves the choice open too.
+    Many Horovod scripts pass ``compression=hvd.Compression.none`` explicitly because it is
+    Horovod's default. Therefore the environment overrides it if `import horovod` imports this
+    package.
 
     Args:
-        compression: what the script gives; None leaves it to the environment.
-        op: of the reduction; Adasum knows no codes.
+        compression: the script's argument; None selects the environment's.
+        op: the reduction; Adasum supports no codes.
     Raises:
-        UsageError: it is no compression.
+        UsageError: it is not a compression.
     """
-    if compression is NoneCompressor and op is not Adasum and (asked := from_environment()):
+    if compression is NoneCompressor and op is not Adasum and (requested := from_environment()):
         if "horovod" in sys.modules:
-            return asked
+            return requested
         if basics.rank() == 0:
             names = ("QSGD_BITS", "QSGD_SCHEME")
-            said = [f"{name}={env.get(name)}" for name in names if env.is_set(name)]
+            settings = [f"{name}={env.get(name)}" for name in names if env.is_set(name)]
             warnings.warn(
                 "gradients are sent uncompressed: compression=Compression.none in the script "
-                f"overrides {' and '.join(said)} of the command line or the environment; remove "
-                "the argument to use them",
+                f"overrides {' and '.join(settings)} of the command line or the environment; "
+                "remove the argument to use them",
                 stacklevel=4,
             )
     if compression is None:
@@ -167,9 +168,9 @@ def chosen_compression(compression: Any, op: Op = Average) -> Any:
 
 
 def gradient_prefix(process_set: ProcessSet) -> str:
-    """Return what an optimizer's operations are called by, before the names of its parameters."""
-    # A second optimizer of a model needs names of its own; ranks build them in one order, but not
-    # every rank those of every set.
+    """Return the prefix of an optimizer's operation names, before the names of its parameters."""
+    # A second optimizer of a model needs different names. Counted per set: all ranks of a set build
+    # its optimizers in the same order, but only some ranks build those of other sets.
     which = process_set.process_set_id
     number = basics.next_number(f"optimizer.{which}")
     of_set = f"set{which}." if which else ""

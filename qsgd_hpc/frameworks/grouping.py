@@ -13,7 +13,7 @@ __all__ = ["batches", "choose_groups", "partition"]
 
 
 def choose_groups(num_groups: int, groups: Any) -> Any:
-    """Return ``groups``, or the older ``num_groups`` where that is given instead.
+    """Return ``groups``, or the older ``num_groups`` if that is given instead.
 
     Raises:
         UsageError: both are given, or a number that is negative.
@@ -31,7 +31,7 @@ def partition(parameters: Sequence[Any], groups: int | Sequence[Sequence[Any]]) 
 
     Args:
         parameters: all of them, in an order that is equal on every rank.
-        groups: how many groups of neighbours to make, of nearly equal numbers; or the groups.
+        groups: number of groups of consecutive parameters, nearly equal in size; or the groups.
     Raises:
         UsageError: a parameter in two groups, or one that is not among ``parameters``.
     """
@@ -57,15 +57,15 @@ def _runs(parameters: Sequence[Any], number: int) -> list[list[Any]]:
 
 
 def batches(sizes_bytes: Iterable[int]) -> list[list[int]]:
-    """Return which gradients to hand over in one call, where a call can take several.
+    """Return which gradients to submit together in one call.
 
-    Gradients wait for others until they are ``BATCH_BYTES`` together; more would begin too late to
-    overlap with the rest of the backward pass.
+    A batch is submitted once it has ``BATCH_BYTES``; larger batches would begin too late to overlap
+    with the rest of the backward pass.
 
     Args:
-        sizes_bytes: of the gradients, in the order in which they become ready.
+        sizes_bytes: sizes of the gradients, in the order in which they become ready.
     Returns:
-        positions, each once, in order.
+        for each batch, the positions of its gradients; each position once, in order.
     """
     made: list[list[int]] = []
     waiting_bytes = BATCH_BYTES

@@ -12,13 +12,13 @@ __all__ = ["Schedule", "warmup_multiplier"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Multiplies a learning rate from one epoch to another.
+    """A learning rate that is multiplied by a function of the epoch, over a range of epochs.
 
     Args:
-        initial_lr: what is multiplied.
-        multiplier: of the epoch; fractions of it within an epoch, unless ``staircase``.
-        start_epoch: the first epoch that this schedule is for.
-        end_epoch: the first after it; None is never.
+        initial_lr: the learning rate to multiply.
+        multiplier: function of the epoch, which is fractional within an epoch unless ``staircase``.
+        start_epoch: the first epoch of the range.
+        end_epoch: the first epoch after the range; None: no end.
         staircase: whether the rate changes at the beginning of an epoch only.
     """
 
@@ -36,7 +36,7 @@ class Schedule:
         """Return the rate to set before a batch, or None to leave it as it is.
 
         Raises:
-            UsageError: the steps of an epoch are not known, and the rate changes within it.
+            UsageError: the number of steps of an epoch is unknown, and the rate changes within it.
         """
         ended = self.end_epoch is not None and epoch >= self.end_epoch
         if epoch < self.start_epoch or ended or (self.staircase and batch):
@@ -55,14 +55,14 @@ class Schedule:
 def warmup_multiplier(
     ranks: int, epochs: float, steps: Callable[[], int]
 ) -> Callable[[float], float]:
-    """Return what leads from one rank's learning rate to that of all of them.
+    """Return the multiplier of a linear warm-up from one rank's learning rate to the total rate.
 
     Args:
         ranks: factor from one rank's learning rate to the total.
         epochs: number of epochs after which the total is reached.
-        steps: returns the batches of an epoch.
+        steps: returns the number of batches per epoch.
     Returns:
-        The multiplier of the rate of all: 1/ranks at first, 1 in the last batch of the warm-up.
+        The multiplier of the total rate: 1/ranks at first, 1 in the last batch of the warm-up.
     Source: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 2.2.
     """
     if not epochs > 0:

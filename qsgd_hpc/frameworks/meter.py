@@ -1,4 +1,4 @@
-"""Measure a training's steps: how long they take, and what part data and communication have."""
+"""Measure a training's steps: their durations, and the shares of data loading and communication."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Batch = TypeVar("Batch")
 
 
 class Meter:
-    """Times the steps of a training on every rank, and records what a scaling study reads.
+    """A timer of training steps on every rank, which writes the records of a scaling study.
 
     ::
 
@@ -31,20 +31,20 @@ class Meter:
             meter.epoch(train_loss=loss, test_accuracy=evaluate())
         meter.final()
 
-    A step lasts from asking the loader for a batch to asking it for the next; its data wait is the
-    loader's answer, its exposed communication the time that the rank was blocked until gradients
-    had come. What happens between the loops, such as evaluation, is not timed. Nothing but the
-    numbers that ``epoch`` and ``final`` return depends on QSGD_RECORDS being set.
+    A step lasts from one request for a batch to the next. Its data wait is the time until the
+    loader returns the batch; its exposed communication is the time that the rank was blocked
+    waiting for gradients. Code between the loops, such as evaluation, is not timed. ``epoch`` and
+    ``final`` return the same numbers whether or not QSGD_RECORDS is set.
 
     Args:
         hvd: the module that the script trains with, such as ``qsgd_hpc.torch``; initialised.
-        global_batch_size: samples in a step of all ranks together; a short last batch counts as a
-            whole one. None where it is not known: speeds are in steps per second then.
-        unit: what throughput counts: "images", "words", "samples".
-        dataset: the name of what is trained on.
-        test_samples: how many samples of all ranks together an accuracy is a share of; without it a
-            study cannot tell which differences of accuracies are chance.
-        units_per_sample: units that one sample stands for, such as the words of a sequence.
+        global_batch_size: samples per step of all ranks together; a short last batch counts as a
+            full one. None if unknown: speeds are then in steps per second.
+        unit: the unit of throughput: "images", "words", "samples".
+        dataset: the name of the data set.
+        test_samples: number of samples of all ranks together from which accuracies are computed;
+            without it, a study cannot test whether differences of accuracies are significant.
+        units_per_sample: units in one sample, such as the words of a sequence.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Meter:
         self._last: dict[str, Any] = {}
 
     def steps(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the loader's batches, and time what the caller does with each.
+        """Yield the loader's batches, and time the caller's work on each.
 
-        A loop that is left with ``break`` or by an error does not count its last step; to end
-        early, give ``itertools.islice(loader, steps)``.
+        A loop that ends with ``break`` or by an error does not count its last step; to end early,
+        pass ``itertools.islice(loader, steps)``.
         """
         add, counters, clock = self._log.add, self._hvd.communication_stats, time.perf_counter
         before, begin = counters(), clock()
@@ -91,22 +91,23 @@ class Meter:
             before, begin = after, end
 
     def compute_only(self, seconds: float | Sequence[float]) -> None:
-        """Say what a step takes without communication, as this rank has measured it.
+        """Set the duration of a step without communication, measured on this rank.
 
-        For frameworks in which no thread of the program is blocked while gradients travel, such as
-        TensorFlow's graphs: exposed is then what a step takes beyond this and its data.
+        For frameworks in which no thread of the program is blocked while gradients are in flight,
+        such as TensorFlow's graphs: exposed communication is then a step's duration minus this and
+        its data wait.
 
         Args:
-            seconds: of one step, or of each of several.
+            seconds: duration of one step, or of each of several.
         """
         self._compute_s = list(seconds) if isinstance(seconds, Sequence) else [float(seconds)]
 
     def epoch(self, **results: Any) -> dict[str, Any]:
-        """End an epoch: every rank calls this, rank 0 records it, all get what is recorded.
+        """End an epoch; every rank must call this. Rank 0 writes the record; all ranks return it.
 
         Args:
             results: numbers such as train_loss, test_accuracy (0..1) or perplexity; the mean over
-                the ranks is recorded, so a rank may give those of its own share.
+                the ranks is recorded, so each rank may pass the results of its own share.
         """
         steps = len(self._log) - self._first_step
         mine = {"seconds": self._log.total("seconds", self._first_step), **_numbers(results)}
@@ -116,7 +117,7 @@ class Meter:
         self._elapsed_s += means["seconds"]
         self._last = {name: means[name] for name in results}
         units = steps * self._units_per_step
-        told = {
+        entry = {
             "epoch": self._epoch,
             "elapsed_s": self._elapsed_s,
             "seconds": means["seconds"],
@@ -125,17 +126,17 @@ class Meter:
             **self._last,
         }
         if self._hvd.rank() == 0:
-            record("epoch", **told)
+            record("epoch", **entry)
             self._record_steps()
         self._first_step = len(self._log)
-        return told
+        return entry
 
     def final(self, **results: Any) -> dict[str, Any]:
-        """End the training: every rank calls this, rank 0 records it, all get what is recorded.
+        """End the training; every rank must call this. Rank 0 writes the record; all return it.
 
         Args:
-            results: as for ``epoch``, whose last ones hold where nothing is given here; and facts
-                in words or whole numbers, such as parameters, which rank 0's stand for.
+            results: numbers as for ``epoch``; default: those of the last epoch. Also texts and
+                integers, such as the number of parameters, of which rank 0's are recorded.
         """
         if self._hvd.rank() == 0 and self._first_step < len(self._log):
             self._record_steps()
@@ -156,7 +157,7 @@ class Meter:
         )
         parts = mean_over_ranks(row["parts"] for row in rows)
         step_s = parts["step_mean_s"]
-        told = {
+        entry = {
             **self._facts(),
             "hosts": list(dict.fromkeys(row["host"] for row in rows)),
             "throughput": self._units_per_step / step_s if step_s else None,
@@ -167,11 +168,11 @@ class Meter:
             **mean_over_ranks(row["means"] for row in rows),
         }
         if self._hvd.rank() == 0:
-            record("final", **told)
-        return told
+            record("final", **entry)
+        return entry
 
     def _gather(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
-        from qsgd_hpc.runtime import objects  # brings the engine, which a login node may lack
+        from qsgd_hpc.runtime import objects  # imports the engine, which a login node may lack
 
         rows: list[dict[str, Any]] = objects.allgather_object(dict(mine), name="scaling.meter")
         return rows
@@ -187,7 +188,7 @@ class Meter:
         record("steps", first_step=self._first_step, **raw)
 
     def _facts(self) -> dict[str, Any]:
-        """Return what this rank knows for all."""
+        """Return the entries that are equal on all ranks, or of which this rank's are recorded."""
         from qsgd_hpc.runtime import basics
 
         profile = basics.step_profile()
@@ -220,7 +221,7 @@ def _numbers(results: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _bits(tensors: Mapping[str, Mapping[str, Any]]) -> float:
-    """Return the bits in which most elements of the compressed gradients travel; 32 without any."""
+    """Return the bits with which most elements of compressed gradients are sent; 32 if none is."""
     elements: dict[float, int] = {}
     coded = [t for t in tensors.values() if t["coding"] != "none" and t["reductions"]]
     for each in coded:

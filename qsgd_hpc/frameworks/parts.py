@@ -22,18 +22,18 @@ class Part(ABC):
 
     @abstractmethod
     def capture(self) -> Any:
-        """Return a picklable copy that later changes do not reach."""
+        """Return a picklable copy that later changes do not affect."""
 
     @abstractmethod
     def put_back(self, captured: Any) -> None:
-        """Return to what was captured, as often as one likes."""
+        """Restore a captured state; can be called repeatedly with the same one."""
 
     def sync(self) -> None:
-        """Give every rank what rank 0 has; collective."""
+        """Replace the value on every rank by rank 0's; collective."""
         self.put_back(broadcast_object(self.capture() if basics.rank() == 0 else None, 0, None))
 
     def merge(self, captured: Any) -> Any:
-        """Return what rank 0 has to write of a capture for all ranks; collective."""
+        """Return the part of all ranks' captures that rank 0 must write; collective."""
         return captured
 
 
@@ -54,8 +54,7 @@ class StatefulPart(Part):
 
     Args:
         value: the object.
-        broadcast: gives every rank the object's state of rank 0, if there is a better way than
-            pickling it.
+        broadcast: replaces the object's state on every rank by rank 0's; default: pickles it.
     """
 
     def __init__(self, value: Any, broadcast: Callable[[Any], None] | None = None) -> None:
@@ -71,7 +70,7 @@ class StatefulPart(Part):
         self.value.load_state_dict(copy.deepcopy(captured))
 
     def sync(self) -> None:
-        """Give every rank the state of rank 0."""
+        """Replace the state on every rank by rank 0's; collective."""
         if self._broadcast is None:
             super().sync()
         else:
@@ -79,18 +78,18 @@ class StatefulPart(Part):
 
 
 class SamplerPart(StatefulPart):
-    """A sampler, of which every rank has processed other samples."""
+    """A sampler, of which every rank has processed different samples."""
 
     value: ElasticShares
 
     def sync(self) -> None:
-        """Give every rank what any rank has processed of rank 0's epoch."""
+        """Combine the samples that all ranks have processed in rank 0's epoch; collective."""
         epoch = broadcast_object(self.value.epoch, 0, None)
         mine = self.capture() if self.value.epoch == epoch else {"processed_indices": ()}
         self.put_back(self.merge({**mine, "epoch": epoch}))
 
     def merge(self, captured: Any) -> Any:
-        """Return the capture with what all ranks have processed."""
+        """Return the capture with the samples that any rank has processed; collective."""
         import numpy as np
 
         mask = np.zeros(len(self.value.dataset), np.uint8)

@@ -9,9 +9,10 @@ from qsgd_hpc.errors import HorovodInternalError, NonFiniteGradientError, UsageE
 
 __all__ = ["BATCH_BYTES", "PendingGradients", "checked_passes", "wait_for_all"]
 
-# Gradients are started once they reach this size together: for each small one separately, waking
-# the engine and agreeing with all ranks takes the core from the backward pass. On 4 hosts at 1 Gb/s
-# and 2 cores, ResNet-34 trains 7% faster so than with batches of 1 MiB; 8 and 16 MiB gain no more.
+# Gradients are started once they reach this size together: if each small one were started
+# separately, waking the engine and negotiating would take CPU time from the backward pass. On 4
+# hosts at 1 Gb/s and 2 cores, ResNet-34 trains 7% faster than with batches of 1 MiB; 8 and 16 MiB
+# gain no more.
 BATCH_BYTES = 1 << 22
 
 
@@ -30,7 +31,7 @@ def wait_for_all(handles: Iterable[Any]) -> NonFiniteGradientError | None:
     """Wait for every handle.
 
     Returns:
-        The first complaint about NaN or Inf.
+        The first error about NaN or Inf, or None.
     Raises:
         HorovodInternalError: the first reduction that failed; all were waited for.
     """
@@ -49,10 +50,10 @@ def wait_for_all(handles: Iterable[Any]) -> NonFiniteGradientError | None:
 
 
 class PendingGradients:
-    """Counts backward passes per parameter and keeps the handles of started reductions.
+    """The state of one step: backward passes per parameter, and the started reductions.
 
     Args:
-        passes: backward passes whose gradients add up before one reduction.
+        passes: backward passes whose gradients are accumulated before one reduction.
         start: called with parameters and whether they are a group; starts the reductions of their
             gradients, and returns a handle for each.
     """
@@ -72,7 +73,7 @@ class PendingGradients:
         self._handles: dict[Any, Any] = {}
 
     def set_passes(self, passes: int) -> None:
-        """Change the backward passes that add up, from the next step on.
+        """Change the number of backward passes per reduction, from the next step on.
 
         Raises:
             UsageError: less than 1, or a step is in progress.
@@ -87,23 +88,23 @@ class PendingGradients:
     def set_groups(self, groups: Iterable[Sequence[Any]]) -> None:
         """Start the parameters of each of these groups together, when all of them are ready.
 
-        Call it between steps: within one, ranks that have started a group and ranks that have not
-        would take different groups.
+        Call it between steps: within a step, ranks that have started a group and ranks that have
+        not would use different groups.
         """
         self._groups = {key: group for group in groups for key in group}
 
     def ready(self, key: Any, size_bytes: int, *, restarted: bool = False) -> None:
-        """Note that a backward pass has completed this parameter's gradient.
+        """Record that a backward pass has completed this parameter's gradient.
 
         Args:
             key: the parameter.
-            size_bytes: of the gradient.
-            restarted: the gradient replaces those of earlier passes, which have been discarded.
+            size_bytes: size of the gradient.
+            restarted: the gradient replaces those of earlier passes, which the script discarded.
         Raises:
-            UsageError: more backward passes than promised since the last step.
+            UsageError: more backward passes since the last step than declared.
         """
         seen = self._seen.get(key, 0)
-        # A gradient whose reduction may have started is not discarded so.
+        # After the last pass, its reduction may have started, so it can no longer be discarded.
         seen = 1 if restarted and seen < self.passes else seen + 1
         if seen > self.passes:
             raise UsageError(
@@ -137,13 +138,13 @@ class PendingGradients:
         """Start the reductions that no backward pass has started, then wait for all.
 
         Args:
-            keys: all parameters that take part, in an order that is equal on every rank.
+            keys: all participating parameters, in an order that is equal on every rank.
             missing: called for a parameter whose reduction no backward pass has started (an
-                unused branch of the model): other ranks may have a gradient, so this one takes
-                part, with zeros if it has none.
+                unused branch of the model): other ranks may have a gradient, so this rank
+                participates, with zeros if it has none.
         Returns:
-            The first complaint about NaN or Inf, equal on every rank; every gradient is reduced
-            all the same.
+            The first error about NaN or Inf, equal on every rank, or None; every gradient is
+            reduced in either case.
         Raises:
             HorovodInternalError: the first reduction that failed; all were waited for.
         """
@@ -169,7 +170,7 @@ class PendingGradients:
         return wait_for_all(self._handles.values())
 
     def forget(self) -> None:
-        """Forget everything that has been started or counted, as after a step."""
+        """Reset all counts and handles, as after a step."""
         self._handles.clear()
         self._seen.clear()
         self._batch.clear()
@@ -179,7 +180,7 @@ class PendingGradients:
     def begun(self) -> bool:
         """Whether a backward pass has completed a gradient since the last step.
 
-        Equal on every rank that has a gradient at all, where ``any`` is not.
+        Unlike ``any``, equal on all ranks that have a gradient.
         """
         return bool(self._seen)
 

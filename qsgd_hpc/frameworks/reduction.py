@@ -1,4 +1,4 @@
-"""The request of a reducing collective, and its validation."""
+"""Arguments of reducing collectives, and their validation."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def reduction_of(
     process_set: ProcessSet = global_process_set,
     compression: Any = NoneCompressor,
 ) -> Reduction:
-    """Return what a call with these arguments asks for; a name that it gives comes again."""
+    """Return the reduction of a call; a given name is assumed to be used again."""
     factors = prescale_factor, postscale_factor
     return Reduction(choose_op(op, average), *factors, process_set, compression, name is not None)
 
 
 def op_for(op: Op, dtype: str) -> Op:
-    """Return the reduction of elements of a type, as numpy names it.
+    """Return the reduction that computes ``op`` on elements of a type (numpy's name).
 
-    It keeps booleans 0 or 1: any for a sum, all for a product.
+    It keeps booleans 0 or 1: Max for a sum (any), Min for a product (all).
 
     Raises:
         UsageError: the type has no such reduction.
@@ -88,18 +88,19 @@ def op_for(op: Op, dtype: str) -> Op:
 
 
 def is_widened(dtype: str, op: Op) -> bool:
-    """Return whether elements travel as int64, whose sum does not wrap before it is divided.
+    """Return whether elements are sent as int64.
 
-    The core has no arithmetic for some of them, either; int64 has room for their values.
+    Averages of narrow integers are, so that their sum does not wrap before the division; so are
+    unsigned types for which the core has no arithmetic, whose values int64 can hold.
     """
     return dtype in _FOREIGN or (op is Average and dtype in _NARROW)
 
 
 def coding_for(reduction: Reduction) -> Coding | None:
-    """Return how to code the floating tensors of a call.
+    """Return the coding of the floating tensors of a call; None: not coded.
 
     Raises:
-        UsageError: for its operation no code exists.
+        UsageError: its operation cannot be coded.
     """
     if not isinstance(reduction.compression, Lossy):
         return None
@@ -112,11 +113,11 @@ def coding_for(reduction: Reduction) -> Coding | None:
 
 
 def require_values(reduction: Reduction) -> None:
-    """Check that a reducescatter can do what is asked: it sends values, and no codes.
+    """Check the arguments of a reducescatter, which sends values, not codes.
 
     Raises:
-        HorovodInternalError: it is Adasum, as Horovod documents it.
-        UsageError: the compression codes.
+        HorovodInternalError: the operation is Adasum; Horovod documents this type of error.
+        UsageError: the compression is a code.
     """
     if reduction.op is Adasum:
         raise HorovodInternalError("reducescatter has no op=hvd.Adasum; choose Sum or Average")

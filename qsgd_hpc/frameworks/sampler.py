@@ -12,9 +12,9 @@ __all__ = ["ElasticShares"]
 
 
 class ElasticShares:
-    """Shares a data set's indices among the ranks, but for those that have been processed.
+    """A sampler that divides the unprocessed indices of a data set among the ranks.
 
-    Every rank gets equally many: the list is filled up from its beginning.
+    Every rank gets equally many: the list is padded with indices from its beginning.
 
     Args:
         dataset: an object with a length, equal on every rank.
@@ -32,17 +32,17 @@ class ElasticShares:
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch: nothing of it is processed. Call it when the one before has ended."""
+        """Begin an epoch with no samples processed. Call it after the previous epoch has ended."""
         self.epoch = epoch
         self.processed_indices = set()
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that this rank has processed a batch; see ``get_indices``."""
+        """Record that this rank has processed a batch; see ``get_indices``."""
         self.record_indices(self.get_indices(batch_idx, batch_size))
 
     def record_indices(self, indices: Iterable[int]) -> None:
-        """Note that this rank has processed these samples."""
+        """Record that this rank has processed these samples."""
         self.processed_indices.update(indices)
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
@@ -50,17 +50,17 @@ class ElasticShares:
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and what has been processed of it."""
+        """Return the epoch and its processed samples."""
         return {"epoch": self.epoch, "processed_indices": set(self.processed_indices)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken, on any number of ranks."""
+        """Continue from a saved ``state_dict``, on any number of ranks."""
         self.epoch = state["epoch"]
         self.processed_indices = set(state["processed_indices"])
         self.reset()
 
     def reset(self) -> None:
-        """Share what is not processed among the ranks that there are now."""
+        """Divide the unprocessed samples among the current ranks."""
         self.num_replicas, self.rank = basics.size(), basics.rank()
         remaining = [i for i in range(len(self.dataset)) if i not in self.processed_indices]
         if self.shuffle:

@@ -31,7 +31,7 @@ _PARTS = (
 
 
 class StepLog:
-    """One number per step for the step itself, its wait for data and each of COUNTERS."""
+    """Per step: its duration, its wait for data, and the increase of each of COUNTERS."""
 
     def __init__(self) -> None:
         self._columns = {name: array("d") for name in ("seconds", "data_s", *COUNTERS)}
@@ -43,30 +43,30 @@ class StepLog:
     def add(
         self, step_s: float, data_s: float, before: Mapping[str, float], after: Mapping[str, float]
     ) -> None:
-        """Add a step: its seconds, those it waited for data, the counters around it."""
+        """Add a step: its seconds, its seconds of waiting for data, the counters around it."""
         for values, source in self._counters:
             values.append(after[source] - before[source])
         self._columns["data_s"].append(data_s)
         self._columns["seconds"].append(step_s)
 
     def column(self, name: str, first: int = 0) -> array[float]:
-        """Return one number for each step from that one on."""
+        """Return one number for each step, beginning with step ``first``."""
         return self._columns[name][first:]
 
     def total(self, name: str, first: int = 0) -> float:
-        """Return the sum over the steps from that one on."""
+        """Return the sum over the steps, beginning with step ``first``."""
         return sum(self.column(name, first))
 
 
 @dataclass(frozen=True)
 class Waits:
-    """Computes the exposed communication of a step.
+    """The data from which the exposed communication of steps is computed.
 
     Attributes:
-        ranks: a single one has nothing to wait for.
-        seen: whether the program itself waits for gradients, so that the engine counts it.
-        compute_s: seconds of steps without communication, where it does not: what a step takes
-            beyond their mean and its data is exposed then.
+        ranks: number of ranks; with 1, nothing is exposed.
+        seen: whether a thread of the program waits for gradients, so that the engine measures it.
+        compute_s: seconds of steps without communication, if ``seen`` is False: exposed is then a
+            step's duration minus their mean and its wait for data.
     """
 
     ranks: int
@@ -74,9 +74,9 @@ class Waits:
     compute_s: Sequence[float] = ()
 
     def exposed(self, log: StepLog, first: int) -> list[float] | None:
-        """Return the exposed seconds of each step from that one on; None if unknown.
+        """Return the exposed seconds of each step, beginning with ``first``; None if unknown.
 
-        By ``compute_s`` they may be below zero for a single step, as that is a mean.
+        Computed from the mean of ``compute_s``, they may be negative for a single step.
         """
         if self.ranks == 1:
             return [0.0] * (len(log) - first)
@@ -87,7 +87,7 @@ class Waits:
         return list(log.column("wait_s", first)) if self.seen else None
 
     def raw(self, log: StepLog, first: int) -> dict[str, list[float] | None]:
-        """Return the seconds of every step from that one on, to 6 digits."""
+        """Return the seconds of every step, beginning with ``first``, to 6 digits."""
         columns = {name: log.column(name, first) for name in ("seconds", "data_s", "comm_s")}
         every = {**columns, "coding_s": log.column("coding_s", first)}
         exposed = self.exposed(log, first)
@@ -102,9 +102,9 @@ def breakdown(log: StepLog, waits: Waits) -> dict[str, float | None]:
 
     Returns:
         step_s (the median), step_mean_s, compute_s, exposed_s, data_s, hidden_s (communication
-        that went on meanwhile), coding_s, comm_s, and step_jitter: the standard deviation of what
-        computing took, over its mean. None where there was no step, and for what depends on waits
-        if they are unknown.
+        that overlapped with computing), coding_s, comm_s, and step_jitter: the standard deviation
+        of the computing time, over its mean. None if there was no step, and for values that depend
+        on waits if these are unknown.
     """
     first = warmup_steps(len(log))
     parts: dict[str, float | None] = dict.fromkeys(_PARTS)
@@ -123,7 +123,7 @@ def breakdown(log: StepLog, waits: Waits) -> dict[str, float | None]:
     exposed = waits.exposed(log, first)
     if exposed is None:
         return parts
-    # A step alone may have seemed longer than those of the training.
+    # Steps measured without communication may have been longer than those of the training.
     exposed_s = max(0.0, statistics.fmean(exposed))
     alone = waits.compute_s if waits.ranks > 1 else ()
     computing = alone or [s - d - e for s, d, e in zip(steps, data, exposed, strict=True)]
@@ -145,7 +145,7 @@ def mean_over_ranks(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Return the standard deviation over the mean; 0 where there are too few values to tell."""
+    """Return the standard deviation over the mean; 0 if there are too few values."""
     mean = statistics.fmean(values)
     return statistics.stdev(values) / mean if len(values) > 1 and mean > 0 else 0.0
 

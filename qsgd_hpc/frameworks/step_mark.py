@@ -1,4 +1,4 @@
-"""Marks steps, so that a study can time a single rank, whose gradients bypass the engine."""
+"""Marks of steps for a study of a single rank, whose gradients bypass the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def leave_to_meter() -> None:
 
 
 def marks_steps() -> bool:
-    """Return whether one gradient of each step must pass the engine, to mark the step.
+    """Return whether one gradient per step must go through the engine, to mark the step.
 
     It is an uncompressed sum over one rank, which does not change the training.
     """
@@ -28,10 +28,10 @@ def marks_steps() -> bool:
 
 
 def mark_name(name: str) -> str:
-    """Return the name of the operation, by the one that it would have among several ranks."""
+    """Return the marking operation's name, given its name in a job of several ranks."""
     return STEP_MARK + name
 
 
 def smallest(sizes: Sequence[int | None]) -> int:
-    """Return where the smallest gradient is; None is one whose size is not known yet."""
+    """Return the index of the smallest gradient; None is an unknown size and counts as largest."""
     return min(range(len(sizes)), key=lambda i: (sizes[i] is None, sizes[i] or 0))
