@@ -21,13 +21,13 @@ __all__ = [
 
 HOST = torch.device("cpu")
 
-_NEW = hasattr(dist, "all_gather_single")  # torch 2.13, which warns of the names of old
+_NEW = hasattr(dist, "all_gather_single")  # torch 2.13, where the older names are deprecated
 all_gather_single: Any = dist.all_gather_single if _NEW else dist.all_gather_into_tensor
 reduce_scatter_single: Any = dist.reduce_scatter_single if _NEW else dist.reduce_scatter_tensor
 
 
 def why_not_carried(group: Any, device: torch.device) -> str | None:
-    """Return why the group cannot carry the memory of such a device; None: it can."""
+    """Return why the group cannot send from the memory of such a device; None: it can."""
     try:
         group._get_backend(device)
     except RuntimeError as error:
@@ -36,13 +36,13 @@ def why_not_carried(group: Any, device: torch.device) -> str | None:
 
 
 def host_carrier(group: Any) -> Any:
-    """Return a group of the same ranks that carries the hosts' memory: this, or a new one of gloo.
+    """Return a group of the same ranks that supports host memory: this, or a new gloo group.
 
-    All ranks of the group call it together.
+    Collective over the group.
 
     Raises:
-        UsageError: it carries none, and is not the group of all ranks: torch makes others only
-            where those that are not in them call, too.
+        UsageError: the group does not support host memory, and is not the group of all ranks: to
+            create another group, torch requires that ranks outside it participate, too.
     """
     reason = why_not_carried(group, HOST)
     if reason is None:
@@ -57,7 +57,7 @@ def host_carrier(group: Any) -> Any:
 
 
 def say(text: str) -> None:
-    """Print a line for the user, on rank 0 of torch.distributed alone."""
+    """Print a line for the user, only on rank 0 of torch.distributed."""
     if dist.get_rank() == 0:
         sys.stderr.write(f"qsgd-hpc: {text}\n")
         sys.stderr.flush()

@@ -1,6 +1,6 @@
-"""The GPU kernels for torch.distributed's tensors: which of them they can code, and on what stream.
+"""GPU kernels for torch.distributed's tensors: supported codes and devices, and streams.
 
-Gradients of DDP and shards of FSDP2 are coded where they are, and carried by their group.
+Gradients of DDP and shards of FSDP2 are coded on their device, and sent by their process group.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ from qsgd_hpc.torch._groups import why_not_carried
 
 __all__ = ["by_code", "serves", "stream_of", "uploaded", "why_on_host"]
 
-FEWEST_BITS = 2  # of QSGD's that the kernels know
-MOST_ROTATED = 512  # elements of one of EDEN's buckets
+FEWEST_BITS = 2  # fewest bits of QSGD that the kernels support
+MOST_ROTATED = 512  # largest bucket of EDEN, in elements
 
 T = TypeVar("T")
 
 
 def serves(device: torch.device, compression: Lossy, group: Any) -> str | None:
-    """Return the kernels that can code a device's tensors for the group; None: the host must.
+    """Return the kernels' file if they can code a device's tensors; None: the host must.
 
-    They know QSGD's own code and EDEN's, and the group must carry the device's memory, as NCCL
-    does.
+    The kernels support QSGD and EDEN. The group must send from the device's memory, as NCCL does.
     """
     return gpu.library() if why_on_host(device, compression, group) is None else None
 
 
 def why_on_host(device: torch.device, compression: Lossy, group: Any) -> str | None:
-    """Return why a device's tensors are coded in host memory; None: they stay where they are."""
+    """Return why a device's tensors are coded in host memory; None: coded on the device."""
     library = gpu.library()
     if library is None or gpu.device_type(library) != device.type:
         return f"this installation has no kernels for {device.type}"
@@ -47,7 +46,7 @@ def why_on_host(device: torch.device, compression: Lossy, group: Any) -> str | N
 
 
 def _why_unknown(compression: Lossy) -> str | None:
-    """Return what the kernels lack for this code in all bits that it may take; None: nothing."""
+    """Return why the kernels do not support a code in all bits that it may use; None: they do."""
     if isinstance(compression, Eden):
         size = compression.bucket_size
         few = f"its kernels rotate up to {MOST_ROTATED} elements, and bucket_size is {size}"
@@ -62,16 +61,16 @@ def _why_unknown(compression: Lossy) -> str | None:
 def by_code(
     items: Iterable[tuple[_core.CodecSpec | None, T]],
 ) -> list[tuple[_core.CodecSpec, list[T]]]:
-    """Return what has each code, for one launch; what has none is left out."""
+    """Return the items of each code, for one kernel launch; items without a code are dropped."""
     groups: list[tuple[_core.CodecSpec, list[T]]] = []
     for spec, item in items:
         if spec is None:
             continue
-        alike = next((them for other, them in groups if other == spec), None)
-        if alike is None:
-            alike = []
-            groups.append((spec, alike))
-        alike.append(item)
+        same_code = next((them for other, them in groups if other == spec), None)
+        if same_code is None:
+            same_code = []
+            groups.append((spec, same_code))
+        same_code.append(item)
     return groups
 
 
@@ -81,5 +80,5 @@ def stream_of(device: torch.device) -> int:
 
 
 def uploaded(table: NDArray[np.uint64], device: torch.device) -> torch.Tensor:
-    """Return a table of the kernels in the device's memory."""
+    """Copy a kernels' table to the device's memory."""
     return torch.from_numpy(table.view("int64")).to(device)

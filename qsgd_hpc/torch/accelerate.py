@@ -5,8 +5,8 @@
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     compress(accelerator, model, bits=4)
 
-It works under DDP and FSDP2, with accumulated gradients and mixed precision, and what error
-feedback holds back is part of ``save_state`` and ``load_state``. See docs/ecosystem.md.
+It works with DDP and FSDP2, gradient accumulation and mixed precision. ``save_state`` and
+``load_state`` include the residuals of error feedback. See docs/ecosystem.md.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ["compress"]
 def compress(
     accelerator: Any, model: Any, bits: int = 4, weight_bits: int | None = 8, **settings: Any
 ) -> Attached:
-    """Compress what a model sends that ``accelerator.prepare`` has returned.
+    """Compress the communication of a model that ``accelerator.prepare`` has returned.
 
     Args:
-        accelerator: its ``save_state`` and ``load_state`` from now on carry the compression's part.
-        model: what ``prepare`` has returned.
+        accelerator: its ``save_state`` and ``load_state`` then include the compression's state.
+        model: the model that ``prepare`` has returned.
         bits: bits per gradient element, including the sign: 1 to 8 with DDP, 2 to 8 with FSDP2.
         weight_bits: bits per weight with FSDP2; None: uncompressed.
         **settings: those of :class:`QSGDState` with DDP, of :func:`quantize_fsdp` with FSDP2.
     Raises:
-        UsageError: neither DDP nor FSDP2 holds the model, as on a CPU without
-            ``Accelerator(cpu=True)``; or a setting is wrong.
+        UsageError: neither DDP nor FSDP2 wraps the model, as on a CPU without
+            ``Accelerator(cpu=True)``; or a setting is invalid.
     """
     attached = Attached(bits, weight_bits, **settings)
     attached.attach(model, accelerator.scaler)

@@ -1,8 +1,8 @@
-"""``DistributedOptimizer(op=hvd.Adasum)``: ranks step on their own, and combine their steps.
+"""``DistributedOptimizer(op=hvd.Adasum)``: ranks step independently, then combine their steps.
 
-Adasum (Maleki et al., *Scaling distributed training with adaptive summation*, MLSys 2021) adds what
-is orthogonal in two updates and averages what is parallel, so the learning rate of one rank keeps
-its meaning on many. It is the optimizer's steps, not the gradients, that are combined.
+Adasum (Maleki et al., *Scaling distributed training with adaptive summation*, MLSys 2021) adds the
+orthogonal components of two updates and averages the parallel ones, so one rank's learning rate is
+also suitable for many ranks. It combines the optimizers' steps, not the gradients.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["AdasumOptimizer"]
 
 
 class AdasumOptimizer(Wrapped):
-    """The additional work of an optimizer whose steps are combined."""
+    """Methods added to an optimizer whose steps are combined."""
 
     _reduction: GradientReduction
     _names: dict[torch.Tensor, str]
@@ -43,11 +43,11 @@ class AdasumOptimizer(Wrapped):
         reduction: GradientReduction,
         prefix: str | None = None,
     ) -> None:
-        """Take up what the optimizer was wrapped with.
+        """Initialise the wrapper.
 
         Args:
             named_parameters: names for messages; None numbers the parameters.
-            reduction: what becomes of the steps.
+            reduction: the reduction of the steps.
             prefix: prefix of the operations' names, equal on every rank; None creates one.
         Raises:
             UsageError: names are duplicated or missing.
@@ -55,12 +55,12 @@ class AdasumOptimizer(Wrapped):
         self._reduction = reduction
         self._names = name_parameters(list(self._owned()), named_parameters)
         self._prefix = prefix or f"step.{basics.next_number('adasum')}."
-        # This steps with the rank's own gradients, which must not be averaged.
+        # The claim keeps other optimizers from averaging gradients that this rank steps with.
         self._claim = Claim(self)
         self._claim.claim(self._owned())
 
     def begin_copy(self, original: AdasumOptimizer, suffix: str, memo: dict[int, Any]) -> None:
-        """Take up what the original was wrapped with."""
+        """Initialise the wrapper of a copy with the original's arguments."""
         names = [(name, memo.get(id(p), p)) for p, name in original._names.items()]
         self.begin(names, original._reduction, original._prefix + suffix)
 
@@ -74,10 +74,10 @@ class AdasumOptimizer(Wrapped):
 
     @functools.partial(_disable_dynamo, recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do the wrapped optimizer's step, then replace it by the Adasum of all ranks' steps.
+        """Execute the wrapped optimizer's step, then replace it by the Adasum of all ranks' steps.
 
         Raises:
-            HorovodInternalError: a reduction failed; the parameters are what they were.
+            HorovodInternalError: a reduction failed; the parameters are unchanged.
         """
         self._unwrapped._opt_called = True
         if self._reduction.alone:
@@ -107,13 +107,13 @@ class AdasumOptimizer(Wrapped):
     def _reduce(self, parameter: torch.Tensor) -> Any:
         name = self._names.setdefault(parameter, f"added.{len(self._names)}")
         shape, dtype = parameter.shape, parameter.dtype
-        # Not kept for the next step: it would outlive the job.
+        # Not stored for the next step, because it would outlive the job.
         allreduce_ = GradientAllreduce(self._prefix + name, name, shape, dtype, self._reduction)
         return allreduce_.start(parameter.detach())
 
     @torch.no_grad()
-    def settle_gradients(self) -> None:
-        """Have a loss scaler find the same on every rank: an overflow anywhere is one here."""
+    def complete_gradients(self) -> None:
+        """Make an overflow on any rank one on every rank, so that all loss scalers agree."""
         if self._reduction.alone:
             return
         gradients = [_entries(p.grad) for p in self._owned() if p.grad is not None]
@@ -129,21 +129,21 @@ class AdasumOptimizer(Wrapped):
                 gradient.fill_(float("inf"))
 
     def synchronize(self) -> None:
-        """Return: gradients stay this rank's own, and may be clipped before ``step``."""
+        """Do nothing: gradients stay rank-local, and may be clipped before ``step``."""
 
     def skip_synchronize(self) -> Any:
-        """Raise: a step without the other ranks' would let the replicas differ."""
+        """Raise a UsageError: a step without the other ranks' would let the replicas differ."""
         raise UsageError("op=hvd.Adasum combines the ranks' steps in step(); it cannot be skipped")
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Accept a number of passes; gradients add up until ``step`` is called, however many."""
+        """Check the number of passes; it has no effect: gradients accumulate until ``step``."""
         checked_passes(passes)
 
 
 def _entries(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient's memory, that of the entries if it is sparse."""
+    """Return a gradient, or the values of its entries if it is sparse."""
     return gradient._values() if gradient.is_sparse else gradient
 
 
-# As for other distributed optimizers: torch's step hooks are around the wrapped step.
+# torch's step hooks run around the wrapped step, and must not run around this one, too.
 AdasumOptimizer.step.hooked = True  # type: ignore[attr-defined]

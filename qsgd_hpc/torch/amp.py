@@ -1,8 +1,8 @@
-"""Lets torch's loss scaler wait for a distributed optimizer's gradients before it reads them.
+"""Make torch's loss scaler wait for a distributed optimizer's gradients before it reads them.
 
-``torch.amp.GradScaler`` has no hooks, and ``unscale_`` works on gradients in place: on gradients
-that are being reduced it would divide some before the sum and some after it, and find an overflow
-on one rank alone. So its two methods that are given an optimizer are wrapped, once per process.
+``torch.amp.GradScaler`` has no hooks, and ``unscale_`` changes gradients in place: while gradients
+are being reduced, it would divide some before the sum and some after it, and detect an overflow on
+one rank only. Therefore its two methods that take an optimizer are wrapped, once per process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MARK = "_qsgd_hpc_waits"
 
 
 def make_loss_scalers_wait() -> None:
-    """Wrap ``unscale_`` and ``step`` of every loss scaler; harmless when done already."""
+    """Wrap ``unscale_`` and ``step`` of every loss scaler, unless they are wrapped already."""
     for name in ("unscale_", "step"):
         method = getattr(torch.amp.GradScaler, name)
         if not hasattr(method, _MARK):
@@ -29,9 +29,9 @@ def make_loss_scalers_wait() -> None:
 def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def wait_first(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        settle = getattr(optimizer, "settle_gradients", None)
-        if settle is not None:
-            settle()
+        complete = getattr(optimizer, "complete_gradients", None)
+        if complete is not None:
+            complete()
         return method(scaler, optimizer, *args, **kwargs)
 
     setattr(wait_first, _MARK, True)

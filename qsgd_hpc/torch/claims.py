@@ -13,7 +13,7 @@ __all__ = ["Claim"]
 _NUMBERS = itertools.count()
 _CLAIMS: weakref.WeakValueDictionary[int, Claim] = weakref.WeakValueDictionary()  # oldest first
 _LEFT: list[Claim] = []
-"""Claims of deleted optimizers with reductions in flight: other ranks wait for these, too."""
+"""Claims of deleted optimizers with reductions in flight, for which other ranks wait."""
 
 
 class Claim:
@@ -27,7 +27,7 @@ class Claim:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        # By their ids: hashing a tensor is a call of Python, and this is queried for every one.
+        # By id: hashing a tensor calls Python code, and every gradient is looked up here.
         self._parameters: dict[int, torch.Tensor] = {}
         self._rivals: dict[int, list[weakref.ref[Claim]]] = {}
         self.dropped = False
@@ -41,9 +41,9 @@ class Claim:
             _LEFT.append(self)
 
     def claim(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Claim parameters; reductions that other optimizers have begun with them are ended first.
+        """Claim parameters, after completing reductions that other optimizers have begun with them.
 
-        Call it on every rank, because ending a reduction is collective.
+        Call it on every rank, because completing a reduction is collective.
         """
         new = {id(p): p for p in parameters if id(p) not in self._parameters}
         if not new:
@@ -51,7 +51,7 @@ class Claim:
         for other in [each for each in _CLAIMS.values() if each is not self]:
             common = new.keys() & other._parameters.keys()
             if common:
-                other.settle()
+                other.complete_pending()
                 self._share(common, other)
         self._parameters |= new
 
@@ -73,8 +73,8 @@ class Claim:
 
     @property
     def begun(self) -> bool:
-        """Whether there are reductions in flight that ``settle`` has to end."""
+        """Whether there are reductions in flight that ``complete_pending`` must complete."""
         return False
 
-    def settle(self) -> None:
-        """End the reductions in flight of the parameters, on every rank."""
+    def complete_pending(self) -> None:
+        """Complete the parameters' reductions in flight; collective."""

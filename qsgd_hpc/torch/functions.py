@@ -79,7 +79,7 @@ def broadcast_optimizer_state(
 
 
 def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether it has made a step; Adagrad has state before that."""
+    """Return whether the optimizer has made a step; Adagrad has state before its first."""
     states = optimizer.state_dict()["state"].values()
     return any(float(state.get("step", 1)) > 0 for state in states)
 
@@ -87,7 +87,7 @@ def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
 def _fill_gradients(optimizer: torch.optim.Optimizer) -> None:
     """Set missing gradients of parameters that require one to zeros."""
     if isinstance(optimizer, torch.optim.SparseAdam):
-        return  # it takes sparse gradients alone, and zeros would make the next one dense
+        return  # it accepts only sparse gradients, and zeros would make the next one dense
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and parameter.grad is None:

@@ -1,4 +1,4 @@
-"""Submits each gradient to the engine as soon as the backward pass has computed it."""
+"""Submission of each gradient to the engine as soon as the backward pass has computed it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["GradientReducer"]
 
 
 class GradientReducer(Claim):
-    """Reduces the gradients of an optimizer's parameters over the ranks.
+    """The reductions of the gradients of an optimizer's parameters over the ranks.
 
     Parameters that are unfrozen later are added at the next ``finish``.
 
@@ -74,7 +74,7 @@ class GradientReducer(Claim):
 
     @property
     def alone(self) -> bool:
-        """Whether this rank is alone."""
+        """Whether this rank has no other rank to reduce with."""
         return self._reduction.alone
 
     def mark_step(self) -> None:
@@ -82,10 +82,10 @@ class GradientReducer(Claim):
         mark_step((p.grad for p in self._owned()), self.prefix)
 
     def adopt(self) -> None:
-        """Claim every parameter, and add hooks to those that require a gradient and have none."""
+        """Claim every parameter, and hook those that require a gradient and have no hook yet."""
         self.claim(self._owned())
         if self.alone:
-            return  # nothing to average, and nothing to pay
+            return  # nothing to average, so avoid the cost of hooks
         for parameter in self._owned():
             if parameter.requires_grad and id(parameter) not in self._gradients:
                 self._hook(parameter)
@@ -113,12 +113,12 @@ class GradientReducer(Claim):
         if self.is_shared(parameter):
             return
         each = self._gradients[id(parameter)]
-        before, gradient = each.taken, each.take()
-        size_bytes = BATCH_BYTES if self._travels_sparse(gradient) else each.nbytes
-        # As after model.zero_grad(), a gradient may add to none of earlier passes.
+        before, gradient = each.latest, each.read()
+        size_bytes = BATCH_BYTES if self._is_sent_sparse(gradient) else each.nbytes
+        # After model.zero_grad(), a gradient is a new tensor without those of earlier passes.
         self.pending.ready(each, size_bytes, restarted=gradient is not before)
 
-    def _travels_sparse(self, gradient: torch.Tensor) -> bool:
+    def _is_sent_sparse(self, gradient: torch.Tensor) -> bool:
         return gradient.is_sparse and not self._reduction.sparse_as_dense
 
     def _start(
@@ -126,7 +126,7 @@ class GradientReducer(Claim):
     ) -> dict[ParameterGradient, Any]:
         """Start reducing gradients, as a group or separately."""
         if together and len(members) > 1:
-            dense = [each for each in members if not self._travels_sparse(each.gradient)]
+            dense = [each for each in members if not self._is_sent_sparse(each.gradient)]
             group = None
             if len(dense) > 1:
                 group = Group(f"{self.prefix}group.{dense[0].name}", len(dense))
@@ -135,8 +135,8 @@ class GradientReducer(Claim):
         for each in members:
             gradient = each.gradient
             allreduce = each.allreduce
-            operation = allreduce and allreduce.operation_on(gradient, each.where)
-            if not allreduce or not operation:  # something is to be prepared, or made of it
+            operation = allreduce and allreduce.operation_on(gradient, each.device_index)
+            if not allreduce or not operation:  # not prepared yet, or the gradient needs conversion
                 started[each] = self._start_one(each, None)
             else:
                 pointer, device = gradient.data_ptr(), allreduce.device
@@ -153,13 +153,13 @@ class GradientReducer(Claim):
 
     def _start_here(self, each: ParameterGradient, group: Group | None) -> Any:
         gradient = each.gradient
-        if self._travels_sparse(gradient):
+        if self._is_sent_sparse(gradient):
             return self._start_sparse(each, gradient)
         if not gradient.is_sparse:
             return self._start_dense(each, gradient, group)
         dense = gradient.to_dense()
         core = self._start_dense(each, dense, group)
-        # Some optimizers take sparse gradients alone, on any number of ranks.
+        # Some optimizers accept only sparse gradients.
         dims = gradient.sparse_dim()
         return Handle([core], lambda: each.replace(gradient, used_here(dense).to_sparse(dims)))
 
@@ -177,14 +177,14 @@ class GradientReducer(Claim):
             each.replace(gradient, reduced)
             refuse_nonfinite(reduced, each.name)
 
-        # As it is: entries are few, and a code would have to send their places all the same.
+        # Uncompressed: there are few entries, and their indices must be sent in any case.
         reduction = self._reduction
         handle = sparse_allreduce_async(
             gradient, self.prefix + each.name, reduction.op, reduction.process_set
         )
         return handle.then(replace)
 
-    @_disable_dynamo  # where the wrapped optimizer's step is compiled
+    @_disable_dynamo  # the wrapped optimizer's step may be compiled
     def finish(self) -> NonFiniteGradientError | None:
         """Wait until every gradient is reduced.
 
@@ -200,7 +200,7 @@ class GradientReducer(Claim):
         try:
             nonfinite = self._complete(self._hooked(self._owned()))
             for each in self._gradients.values():
-                if each.taken is not None and each.parameter.grad is not each.taken:
+                if each.latest is not None and each.parameter.grad is not each.latest:
                     raise UsageError(
                         f"the gradient of {each.name!r} was replaced between backward() and "
                         "step(), so its average is lost; call optimizer.synchronize() before "
@@ -221,7 +221,7 @@ class GradientReducer(Claim):
         """Whether gradients of a step have been counted, or their reductions started."""
         return self.pending.begun
 
-    def settle(self) -> None:
+    def complete_pending(self) -> None:
         """Reduce the gradients of a step that has begun, before another optimizer uses them."""
         self.forget_ended_job()
         try:
@@ -234,11 +234,11 @@ class GradientReducer(Claim):
         """Discard the gradients of a step that has ended or is cancelled."""
         self.pending.forget()
         for each in self._gradients.values():
-            each.taken = None
+            each.latest = None
         self.fresh = False
 
     def forget_ended_job(self) -> None:
-        """Forget operations that were in flight when the job was shut down, if it was."""
+        """If the job was shut down, drop the operations that were in flight then."""
         if self._job() is not basics.context():
             self._job = weakref.ref(basics.context())
             for each in self._gradients.values():

@@ -8,8 +8,8 @@
     hook = compress(fabric, model, bits=4)
     fabric.save("checkpoint.pt", {"model": model, "optimizer": optimizer, "hook": hook})
 
-Both work under DDP and under FSDP2 (``ModelParallelStrategy``), with accumulated gradients and
-16-bit mixed precision. See docs/ecosystem.md.
+Both work with DDP and FSDP2 (``ModelParallelStrategy``), gradient accumulation and 16-bit mixed
+precision. See docs/ecosystem.md.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["QSGDCallback", "compress"]
 
 
 class QSGDCallback(Callback):
-    """Compresses what ``fit`` sends; its part of a checkpoint is what error feedback holds back.
+    """Compresses the communication of ``fit``; checkpoints get the residuals of error feedback.
 
     Args:
-        bits: of gradients, per element, sign included.
+        bits: bits per gradient element, including the sign: 1 to 8 with DDP, 2 to 8 with FSDP2.
         weight_bits: bits per weight with FSDP2; None: uncompressed.
         **settings: those of :class:`QSGDState` with DDP, of :func:`quantize_fsdp` with FSDP2.
     """
@@ -39,29 +39,29 @@ class QSGDCallback(Callback):
         self._attached = Attached(bits, weight_bits, **settings)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Compress from here on: the strategy has wrapped the model, and nothing has run yet."""
+        """Begin to compress: the strategy has wrapped the model, and no step has run yet."""
         self._attached.attach(trainer.model, getattr(trainer.precision_plugin, "scaler", None))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the callback's part of a checkpoint; Lightning asks every rank for it."""
+        """Return the callback's part of a checkpoint; Lightning calls this on every rank."""
         return self._attached.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint, of any number of ranks."""
+        """Continue from a checkpoint of any number of ranks."""
         self._attached.load_state_dict(state_dict)
 
 
 def compress(
     fabric: Any, model: Any, bits: int = 4, weight_bits: int | None = 8, **settings: Any
 ) -> Attached:
-    """Compress what a model sends that ``fabric.setup`` has returned.
+    """Compress the communication of a model that ``fabric.setup`` has returned.
 
     Args:
-        fabric: it has the precision, and with it perhaps a ``GradScaler``.
-        model: what ``fabric.setup`` or ``setup_module`` has returned.
-        bits, weight_bits, **settings: as of :class:`QSGDCallback`.
+        fabric: the Fabric; its precision may have a ``GradScaler``.
+        model: the model that ``fabric.setup`` or ``setup_module`` has returned.
+        bits, weight_bits, **settings: as for :class:`QSGDCallback`.
     Returns:
-        what belongs into the state that ``fabric.save`` and ``fabric.load`` are given.
+        an object to include in the state that is passed to ``fabric.save`` and ``fabric.load``.
     Raises:
         UsageError: neither DDP nor FSDP2 wraps the model, or a setting is invalid.
     """

@@ -26,12 +26,12 @@ __all__ = ["DistributedOptimizer"]
 
 
 class _Distributed(Wrapped):
-    """The additional work of a wrapped optimizer."""
+    """Methods added to an optimizer whose gradients are averaged."""
 
     _reducer: GradientReducer
     _reduction: GradientReduction
     _synchronized: bool
-    _settled: bool
+    _completed: bool
     _skip: bool
     _nonfinite: NonFiniteGradientError | None
 
@@ -43,16 +43,16 @@ class _Distributed(Wrapped):
         groups: int | Sequence[Sequence[torch.Tensor]],
         prefix: str | None = None,
     ) -> None:
-        """Take up what the optimizer was wrapped with; see :class:`GradientReducer`."""
+        """Initialise the wrapper; see :class:`GradientReducer`."""
         self._reduction = reduction
-        self._synchronized = self._settled = self._skip = False
+        self._synchronized = self._completed = self._skip = False
         self._nonfinite = None
         self._reducer = GradientReducer(
             self, named_parameters, reduction, passes=passes, groups=groups, prefix=prefix
         )
 
     def begin_copy(self, original: _Distributed, suffix: str, memo: dict[int, Any]) -> None:
-        """Take up what the original was wrapped with."""
+        """Initialise the wrapper of a copy with the original's arguments."""
         its = original._reducer
         names = [(name, memo.get(id(p), p)) for p, name in its.names.items()]
         groups = [[memo.get(id(p), p) for p in group] for group in its.groups]
@@ -72,14 +72,14 @@ class _Distributed(Wrapped):
         self._nonfinite = self._reducer.finish()
         self._synchronized = True
 
-    def settle_gradients(self) -> None:
-        """Synchronize unless that has been done since the last backward pass (a loss scaler)."""
+    def complete_gradients(self) -> None:
+        """Synchronize, unless done since the last backward pass; for loss scalers and ``step``."""
         if not (self._skip or self._reducer.alone or self._is_reduced()):
             self._nonfinite = self._reducer.finish()
-            self._settled = True
+            self._completed = True
 
     def _is_reduced(self) -> bool:
-        return (self._synchronized or self._settled) and not self._reducer.fresh
+        return (self._synchronized or self._completed) and not self._reducer.fresh
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -98,7 +98,7 @@ class _Distributed(Wrapped):
         """
         self._reducer.pending.set_passes(passes)
 
-    # torch.compile(optimizer.step) compiles the wrapped step; waiting for ranks is not for it.
+    # torch.compile(optimizer.step) compiles the wrapped step, but must not trace waiting for ranks.
     @functools.partial(_disable_dynamo, recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Average the gradients, then execute the wrapped optimizer's step.
@@ -119,10 +119,10 @@ class _Distributed(Wrapped):
                     stacklevel=2,
                 )
             else:
-                self.settle_gradients()
-        self._synchronized = self._settled = False
+                self.complete_gradients()
+        self._synchronized = self._completed = False
         self._refuse_nonfinite()
-        # A scheduler that was built on the unwrapped optimizer looks there for this mark.
+        # A scheduler that was built on the unwrapped optimizer reads this mark from it.
         self._unwrapped._opt_called = True
         result = super().step(closure)
         if self._reducer.alone:
@@ -131,12 +131,12 @@ class _Distributed(Wrapped):
 
     def _refuse_nonfinite(self) -> None:
         error, self._nonfinite = self._nonfinite, None
-        # Fused optimizers are called in spite of it, and skip their step by this flag.
+        # Loss scalers call fused optimizers in any case; these skip their step if the flag is set.
         if error is not None and getattr(self, "found_inf", None) is None:
             raise error
 
     def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Also average the result of a closure: a line search must decide equally on every rank."""
+        """Return a closure with averaged gradients and loss, so that line searches are equal."""
 
         def averaged() -> Any:
             loss = closure()
@@ -164,7 +164,7 @@ class _Distributed(Wrapped):
                 "generator), keep it out with requires_grad_(False) on these parameters meanwhile."
             )
         self._reducer.discard()
-        self._synchronized = self._settled = False
+        self._synchronized = self._completed = False
         self._nonfinite = None
         super().zero_grad(set_to_none)
 

@@ -1,4 +1,4 @@
-"""Reductions of one parameter's gradients, prepared once for all steps."""
+"""Reductions of one parameter's gradients, prepared in the first step and reused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["GradientAllreduce", "ParameterGradient"]
 
 
 class GradientAllreduce:
-    """Reduces the gradients of one parameter in place.
+    """The in-place reduction of one parameter's gradients.
 
     Args:
         name: name of the operation, equal on every rank.
@@ -47,26 +47,26 @@ class GradientAllreduce:
         self._shape = shape
         self._name = name
         self._reduction = reduction
-        if dtype.is_complex:  # travels as pairs of floats, as they are
+        if dtype.is_complex:  # sent as pairs of floats, uncompressed
             self._reduction = replace(reduction, compression=NoneCompressor)
         self._in_place = reduction.compressor is NoneCompressor and not dtype.is_complex
         self.device = -1
-        """The device on which it reduces gradients where they are; -1: the host."""
-        self._where: int | None = None
+        """The device whose gradients are reduced without a copy; -1: the host."""
+        self._device_index: int | None = None
         self._readable = False
         self._operation: Operation | None = None
         self._group: Group | None = None
         self._coding = reduction.coding(parameter, shape, name_of(dtype))
 
     def operation_on(
-        self, gradient: torch.Tensor, where: int, group: Group | None = None
+        self, gradient: torch.Tensor, device_index: int, group: Group | None = None
     ) -> Operation | None:
         """Return the operation for a gradient in its memory; None if that is not possible.
 
-        ``where`` is the gradient's ``get_device()``.
+        ``device_index`` is the gradient's ``get_device()``.
         """
         # Minimal Python: this runs for every parameter in every step.
-        if where != self._where:
+        if device_index != self._device_index:
             self._move_to(gradient)
         if not (
             self._readable
@@ -83,29 +83,29 @@ class GradientAllreduce:
         return self._operation
 
     def _move_to(self, gradient: torch.Tensor) -> None:
-        """Find out how gradients are reduced where this one is."""
+        """Determine how gradients on this gradient's device are reduced."""
         device = device_of(gradient)
-        self._where = gradient.get_device()
+        self._device_index = gradient.get_device()
         self._readable = self._in_place and device is not None
         self.device = -1 if device is None else device
 
     def start(self, gradient: torch.Tensor, group: Group | None = None) -> Any:
-        """Start replacing a gradient by its reduction; do not touch it before the handle is done.
+        """Start replacing a gradient by its reduction; do not access it before the handle is done.
 
-        On a device, it is ready after the work of the current stream so far. Gradients of one
-        group become ready and complete together. A gradient with NaN or Inf is also delivered
-        before the wait of its handle raises. Returns an object with a ``wait``.
+        On a device, the gradient must be ready after the current stream's work submitted so far.
+        Gradients of one group complete together. A gradient with NaN or Inf is also delivered,
+        before the handle's ``wait`` raises. Returns an object with a ``wait``.
         """
         operation = self.operation_on(gradient, gradient.get_device(), group)
         if operation is None:
-            return self._start_by_way(gradient, group)
+            return self._start_converted(gradient, group)
         pointer, stream = gradient.data_ptr(), current_stream_of(gradient)
         return basics.context().engine.start(
             operation, pointer, pointer, gradient, False, self.device, stream
         )
 
-    def _start_by_way(self, gradient: torch.Tensor, group: Group | None) -> Handle:
-        """Start it on the gradient as converted by a compressor, the device or the layout."""
+    def _start_converted(self, gradient: torch.Tensor, group: Group | None) -> Handle:
+        """Start reducing a gradient that needs a compressor, a copy, or another layout or type."""
         return start_allreduce(
             TENSORS,
             torch.view_as_real(gradient) if gradient.is_complex() else gradient,
@@ -121,18 +121,18 @@ class GradientAllreduce:
 class ParameterGradient:
     """The state that an optimizer keeps for one parameter's gradients.
 
-    Dictionaries hash it by identity, which is faster than the hash of a tensor, a call of Python.
+    Dictionaries hash it by identity, which is faster than a tensor's hash, which calls Python code.
     """
 
     __slots__ = (
         "allreduce",
+        "device_index",
+        "latest",
         "name",
         "nbytes",
         "parameter",
         "sparse_dim",
         "stream",
-        "taken",
-        "where",
     )
 
     def __init__(self, parameter: torch.Tensor, name: str) -> None:
@@ -142,24 +142,24 @@ class ParameterGradient:
         self.allreduce: GradientAllreduce | None = None
         self.sparse_dim: int | None = None
         """Sparse dimensions of its gradients on all ranks, 0 if dense; None if not yet known."""
-        self.taken: torch.Tensor | None = None
+        self.latest: torch.Tensor | None = None
         """The gradient of this step as of the end of the latest backward pass."""
-        self.where = -1
+        self.device_index = -1
         """Its ``get_device()``."""
         self.stream = 0
-        """The stream of its device after whose work it is there."""
+        """The stream of its device whose work so far computes it."""
 
-    def take(self) -> torch.Tensor:
-        """Remember the current gradient, and return it."""
-        gradient = self.taken = self.parameter.grad
+    def read(self) -> torch.Tensor:
+        """Store the current gradient, and return it."""
+        gradient = self.latest = self.parameter.grad
         assert gradient is not None
-        where = self.where = gradient.get_device()
-        if where >= 0:
-            self.stream = current_stream(where)
+        device_index = self.device_index = gradient.get_device()
+        if device_index >= 0:
+            self.stream = current_stream(device_index)
         return gradient
 
     def in_its_stream(self) -> AbstractContextManager[Any]:
-        """Return a context in which work follows that which made the gradient, on a GPU."""
+        """Return a context whose GPU work follows the work that computed the gradient."""
         gradient = self.gradient
         if current_stream_of(gradient) == self.stream:
             return nullcontext()
@@ -169,13 +169,13 @@ class ParameterGradient:
     @property
     def gradient(self) -> torch.Tensor:
         """Return the gradient as of its completion."""
-        return self.take() if self.taken is None else self.taken
+        return self.read() if self.latest is None else self.latest
 
     def complete(self) -> None:
         """Use the current gradient, or zeros if this rank has none."""
         if self.parameter.grad is None:
             self.parameter.grad = self._zeros()
-        self.take()
+        self.read()
 
     def _zeros(self) -> torch.Tensor:
         parameter, sparse_dim = self.parameter, self.sparse_dim
@@ -192,4 +192,4 @@ class ParameterGradient:
     def replace(self, gradient: torch.Tensor, reduced: torch.Tensor) -> None:
         """Replace a gradient by a new tensor, unless the script has replaced it."""
         if self.parameter.grad is gradient:
-            self.parameter.grad = self.taken = reduced
+            self.parameter.grad = self.latest = reduced

@@ -17,11 +17,11 @@ __all__ = ["Layouts", "refuse_nonfinite"]
 
 
 class Layouts:
-    """The parameters with sparse gradients, as agreed by all ranks.
+    """The agreement of all ranks on which parameters have sparse gradients.
 
     A rank without a gradient for a parameter contributes an empty (sparse) or a zero (dense) one,
-    so it needs to know the layout from the others. Therefore the ranks compare layouts at the end
-    of each step until every parameter has had a gradient on some rank; usually once.
+    so it needs the layout from the others. Therefore the ranks compare layouts at the end of each
+    step until every parameter has had a gradient on some rank: usually once.
 
     Args:
         name: name of the comparison, equal on every rank.

@@ -1,4 +1,4 @@
-"""Steps of a single rank, as a study times them."""
+"""Marks of a single rank's steps, for a scaling study."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["mark_step"]
 
 @torch.no_grad()
 def mark_step(gradients: Iterable[torch.Tensor | None], name: str) -> None:
-    """Let the engine see a step of a rank that is alone; see :mod:`qsgd_hpc.frameworks.step_mark`.
+    """Report a single rank's step to the engine; see :mod:`qsgd_hpc.frameworks.step_mark`.
 
     Args:
-        gradients: of the step.
-        name: of the operation, one for each optimizer.
+        gradients: the gradients of the step.
+        name: name of the operation, different for each optimizer.
     """
     if not marks_steps():
         return

@@ -25,7 +25,7 @@ class SyncBatchNorm(_BatchNorm):
     normalisation and sends nothing.
 
     Args:
-        num_features: channels, the second dimension of an input of any number of dimensions.
+        num_features: number of channels: the second of the input's two or more dimensions.
         eps: added to the variance.
         momentum: momentum of the running statistics; None averages all batches equally.
         affine: whether there are a weight and a bias.
@@ -66,7 +66,8 @@ class SyncBatchNorm(_BatchNorm):
         if not self.training or self.process_set.size() == 1:
             return super().forward(input)
         if self._number is None:
-            # Ranks come to their modules in one order. The name lasts, so the engine knows it.
+            # All ranks call their modules in the same order. The name is kept, so that the engine
+            # has it cached.
             self._number = basics.next_number("SyncBatchNorm")
         output, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
             input, self.weight, self.bias, self.eps, f"batch_norm.{self._number}", self.process_set
@@ -77,7 +78,7 @@ class SyncBatchNorm(_BatchNorm):
         return normalised
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy or a loaded module takes a name in its own job, on every rank.
+        # A copy or a loaded module gets a new name, in its own job.
         return {**vars(self), "_number": None}
 
     @torch.no_grad()
@@ -96,7 +97,7 @@ class SyncBatchNorm(_BatchNorm):
         """Return the module with every ``BatchNorm*`` in it replaced; parameters are shared."""
         if isinstance(module, _BatchNorm):
             new = cls(module.num_features, module.eps, module.momentum, process_set=process_set)
-            # One dictionary of parameters and buffers, so optimizers still know them.
+            # The same parameters and buffers, so that existing optimizers still refer to them.
             for attribute in ("affine", "track_running_stats", "training"):
                 setattr(new, attribute, getattr(module, attribute))
             new._parameters, new._buffers = module._parameters, module._buffers
@@ -109,8 +110,8 @@ class SyncBatchNorm(_BatchNorm):
 def _statistics(x: torch.Tensor, name: str, process_set: ProcessSet) -> torch.Tensor:
     """Return mean, variance and count over all ranks, as float64 of shape (2 * channels + 1,).
 
-    Each rank adds squares of deviations from its own mean, which does not cancel as sums of
-    squares would; the ranks' are then put together (Chan, Golub, LeVeque 1979).
+    Each rank adds squares of deviations from its own mean, which avoids the cancellation of sums
+    of squares; the ranks' sums are then combined (Chan, Golub, LeVeque 1979).
     """
     channels = x.shape[1]
     rows = x.transpose(0, 1).reshape(channels, -1)

@@ -47,17 +47,17 @@ class QSGDCallback(TrainerCallback):
         self._attached = Attached(bits, weight_bits, **settings)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Compress from here on; a resumed training loads the state of its checkpoint."""
+        """Begin to compress; a resumed training loads the state of its checkpoint."""
         if state.global_step > 0:
             self._resume(args, state.global_step)
         self._attached.attach(self._trainer.model_wrapped, self._trainer.accelerator.scaler)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add this callback's file to the checkpoint that the Trainer has written."""
-        held_back = self._attached.state_dict()  # of all ranks together
+        residuals = self._attached.state_dict()  # collective
         folder = _checkpoint(args, state.global_step)
-        if held_back and state.is_world_process_zero and folder.is_dir():
-            torch.save(held_back, folder / FILE)
+        if residuals and state.is_world_process_zero and folder.is_dir():
+            torch.save(residuals, folder / FILE)
 
     def _resume(self, args: Any, step: int) -> None:
         named = args.resume_from_checkpoint

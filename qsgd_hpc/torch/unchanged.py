@@ -1,6 +1,6 @@
-"""Compression of DDP and FSDP2 in unchanged scripts, at a model's first forward pass.
+"""Compression of DDP and FSDP2 in unchanged scripts, enabled at a model's first forward pass.
 
-Settings that the script has made by then are kept.
+Compression that the script has set up by then is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["compress_unasked", "quantize_unasked"]
 
 
 def compress_unasked(model: torch.nn.parallel.DistributedDataParallel) -> None:
-    """Compress a model's gradients by QSGD_BITS, from its first forward pass on.
+    """Compress a model's gradients as QSGD_BITS specifies, from its first forward pass on.
 
     Not compressed: a model that has a hook by then, a model on one rank, a compiled model, whose
     hook torch would trace, and a static graph; bits "auto" and 32.
@@ -51,11 +51,11 @@ def _first_pass(model: Any, _args: Any) -> None:
 
 
 def quantize_unasked(module: Any) -> None:
-    """Make a module under FSDP2 send codes, by QSGD_WEIGHT_BITS and QSGD_BITS.
+    """Make a module under FSDP2 send codes, as QSGD_WEIGHT_BITS and QSGD_BITS specify.
 
-    This happens once for all sharded modules in the outermost module, when that is first called.
+    All sharded modules in the outermost module are changed when that is first called.
     """
-    # Before FSDP2's own, which gathers the weights.
+    # Runs before FSDP2's own hook, which gathers the weights.
     module.register_forward_pre_hook(_first_gathering, prepend=True)
 
 
@@ -86,7 +86,7 @@ def _first_gathering(module: Any, _args: Any) -> None:
 
 
 def _scaler() -> Any:
-    """Return the scaler of float16 gradients, if there is exactly one; see start_up."""
+    """Return the GradScaler if exactly one is enabled; launch/start_up keeps a list of them."""
     made = getattr(torch.amp.grad_scaler, "qsgd_scalers", ())
     enabled = [scaler for scaler in made if scaler.is_enabled()]
     return enabled[0] if len(enabled) == 1 else None

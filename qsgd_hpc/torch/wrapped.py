@@ -1,4 +1,4 @@
-"""Base of all distributed optimizers: instances of the wrapped class, with its state."""
+"""Base class of distributed optimizers, which are instances of the wrapped optimizer's class."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ class Wrapped(torch.optim.Optimizer):
     _copies = 0
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # pickle takes an object of another class only as the result of a call.
+        # pickle accepts an object of another class only as the result of a call.
         return copy.copy, (self._plain(),)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return a distributed optimizer of copied parameters."""
         distributed = wrap(copy.deepcopy(self._plain(), memo), type(self).__bases__[0])
-        # A separate name that does not use up a number: perhaps only rank 0 copies.
+        # The suffix takes no number from the shared count, because only rank 0 may make copies.
         self._copies += 1
         distributed.begin_copy(self, f"copy{self._copies}.", memo)
         return distributed
 
     def begin_copy(self, original: Any, suffix: str, memo: dict[int, Any]) -> None:
-        """Take up what the original was wrapped with.
+        """Initialise the wrapper of a copy with the original's arguments.
 
         Args:
             original: an optimizer of the same class.
-            suffix: of the operations' names.
+            suffix: suffix of the operations' names.
             memo: the copy of each parameter, by the parameter's ``id``.
         """
         raise NotImplementedError
 
     def _plain(self) -> Any:
-        """Return the wrapped optimizer with the state that it has now."""
+        """Return an instance of the wrapped class with the current state."""
         plain = object.__new__(type(self._unwrapped))
         kept = {k: vars(self).get(k, v) for k, v in vars(self._unwrapped).items()}
         plain.__dict__.update(kept)
@@ -55,8 +55,8 @@ def wrap(optimizer: torch.optim.Optimizer, ours: type[Wrapped]) -> Any:
     kind = type(optimizer)
     wrapped: Any = type(kind.__name__, (ours, kind), {})
     distributed = wrapped.__new__(wrapped)
-    # A scheduler that was built earlier has put its count around the unwrapped step into the
-    # instance; the class's own step must be found instead.
+    # A scheduler that was built earlier has stored its counting wrapper of ``step`` in the
+    # instance, which would hide the step of the new class.
     distributed.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
     distributed._unwrapped = optimizer
     return distributed

@@ -132,12 +132,12 @@ flat = torch.randn(3000, generator=torch.Generator().manual_seed(dist.get_rank()
 bucket = mock.Mock()
 bucket.buffer.return_value = flat
 bucket.parameters.return_value = [torch.nn.Parameter(torch.zeros(50, 60))]
-state.require_way(flat)
+state.require_transport(flat)
 state.reduce(bucket).wait()
 owed = state.global_state_dict()["parameters"]["0"]["owed"]
 said = ""
 try:
-    QSGDState(dist.new_group([0, 1], backend="cuda:gloo"), 4).require_way(flat)
+    QSGDState(dist.new_group([0, 1], backend="cuda:gloo"), 4).require_transport(flat)
 except UsageError as refused:
     said = str(refused)
 print(json.dumps([float(flat.sum()), float(owed.abs().sum()), state.sent_bytes, said]), flush=True)

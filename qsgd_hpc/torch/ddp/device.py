@@ -1,4 +1,4 @@
-"""Averages of buckets that stay on the GPU: coded there, carried by the group's own collectives.
+"""Averages of buckets that stay on the GPU: coded there, sent by the process group's collectives.
 
 All work is queued on one stream, in the order of the buckets; the host never waits.
 """
@@ -25,7 +25,7 @@ __all__ = ["DevicePlan", "Queue", "make_device_plan"]
 
 
 class Queue:
-    """Stream for a device's work, next to that of the backward pass."""
+    """A stream for a device's work, separate from the backward pass's stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -34,11 +34,11 @@ class Queue:
 
     @property
     def address(self) -> int:
-        """Return the stream for the kernels."""
+        """Return the stream's address, for the kernels."""
         return 0 if self._stream is None else int(self._stream.cuda_stream)
 
     @contextlib.contextmanager
-    def behind(self, flat: torch.Tensor) -> Any:
+    def after_current(self, flat: torch.Tensor) -> Any:
         """Queue the work in the block after the current stream's work for ``flat``."""
         if self._stream is None:
             yield
@@ -79,7 +79,7 @@ class _Coded:
 
 
 class DevicePlan:
-    """Averages one bucket, and holds the memory for it.
+    """The averaging of one bucket, and its memory.
 
     Args:
         coded: groups of tensors with one code each.
@@ -105,12 +105,12 @@ class DevicePlan:
         self._steps = torch.full((1,), begun, dtype=torch.int32, device=device)
 
     def start(self, flat: torch.Tensor, group: Any) -> torch.futures.Future[torch.Tensor]:
-        """Queue the average of a bucket, in place; the future completes behind it."""
+        """Queue the average of a bucket, in place; the future completes after it."""
         devices: list[Any] | None = [flat.device] if flat.is_cuda else None
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         for slot in self._slots:
             slot.steps += 1
-        with self._queue.behind(flat):
+        with self._queue.after_current(flat):
             for part in self._coded:
                 part.average(flat, self._steps, group, self._queue.address)
             self._average_exactly(flat, group)
@@ -119,7 +119,7 @@ class DevicePlan:
         return future
 
     def count(self) -> None:
-        """Tell the slots of steps that the host has not seen: replays of a captured graph.
+        """Update the slots' step counts, which lack replays of a captured graph.
 
         Waits for the device.
         """
@@ -131,7 +131,7 @@ class DevicePlan:
         if not self._exact:
             return
         parts = [flat[at : at + count] for at, count in self._exact]
-        wide = torch.promote_types(flat.dtype, torch.float32)  # 16 bits would lose in the sum
+        wide = torch.promote_types(flat.dtype, torch.float32)  # 16 bits would lose precision
         packed = torch.cat(parts).to(wide)
         dist.all_reduce(packed, group=group)
         means = packed.div_(self._size).to(flat.dtype)
@@ -148,10 +148,10 @@ def make_device_plan(
     queue: Queue,
     library: str,
 ) -> DevicePlan:
-    """Plan a bucket whose parameters are contiguous.
+    """Return the plan of a bucket, in which parameters are contiguous.
 
     Args:
-        compression: None sends all of them uncompressed.
+        compression: None sends all gradients uncompressed.
     """
     element = name_of(flat.dtype)
     slots: list[Slot] = []
@@ -163,7 +163,7 @@ def make_device_plan(
         coding = None
         if compression is not None:
             coding = compression.coding_for_gradient(slot.name, parameter.shape, element)
-        memory.lend(slot, count, coding, rank=place.rank, size=place.size, device=flat.device)
+        memory.allocate(slot, count, coding, rank=place.rank, size=place.size, device=flat.device)
         if coding is None:
             exact.append((at, count))
         else:
@@ -186,7 +186,7 @@ def make_device_plan(
 def _coded(coder: _core.GpuBucket, size: int, device: torch.device) -> _Coded:
     tables = [uploaded(table, device) for table in coder.tables()]
     stride = coder.stride
-    # Zeros, so that padding which is sent is the same everywhere.
+    # Zeros, so that the padding sent is the same on every rank.
     sent, received, results = (
         torch.zeros(size * stride, dtype=torch.uint8, device=device) for _ in range(3)
     )

@@ -51,7 +51,7 @@ def compress(model: DistributedDataParallel, bits: int | None = None, **settings
     )
     for parameter in model.parameters():
         if parameter.requires_grad:
-            state.require_way(parameter)
+            state.require_transport(parameter)
             break
     model.register_comm_hook(state, qsgd_hook)
     return state

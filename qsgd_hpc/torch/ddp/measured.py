@@ -34,7 +34,7 @@ class _Steps:
         self.exchanges: list[tuple[float, float]] = []
         """For each step: time in exchanges, and the part hidden by the backward pass; seconds."""
         self.models: list[tuple[Any, int]] = []
-        """Each with the bytes of its gradients, which DDP has fixed when it was made."""
+        """Each model, and the bytes of its gradients, which are fixed when DDP is constructed."""
         self.shards: list[tuple[float, int]] = []
         """FSDP2's collectives since the last step: seconds, and bytes of gradients reduced."""
         self.rank, self.ranks = 0, 0
@@ -86,9 +86,9 @@ def stepped(optimizer: Any) -> None:
 
 
 def _exchanged(models: list[Any]) -> tuple[float, float]:
-    told = [model._get_ddp_logging_data() for model in models]
+    logged = [model._get_ddp_logging_data() for model in models]
     names = ("backward_comm_time", "backward_compute_comm_overlap_time")
-    comm, hidden = (sum(int(each.get(name, 0)) for each in told) * NS for name in names)
+    comm, hidden = (sum(int(each.get(name, 0)) for each in logged) * NS for name in names)
     return comm, min(comm, hidden)
 
 
@@ -115,7 +115,7 @@ def leave() -> None:
     if count < 2:
         return
     warmup = warmup_steps(count)
-    # The first step has no beginning that anybody saw.
+    # The beginning of the first step was not recorded.
     took = [b - a for a, b in zip(_steps.ends_s, _steps.ends_s[1:], strict=False)]
     timed = took[max(0, warmup - 1) :]
     fields: dict[str, Any] = {
@@ -129,7 +129,7 @@ def leave() -> None:
     }
     alone = _steps.ranks == 1
     if _steps.exchanges or alone:
-        # DDP tells of a step in the next one.
+        # DDP reports a step's times in the next step.
         exchanges = _steps.exchanges[max(1, warmup) :] or [(0.0, 0.0)]
         comm, hidden = (0.0, 0.0) if alone else map(statistics.fmean, zip(*exchanges, strict=True))
         fields |= {
@@ -138,10 +138,10 @@ def leave() -> None:
             "exposed_s": comm - hidden,
             "comm_time_s": 0.0 if alone else sum(comm for comm, _ in _steps.exchanges),
             "gradient_bytes": _steps.gradient_bytes * count,
-            "wire_bytes": 0 if alone else _whole(_steps.wire_bytes),
+            "wire_bytes": 0 if alone else _rounded(_steps.wire_bytes),
         }
     record("engine", **fields)
 
 
-def _whole(value: float | None) -> int | None:
+def _rounded(value: float | None) -> int | None:
     return None if value is None else round(value)

@@ -21,7 +21,7 @@ Saved = dict[str, dict[str, Any]]
 
 @dataclass
 class Slot:
-    """One parameter. Residuals are float32 on the coder's device; None without feedback."""
+    """One parameter's state. Residuals are float32 on the coder's device; None without feedback."""
 
     name: str
     steps: int = 0
@@ -32,7 +32,7 @@ class Slot:
     owned: tuple[int, int] = (0, 0)
     """Range of the owned elements: the first, and one past the last."""
     owed: torch.Tensor | None = None
-    """Residual of the means from a run on other ranks, shape (elements,); owners apply it."""
+    """Residual of the means from a global state, shape (elements,); owners apply their parts."""
 
     @property
     def id(self) -> int:
@@ -66,7 +66,7 @@ class Memory:
         return self._slots[parameter]
 
     @staticmethod
-    def lend(
+    def allocate(
         slot: Slot,
         count: int,
         coding: Coding | None,
@@ -78,8 +78,8 @@ class Memory:
         """Allocate the residuals that a slot's coding needs, in the device's memory.
 
         Raises:
-            UsageError: it has residuals of another size, from a checkpoint with other ranks or
-                shapes.
+            UsageError: a checkpoint's residuals have another size, because its ranks or shapes
+                were different.
         """
         if coding is None or not coding.error_feedback:
             return
@@ -87,8 +87,9 @@ class Memory:
         slot.owned = begin, end
         slot.residual = _kept(slot, slot.residual, count, device)
         slot.owner_residual = _kept(slot, slot.owner_residual, end - begin, device)
-        # A rank's own input reaches the sums that it codes as it is: there nothing is left over but
-        # what another cut of the tensor had, and the owner pays it.
+        # A rank adds its own input uncoded to the sums of the elements that it owns, so these have
+        # no coding error. A residual there is from a different partition of the tensor; the owner
+        # applies it.
         mine = slot.residual[begin:end]
         slot.owner_residual += mine / size
         mine.zero_()
@@ -146,7 +147,7 @@ class Memory:
         self._saved = {name: _copied(saved) for name, saved in state.items()}
 
     def _slots_to_names(self) -> None:
-        # Numbers given so far stay: buckets come in another order after the first step.
+        # Keep numbers given so far, because DDP changes the order of buckets after the first step.
         self._names |= {parameter: slot.name for parameter, slot in self._slots.items()}
         self._slots.clear()
 

@@ -1,4 +1,4 @@
-"""Exchanges buckets on separate threads, so that the backward pass continues.
+"""Exchange of buckets on separate threads, so that the backward pass continues.
 
 Three threads process the buckets in order: encode and start the scatter; wait for it, sum
 and start the gather; wait for it and decode. Only one thread codes at a time. Both
@@ -27,7 +27,7 @@ from qsgd_hpc.torch.ddp.staging import InPlace, PinnedCopy
 __all__ = ["Job", "Pipeline"]
 
 EXIT_S = 5.0
-# Of all messages: two kinds, and a number that returns long after its message has arrived.
+# Tags of messages: two kinds, and a number that is reused long after its message has arrived.
 TAG = 0x51000000
 TAGS = 1 << 16
 _tags_of: weakref.WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = weakref.WeakKeyDictionary()
@@ -39,8 +39,8 @@ class Job:
 
     Args:
         place: the bucket's memory on the host.
-        future: completes with the bucket; ``fault`` holds an error.
-        tags: of the messages of each wave; set when it is submitted.
+        future: completes with the bucket; ``fault`` contains an error, if any.
+        tags: tags of the messages of each wave; set on submission.
     """
 
     plan: Plan
@@ -110,16 +110,16 @@ class Pipeline:
 
 
 class _Stages:
-    # Nothing here refers to the Pipeline, whose end is that of the threads.
+    # Must not refer to the Pipeline, whose finalizer ends the threads.
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._scattered: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
         self._gathered: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
         self._group = group
         self._ranks = dist.get_process_group_ranks(group)
-        self._coding = threading.Lock()  # a plan's coder and the workers serve one at a time
+        self._coding = threading.Lock()  # a plan's coder and the workers are not thread-safe
         self._fault: BaseException | None = None
-        self.sent_bytes: dict[int, int] = {}  # by thread: no two of them count in one place
+        self.sent_bytes: dict[int, int] = {}  # by thread, so that no lock is needed
         self._threads = [
             _started(self.jobs, self._scatter, self._scattered),
             _started(self._scattered, self._gather, self._gathered),
@@ -153,7 +153,7 @@ class _Stages:
             step.job.end()
 
     def _guarded(self, job: Job, act: Callable[[], None]) -> None:
-        # After a failure the ranks no longer agree on what comes next: nothing more is exchanged.
+        # After a failure, ranks may disagree on the next message: exchange nothing more.
         job.fault = job.fault or self._fault
         if job.fault is not None:
             return
@@ -184,7 +184,7 @@ class _Stages:
         step.wait()
         with self._coding:
             step.job.plan.decode(step.wave)
-        for work in step.sends:  # their memory is used again in the next step
+        for work in step.sends:  # their memory is reused in the next step
             work.wait()
 
     def _exchange(

@@ -16,7 +16,7 @@ from qsgd_hpc.torch.ops._tensors import name_of
 
 __all__ = ["Place", "Plan", "Wave", "bucket_tensor", "make_plan"]
 
-# Elements of a message: one is coded while another travels.
+# Elements of a message: one is coded while another is in flight.
 WAVE_ELEMENTS = 1 << 20
 
 
@@ -32,7 +32,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Wave:
-    """Memory of one exchange, as bytes, and its parts for and from other ranks."""
+    """Memory of one exchange, uint8, and its parts for and from other ranks."""
 
     index: int
     sent: torch.Tensor
@@ -87,10 +87,10 @@ def make_plan(
     memory: Memory,
     place: Place,
 ) -> Plan:
-    """Plan a bucket whose parameters are contiguous.
+    """Return the plan of a bucket, in which parameters are contiguous.
 
     Args:
-        compression: None sends all of them uncompressed.
+        compression: None sends all gradients uncompressed.
     """
     element = name_of(dtype)
     tensors, slots, at = [], [], 0
@@ -99,7 +99,7 @@ def make_plan(
         coding = None
         if compression is not None:
             coding = compression.coding_for_gradient(slot.name, parameter.shape, element)
-        memory.lend(slot, count, coding, rank=place.rank, size=place.size)
+        memory.allocate(slot, count, coding, rank=place.rank, size=place.size)
         tensors.append(bucket_tensor(slot, at, count, coding))
         slots.append(slot)
         at += count
@@ -116,7 +116,7 @@ def make_plan(
 
 
 def bucket_tensor(slot: Slot, at: int, count: int, coding: Coding | None) -> _core.BucketTensor:
-    """Describe, for the core, a parameter whose gradient begins at element ``at`` of the bucket."""
+    """Return the core's description of a gradient that begins at element ``at`` of the bucket."""
     if coding is None or slot.residual is None or slot.owner_residual is None:
         spec = None if coding is None else coding.spec
         return _core.BucketTensor(at=at, count=count, id=slot.id, spec=spec)

@@ -1,4 +1,4 @@
-"""Memory of a bucket while it is coded: in place on the host, or a pinned copy of a device's."""
+"""Host memory of a bucket while it is coded: the bucket itself, or a pinned copy of a device's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["InPlace", "PinnedCopy", "future_for", "staged"]
 
 
 def future_for(bucket: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """Return a future that may hold the bucket."""
+    """Return a future that can complete with the bucket."""
     return torch.futures.Future(devices=None if bucket.is_cpu else [bucket.device])
 
 
@@ -18,8 +18,8 @@ class PinnedCopy:
     """A device's bucket on the host; copies run on a separate stream.
 
     Args:
-        bucket: on a device with streams (CUDA's and ROCm's "cuda", Intel's "xpu"); its
-            gradients are complete on the current one.
+        bucket: on a device with streams (CUDA's and ROCm's "cuda", Intel's "xpu"); the current
+            stream computes its gradients.
         host: pinned memory of the same shape and type.
     """
 
@@ -52,7 +52,7 @@ class InPlace:
         self.host = bucket
 
     def fetch(self) -> None:
-        """Do nothing: the gradients are there."""
+        """Do nothing: the gradients are already on the host."""
 
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
         """Complete the future."""

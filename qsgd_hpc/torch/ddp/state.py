@@ -98,19 +98,19 @@ class QSGDState:
         pipeline.submit(job)
         return result
 
-    def require_way(self, gradient: torch.Tensor) -> None:
-        """Ensure that buckets of this kind can be sent; collective over the group.
+    def require_transport(self, gradient: torch.Tensor) -> None:
+        """Ensure that buckets on this gradient's device can be sent; collective over the group.
 
         Raises:
-            UsageError: neither kernels nor the host can code it for this process group.
+            UsageError: neither kernels nor the host can code them for this process group.
         """
         if serves(gradient.device, self.compression, self._group()) is None:
-            self._carry_codes()
+            self._host_group()
 
     def _group(self) -> Any:
         return self.process_group or dist.group.WORLD
 
-    def _carry_codes(self) -> Any:
+    def _host_group(self) -> Any:
         """Return the group that sends codes from host memory."""
         if self._host_carrier is None:
             self._host_carrier = host_carrier(self._group())
@@ -135,7 +135,7 @@ class QSGDState:
             if device.type != "cpu":
                 reason = why_on_host(device, self.compression, self._group())
                 say(f"DDP's gradients on {device} are coded in pinned host memory: {reason}")
-            self._pipeline = Pipeline(self._carry_codes())
+            self._pipeline = Pipeline(self._host_group())
         return self._pipeline
 
     def _device_plan(
@@ -143,7 +143,7 @@ class QSGDState:
     ) -> DevicePlan:
         exact, key = self._key(parameters, flat)
         if key not in self._device_plans:
-            self._count_steps()  # where plans of other buckets have got to with these parameters
+            self._count_steps()  # plans of other buckets may have counted steps of these parameters
             queue = self._queues.setdefault(flat.device, Queue(flat.device))
             compression = None if exact else self.compression
             self._device_plans[key] = make_device_plan(
@@ -181,7 +181,7 @@ class QSGDState:
     def sent_bytes(self) -> int | None:
         """Bytes of codes and exact gradients that this rank has sent to others so far.
 
-        None if buckets stay on a device, where errors are not counted.
+        None if buckets stay on a device, where bytes are not counted.
         """
         if self._device_plans:
             return None
@@ -215,7 +215,7 @@ class QSGDState:
 
         def sum_up(residual: torch.Tensor) -> None:
             coded_here = why_not_carried(self._group(), residual.device) is not None
-            group = self._carry_codes() if coded_here else self._group()
+            group = self._host_group() if coded_here else self._group()
             dist.all_reduce(residual, group=group)
 
         parameters = self._memory.global_state_dict(size, sum_up)

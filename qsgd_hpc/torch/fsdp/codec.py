@@ -1,6 +1,6 @@
-"""Shards as messages: large parameters coded by a coder, all others copied and summed as they are.
+"""Conversion between shards and messages: large parameters are coded, all others copied.
 
-Shards have shape (rows, elements), messages (rows, bytes), contiguous, in the memory of ``place``.
+Shards have shape (rows, elements), messages (rows, bytes); both are contiguous, on ``place``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["ShardCodec"]
 
 
 class ShardCodec:
-    """Codes shards of one layout, and decodes them.
+    """An encoder and decoder of shards of one layout.
 
     Args:
-        pieces: all of a shard (:func:`qsgd_hpc.torch.fsdp.pieces.pieces_of`).
-        coder: of the pieces that have a code.
-        place: the memory that it codes in.
+        pieces: all pieces of a shard (:func:`qsgd_hpc.torch.fsdp.pieces.pieces_of`).
+        coder: the coder of the pieces that have a code.
+        place: the device in whose memory it codes.
     """
 
     def __init__(
@@ -35,16 +35,17 @@ class ShardCodec:
         self._exact = [piece for piece in pieces if piece.spec is None]
 
     def messages(self, rows: int) -> torch.Tensor:
-        """Return memory for messages."""
+        """Return uninitialised memory for messages."""
         return torch.empty(rows, self.bytes, dtype=torch.uint8, device=self.place)
 
     def encode(
         self, shards: torch.Tensor, messages: torch.Tensor, streams: Streams, step: int, rank: int
     ) -> None:
-        """Write this rank's messages in the rows of ``streams``; of others, only the exact parts.
+        """Write this rank's messages to the rows in ``streams``; to others, only the exact parts.
 
         Args:
-            streams: distinguishes the noise of messages of one step and rank.
+            streams: for each row, the number that distinguishes its noise from other messages of
+                this step and rank.
         """
         for piece in self._exact:
             self._exact_part(piece, messages).copy_(shards[:, piece.elements])
@@ -64,12 +65,12 @@ class ShardCodec:
         factor: float,
         out: torch.Tensor,
     ) -> None:
-        """Sum a shard over the ranks in their order, in float32 at least.
+        """Sum a shard over the ranks in rank order, in float32 at least.
 
         Args:
-            messages: by rank; that of ``own_rank`` is not read.
+            messages: by rank; the row of ``own_rank`` is not read.
             own: shape (elements,), the uncoded addend of this rank.
-            factor: by which the sum is multiplied.
+            factor: factor by which the sum is multiplied.
             out: shape (elements,).
         """
         self._coder.sum(messages, own_rank, own, factor, out)

@@ -1,7 +1,7 @@
-"""What codes the pieces of shards that have a code: the host's processor, or a GPU's kernels.
+"""Coders of the pieces of shards that have a code: on the host's processor, or by GPU kernels.
 
 Both write the same bytes from the same noise, except that kernels leave headers empty. Shards have
-shape (rows, elements), messages (rows, bytes); a row of each belongs to one rank.
+shape (rows, elements), messages (rows, bytes); each row belongs to one rank.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from qsgd_hpc.torch.ops._tensors import name_of
 __all__ = ["Coder", "DeviceCoder", "HostCoder", "Streams"]
 
 Streams = Mapping[int, int]
-"""The rows to code, and what distinguishes the noise of each from that of the others."""
+"""For each row to code, the number that distinguishes its noise from the other rows'."""
 
 
 class Coder(Protocol):
-    """Codes in one kind of memory."""
+    """A coder for one kind of memory."""
 
     def encode(
         self, shards: torch.Tensor, messages: torch.Tensor, streams: Streams, step: int, rank: int
     ) -> None:
-        """Write the messages of this rank, in the rows of ``streams``."""
+        """Write the messages of this rank, to the rows in ``streams``."""
 
     def decode(self, messages: torch.Tensor, shards: torch.Tensor) -> None:
-        """Read all rows."""
+        """Decode all rows."""
 
     def sum(
         self,
@@ -43,17 +43,17 @@ class Coder(Protocol):
         factor: float,
         out: torch.Tensor,
     ) -> None:
-        """Sum a shard over the ranks in their order, in float32, and multiply by ``factor``.
+        """Sum a shard over the ranks in rank order, in float32, and multiply by ``factor``.
 
         Args:
-            messages: by rank; that of ``own_rank`` is not read.
+            messages: by rank; the row of ``own_rank`` is not read.
             own: shape (elements,), the addend of this rank.
             out: shape (elements,).
         """
 
 
 class HostCoder:
-    """Codes in the host's memory."""
+    """A coder in host memory."""
 
     def __init__(
         self, pieces: Sequence[Piece], dtype: torch.dtype, seed: int, threads: int
@@ -115,11 +115,11 @@ class HostCoder:
 
 
 class DeviceCoder:
-    """Codes in a device's memory, with one launch for all pieces of one code; the host never waits.
+    """A coder in device memory, with one launch for all pieces of one code; the host never waits.
 
     Args:
-        library: the kernels.
-        pieces: all of a shard.
+        library: the file of the kernels.
+        pieces: all pieces of a shard.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class DeviceCoder:
         self._seed = seed
         self._stride = message_bytes(pieces)
         self._elements = pieces[-1].elements.stop if pieces else 0
-        self._alike = by_code((piece.spec, piece) for piece in pieces)
+        self._by_code = by_code((piece.spec, piece) for piece in pieces)
         self._placed: dict[tuple[tuple[int, int], ...], list[_Launch]] = {}
 
     def encode(
@@ -171,18 +171,18 @@ class DeviceCoder:
             )  # fmt: skip
 
     def _launches(self, streams: Streams, device: torch.device) -> list[_Launch]:
-        """Return what codes these rows, one of each code, with its table on the device."""
+        """Return the coders of these rows, one per code, each with its table on the device."""
         rows = tuple(streams.items())
         if rows not in self._placed:
             self._placed[rows] = [
-                self._launch(spec, alike, rows, device) for spec, alike in self._alike
+                self._launch(spec, same_code, rows, device) for spec, same_code in self._by_code
             ]
         return self._placed[rows]
 
     def _launch(
         self,
         spec: _core.CodecSpec,
-        alike: Sequence[Piece],
+        same_code: Sequence[Piece],
         rows: Sequence[tuple[int, int]],
         device: torch.device,
     ) -> _Launch:
@@ -194,7 +194,7 @@ class DeviceCoder:
                 row * self._stride + piece.bytes.start,
             )
             for row, stream in rows
-            for piece in alike
+            for piece in same_code
         ]
         coder = _core.GpuMessages(
             self._library, places, spec=spec, dtype=self._dtype, seed=self._seed
@@ -210,6 +210,6 @@ def _noise_id(piece: Piece, stream: int) -> int:
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    if tensor.dtype == torch.bfloat16:  # of which numpy knows nothing
+    if tensor.dtype == torch.bfloat16:  # not supported by numpy
         return tensor.view(torch.int16).numpy().view(np.uint16)
     return tensor.numpy()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# torch has no public name for the base classes of what its public methods take.
+# torch has no public name for these types of arguments of its public methods.
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from qsgd_hpc.compression import FLOATING, Lossy
@@ -34,7 +34,7 @@ from qsgd_hpc.torch.ops._tensors import name_of
 __all__ = ["QSGDAllGather", "QSGDReduceScatter", "ShardedModule", "Traffic"]
 
 WEIGHTS = 1 << 31
-"""The stream of noise of weights; those of gradients are the ranks that they go to."""
+"""The noise stream of weights; the stream of gradients is the number of the receiving rank."""
 
 
 @dataclass
@@ -67,8 +67,8 @@ class ShardedModule:
     seed: int
     threads: int
     steps: int = 0
-    """Gradients reduced. Weights do not change in between, and neither do their codes: a backward
-    pass sees the weights that its forward pass has seen."""
+    """Number of gradient reductions. It is also the step of the weights' noise: their codes do not
+    change within a step, so the backward pass uses the same weights as its forward pass."""
     _codecs: dict[tuple[Any, ...], ShardCodec] = field(default_factory=dict)
 
     def codec(
@@ -91,19 +91,19 @@ class ShardedModule:
             coder: Coder = DeviceCoder(library, pieces, shard.dtype, self.seed)
             return ShardCodec(pieces, coder, shard.dtype, shard.device)
         if shard.device != HOST:
-            _tell(shard.device, why_on_host(shard.device, compression, group))
+            _report(shard.device, why_on_host(shard.device, compression, group))
         coder = HostCoder(pieces, shard.dtype, self.seed, self.threads)
         return ShardCodec(pieces, coder, shard.dtype, HOST)
 
 
 @functools.cache
-def _tell(device: torch.device, reason: str | None) -> None:
-    """Say it once, and not for each module."""
+def _report(device: torch.device, reason: str | None) -> None:
+    """Print the reason; cached, so that it is printed once, not for each module."""
     say(f"FSDP2's shards on {device} are coded in host memory: {reason}")
 
 
 class _Coded:
-    """Base of both collectives of a module; memory is allocated as by torch's own collectives.
+    """Base of both collectives of a module; allocates memory as torch's own collectives do.
 
     Args:
         compression: None sends uncompressed.
@@ -122,7 +122,7 @@ class _Coded:
 
 
 class QSGDReduceScatter(_Coded, ReduceScatter):
-    """Sums or averages gradients; every rank sends each owner its codes of the owner's shard."""
+    """Sum or average of gradients; every rank sends each owner its codes of the owner's shard."""
 
     def __call__(
         self,
@@ -132,7 +132,7 @@ class QSGDReduceScatter(_Coded, ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Reduce, and wait for it; on a GPU that codes, queue it on the current stream instead.
+        """Reduce and wait for the result; on a GPU that codes, queue it on the current stream.
 
         Args:
             output_tensor: shape (elements of a shard,), floating, on any device.
@@ -174,7 +174,7 @@ class QSGDReduceScatter(_Coded, ReduceScatter):
 
 
 class QSGDAllGather(_Coded, AllGather):
-    """Gathers weights as codes; every rank also decodes its own shard, so that all ranks agree.
+    """Gather of coded weights; every rank also decodes its own shard, so that all ranks agree.
 
     The optimizer's shards remain exact.
     """
@@ -186,7 +186,7 @@ class QSGDAllGather(_Coded, AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """Gather.
+        """Gather all ranks' shards.
 
         Args:
             output_tensor: shape (ranks * elements of a shard,), on any device.
@@ -195,7 +195,7 @@ class QSGDAllGather(_Coded, AllGather):
             with ``async_op`` a work object, else None.
         """
         others = group.size() - 1
-        # Those that do not float are bytes, of float8 weights.
+        # Other types are the bytes of float8 weights.
         if self._compression is None or name_of(input_tensor.dtype) not in FLOATING:
             self.traffic.count(others, _bytes(input_tensor), _bytes(input_tensor))
             work: dist.Work | None = all_gather_single(
@@ -205,10 +205,10 @@ class QSGDAllGather(_Coded, AllGather):
         codec = self._module.codec(input_tensor, group, self._compression)
         mine, shard = codec.messages(1), input_tensor.view(1, -1).to(codec.place)
         codec.encode(shard, mine, {0: WEIGHTS}, self._module.steps, group.rank())
-        carried = mine.to(_carrier(mine, input_tensor.device, group))
-        messages = carried.new_empty(group.size(), codec.bytes)
+        to_send = mine.to(_carrier(mine, input_tensor.device, group))
+        messages = to_send.new_empty(group.size(), codec.bytes)
         self.traffic.count(others, codec.bytes, _bytes(input_tensor))
-        work = all_gather_single(messages, carried, group=group, async_op=async_op)
+        work = all_gather_single(messages, to_send, group=group, async_op=async_op)
         finish = functools.partial(_decode, codec, messages, output_tensor)
         if work is None:
             finish()
@@ -218,12 +218,12 @@ class QSGDAllGather(_Coded, AllGather):
 
 def _decode(codec: ShardCodec, messages: torch.Tensor, output: torch.Tensor) -> None:
     """Decode all ranks' messages into the memory of FSDP2."""
-    with _placed(output, codec.place) as whole:
-        codec.decode(messages.to(codec.place), whole.view(len(messages), -1))
+    with _placed(output, codec.place) as shards:
+        codec.decode(messages.to(codec.place), shards.view(len(messages), -1))
 
 
 class _Gathering(dist.Work):
-    """A gather in flight; it is decoded when it is waited for."""
+    """A gather in flight; ``wait`` decodes it."""
 
     def __init__(self, work: dist.Work, finish: Callable[[], None]) -> None:
         super().__init__()
@@ -241,9 +241,9 @@ class _Gathering(dist.Work):
 
 def _exchange(sent: torch.Tensor, device: torch.device, group: dist.ProcessGroup) -> torch.Tensor:
     """Send each rank its row of ``sent``; return the received rows, in the same memory."""
-    there = sent.to(_carrier(sent, device, group))
-    received = torch.empty_like(there)
-    dist.all_to_all_single(received, there, group=group)
+    moved = sent.to(_carrier(sent, device, group))
+    received = torch.empty_like(moved)
+    dist.all_to_all_single(received, moved, group=group)
     return received.to(sent.device)
 
 
@@ -256,13 +256,13 @@ def _carrier(
 
 @contextlib.contextmanager
 def _placed(output: torch.Tensor, place: torch.device) -> Iterator[torch.Tensor]:
-    """Yield memory in ``place`` whose values ``output`` then has: itself, if it lies there."""
+    """Yield memory on ``place`` that is then copied to ``output``; ``output`` if it is there."""
     if output.device == place:
         yield output
         return
-    there = torch.empty_like(output, device=place)
-    yield there
-    output.copy_(there)
+    moved = torch.empty_like(output, device=place)
+    yield moved
+    output.copy_(moved)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -25,11 +25,11 @@ class Part:
     name: str
     shape: tuple[int, ...]
     dim: int
-    """Along which it is sharded."""
+    """The dimension along which it is sharded."""
 
     def elements(self, ranks: int) -> int:
         """Return the number of elements of each rank's shard, including padding."""
-        if self.dim > 0:  # FSDP2 accepts this only where nothing has to be padded
+        if self.dim > 0:  # FSDP2 accepts this only if no padding is needed
             return math.prod(self.shape) // ranks
         return -(-self.shape[0] // ranks) * math.prod(self.shape[1:])
 
@@ -46,7 +46,7 @@ def parts_of(module: nn.Module, name: str = "") -> tuple[Part, ...]:
     """Return the parameters of an FSDPModule in order, without those of nested FSDPModules.
 
     Args:
-        module: a module with sharded parameters, as between two steps.
+        module: a module whose parameters are currently sharded, as between two steps.
         name: name of the module, the prefix of the parts' names.
     """
     found: dict[nn.Parameter, Part] = {}
@@ -70,6 +70,6 @@ def _children_first(
 
 
 def _sharded_dim(parameter: nn.Parameter) -> int | None:
-    if not isinstance(parameter, DTensor):  # one that fully_shard was told to ignore
+    if not isinstance(parameter, DTensor):  # ignored_params of fully_shard
         return None
     return next((p.dim for p in parameter.placements if isinstance(p, Shard)), None)

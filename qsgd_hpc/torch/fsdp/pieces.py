@@ -38,7 +38,7 @@ class Piece:
 
 def pieces_of(
     parts: Sequence[Part],
-    whole: str,
+    module: str,
     compression: Lossy,
     elements: int,
     ranks: int,
@@ -48,13 +48,13 @@ def pieces_of(
 
     Args:
         parts: the parameters that FSDP2 may have packed; if they do not fill the shard (some had
-            no gradient in this step), the shard is one parameter named ``whole``.
-        compression: decides for each parameter by its name and whole shape.
+            no gradient in this step), the shard is one parameter named ``module``.
+        compression: chooses each parameter's code by its name and unsharded shape.
         elements: number of elements of a shard, including padding.
         ranks: number of ranks over which the module is sharded.
     """
     if sum(part.elements(ranks) for part in parts) != elements:
-        parts = [Part(whole, (ranks, elements), 0)]
+        parts = [Part(module, (ranks, elements), 0)]
     pieces: list[Piece] = []
     at = filled = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""``quantize_fsdp``: sets coded collectives for every FSDPModule of a model."""
+"""``quantize_fsdp``: install coded collectives in every FSDPModule of a model."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def quantize_fsdp(
     threads = env.get("QSGD_THREADS") if threads is None else threads
     shared, reductions, gatherings = {}, [], []
     for name, module in modules.items():
-        module.reshard()  # parameters that a forward pass has left whole do not say how they lie
+        module.reshard()  # parameters left unsharded by a forward pass lack their layout
         shared[name] = ShardedModule(name, parts_of(module, name), seed, threads)
         reduction = QSGDReduceScatter(shared[name], gradients)
         module.set_custom_reduce_scatter(reduction)

@@ -1,7 +1,7 @@
-"""Times of FSDP2's collectives on hosts, for a study.
+"""Times of FSDP2's collectives in host memory, for a scaling study.
 
-On memory of the host they are carried out when they are called, and nothing is computed meanwhile.
-Those of a device are queued there; the host does not see when they run.
+In host memory, they run when they are called, and nothing is computed meanwhile. On a device, they
+are queued, and the host cannot measure when they run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KNOWN = (DefaultAllGather, DefaultReduceScatter, QSGDAllGather, QSGDReduceScatt
 
 
 class _Timed:
-    """A collective that tells what each of its calls has taken."""
+    """A collective that reports the duration of each of its calls."""
 
     def __init__(self, collective: Any, note: Note) -> None:
         self.allocate = collective.allocate
@@ -37,13 +37,13 @@ class _Timed:
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        traffic = getattr(self._collective, "traffic", None)  # of one that codes
+        traffic = getattr(self._collective, "traffic", None)  # of coded collectives
         before = traffic.sent if traffic else 0
         begin_s = time.perf_counter()
         result = self._collective(output_tensor, input_tensor, *args, **kwargs)
         if output_tensor.is_cpu:
             seconds = time.perf_counter() - begin_s
-            # The larger of the two is as long as all ranks' shards.
+            # The larger tensor has all ranks' shards, the smaller only this rank's.
             others = abs(output_tensor.nbytes - input_tensor.nbytes)
             sent = traffic.sent - before if traffic else others
             self._note(seconds, sent, input_tensor.nbytes if self._reduces else 0)
@@ -51,11 +51,11 @@ class _Timed:
 
 
 def time_shards(module: Any, note: Note) -> None:
-    """Have FSDP2 tell what its collectives take, from a module's first forward pass on.
+    """Report the durations of FSDP2's collectives, from a module's first forward pass on.
 
     Args:
-        module: that ``fully_shard`` was called on.
-        note: is told after each the seconds that it took, the bytes that this rank has handed to
+        module: a module that ``fully_shard`` was called on.
+        note: called after each collective with its seconds, the bytes that this rank has sent to
             others, and the bytes of gradients that it has reduced.
     """
 
@@ -71,5 +71,5 @@ def time_shards(module: Any, note: Note) -> None:
                 if isinstance(collective, _KNOWN):
                     setattr(group, name, _Timed(collective, note))
 
-    # Before FSDP2's own, which gathers the weights.
+    # Runs before FSDP2's own hook, which gathers the weights.
     handle = module.register_forward_pre_hook(first_gathering, prepend=True)

@@ -20,7 +20,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Allgather(Collective):
-    """Gathers tensors, of which only the numbers of rows may differ between ranks.
+    """An allgather of tensors; only their numbers of rows may differ between ranks.
 
     Args:
         op: the reduction of the ranks' gradients: Average, as scripts of this API expect, or
@@ -41,9 +41,9 @@ class Allgather(Collective):
         handle = start_allgathers(
             TENSORS, tensors, self._name, self._process_set, grouped=self._grouped
         )
-        return handle.then(self._noted)
+        return handle.then(self._without_rows)
 
-    def _noted(self, made: list[tuple[torch.Tensor, list[int]]]) -> list[torch.Tensor]:
+    def _without_rows(self, made: list[tuple[torch.Tensor, list[int]]]) -> list[torch.Tensor]:
         self._rows = [rows for _, rows in made]
         return [gathered for gathered, _ in made]
 

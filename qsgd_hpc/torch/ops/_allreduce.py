@@ -60,7 +60,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
     compression: Any = NoneCompressor,
 ) -> Handle:
-    """Start an allreduce that replaces ``tensor``; do not touch it before ``synchronize``."""
+    """Start an allreduce that replaces ``tensor``; do not access it before ``synchronize``."""
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
     return _start(reduction, name, [tensor], grouped=False, in_place=True).then(_first)

@@ -19,7 +19,7 @@ Splits = Sequence[int] | torch.Tensor | None
 
 
 class Alltoall(Collective):
-    """Sends ``splits[i]`` rows to the i-th rank of the process set."""
+    """An alltoall that sends ``splits[i]`` rows to the i-th rank of the process set."""
 
     kind = "alltoall"
 
@@ -27,15 +27,15 @@ class Alltoall(Collective):
         super().__init__(name, process_set)
         self._splits = splits.tolist() if isinstance(splits, torch.Tensor) else splits
         self.received: list[int] = []
-        """Rows that came from each rank, when it is done."""
+        """Number of rows received from each rank, once it is done."""
 
     def start(self, tensors: Tensors) -> Handle:
         """Start exchanging the rows of one tensor."""
         (tensor,) = tensors
         handle = start_alltoall(TENSORS, tensor, self._splits, self._name, self._process_set)
-        return handle.then(self._noted)
+        return handle.then(self._without_rows)
 
-    def _noted(self, made: tuple[torch.Tensor, list[int]]) -> list[torch.Tensor]:
+    def _without_rows(self, made: tuple[torch.Tensor, list[int]]) -> list[torch.Tensor]:
         exchanged, self.received = made
         return [exchanged]
 
@@ -74,7 +74,7 @@ def alltoall(
         process_set: the participating ranks; default: all.
     Returns:
         The rows and, if ``splits`` were passed, the number of rows from each rank: int32, on the
-        CPU, or where a tensor of splits is.
+        device of ``splits`` if that is a tensor, else on the CPU.
     Raises:
         UsageError: the sum of splits is not the number of rows (a ValueError, on this rank).
         HorovodInternalError: the ranks' tensors do not match, or a rank died.

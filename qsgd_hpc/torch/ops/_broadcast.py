@@ -41,7 +41,7 @@ class _Broadcast(Collective):
         (mean,) = run(average, [gradient])
         if basics.rank() == self._root:
             return mean
-        # Zeros that a second derivative passes through as it does on the root.
+        # Zeros that depend on the mean, so that a second derivative is collective as on the root.
         return mean.masked_fill(torch.ones_like(mean, dtype=torch.bool), 0)
 
 
@@ -51,7 +51,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start replacing ``tensor`` by root_rank's; do not touch it before ``synchronize``."""
+    """Start replacing ``tensor`` by root_rank's; do not access it before ``synchronize``."""
     text = ops.label("broadcast", name, process_set)
     return start_broadcast(TENSORS, tensor, root_rank, text, process_set, in_place=True)
 

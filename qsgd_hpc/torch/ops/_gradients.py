@@ -1,4 +1,4 @@
-"""Runs a collective so that it is differentiable."""
+"""Base class of differentiable collectives."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Collective(ABC):
     """One call of a collective on some tensors.
 
     A rank's result depends on all ranks' tensors, so the gradient of a collective is a
-    collective; docs/horovod.md has the formulae. It has a separate name. Each tensor of
-    a group has a separate gradient, because a script may differentiate the results one by one.
+    collective, with its own name; docs/horovod.md has the formulae. Each tensor of a group has a
+    separate gradient, because a script may differentiate the results one by one.
     """
 
     kind: ClassVar[str]
@@ -35,11 +35,11 @@ class Collective(ABC):
 
     @abstractmethod
     def start(self, tensors: Sequence[torch.Tensor]) -> Handle:
-        """Start it; the result is the list of new tensors."""
+        """Start the operation; its result is the list of new tensors."""
 
     @abstractmethod
     def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of one of the tensors, by operations that have gradients themselves.
+        """Return the gradient of one of the tensors, computed by differentiable operations.
 
         ``values`` are the input and the output, if ``needs_values``.
         """
@@ -79,8 +79,8 @@ def run(call: Collective, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]
         outputs: list[torch.Tensor] = ops.run_now(call.start, tensors)
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
         return outputs
-    # Has every result take part in the backward pass: of a tensor that needs no gradient on this
-    # rank, another may need it.
+    # The anchor makes every result part of the backward pass: another rank may need a gradient
+    # that this rank does not need.
     anchor = torch.empty(0, requires_grad=True)
     return [
         _Member.apply(call, i, (made,), tensor, anchor)  # type: ignore[no-untyped-call]

@@ -32,7 +32,7 @@ class Reducing(Collective):
 
 
 class Allreduce(Reducing):
-    """Reduces tensors over the ranks of a process set."""
+    """An allreduce of tensors over the ranks of a process set."""
 
     kind = "allreduce"
 
@@ -43,7 +43,7 @@ class Allreduce(Reducing):
         )
 
     def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        """Reduce the gradient like the tensor; for nonlinear operations, by its sum."""
+        """Reduce the gradient like the tensor; sum it for nonlinear operations."""
         reduction, name = self._reduction, self.gradient_name(index)
         if reduction.op is Adasum:
             raise UsageError("Adasum has no gradient; pass tensor.detach(), or reduce by a sum")
@@ -72,10 +72,11 @@ def derivative(
         return holds / run(count, [holds])[0]
 
 
-def _with_factors_apart(reduction: Reduction, tensors: Tensors) -> tuple[Reduction, Tensors, float]:
-    """Return a reduction, tensors to reduce and the factor of its results.
+def _separate_factors(reduction: Reduction, tensors: Tensors) -> tuple[Reduction, Tensors, float]:
+    """Return a reduction, the tensors to reduce and the factor of its results.
 
-    If the derivative depends on the values, torch scales them.
+    If the derivative depends on the values, torch multiplies by the factors, so that it
+    differentiates them, too; otherwise the core does.
     """
     curved = reduction.op in CURVED and torch.is_grad_enabled()
     if not curved or not any(t.requires_grad for t in tensors):
@@ -87,7 +88,7 @@ def _with_factors_apart(reduction: Reduction, tensors: Tensors) -> tuple[Reducti
 def run_scaled(
     kind: type[Reducing], reduction: Reduction, name: str | None, tensors: Tensors, *, grouped: bool
 ) -> list[torch.Tensor]:
-    """Execute a reduction of this kind, with factors that gradients include."""
-    plain, scaled, factor = _with_factors_apart(reduction, tensors)
+    """Execute a reduction of this kind; its gradients include the factors."""
+    plain, scaled, factor = _separate_factors(reduction, tensors)
     made = run(kind(plain, name, grouped=grouped), scaled)
     return made if factor == 1 else [tensor * factor for tensor in made]

@@ -29,7 +29,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Reducescatter(Reducing):
-    """Reduces tensors and leaves each rank its part of the rows."""
+    """A reduction of tensors of which each rank gets its part of the rows."""
 
     kind = "reducescatter"
 

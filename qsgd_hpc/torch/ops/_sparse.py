@@ -45,12 +45,12 @@ def sparse_allreduce_async(
     def merged(gathered: list[torch.Tensor]) -> torch.Tensor:
         indices, values, shapes = gathered
         _require_equal(name or text, shapes.tolist(), ops.ranks_of(process_set))
-        # Within these bounds, because every rank's entries were within its own.
+        # No check needed: every rank's indices are within its shape, and all shapes are equal.
         entries = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
         total = entries.coalesce()
         return total / len(shapes) if op is Average else total
 
-    shape = torch.tensor([tensor.shape])  # not on a device, whose work would be waited for
+    shape = torch.tensor([tensor.shape])  # on the host: reading it does not wait for a device
     return gather.start([mine.indices().t(), mine.values(), shape]).then(merged)
 
 

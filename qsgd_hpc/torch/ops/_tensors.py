@@ -15,21 +15,22 @@ from qsgd_hpc.runtime import gpu, ops
 
 __all__ = ["TENSORS", "current_stream", "current_stream_of", "device_of", "name_of", "used_here"]
 
-# Of a device by its number, as an address. A torch without GPUs lacks it, and has no tensors there.
+# Returns the address of the current stream of a device, given by its number. A torch without GPU
+# support lacks this function, and has no tensors on devices.
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 
 
 @functools.cache
 def name_of(dtype: torch.dtype) -> str:
-    """Return a type's name as the core and numpy spell it."""
+    """Return a type's name in numpy and in the core."""
     return str(dtype).removeprefix("torch.")
 
 
 def device_of(tensor: torch.Tensor) -> int | None:
-    """Return the device whose memory the core reads; -1: the host's, None: it must be copied."""
+    """Return the device from which the core can read a tensor; -1: host; None: it needs a copy."""
     served = gpu.served()
     if tensor.is_cpu:
-        return 0 if served == "cpu" else -1  # by the kernels' twin, it is a device
+        return 0 if served == "cpu" else -1  # the kernels' twin treats the host as a device
     number = tensor.get_device()
     return number if tensor.is_cuda and served == "cuda" and gpu.serves(number) else None
 
@@ -40,7 +41,7 @@ def current_stream_of(tensor: torch.Tensor) -> int:
 
 
 def used_here(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that the current stream uses, whatever stream it was made in."""
+    """Record that the current stream uses a tensor, possibly of another stream; return it."""
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
     return tensor
@@ -48,10 +49,10 @@ def used_here(tensor: torch.Tensor) -> torch.Tensor:
 
 class _Tensors(Adapter):
     def readable(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the values, contiguous: on a GPU that has kernels, otherwise on the CPU.
+        """Return the values, contiguous: on the GPU if there are kernels, otherwise on the host.
 
         Raises:
-            UsageError: it is not contiguous memory.
+            UsageError: the tensor's layout has no contiguous memory.
         """
         if tensor.layout is not torch.strided:
             raise UsageError(
@@ -63,7 +64,7 @@ class _Tensors(Adapter):
             return plain.contiguous()
         if not plain.is_cuda:
             return plain.cpu().contiguous()
-        # From pinned memory a copy runs at full speed; its stream must have come to the end of it.
+        # A copy to pinned memory runs at full speed; the host must wait until it is complete.
         host = torch.empty(plain.shape, dtype=plain.dtype, pin_memory=True)
         host.copy_(plain, non_blocking=True)
         torch.cuda.current_stream(plain.device).synchronize()
@@ -82,7 +83,7 @@ class _Tensors(Adapter):
         return readable.data_ptr()
 
     def device(self, readable: torch.Tensor) -> tuple[int, int]:
-        """Return its device, and the stream that is current there."""
+        """Return a tensor's device, and the device's current stream."""
         number = device_of(readable)
         assert number is not None
         return number, current_stream_of(readable)
@@ -101,7 +102,7 @@ class _Tensors(Adapter):
     def from_core(self, received: ops.Received, like: torch.Tensor) -> torch.Tensor:
         flat = torch.from_numpy(received.data).view(like.dtype)
         view = flat.reshape(received.shape[0], *like.shape[1:])
-        # Autograd would not let a script change a view in place.
+        # Not a view, because autograd would forbid a script to change a view in place.
         return torch.empty(0, dtype=like.dtype).set_(view)  # type: ignore[call-overload,no-any-return]
 
     def delivered(
@@ -123,7 +124,7 @@ class _Tensors(Adapter):
         return tensor.detach()
 
     def place(self, tensor: torch.Tensor) -> torch.device:
-        """Return the device, which may have more memory than the host."""
+        """Return the tensor's device."""
         return tensor.device
 
     def placed(self, readable: torch.Tensor, place: torch.device) -> torch.Tensor:
