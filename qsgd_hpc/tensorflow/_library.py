@@ -1,4 +1,4 @@
-"""The operations for TensorFlow's graphs: loaded once and connected to the core."""
+"""The library of operations for TensorFlow's graphs, connected to the core."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def library() -> Any:
     """Return the module of the operations (``qsgd_allreduce`` and others).
 
     Raises:
-        UsageError: the package was built without them, or for another core, or this TensorFlow
-            lacks a function that they need.
+        UsageError: the package was built without the library or for another core, or this
+            TensorFlow lacks a function that the library needs.
     """
     path = _path()
     operations = tf.load_op_library(str(path))

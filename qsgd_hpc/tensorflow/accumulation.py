@@ -1,4 +1,4 @@
-"""Accumulates the gradients of several passes, for TF1's optimizers."""
+"""Accumulation of the gradients of several passes, for TF1's optimizers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Sums:
 
 
 class Accumulation:
-    """Sums of gradients in variables: of the graph, or, eagerly and in ``tf.function``, its own.
+    """Sums of gradients in variables of the graph, or, in TF2, in variables of this object.
 
     Args:
         passes: number of passes.
@@ -37,7 +37,7 @@ class Accumulation:
 
     def _sums_for(self, variables: Sequence[Any]) -> _Sums:
         if not tf.compat.v1.executing_eagerly_outside_functions():
-            return _new_sums(variables)  # part of the graph, as all that this call makes
+            return _new_sums(variables)  # part of the graph that this call builds
         key = tuple(variable.ref() for variable in variables)
         if key not in self._kept:
             with tf.init_scope():
@@ -45,7 +45,7 @@ class Accumulation:
         return self._kept[key]
 
     def add(self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Reduce) -> list[Any]:
-        """Return the sums with these gradients, reduced if they are the last of a step."""
+        """Add gradients; return the sums, reduced in the last pass of a step."""
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         sums_so_far = self._sums_for([variables[i] for i in present])
         self._sums = sums_so_far.totals
@@ -71,7 +71,7 @@ class Accumulation:
 
         def finish() -> Any:
             done = step()
-            with tf.control_dependencies([] if done is None else [done]):  # None: eagerly
+            with tf.control_dependencies([] if done is None else [done]):  # None: eager mode
                 cleared = [tf.compat.v1.assign(s, tf.zeros_like(s)) for s in self._sums]
             with tf.control_dependencies(cleared):
                 return tf.constant(True)

@@ -33,7 +33,7 @@ __all__ = ["HostsUpdatedInterrupt", "TensorFlowKerasState", "TensorFlowState", "
 
 
 class _Variables(Part):
-    """Variables that are looked up at each use.
+    """Variables that are looked up again at each use.
 
     Args:
         variables: a function that returns them in a fixed order.
@@ -47,7 +47,7 @@ class _Variables(Part):
         return [unwrapped(variable).numpy() for variable in self.value()]
 
     def put_back(self, captured: Any) -> None:
-        """Assign them; variables created since then keep their values."""
+        """Assign captured values; variables created since then keep their values."""
         for variable, values in zip(self.value(), captured, strict=False):
             unwrapped(variable).assign(values)
 
@@ -78,7 +78,7 @@ class _SessionVariables(Part):
         return self._session.run(self.value)
 
     def put_back(self, captured: Any) -> None:
-        """Assign them."""
+        """Assign captured values."""
         feeds = dict(zip(self._inputs, captured, strict=True))
         self._session.run([assign.op for assign in self._assign], feeds)
 
@@ -112,8 +112,8 @@ class TensorFlowKerasState(State):
     """A Keras model, its optimizer, and other state of a training.
 
     Args:
-        model: built already, so that its variables are there.
-        optimizer: by default that of the compiled model.
+        model: a Keras model, already built, so that it has its variables.
+        optimizer: an optimizer; default: that of the compiled model.
         backend: accepted for compatibility.
         attributes: epochs, batches...; each becomes an attribute.
     """

@@ -1,7 +1,7 @@
 """The errors of collectives: each is an error of both this package and TensorFlow.
 
-TensorFlow makes an error of a collective's status: eagerly, in a function and in a session. Scripts
-catch either class, ``hvd.HorovodInternalError`` or the one that TensorFlow has for such a status.
+TensorFlow converts a collective's status to an error: in eager mode, functions and sessions.
+Scripts can catch either class: ``hvd.HorovodInternalError`` or TensorFlow's class for the status.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
     "make_own_errors",
 ]
 
-# What TensorFlow puts around the message of an eager operation.
+# Text that TensorFlow adds to the message of an eager operation.
 _PREFIX = re.compile(r"^\{\{function_node __wrapped__[^}]*\}\}\s*")
 _SUFFIX = re.compile(r"\s*\[Op:Qsgd\w+\].*$", re.DOTALL)
 # Every message names the operation that failed.
@@ -29,11 +29,11 @@ _OWN = re.compile(r"\bQsgd(Allreduce|Broadcast|Allgather|Reducescatter|Alltoall|
 
 
 class _Both:
-    """Base class that precedes both classes."""
+    """First base class, whose constructor accepts the arguments of both other bases."""
 
     _status: type[tf.errors.OpError]
 
-    # AutoGraph looks at the names of these arguments; Keras passes the text alone.
+    # AutoGraph uses the names of these arguments; Keras passes only the text.
     def __init__(self, node_def: Any, op: Any = None, message: Any = None, *args: Any) -> None:
         if message is None:
             node_def, message = None, str(node_def)
@@ -54,7 +54,7 @@ class RankFailedError(_Both, errors.RankFailedError, tf.errors.UnknownError):  #
 
 
 class NonFiniteGradientError(_Both, errors.NonFiniteGradientError, tf.errors.DataLossError):  # type: ignore[misc]
-    """A tensor held NaN or Inf."""
+    """A tensor contained NaN or Inf."""
 
     _status = tf.errors.DataLossError
 
@@ -68,8 +68,8 @@ class UsageError(_Both, errors.UsageError, tf.errors.InvalidArgumentError):  # t
 def make_own_errors() -> None:
     """Make TensorFlow raise errors of these classes for this package's operations.
 
-    TensorFlow chooses a class by the status only, in several places of Python and C++. All of them
-    call the class, where the message then decides.
+    TensorFlow chooses a class by the status only, in several places of Python and C++. They all
+    call the class's ``__new__``, which is replaced here by one that also checks the message.
     """
     for own in (HorovodInternalError, RankFailedError, NonFiniteGradientError, UsageError):
         own._status.__new__ = _choosing(own)

@@ -1,4 +1,4 @@
-"""Python objects between ranks."""
+"""Collectives over Python objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reduces gradients over the ranks: one function for tapes, TF1's optimizers and Keras."""
+"""Reduction of gradients over the ranks, for tapes, TF1's optimizers and Keras."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ def reduce_gradients(
     when its gradients are computed, so that it overlaps with the rest of the backward pass.
 
     Args:
-        gradients: for each variable a tensor, a ``tf.IndexedSlices`` or None, which stays None:
-            every rank must have the same ones.
-        variables: TensorFlow's or Keras's, or tensors that were watched, in one order on all ranks.
+        gradients: for each variable a tensor, a ``tf.IndexedSlices``, or None, which stays None;
+            the same variables must have gradients on every rank.
+        variables: variables of TensorFlow or Keras, or watched tensors, in the same order on every
+            rank.
         reduction: the reduction.
-        groups: number of groups of neighbours to reduce together, or the groups as lists of
-            variables. Sparse gradients are in none.
+        groups: number of groups of consecutive variables to reduce together, or the groups as
+            lists of variables. Sparse gradients are reduced separately.
         local: variables whose gradients are not reduced.
     Returns:
-        the same number, with the same dtypes and shapes.
+        the reduced gradients, with the same dtypes and shapes.
     Raises:
         UsageError: groups with unknown variables, or sparse gradients for Adasum.
         HorovodInternalError: a reduction failed.
@@ -64,7 +65,7 @@ def reduce_gradients(
     dense = []
     for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
         if variable in own:
-            results[i] = own.settled(gradient, len(ops.ranks_of(reduction.process_set)))
+            results[i] = own.scaled(gradient, len(ops.ranks_of(reduction.process_set)))
         elif _is_sparse(gradient) and not reduction.sparse_as_dense:
             results[i] = _reduce_slices(gradient, names[i], reduction)
         elif gradient is not None:
@@ -78,16 +79,16 @@ def reduce_gradients(
 def _marked(
     gradients: list[Any], variables: Sequence[Any], reduction: GradientReduction
 ) -> list[Any]:
-    """Return the gradients of a single rank; one has passed the engine unchanged."""
+    """Return a single rank's gradients unchanged; one goes through the engine, to mark the step."""
     places = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if not places:
         return gradients
     values = [gradients[i].values if _is_sparse(gradients[i]) else gradients[i] for i in places]
     at = smallest([value.shape.num_elements() for value in values])
     name = operation_names(_prefix(reduction), variables)[places[at]]
-    passed, whole = allreduce(values[at], op=Sum, name=mark_name(name)), gradients[places[at]]
-    if _is_sparse(whole):
-        passed = tf.IndexedSlices(passed, whole.indices, whole.dense_shape)
+    passed, original = allreduce(values[at], op=Sum, name=mark_name(name)), gradients[places[at]]
+    if _is_sparse(original):
+        passed = tf.IndexedSlices(passed, original.indices, original.dense_shape)
     gradients[places[at]] = passed
     return gradients
 
@@ -108,7 +109,7 @@ class _Dense:
     position: int
     name: str
     variable: Any
-    travelling: Any
+    to_send: Any
     context: Any
 
     @classmethod
@@ -121,14 +122,14 @@ class _Dense:
     @property
     def size_bytes(self) -> int:
         """Bytes to send; a size that is known only at run time counts as large."""
-        count = self.travelling.shape.num_elements()
-        return BATCH_BYTES if count is None else int(count) * self.travelling.dtype.size
+        count = self.to_send.shape.num_elements()
+        return BATCH_BYTES if count is None else int(count) * self.to_send.dtype.size
 
     def operation(self, reduction: GradientReduction, group: ops.Group | None) -> ops.Operation:
-        """Return its reduction, without shape and dtype."""
-        shape = self.travelling.shape
+        """Return the description of the reduction, without shape and dtype."""
+        shape = self.to_send.shape
         known = shape if shape.is_fully_defined() else self.variable.shape
-        coding = reduction.coding(name_of(self.variable), tuple(known), self.travelling.dtype.name)
+        coding = reduction.coding(name_of(self.variable), tuple(known), self.to_send.dtype.name)
         return reduction.operation(self.name, coding, group)
 
 
@@ -142,7 +143,7 @@ def _calls(
         yield members, ops.Group(f"group.{members[0].name}", len(members))
     taken = set(itertools.chain(*grouped))
     single = [each for each in backward if each not in taken]
-    if tf.executing_eagerly():  # all are there already
+    if tf.executing_eagerly():  # all gradients are already computed
         cuts = [list(range(len(single)))] if single else []
     else:
         cuts = batches(each.size_bytes for each in single)
@@ -166,7 +167,7 @@ def _reduce(
     members: Sequence[_Dense], group: ops.Group | None, reduction: GradientReduction
 ) -> list[Any]:
     operations = [member.operation(reduction, group) for member in members]
-    reduced = run("qsgd_allreduce", operations, tensors=[member.travelling for member in members])
+    reduced = run("qsgd_allreduce", operations, tensors=[member.to_send for member in members])
     return [
         reduction.compressor.decompress(tensor, member.context)
         for tensor, member in zip(reduced, members, strict=True)

@@ -17,10 +17,10 @@ __all__ = ["GraphOptimizer"]
 
 
 class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """Wraps an optimizer and uses the gradients of all ranks.
+    """A wrapper of an optimizer that uses the gradients of all ranks.
 
     Args:
-        optimizer: the wrapped one, which keeps its slots, and their names in checkpoints.
+        optimizer: the wrapped optimizer, which keeps its slots, and their names in checkpoints.
         reduction: the reduction of a gradient.
         name: name of this optimizer.
         passes: number of calls of ``apply_gradients`` whose gradients are summed before a
@@ -55,8 +55,8 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return the wrapped optimizer's gradients, averaged over the ranks.
 
-        With several passes per step, these are the sums so far, which are
-        averaged in the last pass only; with Adasum, they are this rank's own gradients.
+        With several passes per step, these are the sums so far, which are averaged only in the
+        last pass; with Adasum, they are this rank's own gradients.
         """
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         if self._combines_steps and self._accumulation is None:
@@ -96,7 +96,7 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     def _combined_step(self, pairs: Any, global_step: Any, name: Any) -> Any:
         """Execute the step, then replace it by the Adasum of all ranks' steps."""
         variables = [v for g, v in pairs if g is not None and v not in self._local]
-        # Copies: a variable of TF1 may lend its memory.
+        # Copies, because the tensor of a TF1 variable may share its memory.
         starts = [tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(v)) for v in variables]
         with tf.control_dependencies(starts):
             applied = self._optimizer.apply_gradients(pairs, global_step, name)

@@ -12,7 +12,7 @@ __all__ = ["BroadcastGlobalVariablesHook"]
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Broadcasts root_rank's variables after a session has initialised or restored them.
+    """A hook that broadcasts root_rank's variables after a session has set or restored them.
 
     Args:
         root_rank: the rank whose values are copied.

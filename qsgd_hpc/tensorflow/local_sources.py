@@ -16,13 +16,13 @@ class LocalSources:
     """Variables that belong to one rank, such as its part of a large embedding.
 
     Args:
-        scale: divide their gradients by the number of ranks, as the average does with those of the
-            variables that all share: a gradient then means the same for both.
+        scale: divide their gradients by the number of ranks, as the average does for shared
+            variables, so that both have the same scale.
     """
 
     def __init__(self, scale: bool = True) -> None:
         self._scale = scale
-        self._sources: dict[int, Any] = {}  # kept, so that no other object takes their place
+        self._sources: dict[int, Any] = {}  # by id; keeps them alive, so that no id is reused
 
     def add(self, source: Any) -> None:
         """Exclude a variable from now on."""
@@ -38,8 +38,8 @@ class LocalSources:
     def __contains__(self, source: Any) -> bool:
         return id(unwrapped(source)) in self._sources
 
-    def settled(self, gradient: Any, size: int) -> Any:
-        """Return the gradient of a local source on a number of ranks."""
+    def scaled(self, gradient: Any, size: int) -> Any:
+        """Return the gradient of a local source, divided by the number of ranks if ``scale``."""
         if gradient is None or not self._scale or size == 1:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):

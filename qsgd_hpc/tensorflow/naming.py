@@ -15,14 +15,15 @@ __all__ = ["name_of", "operation_names", "unwrapped"]
 
 
 def unwrapped(variable: Any) -> Any:
-    """Return TensorFlow's variable of a Keras one; other values are not changed."""
+    """Return the TensorFlow variable of a Keras variable; other values are returned unchanged."""
     value = getattr(variable, "value", None)
     return value if isinstance(value, tf.Variable) else variable
 
 
 def name_of(variable: Any) -> str:
     """Return the name of a variable, without TensorFlow's output number."""
-    # Keras's names are those of one layer; its paths tell layers apart. Eager tensors have neither.
+    # Keras's names are unique only within a layer, its paths in the model. Eager tensors have
+    # neither.
     name = getattr(variable, "path", None) or getattr(variable, "name", None) or "tensor"
     return str(name).partition(":")[0]
 

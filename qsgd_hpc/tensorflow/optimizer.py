@@ -1,4 +1,4 @@
-"""``DistributedOptimizer``: for TF1's optimizers here, for Keras's in :mod:`qsgd_hpc.keras`."""
+"""``DistributedOptimizer`` of TF1's optimizers; Keras's are passed to :mod:`qsgd_hpc.keras`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def DistributedOptimizer(
     Args:
         optimizer: one of ``tf.compat.v1.train``, or one of Keras.
         name: name of the wrapper; default: "Distributed" and the optimizer's name.
-        use_locking: accepted for compatibility; the wrapped optimizer's own choice holds.
-        device_dense: accepted for compatibility; a gradient is reduced where it is.
+        use_locking: accepted for compatibility; the wrapped optimizer's own setting is used.
+        device_dense: accepted for compatibility; a gradient is reduced on its own device.
         device_sparse: likewise.
         compression: one of ``hvd.Compression``; None uses ``QSGD_BITS`` or ``QSGD_SCHEME``,
             else no compression.

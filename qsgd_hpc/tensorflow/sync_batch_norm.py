@@ -15,8 +15,8 @@ from qsgd_hpc.tensorflow.ops import allreduce
 
 __all__ = ["SyncBatchNormalization"]
 
-# Of the layers of TensorFlow 2 that this one replaces, and what they did by default.
-_FORMER = {
+# Options of TensorFlow 2's layer that newer Keras lacks, and their defaults.
+_REMOVED = {
     "renorm": False,
     "renorm_clipping": None,
     "renorm_momentum": 0.99,
@@ -36,10 +36,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         fused: accepted for compatibility; there is only one implementation.
         process_set: the ranks whose batches are included; default: all. Batch sizes may differ.
             It is not saved with a model.
-        kwargs: those of ``BatchNormalization``, of TensorFlow 2's as of Keras 3's.
+        kwargs: arguments of ``BatchNormalization``, in TensorFlow 2 or Keras 3.
     Raises:
-        UsageError: Keras computes with another backend than TensorFlow, or its
-            ``BatchNormalization`` cannot do what an argument of TensorFlow 2 asks for.
+        UsageError: the backend of Keras is not TensorFlow, or this Keras does not support an
+            option of TensorFlow 2.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
                 f"SyncBatchNormalization with Keras on {keras.config.backend()}: set "
                 "KERAS_BACKEND=tensorflow, or on torch use qsgd_hpc.torch.SyncBatchNorm"
             )
-        super().__init__(**_without_former(kwargs))
+        super().__init__(**_without_removed(kwargs))
         self.process_set = process_set
-        self.supports_jit = False  # Keras then leaves XLA off where it may choose
+        self.supports_jit = False  # prevents jit_compile="auto" from selecting XLA
 
     def _moments(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         """Return mean and variance of each channel, over all ranks.
 
-        Squares are taken of deviations from the mean of all, which does not cancel as a
-        difference of sums would.
+        Sums squares of deviations from the mean over all ranks, which avoids the cancellation of a
+        difference of sums.
         """
         if self.process_set.size() == 1:
             moments: tuple[tf.Tensor, tf.Tensor] = super()._moments(inputs, mask)
@@ -81,12 +81,12 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         return [summed[i] for i in range(len(values))]
 
 
-def _without_former(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options without those that this Keras no longer has."""
+def _without_removed(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options without those that this Keras lacks; these must have their defaults."""
     known = inspect.signature(keras.layers.BatchNormalization).parameters
-    gone = {name: options[name] for name in options if name in _FORMER and name not in known}
+    gone = {name: options[name] for name in options if name in _REMOVED and name not in known}
     for name, value in gone.items():
-        if value != _FORMER[name]:
+        if value != _REMOVED[name]:
             raise UsageError(
                 f"SyncBatchNormalization({name}={value!r}): Keras {keras.__version__} has no "
                 f"such option; remove {name}"

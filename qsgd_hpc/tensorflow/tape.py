@@ -20,7 +20,7 @@ __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 
 class _Distributed(tf.GradientTape):  # type: ignore[misc]
-    """Reduction of a wrapped tape's gradients."""
+    """Methods added to a wrapped tape."""
 
     _reduction: GradientReduction
     _groups: Groups
@@ -39,7 +39,7 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]
         output_gradients: Any = None,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """Return what the wrapped tape does, averaged over the ranks; see ``tf.GradientTape``."""
+        """Return the wrapped tape's gradients, averaged over the ranks; see ``tf.GradientTape``."""
         own = super().gradient(target, sources, output_gradients, unconnected_gradients)
         reduced = reduce_gradients(
             tf.nest.flatten(own),
@@ -51,7 +51,7 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]
         return tf.nest.pack_sequence_as(own, reduced)
 
 
-@functools.cache  # scripts wrap a tape in every step
+@functools.cache  # because scripts wrap a tape in every step
 def _class_for(kind: Any) -> type[_Distributed]:
     return type(kind.__name__, (_Distributed, kind), {})
 
@@ -74,7 +74,7 @@ def DistributedGradientTape(
 
     Args:
         gradtape: a ``tf.GradientTape``, before, in or after its ``with`` block.
-        device_dense: accepted for compatibility; a gradient is reduced where it is.
+        device_dense: accepted for compatibility; a gradient is reduced on its own device.
         device_sparse: likewise.
         compression: one of ``hvd.Compression``; None uses ``QSGD_BITS`` or ``QSGD_SCHEME``,
             else no compression.
@@ -84,13 +84,14 @@ def DistributedGradientTape(
         gradient_predivide_factor: splits the average: gradients are divided by it before the
             sum and by size / factor after it, which keeps sums of float16 in range.
         num_groups: deprecated: a number for ``groups``.
-        groups: how many groups of neighbouring sources to reduce together, or the groups as lists
+        groups: number of groups of neighbouring sources to reduce together, or the groups as lists
             of variables.
         process_set: the ranks that average; ranks outside the set train separately.
         scale_local_gradients: divide gradients of local sources by the number of ranks, as the
             average does with all others.
     Returns:
-        A tape of the wrapped one's class that shares its records, with ``register_local_source``.
+        A tape of the same class that shares the wrapped tape's records, with
+        ``register_local_source``.
     Raises:
         UsageError: arguments out of range.
     """
@@ -106,7 +107,7 @@ def DistributedGradientTape(
         raise UsageError("this tape is already a DistributedGradientTape; wrap it once")
     kind: Any = type(gradtape)
     tape = object.__new__(_class_for(kind))
-    # One state for both: either may be the one that the script enters and leaves.
+    # Both share one state, because the script may use either in its ``with`` statement.
     tape.__dict__ = gradtape.__dict__
     tape._reduction = reduction
     tape._groups = choose_groups(num_groups, groups)
@@ -129,10 +130,10 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Wrap a tape as ``DistributedGradientTape`` does, but for what some layers train.
+    """Wrap a tape like ``DistributedGradientTape``, but do not reduce some layers' gradients.
 
     Args:
-        local_layers: a Keras layer or several, built already, whose gradients stay this rank's own.
+        local_layers: one or several Keras layers, already built, whose gradients stay rank-local.
     """
     tape = DistributedGradientTape(
         gradtape,

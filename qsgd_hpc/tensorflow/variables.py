@@ -23,16 +23,16 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Replace every variable by root_rank's; they must be the same ones on every rank.
+    """Replace every variable by root_rank's; all ranks must pass the same variables.
 
     Args:
-        variables: TensorFlow's or Keras's: ``model.variables``, ``optimizer.variables``. A model
-            or an optimizer that has not been built yet has none.
+        variables: variables of TensorFlow or Keras, such as ``model.variables`` and
+            ``optimizer.variables``. A model or an optimizer that is not built yet has none.
         root_rank: the rank of the job whose values are copied.
         process_set: the participating ranks; default: all.
         inplace: accepted for compatibility.
     Returns:
-        In a graph of TF1, an operation to run; else nothing of use: it is done.
+        In a TF1 graph, an operation to run; in eager mode, no useful value.
     """
     chosen = [unwrapped(variable) for variable in variables]
     if not chosen:
@@ -48,7 +48,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     """Return an operation that replaces all variables of the graph by root_rank's.
 
     Raises:
-        UsageError: eagerly, where no graph collects variables.
+        UsageError: in eager mode, in which no graph collects variables.
     """
     if tf.executing_eagerly():
         raise UsageError(

@@ -30,8 +30,8 @@ def gather_all(
     """Gather tensors in one operation.
 
     Args:
-        op: how the reduction of the ranks' gradients: Average, as scripts of this API expect, or
-            Sum, where it is part of a reduction.
+        op: the reduction of the ranks' gradients: Average, as scripts of this API expect, or Sum,
+            if the gather is part of a reduction.
     """
     sources = [tf.convert_to_tensor(t) for t in tensors]
     rows = [tf.reshape(t, [1]) if t.shape.rank == 0 else t for t in sources]
@@ -53,10 +53,9 @@ def allgather(
     Its gradient is this rank's rows of the mean of the ranks' output gradients.
 
     Args:
-        tensor: any dtype of fixed size; the ranks' may differ in the first dimension only.
-            Scalars count as one row each.
-        name: pairs the calls of the ranks; by default their order does, or, in a graph, their
-            place in it.
+        tensor: any dtype of fixed size; ranks may differ in the first dimension only. Scalars
+            count as one row each.
+        name: pairs the calls of the ranks; default: by order, or in a graph by their position.
         ignore_name_scope: accepted for compatibility; names have no scope here.
         process_set: the participating ranks; default: all.
     Raises:

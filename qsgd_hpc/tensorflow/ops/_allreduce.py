@@ -1,4 +1,4 @@
-"""``allreduce`` of dense and of sparse tensors, alone or in groups."""
+"""``allreduce`` of dense and sparse tensors, single or in groups."""
 
 from __future__ import annotations
 
@@ -39,16 +39,15 @@ def allreduce(
     Its gradient is the same reduction of the ranks' output gradients, for Average and Sum.
 
     Args:
-        tensor: any numeric dtype, or what becomes a tensor; or ``tf.IndexedSlices``, of which the
-            ranks' entries are gathered, to be added where they are used.
+        tensor: any numeric dtype, or a value that converts to a tensor; or ``tf.IndexedSlices``,
+            whose entries are gathered from all ranks and summed when they are used.
         average: deprecated: ``op=hvd.Average`` (True) or ``op=hvd.Sum`` (False).
-        device_dense: accepted for compatibility, as ``device_sparse``; the engine needs neither.
+        device_dense: accepted for compatibility, like ``device_sparse``; the engine needs neither.
         compression: one of ``hvd.Compression``.
         op: Average (default), Sum, Min, Max, Product or Adasum. Integers average towards zero.
         prescale_factor: multiplies every rank's tensor before the sum.
         postscale_factor: multiplies the result.
-        name: pairs the calls of the ranks; by default their order does, or, in a graph, their
-            place in it.
+        name: pairs the calls of the ranks; default: by order, or in a graph by their position.
         process_set: the participating ranks; default: all.
     Raises:
         HorovodInternalError: the ranks' tensors do not match, or a rank died.
@@ -77,7 +76,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Reduce several tensors, which complete or fail together; see :func:`allreduce`.
 
-    ``tf.IndexedSlices`` among them are gathered one by one.
+    ``tf.IndexedSlices`` among them are gathered separately.
     """
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
@@ -115,7 +114,7 @@ def _allreduce_sparse(tensor: Any, reduction: Reduction, name: str | None) -> An
 
 
 def _divided(values: Any, indices: Any, factor: float, ranks: int) -> tuple[Any, Any]:
-    """Add up the entries of each index, then divide towards zero, as the core does a tensor."""
+    """Sum the entries of each index, then divide towards zero, as the core does for tensors."""
     if values.dtype == tf.bool:
         raise UnsupportedError("bool tf.IndexedSlices have no average; choose integers")
     once, places = tf.unique(indices)

@@ -32,8 +32,7 @@ def alltoall(
         tensor: at least one dimension; ranks may differ in the first one only.
         splits: number of rows for each rank of the process set, as a list or tensor; None
             sends the same number to each.
-        name: pairs the calls of the ranks; by default their order does, or, in a graph, their
-            place in it.
+        name: pairs the calls of the ranks; default: by order, or in a graph by their position.
         ignore_name_scope: accepted for compatibility; names have no scope here.
         process_set: the participating ranks; default: all.
     Returns:
@@ -58,5 +57,5 @@ def alltoall(
 
 
 def _integer(splits: Any) -> tf.DType | None:
-    """Return the type of an empty list, which has none of its own."""
+    """Return the type to convert a list to, because TensorFlow cannot infer an empty list's."""
     return tf.int64 if isinstance(splits, list) else None

@@ -1,4 +1,4 @@
-"""Keeps AutoGraph from rewriting this package's Python when it runs inside a ``tf.function``."""
+"""Protection of this package's Python code from AutoGraph, in a ``tf.function``."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def as_written(function: F) -> F:
-    """Return the function, with what it calls to run as it is written."""
+    """Return a function that AutoGraph does not convert, including the functions that it calls."""
     return cast(F, tf.autograph.experimental.do_not_convert(function))

@@ -20,7 +20,7 @@ __all__ = ["broadcast", "broadcast_"]
 def broadcast_all(
     tensors: Sequence[Any], root_rank: int, names: Sequence[str | None], process_set: ProcessSet
 ) -> list[tf.Tensor]:
-    """Return root_rank's tensors, in one operation; each has a name of its own."""
+    """Return root_rank's tensors, in one operation; each has a separate name."""
     operations = [
         ops.operation("broadcast", full_name("broadcast", name), process_set, root=root_rank)
         for name in names
@@ -46,8 +46,7 @@ def broadcast(
     Args:
         tensor: any dtype of fixed size; unchanged.
         root_rank: a rank of the job that is in the process set.
-        name: pairs the calls of the ranks; by default their order does, or, in a graph, their
-            place in it.
+        name: pairs the calls of the ranks; default: by order, or in a graph by their position.
         ignore_name_scope: accepted for compatibility; names have no scope here.
         process_set: the participating ranks; default: all.
     Raises:

@@ -1,7 +1,7 @@
 """Gradients of the collectives, which are collectives; docs/horovod.md has the formulae.
 
-They are registered for the library's operations, so tapes, ``tf.gradients`` and functions that were
-saved find them. The ranks build equal programs, so they make them for the same tensors.
+They are registered for the library's operations, so that tapes, ``tf.gradients`` and saved
+functions find them. The ranks build equal programs, so they compute gradients of the same tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.reduction import CURVED
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.process_sets import process_set_ids_and_ranks
-from qsgd_hpc.tensorflow.ops._names import once_more
+from qsgd_hpc.tensorflow.ops._names import derived_name
 from qsgd_hpc.tensorflow.ops._run import operations_of, run
 
 __all__: list[str] = []
@@ -28,15 +28,15 @@ _CURVED = {op.name for op in CURVED}
 
 
 def _named(operations: Operations, what: str, **changes: Any) -> list[Operation]:
-    """Return operations that belong to others.
+    """Return operations derived from others, such as their gradients.
 
     They form no group, because a script may differentiate the results separately.
     """
-    return [o.replaced(name=once_more(o.name, what), group=None, **changes) for o in operations]
+    return [o.replaced(name=derived_name(o.name, what), group=None, **changes) for o in operations]
 
 
 def _present(operation: Any, gradients: Tensors) -> list[int]:
-    """Return which of an operation's tensors have a gradient."""
+    """Return the indices of an operation's tensors that have a gradient."""
     return [i for i, gradient in enumerate(gradients) if gradient is not None]
 
 
@@ -74,9 +74,9 @@ def _of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
 
 
 def _slopes(operations: Operations, inputs: Tensors, outputs: Tensors) -> list[Any]:
-    """Return by how much the results of a curved operation change with this rank's tensors.
+    """Return the derivatives of a nonlinear operation's results by this rank's tensors.
 
-    Ranks that hold the extremum together share its derivative.
+    Ranks with equal extrema share the derivative.
     """
     if operations[0].op == "product":
         mine = _ranks(operations).index(basics.rank())
@@ -98,7 +98,7 @@ def _of_broadcast(operation: Any, *gradients: Any) -> list[Any]:
         return [None] * len(gradients)
     averaging = _named(operations, "gradient", kind="allreduce", op="average")
     means = run("qsgd_allreduce", averaging, tensors=_pick(gradients, places))
-    # Zeros that a second derivative passes through as it does on the root.
+    # Zeros that depend on the mean, so that a second derivative is collective as on the root.
     root = basics.rank() == operations[0].root
     made = [tf.where(tf.fill(tf.shape(t), root), t, tf.zeros_like(t)) for t in means]
     return _spread(made, places, len(gradients))
@@ -120,7 +120,7 @@ def _of_allgather(operation: Any, *gradients: Any) -> list[Any]:
 
 
 def _of_alltoall(operation: Any, *gradients: Any) -> list[Any]:
-    """Send the gradients back the way the rows came."""
+    """Send the gradients back to the ranks of the rows."""
     if gradients[0] is None:
         return [None, None]
     back = _named(operations_of(operation), "gradient")
@@ -151,7 +151,7 @@ def _of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
 
 
 def _gathered(operations: Operations, what: str, tensors: Tensors, op: str) -> list[Any]:
-    """Gather tensors; ``op`` is how the ranks' gradients are put together."""
+    """Gather tensors; ``op`` is the reduction of the ranks' gradients."""
     plain = {"kind": "allgather", "op": op, "prescale": 1.0, "postscale": 1.0}
     gathers = _named(operations, what, **plain)
     made: list[Any] = run("qsgd_allgather", gathers, tensors=tensors).gathered

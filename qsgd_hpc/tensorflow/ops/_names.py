@@ -1,4 +1,4 @@
-"""Under which names the ranks' operations find each other."""
+"""Names of operations, by which the ranks' operations are matched."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["distinct_in_graph", "full_name", "numbered", "once_more"]
+__all__ = ["derived_name", "distinct_in_graph", "full_name", "numbered"]
 
-# How often a name was asked for in a graph. By graph, not by process: a rank that traces a function
-# once more than others, for a last batch of another shape, must come to the same names.
+# Number of requests for each name. Counted per graph, not per process: a rank that traces a
+# function more often than others, for a last batch of another shape, must get the same names.
 _seen: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def full_name(kind: str, name: str | None) -> str:
-    """Return an operation's name, equal on every rank, or "" where the engine is to number it.
+    """Return an operation's name, equal on every rank, or "" for the engine to number it.
 
-    That is right for eager calls: ranks make them in one order. Operations of a graph run in any
-    order, so those without a name have their place in it for one.
+    Eager calls without a name are numbered, because ranks make them in the same order. Operations
+    of a graph run in any order, so those without a name are named by their position in the graph.
     """
     if name:
         return f"{kind}.{name}"
@@ -28,17 +28,17 @@ def full_name(kind: str, name: str | None) -> str:
     return distinct_in_graph(f"{kind}.{_outermost()[1]}")
 
 
-def once_more(name: str, what: str) -> str:
-    """Return the name of an operation that belongs to another, such as its gradient."""
+def derived_name(name: str, what: str) -> str:
+    """Return the name of an operation derived from another, such as its gradient."""
     if not name or tf.executing_eagerly():
         return name and f"{name}.{what}"
     return distinct_in_graph(f"{name}.{what}")
 
 
 def _outermost() -> tuple[Any, str]:
-    """Return the graph that will run as a whole, and the name of its function.
+    """Return the outermost graph that is being built, and the name of its function.
 
-    Functions within it (branches, loops) are named by numbers that differ between processes.
+    Names of functions within it (branches, loops) contain numbers that differ between processes.
     """
     graph = tf.compat.v1.get_default_graph()
     eager_outside = tf.compat.v1.executing_eagerly_outside_functions()
@@ -50,11 +50,11 @@ def _outermost() -> tuple[Any, str]:
 
 
 def distinct_in_graph(name: str) -> str:
-    """Return a name with a number, if the graph that is being built has asked for it before."""
+    """Return a name, with a number if it was requested before for the graph being built."""
     return numbered(name, _seen.setdefault(_outermost()[0], Counter()))
 
 
 def numbered(name: str, seen: Counter[str]) -> str:
-    """Return a name with a number, if it was seen before, and count it."""
+    """Count a name in ``seen``; return it, with a number if it was seen before."""
     seen[name] += 1
     return name if seen[name] == 1 else f"{name}.{seen[name]}"

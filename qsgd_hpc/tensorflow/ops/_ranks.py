@@ -1,4 +1,4 @@
-"""Rank facts as tensors, looked up when a graph runs."""
+"""Ranks and sizes as tensors, read when a graph runs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = [
 
 @as_written
 def join() -> tf.Tensor:
-    """Say that this rank has no more data; return, when all have said so, who was last (int32).
+    """Announce that this rank has no more data; return the last rank (int32) when all have joined.
 
-    Until then it contributes zeros to the others' allreduces, which count in averages. Every
-    other collective raises on the ranks that are still at it.
+    Until then it contributes zeros to the others' allreduces, which count in averages.
+    Other collectives raise on the ranks that have not joined.
     """
     if tf.executing_eagerly():
         return tf.constant(ops.join(), tf.int32)
@@ -44,13 +44,13 @@ def _op(fact: Callable[[], int], name: str | None) -> tf.Tensor:
 
 @as_written
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this process's number among all, from 0, as an int32 scalar."""
+    """Return this process's rank in the job, from 0, as an int32 scalar."""
     return _op(basics.rank, name)
 
 
 @as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this process's number on its node, from 0, as an int32 scalar."""
+    """Return this process's rank on its node, from 0, as an int32 scalar."""
     return _op(basics.local_rank, name)
 
 
@@ -70,7 +70,7 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
 def process_set_included_op(
     process_set_id: int | ProcessSet = 0, name: str | None = None
 ) -> tf.Tensor:
-    """Return 1 where this rank is in the process set, else 0, as an int32 scalar."""
+    """Return 1 if this rank is in the process set, else 0, as an int32 scalar."""
     return _op(lambda: int(basics.rank() in _ranks(process_set_id)), name)
 
 

@@ -41,8 +41,7 @@ def reducescatter(
         device_dense: accepted for compatibility; the engine does not need it.
         compression: ``hvd.Compression.none``, ``fp16`` or ``bf16``, or a custom class.
         op: Average (default), Sum, Min, Max or Product.
-        name: pairs the calls of the ranks; by default their order does, or, in a graph, their
-            place in it.
+        name: pairs the calls of the ranks; default: by order, or in a graph by their position.
         process_set: the participating ranks; default: all.
         prescale_factor: multiplies every rank's tensor before the sum.
         postscale_factor: multiplies the result.

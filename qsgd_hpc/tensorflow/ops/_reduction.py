@@ -1,4 +1,4 @@
-"""Reductions of TensorFlow's tensors: in which type they travel, and what comes back."""
+"""Reductions of TensorFlow's tensors, with conversions of their types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["names_and_group", "reduce_all"]
 
 
 class _Widened:
-    """Carries integers as int64, whose sum does not wrap before it is divided."""
+    """Sends integers as int64, so that their sum does not wrap before the division."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -34,16 +34,16 @@ class _Widened:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """One tensor, as it travels."""
+    """One tensor in the form in which it is sent."""
 
-    travelling: tf.Tensor
+    to_send: tf.Tensor
     compressor: Any
     context: Any
     op: Op
     prescale: float
     postscale: float
     factor: float
-    """Factor for the result, if TensorFlow is to multiply by it."""
+    """Factor by which TensorFlow multiplies the result."""
     coding: Coding | None
 
     def finish(self, reduced: tf.Tensor) -> tf.Tensor:
@@ -60,12 +60,12 @@ def _prepare(tensor: tf.Tensor, reduction: Reduction, coding: Coding | None) -> 
         compressor = _Widened
     pre, post, factor = reduction.prescale, reduction.postscale, 1.0
     if op in CURVED and tensor.dtype.is_floating:
-        # The derivative depends on the values, so scaling them is left to TensorFlow.
+        # The derivative depends on the values, so TensorFlow scales them and differentiates that.
         tensor = tensor if pre == 1 else tensor * tf.cast(pre, tensor.dtype)
         pre, post, factor = 1.0, 1.0, post
-    travelling, context = compressor.compress(tensor)
+    to_send, context = compressor.compress(tensor)
     coded = coding if tensor.dtype.is_floating else None
-    return _Prepared(travelling, compressor, context, op, pre, post, factor, coded)
+    return _Prepared(to_send, compressor, context, op, pre, post, factor, coded)
 
 
 def names_and_group(
@@ -106,5 +106,5 @@ def reduce_all(
         )
         for p, text in zip(prepared, names, strict=True)
     ]
-    made = run(f"qsgd_{kind}", operations, tensors=[p.travelling for p in prepared])
+    made = run(f"qsgd_{kind}", operations, tensors=[p.to_send for p in prepared])
     return [p.finish(reduced) for p, reduced in zip(prepared, made, strict=True)]

@@ -1,4 +1,4 @@
-"""Runs the library's operations: eagerly, or as part of a graph."""
+"""Execution of the library's operations, eagerly or as part of a graph."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["operations_of", "run"]
 
 
 def run(what: str, operations: Sequence[Operation], **inputs: Any) -> Any:
-    """Run the library's operation ``what``, which carries out one of the core's for each tensor.
+    """Run the library's operation ``what``, which executes one operation of the core per tensor.
 
     Raises:
         HorovodInternalError: the ranks disagree, or a rank died; see
             :mod:`qsgd_hpc.tensorflow.errors`.
-        UsageError: in a function that XLA is to compile.
+        UsageError: called in a function that XLA compiles.
     """
     eager = tf.executing_eagerly()
     if not eager:
@@ -28,12 +28,12 @@ def run(what: str, operations: Sequence[Operation], **inputs: Any) -> Any:
     packed = b" ".join(operation.text() for operation in operations)
     made = getattr(library(), what)(operations=packed, **inputs)
     if not eager:
-        _let_run_in_any_order(made)
+        _allow_any_order(made)
     return made
 
 
 def operations_of(made: Any) -> list[Operation]:
-    """Return the core's operations that one of a graph, or of a tape, was run with."""
+    """Return the core's operations of one operation of a graph or tape."""
     return [Operation.of_text(text) for text in made.get_attr("operations").split()]
 
 
@@ -49,10 +49,10 @@ def _refuse_xla(kind: str) -> None:
         )
 
 
-def _let_run_in_any_order(made: Any) -> None:
-    """Let a collective overlap with others: they find each other by name.
+def _allow_any_order(made: Any) -> None:
+    """Allow a collective to overlap with others, because the ranks match them by name.
 
-    TensorFlow runs operations with side effects one after the other in a ``tf.function``.
+    By default, a ``tf.function`` executes operations with side effects one after the other.
     """
     first = tf.nest.flatten(made)[0]
     manager = getattr(first.graph, "experimental_acd_manager", None)

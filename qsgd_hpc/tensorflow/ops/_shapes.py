@@ -12,7 +12,7 @@ __all__ = ["as_rows", "with_unknown_rows"]
 
 
 def as_rows(tensor: tf.Tensor, operation: str) -> tf.Tensor:
-    """Return the tensor, which must have a first dimension to be cut along."""
+    """Return a tensor after checking that it has a first dimension, along which it is split."""
     if tensor.shape.rank == 0:
         raise UsageError(
             f"{operation} splits tensors along the first dimension, which a scalar does not "
@@ -22,7 +22,7 @@ def as_rows(tensor: tf.Tensor, operation: str) -> tf.Tensor:
 
 
 def with_unknown_rows(result: tf.Tensor, like: Any) -> tf.Tensor:
-    """Tell TensorFlow the shape of a result: as its source's, but for the first dimension."""
+    """Set a result's static shape to that of ``like``, except for the first dimension."""
     if like.shape.rank and not tf.executing_eagerly():
         result.set_shape([None, *like.shape[1:]])
     return result
