@@ -1,4 +1,4 @@
-"""Arrays in the memory of a GPU, as CuPy shows them."""
+"""Arrays in the memory of a GPU, accessed through CuPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qsgd_hpc.runtime import gpu
 
 __all__ = ["current_stream", "is_immutable", "is_on_gpu", "view_on_gpu"]
 
-_DLPACK_GPUS = frozenset({2, 10, 13})  # CUDA, ROCm, and what CUDA moves by itself
+_DLPACK_GPUS = frozenset({2, 10, 13})  # CUDA, ROCm, and CUDA managed memory
 
 
 def is_on_gpu(array: Any) -> bool:
@@ -26,13 +26,13 @@ def is_on_gpu(array: Any) -> bool:
         return hasattr(array, "__cuda_array_interface__")
     try:
         return int(array.__dlpack_device__()[0]) in _DLPACK_GPUS
-    except (BufferError, RuntimeError, TypeError):  # as of an array on several devices
+    except (BufferError, RuntimeError, TypeError):  # for example, an array on several devices
         return False
 
 
 def is_immutable(array: Any) -> bool:
-    """Return whether the library of an array on a GPU relies on its values to stay."""
-    if type(array).__module__.partition(".")[0] in ("jax", "jaxlib"):  # which DLPack does not tell
+    """Return whether the library of an array on a GPU requires that its values do not change."""
+    if type(array).__module__.partition(".")[0] in ("jax", "jaxlib"):  # DLPack does not report it
         return True
     if _is_cupys(array) or hasattr(array, "__dlpack_device__"):
         return False
@@ -42,11 +42,11 @@ def is_immutable(array: Any) -> bool:
 def view_on_gpu(array: Any) -> Any:
     """Return a CuPy array over the memory of an array on a GPU.
 
-    CuPy's current stream is made to wait for what still fills it; the host does not wait.
+    CuPy's current stream waits for work in flight that writes the array; the host does not wait.
 
     Raises:
-        UsageError: CuPy is not installed, or does not know the type; or there are no kernels for
-            the GPU.
+        UsageError: CuPy is not installed or does not support the type, or there are no kernels
+            for the GPU.
     """
     if _is_cupys(array):
         view = array
@@ -70,7 +70,7 @@ def current_stream(array: Any) -> Any:
 
 
 def _is_cupys(array: Any) -> bool:
-    cupy = sys.modules.get("cupy")  # what nobody has imported has made no array
+    cupy = sys.modules.get("cupy")  # if it is not imported, no array is CuPy's
     return cupy is not None and isinstance(array, cupy.ndarray)
 
 
@@ -87,7 +87,7 @@ def _cupy() -> Any:
 
 
 def _through_dlpack(array: Any) -> Any:
-    """Return a view, for which the producer makes CuPy's current stream wait."""
+    """Return a view; the array's library makes CuPy's current stream wait for pending writes."""
     cupy = _cupy()
     try:
         return cupy.from_dlpack(array)
@@ -99,7 +99,7 @@ def _through_dlpack(array: Any) -> Any:
 
 
 class _Unsynchronized:
-    """An array whose stream CuPy does not wait for: it would make the host wait."""
+    """An array without its stream, for which CuPy would make the host wait."""
 
     def __init__(self, array: Any, interface: Mapping[str, Any]) -> None:
         self.owner = array

@@ -13,7 +13,15 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.adapter import Adapter
 from qsgd_hpc.runtime import gpu, ops
 
-__all__ = ["ARRAYS", "Arrays", "CallArrays", "beside", "is_floating", "view_of", "writable_view_of"]
+__all__ = [
+    "ARRAYS",
+    "Arrays",
+    "CallArrays",
+    "is_floating",
+    "on_device_of",
+    "view_of",
+    "writable_view_of",
+]
 
 Array = NDArray[Any]
 
@@ -25,9 +33,9 @@ def view_of(array: Any) -> Any:
 
     Args:
         array: a numpy array, an object with DLPack, the buffer protocol or ``__array__``;
-            a number, or a list of numbers. Of an array on a GPU, the view is CuPy's.
+            a number, or a list of numbers. For an array on a GPU, the view is a CuPy array.
     Raises:
-        UsageError: it contains Python objects, or is on a device that cannot be served.
+        UsageError: it contains Python objects, or is on an unsupported device.
     """
     if is_on_gpu(array):
         return view_on_gpu(array)
@@ -80,7 +88,7 @@ def _through_dlpack(array: Any) -> Array | None:
         return np.from_dlpack(array)
     except (BufferError, RuntimeError, TypeError) as error:
         if hasattr(array, "__array__") and _on_host(array):
-            return None  # such as bfloat16, of which numpy's DLPack knows nothing
+            return None  # for example bfloat16, which numpy's DLPack does not support
         raise UsageError(
             f"this {type(array).__name__} cannot be read through DLPack ({error}); pass a copy "
             "in host memory, of a type that numpy supports"
@@ -91,8 +99,8 @@ def _on_host(array: Any) -> bool:
     return int(array.__dlpack_device__()[0]) == _DLPACK_CPU
 
 
-def beside(array: Any) -> AbstractContextManager[Any]:
-    """Return a context in which new arrays are on the device of this one."""
+def on_device_of(array: Any) -> AbstractContextManager[Any]:
+    """Return a context in which new CuPy arrays are on the device of this array."""
     return nullcontext() if _is_numpy(array) else array.device
 
 
@@ -101,7 +109,7 @@ def _is_numpy(array: Any) -> bool:
 
 
 def _cupys(array: Any) -> Any:
-    """Return an array on the current device, from wherever it is."""
+    """Return a CuPy array on the current device, copied if the array is elsewhere."""
     import cupy
 
     return cupy.asarray(array)
@@ -134,7 +142,7 @@ class Arrays(Adapter):
         return readable.ctypes.data
 
     def device(self, readable: Array) -> tuple[int, int]:
-        """Return the host, or what the kernels' twin takes for a device."""
+        """Return the host, or device 0 for the kernels' twin, which treats the host as a device."""
         return (0 if gpu.served() == "cpu" else -1), 0
 
     def cast(self, readable: Array, dtype: str) -> Array:
@@ -164,7 +172,7 @@ ARRAYS = Arrays()
 
 
 class CallArrays(Arrays):
-    """Adapter of the arrays of one call: numpy's, and CuPy's where they are."""
+    """Adapter of the arrays of one call: numpy's, and CuPy's on their devices."""
 
     def __init__(self) -> None:
         self._streams: dict[int, Any] = {}
@@ -193,15 +201,15 @@ class CallArrays(Arrays):
         return number, int(stream.ptr)
 
     def cast(self, readable: Any, dtype: str) -> Any:
-        with beside(readable):
+        with on_device_of(readable):
             return super().cast(readable, dtype)
 
     def new_like(self, readable: Any) -> Any:
-        with beside(readable):
-            return np.empty_like(readable)  # which is CuPy's for its arrays
+        with on_device_of(readable):
+            return np.empty_like(readable)  # calls CuPy's function for its arrays
 
     def copied(self, readable: Any) -> Any:
-        with beside(readable):
+        with on_device_of(readable):
             return super().copied(readable)
 
     def delivered(self, result: Any, like: Any, into: Any = None) -> Any:
@@ -216,7 +224,7 @@ class CallArrays(Arrays):
         return into
 
     def _free_later(self, array: Any) -> None:
-        """Have the stream that the arrays of this call belong to wait for what reads them now."""
+        """Make the stream of this call's arrays wait for the current stream, which reads them."""
         first, now = self._streams.get(int(array.device.id)), current_stream(array)
         if first is not None and first != now:
             with array.device:

@@ -75,7 +75,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start replacing ``array`` by root_rank's; do not touch it before ``synchronize``."""
+    """Start replacing ``array`` by root_rank's; do not access it before ``synchronize``."""
     view = writable_view_of(array, "broadcast_")
     text = ops.label("broadcast", name, process_set)
     handle = start_broadcast(CallArrays(), view, root_rank, text, process_set, in_place=True)
@@ -157,7 +157,7 @@ def alltoall(
 
     Args:
         array: at least one dimension; ranks may differ in the first one only.
-        splits: rows for each rank of the process set; None sends the same number to each.
+        splits: number of rows for each rank of the process set; None sends the same number to each.
         name: pairs the calls of the ranks; default: by order.
         process_set: the participating ranks; default: all.
     Returns:

@@ -1,4 +1,4 @@
-"""``allreduce`` and ``reducescatter`` of arrays: new or in place, now or later, one or a group."""
+"""``allreduce`` and ``reducescatter`` of arrays, in place or not, blocking or not, in groups."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Options(TypedDict, total=False):
     postscale_factor: float
     """Multiplies the result."""
     process_set: ProcessSet
-    """The ranks that take part; by default all."""
+    """The participating ranks; default: all."""
     compression: Any
     """One of ``hvd.Compression``, or a custom class with ``compress`` and ``decompress``."""
 
@@ -63,7 +63,7 @@ def _start_allreduces(
 def _start_reducescatters(
     arrays: Sequence[Array], name: str | None, options: Options, *, grouped: bool = False
 ) -> Handle:
-    """Start reducing arrays, of which each rank gets its part of the rows."""
+    """Start reducing arrays; each rank gets its part of the rows."""
     reduction = reduction_of(name, **options)
     text = ops.label("reducescatter", name, reduction.process_set)
     return start_reducescatters(CallArrays(), arrays, reduction, text, grouped=grouped)
@@ -79,7 +79,7 @@ def allreduce_async(array: Any, name: str | None = None, **options: Unpack[Optio
 
 
 def allreduce_async_(array: Any, name: str | None = None, **options: Unpack[Options]) -> Handle:
-    """Start an allreduce that replaces ``array``; do not touch it before ``synchronize``."""
+    """Start an allreduce that replaces ``array``; do not access it before ``synchronize``."""
     view = writable_view_of(array, "allreduce_")
     return _start_allreduces([view], name, options, in_place=True).then(lambda _: array)
 
@@ -143,8 +143,8 @@ def reducescatter_async(array: Any, name: str | None = None, **options: Unpack[O
 def reducescatter(array: Any, name: str | None = None, **options: Unpack[Options]) -> Array:
     """Return this rank's rows of the average (or ``op``) of all ranks' arrays.
 
-    The rows are split as evenly as possible; the first ranks get one more. Else as
-    :func:`allreduce`.
+    The rows are split as evenly as possible; the first ranks get one more. The arguments are those
+    of :func:`allreduce`.
     """
     share: Array = ops.run_now(reducescatter_async, array, name, **options)
     return share

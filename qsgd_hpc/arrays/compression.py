@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from qsgd_hpc.arrays._memory import beside, is_floating
+from qsgd_hpc.arrays._memory import is_floating, on_device_of
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.compressors import Choices, casting
 
@@ -25,11 +25,11 @@ def _bfloat16() -> np.dtype[Any]:
 
 
 def _cast(array: Any, dtype: Any) -> Any:
-    # bfloat16 not before it is asked for: what has it may not be installed.
+    # bfloat16 is looked up only on use, because ml_dtypes may not be installed.
     chosen = dtype() if callable(dtype) else dtype
     if callable(dtype) and not isinstance(array, np.ndarray):
         raise UsageError("CuPy has no bfloat16: choose Compression.fp16")
-    with beside(array):
+    with on_device_of(array):
         return array.astype(chosen, copy=False)
 
 

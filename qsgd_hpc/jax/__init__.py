@@ -1,7 +1,7 @@
 """The Horovod API for JAX: ``import qsgd_hpc.jax as hvd``.
 
 Every collective works on concrete arrays and inside ``jax.jit``; ``DistributedOptimizer`` wraps an
-optax optimizer. Gradients are compressed when it is given
+optax optimizer. Gradients are compressed if it is given
 ``compression=hvd.Compression.qsgd(bits=4)``, or, for a script without that argument, if
 ``QSGD_BITS`` is set (``qsgd-hpc run --bits 4`` sets it).
 """

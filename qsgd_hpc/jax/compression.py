@@ -29,9 +29,9 @@ class Compression(Choices):
 
 
 def compressor_for(dtype: Any, compression: Any) -> Any:
-    """Return the pair of functions around the reduction of an array.
+    """Return the compressor of arrays of a type; none for codes, which the core applies.
 
-    Types without arithmetic in the core are sent as float32.
+    Types for which the core has no arithmetic are sent as float32.
     """
     if jnp.issubdtype(dtype, jnp.floating) and dtype.name not in FLOATING:
         return _Fp32Compressor

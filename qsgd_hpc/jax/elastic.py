@@ -35,10 +35,10 @@ ElasticSampler = ElasticShares
 
 
 class _TreePart(Part):
-    """A pytree of arrays. These are immutable, so keeping them is a copy, except with donation."""
+    """A pytree of arrays, which are immutable except for donation."""
 
     def capture(self) -> Any:
-        """Return the values in host memory that later programs do not reuse."""
+        """Copy the values to host memory, which later programs cannot reuse (donation)."""
         return jax.device_get(self.value)
 
     def put_back(self, captured: Any) -> None:
@@ -64,7 +64,7 @@ def run(
 ) -> Any:
     """Decorate a function whose first argument is a state, so that it survives failures.
 
-    It is :func:`qsgd_hpc.elastic.run`, which also knows errors of collectives inside compiled
+    Like :func:`qsgd_hpc.elastic.run`; it also handles errors of collectives inside compiled
     programs.
     """
     if func is None:

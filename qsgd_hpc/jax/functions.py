@@ -55,7 +55,7 @@ def _broadcast_tree(tree: Any, prefix: str, root_rank: int, process_set: Process
         )
     arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))}
     names = path_names(tree)
-    # All are started before the first is waited for.
+    # Start all broadcasts before waiting for the first.
     handles = {
         i: broadcast_async(_plain(array), root_rank, f"{prefix}.{names[i]}", process_set)
         for i, array in arrays.items()

@@ -1,4 +1,4 @@
-"""Reduces the gradients of a pytree over the ranks, in few calls."""
+"""Reduction of the gradients of a pytree over the ranks, in few calls."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def path_names(tree: Any) -> list[str]:
     """Return a name for each leaf from its keys, such as ``params.Dense_0.kernel``."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = [".".join(map(_key, path)) or "0" for path, _ in paths]
-    if len(set(names)) < len(names):  # keys with dots in them
+    if len(set(names)) < len(names):  # keys that contain dots
         names = [f"{name}.{i}" for i, name in enumerate(names)]
     return names
 
 
 def _key(entry: Any) -> str:
-    for attribute in ("key", "name", "idx"):  # of jax.tree_util's kinds of keys
+    for attribute in ("key", "name", "idx"):  # attributes of jax.tree_util's kinds of keys
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))
     return str(entry)
 
 
 def _is_gradient(leaf: Any) -> bool:
-    return bool(leaf.dtype != jax.dtypes.float0)  # which stands for what has no derivative
+    return bool(leaf.dtype != jax.dtypes.float0)  # the type of values without derivative
 
 
 def _calls(
@@ -60,7 +60,7 @@ def _calls(
     taken = set(itertools.chain(*grouped))
     single = [i for i in reversed(places.values()) if i not in taken]
     if single and is_traced(leaves) and blocks_programs():
-        yield single, False  # in several calls, each would wait for those before
+        yield single, False  # in one call, because each call would wait for the previous ones
         return
     for cut in batches(leaves[i].size * leaves[i].dtype.itemsize for i in single):
         yield [single[at] for at in cut], False
@@ -86,7 +86,7 @@ def reduce_tree(tree: Any, prefix: str, reduction: GradientReduction, groups: Gr
         tree: arrays, concrete or traced.
         prefix: prefix of the operations' names, followed by the keys of a leaf.
         reduction: the reduction.
-        groups: how many groups of neighbours to reduce together, or the groups, by names.
+        groups: number of groups of consecutive leaves to reduce together, or the groups, by names.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     if not leaves or (reduction.alone and not _marks(leaves)):
@@ -109,7 +109,7 @@ def reduce_tree(tree: Any, prefix: str, reduction: GradientReduction, groups: Gr
 
 
 def _marks(leaves: Sequence[Any]) -> bool:
-    """Return whether a step must and can be marked: a compiled one on a single CPU device."""
+    """Return whether to mark this step; compiled ones can be marked only on a single CPU device."""
     compiled_elsewhere = jax.default_backend() != "cpu" or jax.local_device_count() > 1
     return marks_steps() and not (compiled_elsewhere and is_traced(leaves))
 
@@ -121,10 +121,10 @@ def _start(
     group: str | None,
     reduction: GradientReduction,
 ) -> Callable[[], list[Any]]:
-    """Start reducing gradients, or trace the reduction; the result waits for them."""
+    """Start reducing gradients, or trace the reduction; return a function that waits for them."""
     kinds = [compressor_for(leaf.dtype, reduction.compressor) for leaf in leaves]
     pairs = [kind.compress(jnp.asarray(leaf)) for kind, leaf in zip(kinds, leaves, strict=True)]
-    travelling = [array for array, _ in pairs]
+    to_send = [array for array, _ in pairs]
     prescale, postscale = reduction.factors
     lossy = isinstance(reduction.compression, Lossy)
     call = Allreduce(
@@ -140,7 +140,7 @@ def _start(
         parameters=tuple(names),
         overwrites=True,
     )
-    made = run(call, travelling) if is_traced(travelling) else call.start(travelling)
+    made = run(call, to_send) if is_traced(to_send) else call.start(to_send)
 
     def end() -> list[Any]:
         reduced = made if isinstance(made, list) else made.wait()
@@ -169,9 +169,9 @@ def allreduce_gradients(
             no compression.
         gradient_predivide_factor: gradients are divided by it before the sum and by size / factor
             after it.
-        groups: how many groups of neighbours to reduce together, or lists of names.
+        groups: number of groups of consecutive leaves to reduce together, or lists of names.
         process_set: the ranks that average; others get their own values.
-        name: prefix of the operations' names; two models in one program need two.
+        name: prefix of the operations' names; two models in one program need different ones.
         check_finite: whether NaN and Inf are errors, subject to ``QSGD_NONFINITE``.
     Raises:
         UsageError: invalid arguments.

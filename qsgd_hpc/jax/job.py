@@ -36,7 +36,7 @@ def init(
     global _at_exit
     basics.init(comm, process_sets)
     if not _at_exit:
-        # Called before what init has registered: other ranks may need this one's last step.
+        # Runs before the exit handler of basics.init: other ranks may need this rank's last step.
         atexit.register(_finish_programs)
         _at_exit = True
 

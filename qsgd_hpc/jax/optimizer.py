@@ -29,9 +29,9 @@ class AccumulationState(NamedTuple):
     """The state of an optimizer with ``backward_passes_per_step`` above 1."""
 
     passes: jax.Array
-    """Since the last step; int32."""
+    """Number of passes since the last step; int32."""
     gradients: Any
-    """Their sum."""
+    """The sum of their gradients."""
     inner: Any
     """The wrapped optimizer's state."""
 

@@ -19,9 +19,10 @@ __all__ = ["Allgather", "summed_shares"]
 
 
 def summed_shares(array: Any, rows: Shape, name: str, process_set: ProcessSet) -> Any:
-    """Return the sum over the ranks of their rows for this rank.
+    """Return the sum over the ranks of the rows that each has for this rank.
 
-    A reducescatter, whose gradient is the exact derivative, without a factor, as for alltoall.
+    A reducescatter built on alltoall, so that its gradient is the exact derivative, without a
+    factor.
     """
     ranks, mine = len(rows), ops.position_in(process_set)
     call = Alltoall((name,), process_set, None, rows, (rows[mine],) * ranks)
@@ -31,13 +32,13 @@ def summed_shares(array: Any, rows: Shape, name: str, process_set: ProcessSet) -
 
 @dataclass(frozen=True)
 class Allgather(Collective):
-    """Gathers arrays with at least one dimension, in rank order."""
+    """An allgather of arrays with at least one dimension, in rank order."""
 
     op: Op = Average
     """Reduction of the ranks' cotangents: Average, as scripts of this API expect, or Sum, if it is
     part of the derivative of another operation."""
     known_rows: tuple[Shape, ...] = ()
-    """Rows of every rank, for each array; default: those of this rank."""
+    """Number of rows of every rank, for each array; default: this rank's number."""
 
     kind: ClassVar[str] = "allgather"
     has_rows: ClassVar[bool] = True
@@ -53,7 +54,7 @@ class Allgather(Collective):
         return [(sum(self.rows(i, shape)), *shape[1:]) for i, shape in enumerate(shapes)]
 
     def start_one(self, index: int, array: Any) -> Handle:
-        """Start gathering, for any number of rows."""
+        """Start gathering an array with any number of rows per rank."""
         name, group = self.names[index], self.core_group()
         handle = start_allgather(ARRAYS, array, name, self.process_set, group)
         return handle.then(itemgetter(0))
@@ -66,7 +67,7 @@ class Allgather(Collective):
     def transposed(self, cotangents: Arrays) -> Arrays:
         """Return the mean, or sum, over the ranks of the gradients of this rank's rows."""
         ranks = len(ops.ranks_of(self.process_set))
-        names = self.turned_names()["names"]
+        names = self.transposed_names()["names"]
         shares = []
         for index, cotangent in enumerate(cotangents):
             rows = self.rows(index, (cotangent.shape[0] // ranks,))

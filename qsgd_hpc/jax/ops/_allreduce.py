@@ -25,7 +25,7 @@ __all__ = ["Allreduce", "slopes"]
 
 @dataclass(frozen=True)
 class Allreduce(Collective):
-    """Reduces arrays over the ranks of a process set."""
+    """An allreduce of arrays over the ranks of a process set."""
 
     op: Op
     prescale: float = 1.0
@@ -44,11 +44,11 @@ class Allreduce(Collective):
 
     @property
     def in_place(self) -> bool:
-        """Whether a compiled program puts results where the arguments were."""
+        """Whether a compiled program writes results to the memory of the arguments."""
         return self.overwrites
 
     def start_one(self, index: int, array: Any) -> Handle:
-        """Start reducing."""
+        """Start reducing one array."""
         reduction = Reduction(
             self.op, self.prescale, self.postscale, self.process_set, lasting=self.lasting
         )
@@ -90,7 +90,7 @@ class Allreduce(Collective):
         """Return the call for arrays with one more dimension."""
         if self.op is Adasum:
             raise UsageError(
-                "Adasum under jax.vmap: it combines whole arrays, not the examples of a batch; "
+                "Adasum under jax.vmap: it combines complete arrays, not the examples of a batch; "
                 "call it outside, or reduce by a sum"
             )
         return self
@@ -116,7 +116,7 @@ class Allreduce(Collective):
 
     def transposed(self, cotangents: Arrays) -> Arrays:
         """Reduce the cotangents like the arrays."""
-        return run(replace(self, **self.turned_names()), cotangents)
+        return run(replace(self, **self.transposed_names()), cotangents)
 
 
 def slopes(call: Collective, op: Op, inputs: Arrays, outputs: Arrays) -> list[Any]:

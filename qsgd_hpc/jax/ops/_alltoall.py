@@ -19,12 +19,12 @@ __all__ = ["Alltoall"]
 
 @dataclass(frozen=True)
 class Alltoall(Collective):
-    """Sends ``sent[i]`` rows of one array to the i-th rank of the process set."""
+    """An alltoall that sends ``sent[i]`` rows of one array to the i-th rank of the process set."""
 
     sent: Shape | None = None
-    """None: as many to each."""
+    """Number of rows for each rank; None: the same number for each."""
     received: Shape | None = None
-    """Rows that come from each rank, as far as that is known beforehand."""
+    """Number of rows from each rank; None if unknown."""
 
     kind: ClassVar[str] = "alltoall"
     has_rows: ClassVar[bool] = True
@@ -70,5 +70,5 @@ class Alltoall(Collective):
         (cotangent,) = cotangents
         shape = (cotangent.shape[0],)
         sent = self.splits(shape)
-        back = replace(self, **self.turned_names(), sent=self.rows(0, shape), received=sent)
+        back = replace(self, **self.transposed_names(), sent=self.rows(0, shape), received=sent)
         return run(back, cotangents)

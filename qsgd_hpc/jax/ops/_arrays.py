@@ -19,22 +19,22 @@ __all__ = ["ARRAYS", "with_int64"]
 
 Array = NDArray[Any]
 
-_ALIGNMENT = 64  # bytes: JAX takes over memory that is so aligned, and copies other
-_PER_THREAD = 2  # CUDA's and HIP's address of the calling thread's own default stream
+_ALIGNMENT = 64  # bytes: JAX uses memory of this alignment without a copy
+_PER_THREAD = 2  # CUDA's and HIP's handle of the calling thread's default stream
 _INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 _EXPORTED = _INTEGERS | FLOATING | {"bool", "complex64", "complex128"}
-"""Types that every JAX exports by DLPack."""
+"""Types that all supported versions of JAX export by DLPack."""
 
 
 def with_int64() -> AbstractContextManager[Any]:
-    """Return a context in which JAX has 64 bits, whatever the script has chosen."""
+    """Return a context in which JAX has 64-bit types, even if the script has not enabled them."""
     home: Any = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
     context: AbstractContextManager[Any] = home.enable_x64(True)
     return context
 
 
 def _device_of(array: Any) -> int | None:
-    """Return the number of the device whose memory the core reads; None: it must be copied."""
+    """Return the device from which the core can read an array; None: it must be copied."""
     served, sharding = gpu.served(), getattr(array, "sharding", None)
     if served is None or sharding is None or str(array.dtype) not in _EXPORTED:
         return None
@@ -42,7 +42,7 @@ def _device_of(array: Any) -> int | None:
         return None
     (device,) = sharding.device_set
     if device.platform == "cpu":
-        return 0 if served == "cpu" else None  # by the kernels' twin, it is a device
+        return 0 if served == "cpu" else None  # the kernels' twin treats the host as a device
     number = device.local_hardware_id
     if served != "cuda" or number is None or sharding.memory_kind != "device":
         return None
@@ -52,8 +52,8 @@ def _device_of(array: Any) -> int | None:
 class _JaxArrays(Arrays):
     """Adapter of JAX arrays.
 
-    One that is read is the array itself, where the core can read it, else its values in the host's
-    memory. The core writes into new ones, which nobody else knows yet.
+    A readable array is the array itself if the core can read it, else a copy in host memory. The
+    core writes only to new arrays, to which nothing else refers yet.
     """
 
     reduces_complex = True
@@ -62,7 +62,7 @@ class _JaxArrays(Arrays):
         return super().readable(tensor) if _device_of(tensor) is None else tensor
 
     def shares(self, readable: Any, tensor: Any) -> bool:
-        """Return True: JAX relies on the values to stay."""
+        """Return True, so that the core never overwrites an array: JAX's arrays are immutable."""
         return True
 
     def address(self, readable: Any) -> int:
@@ -71,7 +71,7 @@ class _JaxArrays(Arrays):
         return int(readable.unsafe_buffer_pointer())
 
     def device(self, readable: Any) -> tuple[int, int]:
-        """Return the device, and the stream that ``owner`` has made wait for the array."""
+        """Return the device, and the stream on which ``owner`` has waited for the array."""
         if isinstance(readable, np.ndarray):
             return -1, 0
         number = _device_of(readable)
@@ -79,7 +79,7 @@ class _JaxArrays(Arrays):
         return number, 0 if gpu.served() == "cpu" else _PER_THREAD
 
     def owner(self, readable: Any) -> Any:
-        """Return the array, and a reference by DLPack, which lets no program take its memory."""
+        """Return the array and its DLPack capsule, which prevents donation of the memory."""
         if isinstance(readable, np.ndarray):
             return readable
         if gpu.served() != "cpu":
@@ -91,7 +91,7 @@ class _JaxArrays(Arrays):
             return readable.astype(dtype)
 
     def new_like(self, readable: Any) -> Any:
-        """Return memory that JAX has, or can take over."""
+        """Return a JAX array, or host memory that JAX can use without a copy."""
         if not isinstance(readable, np.ndarray):
             return self.copied(readable)
         raw = np.empty(readable.nbytes + _ALIGNMENT, np.uint8)
@@ -104,7 +104,7 @@ class _JaxArrays(Arrays):
     def copied(self, readable: Any) -> Any:
         if isinstance(readable, np.ndarray):
             return super().copied(readable)
-        with with_int64():  # else JAX would make a widened one narrow again
+        with with_int64():  # else JAX would convert a widened array back to 32 bits
             return jnp.array(readable, readable.dtype, copy=True)
 
     def delivered(self, result: Any, like: Any, into: Any = None) -> Any:

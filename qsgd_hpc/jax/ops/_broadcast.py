@@ -20,10 +20,10 @@ __all__ = ["Broadcast"]
 
 @dataclass(frozen=True)
 class Broadcast(Collective):
-    """Broadcasts one rank's arrays to all ranks of a process set."""
+    """A broadcast of one rank's arrays to all ranks of a process set."""
 
     root_rank: int
-    """Counts all ranks of the job."""
+    """A rank of the job."""
 
     kind: ClassVar[str] = "broadcast"
 
@@ -40,14 +40,14 @@ class Broadcast(Collective):
         )
 
     def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
-        """Return the root."""
+        """Return the root rank."""
         return {"root": self.root_rank}
 
     def transposed(self, cotangents: Arrays) -> Arrays:
         """Return the mean of all ranks' cotangents on the root, else 0."""
-        means = run(Allreduce(**self.turned_names(), op=Average), cotangents)
-        # A choice that neither JAX nor XLA looks through: they would leave out, on the other ranks
-        # alone, an unused mean there, or execute several of them in another order.
+        means = run(Allreduce(**self.transposed_names(), op=Average), cotangents)
+        # Hide the condition from JAX and XLA: on ranks other than the root, they would remove the
+        # unused means or reorder them, and the ranks' programs would differ.
         hidden: Any = jax.lax.optimization_barrier
         root = hidden(jnp.asarray(basics.rank() == self.root_rank))
         return [jnp.where(root, mean, jnp.zeros_like(mean)) for mean in means]

@@ -44,7 +44,7 @@ def is_traced(arrays: Arrays) -> bool:
 
 
 def blocks_programs() -> bool:
-    """Return whether a compiled program does nothing else while a collective is carried out."""
+    """Return whether a compiled program does nothing else during a collective."""
     return gpu.served() == "cpu" or (gpu.served() == "cuda" and jax.default_backend() == "gpu")
 
 
@@ -82,17 +82,17 @@ def named(
 class Collective(ABC):
     """One call; its fields are plain values, because they are the key of compiled programs.
 
-    What a rank's result depends on lies on all ranks, so the derivative of a collective is a
-    collective; docs/horovod.md has the formulae of reverse mode. It has a separate name, so the
-    order in which the ranks call it does not matter. It forms no group, because a script may
-    differentiate the results separately.
+    A rank's result depends on all ranks' arrays, so the derivative of a collective is a collective;
+    docs/horovod.md has the formulae of reverse mode. It has a separate name, so the order in which
+    the ranks call it does not matter. It forms no group, because a script may differentiate the
+    results separately.
     """
 
     names: tuple[str, ...]
     """Names of its operations, one per array."""
     process_set: ProcessSet
     group: str | None
-    """The name under which they complete or fail together."""
+    """Name of the group whose operations complete or fail together, or None."""
 
     kind: ClassVar[str]
     """Name of the operation in the core."""
@@ -101,23 +101,23 @@ class Collective(ABC):
 
     @property
     def in_place(self) -> bool:
-        """Whether a compiled program puts results where the arguments were."""
+        """Whether a compiled program writes results to the memory of the arguments."""
         return False
 
     def start(self, arrays: Arrays) -> Handle:
-        """Start it on concrete arrays; the result is the list of new arrays."""
+        """Start the operation on concrete arrays; its result is the list of new arrays."""
         return Handle.together([self.start_one(i, array) for i, array in enumerate(arrays)])
 
     @abstractmethod
     def start_one(self, index: int, array: Any) -> Handle:
-        """Start it on one of its arrays; the result is a new one."""
+        """Start the operation on one of its arrays; its result is a new array."""
 
     def result_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Return the shapes of the results for arrays of these shapes."""
         return list(shapes)
 
     def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
-        """Return the additional fields of this kind for the core."""
+        """Return the fields of the core's operation that are specific to this kind."""
         return {}
 
     @abstractmethod
@@ -129,7 +129,7 @@ class Collective(ABC):
         return run(self.renamed(_TANGENT), tangents)
 
     def is_widened(self, dtype: Any) -> bool:
-        """Return whether elements travel as int64."""
+        """Return whether elements are sent as int64."""
         return False
 
     def rows(self, index: int, shape: Shape) -> Shape:
@@ -149,27 +149,27 @@ class Collective(ABC):
         return ops.Group(self.group, len(self.names)) if self.group else None
 
     def renamed(self: Self, suffix: str) -> Self:
-        """Return this call under other names."""
+        """Return this call with other names."""
         return replace(self, names=tuple(name + suffix for name in self.names))
 
-    def turned_names(self) -> dict[str, Any]:
-        """Return the names for the transposed call."""
+    def transposed_names(self) -> dict[str, Any]:
+        """Return the names, process set and group of the transposed call."""
 
-        def turn(name: str) -> str:
+        def transposed(name: str) -> str:
             return name.removesuffix(_TANGENT) + ".gradient"
 
         return {
-            "names": tuple(map(turn, self.names)),
+            "names": tuple(map(transposed, self.names)),
             "process_set": self.process_set,
             "group": None,
         }
 
     def picked(self: Self, indices: Sequence[int]) -> Self:
-        """Return this call for some of its arrays, each separately."""
+        """Return this call for some of its arrays, without a group."""
         return replace(self, names=tuple(self.names[i] for i in indices), group=None)
 
     def encoded(self, avals: Sequence[Any]) -> str:
-        """Return the call in the form for compiled programs; see csrc/jax."""
+        """Return the call, serialised as hexadecimal text for compiled programs; see csrc/jax."""
         content = struct.pack("=iiI", basics.rank(), basics.size(), len(avals))
         process_set = require_member(self.process_set)
         for index, (name, aval) in enumerate(zip(self.names, avals, strict=True)):
@@ -218,12 +218,12 @@ def _abstract(*avals: Any, call: Collective) -> list[Any]:
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Collective) -> Any:
     outputs = run(call, primals)
-    moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+    nonzero = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
     changes = [_no_change(output) for output in outputs]
-    if moving:
-        inputs, results = [primals[i] for i in moving], [outputs[i] for i in moving]
-        made = call.picked(moving).derivative(inputs, results, [tangents[i] for i in moving])
-        for i, change in zip(moving, made, strict=True):
+    if nonzero:
+        inputs, results = [primals[i] for i in nonzero], [outputs[i] for i in nonzero]
+        made = call.picked(nonzero).derivative(inputs, results, [tangents[i] for i in nonzero])
+        for i, change in zip(nonzero, made, strict=True):
             changes[i] = change
     return outputs, changes
 
@@ -252,13 +252,13 @@ def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Collective) -> A
 def _lower(context: Any, *operands: Any, call: Collective, target: str = _TARGET) -> Any:
     _refuse_several_devices(context, call)
     aliases = {i: i for i in range(len(operands))} if call.in_place else None
-    # XLA would otherwise take two calls with the same operands for one.
+    # Without a side effect, XLA would merge two calls with the same operands.
     rule = jax.ffi.ffi_lowering(target, operand_output_aliases=aliases, has_side_effect=True)
     return rule(context, *operands, call=call.encoded(context.avals_in))
 
 
 def _lower_on_device(context: Any, *operands: Any, call: Collective) -> Any:
-    """Lower for buffers in a device's memory, where the core does not widen integers."""
+    """Lower for buffers in device memory; JAX widens integers, as the core does not do it there."""
     if not any(call.is_widened(aval.dtype) for aval in context.avals_in):
         return _lower(context, *operands, call=call, target=_ON_DEVICE)
     with with_int64():
@@ -271,7 +271,7 @@ def _widened(*arrays: Any, call: Collective) -> list[Any]:
 
 
 def _lower_on_cpu(context: Any, *operands: Any, call: Collective) -> Any:
-    # By the kernels' twin, the host's memory is a device's.
+    # The kernels' twin treats host memory as device memory.
     lower = _lower_on_device if gpu.served() == "cpu" else _lower
     return lower(context, *operands, call=call)
 

@@ -102,7 +102,7 @@ def allgather(
             one row each.
         name: pairs the calls of the ranks; default: by order.
         process_set: the participating ranks; default: all.
-        rows: inside ``jit`` and ``grad``, where shapes must be known: the first dimension on every
+        rows: inside ``jit`` and ``grad``, where shapes must be known: the number of rows of every
             rank, if it differs between ranks.
     Raises:
         HorovodInternalError: the ranks' arrays do not match, or a rank died.
@@ -180,10 +180,10 @@ def alltoall(
         splits: integers whose sum is the number of rows; default: equal numbers.
         name: pairs the calls of the ranks; default: by order.
         process_set: the participating ranks; default: all.
-        received_splits: inside ``jit`` and ``grad``, where shapes must be known, and with
-            splits: the rows that come from each rank.
+        received_splits: number of rows from each rank; needed with ``splits`` inside ``jit`` and
+            ``grad``, where shapes must be known.
     Returns:
-        The new array; with ``splits`` a pair of it and the rows from each rank (int32).
+        The new array; with ``splits``, a pair of it and the number of rows from each rank (int32).
     Raises:
         UsageError: the sum of splits is not the number of rows.
         HorovodInternalError: the ranks' arrays do not match, or a rank died.

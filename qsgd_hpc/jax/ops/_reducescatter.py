@@ -22,13 +22,13 @@ __all__ = ["Reducescatter"]
 
 @dataclass(frozen=True)
 class Reducescatter(Collective):
-    """Reduces arrays and leaves each rank its part of the rows."""
+    """A reduction of arrays of which each rank gets its part of the rows."""
 
     op: Op
     prescale: float = 1.0
     postscale: float = 1.0
-    whole: tuple[int, ...] = ()
-    """Rows of each array before it is shared out."""
+    total_rows: tuple[int, ...] = ()
+    """Number of rows of each array before it is scattered."""
 
     kind: ClassVar[str] = "reducescatter"
     has_rows: ClassVar[bool] = True
@@ -44,7 +44,7 @@ class Reducescatter(Collective):
         return [(self._shares(shape[0])[mine], *shape[1:]) for shape in shapes]
 
     def start_one(self, index: int, array: Any) -> Handle:
-        """Start reducing."""
+        """Start reducing one array."""
         reduction = Reduction(self.op, self.prescale, self.postscale, self.process_set)
         return start_reducescatter(ARRAYS, array, reduction, self.names[index], self.core_group())
 
@@ -59,7 +59,8 @@ class Reducescatter(Collective):
 
     def picked(self, indices: Sequence[int]) -> Reducescatter:
         """Return this call for some of its arrays."""
-        return replace(super().picked(indices), whole=tuple(self.whole[i] for i in indices))
+        rows = tuple(self.total_rows[i] for i in indices)
+        return replace(super().picked(indices), total_rows=rows)
 
     def derivative(self, inputs: Arrays, outputs: Arrays, tangents: Arrays) -> Arrays:
         """Reduce the tangents like the arrays; for nonlinear operations, their shares."""
@@ -71,17 +72,17 @@ class Reducescatter(Collective):
         return [
             summed_shares(change, self._shares(rows), name, self.process_set)
             for change, rows, name in zip(
-                changes, self.whole, self.renamed(".tangent").names, strict=True
+                changes, self.total_rows, self.renamed(".tangent").names, strict=True
             )
         ]
 
     def _gather(self, named: Collective) -> Allgather:
-        rows = tuple(map(self._shares, self.whole))
+        rows = tuple(map(self._shares, self.total_rows))
         return Allgather(named.names, named.process_set, None, known_rows=rows)
 
     def transposed(self, cotangents: Arrays) -> Arrays:
         """Return all ranks' shares of the cotangent, times the factors of the reduction."""
-        totals = run(self._gather(replace(self, **self.turned_names())), cotangents)
+        totals = run(self._gather(replace(self, **self.transposed_names())), cotangents)
         factor = self.prescale * self.postscale
         if self.op is Sum:
             factor *= len(ops.ranks_of(self.process_set))

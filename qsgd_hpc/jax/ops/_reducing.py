@@ -57,7 +57,7 @@ def _fields(
 def _allreduce(
     reduction: Reduction, arrays: Arrays, name: str | None, *, grouped: bool
 ) -> Allreduce:
-    coding_for(reduction)  # complains of what cannot be coded
+    coding_for(reduction)  # raises if it cannot be coded
     compression = reduction.compression
     return Allreduce(
         **_fields("allreduce", reduction, arrays, name, grouped),
@@ -70,9 +70,9 @@ def _reducescatter(
     reduction: Reduction, arrays: Arrays, name: str | None, *, grouped: bool
 ) -> Reducescatter:
     require_values(reduction)
-    whole = tuple(as_rows(array, "reducescatter", "arrays").shape[0] for array in arrays)
+    rows = tuple(as_rows(array, "reducescatter", "arrays").shape[0] for array in arrays)
     fields = _fields("reducescatter", reduction, arrays, name, grouped)
-    return Reducescatter(**fields, whole=whole)
+    return Reducescatter(**fields, total_rows=rows)
 
 
 def _compressed(
@@ -89,13 +89,14 @@ def _compressed(
         contexts = [context for _, context in pairs]
         return [k.decompress(r, c) for k, r, c in zip(kinds, reduced, contexts, strict=True)]
 
-    return [travelling for travelling, _ in pairs], restored
+    return [to_send for to_send, _ in pairs], restored
 
 
-def _factors_apart(reduction: Reduction, arrays: Arrays) -> tuple[Reduction, Arrays, float]:
-    """Return a reduction, arrays and the factor of its results.
+def _separate_factors(reduction: Reduction, arrays: Arrays) -> tuple[Reduction, Arrays, float]:
+    """Return a reduction, the arrays to reduce and the factor of its results.
 
-    If the derivative depends on the values, JAX scales them.
+    If the derivative depends on the values, JAX multiplies by the factors, so that it
+    differentiates them, too; otherwise the core does.
     """
     factors = reduction.prescale, reduction.postscale
     if factors == (1.0, 1.0) or reduction.op not in CURVED or not is_traced(arrays):
@@ -111,8 +112,8 @@ def _times(arrays: Arrays, factor: float) -> list[Any]:
 def _now(
     make: Make, reduction: Reduction, name: str | None, tensors: Arrays, *, grouped: bool = False
 ) -> list[Any]:
-    travelling, restored = _compressed(reduction, tensors)
-    plain, scaled, factor = _factors_apart(reduction, travelling)
+    to_send, restored = _compressed(reduction, tensors)
+    plain, scaled, factor = _separate_factors(reduction, to_send)
     made = restored(run(make(plain, scaled, name, grouped=grouped), scaled))
     return made if factor == 1 else _times(made, factor)
 
@@ -121,9 +122,9 @@ def _later(
     make: Make, reduction: Reduction, name: str | None, tensors: Arrays, function: str
 ) -> Handle:
     refuse_traced(tensors, function)
-    travelling, restored = _compressed(reduction, tensors)
-    call = make(reduction, travelling, name, grouped=function.startswith("grouped"))
-    return call.start(travelling).then(restored)
+    to_send, restored = _compressed(reduction, tensors)
+    call = make(reduction, to_send, name, grouped=function.startswith("grouped"))
+    return call.start(to_send).then(restored)
 
 
 _first: Callable[[list[jax.Array]], jax.Array] = itemgetter(0)
@@ -147,7 +148,7 @@ def allreduce(
     Args:
         tensor: any numeric dtype.
         average: deprecated: ``op=hvd.Average`` (True) or ``op=hvd.Sum`` (False).
-        name: pairs the calls of the ranks; default: by order, inside ``jit`` that of
+        name: pairs the calls of the ranks; default: by order, inside ``jit`` by the order of
             tracing.
         compression: one of ``hvd.Compression``.
         op: Average (default), Sum, Min, Max, Product or Adasum. Integers average towards zero.
