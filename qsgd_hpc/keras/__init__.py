@@ -1,7 +1,7 @@
 """The Horovod API for Keras 3: ``import qsgd_hpc.keras as hvd``.
 
 For both ``keras`` and ``tensorflow.keras``, on the backends TensorFlow, PyTorch and JAX. A script
-changes this import, and gives ``model.compile`` a ``hvd.DistributedOptimizer``.
+changes this import, and passes a ``hvd.DistributedOptimizer`` to ``model.compile``.
 """
 
 from qsgd_hpc.frameworks import common

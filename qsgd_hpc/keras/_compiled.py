@@ -1,4 +1,4 @@
-"""Changes of distributed optimizers to Keras's own classes, once per process."""
+"""Patches to Keras's classes for distributed optimizers, applied once per process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MARK = "_qsgd_hpc"
 
 
 def make_loss_scalers_agree() -> None:
-    """Have a loss scaler skip a step where any rank's gradients overflow; harmless when done.
+    """Make loss scalers skip a step if any rank's gradients overflow; idempotent.
 
-    ``compile`` creates the scaler of a ``mixed_float16`` model, so its class is changed.
+    ``compile`` creates the scaler of a ``mixed_float16`` model, so its class is patched.
     """
     kind = keras.optimizers.LossScaleOptimizer
     if hasattr(kind.check_finite, _MARK):
@@ -40,7 +40,7 @@ def make_loss_scalers_agree() -> None:
 
 
 def leave_steps_out_of_xla() -> None:
-    """Have Keras leave a distributed step out of XLA, where TensorFlow cannot call out of it.
+    """Prevent Keras from compiling distributed steps with XLA, which cannot call the engine.
 
     Keras compiles a model's steps on GPUs automatically, so this cannot be left to the user.
     """
@@ -61,14 +61,14 @@ def leave_steps_out_of_xla() -> None:
 
 
 def keep_copies_distributed(copied: Callable[[Any], tuple[Any, Any] | None]) -> None:
-    """Have pickles and deep copies of models and optimizers hold the synchronisation.
+    """Make pickles and deep copies of models and optimizers contain the synchronisation.
 
-    Keras makes them from what it saves in a file, which is the optimizer alone: a model from
+    Keras copies only what it saves in a file, which lacks the synchronisation: a model from
     ``broadcast_object`` would then train separately on some ranks while the root waits for them.
 
     Args:
-        copied: returns, for an object, a function and its second argument: what the function makes
-            of Keras's copy takes its place. None leaves it at that.
+        copied: returns, for an object, a function and its second argument: the function converts
+            Keras's copy to the final copy. None: Keras's copy is used.
     """
     kind = next(each for each in keras.Model.__mro__ if "__reduce__" in vars(each))
     if hasattr(kind.__reduce__, _MARK):
@@ -79,13 +79,13 @@ def keep_copies_distributed(copied: Callable[[Any], tuple[Any, Any] | None]) -> 
     def __reduce__(saveable: Any) -> Any:
         found = copied(saveable)
         _, arguments = own(saveable)
-        # Not of the object's class, which a distributed optimizer has for itself.
+        # Not a method of the object's class, which pickle cannot find for a distributed optimizer.
         plain = (kind._unpickle_model, arguments)
-        return plain if found is None else (_remade, (*plain, *found))
+        return plain if found is None else (_load_and_convert, (*plain, *found))
 
     setattr(__reduce__, _MARK, True)
     kind.__reduce__ = __reduce__  # type: ignore[method-assign]
 
 
-def _remade(load: Any, arguments: Any, function: Any, options: Any) -> Any:
+def _load_and_convert(load: Any, arguments: Any, function: Any, options: Any) -> Any:
     return function(load(*arguments), options)

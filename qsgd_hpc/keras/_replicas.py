@@ -1,4 +1,4 @@
-"""Make the ranks' variables equal, and compare them."""
+"""Broadcast variables to all ranks, and check that they are equal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def name_of(variable: Any) -> str:
 
 
 def is_shared(variable: Any) -> bool:
-    """Return whether a variable should be equal on all ranks: all but random generators' state."""
+    """Return whether a variable must be equal on all ranks: not the states of random generators."""
     return not name_of(variable).endswith("seed_generator_state")
 
 

@@ -1,4 +1,4 @@
-"""The additional work of a distributed optimizer, for every backend of Keras."""
+"""Methods added to a distributed optimizer, for all backends of Keras."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from qsgd_hpc.keras._replicas import broadcast_values, name_of, require_equal
 if TYPE_CHECKING:
     from keras.optimizers import Optimizer
 else:
-    Optimizer = object  # each optimizer's own class comes behind these
+    Optimizer = object  # at run time, each optimizer's own class is the next base class
 
 __all__ = ["Synchronization", "Synchronized", "SynchronizedFirst", "SynchronizedInStep"]
 
 
 class Synchronization:
-    """Keeps the replicas of one optimizer's variables equal.
+    """The synchronisation of one optimizer's variables over the ranks.
 
     Args:
         reduction: the reduction of the gradients.
@@ -45,20 +45,20 @@ class Synchronization:
         self.variables: Sequence[Any] = ()
         """The variables of the next gradients."""
         self.begun = False
-        """Whether the ranks have been given equal values."""
+        """Whether the ranks have equal values."""
         self.steps = 0
-        """Number of reductions; in a compiled step: number of compilations."""
+        """Number of reductions; with compiled steps, the number of compilations."""
         self._groups = groups
         self._reducer = BACKEND.reducer(reduction, groups)
         self._local = set(local)
         self._local_factor = local_factor
         self._factor = factor
 
-    def again(self) -> tuple[Any, ...]:
-        """Return what :meth:`restored` makes another one of, in this process or another.
+    def copy_arguments(self) -> tuple[Any, ...]:
+        """Return picklable arguments of :meth:`restored` that create a copy of this object.
 
         Raises:
-            UsageError: it refers to variables, which differ in a copy.
+            UsageError: this object refers to variables, which differ in a copy.
         """
         if not isinstance(self._groups, int):
             raise UsageError(
@@ -71,13 +71,13 @@ class Synchronization:
 
     @classmethod
     def restored(cls, begun: bool, *options: Any) -> Synchronization:
-        """Return a copy; all ranks that share it are in the same state."""
+        """Return a copy from :meth:`copy_arguments`."""
         made = cls(*options)
         made.begun = begun
         return made
 
     def add_local(self, variable: Any) -> None:
-        """Leave the gradients of a variable on this rank."""
+        """Exclude a variable's gradients from the reduction."""
         self._local.add(name_of(variable))
 
     def shared(self, variables: Iterable[Any]) -> list[Any]:
@@ -95,20 +95,20 @@ class Synchronization:
             return
         self.begun = True
         process_set = self.reduction.process_set
-        # A model that is not built before fit has no values yet; some ranks may have loaded theirs.
+        # A model that is not built before fit has no values yet, but some ranks may have loaded it.
         if all(arrays.allgather_object(BACKEND.have_values(variables), process_set=process_set)):
             root = (process_set.ranks or [0])[0]
             own = state if BACKEND.have_values(state) and not self._local else ()
             broadcast_values([*self.shared(variables), *own], root, process_set)
 
     def complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients, including those that this rank lacks and another may have."""
+        """Return the gradients, with zeros for those that only this rank lacks."""
         if self.reduction.alone:
             return list(gradients)
         return BACKEND.complete(gradients, variables)
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients over all ranks."""
+        """Return the gradients, reduced over the ranks and scaled."""
         self.steps += 1
         if self.reduction.alone:
             if marks_steps():
@@ -127,7 +127,7 @@ class Synchronization:
         """After training: check that the replicas are equal; collective.
 
         Raises:
-            UsageError: they are not, or no gradient was reduced here.
+            UsageError: they are not equal, or no gradient was reduced.
         """
         if self.reduction.alone or not variables:
             return
@@ -145,7 +145,7 @@ def _times(gradient: Any, factor: float) -> Any:
 
 
 def _is_cleaning_up() -> bool:
-    """Return whether ``fit`` ends its work because of an exception, as it does on JAX."""
+    """Return whether ``fit`` calls this because of an exception, as it does on JAX."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_name == "finalize_variable_values":
         frame = frame.f_back
@@ -155,12 +155,12 @@ def _is_cleaning_up() -> bool:
 
 
 class Synchronized(Optimizer):
-    """Base class that precedes an optimizer's class."""
+    """Base class placed before the optimizer's class."""
 
     _synchronization: Synchronization
 
     def register_local_var(self, variable: Any) -> None:
-        """Leave the gradients of a variable on this rank; call it before the first step."""
+        """Do not reduce a variable's gradients; call this before the first step."""
         self._synchronization.add_local(variable)
 
     def _begin(self: Any, trainable_variables: Any) -> list[Any]:
@@ -177,7 +177,7 @@ class Synchronized(Optimizer):
 
 
 class SynchronizedFirst(Synchronized):
-    """For an optimizer with its own ``apply``, which gets reduced gradients."""
+    """Base class for optimizers with their own ``apply``, to which reduced gradients are passed."""
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Reduce the gradients over the ranks, then execute the optimizer's own step."""
@@ -187,19 +187,19 @@ class SynchronizedFirst(Synchronized):
 
 
 class SynchronizedInStep(Synchronized):
-    """For other optimizers: gradients are reduced after accumulation and before clipping."""
+    """Base class for other optimizers: reduces gradients after accumulation, before clipping."""
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Reduce the gradients over the ranks within the optimizer's own step."""
         variables = self._begin(trainable_variables)
         steps = self._synchronization.steps
         super().apply(self._synchronization.complete(grads, variables), trainable_variables)
-        # Outside of a compiled step, one of several passes reduces nothing.
+        # With accumulation, not every pass reduces gradients, so only single passes are checked.
         every_pass = not self.gradient_accumulation_steps
         if every_pass and len(grads) and self._synchronization.steps == steps:
             raise UsageError(
-                f"{type(self).__name__}.apply has changed variables by gradients of this rank "
-                "alone: its class, or this version of Keras, clips gradients in an unsupported "
+                f"{type(self).__name__}.apply has changed variables with gradients of this rank "
+                "only: its class, or this version of Keras, clips gradients in an unsupported "
                 "way. Reduce the gradients in train_step, and pass the optimizer itself to "
                 "compile"
             )

@@ -83,10 +83,10 @@ def reducescatter(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Return, in a graph of TF1, an operation that replaces all its variables by root_rank's.
+    """Return an operation that replaces all variables of a TF1 graph by root_rank's.
 
     Raises:
-        UsageError: otherwise, because there is no collection of all variables.
+        UsageError: not in a TF1 graph, so there is no collection of all variables.
     """
     if keras.backend.backend() != "tensorflow":
         raise UsageError(

@@ -58,7 +58,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._local.add(name_of(variable))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Broadcast at once, if every rank's model is built."""
+        """Broadcast, if every rank's model is built."""
         if self._done or not self._process_set.included():
             return
         model = self.model
@@ -158,10 +158,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         end_epoch: the first epoch after the range; None: no end.
         staircase: whether the rate changes at the beginning of an epoch only, and the function
             gets integers; a constant multiplier does not change within an epoch.
-        momentum_correction: whether the momentum of SGD and RMSprop follows the rate
-            immediately, as Goyal et al. (2017, section 3) advise; it holds old steps, in units of
-            the old rate.
-        steps_per_epoch: number of batches per epoch, if ``fit`` does not know it.
+        momentum_correction: whether to rescale the momentum of SGD and RMSprop, which contains
+            steps with the old rate, when the rate changes (Goyal et al., 2017, section 3).
+        steps_per_epoch: number of batches per epoch, if ``fit`` cannot determine it.
     """
 
     def __init__(
@@ -177,8 +176,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         super().__init__()
         constant = None if callable(multiplier) else float(multiplier)
         function = multiplier if callable(multiplier) else lambda _: constant
-        whole = staircase or constant is not None
-        self._schedule = Schedule(initial_lr, function, start_epoch, end_epoch, whole)  # type: ignore[arg-type]
+        per_epoch = staircase or constant is not None
+        self._schedule = Schedule(initial_lr, function, start_epoch, end_epoch, per_epoch)  # type: ignore[arg-type]
         self._momentum_correction = momentum_correction
         self._steps_per_epoch = steps_per_epoch
         self._epoch = 0
@@ -209,7 +208,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         initial_lr: the rate to reach: one rank's rate times the number of ranks.
         warmup_epochs: number of epochs after which it is reached.
         momentum_correction: see :class:`LearningRateScheduleCallback`.
-        steps_per_epoch: number of batches per epoch, if ``fit`` does not know it.
+        steps_per_epoch: number of batches per epoch, if ``fit`` cannot determine it.
         verbose: 1 to log on rank 0 when it is reached.
     """
 
@@ -287,8 +286,8 @@ def _set_rate(optimizer: Any, rate: float, momentum_correction: bool) -> None:
     before = _rate(optimizer)
     optimizer.learning_rate = rate
     if momentum_correction and before and rate != before:
-        # The same as multiplying the momentum's factor by this for one step, but it reaches steps
-        # that are compiled, in which the factor is a constant.
+        # Equivalent to multiplying the momentum coefficient by this ratio for one step, but also
+        # works in compiled steps, in which the coefficient is a constant.
         for velocity in _velocities(getattr(optimizer, "inner_optimizer", optimizer)):
             velocity.assign(velocity * (rate / before))
 
@@ -310,7 +309,7 @@ class StopBeforeWalltimeCallback(keras.callbacks.Callback):
     ``qsgd_hpc.exit_for_resubmit()``.
 
     Args:
-        every: batches between two checks, each of which is one small allreduce.
+        every: number of batches between two checks, each of which is one small allreduce.
     """
 
     def __init__(self, every: int = 1) -> None:

@@ -114,7 +114,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self._uncommitted = 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commit, if it is time."""
+        """Commit after every ``batches_per_commit`` batches."""
         self._uncommitted += 1
         if self._uncommitted >= self.batches_per_commit:
             self._commit()
@@ -145,7 +145,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self.state.batch = self._before + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Reset."""
+        """Reset the count."""
         self.state.batch = self._before = 0
 
 

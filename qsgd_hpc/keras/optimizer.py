@@ -55,8 +55,8 @@ def DistributedOptimizer(
     another one.
 
     Args:
-        optimizer: any Keras optimizer, a custom one, or a name.
-        name: accepted for compatibility; the optimizer keeps its own.
+        optimizer: any optimizer of Keras, a custom one, or a name.
+        name: accepted for compatibility; the optimizer keeps its name.
         device_dense: accepted for compatibility.
         device_sparse: accepted for compatibility.
         compression: one of ``hvd.Compression``; None uses ``QSGD_BITS`` or ``QSGD_SCHEME``, else
@@ -91,7 +91,7 @@ def DistributedOptimizer(
         raise UsageError("this optimizer is already a DistributedOptimizer; wrap it once")
     passes = checked_passes(backward_passes_per_step)
     _accumulate(getattr(optimizer, "inner_optimizer", optimizer), passes)
-    # Keras divides what it has added up by the number of passes.
+    # Keras divides the accumulated sum by the number of passes.
     factor = 1.0 if average_aggregated_gradients else float(passes)
     ranks = 1 if reduction.alone else process_set.size() or 1
     local_factor = factor / (ranks if scale_local_gradients else 1)
@@ -115,7 +115,7 @@ def PartialDistributedOptimizer(
     local_layers: Any = (),
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return a :func:`DistributedOptimizer` that leaves some layers' gradients on each rank.
+    """Return a :func:`DistributedOptimizer` that does not reduce some layers' gradients.
 
     Args:
         local_layers: one or several built layers, whose variables differ from rank to
@@ -161,11 +161,11 @@ def _variables_of(layers: Any) -> list[Any]:
 
 
 def _synchronized(optimizer: Any, synchronization: Synchronization) -> Any:
-    """Return an optimizer of this one's class, with its state, whose steps are synchronised."""
+    """Return an optimizer of the same class and state whose steps are synchronised."""
     leave_steps_out_of_xla()
     make_loss_scalers_agree()
     keep_copies_distributed(_copied)
-    # A loss scaler looks at gradients before it gives them to the optimizer within.
+    # A loss scaler checks gradients before it passes them to its inner optimizer, which is wrapped.
     scaler = optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
     wrapped = _wrapped(optimizer if scaler is None else scaler.inner_optimizer)
     wrapped.__dict__["_synchronization"] = synchronization
@@ -176,24 +176,25 @@ def _synchronized(optimizer: Any, synchronization: Synchronization) -> Any:
 
 
 def _copied(saveable: Any) -> tuple[Any, Any] | None:
-    """Return a function that makes Keras's copy of a distributed model or optimizer distributed."""
+    """Return a function that makes Keras's copy of a model or optimizer distributed, or None."""
     optimizer = getattr(saveable, "optimizer", saveable)
     synchronization = synchronization_of(optimizer)
     if synchronization is None:
         return None
     if isinstance(saveable, keras.Model):
-        # Operations are named while a step is traced, which is done twice where it creates
-        # variables. Copies have theirs, so this one is traced again and creates none either.
+        # Operations get their names when a step is traced, which happens twice if tracing creates
+        # variables. A copy already has its variables; build and retrace the original, so that its
+        # operations get the same names as the copy's.
         if saveable.built and not optimizer.built:
             optimizer.build(saveable.trainable_variables)
         saveable.train_function = None
     paths = [v.path for v in _all_variables(saveable)]
-    return _redistributed, (paths, synchronization.again())
+    return _redistributed, (paths, synchronization.copy_arguments())
 
 
 def _redistributed(copy: Any, options: tuple[Any, ...]) -> Any:
     paths, rest = options
-    # Keras may name a copy's variables otherwise, and ranks find each other by these names.
+    # Keras may give a copy's variables other names, but ranks match operations by these names.
     for variable, path in zip(_all_variables(copy), paths, strict=False):
         variable._path = path
     synchronization = Synchronization.restored(*rest)
@@ -223,11 +224,11 @@ def _accumulate(optimizer: Any, passes: int) -> None:
 
 
 def _wrapped(optimizer: Any) -> Any:
-    """Return a view of the optimizer whose steps are synchronised; both have one state."""
+    """Return an object that shares the optimizer's state and whose steps are synchronised."""
     kind = type(optimizer)
     plain = kind.apply is keras.optimizers.Optimizer.apply
     ours = SynchronizedInStep if plain else SynchronizedFirst
-    # Keras writes into a file what __class__ says: the optimizer itself, which any process has.
+    # Keras saves the name of __class__: use the optimizer's own class, which any process can load.
     attributes = {"__class__": property(lambda _: kind), "__module__": kind.__module__}
     wrapped: Any = type(kind.__name__, (ours, kind), attributes)
     distributed = wrapped.__new__(wrapped)

@@ -1,4 +1,4 @@
-"""Load a saved model to train it further on all ranks."""
+"""Load a saved model and continue to train it on all ranks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def load_model(
     """Return a saved model whose optimizer, if it has one, is distributed.
 
     Args:
-        filepath: what ``model.save`` has written, with a distributed optimizer or without.
-        custom_optimizers: classes of optimizers that Keras does not ship.
-        custom_objects: other classes and functions of yours, by name.
+        filepath: a file of ``model.save``, with a distributed optimizer or without.
+        custom_optimizers: classes of optimizers that are not part of Keras.
+        custom_objects: other custom classes and functions, by name.
         compression: one of ``hvd.Compression``; see :func:`DistributedOptimizer`.
-        options: what :func:`DistributedOptimizer` was given besides; a file holds none of it.
+        options: other arguments of :func:`DistributedOptimizer`, which a file does not contain.
     """
     named = {kind.__name__: kind for kind in custom_optimizers or ()}
     model = keras.saving.load_model(filepath, custom_objects={**named, **(custom_objects or {})})
@@ -39,10 +39,10 @@ def load_model(
 
 
 def _complete(optimizer: Any, variables: list[Any], filepath: str | PathLike[str]) -> None:
-    """Give an optimizer from an HDF5 file the state that Keras 3 leaves out.
+    """Restore the state of an optimizer from an HDF5 file, which Keras 3 omits.
 
-    Keras builds it for the variables that the model holds itself, not for those of its layers: it
-    then has no momenta, and cannot train.
+    Keras builds the optimizer only for variables that the model owns directly, not for its layers'
+    variables: it then has no momenta, and cannot train.
     """
     scaler = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if scaler or not optimizer.built or optimizer._trainable_variables or not variables:

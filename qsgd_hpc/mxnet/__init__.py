@@ -6,7 +6,7 @@ last release, and numpy 1.23.5, the last that MXNet can be imported with (docs/m
 
 try:
     import mxnet  # noqa: F401
-except (ImportError, AttributeError) as error:  # the latter: a numpy without np.bool
+except (ImportError, AttributeError) as error:  # AttributeError: a numpy without np.bool
     raise ImportError(
         f"qsgd_hpc.mxnet cannot import MXNet ({error}). It needs mxnet 1.9.1 and numpy 1.23.5 "
         "on Python 3.10 or 3.11: pip install 'qsgd-hpc[mxnet]' in a separate environment"

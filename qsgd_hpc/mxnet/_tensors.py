@@ -1,4 +1,4 @@
-"""The way of an MXNet array to the core and back: DLPack, through numpy."""
+"""Conversion of MXNet arrays to the core's memory and back, by DLPack and numpy."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["as_tensor", "on_host", "view_of"]
 
 
 class _Producer:
-    """MXNet 1.9 hands out capsules, but lacks the two methods by which numpy asks for them."""
+    """The two methods of the DLPack protocol, which MXNet 1.9 lacks although it has capsules."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
 
     def __dlpack__(self, **_: Any) -> Any:
-        # Returns when no pending operation of MXNet reads or writes the array.
+        # Blocks until no pending operation of MXNet reads or writes the array.
         return self._tensor.to_dlpack_for_write()
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -28,28 +28,28 @@ class _Producer:
 
 
 class _Memory:
-    """Memory that numpy may write to: in 1.23 all that comes through DLPack is read-only."""
+    """Writable memory for numpy, because numpy 1.23 makes all DLPack arrays read-only."""
 
     def __init__(self, view: NDArray[Any]) -> None:
         self.__array_interface__ = {
             **view.__array_interface__,
             "data": (view.ctypes.data, False),
         }
-        self._view = view  # keeps the memory
+        self._view = view  # keeps the memory alive
 
 
 def on_host(tensor: Any) -> Any:
-    """Return the array itself, or a copy of one that lies on a GPU."""
+    """Return the array itself, or a copy on the host if it is on a GPU."""
     return tensor if tensor.ctx.device_type.startswith("cpu") else tensor.as_in_context(mx.cpu())
 
 
 def view_of(tensor: Any) -> NDArray[Any]:
-    """Return numpy's view of an array on the host, when MXNet has done with it.
+    """Wait for pending operations on a host array, and return numpy's view of it.
 
-    Until the caller has done with the view, nothing may be done to the array.
+    The array must not be used while the view is in use.
 
     Raises:
-        UsageError: it is of bool, which MXNet exports as single bits.
+        UsageError: a bool array, which MXNet exports as single bits.
     """
     if tensor.dtype == np.bool_:
         raise UsageError("bool arrays of MXNet cannot be sent; pass tensor.astype('uint8')")
@@ -57,6 +57,6 @@ def view_of(tensor: Any) -> NDArray[Any]:
 
 
 def as_tensor(result: NDArray[Any], like: Any) -> Any:
-    """Return a result as an MXNet array, of the kind and on the device of ``like``."""
+    """Return a result as an MXNet array of the same kind and on the same device as ``like``."""
     module = mx.np if isinstance(like, mx.np.ndarray) else mx.nd
     return module.array(result, dtype=result.dtype, ctx=like.ctx)

@@ -22,13 +22,13 @@ def broadcast_parameters(
 ) -> None:
     """Replace every parameter by root_rank's.
 
-    A parameter whose shape gluon learns from the first batch is broadcast then.
+    A parameter whose shape gluon infers from the first batch is broadcast then.
 
     Args:
-        params: ``net.collect_params()`` of gluon, or names and arrays, as ``get_params()`` of a
-            module returns them.
+        params: ``net.collect_params()`` of gluon, or a dictionary of arrays, as returned by
+            ``get_params()`` of a module.
         root_rank: the rank of the job whose values are copied.
-        prefix: begins the names of the operations, where several models train at once.
+        prefix: prefix of the operations' names, needed if several models train concurrently.
         process_set: the participating ranks; default: all.
     """
     if not isinstance(params, Mapping | mx.gluon.ParameterDict):
@@ -36,7 +36,7 @@ def broadcast_parameters(
             f"broadcast_parameters takes net.collect_params() or a dict of arrays, not a "
             f"{type(params).__name__}"
         )
-    # By number, because gluon's names count the layers that this process has ever made.
+    # By number, because gluon's names contain the number of layers created so far in this process.
     for number, key in enumerate(sorted(params.keys())):
         name = f"{prefix or ''}parameter.{number}"
         if isinstance(params[key], mx.gluon.Parameter):

@@ -1,4 +1,4 @@
-"""Collectives over MXNet arrays, which return when they are done, by no help of MXNet's engine."""
+"""Blocking collectives over MXNet arrays, bypassing MXNet's engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def _made(call: Callable[..., Any], tensor: Any, *arguments: Any, **options: Any) -> Any:
-    """Return what a collective of arrays makes of a tensor."""
+    """Return the result of a collective of :mod:`qsgd_hpc.arrays` on a tensor."""
     return as_tensor(call(view_of(on_host(tensor)), *arguments, **options), tensor)
 
 
@@ -37,7 +37,7 @@ def _all_made(call: Callable[..., Any], tensors: Sequence[Any], **options: Any) 
 
 
 def _replaced(call: Callable[..., Any], tensors: Sequence[Any], **options: Any) -> Sequence[Any]:
-    """Let a collective replace what is in the tensors, and return them."""
+    """Execute a collective that replaces the tensors' values, and return the tensors."""
     hosts = [on_host(tensor) for tensor in tensors]
     call([view_of(host) for host in hosts], **options)
     for host, tensor in zip(hosts, tensors, strict=True):
@@ -60,10 +60,10 @@ def allreduce(
     """Return the average (or ``op``) of every rank's ``tensor``; shapes must be equal.
 
     Args:
-        tensor: unchanged.
+        tensor: any numeric type; unchanged.
         average: deprecated: ``op=hvd.Average`` (True) or ``op=hvd.Sum`` (False).
         name: pairs the calls of the ranks; default: by order.
-        priority: accepted for compatibility; the engine takes what is ready on all ranks.
+        priority: accepted for compatibility; the engine executes whatever is ready on all ranks.
         prescale_factor: multiplies every rank's tensor before the sum.
         postscale_factor: multiplies the result.
         process_set: the participating ranks; default: all.
@@ -142,7 +142,7 @@ def allgather(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return every rank's ``tensor``, one below the other; only numbers of rows may differ."""
+    """Return every rank's ``tensor``, concatenated in rank order; numbers of rows may differ."""
     return _made(arrays.allgather, tensor, name, process_set)
 
 
@@ -189,7 +189,7 @@ def alltoall(
 ) -> Any:
     """Send some rows of ``tensor`` to each rank; return the received rows, in rank order.
 
-    With ``splits``, rows for each rank of the set, also return how many came from each.
+    With ``splits``, the number of rows for each rank, also return the number of rows from each.
     """
     if splits is None:
         return _made(arrays.alltoall, tensor, None, name, process_set)

@@ -21,13 +21,14 @@ __all__ = ["DistributedOptimizer", "DistributedTrainer"]
 
 
 class _Gradients:
-    """Averages gradients over the ranks, in place.
+    """In-place averages of gradients over the ranks.
 
     Args:
-        compression: one of ``hvd.Compression``; None takes what QSGD_BITS asks for.
-        predivide: gradients are divided by it before the sum, and by the rest after it.
-        prefix: begins the names of the operations.
-        process_set: the ranks that take part.
+        compression: one of ``hvd.Compression``; None uses ``QSGD_BITS`` or ``QSGD_SCHEME``, else no
+            compression.
+        predivide: gradients are divided by it before the sum, and by size / predivide after it.
+        prefix: prefix of the operations' names.
+        process_set: the participating ranks.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class _Gradients:
         self._prefix = prefix
 
     def start(self, number: int, parameter: str, tensor: Any, group: ops.Group | None) -> Handle:
-        """Start replacing a gradient by the average; nothing may use it before the wait."""
+        """Start replacing a gradient by the average; do not access it before the handle is done."""
         if tensor.stype != "default":
             raise UsageError(
                 f"the gradient of '{parameter}' is {tensor.stype}; sparse gradients of MXNet are "
@@ -67,17 +68,17 @@ class _Gradients:
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
-    """A gluon trainer whose ``step`` averages the gradients over the ranks first.
+    """A gluon trainer whose ``step`` first averages the gradients over the ranks.
 
     Args:
         params: ``net.collect_params()``.
         optimizer: a name, or an optimizer of MXNet.
-        optimizer_params: for the optimizer; its learning rate is not scaled.
-        compression: ``hvd.Compression.none``, ``fp16``, ``qsgd(bits=4)``...; by default what
-            QSGD_BITS asks for.
-        gradient_predivide_factor: gradients are divided by it before the sum, and by size / it
+        optimizer_params: arguments of the optimizer; its learning rate is not scaled.
+        compression: ``hvd.Compression.none``, ``fp16``, ``qsgd(bits=4)``...; None uses
+            ``QSGD_BITS`` or ``QSGD_SCHEME``, else no compression.
+        gradient_predivide_factor: gradients are divided by it before the sum and by size / factor
             after it.
-        prefix: begins the names of the operations, where several trainers work at once.
+        prefix: prefix of the operations' names, needed if several trainers run concurrently.
         num_groups: number of groups in which gradients are reduced; 0 reduces each separately.
         process_set: the participating ranks; default: all.
     """
@@ -94,7 +95,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         process_set: ProcessSet = global_process_set,
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
-            optimizer = optimizer.wrapped  # else gradients would be averaged twice
+            optimizer = optimizer.wrapped  # otherwise gradients would be averaged twice
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         self._gradients = _Gradients(
             compression, gradient_predivide_factor, prefix or "", process_set
@@ -103,10 +104,11 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
 
     def _allreduce_grads(self) -> None:
         """Average all gradients; gluon calls this in ``step`` and in ``allreduce_grads``."""
-        live = [(i, p) for i, p in enumerate(self._params) if p.grad_req != "null"]
+        trained = [(i, p) for i, p in enumerate(self._params) if p.grad_req != "null"]
         handles = []
         # The last layer's gradients are ready first.
-        for number, members in enumerate(partition(live[::-1], self._num_groups or len(live))):
+        groups = partition(trained[::-1], self._num_groups or len(trained))
+        for number, members in enumerate(groups):
             group = self._gradients.group(number, len(members)) if self._num_groups else None
             for i, parameter in members:
                 gradient = _only_gradient(parameter)
@@ -125,13 +127,13 @@ def _only_gradient(parameter: Any) -> Any:
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
-    """An optimizer whose updates average the gradients over the ranks first; for ``Module``.
+    """An optimizer for ``Module`` whose updates first average the gradients over the ranks.
 
-    It is the given optimizer in all else: attributes are read from it and written to it.
+    Attributes are read from and written to the wrapped optimizer.
 
     Args:
-        optimizer: of MXNet.
-        gradient_predivide_factor: as in :class:`DistributedTrainer`; so are the others.
+        optimizer: an optimizer of MXNet.
+        gradient_predivide_factor: this and the other arguments: see :class:`DistributedTrainer`.
     """
 
     def __init__(
@@ -164,11 +166,11 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         return DistributedOptimizer, (self.wrapped, *self._arguments)
 
     def create_state(self, index: Any, weight: Any) -> Any:
-        """Return the state of a weight."""
+        """Return the wrapped optimizer's state of a weight."""
         return self.wrapped.create_state(index, weight)
 
     def create_state_multi_precision(self, index: Any, weight: Any) -> Any:
-        """Return the state of a weight of 16 bits."""
+        """Return the wrapped optimizer's state of a 16-bit weight."""
         return self.wrapped.create_state_multi_precision(index, weight)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
@@ -177,7 +179,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         self.wrapped.update(index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Average the gradients, then update weights of 16 bits."""
+        """Average the gradients, then update 16-bit weights."""
         self._average(index, grad)
         self.wrapped.update_multi_precision(index, weight, grad, state)
 

@@ -1,4 +1,4 @@
-"""Differences between Keras's backends; the backend is chosen when this package is imported."""
+"""The interface to Keras's backends; the backend is chosen when this package is imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["BACKEND", "Backend", "Reducer"]
 
 
 class Reducer(Protocol):
-    """Reduces the gradients of one optimizer."""
+    """A function that reduces the gradients of one optimizer."""
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return the reduced gradients, in the same order."""
@@ -28,20 +28,20 @@ class Backend(ABC):
 
     Compression: Any
     eager_values = True
-    """Whether variables can be read and set while a step is traced, outside of its graph."""
+    """Whether variables can be read and set during training, outside of a traced step's graph."""
 
     @abstractmethod
     def reducer(self, reduction: GradientReduction, groups: Any) -> Reducer:
-        """Return what reduces the gradients of one optimizer."""
+        """Return a function that reduces the gradients of one optimizer."""
 
     @abstractmethod
     def all_ranks_agree(self, yes: Any, reduction: GradientReduction) -> Any:
         """Return whether a boolean tensor is true on every rank."""
 
     def complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients, with zeros where only this rank may have none.
+        """Return the gradients, with zeros for gradients that only this rank may lack.
 
-        What a traced step lacks, it lacks on every rank.
+        In a traced step, a missing gradient is missing on every rank, and stays None.
         """
         return list(gradients)
 
@@ -50,7 +50,7 @@ class Backend(ABC):
         return gradient * factor
 
     def outside_of_graphs(self) -> AbstractContextManager[Any]:
-        """Return a context in which variables have values even while a step is being traced."""
+        """Return a context in which variables have values, even while a step is being traced."""
         return nullcontext()
 
     def have_values(self, variables: Sequence[Any]) -> bool:

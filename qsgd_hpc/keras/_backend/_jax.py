@@ -19,10 +19,10 @@ __all__ = ["BACKEND"]
 
 class _Jax(Backend):
     Compression = Compression
-    eager_values = False  # Keras takes the values out of its variables while it trains
+    eager_values = False  # during training, Keras keeps the values outside its variables
 
     def reducer(self, reduction: GradientReduction, groups: Any) -> Reducer:
-        """Return what reduces the gradients of one optimizer within a compiled step."""
+        """Return a function that reduces the gradients of one optimizer within a compiled step."""
         named = groups if isinstance(groups, int) else [[v.path for v in group] for group in groups]
 
         def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

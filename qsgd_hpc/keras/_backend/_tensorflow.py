@@ -47,7 +47,7 @@ class _TensorFlow(Backend):
         return scope
 
     def have_values(self, variables: Sequence[Any]) -> bool:
-        """Return whether they have values; one made while a step is traced gets its own later."""
+        """Return whether all are initialised; variables created during tracing are not yet."""
         with tf.init_scope():
             return all(bool(unwrapped(v).is_initialized()) for v in variables)
 

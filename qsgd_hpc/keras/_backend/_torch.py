@@ -25,7 +25,7 @@ class _Torch(Backend):
     Compression = Compression
 
     def reducer(self, reduction: GradientReduction, groups: Any) -> Reducer:
-        """Return what reduces the gradients of one optimizer, in place, after the backward pass."""
+        """Return a function that reduces gradients in place, after the backward pass."""
         prepared: dict[tuple[str, torch.Size, torch.dtype], GradientAllreduce] = {}
         job: Any = lambda: None  # noqa: E731
 
@@ -55,12 +55,12 @@ class _Torch(Backend):
                 raise nonfinite
             return given
 
-        # torch.compile of a step leaves waiting for other ranks to Python.
+        # torch.compile must not trace waiting for other ranks.
         uncompiled: Reducer = torch._dynamo.disable(reduce)  # type: ignore[no-untyped-call]
         return uncompiled
 
     def complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients, with zeros for a branch that this rank has not taken."""
+        """Return the gradients, with zeros for branches of the model that this rank did not use."""
         pairs = zip(gradients, variables, strict=True)
         return [torch.zeros_like(v.value) if g is None else g for g, v in pairs]
 
