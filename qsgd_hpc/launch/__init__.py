@@ -1,4 +1,4 @@
-"""Start ranks with the MPI in use: ``qsgd-hpc run``. Imports no MPI, no framework."""
+"""Start ranks with the MPI in use: ``qsgd-hpc run``. Imports neither MPI nor a framework."""
 
 from qsgd_hpc.launch.command import build_command
 from qsgd_hpc.launch.options import RunOptions

@@ -17,7 +17,9 @@ __all__ = ["table"]
 def table() -> str:
     """Return the table: frameworks, launcher and transport."""
     sections = {
-        "Frameworks with an API here": [(each.title, _there(each.module)) for each in FRAMEWORKS],
+        "Frameworks with an API here": [
+            (each.title, _is_installed(each.module)) for each in FRAMEWORKS
+        ],
         "Ranks are started by": [(f"MPI: {_mpi()}", True), ("Gloo", False)],
         "Messages go through": [
             ("MPI", True),
@@ -34,7 +36,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def _there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -42,7 +44,7 @@ def _there(module: str) -> bool:
 
 
 def _has_nccl() -> bool:
-    # As a rank would: the launcher itself loads no core.
+    # In a separate process, as in a rank: the launcher itself must not load the core.
     question = "from qsgd_hpc.runtime import gpu; raise SystemExit(not gpu.nccl_version())"
     return subprocess.run([sys.executable, "-c", question], capture_output=True).returncode == 0
 

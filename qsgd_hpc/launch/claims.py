@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 __all__ = ["OWN", "Claim", "broken_claim", "claims", "rank_of", "under_pmi2_of_slurm"]
 
-# What `qsgd-hpc run` and the job scripts of `qsgd-hpc submit` set in every rank.
+# The variable that `qsgd-hpc run` and the job scripts of `qsgd-hpc submit` set in every rank.
 OWN = "QSGD_RANKS"
 
 HYDRA = "mpiexec of the MPICH family"
@@ -20,10 +20,9 @@ SRUN = "srun"
 PALS = "mpiexec of PALS"
 PMIX = "a PMIx launcher"
 
-# (launcher, variable, what to add to its number, whether that is all ranks or a part of them). The
-# nearest to the process first: srun also starts the daemons of the other launchers, so what it
-# says stands in their ranks' environments, too.
-_TOLD = (
+# (launcher, variable, number to add to its value, whether the result is exact). Innermost launchers
+# first: srun also starts the daemons of the other launchers, so their ranks inherit its variables.
+_VARIABLES = (
     (OPEN_MPI, "OMPI_COMM_WORLD_SIZE", 0, True),
     ("PMI", "PMI_SIZE", 0, True),
     ("mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", 0, True),
@@ -45,7 +44,7 @@ _RANKS = (
     "JSM_NAMESPACE_RANK",
     "SLURM_PROCID",
 )
-# Numbers from here on mean no step that srun started: the batch script, an interactive shell.
+# Step numbers from this one on are not steps of srun: the batch script, an interactive shell.
 _NO_STEP = 0xFFFFFFF0
 
 
@@ -70,9 +69,9 @@ def claims(environ: Mapping[str, str], *, is_open_mpi: bool = False) -> list[Cla
     """Return the launchers' claims, the innermost first, this package's last.
 
     Args:
-        environ: of the process.
-        is_open_mpi: the family of the process's MPI: of two nested launchers, that of its own MPI
-            is the inner one.
+        environ: the process's environment.
+        is_open_mpi: whether the process's MPI is Open MPI: of two nested launchers, the inner one
+            belongs to this MPI.
     """
     found = list(_claims(environ))
     if not is_open_mpi:
@@ -83,7 +82,7 @@ def claims(environ: Mapping[str, str], *, is_open_mpi: bool = False) -> list[Cla
 
 
 def _claims(environ: Mapping[str, str]) -> Iterator[Claim]:
-    for launcher, name, more, exact in (*_TOLD, ("qsgd-hpc", OWN, 0, True)):
+    for launcher, name, more, exact in (*_VARIABLES, ("qsgd-hpc", OWN, 0, True)):
         number = _number(environ, name)
         if number is None or (launcher == SRUN and not _is_step(environ)):
             continue
@@ -102,7 +101,7 @@ def _is_step(environ: Mapping[str, str]) -> bool:
 
 
 def _pmi_launcher(environ: Mapping[str, str]) -> str:
-    """Return the launcher behind PMI, which many launchers use."""
+    """Return the launcher that has set PMI's variables, which many launchers use."""
     if "MPI_LOCALNRANKS" in environ:
         return HYDRA
     if any(name.startswith("PALS_") for name in environ):
@@ -119,9 +118,9 @@ def under_pmi2_of_slurm(environ: Mapping[str, str]) -> bool:
 def broken_claim(size: int, found: list[Claim]) -> Claim | None:
     """Return the claim of more ranks than MPI sees, if any.
 
-    Claims after the first exact one are of an outer launcher, which started another program:
-    ``mpiexec -n 1`` in a shell that srun started. But this package's own claim is about this
-    job in any case.
+    Claims after the first exact one are an outer launcher's, which started another program: for
+    example, srun started a shell that runs ``mpiexec -n 1``. This package's own claim always
+    applies to this job.
     """
     own = [claim for claim in found if claim.source.startswith(OWN)]
     inner = [claim for claim in found if claim not in own]

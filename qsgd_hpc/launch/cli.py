@@ -18,7 +18,7 @@ from qsgd_hpc.launch import bits as of_bits
 from qsgd_hpc.launch import run as launch
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.grouped_help import GroupedCommand, GroupedOption
-from qsgd_hpc.launch.horovod_options import horovod_options, settle
+from qsgd_hpc.launch.horovod_options import horovod_options, variables_and_remarks
 from qsgd_hpc.launch.options import Host, RunOptions, parse_hostfile, parse_hosts
 
 __all__ = ["run"]
@@ -205,7 +205,7 @@ def run(
             "--host-discovery-script: hosts cannot join or leave a running job in this "
             "version; list them with -H and start a fixed number of ranks with -np"
         )
-    settings, remarks = checked(lambda: settle(horovods, config_file), ({}, []))
+    settings, remarks = checked(lambda: variables_and_remarks(horovods, config_file), ({}, []))
     options = RunOptions(
         ranks=ranks,
         command=command,
@@ -237,7 +237,7 @@ def run(
 
 
 def _checked(faults: list[str], parse: Callable[[], Any], otherwise: Any) -> Any:
-    """Return the result of ``parse``; collect its error, so that all are reported at once."""
+    """Return the result of ``parse``; collect its error, so that all are reported together."""
     try:
         return parse()
     except UsageError as error:

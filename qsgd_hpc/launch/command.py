@@ -1,4 +1,4 @@
-"""Build the command line that starts the ranks: pure, one function per launcher family."""
+"""Command lines that start the ranks: pure functions, one per launcher family."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PASSED_NAMES = re.compile(
     r"|https_proxy|no_proxy)$"
 )
 
-# On the hosts of an emulated network: all that can must talk through the one shaped link.
+# Variables on emulated hosts, which make all libraries use the shaped link.
 _ON_HOSTS = {
     "FI_PROVIDER": "tcp",
     "FI_TCP_IFACE": "eth0",
@@ -37,14 +37,14 @@ _ON_HOSTS = {
     "UCX_NET_DEVICES": "eth0",
     "GLOO_SOCKET_IFNAME": "eth0",
     "NCCL_SOCKET_IFNAME": "eth0",
-    # What was measured between these hosts is not true of the next run's.
+    # Measurements between these hosts do not apply to the next run's hosts.
     "QSGD_PLAN_CACHE": "0",
 }
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts of this machine that matter: the usable cores, and whether we are root."""
+    """The relevant properties of this machine: usable cores, and whether the user is root."""
 
     cores: int
     is_root: bool = False
@@ -81,10 +81,10 @@ def build_command(
     if meeting is not None:
         shared = {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
         env |= {name: value for name, value in shared.items() if name not in {**environ, **env}}
-    # Slurm moves at most 1024 bytes of output in one piece, the others 4096 or more.
+    # Slurm forwards at most 1024 bytes of output in one piece, the others 4096 or more.
     frame_bytes = "1000" if launcher.family is Family.SRUN else "4096"
-    told = meeting.word if meeting else "-"
-    supervisor = (sys.executable, "-I", "-S", str(SUPERVISOR), token, frame_bytes, told)
+    shared_values = meeting.word if meeting else "-"
+    supervisor = (sys.executable, "-I", "-S", str(SUPERVISOR), token, frame_bytes, shared_values)
     arguments = [COLON if argument == ":" else argument for argument in options.command]
     program = [*supervisor, *arguments]
     inherited = {**environ, **env}
@@ -114,18 +114,18 @@ def _environment(
     if launcher.family is Family.HYDRA:
         env["MPIR_CVAR_CH4_NETMOD"] = "ofi"  # faster than ucx over TCP, as measured
         if not options.hosts and not in_batch_job(environ):
-            # Ranks of one machine share memory; an interface that goes away must not end them.
+            # All ranks are on one machine; an interface that goes down must not end them.
             env["FI_TCP_IFACE"] = "lo"
         if options.network_interfaces:
-            env["FI_TCP_IFACE"] = options.network_interfaces[0]  # libfabric takes one
+            env["FI_TCP_IFACE"] = options.network_interfaces[0]  # libfabric accepts only one
     env = {name: value for name, value in env.items() if not environ.get(name)}
     if options.network is not None:
-        env |= _ON_HOSTS  # whatever the shell says: it does not know these hosts
+        env |= _ON_HOSTS  # overrides the shell's values, which are for other hosts
     env |= bits_variables(options.bits, options.weight_bits)
     if options.ranks_per_node is not None and options.network is None:
         env["QSGD_RANKS_PER_NODE"] = str(options.ranks_per_node)
     env |= options.env
-    env["QSGD_RANKS"] = str(options.ranks)  # what init holds against what MPI sees
+    env["QSGD_RANKS"] = str(options.ranks)  # init compares it with the ranks that MPI sees
     folders = [str(HOROVOD)] if options.horovod else []
     folders += [str(START_UP)] if options.sets_torchrun else []
     if folders:
@@ -144,7 +144,7 @@ def _host_list(options: RunOptions) -> str:
 
 
 def _hydra(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> list[str]:
-    # Survivors of a dead rank must live long enough to name it; the supervisor ends them in time.
+    # Survivors of a dead rank need time to report it; afterwards, their supervisors end them.
     hosts = ["-hosts", _host_list(options)] if options.nodes else []
     if options.network is not None:
         hosts += ["-launcher", "ssh", "-launcher-exec", str(ENTER), "-localhost", LAUNCHER]
@@ -164,14 +164,14 @@ def _intel_sections(options: RunOptions, program: list[str]) -> list[str]:
 
 def _open_mpi(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> list[str]:
     flags = ["--allow-run-as-root"] if machine.is_root else []
-    flags += ["--enable-recovery"]  # survivors of a dead rank live on, as above
+    flags += ["--enable-recovery"]  # does not end survivors of a dead rank, as above
     if options.nodes:
         flags += ["--host", _host_list(options)]
     if options.network is not None:
         flags += _open_mpi_on_hosts()
     if _sharing(options) > machine.cores:
         flags += ["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
-    # Its default pins a rank with all its threads to one core.
+    # Open MPI by default binds a rank with all its threads to one core.
     if not any("bind-to" in arg for arg in options.mpi_args):
         flags += ["--bind-to", "none"]
     if options.network_interfaces:

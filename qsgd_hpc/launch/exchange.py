@@ -24,7 +24,7 @@ __all__ = ["VARIABLE", "Exchange", "Failure", "Returned", "answer", "fetch"]
 
 VARIABLE = "QSGD_RUN_FUNCTION"
 CONNECT_TIMEOUT_S = 20.0
-_TOKEN_BYTES = 16  # of the word by which a rank is known, and of the answer to it
+_TOKEN_BYTES = 16  # of the token that identifies a rank, and of the proof that answers it
 _GREETING = struct.Struct(f"!{_TOKEN_BYTES}sI")
 _LENGTH = struct.Struct("!Q")
 
@@ -42,7 +42,7 @@ class Failure:
 
     traceback: str
     exception: bytes | None
-    """The pickled exception, where it could be pickled."""
+    """The pickled exception, or None if it cannot be pickled."""
 
 
 class Exchange:
@@ -53,7 +53,7 @@ class Exchange:
     """
 
     def __init__(self, call: tuple[Any, ...]) -> None:
-        # Functions of modules travel by name: ranks must find the modules where this process does.
+        # Functions of modules are pickled by name: ranks need this process's module search path.
         self.call = pickle.dumps((sys.path, pickles.dumps(call)))
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         self.proof = secrets.token_bytes(_TOKEN_BYTES)
@@ -89,15 +89,15 @@ class _Server(socketserver.ThreadingTCPServer):
 class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         exchange = self.server.exchange  # type: ignore[attr-defined]
-        with contextlib.suppress(OSError, EOFError):  # a rank that dies leaves no answer
-            self.request.settimeout(CONNECT_TIMEOUT_S)  # a stranger that says nothing may not stay
+        with contextlib.suppress(OSError, EOFError):  # a rank that dies sends no answer
+            self.request.settimeout(CONNECT_TIMEOUT_S)  # drops other programs that send nothing
             token, rank = _GREETING.unpack(_exactly(self.request, _GREETING.size))
             if hmac.compare_digest(token, exchange.token):
                 self.request.settimeout(None)
                 self.request.sendall(exchange.proof)
                 send(self.request, exchange.call)
                 exchange.answers[rank] = receive(self.request)
-                send(self.request, b"")  # so that a rank does not end before its answer is here
+                send(self.request, b"")  # so that a rank does not end before its answer has arrived
 
 
 def send(sock: socket.socket, data: bytes) -> None:
@@ -149,8 +149,8 @@ def fetch(address: str, rank: int) -> tuple[socket.socket, tuple[Any, ...]]:
 def _reach(address: tuple[str, int], greeting: bytes, proof: bytes) -> socket.socket | None:
     """Connect to the Exchange; None if there is none.
 
-    Another program may listen there, on a host of the same name or at 127.0.0.1. It may be silent,
-    and its answer must not be unpickled.
+    Another program may listen at this address, on a host of the same name or at 127.0.0.1. It may
+    be silent, and its answer must not be unpickled.
     """
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError, EOFError):
         sock = stack.enter_context(socket.create_connection(address, CONNECT_TIMEOUT_S / 4))

@@ -25,7 +25,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Output:
-    """Bytes that a rank wrote, in order; not necessarily whole lines."""
+    """Bytes that a rank wrote, in order; not necessarily complete lines."""
 
     rank: int
     is_stderr: bool
@@ -58,7 +58,7 @@ Event = Started | Output | Ended | Links | Raw
 
 
 class Decoder:
-    """Decode the frames of one run from a byte stream that arrives in arbitrary pieces."""
+    """A decoder of one run's frames, from a byte stream that arrives in arbitrary pieces."""
 
     def __init__(self, token: str) -> None:
         self._mark = MARK + token.encode()
@@ -81,14 +81,14 @@ class Decoder:
                 break
             yield self._event(data[start : end + 1])
             at = end + 1
-        # Hold back an unfinished frame, or what may become its mark.
+        # Hold back an incomplete frame, or a possible beginning of its mark.
         keep = at if data.startswith(self._mark, at) else max(at, _possible_mark(data, self._mark))
         if keep > at:
             yield Raw(data[at:keep])
         self._rest = data[keep:]
 
     def finish(self) -> Iterator[Event]:
-        """Yield the rest when the stream has ended."""
+        """Yield the remaining bytes at the end of the stream."""
         if self._rest:
             yield Raw(self._rest)
         self._rest = b""

@@ -51,14 +51,14 @@ def run(
         hosts: ``h1:2,h2:2``; default is this machine.
         hostfile: a file of hosts, instead of ``hosts``.
         env: variables for the ranks.
-        bits: bits per gradient element, as ``qsgd-hpc run --bits``.
+        bits: bits per gradient element; see ``qsgd-hpc run --bits``.
         mpi_args: additional options for mpiexec.
         network_interfaces: ``eth0,...``: the network interfaces to use.
         executable: the ranks' Python; default is this one.
         output_filename: folder for the ranks' output: rank.N/stdout and rank.N/stderr.
         start_timeout: time limit for the start of the ranks, in seconds.
         verbose: print the MPI in use.
-        horovods: arguments of Horovod's that have no effect here (use_mpi, ssh_port, ...).
+        horovods: arguments of Horovod that have no effect here (use_mpi, ssh_port, ...).
 
     Returns:
         The results by rank.
@@ -129,10 +129,10 @@ def _hosts(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> tuple[
 
 
 def _results(answers: Mapping[int, bytes], ranks: int, code: int) -> list[Any]:
-    """Return the values by rank, or raise the exception of the first rank that failed itself."""
+    """Return the values by rank, or raise a LaunchError from the exception of the first cause."""
     found = {rank: pickle.loads(data) for rank, data in answers.items()}
     failures = {rank: each for rank, each in found.items() if isinstance(each, Failure)}
-    # Ranks that were only left alone by another are not the cause.
+    # Ranks that only report another rank's failure are not the cause.
     causes = [
         rank for rank, each in failures.items() if not isinstance(_raised(each), RankFailedError)
     ]

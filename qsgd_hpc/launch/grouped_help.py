@@ -10,7 +10,7 @@ __all__ = ["GroupedCommand", "GroupedOption"]
 
 
 class GroupedOption(click.Option):
-    """An option that belongs to a group; without one it is under "Options"."""
+    """An option that belongs to a group; default: "Options"."""
 
     def __init__(self, *args: Any, group: str = "Options", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -18,7 +18,7 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """Shows groups in the order in which they first occur."""
+    """A command whose help lists groups in the order in which they first occur."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}

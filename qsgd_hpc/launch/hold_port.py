@@ -1,8 +1,8 @@
-"""Reserve a port of this host for a job script: print it, and exit when the reader has gone.
+"""Reserve a port of this host for a job script: print it, and exit when the reader has ended.
 
 A job script runs this file by its path and reads the port, so it uses the standard library only.
-Bound and never listened on, the port is not given to others who ask for a free one; torch's
-store, which sets SO_REUSEADDR as this does, can still listen there.
+The port is bound, but nothing listens on it: the kernel does not assign it to others that request a
+free port, but torch's store can still listen there, because both set SO_REUSEADDR.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     with held_port() as holder:
         os.write(1, b"%d\n" % holder.getsockname()[1])
         closed = select.poll()
-        closed.register(1, 0)  # errors alone, one of which is a reader that has left
+        closed.register(1, 0)  # report only errors, such as the end of the reader
         closed.poll()
 
 

@@ -32,7 +32,7 @@ class Setting:
     """One flag that sets a variable for the ranks.
 
     Args:
-        option: as on the command line.
+        option: its name on the command line.
         variable: the variable that it sets.
         what: one line for --help; empty if the next flag's line describes it, too.
         key: its section and key in a configuration file.
@@ -57,7 +57,7 @@ def _on_off(value: bool) -> str:
     return "1" if value else "0"
 
 
-def _never_if_off(value: bool) -> str | None:
+def _zero_if_off(value: bool) -> str | None:
     return None if value else "0"
 
 
@@ -87,7 +87,7 @@ SETTINGS = (
     Setting("--stall-check", "QSGD_STALL_WARNING_S",
             "Warn of tensors that some ranks have not submitted (default: on).",
             ("stall_check", "enabled"),
-            bool, _never_if_off),
+            bool, _zero_if_off),
     Setting("--stall-check-warning-time-seconds", "QSGD_STALL_WARNING_S",
             "Time until that warning.", ("stall_check", "warning_time_seconds"), float),
     Setting("--stall-check-shutdown-time-seconds", "QSGD_STALL_SHUTDOWN_S",
@@ -140,7 +140,7 @@ ALSO: dict[str, tuple[str, ...]] = {
     "--mpi-threads-disable": ("--no-mpi-threads-disable",),
     "--log-hide-timestamp": ("--no-log-hide-timestamp",),
 }
-# The number of values of a flag, if it is not one.
+# The number of values of a flag, if it is not 1.
 _VALUES = {
     "--blacklist-cooldown-range": 2,
     **dict.fromkeys(("--gloo", "--mpi", "--jsrun", "--tcp", "--disable-cache"), 0),
@@ -170,7 +170,7 @@ def variables_of(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that flags set.
 
     Args:
-        values: by argument name; None if not given.
+        values: flags' values by argument name; None if not given.
     """
     found: dict[str, str] = {}
     for setting in SETTINGS:
@@ -199,7 +199,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[str]]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"--config-file {path}: {error}") from None
     places = {setting.key: setting for setting in SETTINGS}
-    idle = {key: option for option, key in _SECTIONS.items()}
+    without_effect = {key: option for option, key in _SECTIONS.items()}
     values: dict[str, Any] = {}
     unused, faults = [], []
     for key, value in _leaves(content):
@@ -209,12 +209,12 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[str]]:
                 values[places[key].name] = _converted(places[key], value)
             except ValueError:
                 faults.append(f"{where} is {value!r}; expected a {places[key].kind.__name__}")
-        elif key in idle:
-            unused.append(idle[key])
+        elif key in without_effect:
+            unused.append(without_effect[key])
         elif key == ("verbose",):
             values["verbose"] = bool(value)
         else:
-            known = [".".join(each) for each in (*places, *idle, ("verbose",))]
+            known = [".".join(each) for each in (*places, *without_effect, ("verbose",))]
             near = difflib.get_close_matches(".".join(key), known, n=1)
             faults.append(f"{where} is not known" + (f"; did you mean {near[0]}?" if near else ""))
     if faults:

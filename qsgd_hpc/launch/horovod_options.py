@@ -20,7 +20,7 @@ from qsgd_hpc.launch.horovod_flags import (
     variables_of,
 )
 
-__all__ = ["horovod_options", "settle"]
+__all__ = ["horovod_options", "variables_and_remarks"]
 
 GROUP = "Tuning and observing, as horovodrun"
 
@@ -46,11 +46,13 @@ def _option(setting: Setting) -> Callable[..., Any]:
     return click.option(setting.option, type=setting.kind, metavar=metavar, **shared)
 
 
-def settle(given: Mapping[str, Any], config: Path | None) -> tuple[dict[str, str], list[str]]:
+def variables_and_remarks(
+    given: Mapping[str, Any], config: Path | None
+) -> tuple[dict[str, str], list[str]]:
     """Return the variables for the ranks, and remarks on flags that have no effect.
 
     Args:
-        given: by argument name, None if not given; these win over the file.
+        given: flags' values by argument name, None if not given; they override the file.
         config: horovodrun's configuration file.
 
     Raises:

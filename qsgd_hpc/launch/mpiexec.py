@@ -1,4 +1,4 @@
-"""Properties of an mpiexec, for both the launcher and the keeper of its hosts."""
+"""Set-up of an mpiexec process, for both the launcher and the keeper of emulated hosts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def end_with_parent() -> None:
 
 
 def prepare_mpiexec() -> None:
-    """Prepare a forked process to become mpiexec."""
-    # Inherited by the ranks' supervisors: MPICH's mpiexec speaks of a death by SIGUSR1, which may
-    # come before a supervisor has a handler.
+    """Prepare a forked process for the exec of mpiexec."""
+    # The ranks' supervisors inherit this: MPICH's mpiexec reports a death by SIGUSR1, which may
+    # arrive before a supervisor has a handler.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     end_with_parent()

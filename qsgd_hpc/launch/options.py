@@ -72,12 +72,12 @@ class RunOptions:
             number of consecutive ranks that form a node.
         network: start the ranks on emulated hosts on this machine, joined by this network.
         prefix_output: put ``[rank] `` before every line.
-        env: variables for the ranks, over those inherited.
+        env: variables for the ranks, which override inherited ones.
         mpi_args: additional arguments for mpiexec.
         network_interfaces: the network interfaces to use; empty: MPI's choice.
         horovod: let ``import horovod`` mean this package in the ranks.
-        torchrun: set torchrun's variables (RANK, MASTER_ADDR, ...); None: unless the
-            script is a Horovod script, which may use torch.distributed if these are set.
+        torchrun: set torchrun's variables (RANK, MASTER_ADDR, ...); None: only if ``horovod`` is
+            False, because Horovod scripts may use torch.distributed if these are set.
         output_folder: folder for a copy of each rank's output: rank.N/stdout, rank.N/stderr.
         timestamps: put date and time before every line.
         start_timeout_s: time limit for the start of the ranks; None: no limit.
@@ -175,7 +175,7 @@ def parse_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def check_options(options: RunOptions) -> list[str]:
-    """Return every fault of the request; resolving host names is the only I/O."""
+    """Return all errors of the request; resolving host names is the only I/O."""
     faults = []
     if options.ranks < 1:
         faults.append(f"-np {options.ranks}: at least 1 rank must run")

@@ -1,4 +1,4 @@
-"""Outcome of a run, with the first cause first: pure."""
+"""Outcome of a run, and its first cause: pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _USUAL_CAUSES = {
 }
 
 
-# A rank that is killed says nothing, but the others see its connections close and may end, and be
-# heard to end, before the death itself is reported on a busy node.
+# On a busy node, the report of a crash may be late: other ranks see the crashed rank's connections
+# close, and their ends may be reported earlier. A crash that is reported within this time after the
+# first failure is therefore taken as the cause.
 _CRASHES = frozenset(
     {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 )
-_NEWS_OF_A_CRASH_S = 1.0
+_CRASH_REPORT_S = 1.0
 
 
 @dataclass
@@ -37,12 +38,12 @@ class Ledger:
     ranks: int
     started: dict[int, Started] = field(default_factory=dict)
     ends: list[Ended] = field(default_factory=list)
-    overdue: tuple[int, ...] = ()  # still running when their grace was over
+    overdue: tuple[int, ...] = ()  # still running at the end of the grace period
     first_failure: Ended | None = None
-    """The rank that failed first, or whose crash was heard of right after it, if one did."""
+    """The first failure, or a crash that was reported shortly after it; None: no failure."""
     _failed_at_s: float = 0.0
 
-    def hear(self, end: Ended, now_s: float) -> None:
+    def record(self, end: Ended, now_s: float) -> None:
         """Record the end of a rank."""
         self.ends.append(end)
         if end.status == 0:
@@ -50,12 +51,12 @@ class Ledger:
         first = self.first_failure
         if first is None:
             self.first_failure, self._failed_at_s = end, now_s
-        elif now_s < self._failed_at_s + _NEWS_OF_A_CRASH_S and _crashed(end) > _crashed(first):
+        elif now_s < self._failed_at_s + _CRASH_REPORT_S and _crashed(end) > _crashed(first):
             self.first_failure = end
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Ranks that have started and not ended."""
+        """Ranks that have started but not ended."""
         return tuple(sorted(set(self.started) - {end.rank for end in self.ends}))
 
     def exit_code(self, mpiexec_code: int) -> int:
@@ -72,7 +73,7 @@ def _crashed(end: Ended) -> bool:
 
 
 def status_text(status: int) -> str:
-    """Describe how a process ended."""
+    """Return a description of how a process ended."""
     if status >= 0:
         return f"exited with code {status}"
     try:

@@ -1,4 +1,4 @@
-"""Write many ranks' output to one stream, whole lines at a time."""
+"""Write many ranks' output to one stream, complete lines at a time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import BinaryIO
 
 __all__ = ["LineSink"]
 
-HELD_BYTES = 1 << 20  # a longer line is passed on in parts, and the other ranks wait for its end
-PROMPT_S = 0.2  # on a terminal a partial line (progress bar, prompt) is shown after this pause
-YIELD_S = 1.0  # on a terminal an open line that pauses this long is ended for the next rank
+HELD_BYTES = 1 << 20  # a longer line is written in parts; the other ranks wait for its end
+PROMPT_S = 0.2  # on a terminal, a partial line (progress bar, prompt) is shown after this pause
+YIELD_S = 1.0  # on a terminal, a line that is incomplete for this long ends for the next rank
 COLOURS = (36, 33, 35, 32, 34, 31)
 
 
 class LineSink:
-    """Merge the ranks' output into one stream without mixing two ranks in a line.
+    """A merger of the ranks' output into one stream, which never mixes two ranks in a line.
 
     Bytes are not changed. A newline is added only if a rank ended within a line (or,
     on a terminal, paused within a line for a second) and another rank's line follows.
@@ -43,7 +43,7 @@ class LineSink:
         self._clock = clock
         self._held: dict[int, bytearray] = {}
         self._since_s: dict[int, float] = {}
-        self._open: int | None = None  # whose unfinished line is on the stream
+        self._open: int | None = None  # rank whose incomplete line was written last
         self._open_since_s = 0.0
         self._closed: set[int] = set()
 
@@ -52,9 +52,9 @@ class LineSink:
         self._held.setdefault(owner, bytearray()).extend(data)
         self._since_s[owner] = self._clock()
         self._closed.discard(owner)
-        if self._pass_on(owner) and self._open is None:
+        if self._flush(owner) and self._open is None:
             for other in [rank for rank in self._held if rank != owner]:
-                self._pass_on(other)
+                self._flush(other)
 
     def tick(self) -> None:
         """Show partial lines on a terminal; call this several times a second."""
@@ -66,15 +66,15 @@ class LineSink:
                 self._emit(owner, len(held))
 
     def close(self, owner: int) -> None:
-        """Write a rank's last, unfinished line after its end."""
+        """Write a rank's last, incomplete line after its end."""
         self._closed.add(owner)
         if self._free_for(owner):
             self._emit(owner, len(self._held.get(owner, b"")))
             for other in [rank for rank in self._held if rank != owner]:
-                self._pass_on(other)
+                self._flush(other)
 
     def finish(self) -> None:
-        """Write everything."""
+        """Write all bytes held back."""
         for owner in list(self._held):
             self._closed.add(owner)
             self._break_line(owner)
@@ -85,7 +85,7 @@ class LineSink:
         """Whether the last byte written was not a newline."""
         return self._open is not None
 
-    def _pass_on(self, owner: int) -> bool:
+    def _flush(self, owner: int) -> bool:
         held = self._held[owner]
         count = held.rfind(b"\n") + 1
         if owner in self._closed or len(held) - count > HELD_BYTES:
@@ -130,7 +130,7 @@ class LineSink:
 
 
 def _lines(data: bytes) -> list[bytes]:
-    """Split at newlines only: a carriage return redraws the line that it is in."""
+    """Split at newlines only: a carriage return redraws the current line."""
     parts = [part + b"\n" for part in data.split(b"\n")]
     last = parts.pop()[:-1]
     return [*parts, last] if last else parts
@@ -140,7 +140,7 @@ def _write_all(stream: BinaryIO, data: bytes) -> None:
     view = memoryview(data)
     while view:
         count = stream.write(view)
-        if count is None:  # a terminal that someone made non-blocking is full
+        if count is None:  # a full terminal that another program has set to non-blocking
             select.select([], [stream], [])
         else:
             view = view[count:]

@@ -1,4 +1,4 @@
-"""Pickle functions by value, with the names of their files."""
+"""Pickle functions by value, keeping the names of their files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, types.CodeType):
             return super().reducer_override(obj)
-        # cloudpickle 3.1.3 calls every file "<dynamic-code>": no traceback would show a line of it.
+        # cloudpickle 3.1.3 names every file "<dynamic-code>", so tracebacks would lack the source.
         return _code, (obj.co_filename, *self.dispatch_table[types.CodeType](obj))
 
 

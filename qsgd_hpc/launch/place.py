@@ -1,14 +1,15 @@
 """Report the actual placement of this rank: cores, NUMA domains, GPUs and network card.
 
-``submit --verify-pinning`` starts this file by its path on every rank, in place of the program:
-only the standard library is here, and ``python -I -S`` starts it in about 20 ms. It prints one
-line, MARK and a JSON object, in one write: lines of other ranks cannot come in between.
-``qsgd_hpc.jobs.placement.places`` reads them out of the job's log. What cannot be seen is absent or
-null; no tool that is missing, fails or hangs makes this fail.
+``submit --verify-pinning`` starts this file by its path on every rank, instead of the program, so
+it uses the standard library only, and ``python -I -S`` starts it in about 20 ms. It prints one
+line, MARK and a JSON object, in one write, so that it does not mix with other ranks' lines.
+``qsgd_hpc.jobs.placement.places`` reads the lines from the job's log. Values that cannot be determined are
+absent or null: a tool that is missing, fails or hangs is not an error.
 
 Usage: place.py [--local-rank NAME]... [--launcher NAME] [--show NAME]...
-``--local-rank`` names variables that hold the local rank, tried first; ``--launcher`` is the key in
-LAUNCHERS of the one whose variables come next; ``--show`` names further variables to report.
+``--local-rank`` names variables that contain the local rank, tried first; ``--launcher`` is the key
+in LAUNCHERS of the launcher whose variables are tried next; ``--show`` names further variables to
+report.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ __all__ = [
 MARK = "qsgd-place "
 TOOL_LIMIT_S = 20
 
-# What each launcher sets: (local rank, rank, local size, size), "" where it sets none. Slurm and
-# Flux come last: they set theirs in the batch script as well, so that ranks of any other launcher
-# there inherit a false 0. Where the launcher is known, its own come first.
+# Variables of each launcher: (local rank, rank, local size, size), "" if there is none. Slurm and
+# Flux are last: they also set theirs in the batch script, so that ranks of other launchers inherit
+# a wrong 0. If the launcher is known, its own variables are tried first.
 LAUNCHERS = {
     "pals": ("PALS_LOCAL_RANKID", "PALS_RANKID", "PALS_LOCAL_SIZE", ""),
     "open_mpi": (
@@ -126,7 +127,7 @@ def report(
     launcher: str | None = None,
     shown: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Return the placement of this process; see the keys below."""
+    """Return the placement of this process, by the keys below."""
     local_ranks, ranks, local_sizes, sizes = zip(*launchers(launcher), strict=True)
     used: list[str] = []
     names = (*GPU_VARIABLES, *_OTHER_VARIABLES, *shown)
@@ -174,7 +175,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _domains() -> dict[str, str]:
-    """Return the hardware threads of every NUMA domain that has some."""
+    """Return the hardware threads of every NUMA domain that has any."""
     numbers = sorted(int(name[4:]) for name in _names(_NODES) if re.fullmatch(r"node\d+", name))
     texts = {str(number): _read(f"{_NODES}/node{number}/cpulist") for number in numbers}
     return {number: text for number, text in texts.items() if text}
@@ -188,7 +189,7 @@ def _domain_of(device: str) -> int | None:
 
 def _gpus() -> list[dict[str, Any]]:
     """Return the GPUs in the order of the vendor's own numbers: bus, uuid, NUMA domain."""
-    found = _nvidia() or _amd() or _drawn()
+    found = _nvidia() or _amd() or _from_sys()
     for gpu in found:
         gpu["numa"] = _domain_of(f"/sys/bus/pci/devices/{gpu['bus']}")
     return found
@@ -211,8 +212,8 @@ def _amd() -> list[dict[str, Any]]:
         return []
 
 
-def _drawn() -> list[dict[str, Any]]:
-    """Return the GPUs in /sys, in the order of their buses, if no tool lists any."""
+def _from_sys() -> list[dict[str, Any]]:
+    """Return the GPUs in /sys, in the order of their buses, for machines without the tools."""
     buses = set()
     for name in _names("/sys/class/drm"):
         device = f"/sys/class/drm/{name}/device"
@@ -251,7 +252,7 @@ def main(argv: list[str]) -> int:
         given[option].append(name)
     first = given["--launcher"][-1] if given["--launcher"] else None
     seen = report(os.environ, given["--local-rank"], first, given["--show"])
-    # Short, so that launchers pass it on in one piece.
+    # Compact, so that launchers forward it in one piece.
     line = MARK + json.dumps(seen, separators=(",", ":")) + "\n"
     with contextlib.suppress(BrokenPipeError):
         os.write(1, line.encode())

@@ -1,4 +1,4 @@
-"""Make the user's command executable, or report its fault."""
+"""Check the user's command, and complete it to an executable one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def resolve_command(
     """Return the command, with ``python`` before a bare script, after checking its files.
 
     Raises:
-        UsageError: nothing was given, the program or the script does not exist (with near names).
+        UsageError: no command, or the program or script does not exist (with similar names).
     """
     environ = os.environ if environ is None else environ
     if not command:
@@ -51,8 +51,8 @@ def resolve_command(
 def stdin_program_at(command: Sequence[str]) -> int | None:
     """Return the position of Python's ``-`` in a command; None if Python reads a file.
 
-    Python may come after a program that starts it (``numactl -N 0 python -``); the ``-`` must then
-    be there.
+    Python may be started by another program (``numactl -N 0 python -``); the ``-`` is then
+    required.
     """
     for start, word in enumerate(command):
         if Path(word).name.startswith("python"):
@@ -67,12 +67,12 @@ def stdin_program_at(command: Sequence[str]) -> int | None:
 def _source_of(arguments: Sequence[str]) -> tuple[str, int]:
     """Return the kind of Python's program, and its position in the arguments.
 
-    ``script`` or ``stdin`` ("-", or nothing at all); ``other`` for -c, -m and what prints and ends.
+    ``script``; ``stdin`` ("-", or no argument); ``other`` for -c, -m, --version and the like.
     """
     at = 0
     while at < len(arguments) and arguments[at].startswith("-") and arguments[at] != "-":
         word = arguments[at]
-        # Of letters in one word, W and X take the rest, or the next word.
+        # Among combined letters, W and X have a value: the rest of the word, or the next word.
         value = next((i for i, letter in enumerate(word) if letter in "WX"), len(word))
         if word == "--check-hash-based-pycs" or value == len(word) - 1:
             at += 1

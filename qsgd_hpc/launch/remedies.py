@@ -21,7 +21,7 @@ class LoadedMpi:
         name: ``MPICH 5.0.2``.
         is_open_mpi: whether it is Open MPI, or of the MPICH family.
         path: path of its libmpi, if known.
-        package: pip's package that contains it; None: it is the site's.
+        package: the pip package that contains it; None: it is the site's.
     """
 
     name: str
@@ -37,7 +37,7 @@ class LoadedMpi:
 
 
 def leave_pip_out(package: str | None) -> str:
-    """Describe how to use a site's own MPI instead of pip's."""
+    """Return how to use a site's own MPI instead of pip's."""
     return (
         f"remove pip's MPI: `pip uninstall {package}`, and load the site's MPI module (on Cray "
         "machines cray-mpich), which mpi4py then finds; MPI4PY_LIBMPI=/path/to/libmpi.so names "
@@ -88,17 +88,17 @@ def not_connected(size: int, claim: Claim, mpi: LoadedMpi, rank: int | None) -> 
     """Return the message for ranks that were started together but are not connected.
 
     Args:
-        size: ranks that MPI sees.
+        size: number of ranks that MPI sees.
         claim: the launcher's claim of more ranks.
         mpi: the MPI of this process.
         rank: rank of this process by the launcher's numbering.
     """
-    who = "" if rank is None else f"rank {rank}: "
+    prefix = "" if rank is None else f"rank {rank}: "
     many = f"{claim.ranks} ranks" if claim.exact else f"{claim.ranks} ranks or more"
     alone = "this one alone" if size == 1 else f"{size} of them"
     first, *others = _remedies(claim, mpi)
     lines = [
-        f"{who}the launcher has started {many}, but MPI sees {alone}. They would train without "
+        f"{prefix}the launcher has started {many}, but MPI sees {alone}. They would train without "
         "exchanging gradients, each on all data, and overwrite each other's checkpoints.",
         f"launcher: {claim.launcher} ({claim.source})",
         f"MPI: {mpi.where}",

@@ -31,7 +31,7 @@ class Plan:
     launcher: Launcher
 
     def command(self, token: str = "-", place: Meeting | None = None) -> Command:
-        """Return the command line; with a token other than "-", output is in frames."""
+        """Return the command line; with a token other than "-", the output consists of frames."""
         machine = Machine(len(os.sched_getaffinity(0)), os.geteuid() == 0)
         return build_command(
             self.options, self.launcher, machine, os.environ, token=token, meeting=place
@@ -42,7 +42,7 @@ def plan(options: RunOptions) -> Plan:
     """Check a request, find its MPI, and read the program from stdin, if Python reads it there.
 
     Raises:
-        UsageError: every fault of the request, one per line.
+        UsageError: all errors of the request, one per line.
     """
     faults = check_options(options)
     faults += _faulty_variables({**os.environ, **options.env})
@@ -75,7 +75,7 @@ def _check_cluster(options: RunOptions, launcher: Launcher) -> None:
 
 
 def _faulty_variables(environ: Mapping[str, str]) -> list[str]:
-    """Check every QSGD_* variable here, once, rather than on every rank."""
+    """Return the errors of QSGD_* variables, so that they are reported once, not on every rank."""
     faults = []
     for name in env.TABLE:
         try:
@@ -88,8 +88,9 @@ def _faulty_variables(environ: Mapping[str, str]) -> list[str]:
 def run(options: RunOptions) -> int:
     """Start the ranks, wait for them, and return the exit code for the shell.
 
-    Every rank's stdin is /dev/null; with ``python -`` each gets the program. The code is the first
-    failing rank's, 128 + signal if one killed it; 130 and 143 after Ctrl-C and SIGTERM.
+    Every rank's stdin is /dev/null; with ``python -``, each rank gets the program. The exit code is
+    the first failing rank's, or 128 + signal if a signal killed it; 130 after Ctrl-C, 143 after
+    SIGTERM.
 
     Raises:
         UsageError: the request is invalid, or there is no MPI.

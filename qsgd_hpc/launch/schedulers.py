@@ -14,16 +14,16 @@ class SchedulerTraits:
 
     Attributes:
         directive: prefix of the lines of a job script that the scheduler reads.
-        command: submits a job; its presence shows that the machine has the scheduler. Empty: jobs
-            need none.
+        command: program that submits a job; if it is installed, the machine has the scheduler.
+            Empty: no program is needed.
         job_id: variable that is set in its jobs.
         node_file: variable that names the file of a job's nodes; empty if there is none.
         first_node: bash command that prints the first node of a job; empty: the first line of the
-            node file is it.
+            node file is used.
         requeues: whether it can restart a job automatically.
-        excludes: whether a job can refuse nodes.
-        waits_for_any: whether a job can wait for another one that need not succeed.
-        bad_path: pattern of what the path of a job's output must not contain, and words for that.
+        excludes: whether a job can exclude nodes.
+        waits_for_any: whether a job can wait for the end of another one that may fail.
+        bad_path: pattern that the path of a job's output must not contain, and its description.
     """
 
     directive: str
@@ -43,7 +43,7 @@ class SchedulerTraits:
         return self.first_node or from_file
 
 
-# Slurm comes first: many a Slurm machine has a qsub as well, which turns PBS scripts into Slurm's.
+# Slurm is first: many Slurm machines also have a qsub, which converts PBS scripts to Slurm's.
 SCHEDULERS = {
     "slurm": SchedulerTraits(
         "#SBATCH",
@@ -70,7 +70,7 @@ SCHEDULERS = {
         "bsub",
         "LSB_JOBID",
         "LSB_DJOB_HOSTFILE",
-        # The file may begin with a node that runs the script alone, named batch1 or so.
+        # The file may begin with a node that runs only the script, named batch1 or similarly.
         first_node='grep -v -m 1 -- batch "$LSB_DJOB_HOSTFILE" 2> /dev/null',
         requeues=True,
         bad_path=("%[IJ]", "%I or %J, which it replaces"),
@@ -83,5 +83,5 @@ NODE_FILES = tuple(each.node_file for each in SCHEDULERS.values() if each.node_f
 
 
 def in_batch_job(environ: Mapping[str, str]) -> bool:
-    """Return whether a launcher would start ranks on the nodes of a job; Flux's is one, too."""
+    """Return whether this process is in a batch job, including Flux's."""
     return any(name in environ for name in (*JOB_IDS, "FLUX_JOB_ID"))

@@ -1,4 +1,4 @@
-"""A rank's place in its launch, before there is an MPI to ask."""
+"""The position of a rank in its launch, known before MPI is initialised."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from qsgd_hpc.launch.supervise import slurm_tasks_here
 
 __all__ = ["Seat", "seat_of"]
 
-# What starts ranks on a host and is an ancestor of each of them there, where no variable of the
-# launcher tells one launch from another.
+# Programs that start ranks on a host and are ancestors of all ranks there. They identify the launch
+# if no variable of the launcher does.
 _PROXIES = frozenset({"hydra_pmi_proxy", "pmi_proxy", "prted", "prterun", "orted", "mpirun"})
 
 
 @dataclass(frozen=True)
 class Seat:
-    """Who this rank is.
+    """The position of a rank in its launch.
 
     Attributes:
-        launch: a word that the ranks of this launch on this host share, and no others.
-        rank, ranks: among all.
-        local_rank, local_size: among those of this host.
+        launch: identifier shared by the ranks of this launch on this host, and no others.
+        rank, ranks: rank and number of ranks in the launch.
+        local_rank, local_size: rank and number of ranks on this host.
     """
 
     launch: str
@@ -38,9 +38,9 @@ class Seat:
 
 
 def seat_of(environ: Mapping[str, str]) -> Seat | None:
-    """Return the seat that a launcher has given this process; None if it does not tell all of it.
+    """Return this process's seat from its launcher's variables; None if any of them is missing.
 
-    The batch script of a Slurm job has no seat, though Slurm gives it a rank: it is in no step.
+    The batch script of a Slurm job has no seat, although Slurm sets its rank: it is in no step.
     """
     ranks = next((claim.ranks for claim in claims(environ) if claim.exact), None)
     launch = _launch(environ) if ranks else None
@@ -55,30 +55,30 @@ def seat_of(environ: Mapping[str, str]) -> Seat | None:
 
 
 def _launch(environ: Mapping[str, str]) -> str | None:
-    """Return what tells this launch from others on this host; None if nothing does."""
+    """Return an identifier of this launch on this host; None if there is none."""
     for name in ("PMIX_NAMESPACE", "PALS_APID"):
         if environ.get(name):
-            return _word(environ[name])
+            return _digest(environ[name])
     if "MPI_LOCALRANKID" not in environ and environ.get("SLURM_STEP_ID"):
-        return _word(environ.get("SLURM_JOB_ID", ""), environ["SLURM_STEP_ID"])
+        return _digest(environ.get("SLURM_JOB_ID", ""), environ["SLURM_STEP_ID"])
     proxy = _proxy()
-    return None if proxy is None else _word(*proxy)
+    return None if proxy is None else _digest(*proxy)
 
 
-def _word(*parts: str) -> str:
+def _digest(*parts: str) -> str:
     text = "\n".join((socket.gethostname(), str(os.getuid()), *parts))
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _proxy() -> tuple[str, str] | None:
-    """Return number and start of the nearest ancestor that starts ranks."""
+    """Return pid and start time of the nearest ancestor that starts ranks."""
     pid = os.getppid()
     while pid > 1:
         try:
             text = Path(f"/proc/{pid}/stat").read_text("utf-8", "surrogateescape")
         except OSError:
             return None
-        # The name stands in parentheses and may hold any character.
+        # The name is in parentheses and may contain any character.
         name, fields = text[text.index("(") + 1 : text.rindex(")")], text.rsplit(")", 1)[1].split()
         if name in _PROXIES:
             return str(pid), fields[19]

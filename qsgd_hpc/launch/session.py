@@ -1,4 +1,4 @@
-"""One run in progress: its output, its signals, and the time that ranks have to end."""
+"""A run in progress: its output, its signals, and its deadlines."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from qsgd_hpc.launch.supervise import catches
 __all__ = ["Session", "say"]
 
 KILL_AFTER_S = 8.0  # between SIGTERM and SIGKILL to mpiexec; supervisors kill after 4 s
-DRAIN_S = 3.0  # for output still on its way once mpiexec has ended
-MPIEXEC = -1  # owner of the lines that are mpiexec's own
+DRAIN_S = 3.0  # for output in flight when mpiexec has ended
+MPIEXEC = -1  # owner of mpiexec's own lines
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def say(text: str) -> None:
-    """Print a line of the launcher's own on stderr."""
+    """Print a message of the launcher to stderr."""
     with contextlib.suppress(BrokenPipeError):
         sys.stderr.write(f"qsgd-hpc run: {text}\n")
         sys.stderr.flush()
@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def _signals_as_bytes(names: Iterable[signal.Signals]) -> Iterator[int]:
-    """Turn signals into bytes on a pipe, whose read end is yielded."""
+    """Write signals as bytes to a pipe, and yield its read end."""
     wake, wake_in = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(wake_in, False)
@@ -64,9 +64,9 @@ class Session:
 
     Args:
         options: a checked request.
-        launcher: which mpiexec runs.
+        launcher: the mpiexec in use.
         token: marks the frames of this run.
-        grace_s: seconds that ranks have to end once one has failed.
+        grace_s: seconds that the other ranks have to end after one has failed.
     """
 
     def __init__(self, options: RunOptions, launcher: Launcher, token: str, grace_s: float) -> None:
@@ -81,19 +81,20 @@ class Session:
         self.files = options.output_folder and RankFiles(options.output_folder, options.ranks)
         self.links = options.network and LinkLog(options.network, len(options.nodes))
         self.decoders = {"stdout": Decoder(token), "stderr": Decoder(token)}
-        self.remarks: list[bytes] = []  # mpiexec's own words once the ranks run
+        self.remarks: list[bytes] = []  # mpiexec's own output once all ranks have started
         self.interrupted_by: int | None = None
-        self.term_at_s: float | None = None  # when the grace of the other ranks ends
+        self.term_at_s: float | None = None  # end of the other ranks' grace period
         self.kill_at_s: float | None = None
         self.start_by_s = time.monotonic() + (options.start_timeout_s or float("inf"))
-        self.late: tuple[int, ...] = ()  # ranks that had not started by then
+        self.late: tuple[int, ...] = ()  # ranks that had not started by start_by_s
         self.process: subprocess.Popen[bytes]
 
     def run(self, command: Command) -> int:
         """Run mpiexec to its end; return the exit code for the shell."""
         environ: Mapping[str, str] = {**os.environ, **command.env}
         with _signals_as_bytes((*_ENDING, *_PASSED, signal.SIGCHLD)) as wake:
-            # Its own session: the terminal's Ctrl-C comes to us alone, and we end ranks in order.
+            # In its own session, so that only this process receives the terminal's Ctrl-C and can
+            # end the ranks in order.
             self.process = subprocess.Popen(
                 command.argv,
                 env=environ,
@@ -147,7 +148,7 @@ class Session:
 
     @contextlib.contextmanager
     def _reader_may_leave(self) -> Iterator[None]:
-        """End the ranks silently when the reader of our output has gone (``| head``)."""
+        """End the ranks silently if the reader of the output has ended (``| head``)."""
         try:
             yield
         except BrokenPipeError:
@@ -189,15 +190,15 @@ class Session:
         for sink in self.sinks.values():
             sink.close(event.rank)
         if event.rank in {end.rank for end in self.ledger.ends}:
-            return  # a failure is reported at once, and again after the output has ended
+            return  # a failure is reported immediately, and again after the output has ended
         now_s = time.monotonic()
-        self.ledger.hear(event, now_s)
+        self.ledger.record(event, now_s)
         if event.status != 0 and self.term_at_s is None:
             self.term_at_s = now_s + self.grace_s
 
     def _on_links(self, facts: Mapping[str, Any]) -> None:
         if self.links:
-            for sentence in self.links.hear(facts, {**os.environ, **self.options.env}):
+            for sentence in self.links.report(facts, {**os.environ, **self.options.env}):
                 say(sentence)
 
     def _on_time(self, now_s: float) -> None:
@@ -229,7 +230,7 @@ class Session:
         if self.launcher.family not in (Family.HYDRA, Family.INTEL):
             self._signal_mpiexec(signum)
             return
-        # Hydra does not forward these (SIGUSR2 would end it): only ranks of this machine get them.
+        # Hydra does not forward these (SIGUSR2 would end it): signal the ranks on this machine.
         here = {socket.gethostname()}
         if self.options.network:
             here |= {host.name for host in self.options.nodes}
@@ -266,7 +267,7 @@ class Session:
 
 
 class _Text(io.RawIOBase):
-    """Writes bytes to a stream that takes text alone, such as a notebook's."""
+    """A binary stream that writes to a text stream without a buffer, such as a notebook's."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

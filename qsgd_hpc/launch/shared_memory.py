@@ -1,12 +1,12 @@
-"""Remove the shared-memory files that an MPI leaves behind when its ranks are killed.
+"""Remove shared-memory files that MPI does not remove when its ranks are killed.
 
-MPICH and Open MPI keep such files in /dev/shm while a job runs and remove them in ``MPI_Finalize``,
-which a killed rank never reaches; the memory is then gone until the machine restarts. The
-supervisors call this where a rank has ended, on its own node, with the standard library alone.
+MPICH and Open MPI have such files in /dev/shm while a job runs and remove them in ``MPI_Finalize``,
+which a killed rank does not call; the memory would then be lost until the machine restarts.
+Supervisors call this on the node of a rank that has ended; it uses the standard library only.
 
-A file is removed when all of this holds: an MPI named it, it is this user's, it is no older than
-the run, and no living process has it mapped or open. An MPI maps its files as long as a rank of
-their job lives, so another job's are never touched.
+A file is removed if its name is an MPI's, it belongs to this user, it is not older than the run,
+and no living process has it mapped or open. MPI maps its files as long as a rank of the job lives,
+so files of other jobs are never removed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ TICK_S = 0.05
 
 
 def sweep(since_s: float, folder: str = FOLDER) -> list[str]:
-    """Remove what a dead run has left in shared memory.
+    """Remove the shared-memory files of an ended run.
 
     Args:
-        since_s: when the run began, in seconds since 1970; older files are none of its own.
-        folder: where shared memory lives.
+        since_s: beginning of the run, in seconds since 1970; older files are not its own.
+        folder: the folder of shared memory.
 
     Returns:
-        The names of the files that were removed.
+        The names of the removed files.
     """
     left = set(_candidates(since_s, folder))
     for pid in _own_processes() if left else ():
@@ -71,19 +71,19 @@ def _own_processes() -> list[int]:
 def _used_by(pid: int, paths: set[str]) -> set[str]:
     """Return which of the files a process has mapped or open.
 
-    Dead ones use none; those that even their owner may not look into are no ranks, whose memory
-    MPI itself looks into.
+    Ended processes use none. Processes that their owner may not inspect are not ranks, because MPI
+    itself inspects the memory of ranks.
     """
     used = set()
     try:
-        # In this order: a rank that starts opens, maps and closes its file, and would be missed
-        # between two looks in the other one.
+        # Check descriptors before maps: a starting rank opens, maps and closes its file, and would
+        # be missed in the opposite order.
         for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
             with contextlib.suppress(FileNotFoundError):
                 used |= paths & {os.readlink(f"/proc/{pid}/fd/{name}")}  # noqa: PTH115
         with open(f"/proc/{pid}/maps") as lines:  # noqa: PTH123
             for line in lines:
-                # Address, rights, offset, device and inode hold no slash; the path begins with one.
+                # Address, rights, offset, device and inode have no slash; the path begins with one.
                 used |= paths & {"/" + line.rstrip("\n").partition("/")[2]}
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         pass

@@ -1,7 +1,7 @@
-"""A program that comes on stdin, as in ``run -np 2 python - < train.py``: every rank needs it.
+"""Send a program from stdin to every rank, as in ``run -np 2 python - < train.py``.
 
-mpiexec gives stdin to rank 0 at most. So the launcher reads the program, once, and it travels in
-the command line, packed such that no launcher's quoting can change it.
+mpiexec passes stdin to rank 0 at most. Therefore the launcher reads the program and puts it into
+the command line, encoded so that no launcher's quoting can change it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qsgd_hpc.errors import UsageError
 
 __all__ = ["with_program"]
 
-MOST_BYTES = 120_000  # the kernel takes 128 KiB in one argument
+MOST_BYTES = 120_000  # the kernel's limit for one argument is 128 KiB
 _RUN = (
     "__import__('sys').argv[0]='-';exec(compile(__import__('zlib').decompress("
     "__import__('base64').b64decode('{}')),'<stdin>','exec',dont_inherit=True))"
@@ -23,25 +23,27 @@ _RUN = (
 
 
 def with_program(command: Sequence[str], at: int, stdin: BinaryIO | None) -> tuple[str, ...]:
-    """Return a command of Python's that has the program which it would read from stdin.
+    """Return a Python command that contains the program that it would read from stdin.
 
     Args:
-        command: the words of the user.
-        at: where ``-`` stands, or would stand.
-        stdin: this process's; None if it has none.
+        command: the user's command.
+        at: the position of ``-``, given or implied.
+        stdin: this process's stdin; None if it has none.
 
     Raises:
-        UsageError: stdin holds no program, or one that is too long.
+        UsageError: stdin contains no program, or one that is too long.
     """
     remedy = "Write the program to a file that every rank can read, and use that file"
-    asked = " ".join(command)
+    text_of_command = " ".join(command)
     if stdin is not None and stdin.isatty():
         raise UsageError(
-            f"{asked!r} reads its program from stdin, and that is a terminal. {remedy}"
+            f"{text_of_command!r} reads its program from stdin, and that is a terminal. {remedy}"
         )
     text = b"" if stdin is None else stdin.read()
     if not text.strip():
-        raise UsageError(f"{asked!r} reads its program from stdin, and there is none. {remedy}")
+        raise UsageError(
+            f"{text_of_command!r} reads its program from stdin, and there is none. {remedy}"
+        )
     code = _RUN.format(base64.b64encode(zlib.compress(text, 9)).decode("ascii"))
     if len(code) > MOST_BYTES:
         raise UsageError(

@@ -1,17 +1,17 @@
-"""Watch over one rank: relay its output, forward signals, report how it ended, leave no orphan.
+"""Supervise one rank: relay its output, forward signals, report how it ended, leave no orphan.
 
-``mpiexec`` starts this file by its path, once per rank, with ``python -I -S``: only the standard
-library is here, and it starts in about 15 ms. The rank is a child in a process group of its own;
-it inherits every descriptor (MPICH's PMI socket among them). What it writes travels on this
-process's stderr as *frames*, one line of printable text each, which survive whatever ``mpiexec``
-does to lines and buffers. ``qsgd_hpc.launch.frames`` reads them.
+``mpiexec`` starts this file by its path, once per rank, with ``python -I -S``, so it uses the
+standard library only, and starts in about 15 ms. The rank is a child in its own process group and
+inherits every descriptor (including MPICH's PMI socket). Its output is sent on this process's
+stderr as *frames*, one line of printable text each, which ``mpiexec`` does not change, however it
+handles lines and buffers. ``qsgd_hpc.launch.frames`` reads them.
 
 A frame is written only when the pipe is empty and is never longer than the smallest buffer on the
-way, so that no reader can cut it in two and put another rank's bytes in between.
+path, so that no reader can split it and insert another rank's bytes.
 
 Usage: supervise.py TOKEN FRAME_BYTES MEETING COMMAND...
-A TOKEN of ``-`` means that no one reads frames: the command then replaces this process. MEETING is
-a ``meeting.Meeting.word``, from which torchrun's variables are set for the rank, or ``-``.
+With a TOKEN of ``-`` there are no frames: the command then replaces this process. MEETING is a
+``meeting.Meeting.word``, from which torchrun's variables are set for the rank, or ``-``.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ __all__ = [
     "torchrun_variables",
 ]
 
-MARK = b"\x1e"  # ASCII record separator: no program prints it by chance next to the run's token
-COLON = "\x1e:"  # stands for an argument ":", at which mpiexec would begin another program
+MARK = b"\x1e"  # ASCII record separator: no program prints it by chance before the run's token
+COLON = "\x1e:"  # replaces an argument ":", at which mpiexec would begin another program
 START, OUT, ERR, END = b"s", b"o", b"e", b"x"
-NETWORK = b"n"  # told by the keeper of a cluster's hosts, not by a rank
+NETWORK = b"n"  # sent by the keeper of emulated hosts, not by a rank
 
 _RANK_VARIABLES = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_VARIABLES = (
@@ -76,7 +76,7 @@ def encode(token: bytes, kind: bytes, rank: int, payload: bytes) -> bytes:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Return whether the process has a handler for the signal (unknown counts as no)."""
+    """Return whether the process has a handler for the signal; False if unknown."""
     try:
         with open(f"/proc/{pid}/status") as status:  # noqa: PTH123 (pathlib is slow to import)
             mask = next(line for line in status if line.startswith("SigCgt:"))
@@ -86,7 +86,7 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def _signal_group(group: int, signum: int) -> bool:
-    """Signal a process group; False when it has no members left."""
+    """Signal a process group; return False if it has no members left."""
     try:
         os.killpg(group, signum)
     except ProcessLookupError:
@@ -96,16 +96,16 @@ def _signal_group(group: int, signum: int) -> bool:
     return True
 
 
-def _run_child(command: list[str], out: int, err: int, speak: int) -> None:
-    """Become the rank. Never returns."""
+def _run_child(command: list[str], out: int, err: int, watcher: int) -> None:
+    """Execute the rank in place of this forked process. Never returns."""
     try:
         os.setpgid(0, 0)
-        os.write(speak, b"%d" % os.getpid())  # before there is anything that must not outlive us
-        # What mpiexec gives as stdin differs by rank and launcher, and may never end.
+        os.write(watcher, b"%d" % os.getpid())  # before the rank can start processes
+        # mpiexec's stdin differs by rank and launcher, and may never end.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(out, 1)
         os.dup2(err, 2)
-        # Python ignores the first two, the launcher the third; a rank should not.
+        # Python ignores the first two, the launcher the third; a rank must not inherit that.
         for name in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGUSR1):
             signal.signal(name, signal.SIG_DFL)
         os.execvp(command[0], command)
@@ -115,15 +115,15 @@ def _run_child(command: list[str], out: int, err: int, speak: int) -> None:
 
 
 def _clear_shared_memory(since_s: float) -> None:
-    """Remove files that the ranks' MPI has left on this node, if none of the ranks is left."""
-    import runpy  # not at the start, which is to be quick
+    """Remove files that the ranks' MPI has left on this node, if no rank is left."""
+    import runpy  # imported here to start faster
 
-    beside = os.path.join(os.path.dirname(__file__), "shared_memory.py")  # noqa: PTH118, PTH120
-    runpy.run_path(beside)["sweep"](since_s)
+    path = os.path.join(os.path.dirname(__file__), "shared_memory.py")  # noqa: PTH118, PTH120
+    runpy.run_path(path)["sweep"](since_s)
 
 
-def _outlive(group: int, since_s: float) -> None:
-    """Kill what a dead supervisor has left (MPI_Abort kills it, too), and tidy up in its place."""
+def _clean_up(group: int, since_s: float) -> None:
+    """Kill the rank of a dead supervisor (MPI_Abort kills that, too), and remove its files."""
     gone_by_s = time.monotonic() + _LEFTOVER_S
     while _signal_group(group, signal.SIGKILL) and time.monotonic() < gone_by_s:
         time.sleep(0.01)
@@ -131,34 +131,34 @@ def _outlive(group: int, since_s: float) -> None:
 
 
 def _start_watcher(since_s: float) -> int:
-    """Fork a process that stands in if this one dies; return the descriptor it listens to.
+    """Fork a process that cleans up if this one dies; return the write end of its pipe.
 
-    The rank writes its process group there. When this returns, the watcher is in a session of its
-    own, where what kills this process does not reach it.
+    The rank writes its process group there. When this returns, the watcher is in its own session,
+    so that signals to this process's group do not reach it.
     """
-    listen, speak = os.pipe()
+    group_out, group_in = os.pipe()
     ready, ready_in = os.pipe()
     if os.fork() == 0:
         with contextlib.suppress(OSError):
             os.setsid()
             os.write(ready_in, b".")
-            os.dup2(listen, 0)
+            os.dup2(group_out, 0)
             os.closerange(1, 4096)
             group = b""
-            while said := os.read(0, 16):
-                group += said
+            while data := os.read(0, 16):  # ends when the supervisor and the rank have closed it
+                group += data
             if group:
-                _outlive(int(group), since_s)
+                _clean_up(int(group), since_s)
         os._exit(0)
-    os.close(listen)
+    os.close(group_out)
     os.close(ready_in)
     os.read(ready, 1)
     os.close(ready)
-    return speak
+    return group_in
 
 
 class Supervisor:
-    """The state of one watched rank."""
+    """The state of one supervised rank."""
 
     def __init__(self, token: bytes, frame_bytes: int, rank: int) -> None:
         self.began_s = time.time()
@@ -170,7 +170,7 @@ class Supervisor:
         self.pid = 0
         self.status: int | None = None
         self.kill_at_s: float | None = None
-        self.deaf = False  # the reader of frames has gone
+        self.reader_gone = False
         self.wake, self.wake_in = os.pipe()
         os.set_blocking(self.wake, False)
         os.set_blocking(self.wake_in, False)
@@ -179,19 +179,19 @@ class Supervisor:
             signal.signal(name, lambda *_: None)
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, int(_PARENT_DIED))
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that we can reap what the rank leaves behind
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # to reap processes that the rank leaves behind
 
     def start(self, command: list[str]) -> list[int]:
         """Start the rank and its watcher; return the read ends of its stdout and stderr."""
         out, out_in = os.pipe()
         err, err_in = os.pipe()
-        speak = _start_watcher(self.began_s)  # first, so that no rank is ever without
+        watcher = _start_watcher(self.began_s)  # first, so that a rank always has one
         self.pid = os.fork()
         if self.pid == 0:
-            _run_child(command, out_in, err_in, speak)
+            _run_child(command, out_in, err_in, watcher)
         with contextlib.suppress(OSError):  # the child does it, too; the order does not matter
             os.setpgid(self.pid, self.pid)
-        own = {0, 1, 2, out, err, self.wake, self.wake_in, speak}
+        own = {0, 1, 2, out, err, self.wake, self.wake_in, watcher}
         # mpiexec must see the rank's PMI socket close when the rank dies, so keep no copy of it.
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
             if int(name) not in own:
@@ -200,34 +200,34 @@ class Supervisor:
         return [out, err]
 
     def send(self, kind: bytes, payload: bytes) -> None:
-        """Write one frame, once the frame before it has been taken."""
+        """Write one frame, after the previous one has been read."""
         frame = encode(self.token, kind, self.rank, payload)
         pause_s = 0.00002
-        while self.is_pipe and not self.deaf and self._waiting_bytes():
+        while self.is_pipe and not self.reader_gone and self._unread_bytes():
             self.handle_signals()
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.2, 0.001)
-        while frame and not self.deaf:
+        while frame and not self.reader_gone:
             try:
                 frame = frame[os.write(2, frame) :]
             except BlockingIOError:
                 select.select([], [2], [], 0.1)
             except OSError:
-                self.deaf = True
+                self.reader_gone = True
                 self.end_child(signal.SIGTERM)
 
-    def _waiting_bytes(self) -> int:
+    def _unread_bytes(self) -> int:
         count = fcntl.ioctl(2, termios.FIONREAD, b"\0" * 4)
         return int(struct.unpack("i", count)[0])
 
     def end_child(self, signum: int) -> None:
-        """Signal the whole group, and kill it when that does not help."""
+        """Signal the rank's process group, and kill it if it has not ended after _KILL_AFTER_S."""
         _signal_group(self.pid, signum)
         if self.kill_at_s is None:
             self.kill_at_s = time.monotonic() + _KILL_AFTER_S
 
     def handle_signals(self) -> None:
-        """Act on every signal that arrived since the last call, and on deadlines."""
+        """Handle signals that arrived since the last call, and deadlines."""
         try:
             arrived = os.read(self.wake, 64)
         except BlockingIOError:
@@ -236,9 +236,9 @@ class Supervisor:
             if signum in _ENDING:
                 self.end_child(signum)
             elif signum == _PARENT_DIED and os.getppid() != self.parent:
-                self.deaf = True
+                self.reader_gone = True
                 self.end_child(signal.SIGTERM)
-            # MPICH's mpiexec tells survivors of a death by SIGUSR1, whose default would kill them.
+            # MPICH's mpiexec reports a death to survivors by SIGUSR1, which by default kills them.
             elif signum in _PASSED and self.status is None and catches(self.pid, signum):
                 os.kill(self.pid, signum)
         self._reap()
@@ -259,15 +259,16 @@ class Supervisor:
     def relay(self, pipes: list[int]) -> None:
         """Relay output until the rank has ended, its pipes are closed and its group is empty."""
         kinds = dict(zip(pipes, (OUT, ERR), strict=True))
-        told = False
+        reported = False
         while True:
-            # Dead group members vanish without a signal to us, so look again soon.
+            # The end of other group members causes no signal, so poll while ending.
             ready, _, _ = select.select([*kinds, self.wake], [], [], 0.05 if self.kill_at_s else 5)
             self.handle_signals()
-            if self.status and not told:
-                # Said at once, and again at the end: a process that the rank left behind may hold
-                # its pipes open while other ranks fail because of it, and the first must be first.
-                told = True
+            if self.status and not reported:
+                # Reported now, and again at the end: a process that the rank left behind may hold
+                # its pipes open while other ranks fail because of it, and the launcher must see
+                # the first failure first.
+                reported = True
                 self.send(END, b"%d" % self.status)
             for pipe in [fd for fd in ready if fd != self.wake]:
                 data = os.read(pipe, self.payload_bytes)
@@ -283,7 +284,7 @@ class Supervisor:
 
 
 def launched_rank() -> int:
-    """Return this process's rank as the launcher numbered it; 0 when none did."""
+    """Return this process's rank from the launcher's variables; 0 if there is none."""
     for name in _RANK_VARIABLES:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -291,12 +292,12 @@ def launched_rank() -> int:
 
 
 def torchrun_variables(word: str, environ: dict[str, str]) -> dict[str, str]:
-    """Return what torchrun would set in this rank, but for where ranks meet.
+    """Return the variables that torchrun would set in this rank, except the rendezvous address.
 
     Args:
-        word: ``RUN_ID,PORT,2+2``: the ranks of each node, in the order of ranks; without them the
-            launcher's own variables tell.
-        environ: of the rank.
+        word: ``RUN_ID,PORT,2+2``: the number of ranks on each node, in the order of ranks; if
+            empty, the launcher's variables are used.
+        environ: the rank's environment.
     """
     run_id, _, counts = word.split(",")
     rank, world = launched_rank(), int(environ["QSGD_RANKS"])
@@ -329,7 +330,7 @@ def torchrun_variables(word: str, environ: dict[str, str]) -> dict[str, str]:
 
 
 def _local(environ: dict[str, str], rank: int, world: int) -> tuple[int, int, int]:
-    """Return local rank, local size and node, as the launcher tells them."""
+    """Return local rank, local size and node from the launcher's variables."""
     for name, size_name, node_name in _LOCAL_VARIABLES:
         local, size, node = (environ.get(each, "") for each in (name, size_name, node_name))
         if local.isdigit():
@@ -339,7 +340,7 @@ def _local(environ: dict[str, str], rank: int, world: int) -> tuple[int, int, in
 
 
 def slurm_tasks_here(environ: dict[str, str]) -> int | None:
-    """Return how many tasks a Slurm step has on this node: the third of ``2(x2),1`` is 1."""
+    """Return a Slurm step's number of tasks on this node: on the third of ``2(x2),1`` it is 1."""
     counts: list[int] = []
     for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         count, _, times = part.rstrip(")").partition("(x")
@@ -349,8 +350,8 @@ def slurm_tasks_here(environ: dict[str, str]) -> int | None:
     return counts[int(node)] if node.isdigit() and int(node) < len(counts) else None
 
 
-def _hold(port: int) -> socket.socket | None:
-    """Keep a port of this host from others; None, and a word to the user, when one has it."""
+def _reserve(port: int) -> socket.socket | None:
+    """Reserve a port of this host; if another process uses it, print a message and return None."""
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -366,7 +367,7 @@ def _hold(port: int) -> socket.socket | None:
 
 
 def main(argv: list[str]) -> int:
-    """Run one rank. Always 0: a code of our own would set off mpiexec's clean-up and its banner."""
+    """Run one rank. Always returns 0: mpiexec would react to another code by ending all ranks."""
     token, frame_bytes, meeting = argv[0], int(argv[1]), argv[2]
     command = [":" if argument == COLON else argument for argument in argv[3:]]
     if meeting != "-":
@@ -376,7 +377,7 @@ def main(argv: list[str]) -> int:
     supervisor = Supervisor(token.encode(), frame_bytes, launched_rank())
     pipes = supervisor.start(command)
     port = int(meeting.split(",")[1]) if meeting != "-" and supervisor.rank == 0 else 0
-    holder = _hold(port) if port and os.environ["MASTER_PORT"] == str(port) else None
+    holder = _reserve(port) if port and os.environ["MASTER_PORT"] == str(port) else None
     supervisor.send(START, f"{supervisor.pid} {socket.gethostname()}".encode())
     supervisor.relay(pipes)
     if holder is not None:

@@ -1,4 +1,4 @@
-"""The program of a rank of ``qsgd_hpc.run``: fetches the call, runs it, and returns the result.
+"""The program of a rank of ``qsgd_hpc.run``: fetch the call, execute it, and return the result.
 
 Usage: python -m qsgd_hpc.launch.worker, with QSGD_RUN_FUNCTION set.
 """
@@ -17,7 +17,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run one rank; what the function raises goes to the launching process and on from here."""
+    """Run one rank; an exception of the function is sent to the launching process and re-raised."""
     sock, (func, args, kwargs) = fetch(env.get(VARIABLE), launched_rank())
     try:
         result = Returned(func(*args, **kwargs))
@@ -31,7 +31,7 @@ def main() -> None:
 def _failure(error: BaseException) -> Failure:
     try:
         exception = pickles.dumps(error)
-        pickle.loads(exception)  # some can be pickled but not restored
+        pickle.loads(exception)  # some exceptions can be pickled, but not unpickled
     except Exception:
         exception = None
     return Failure("".join(traceback.format_exception(error)), exception)

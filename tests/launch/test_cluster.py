@@ -186,12 +186,12 @@ def test_a_run_is_told_and_recorded_with_the_rates_that_its_links_reached(tmp_pa
     log, records = LinkLog(GIGABIT, 2), tmp_path / "records.jsonl"
     environ = {"QSGD_RECORDS": str(records)}
     before = {"when": "before", "reached_bits_s": [954_000_000, 951_000_000]}
-    (opening,) = log.hear(before, environ)
+    (opening,) = log.report(before, environ)
     assert "1 Gb/s (emulated)" in opening
     assert "951 Mb/s" in opening
     sent = [1_000_000, 4_000_000]
     after = {"when": "after", "reached_bits_s": [953e6, 700e6], "sent_bytes": sent}
-    closing, short = log.hear(after, environ)
+    closing, short = log.report(after, environ)
     assert "4 MB sent by node2" in closing
     assert "700 Mb/s after the run" in short
     body = json.loads(records.read_text())
@@ -203,14 +203,14 @@ def test_a_run_is_told_and_recorded_with_the_rates_that_its_links_reached(tmp_pa
 
 def test_links_that_cannot_be_probed_again_cost_a_warning_not_the_run():
     after = {"when": "after", "reached_bits_s": [], "why": "gone", "sent_bytes": [1, 2]}
-    *_, told = LinkLog(GIGABIT, 2).hear(after, {})
+    *_, told = LinkLog(GIGABIT, 2).report(after, {})
     assert "could not be probed again: gone" in told
 
 
 def test_records_that_cannot_be_written_are_a_warning(tmp_path):
     log = LinkLog(GIGABIT, 2)
     after = {"when": "after", "reached_bits_s": [1e9, 1e9], "sent_bytes": [1, 2]}
-    told = log.hear(after, {"QSGD_RECORDS": str(tmp_path / "no" / "file")})
+    told = log.report(after, {"QSGD_RECORDS": str(tmp_path / "no" / "file")})
     assert "the links are not recorded" in told[-1]
 
 

@@ -14,7 +14,7 @@ from qsgd_hpc.launch.horovod_flags import (
     read_config,
     values_after,
 )
-from qsgd_hpc.launch.horovod_options import settle
+from qsgd_hpc.launch.horovod_options import variables_and_remarks
 from qsgd_hpc.launch.options import RunOptions
 
 
@@ -101,7 +101,7 @@ logging:
 def test_configuration_file_sets_what_the_command_line_does_not(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(CONFIG)
-    variables, remarks = settle({"cycle_time_ms": 5.0, "autotune": None}, file)
+    variables, remarks = variables_and_remarks({"cycle_time_ms": 5.0, "autotune": None}, file)
     assert variables == {
         "QSGD_FUSION_BYTES": str(16 << 20),
         "QSGD_CYCLE_TIME_MS": "5.0",

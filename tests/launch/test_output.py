@@ -110,7 +110,7 @@ def _ledger(*ends: Ended, ranks: int = 4) -> Ledger:
     started = {r: Started(r, f"nid{r}", 100 + r) for r in range(ranks)}
     ledger = Ledger(ranks, started)
     for end in ends:
-        ledger.hear(end, now_s=0.0)
+        ledger.record(end, now_s=0.0)
     return ledger
 
 
@@ -127,8 +127,8 @@ def test_the_first_failure_is_named_with_host_pid_and_signal() -> None:
 def test_a_crash_heard_right_after_a_failure_is_its_cause(late_s: float, named: int) -> None:
     """Rank 0 saw rank 2's connection close, and its own end was reported first."""
     ledger = _ledger(Ended(0, 1))
-    ledger.hear(Ended(2, -9), now_s=late_s)
-    ledger.hear(Ended(3, -11), now_s=late_s)
+    ledger.record(Ended(2, -9), now_s=late_s)
+    ledger.record(Ended(3, -11), now_s=late_s)
     text = explain(ledger, 0, 25)
     assert text is not None
     assert text.startswith(f"rank {named} on host nid{named}")

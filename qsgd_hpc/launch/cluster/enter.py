@@ -1,7 +1,8 @@
 """Run a command on one of the hosts: ``enter.sh [ssh options] HOST COMMAND...``, as ssh would.
 
-mpiexec starts enter.sh, which starts this file by its path: only the standard library is here.
-QSGD_CLUSTER says whose the hosts are, and by which of its descriptors they can be entered.
+mpiexec starts enter.sh, which starts this file by its path, so it uses the standard library only.
+QSGD_CLUSTER contains the pid of the keeper, and for each host the keeper's file descriptors of its
+namespaces.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def written(keeper: int, hosts: dict[str, dict[str, int]]) -> str:
 
 
 def _read(text: str, host: str) -> dict[str, str] | None:
-    """Return the paths by which a host's namespaces can be entered; None: there is no such host."""
+    """Return the paths of a host's namespaces by kind; None: there is no such host."""
     keeper, *parts = text.split()
     for part in parts:
         name, _, descriptors = part.partition(":")
@@ -38,13 +39,13 @@ def _read(text: str, host: str) -> dict[str, str] | None:
 
 
 def main(words: list[str]) -> None:
-    """Move to the host and become the command. Never returns."""
+    """Enter the host and execute the command in place of this process. Never returns."""
     while words and words[0].startswith("-"):
         words = words[2 if words[0] in _WITH_VALUE else 1 :]
     host, command = (words[0], words[1:]) if words else ("", [])
     paths = _read(os.environ.get(VARIABLE, "0"), host)
     if paths is None:
-        sys.exit(f"qsgd-hpc run: {host!r} is no host of this cluster")
+        sys.exit(f"qsgd-hpc run: {host!r} is not a host of this cluster")
     system = runpy.run_path(os.path.join(os.path.dirname(__file__), "namespaces.py"))  # noqa: PTH118, PTH120
     try:
         place = system["Namespaces"]({k: os.open(p, os.O_RDONLY) for k, p in paths.items()})
@@ -52,7 +53,7 @@ def main(words: list[str]) -> None:
         system["drop_rights"]()
     except OSError as error:
         sys.exit(f"qsgd-hpc run: cannot enter host {host}: {error}")
-    # One line for a shell, as ssh hands it over.
+    # Like ssh, pass the command to a shell as one line.
     os.execv("/bin/sh", ["/bin/sh", "-c", " ".join(command)])
 
 

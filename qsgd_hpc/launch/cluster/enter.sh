@@ -1,3 +1,3 @@
 #!/bin/sh
-# What mpiexec starts in place of ssh. It takes a program without arguments, so: this file.
+# mpiexec starts this instead of ssh; its option accepts a program without arguments only.
 exec "$QSGD_CLUSTER_PYTHON" -I "${0%.sh}.py" "$@"

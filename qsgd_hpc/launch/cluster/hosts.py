@@ -1,4 +1,4 @@
-"""Names and addresses of the hosts, and how many ranks each gets; pure."""
+"""Names and addresses of the hosts, and the number of hosts for a number of ranks; pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = [
     "hosts_needed",
 ]
 
-# Private to each cluster: two of them at once may use the same.
+# Private to each cluster, so concurrent clusters can use the same addresses.
 _PREFIX = "10.77.0"
 SUBNET = f"{_PREFIX}.0/24"
 MOST_HOSTS = 253
@@ -31,12 +31,12 @@ def host_names(count: int) -> list[str]:
 
 
 def address(number: int) -> str:
-    """Return the address of the host of this number, from 1."""
+    """Return the address of a host by its number, from 1."""
     return f"{_PREFIX}.{number}"
 
 
 def hosts_file(count: int, launcher_name: str) -> str:
-    """Return what /etc/hosts says in the cluster: it has no name server."""
+    """Return the content of /etc/hosts in the cluster, which has no name server."""
     lines = ["127.0.0.1 localhost", "::1 localhost", f"{LAUNCHER} {launcher_name}"]
     lines += [f"{address(i)} {name}" for i, name in enumerate(host_names(count), 1)]
     return "\n".join(lines) + "\n"

@@ -1,10 +1,10 @@
-"""Own the hosts of one run: make them, start mpiexec among them, and end with it.
+"""Own the hosts of one run: create them, run mpiexec on them, and end with it.
 
     python -m qsgd_hpc.launch.cluster.keeper '{"network": "1gbit", "hosts": 4, ...}' mpiexec ...
 
-``qsgd-hpc run --network`` starts this in place of mpiexec, and passes signals to it. The hosts last
-as long as this process and those on them. What it has to tell goes to stderr as frames, like what
-the supervisors of the ranks tell; without a token, as words.
+``qsgd-hpc run --network`` starts this instead of mpiexec, and forwards signals to it. The hosts
+exist as long as this process and the processes on them. It writes its measurements to stderr: as
+frames, like the ranks' supervisors, or as JSON if there is no token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from types import FrameType
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.cluster import enter
 from qsgd_hpc.launch.cluster.hosts import hosts_file
-from qsgd_hpc.launch.cluster.links import add_hosts, sent_bytes, settled_bytes
+from qsgd_hpc.launch.cluster.links import add_hosts, drained_bytes, sent_bytes
 from qsgd_hpc.launch.cluster.namespaces import Namespaces, become_private, hide_file
 from qsgd_hpc.launch.cluster.network import Network
 from qsgd_hpc.launch.cluster.obstacles import ClusterError, explain_namespaces
@@ -46,10 +46,10 @@ class Task:
     """The task of the keeper.
 
     Attributes:
-        network: as Network.parse reads it.
+        network: in the notation of Network.parse.
         hosts: number of hosts.
         token: marks the frames of the run; "-": no frames.
-        trial: create the hosts and end at once.
+        trial: only create the hosts, then end.
     """
 
     network: str
@@ -59,15 +59,15 @@ class Task:
 
 
 def command(task: Task, mpiexec: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line that does a task around mpiexec's."""
+    """Return the command line of a keeper that runs mpiexec."""
     return (sys.executable, "-c", _START.format(__name__), json.dumps(asdict(task)), *mpiexec)
 
 
 def trial(network: Network, hosts: int) -> None:
-    """Make the hosts, in a process of its own, and let them go again.
+    """Create the hosts in a separate process, which then ends.
 
     Raises:
-        ClusterError: they cannot be made here; the message has the remedy.
+        ClusterError: they cannot be created here; the message has the remedy.
     """
     try:
         done = subprocess.run(
@@ -88,7 +88,7 @@ def trial(network: Network, hosts: int) -> None:
 
 
 def main() -> None:
-    """Do the task of the command line; exit with mpiexec's code."""
+    """Execute the task of the command line; exit with mpiexec's code."""
     task, mpiexec = Task(**json.loads(sys.argv[1])), sys.argv[2:]
     parent = os.getppid()
     try:
@@ -99,26 +99,26 @@ def main() -> None:
         code = cluster.run(mpiexec)
     except UsageError as error:
         sys.exit(str(error))
-    if code < 0:  # as it ended, so that the launcher sees the same
+    if code < 0:  # end by the same signal, so that the launcher sees mpiexec's status
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
 
 
 def _die_with(parent: int) -> None:
-    """Be told by SIGTERM when the launcher dies; set late, for new rights clear it."""
+    """Request SIGTERM for the launcher's death; called late, because new credentials clear it."""
     end_with_parent()
     if os.getppid() != parent:
         sys.exit(143)
 
 
 class _Cluster:
-    """The hosts, by name, and the place that mpiexec runs in."""
+    """The hosts by name, and the namespaces in which mpiexec runs (``home``)."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.network = Network.parse(task.network)
-        _make_room(task.hosts)
+        _raise_file_limit(task.hosts)
         try:
             become_private()
             _name_hosts(task.hosts)
@@ -128,21 +128,21 @@ class _Cluster:
             raise ClusterError(explain_namespaces(error)) from None
 
     def run(self, mpiexec: Sequence[str]) -> int:
-        """Run mpiexec to its end between two looks at the links; return its code."""
+        """Run mpiexec to its end, measuring the links before and after; return its code."""
         names = list(self.hosts)
-        self._tell(when="before", reached_bits_s=self._reached())
-        before = settled_bytes(names)
-        # Should this process be killed, the networks must last for what the ranks' daemons have yet
-        # to tell mpiexec: it waits a minute for the end of a connection whose network is gone.
+        self._report(when="before", reached_bits_s=self._reached())
+        before = drained_bytes(names)
+        # If this process is killed, the networks must remain for the last messages of the ranks'
+        # daemons to mpiexec, which waits a minute for a connection whose network is gone.
         kept = [host.descriptors["net"] for host in self.hosts.values()]
         code, was_ended = _run_passing_signals(mpiexec, self._environment(), kept)
         sent = [after - b for after, b in zip(sent_bytes(names), before, strict=True)]
         if not was_ended:
-            self._tell(when="after", sent_bytes=sent, **self._reached_after())
+            self._report(when="after", sent_bytes=sent, **self._reached_after())
         return code
 
     def _reached_after(self) -> dict[str, object]:
-        """Look at the links again; that this fails must not cost a run that is over its end."""
+        """Measure the links again; an error is reported, but must not fail the finished run."""
         try:
             return {"reached_bits_s": self._reached()}
         except (ClusterError, OSError) as error:
@@ -160,7 +160,7 @@ class _Cluster:
         }
         return {**os.environ, **own}
 
-    def _tell(self, **facts: object) -> None:
+    def _report(self, **facts: object) -> None:
         text = json.dumps(facts)
         if self.task.token == "-":
             print(text, file=sys.stderr, flush=True)
@@ -173,25 +173,25 @@ class _Cluster:
 def _run_passing_signals(
     words: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int]
 ) -> tuple[int, bool]:
-    """Run a program to its end; return its code, and whether a signal had asked for that end."""
+    """Run a program to its end; return its code, and whether a signal requested its end."""
     arrived: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 
-    def hand_on(number: int, _frame: FrameType | None) -> None:
+    def forward(number: int, _frame: FrameType | None) -> None:
         arrived.append(number)
         if process is not None:
             process.send_signal(number)
 
     for name in (*_ENDING, *_PASSED):
-        signal.signal(name, hand_on)
+        signal.signal(name, forward)
     process = subprocess.Popen(words, env=environ, preexec_fn=prepare_mpiexec, pass_fds=descriptors)
-    for number in arrived:  # while it was starting
+    for number in arrived:  # signals that arrived while it was starting
         process.send_signal(number)
     return process.wait(), not set(arrived).isdisjoint(_ENDING)
 
 
-def _make_room(hosts: int) -> None:
-    """Allow as many open files as the hosts take: four each."""
+def _raise_file_limit(hosts: int) -> None:
+    """Raise the limit of open files to what the hosts need: four each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 4 * hosts + 256
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -202,19 +202,19 @@ def _make_room(hosts: int) -> None:
 def _name_hosts(count: int) -> None:
     """Make /etc/hosts the only source of the hosts' addresses, within this cluster only.
 
-    A name server is beyond the cluster, and a program that asks one who has called it, as
-    torch.distributed does of a peer's address in IPv6, waits ten seconds for each answer.
+    A name server cannot be reached from the cluster, and a program that queries one (as
+    torch.distributed does for a peer's IPv6 address) would wait ten seconds for each query.
     """
     _replace(Path("/etc/hosts"), hosts_file(count, os.uname().nodename))
     _replace(Path("/etc/resolv.conf"), "")
 
 
 def _replace(path: Path, text: str) -> None:
-    """Let a file of this machine, if it has one, say something else in this cluster alone."""
+    """Replace the content of a file of this machine, if it exists, within this cluster only."""
     if not path.exists():
         return
     with tempfile.NamedTemporaryFile("w", prefix=f"qsgd-{path.stem}-") as file:
         file.write(text)
         file.flush()
         Path(file.name).chmod(0o644)
-        hide_file(path, Path(file.name))  # which stays when its name goes
+        hide_file(path, Path(file.name))  # the mount stays when the name is removed

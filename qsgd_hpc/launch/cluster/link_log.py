@@ -1,4 +1,4 @@
-"""Reports on a run's links: sentences for the user, a record for QSGD_RECORDS."""
+"""Reports about a run's links: messages for the user, and a record for QSGD_RECORDS."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ __all__ = ["LinkLog"]
 
 
 class LinkLog:
-    """Hears the keeper of the hosts before and after a run.
+    """The measurements of the hosts' keeper before and after a run.
 
     Args:
-        network: that was asked for.
-        hosts: how many it joins.
+        network: the requested network.
+        hosts: number of hosts.
     """
 
     def __init__(self, network: Network, hosts: int) -> None:
         self.network, self.hosts = network, hosts
         self.before: list[int] = []
 
-    def hear(self, facts: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-        """Return what the user should know of this; after the run, record it too.
+    def report(self, facts: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
+        """Return messages about a measurement; after the run, also append the record.
 
         Args:
             facts: "when" ("before", "after"), "reached_bits_s" of each host's link, and after the
                 run "sent_bytes" of each host.
-            environ: the ranks' environment; QSGD_RECORDS names the file of the record.
+            environ: the ranks' environment; QSGD_RECORDS is the file of the record.
         """
         reached = facts["reached_bits_s"]
         if facts["when"] == "before":

@@ -1,4 +1,4 @@
-"""The bridge and the hosts' links to it, their rate and latency: through ``ip`` and ``tc``."""
+"""The bridge, the hosts' links to it, and their rate and latency, set by ``ip`` and ``tc``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from qsgd_hpc.launch.cluster.namespaces import Namespaces, new_host
 from qsgd_hpc.launch.cluster.network import Network
 from qsgd_hpc.launch.cluster.obstacles import ClusterError, explain_tool
 
-__all__ = ["add_hosts", "sent_bytes", "settled_bytes", "tool"]
+__all__ = ["add_hosts", "drained_bytes", "sent_bytes", "tool"]
 
 BRIDGE = "bridge0"
 MASK = SUBNET.rpartition("/")[2]
-# What may pass at once, unshaped: a timer that fires late on busy cores must not cost bandwidth. A
-# packet that the kernel has not yet cut up (64 KB and headers) must fit, or the cores would cut it.
+# Size of an unshaped burst: a timer that fires late on busy cores must not cost bandwidth. An
+# unsegmented packet (64 KB and headers) must fit, or the CPU would have to segment it.
 BURST_S, LEAST_BURST_BYTES = 0.002, 80 << 10
-# Packets that would wait longer are dropped. On slow links room for more than the time says: as a
-# switch has, or every start of a connection would lose some and wait for them.
+# Packets that would wait longer are dropped. On slow links, the queue is at least as large as a
+# switch's buffer: otherwise, every new connection would lose packets and wait for them.
 QUEUE_S, LEAST_QUEUE_BYTES = 0.05, 512 << 10
 FRAME_BYTES = 1514
 # A user's PATH often lacks the folders of the administrator's tools.
@@ -30,7 +30,7 @@ TOOL_FOLDERS = ("/usr/sbin", "/sbin")
 
 
 def tool(name: str) -> str | None:
-    """Return where ``ip`` or ``tc`` is; None: it is not installed."""
+    """Return the path of ``ip`` or ``tc``; None: it is not installed."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *TOOL_FOLDERS])
     return shutil.which(name, path=path)
 
@@ -47,12 +47,12 @@ def _batch(name: str, lines: Sequence[str], descriptors: Sequence[int] = ()) -> 
         pass_fds=descriptors,
     )
     if done.returncode != 0:
-        said = " ".join(done.stderr.partition("Command failed")[0].split())
-        raise ClusterError(explain_tool(name, "\n".join(lines), said))
+        message = " ".join(done.stderr.partition("Command failed")[0].split())
+        raise ClusterError(explain_tool(name, "\n".join(lines), message))
 
 
 def add_hosts(network: Network, count: int, home: Namespaces) -> dict[str, Namespaces]:
-    """Make the hosts and join them by a bridge in this process's network, ``home``; by name.
+    """Create the hosts, join them by a bridge in this process's network ``home``; return them.
 
     Raises:
         ClusterError: a tool or a part of the kernel is missing.
@@ -80,26 +80,26 @@ def add_hosts(network: Network, count: int, home: Namespaces) -> dict[str, Names
 
 
 def _add_link(network: Network, number: int, name: str, home: Namespaces) -> None:
-    """Give the host that this process is on its interface, and shape what leaves it."""
-    way_out = home.descriptors["net"]
+    """Create the network interface of this process's host, and shape its outgoing traffic."""
+    home_net = home.descriptors["net"]
     _batch(
         "ip",
         [
             "link set lo up",
-            f"link add eth0 type veth peer name {name} netns /proc/self/fd/{way_out}",
+            f"link add eth0 type veth peer name {name} netns /proc/self/fd/{home_net}",
         ],
-        [way_out],
+        [home_net],
     )
     # One address per host: neighbour discovery of IPv6 would only add to the bytes counted.
     _set("ipv6/conf/eth0/disable_ipv6", "1")
-    # bbr, some machines' default, is slower and burstier on so short a wire.
+    # bbr, the default of some machines, is slower and burstier on links of such low latency.
     _set("ipv4/tcp_congestion_control", "reno")
     _batch(
         "ip",
         [
             "link set eth0 up",
             f"addr add {address(number)}/{MASK} dev eth0",
-            # Programs ask for the interface of the default route to learn their own address.
+            # Programs determine their own address from the interface of the default route.
             f"route add default via {LAUNCHER}",
         ],
     )
@@ -110,7 +110,7 @@ def _add_link(network: Network, number: int, name: str, home: Namespaces) -> Non
 
 
 def _delay(network: Network, names: Sequence[str]) -> None:
-    """Hold back what goes to each host; room for a queue and for all that is on its way."""
+    """Delay the packets to each host; the limit fits the queue and all packets in flight."""
     in_flight_s = network.latency_us * 1e-6 + QUEUE_S
     packets = 1000 + int(network.rate_bits_s / 8 * in_flight_s * len(names) / FRAME_BYTES)
     delay = f"delay {network.latency_us:g}us limit {packets}"
@@ -124,7 +124,7 @@ def _set(name: str, value: str) -> None:
 
 
 def sent_bytes(names: Sequence[str]) -> list[int]:
-    """Return what each host has sent, headers included, as the bridge's side has counted it."""
+    """Return the bytes that each host has sent, including headers, counted at the bridge."""
     counted = {}
     for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
         name, _, numbers = line.partition(":")
@@ -132,8 +132,8 @@ def sent_bytes(names: Sequence[str]) -> list[int]:
     return [counted[name] for name in names]
 
 
-def settled_bytes(names: Sequence[str]) -> list[int]:
-    """Return the same once nothing is on its way any more; after 5 s as it is then."""
+def drained_bytes(names: Sequence[str]) -> list[int]:
+    """Wait until no more bytes arrive, for 5 s at most; return ``sent_bytes``."""
     counted, until_s = sent_bytes(names), time.monotonic() + 5
     while time.monotonic() < until_s:
         time.sleep(0.05)

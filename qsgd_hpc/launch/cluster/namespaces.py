@@ -1,6 +1,6 @@
-"""System calls for namespaces: make them, enter them, and the rights of a user inside them.
+"""System calls for namespaces: create them, enter them, and pass capabilities inside them.
 
-Python has os.unshare and os.setns from 3.12 on; before that the C library has them.
+They call the C library, because Python has os.unshare and os.setns only from 3.12 on.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Namespaces:
 
     @classmethod
     def here(cls) -> Namespaces:
-        """Open those of this process."""
+        """Open the namespaces of this process."""
         return cls({kind: os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in KINDS})
 
     def enter(self, kinds: Iterable[str] = tuple(KINDS)) -> None:
-        """Move this process there; with "mnt", to the same working directory."""
+        """Move this process to these namespaces; the working directory stays the same."""
         folder = Path.cwd()
         for kind in kinds:
             _call("setns", self.descriptors[kind], KINDS[kind])
@@ -56,7 +56,7 @@ class Namespaces:
 
 @contextlib.contextmanager
 def within_network(place: Namespaces, home: Namespaces) -> Iterator[None]:
-    """Do something in the network of another place, and come home."""
+    """Execute the block in the network of ``place``, then return to ``home``."""
     place.enter(["net"])
     try:
         yield
@@ -65,14 +65,14 @@ def within_network(place: Namespaces, home: Namespaces) -> Iterator[None]:
 
 
 def become_private() -> None:
-    """Give this process namespaces of its own.
+    """Move this process to new namespaces.
 
-    Root does it directly. Anybody else, and root without the right to (in a container), first
-    becomes a user of the same number in a user namespace, with every right inside it that the
-    programs it starts inherit.
+    Root does so directly. Other users, and root without the capability (in a container), first
+    enter a user namespace with the same user id, where they have all capabilities; programs that
+    this process starts inherit them.
 
     Raises:
-        OSError: this system does not let the user; obstacles.py explains.
+        OSError: this system does not permit it; see obstacles.py.
     """
     if os.geteuid() == 0:
         with contextlib.suppress(PermissionError):
@@ -81,11 +81,11 @@ def become_private() -> None:
             return
     user, group = os.geteuid(), os.getegid()
     _call("unshare", NEWUSER | OWN)
-    Path("/proc/self/setgroups").write_text("deny")  # or the kernel refuses the next line
+    Path("/proc/self/setgroups").write_text("deny")  # required by the kernel before the next line
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-    _call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)  # so that hosts can be entered by way of /proc
-    _pass_rights_on()
+    _call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)  # so that hosts can be entered through /proc
+    _make_rights_inheritable()
     _keep_mounts_private()
 
 
@@ -93,10 +93,10 @@ def _keep_mounts_private() -> None:
     _call("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
 
 
-def _pass_rights_on() -> None:
-    """Let programs that this process starts have its rights in the user namespace.
+def _make_rights_inheritable() -> None:
+    """Make programs that this process starts inherit its capabilities in the user namespace.
 
-    Without that a program started by anyone but root has none.
+    Otherwise, a program started by a user other than root has none.
     """
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     data = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; low words, then high
@@ -109,12 +109,12 @@ def _pass_rights_on() -> None:
 
 
 def drop_rights() -> None:
-    """Let the next program that this process becomes be an ordinary one of the user's."""
+    """Drop inheritable capabilities, so that the next exec has only the user's own."""
     _call("prctl", _PR_CAP_AMBIENT, _AMBIENT_CLEAR, 0, 0, 0)
 
 
 def new_host(name: str) -> None:
-    """Move this process to a new host: network, hostname and shared memory of its own."""
+    """Move this process to a new host, with separate network, hostname and shared memory."""
     _call("unshare", OWN)
     socket.sethostname(name)
     if Path("/dev/shm").is_dir():
@@ -122,5 +122,5 @@ def new_host(name: str) -> None:
 
 
 def hide_file(path: Path, by: Path) -> None:
-    """Let the content of one file stand in the place of another, in this process's mounts."""
+    """Mount the file ``by`` over ``path``, in this process's mount namespace."""
     _call("mount", os.fsencode(by), os.fsencode(path), None, _MS_BIND, None)

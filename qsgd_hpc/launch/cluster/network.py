@@ -10,12 +10,13 @@ from qsgd_hpc.errors import UsageError
 __all__ = ["NONE", "SHORT", "Network", "bits_per_s", "parse", "split"]
 
 NONE = "none"
-"""Says that there shall be no network, where one would be there otherwise."""
+"""Value that requests no emulated network."""
 
 RATES = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 TIMES_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
 MOST_LATENCY_US = 1e6
-# Of a TCP stream at full rate 95.7% is payload, so a link in order shows a little less than 1.
+# Least fraction of the requested rate: payload is 95.7% of a TCP stream, so a link at full rate
+# measures a little less than 1.
 SHORT = 0.9
 
 _NUMBER = r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z/]*)"
@@ -26,8 +27,8 @@ class Network:
     """A network of equal links.
 
     Attributes:
-        rate_bits_s: what each host can send per second, in bits.
-        latency_us: microseconds that a packet is on its way, in addition to its transmission.
+        rate_bits_s: bits per second that each host can send.
+        latency_us: delay of a packet in microseconds, in addition to its transmission time.
     """
 
     rate_bits_s: int
@@ -59,24 +60,24 @@ class Network:
 
     @property
     def text(self) -> str:
-        """The network as :meth:`parse` reads it, always in the same words: ``1gbit``."""
+        """The network in the notation of :meth:`parse`, in canonical form: ``1gbit``."""
         rate = _written(self.rate_bits_s, RATES)
         return f"{rate},latency={_written(self.latency_us, TIMES_US)}" if self.latency_us else rate
 
     @property
     def label(self) -> str:
-        """The network for people: ``1 Gb/s, 50 µs``."""
+        """The network for messages: ``1 Gb/s, 50 µs``."""
         text = bits_per_s(self.rate_bits_s)
         latency = re.sub(r"(?<=\d)(?=[a-z])", " ", _written(self.latency_us, TIMES_US))
         return f"{text}, {latency.replace('us', 'µs')}" if self.latency_us else text
 
     def falls_short(self, bits_s: float) -> bool:
-        """Return whether a link of this network that reached so little was held back."""
+        """Return whether a measured rate is less than the link should reach."""
         return bits_s < SHORT * self.rate_bits_s
 
 
 def parse(text: str | None, option: str = "--network") -> Network | None:
-    """Read a network, or none: ``None`` and ``none``.
+    """Read a network; ``None`` and ``none`` return None.
 
     Raises:
         UsageError: every faulty part, one per line.
@@ -87,7 +88,7 @@ def parse(text: str | None, option: str = "--network") -> Network | None:
 
 
 def split(text: str) -> list[str]:
-    """Split a list of networks, each of which may have a comma of its own.
+    """Split a list of networks, each of which may contain a comma.
 
     >>> split("100mbit, 1gbit,latency=50us,none")
     ['100mbit', '1gbit,latency=50us', 'none']

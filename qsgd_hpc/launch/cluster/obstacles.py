@@ -1,4 +1,4 @@
-"""Obstacles to an emulated cluster on this machine, and their remedies."""
+"""Reasons why this machine cannot emulate a cluster, and their remedies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ClusterError", "explain_namespaces", "explain_tool"]
 
 _SYS = Path("/proc/sys")
 PACKAGE = "iproute2 (on Fedora and its kin: iproute and iproute-tc)"
-# What a step asks for, the module that has it, and what to do without it.
+# (text in the commands, the kernel module needed, the remedy if it is missing).
 _MODULES = (
     (" tbf ", "sch_tbf", "root: modprobe sch_tbf"),
     (" netem ", "sch_netem", "root: modprobe sch_netem, or leave out latency="),
@@ -21,24 +21,25 @@ _MODULES = (
 
 
 class ClusterError(UsageError):
-    """The hosts cannot be made here; the message has the remedy, after its last semicolon."""
+    """The hosts cannot be created here; the message has the remedy, after its last semicolon."""
 
 
-def explain_tool(name: str, steps: str = "", said: str | None = None) -> str:
-    """Say why a step of ``ip`` or ``tc`` did not work; without its words: it is not there."""
-    if said is None:
+def explain_tool(name: str, steps: str = "", message: str | None = None) -> str:
+    """Return why commands of ``ip`` or ``tc`` failed; message None: it is not installed."""
+    if message is None:
         return f"--network needs the program {name}, which is not on PATH; install {PACKAGE}"
-    if "unknown" in said.lower():
+    if "unknown" in message.lower():
         for words, module, remedy in _MODULES:
             if words in steps:
                 return (
-                    f"--network needs {module}, which this kernel lacks ({name}: {said}); {remedy}"
+                    f"--network needs {module}, which this kernel lacks ({name}: {message}); "
+                    f"{remedy}"
                 )
-    return f"--network: {name} could not build the network: {said}"
+    return f"--network: {name} could not build the network: {message}"
 
 
 def explain_namespaces(error: OSError) -> str:
-    """Say why this user gets no namespaces, and what an administrator can do."""
+    """Return why this user cannot create namespaces, and what an administrator can do."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return (
             f"--network: {error.strerror}; each host needs four open files: use ulimit -n "

@@ -1,7 +1,7 @@
-"""Measures the links' rate: all hosts send to the next one by TCP at once, for a moment.
+"""Measure the links' rate: for a short time, all hosts concurrently send to the next one by TCP.
 
-That is what a collective does to the network, so that cores which are too busy to carry all links
-at their rate show here.
+Collectives load the network in the same way, so this also detects cores that are too busy to serve
+all links at their rate.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["reached_bits_s"]
 
 CONNECT_S = 20.0
 BEFORE_S, LEAST_S, MOST_S = 0.1, 0.4, 4.0
-# A slow link is watched until so much could have passed, or its bursts would hide its rate.
+# A slow link is measured for the time of this many bytes, or bursts would dominate its rate.
 ENOUGH_BYTES = 2 << 20
 PIECE_BYTES = 1 << 18
 
 
 def reached_bits_s(network: Network, hosts: Sequence[Namespaces], home: Namespaces) -> list[float]:
-    """Return the payload that each host has received per second, in bits; of one host nothing.
+    """Return the payload that each host receives, in bits per second; empty for a single host.
 
     Takes half a second, or up to 4 on a link below 40 Mb/s.
 
@@ -41,20 +41,20 @@ def reached_bits_s(network: Network, hosts: Sequence[Namespaces], home: Namespac
         return []
     listeners = [_listener(host, home) for host in hosts]
     time_s = min(MOST_S, max(LEAST_S, 8 * ENOUGH_BYTES / network.rate_bits_s))
-    stay, leave = os.pipe()  # its closing tells the processes that all have answered
+    done, done_in = os.pipe()  # closed when all processes have answered, so that they end
     probes = []
     for i, (host, listener) in enumerate(zip(hosts, listeners, strict=True)):
         next_host = (i + 1) % len(hosts)
         peer = (address(next_host + 1), listeners[next_host].getsockname()[1])
         measure = partial(_exchange, listener, peer, time_s)
-        probes.append(_fork(host, measure, stay, leave))
+        probes.append(_fork(host, measure, done, done_in))
     for listener in listeners:
         listener.close()
     try:
         return [_read(answer, i) for i, (_, answer) in enumerate(probes, 1)]
     finally:
-        os.close(leave)
-        os.close(stay)
+        os.close(done_in)
+        os.close(done)
         for pid, _ in probes:
             os.waitpid(pid, 0)
 
@@ -62,43 +62,43 @@ def reached_bits_s(network: Network, hosts: Sequence[Namespaces], home: Namespac
 def _listener(host: Namespaces, home: Namespaces) -> socket.socket:
     with within_network(host, home):
         listener = socket.socket()
-    listener.bind(("", 0))  # what a rank has left behind may hold any port
+    listener.bind(("", 0))  # no fixed port: processes left over from a rank may use any
     listener.listen(1)
     return listener
 
 
 def _fork(
-    host: Namespaces, measure: Callable[[], tuple[Any, ...]], stay: int, leave: int
+    host: Namespaces, measure: Callable[[], tuple[Any, ...]], done: int, done_in: int
 ) -> tuple[int, int]:
-    """Start the process that measures for a host; return it and where its answer can be read."""
-    answer, told = os.pipe()
+    """Fork a process that measures on a host; return its pid and the read end of its answer."""
+    answer, answer_in = os.pipe()
     pid = os.fork()
     if pid:
-        os.close(told)
+        os.close(answer_in)
         return pid, answer
-    os.close(leave)
+    os.close(done_in)
     try:
         host.enter(["net"])
         rate, *_connections = measure()
-        os.write(told, str(rate).encode())
+        os.write(answer_in, str(rate).encode())
     except BaseException as error:
-        os.write(told, str(error).encode() or b"?")
-    os.close(told)
-    os.read(stay, 1)  # an earlier end would reset connections that others still measure
+        os.write(answer_in, str(error).encode() or b"?")
+    os.close(answer_in)
+    os.read(done, 1)  # ending earlier would reset connections that others still measure
     os._exit(0)
 
 
 def _exchange(
     listener: socket.socket, peer: tuple[str, int], time_s: float
 ) -> tuple[float, socket.socket, socket.socket]:
-    """Send to the next host, receive from the one before; return the bits received per second.
+    """Send to the next host and receive from the previous one; return the received bits/s.
 
-    With the two connections, which must stay open for the others.
+    Also returns the two connections, which must stay open for the other hosts.
     """
     out = socket.create_connection(peer, timeout=CONNECT_S)
     listener.settimeout(CONNECT_S)
     into, _ = listener.accept()
-    # What is still on its way at the end must not disturb the run: a reset, not a farewell.
+    # Data in flight at the end must not disturb the run: close resets the connection.
     out.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     out.setblocking(False)
     data, buffer = bytes(PIECE_BYTES), bytearray(PIECE_BYTES)

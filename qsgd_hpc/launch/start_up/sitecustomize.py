@@ -1,16 +1,17 @@
-"""Look after scripts of torch.distributed that say nothing of this package.
+"""Support unchanged scripts of torch.distributed.
 
-Python imports this file when it starts, in all that `qsgd-hpc run` and jobs start as torchrun does.
-It waits for modules of torch and imports nothing before they are there:
+Python imports this file when it starts, in ranks that `qsgd-hpc run` and jobs start with torchrun's
+variables. It hooks the import of modules of torch, and imports nothing earlier:
 
-- models of DistributedDataParallel compress, where QSGD_BITS asks for it, and what FSDP2 has
-  sharded, where QSGD_WEIGHT_BITS does;
-- a rank that trains separately, though others were started with it, is reported;
-- steps are timed for a study, where QSGD_RECORDS asks for it.
+- with QSGD_BITS, models of DistributedDataParallel compress; with QSGD_WEIGHT_BITS, modules that
+  FSDP2 has sharded do;
+- ranks that train separately although they were started together are reported;
+- with QSGD_RECORDS, steps are timed for a study.
 
-And where a script ends by an error that has a usual cause in how ranks were started, it names that.
+If a script ends by an error that is usually caused by the way ranks were started, it prints that
+cause.
 
-The sitecustomize that this one hides, of an environment or of a system, runs as it would have.
+Another sitecustomize, of an environment or of the system, which this file hides, is run as well.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # typing itself takes longer to import than all else here
+TYPE_CHECKING = False  # importing typing would take longer than all other imports here
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (pathlib is slow)
-# Scripts that load one of these connect by other means than torch.distributed.
-_OTHER_WAYS = ("qsgd_hpc._core", "horovod", "mpi4py.MPI", "jax", "tensorflow")
+# Scripts that import one of these may connect their ranks by it instead of torch.distributed.
+_OTHER_TRANSPORTS = ("qsgd_hpc._core", "horovod", "mpi4py.MPI", "jax", "tensorflow")
 _BITS = os.environ.get("QSGD_BITS", "") not in ("", "32", "auto")
 _WEIGHT_BITS = os.environ.get("QSGD_WEIGHT_BITS", "") != ""
 _RECORDS = os.environ.get("QSGD_RECORDS", "") != "" and "WORLD_SIZE" in os.environ
-_STARTED = os.environ.get("WORLD_SIZE", "1")  # scripts may write over it
+_STARTED = os.environ.get("WORLD_SIZE", "1")  # read now, because scripts may overwrite it
 _MANY = _STARTED != "1"
 
 
-class _Waiter:
-    """Finds the awaited modules as the others would, and changes each once it is there."""
+class _ImportHook:
+    """A finder that delegates to the others, and patches the awaited modules after their import."""
 
     def __init__(self, awaited: dict[str, Callable[[Any], None]]) -> None:
         self.awaited = awaited
@@ -58,8 +59,8 @@ class _Waiter:
         return spec
 
 
-def _wrap(module: Any) -> None:
-    """Have every model that is made of torch's DDP compress, or be timed."""
+def _wrap_ddp(module: Any) -> None:
+    """Make every DDP model compress its gradients, or time its steps."""
     import functools
 
     ddp = module.DistributedDataParallel
@@ -68,7 +69,7 @@ def _wrap(module: Any) -> None:
     @functools.wraps(construct)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, *args, **kwargs)
-        # Not before: torch is not yet whole when its module of this class is.
+        # Import here, because torch is not yet fully imported when this class's module is.
         if _BITS:
             from qsgd_hpc.torch.unchanged import compress_unasked
 
@@ -81,8 +82,8 @@ def _wrap(module: Any) -> None:
     ddp.__init__ = made
 
 
-def _collect(module: Any) -> None:
-    """Keep a list of the scalers of float16 gradients: error feedback follows a model's."""
+def _collect_scalers(module: Any) -> None:
+    """Keep a list of GradScalers, because error feedback must follow changes of the scale."""
     import functools
     import weakref
 
@@ -98,7 +99,7 @@ def _collect(module: Any) -> None:
 
 
 def _wrap_shards(module: Any) -> None:
-    """Have every module that is sharded send codes, or be timed."""
+    """Make every sharded module send codes, or time its collectives."""
     import functools
 
     shard = module.fully_shard
@@ -120,23 +121,23 @@ def _wrap_shards(module: Any) -> None:
     module.fully_shard = sharded
 
 
-def _watch(module: Any) -> None:
-    """Have the steps of optimizers looked at: the first one, and for a study all."""
+def _hook_steps(module: Any) -> None:
+    """Check at the first step of an optimizer whether ranks are connected; time all for a study."""
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is None:
         return
-    told = not _MANY or os.environ.get("RANK") != "0"
+    checked = not _MANY or os.environ.get("RANK") != "0"
 
     def stepped(optimizer: Any, *_: Any) -> None:
-        nonlocal told
+        nonlocal checked
         import torch
 
         if torch.compiler.is_compiling():
             return
-        if not told:
-            told = True  # the hook stays: torch may be going through all of them
-            if not any(name in sys.modules for name in _OTHER_WAYS):
-                _tell(_joined(torch.distributed))
+        if not checked:
+            checked = True  # the hook is not removed, because torch may be iterating over hooks
+            if not any(name in sys.modules for name in _OTHER_TRANSPORTS):
+                _report_unless_joined(_joined(torch.distributed))
         if _RECORDS:
             from qsgd_hpc.torch.ddp.measured import stepped
 
@@ -156,7 +157,7 @@ def _leave() -> None:
 
 
 def _joined(group: Any) -> tuple[int, str]:
-    """Return how many ranks train together with this one, and what joins the others to them."""
+    """Return the number of ranks that train together, and the remedy if that is not all ranks."""
     accelerate: Any = sys.modules.get("accelerate.state")
     if accelerate is not None and accelerate.PartialState._shared_state:
         remedy = "without GPUs Accelerate joins them only as Accelerator(cpu=True), and the"
@@ -167,7 +168,7 @@ def _joined(group: Any) -> tuple[int, str]:
     return 1, f"{remedy}; scripts for Horovod need --horovod"
 
 
-def _tell(joined: tuple[int, str]) -> None:
+def _report_unless_joined(joined: tuple[int, str]) -> None:
     many, remedy = joined
     if str(many) == _STARTED:
         return
@@ -180,7 +181,7 @@ def _tell(joined: tuple[int, str]) -> None:
 
 
 def _explain(kind: Any, value: Any, traceback: Any) -> None:
-    """Print an error that ends the script, and what may be done about it."""
+    """Print an error that ends the script, and a remedy if its usual cause is known."""
     _print_error(kind, value, traceback)
     text, environ = str(value), os.environ
     seen = [
@@ -200,8 +201,8 @@ def _explain(kind: Any, value: Any, traceback: Any) -> None:
         )
 
 
-def _run_the_next() -> None:
-    """Import the sitecustomize that stands behind this one on the path, if there is one."""
+def _run_next() -> None:
+    """Import the next sitecustomize on the path after this one, if there is one."""
     finders: list[Any] = [f for f in sys.meta_path if getattr(f, "__name__", "") == "PathFinder"]
     places = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100
     spec = finders[0].find_spec("sitecustomize", places) if finders else None
@@ -216,13 +217,13 @@ def _run_the_next() -> None:
 _print_error = sys.excepthook
 if _MANY:
     sys.excepthook = _explain
-_awaited = {"torch.optim.optimizer": _watch} if _MANY or _RECORDS else {}
+_awaited = {"torch.optim.optimizer": _hook_steps} if _MANY or _RECORDS else {}
 if (_BITS and _MANY) or _RECORDS:
-    _awaited["torch.nn.parallel.distributed"] = _wrap
+    _awaited["torch.nn.parallel.distributed"] = _wrap_ddp
 if _BITS and _MANY:
-    _awaited["torch.amp.grad_scaler"] = _collect
+    _awaited["torch.amp.grad_scaler"] = _collect_scalers
 if (_WEIGHT_BITS and _MANY) or _RECORDS:
     _awaited["torch.distributed.fsdp._fully_shard._fully_shard"] = _wrap_shards
 if _awaited:
-    sys.meta_path.insert(0, _Waiter(_awaited))  # type: ignore[arg-type]
-_run_the_next()
+    sys.meta_path.insert(0, _ImportHook(_awaited))  # type: ignore[arg-type]
+_run_next()
