@@ -22,20 +22,20 @@ __all__ = [
 ]
 
 MOST_LAYERS = 2000
-STEP_MARK = "qsgd_hpc.step."  # in the name of an operation that only marks a step
+STEP_MARK = "qsgd_hpc.step."  # prefix of the names of operations that only mark a step
 _WARMUP = 10
 
 
 def leave(engine: Any, *, rank: int, ranks: int) -> None:
     """Append an engine's counters to the file of QSGD_RECORDS.
 
-    Nothing is written without a step. This runs at the exit of a user's script, so a
-    fault is a warning on stderr, not an exception. There is no communication with other ranks,
-    which may have ended.
+    Nothing is written if there was no step. This runs at the exit of a user's script, so an error
+    is a warning on stderr, not an exception. It does not communicate with other ranks, which may
+    have ended.
 
     Args:
-        engine: a _core.Engine; it may have shut down.
-        rank: its rank.
+        engine: a _core.Engine, possibly after its shutdown.
+        rank: the engine's rank.
         ranks: number of ranks of the job.
     """
     try:
@@ -43,7 +43,7 @@ def leave(engine: Any, *, rank: int, ranks: int) -> None:
         if profile["steps"] > 0:
             quality = engine.quality()
             fields = summary(profile, engine.stats(), quality, rank=rank, ranks=ranks)
-            # The tuner may choose float32, too, and the two cannot be distinguished.
+            # The tuner may also choose float32, which cannot be distinguished from the planner.
             planner = ranks > 1 and not env.get("QSGD_AUTOTUNE")
             record("engine", **fields, **uncoded(quality, planner=planner))
     except Exception as error:
@@ -67,15 +67,14 @@ def summary(
     """Return the fields of an "engine" record.
 
     Args:
-        profile, stats, quality: as the engine's methods step_profile, stats and quality return
-            them.
-        rank: their rank.
+        profile, stats, quality: results of the engine's methods step_profile, stats and quality.
+        rank: the engine's rank.
         ranks: number of ranks of the job.
     Returns:
         step_s is the median and step_mean_s the mean of the timed steps; exposed_s, comm_s,
-        hidden_s and coding_s are means over them. None where no step is timed, or where the
-        framework waits itself, so that the time is unknown. Layers on rank 0 only; neither
-        these nor bytes and reductions for a single rank whose gradients bypass the engine.
+        hidden_s and coding_s are means over them. None if no step is timed, or if the framework
+        waits itself, so that the time is unknown. Layers are only on rank 0. Layers, gradient bytes
+        and reductions are omitted for a single rank whose gradients bypass the engine.
     """
     warmup = warmup_steps(profile["steps"])
     marked = any(STEP_MARK in name for name, *_ in profile["layers"])
@@ -104,9 +103,10 @@ def warmup_steps(steps: int) -> int:
 
 
 def _of_timed_steps(profile: Mapping[str, Any], warmup: int, ranks: int) -> dict[str, float | None]:
-    # The last step never ends, since none begins after it; of a long run the first are forgotten.
-    forgotten = profile["steps"] - 1 - len(profile["step_s"])
-    first = max(0, warmup - forgotten)
+    # The last step has no end, because no step begins after it; the first steps of a long run are
+    # no longer in the profile.
+    dropped = profile["steps"] - 1 - len(profile["step_s"])
+    first = max(0, warmup - dropped)
     steps, waits, comm, coding = (
         profile[name][first:].tolist() for name in ("step_s", "wait_s", "comm_s", "coding_s")
     )
@@ -130,19 +130,20 @@ _TIMED = ("step_s", "step_mean_s", "exposed_s", "comm_s", "hidden_s", "coding_s"
 
 
 def mean_nmse(quality: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """Return the mean over all reductions of compressed tensors, or None."""
+    """Return the mean NMSE over all reductions of compressed tensors, or None."""
     coded = [q for q in quality.values() if q["coding"] != "none" and q["reductions"] > 0]
     reductions = sum(q["reductions"] for q in coded)
     return sum(q["mean_nmse"] * q["reductions"] for q in coded) / reductions if coded else None
 
 
 def uncoded(quality: Mapping[str, Mapping[str, Any]], *, planner: bool) -> dict[str, int]:
-    """Return the number of tensors with a request for compression, and of those sent as float32.
+    """Return the number of tensors for which compression was requested, and of those not coded.
 
     Args:
         quality: the result of the engine's method of this name.
-        planner: whether the planner chose; it declines a tensor before it is coded, so a tensor
-            that was coded before was changed for another reason, such as the error budget.
+        planner: whether the planner was active. It declines a tensor before its first coding; a
+            tensor that was coded earlier became float32 for another reason, such as the error
+            budget.
     """
     asked = [q for q in quality.values() if q["reductions"] > 0]
     plain = [q for q in asked if q["coding"] == "none"]

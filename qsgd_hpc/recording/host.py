@@ -24,8 +24,8 @@ _CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 def place(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return facts about the job's machine; unavailable ones are omitted.
 
-    ``scheduler_job``, ``nodes`` (as the scheduler writes their list), ``modules``, ``gpus`` (names
-    in the driver's order), ``governor`` and ``clock_khz`` (smallest, largest, now) of core 0.
+    ``scheduler_job``, ``nodes`` (in the scheduler's notation), ``modules``, ``gpus`` (names in the
+    driver's order), ``governor`` and ``clock_khz`` (smallest, largest, current) of core 0.
     """
     found: dict[str, Any] = {
         "scheduler_job": next((environ[n] for n in JOB_IDS if environ.get(n)), None),
@@ -117,5 +117,5 @@ def threads() -> int:
     ):
         return int(count)
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    # What the scheduler lets this process run on, which may be less than the machine has.
+    # The cores that the scheduler allows for this process may be fewer than the machine's.
     return int(asked) if asked.isdecimal() else len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Writes measurements from a training script: one JSON line per event."""
+"""Write measurements from a training script: one JSON line per event."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def record(event: str, **fields: Any) -> None:
     and a killed process can truncate only the last one.
 
     Args:
-        event: the event; a study reads "epoch" and "final" (scaling/README.md lists their
-            fields); others are kept unchanged.
+        event: name of the event; a study reads "epoch" and "final" (scaling/README.md lists their
+            fields); others are stored unchanged.
         fields: JSON values, NumPy or framework scalars, lists and dicts of them. NaN and infinities
-            are written as null and listed in the line's ``nonfinite`` field: a diverged run is a
-            result, too, and must not end with another error.
+            are written as null and listed in the line's ``nonfinite`` field, so that a diverged run
+            can also be recorded.
     Raises:
-        UsageError: a field that JSON cannot hold or that is reserved, or a file that cannot be
-            written; all faulty fields are named at once.
+        UsageError: a field that JSON cannot represent or that is reserved (all such fields are
+            named), or a file that cannot be written.
     """
     target = env.get("QSGD_RECORDS")
     if target is None:
@@ -75,7 +75,7 @@ def _encode(event: str, fields: Mapping[str, Any]) -> bytes:
     if faults:
         raise UsageError("\n".join(faults))
     body: dict[str, Any] = {"event": event, **values, **_origin()}
-    # Once a run: the engine writes its record on every rank, and looking for GPUs takes a moment.
+    # Once per run only, because all ranks write a record and querying GPUs is slow.
     if event == "final" or (event == "engine" and values.get("rank") == 0):
         body["place"] = place(os.environ)
     if nonfinite:
@@ -122,11 +122,11 @@ def _origin() -> dict[str, Any]:
         "pid": os.getpid(),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
-        # Who shares the machine shows here: on a quiet one it is about ranks x threads.
+        # Shows other users of the machine: without any, it is about ranks x threads.
         "load": round(os.getloadavg()[0], 1),
         "versions": versions,
     }
-    # Only what the script has loaded: importing mpi4py.MPI here would start MPI.
+    # Only if the script has imported it: importing mpi4py.MPI here would start MPI.
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None:
         origin["mpi"] = " ".join(mpi.Get_library_version().replace("\0", "").split())[:200]

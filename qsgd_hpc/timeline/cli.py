@@ -102,7 +102,7 @@ def _steps_table(ranks: Sequence[RankSteps]) -> Table:
         table.add_row(
             str(rank.rank), f"{rank.steps_us / count / 1e3:.3g}", cell(rank.computing_us),
             cell(rank.exposed_us), cell(rank.agreeing_us),
-            "\n".join(f"{_who(last)}: {cell(us)}" for last, us in _longest_first(rank)) or "-",
+            "\n".join(f"{_rank_name(r)}: {cell(us)}" for r, us in _longest_first(rank)) or "-",
             cell(rank.hidden_us), cell(rank.coding_us),
         )  # fmt: skip
     return table
@@ -112,7 +112,7 @@ def _longest_first(rank: RankSteps) -> list[tuple[int, float]]:
     return sorted(rank.absent_us.items(), key=lambda item: -item[1])
 
 
-def _who(rank: int) -> str:
+def _rank_name(rank: int) -> str:
     return "others" if rank == OTHERS else f"rank {rank}"
 
 
@@ -141,8 +141,8 @@ def _totals(summary: traces.Summary) -> str:
     )
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.0f}%" if whole > 0 else "-"
+def _percent(part: float, total: float) -> str:
+    return f"{100 * part / total:.0f}%" if total > 0 else "-"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One time axis for the ranks of a job, whose hosts' clocks count from different moments."""
+"""A common time axis for the ranks of a job, because hosts' clocks have different origins."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def zero_s(comm: Any) -> float:
-    """Return what this rank's ``time.monotonic()`` read when rank 0's read a common moment.
+    """Return the time origin of the job on this rank's ``time.monotonic()``; collective.
 
-    Collective. Ranks on rank 0's host share its clock, so theirs is exact. For others rank 0 asks
-    for the time 20 times and believes the quickest answer, which is right to within half of its
-    round trip: some microseconds on a cluster's network.
+    Exact on rank 0's host, whose ranks share a clock. For each other rank, rank 0 requests its time
+    20 times and uses the fastest answer, whose error is at most half of its round trip: a few
+    microseconds on a cluster's network.
 
     Args:
-        comm: mpi4py communicator; the engine may be using it.
+        comm: mpi4py communicator; the engine may use it at the same time.
     Returns:
-        seconds of this rank's monotonic clock.
+        the origin, in seconds of this rank's monotonic clock.
     Source: Cristian, Probabilistic clock synchronization, Distributed Computing 3, 1989.
     """
     host = _BOOT_ID.read_text() if _BOOT_ID.exists() else str(comm.Get_rank())
     hosts = comm.allgather(host)
     zero: float = comm.bcast(time.monotonic())
-    far = [rank for rank, other in enumerate(hosts) if other != hosts[0]]
+    remote = [rank for rank, other in enumerate(hosts) if other != hosts[0]]
     if comm.Get_rank() == 0:
-        for rank in far:
+        for rank in remote:
             comm.send(_offset_s(comm, rank), rank, _TAG)
-    elif comm.Get_rank() in far:
+    elif comm.Get_rank() in remote:
         for _ in range(_ROUNDS):
             comm.recv(source=0, tag=_TAG)
             comm.send(time.monotonic(), 0, _TAG)
@@ -42,7 +42,7 @@ def zero_s(comm: Any) -> float:
 
 
 def _offset_s(comm: Any, rank: int) -> float:
-    """Return how far the clock of ``rank`` is ahead of this one's."""
+    """Return the seconds by which the clock of ``rank`` is ahead of this rank's."""
     answers = []
     for _ in range(_ROUNDS):
         sent = time.monotonic()

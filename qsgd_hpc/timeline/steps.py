@@ -1,4 +1,4 @@
-"""The time of training steps by computing, communicating and waiting, from a timeline."""
+"""Breakdown of training steps into computing, communicating and waiting, from a timeline."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from qsgd_hpc.timeline.traces import (
 __all__ = ["RankSteps", "of_steps"]
 
 OTHERS = -1
-"""Stands for a rank that the file does not tell: only rank 0's part knows who came last."""
+"""An unknown rank: only rank 0's events contain which rank submitted a tensor last."""
 
 
 @dataclass
 class RankSteps:
     """The steps of one rank; times in microseconds, summed over its steps.
 
-    A step lasts from the first gradient that is handed over to that of the next. Its parts are
-    ``computing_us``, ``absent_us``, ``exposed_us`` and ``agreeing_us``; what is hidden, and coding,
-    run beside them.
+    A step lasts from the submission of its first gradient to that of the next step's. Its parts are
+    ``computing_us``, ``absent_us``, ``exposed_us`` and ``agreeing_us``; ``hidden_us`` and
+    ``coding_us`` overlap with them.
     """
 
     rank: int
@@ -39,7 +39,7 @@ class RankSteps:
     computing_us: float = 0.0
     """Time in which the program did not wait for a result."""
     absent_us: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    """Time in which it waited for a tensor of another rank, by the last such rank."""
+    """Time in which it waited for other ranks to submit a tensor, by the rank that was last."""
     exposed_us: float = 0.0
     """Time in which it waited while its engine executed collectives."""
     agreeing_us: float = 0.0
@@ -51,7 +51,7 @@ class RankSteps:
 
     @property
     def steps_us(self) -> float:
-        """Return what all steps took."""
+        """Return the time of all steps."""
         return sum(self.durations_us)
 
 
@@ -73,17 +73,17 @@ class _Work:
 
 
 def of_steps(events: Iterable[Event]) -> list[RankSteps]:
-    """Return the steps of each rank that the file holds whole ones of, in order."""
+    """Return the steps of each rank with at least one complete step, in the order of ranks."""
     rows = rows_of(events)
     works = {rank: _work_of(rows[rank]) for rank in sorted(rows)}
-    judge = works[0].negotiations if 0 in works else {}
+    of_rank_0 = works[0].negotiations if 0 in works else {}
     found = []
     for rank, work in works.items():
         named = rows[rank]
         steps = [span for span in spans_of(named.get("steps", ())) if span[1] > span[0]]
         if steps:
             waits = union(spans_of(named.get("program", ())))
-            found.append(_of_rank(rank, steps, waits, work, judge))
+            found.append(_of_rank(rank, steps, waits, work, of_rank_0))
     return found
 
 
@@ -92,34 +92,34 @@ def _of_rank(
     steps: Sequence[Span],
     waits: Sequence[Span],
     work: _Work,
-    judge: dict[str, list[_Negotiation]],
+    of_rank_0: dict[str, list[_Negotiation]],
 ) -> RankSteps:
-    whole = union(steps)
-    waited = intersection(waits, whole)
+    in_steps = union(steps)
+    waited = intersection(waits, in_steps)
     exposed = intersection(waited, work.collectives)
-    told = RankSteps(rank, [end - begin for begin, end in steps])
-    told.computing_us = length(whole) - length(waited)
-    told.exposed_us = length(exposed)
-    told.hidden_us = length(intersection(work.collectives, whole)) - told.exposed_us
+    result = RankSteps(rank, [end - begin for begin, end in steps])
+    result.computing_us = length(in_steps) - length(waited)
+    result.exposed_us = length(exposed)
+    result.hidden_us = length(intersection(work.collectives, in_steps)) - result.exposed_us
     idle = _without(waited, exposed)
-    for last, spans in _absences(rank, work, judge).items():
-        mine = intersection(idle, union(spans))
-        told.absent_us[last] += length(mine)
-        idle = _without(idle, mine)
-    told.agreeing_us = length(idle)
-    told.coding_us = sum(
-        coding * overlap(span, whole) / (span[1] - span[0]) for span, coding in work.coding
+    for last, spans in _absences(rank, work, of_rank_0).items():
+        absent = intersection(idle, union(spans))
+        result.absent_us[last] += length(absent)
+        idle = _without(idle, absent)
+    result.agreeing_us = length(idle)
+    result.coding_us = sum(
+        coding * overlap(span, in_steps) / (span[1] - span[0]) for span, coding in work.coding
     )
-    return told
+    return result
 
 
 def _absences(
-    rank: int, work: _Work, judge: dict[str, list[_Negotiation]]
+    rank: int, work: _Work, of_rank_0: dict[str, list[_Negotiation]]
 ) -> dict[int, list[Span]]:
-    """Return when this rank had a tensor that another one had not, by the rank that came last."""
+    """Return when this rank waited for another to submit a tensor, by the rank that was last."""
     found: dict[int, list[Span]] = defaultdict(list)
     for tensor, negotiations in work.negotiations.items():
-        known = judge.get(tensor, [])
+        known = of_rank_0.get(tensor, [])
         for each in negotiations:
             last = each.last if rank == 0 else _last_by(known, each.span[1])
             if last != rank:
@@ -128,7 +128,7 @@ def _absences(
 
 
 def _last_by(known: Sequence[_Negotiation], end: float) -> int:
-    """Return who came last, in rank 0's view, to the negotiation that ended nearest to ``end``."""
+    """Return the last rank of rank 0's negotiation that ended at the time nearest to ``end``."""
     at = bisect_left(known, end, key=lambda n: n.span[1])
     near = known[max(at - 1, 0) : at + 1]
     return min(near, key=lambda n: abs(n.span[1] - end)).last if near else OTHERS
@@ -153,7 +153,7 @@ def _work_of(rows: Rows) -> _Work:
 
 
 def _negotiations(row: Sequence[Event]) -> list[_Negotiation]:
-    """Return a tensor's negotiations; a mark in them names each rank as it comes."""
+    """Return a tensor's negotiations; each contains a mark for every rank that submits it."""
     found = []
     begun: float | None = None
     last = OTHERS
@@ -169,7 +169,7 @@ def _negotiations(row: Sequence[Event]) -> list[_Negotiation]:
 
 
 def _without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
-    """Return what is left of disjoint spans, in order, without those that are in them."""
+    """Return ``spans`` minus ``holes``; both are disjoint and in order, and so is the result."""
     left = []
     for begin, end in spans:
         for hole in holes[bisect_left(holes, begin, key=lambda s: s[1]) :]:

@@ -1,4 +1,4 @@
-"""Trace Event files: read even when cut short, merge, and sum up by tensor."""
+"""Trace Event files: read (also truncated ones), merge, and summarise by tensor."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Event = dict[str, Any]
 Span = tuple[float, float]
 """Begin and end in microseconds."""
 Rows = dict[str, list[Event]]
-"""A rank's events by the name of their row, in order of time."""
+"""A rank's events by the name of their row, in temporal order."""
 
 
 def load(path: Path) -> list[Event]:
     """Return the events of a timeline; the end of a killed process's file may be missing.
 
     Raises:
-        UsageError: the file cannot be read, or is no timeline.
+        UsageError: the file cannot be read, or is not a timeline.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -123,7 +123,7 @@ class Summary:
 
 
 def summarise(events: Iterable[Event]) -> Summary:
-    """Return what each tensor took, and how much of it the program had to wait for."""
+    """Return the times of each tensor, and the parts in which the program waited."""
     rows = rows_of(events)
     timed = [event for rank in rows.values() for row in rank.values() for event in row]
     summary = Summary(ranks=len(rows))
@@ -169,12 +169,12 @@ def _by_time(event: Event) -> float:
 
 
 def spans_of(events: Iterable[Event]) -> list[Span]:
-    """Return when those events that last began and ended."""
+    """Return begin and end of the events that have a duration."""
     return [(e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
 
 
 def _add_row(times: TensorTimes, row: Sequence[Event], waits: Sequence[Span]) -> list[Span]:
-    """Add one rank's events of a tensor; return when its operations were carried out."""
+    """Add one rank's events of a tensor; return the spans of its operations."""
     spans = []
     begun: float | None = None
     for event in row:
@@ -210,12 +210,12 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def length(disjoint: Iterable[Span]) -> float:
-    """Return how much time spans cover that do not overlap."""
+    """Return the total length of disjoint spans."""
     return sum(end - begin for begin, end in disjoint)
 
 
 def overlap(span: Span, disjoint: Sequence[Span]) -> float:
-    """Return how much of a span lies in spans that are in order."""
+    """Return the length of the part of ``span`` that disjoint spans, in order, cover."""
     return length(intersection([span], disjoint))
 
 

@@ -24,8 +24,8 @@ class Files:
     """The target of a job's timeline.
 
     Args:
-        path: as the user gave it.
-        all_ranks: a file per rank and one of all; else rank 0's alone.
+        path: the user's path.
+        all_ranks: one file per rank and a merged one; else only rank 0's.
     """
 
     path: str
@@ -40,7 +40,7 @@ class Files:
 
     @property
     def merged(self) -> Path:
-        """Return the file of all ranks."""
+        """Return the merged file of all ranks."""
         return Path(self.path.replace(_RANK, "all"))
 
 
@@ -49,13 +49,13 @@ _files: Files | None = None
 
 
 def start(context: Context, path: str, *, mark_cycles: bool) -> None:
-    """Start the timeline that a program asks for; see ``basics.start_timeline``."""
+    """Start a timeline; see ``basics.start_timeline``."""
     files = Files(path, _RANK in path or env.get("QSGD_TIMELINE_ALL_RANKS"))
     _start(context, files, mark_cycles, together=files.all_ranks)
 
 
 def start_as_set(context: Context) -> None:
-    """Start the timeline that rank 0's environment asks for; collective."""
+    """Start the timeline that rank 0's environment requests; collective."""
     path, all_ranks, mark_cycles = context.comm.bcast(
         (
             env.get("QSGD_TIMELINE"),
@@ -68,7 +68,7 @@ def start_as_set(context: Context) -> None:
 
 
 def _start(context: Context, files: Files, mark_cycles: bool, together: bool) -> None:
-    """Start on this rank; where ranks start together, all raise what one of them found wrong."""
+    """Start on this rank; with ``together``, all ranks raise an error of any of them."""
     global _files
     writes = files.all_ranks or context.rank == 0
     zero = {"zero_s": clocks.zero_s(context.comm)} if files.all_ranks else {}
@@ -93,7 +93,7 @@ def _try_start(engine: Any, path: Path, mark_cycles: bool, more: dict[str, float
 
 
 def stop(context: Context, *, together: bool = True) -> None:
-    """Finish this rank's file and, with ``together``, the one of all ranks (then collective)."""
+    """Finish this rank's file and, with ``together`` (then collective), write the merged one."""
     global _files
     ended, _files = _files, None
     if ended is None:
@@ -101,12 +101,12 @@ def stop(context: Context, *, together: bool = True) -> None:
     context.engine.stop_timeline()
     if not (ended.all_ranks and together):
         return
-    context.comm.Barrier()  # all files are whole
+    context.comm.Barrier()  # until all files are complete
     if context.rank == 0:
-        _merge_seen(ended, context.size)
+        _merge_visible(ended, context.size)
 
 
-def _merge_seen(files: Files, size: int) -> None:
+def _merge_visible(files: Files, size: int) -> None:
     paths = [files.of_rank(rank) for rank in range(size)]
     seen = [path for path in paths if path.exists()]
     try:
