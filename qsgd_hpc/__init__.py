@@ -2,8 +2,8 @@
 
 Importing this package starts nothing: no MPI, no CUDA, no logging. Training scripts import a
 framework module (``import qsgd_hpc.torch as hvd``); the command line is ``qsgd-hpc --help``.
-``qsgd_hpc.run(function, np=4)`` starts ranks from Python; ``qsgd_hpc.should_stop()`` tells a
-training that its job is about to end.
+``qsgd_hpc.run(function, np=4)`` starts ranks from Python; ``qsgd_hpc.should_stop()`` returns
+whether a training must stop because its job is about to end.
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -1,4 +1,4 @@
-"""``python -m qsgd_hpc``: the command line where its script is not on the PATH."""
+"""``python -m qsgd_hpc``: the command line, if its script is not on PATH."""
 
 from qsgd_hpc.cli import main
 

@@ -1,4 +1,4 @@
-"""Types of the compiled core, defined in csrc/bindings."""
+"""Types of the compiled core; csrc/bindings has the definitions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
@@ -94,7 +94,7 @@ class Tree:
     ) -> None: ...
     @property
     def parent(self) -> int:
-        """Parent in the tree; -1 for rank 0."""
+        """The parent's rank; -1 for rank 0."""
     @property
     def children(self) -> list[int]: ...
     def below(self, child: int) -> list[int]: ...
@@ -185,37 +185,37 @@ class Communicator:
 class Handle:
     """An operation in flight.
 
-    Every operation takes ``keep``: an object that owns the memory of the operation. The core
-    references it until the operation is done, even without references to the handle, and
-    permanently if the job was lost, because MPI may then still write to the memory.
+    Every operation takes ``keep``: an object that owns the memory that it reads and writes. The
+    core references it until the operation is done, even if the handle is dropped, and permanently
+    if the job was lost, because MPI may then still write to the memory.
     """
 
     def done(self) -> bool: ...
     def lost(self) -> bool: ...
     def wait(self) -> None: ...
     def add_done_callback(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` once when done, from the engine's thread or immediately.
+        """Call ``callback`` once: on the engine's thread, or immediately if already done.
 
-        The engine is blocked meanwhile, so a callback must be short and wait for no operation.
+        It blocks the engine, so it must be short and must not wait for an operation.
         """
     def output(self) -> NDArray[np.uint8]:
-        """Return the bytes that allgather, alltoall or reducescatter has allocated.
+        """Return the result of an allgather, alltoall or reducescatter, as bytes.
 
-        They begin at a multiple of 64 bytes and exist as long as the array.
+        The memory is aligned to 64 bytes and lives as long as the array.
 
-        Raises:
+        Raises (like the methods below):
             UsageError: the operation is still in flight.
-            HorovodInternalError: it has failed; the same holds for the methods below.
+            HorovodInternalError: it has failed.
         """
     def shape(self) -> list[int]:
         """Return the shape of the output."""
     def sizes(self) -> list[int]:
-        """Return the number of rows from each rank, for allgather and alltoall."""
+        """Return the number of rows from each rank, for an allgather or an alltoall."""
     def result(self) -> int:
-        """Return the number that is the operation's result, if it has one."""
+        """Return the integer result of an operation that has one, such as join."""
 
 class Coding:
-    """Requested compression of a tensor."""
+    """The coding of one tensor."""
 
     def __init__(
         self,
@@ -229,12 +229,12 @@ class Coding:
     def spec(self) -> CodecSpec: ...
     @property
     def auto_bits(self) -> bool:
-        """Whether the planner may use 4 bits, or no code, instead of the spec."""
+        """Whether the planner may use 4 bits or no compression instead of the spec's 8 bits."""
     @property
     def error_feedback(self) -> bool: ...
     @property
     def nmse_budget(self) -> float:
-        """Maximum NMSE; 0 is no budget."""
+        """Largest relative squared error; 0: no limit."""
 
 class Group:
     """Operations that become ready, and complete or fail, together."""
@@ -246,7 +246,7 @@ class Group:
     def size(self) -> int: ...
 
 class OperationFields(TypedDict, total=False):
-    """Fields of an operation besides its kind; see csrc/engine/operation.h."""
+    """Fields of an operation other than its kind; see csrc/engine/operation.h."""
 
     dtype: str
     shape: Sequence[int]
@@ -262,7 +262,7 @@ class OperationFields(TypedDict, total=False):
     on_device: bool
 
 class Operation:
-    """Description of an operation on one tensor, equal on all ranks."""
+    """The description of an operation on one tensor, equal on all ranks."""
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ class Operation:
     def replaced(self, **fields: Any) -> Operation:
         """Return the operation with other values of some fields."""
     def text(self) -> bytes:
-        """Return the operation as stored in a framework's graph: without commas or spaces."""
+        """Return the operation as text without commas or spaces, for a framework's graph."""
     @staticmethod
     def of_text(text: bytes) -> Operation: ...
     def __getattr__(self, field: str) -> Any: ...
@@ -304,18 +304,18 @@ class Engine:
     ) -> Handle:
         """Start an operation on the memory at two addresses.
 
-        An operation without a name is numbered, equally on ranks that call in the same order. With
-        ``now`` the caller blocks: its thread executes the operation itself if possible, and the
-        returned handle is usually done.
+        An operation without a name is numbered; ranks must then call in the same order. With
+        ``now``, the caller is going to wait immediately: its thread executes the operation itself
+        if possible, and the handle is usually done on return.
 
-        ``device`` is the number of the device whose memory both addresses are in; -1: host memory.
-        The source is ready after the work queued in ``stream`` so far. When the handle is done, so
-        is the device's work.
+        ``device`` is the number of the device of both addresses, -1: the host. The source is ready
+        after the work queued in ``stream`` so far. When the handle is done, the device's work is
+        complete.
         """
     def start_all(
         self, operations: Sequence[tuple[Operation, int, int, object, int, int]]
     ) -> list[Handle]:
-        """Start several operations: each with source, target, keep, device and stream."""
+        """Start several operations: (operation, source, target, keep, device, stream) each."""
     def watch(self, peers: Sequence[tuple[int, int, str]], grace_s: float) -> None: ...
     def start_timeline(
         self, path: str, mark_cycles: bool = False, zero_s: float | None = None
@@ -333,22 +333,23 @@ class Engine:
         bits: int | None = None,
         segment_elements: int | None = None,
     ) -> None:
-        """Change on rank 0 how later operations are executed, on all ranks alike.
+        """Change settings of later operations on all ranks; call it on rank 0.
 
         Args:
-            fusion_bytes: maximum bytes of the tensors of one fused reduction.
+            fusion_bytes: largest number of bytes in one fused reduction.
             cycle_time_s: seconds that rank 0 waits for more tensors to fuse.
-            algorithm: for exact or for compressed reductions; the other kind uses "auto".
-            bits: 2, 4 or 8 per element for codes with a choice of bits, or 32 for no code.
-            segment_elements: per message of compressed reductions, a power of two; 0: 2^18.
+            algorithm: algorithm of exact or of compressed reductions; "auto" for the others.
+            bits: 2, 4 or 8 bits per element, for codes with a choice; 32: no compression.
+            segment_elements: elements per message of compressed reductions, a power of two; 0:
+                2^18.
 
         Raises:
-            UsageError: on another rank, or for a value that this job cannot use.
+            UsageError: called on another rank, or a value that is not supported here.
         """
     def machine(self) -> Machine | None: ...
     def stats(self) -> dict[str, float]: ...
     def step_profile(self) -> dict[str, Any]:
-        """Return this rank's work in each of the latest completed steps."""
+        """Return the times and bytes of this rank in each of the latest finished steps."""
     def quality(self) -> dict[str, dict[str, Any]]: ...
     def owed_counts(self) -> dict[str, int]: ...
     def owed_share(self, name: str) -> NDArray[np.float32]: ...

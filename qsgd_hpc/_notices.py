@@ -1,4 +1,4 @@
-"""Notices of a command to its user; silent in a library without a listener."""
+"""Notices of a command to its user; dropped unless there is a listener."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LISTENER: ContextVar[_Listener | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def listening(listener: _Listener | None) -> Iterator[None]:
-    """Have a function called with each notice within the block."""
+    """Call ``listener`` with each notice within the block; None drops notices."""
     token = _LISTENER.set(listener)
     try:
         yield
@@ -24,12 +24,12 @@ def listening(listener: _Listener | None) -> Iterator[None]:
 
 @contextmanager
 def muted(yes: bool) -> Iterator[None]:
-    """Drop notices within the block: what they say has been told already."""
+    """Drop notices within the block if ``yes``, because they would be repetitions."""
     with listening(None if yes else _LISTENER.get()):
         yield
 
 
 def tell(text: str) -> None:
-    """Pass on a notice: one sentence, lower case, without its end."""
+    """Pass a notice to the listener: one sentence, in lower case, without a full stop."""
     if (listener := _LISTENER.get()) is not None:
         listener(text)

@@ -1,6 +1,6 @@
-"""The ``qsgd-hpc`` command: one lazy table of verbs, and errors without traceback.
+"""The ``qsgd-hpc`` command: a table of verbs, and errors without traceback.
 
-A verb's module is imported when it is used, so ``qsgd-hpc --help`` is quick on a login node.
+A verb's module is imported on use, so ``qsgd-hpc --help`` is fast on a login node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qsgd_hpc.errors import QsgdError
 
 __all__ = ["main", "main_of"]
 
-# verb -> (module:function, one line for --help). The order is the order of a user's day.
+# verb -> (module:function, one line for --help), in the order of a typical workflow.
 VERBS: dict[str, tuple[str, str]] = {
     "convert": (
         "qsgd_hpc.eight_steps.convert.cli:convert",
@@ -62,7 +62,7 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "reproduce": (
         "qsgd_hpc.scaling.reproduce.cli:reproduce",
-        "Show published results beside what is predicted or measured here.",
+        "Compare published results with predictions or measurements made here.",
     ),
 }
 
@@ -103,7 +103,7 @@ def cli(ctx: click.Context) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; a :class:`QsgdError` ends in its message and exit code 2."""
+    """Run the command line; for a :class:`QsgdError`, print its message and exit with code 2."""
     try:
         cli.main(args=argv, prog_name="qsgd-hpc", standalone_mode=True)
     except QsgdError as error:
@@ -113,9 +113,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def main_of(module: str) -> None:
-    """Run what a module defines: ``python -m qsgd_hpc.doctor`` is ``qsgd-hpc doctor``.
+    """Run the verb of a module: ``python -m qsgd_hpc.doctor`` is ``qsgd-hpc doctor``.
 
-    Where that is several verbs, the first argument names one, as always.
+    If the module has several verbs, the first argument must name one, as for ``qsgd-hpc``.
     """
     verbs = [verb for verb, (place, _) in VERBS.items() if place.partition(":")[0] == module]
     main([*(verbs if len(verbs) == 1 else ()), *sys.argv[1:]])

@@ -36,7 +36,7 @@ BUCKET_MULTIPLE = 64
 MAX_BUCKET = 1 << 16
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
 FEEDBACK_BITS = 2
-# What the planner begins with where bits are open; the core knows what else it may take.
+# Bits of the coding passed to the core if the planner chooses; it may choose fewer or float32.
 MOST_AUTO_BITS = 8
 
 
@@ -78,7 +78,7 @@ class Lossy(ABC):
     """Name of the code in the core, ``hvd.Compression`` and QSGD_SCHEME."""
     biased: ClassVar[bool] = False
     feedback_bits: ClassVar[int] = FEEDBACK_BITS
-    """At so few bits one code loses more than half of what it carries."""
+    """Bits up to which error feedback is on by default: the error exceeds half of the input."""
     varies: ClassVar[bool] = False
     """Whether the length of a code depends on the gradient."""
 
@@ -113,7 +113,7 @@ class Lossy(ABC):
         from qsgd_hpc._core import CodecSpec, Coding
 
         feedback = lasting and self.feeds_back
-        # A code whose error can exceed what it carries would let the residual grow without bound.
+        # With a code whose error can exceed its input, the residual would grow without bound.
         contract = feedback and not self.biased
         spec = CodecSpec(bucket_size=self.bucket_size, contract=contract, **self._codec())
         budget = (self.nmse_budget or 0.0) if lasting else 0.0
@@ -158,7 +158,7 @@ class Lossy(ABC):
 
     @abstractmethod
     def _bits(self) -> int:
-        """Return the bits of an element that is sent."""
+        """Return the bits per sent element."""
 
     def _codec(self) -> dict[str, Any]:
         return {"scheme": self.scheme, "bits": self._bits()}
@@ -192,7 +192,7 @@ class _WithBits(Lossy):
     bits: int | Literal["auto"] = 4
 
     one_bit_is_sign: ClassVar[bool] = True
-    """Else it has a code of one bit of its own."""
+    """Whether one bit selects :class:`Sign`; else the code has its own one-bit form."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -212,7 +212,7 @@ class _WithBits(Lossy):
 
     @property
     def biased(self) -> bool:  # type: ignore[override]
-        """Whether the mean of many codes differs from what was coded."""
+        """Whether the expected decoded value differs from the input."""
         return self._is_sign
 
     def _bits(self) -> int:
@@ -224,7 +224,7 @@ class _WithBits(Lossy):
 
 @dataclass(frozen=True)
 class Qsgd(_WithBits):
-    """QSGD stochastic quantisation (Alistarh et al., NeurIPS 2017); see :class:`Lossy`, too.
+    """QSGD stochastic quantisation (Alistarh et al., NeurIPS 2017); see also :class:`Lossy`.
 
     Args:
         bits: bits per element on the wire, including the sign, 1 to 8; 1 is the sign with a scale,
@@ -249,7 +249,7 @@ class Qsgd(_WithBits):
 
     @property
     def biased(self) -> bool:  # type: ignore[override]
-        """Whether the mean of many codes differs from what was coded."""
+        """Whether the expected decoded value differs from the input."""
         return self._is_sign or self.rounding == "nearest"
 
     def _codec(self) -> dict[str, Any]:
@@ -288,7 +288,7 @@ class Nuqsgd(_WithBits):
 
 @dataclass(frozen=True)
 class Eden(_WithBits):
-    """Randomly rotated buckets on the levels for a normal distribution; see :class:`Lossy`.
+    """Randomly rotated buckets, quantised to levels for a normal distribution; see :class:`Lossy`.
 
     After the rotation the elements are nearly normally distributed, so that a few large elements do
     not increase the error of the others: at 4 bits the error is a quarter of QSGD's, and at 3 bits
@@ -312,14 +312,14 @@ class Eden(_WithBits):
 
 @dataclass(frozen=True)
 class Elias(_WithBits):
-    """QSGD's levels of an L2 norm in the paper's sparse code; see :class:`Lossy`, too.
+    """QSGD's levels of an L2 norm in the paper's sparse code; see also :class:`Lossy`.
 
     The code has a variable length: the more levels of a bucket are zero, the fewer bytes are sent.
     Coding is serial and therefore slow.
 
     Args:
-        bits: give 2^(bits-1) - 1 levels on each side of zero; 5, which is about sqrt(n) levels for
-            buckets of 512 elements, needs at most 2.8 bits per element on average.
+        bits: 2^(bits-1) - 1 levels on each side of zero; 5 gives about sqrt(n) levels for buckets
+            of 512 elements, and needs at most 2.8 bits per element on average.
     """
 
     bits: int | Literal["auto"] = 5
@@ -358,7 +358,7 @@ class TopK(Lossy):
     """The largest elements of each bucket, sent exactly; biased; see :class:`Lossy`.
 
     Args:
-        ratio: share of the elements that is sent; at least one per bucket.
+        ratio: fraction of the elements that are sent; at least one per bucket.
     """
 
     ratio: float = 0.01
@@ -371,7 +371,7 @@ class TopK(Lossy):
             raise self._fault("ratio", "a ratio above 0 and up to 1, such as 0.01")
 
     def _bits(self) -> int:
-        return 32  # of an element that is sent
+        return 32  # per sent element
 
     def _codec(self) -> dict[str, Any]:
         return {"scheme": self.scheme, "k": max(1, round(self.ratio * self.bucket_size))}

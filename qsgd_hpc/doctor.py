@@ -1,4 +1,4 @@
-"""The command doctor: reports faults of the installation, and their remedies."""
+"""The command ``qsgd-hpc doctor``: report faults of the installation, and their remedies."""
 
 from __future__ import annotations
 

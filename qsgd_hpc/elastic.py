@@ -1,6 +1,6 @@
 """Commit a training's state, and resume from the last commit after a failure.
 
-MPI can neither continue without a rank nor add ranks. A job that has lost a rank therefore ends.
+MPI can neither continue without a rank nor add ranks. Therefore a job that has lost a rank ends.
 With ``QSGD_ELASTIC_CHECKPOINT=FILE`` (or ``@elastic.run(checkpoint=FILE)``) every
 ``state.commit()`` writes the state to a file, and the next job, on any number of ranks, resumes
 from it. After failures that leave all ranks alive (different shapes on the ranks, NaN in a
@@ -203,8 +203,8 @@ def _attempts(func: Callable[..., Any], state: State, args: Any, kwargs: Any) ->
         except HorovodInternalError as error:
             state.restore()
             sync = True
-            if not _all_live(error):
-                raise RankFailedError(_last_words(state, error)) from error
+            if not _all_alive(error):
+                raise RankFailedError(_final_message(state, error)) from error
             if state._commits == failed_at:
                 raise
             failed_at = state._commits
@@ -212,12 +212,12 @@ def _attempts(func: Callable[..., Any], state: State, args: Any, kwargs: Any) ->
         state.on_reset()
 
 
-def _all_live(error: HorovodInternalError) -> bool:
+def _all_alive(error: HorovodInternalError) -> bool:
     left = isinstance(error, RankFailedError) and basics.RESTARTING not in str(error)
     return not left and not basics.context().engine.aborted()
 
 
-def _last_words(state: State, error: Exception) -> str:
+def _final_message(state: State, error: Exception) -> str:
     file = state._file
     remedy = (
         f"The last commit is in {file}: restart the job to resume from it."

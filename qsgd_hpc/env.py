@@ -82,7 +82,7 @@ def _weight_bits(text: str) -> int:
 
 def _scheme(text: str) -> str:
     """a code, such as qsgd or topk."""
-    from qsgd_hpc.compression import KINDS  # which reads this table
+    from qsgd_hpc.compression import KINDS  # imported here, because it imports this module
 
     return _one_of(*KINDS)(text)
 
@@ -116,7 +116,7 @@ def _log_level(text: str) -> str:
 
 
 def _timeline_twin(text: str) -> str | None:
-    # In Horovod, DYNAMIC announces a call of start_timeline(). Here it is always allowed.
+    # In Horovod, DYNAMIC permits later calls of start_timeline(), which are always allowed here.
     return None if text == "DYNAMIC" else text
 
 
@@ -124,7 +124,7 @@ def _hierarchical(text: str) -> str | None:
     return "hierarchical" if flag(text) else None
 
 
-def _never(text: str) -> float | None:
+def _zero_if_disabled(text: str) -> float | None:
     return 0.0 if flag(text) else None
 
 
@@ -160,8 +160,8 @@ class Variable:
     """One row: parser, default, description, and Horovod's names for the variable.
 
     The docstring of `parse` lists the valid values; docs/settings.md shows it. `horovods` is the
-    default in a script that has imported ``horovod``, if it differs. Variables that are `of_jobs`
-    are set by ``run`` and the scripts of jobs, not by users.
+    default in a script that has imported ``horovod``, if it differs. Variables with `of_jobs` are
+    set by ``run`` and job scripts, not by users.
     """
 
     parse: Callable[[str], Any]
@@ -172,7 +172,7 @@ class Variable:
     of_jobs: bool = False
 
 
-# The algorithms of the core, which this module does not load.
+# The algorithms of the core, listed here because this module must not import the core.
 EXACT = (
     "direct", "ring", "recursive_doubling", "rabenseifner", "shared", "hierarchical", "leaders",
 )  # fmt: skip
@@ -315,7 +315,7 @@ TABLE: dict[str, Variable] = {
         60.0,
         "seconds until a warning names a tensor that some ranks have not submitted; 0: never",
         (
-            Twin("HOROVOD_STALL_CHECK_DISABLE", _never, "1 sets it to 0"),
+            Twin("HOROVOD_STALL_CHECK_DISABLE", _zero_if_disabled, "1 sets it to 0"),
             Twin("HOROVOD_STALL_CHECK_TIME_SECONDS"),
         ),
     ),
@@ -324,7 +324,7 @@ TABLE: dict[str, Variable] = {
         0.0,
         "seconds until a tensor that some ranks have not submitted ends the job; 0: never",
         (
-            Twin("HOROVOD_STALL_CHECK_DISABLE", _never, "1 sets it to 0"),
+            Twin("HOROVOD_STALL_CHECK_DISABLE", _zero_if_disabled, "1 sets it to 0"),
             Twin("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
         ),
     ),
@@ -405,7 +405,7 @@ def is_set(name: str, environ: Mapping[str, str] | None = None, *, twins: bool =
 
 
 def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
-    """Return a variable's parsed value, else that of Horovod's, else the default. Empty is unset.
+    """Return a variable's parsed value, else its Horovod twin's, else the default. Empty is unset.
 
     Raises:
         UsageError: the text cannot be parsed; the message names the variable that was read.

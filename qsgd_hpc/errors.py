@@ -18,14 +18,14 @@ __all__ = [
 ]
 
 EXIT_RESUBMIT = 85
-"""The training stopped at a checkpoint and asks to be submitted again."""
+"""Exit code of a training that stopped at a checkpoint and is to be submitted again."""
 
 
 class QsgdError(Exception):
     """Base class of all errors of this package."""
 
-    # Not that of ValueError or RuntimeError: TensorFlow raises errors of a traced function again,
-    # in their own class only where this is what makes them.
+    # Exception's constructor, not that of ValueError or RuntimeError: TensorFlow re-raises errors
+    # of a traced function in their own class only if the class has this constructor.
     if not TYPE_CHECKING:
         __init__ = Exception.__init__
 
@@ -33,7 +33,7 @@ class QsgdError(Exception):
 class UsageError(QsgdError, ValueError):
     """An invalid request; the command line prints it without a traceback.
 
-    Several faults may be reported at once, one per line.
+    The message may contain several errors, one per line.
     """
 
 
@@ -50,11 +50,11 @@ class HorovodInternalError(QsgdError, RuntimeError):
 
 
 class RankFailedError(HorovodInternalError):
-    """Another rank died or left while this rank still needed it."""
+    """Another rank died, or left the job while this rank still needed it."""
 
 
 class NonFiniteGradientError(HorovodInternalError):
-    """A tensor held NaN or Inf; the message names the tensor and the ranks."""
+    """A tensor contained NaN or Inf; the message names the tensor and the ranks."""
 
 
 class HostsUpdatedInterrupt(QsgdError, RuntimeError):
@@ -63,7 +63,7 @@ class HostsUpdatedInterrupt(QsgdError, RuntimeError):
     This package never raises it: a batch job's hosts do not change.
 
     Args:
-        skip_sync: the ranks' states are equal, so none has to be sent.
+        skip_sync: whether the ranks' states are equal, so that they need not be synchronised.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:

@@ -1,8 +1,8 @@
-"""Rules that give single tensors bits of their own: ``*.bias=32, embed*=8, >1M=2``.
+"""Rules that set the bits of individual tensors: ``*.bias=32, embed*=8, >1M=2``.
 
-A rule is a pattern and what it gives: bits per element, 1 to 8, or 32 (``"fp32"``) for no
-compression. A pattern is a glob on the tensor's name, or ``>COUNT`` or ``<COUNT`` elements, where
-k, M and G stand for thousands, millions and billions. The first rule that fits decides.
+A rule consists of a pattern and bits per element: 1 to 8, or 32 (``"fp32"``) for no compression. A
+pattern is a glob for the tensor's name, or ``>COUNT`` or ``<COUNT`` elements, with the suffixes k,
+M and G for thousands, millions and billions. The first rule that matches is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REMEDY = "expected PATTERN=BITS with 1 to 8, 32 or fp32, such as '*.bias=32, em
 
 @dataclass(frozen=True)
 class Rule:
-    """Tensors that the pattern fits travel in ``bits`` per element; 32 is uncompressed."""
+    """Tensors that match the pattern are sent with ``bits`` per element; 32 is uncompressed."""
 
     pattern: str
     bits: int
@@ -42,7 +42,7 @@ class Rule:
             )
 
     def fits(self, name: str, count: int) -> bool:
-        """Return whether a tensor of this name and this many elements is meant."""
+        """Return whether the pattern matches a tensor of this name and number of elements."""
         size = _SIZE.fullmatch(self.pattern)
         if size is None:
             return fnmatchcase(name, self.pattern)
@@ -51,10 +51,10 @@ class Rule:
 
 
 def parse_rules(text: str) -> tuple[Rule, ...]:
-    """Parse ``PATTERN=BITS, PATTERN=BITS``, as QSGD_RULES has it.
+    """Parse ``PATTERN=BITS, PATTERN=BITS``, the format of QSGD_RULES.
 
     Raises:
-        UsageError: an entry that is no rule; the message quotes it.
+        UsageError: an entry is not a rule; the message quotes it.
     """
     rules = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
@@ -64,10 +64,10 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
 
 
 def as_rules(rules: str | Iterable[Rule | tuple[str, int | str]]) -> tuple[Rule, ...]:
-    """Return rules given as text, as pairs of pattern and bits, or as they are.
+    """Return rules from text, from pairs of pattern and bits, or from rules.
 
     Raises:
-        UsageError: an entry that is no rule.
+        UsageError: an entry is not a rule.
     """
     if isinstance(rules, str):
         return parse_rules(rules)
@@ -83,7 +83,7 @@ def as_rules(rules: str | Iterable[Rule | tuple[str, int | str]]) -> tuple[Rule,
 
 
 def first_match(rules: Iterable[Rule], name: str, count: int) -> int | None:
-    """Return the bits of the first rule that fits, or None where none does."""
+    """Return the bits of the first rule that matches, or None."""
     return next((rule.bits for rule in rules if rule.fits(name, count)), None)
 
 
@@ -92,4 +92,4 @@ def _bits(value: int | str) -> int:
         return value
     if value.lower() == "fp32":
         return PLAIN_BITS
-    return int(value) if value.isdecimal() else 0  # 0 is refused with the whole rule
+    return int(value) if value.isdecimal() else 0  # Rule rejects 0, and quotes the rule
