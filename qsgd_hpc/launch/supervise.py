@@ -145,7 +145,7 @@ def _start_watcher(since_s: float) -> int:
             os.dup2(group_out, 0)
             os.closerange(1, 4096)
             group = b""
-            while data := os.read(0, 16):  # ends when the supervisor and the rank have closed it
+            while data := os.read(0, 16):  # until the supervisor has ended
                 group += data
             if group:
                 _clean_up(int(group), since_s)

@@ -15,7 +15,7 @@ __all__ = ["Settings", "engine_config", "is_logged", "read", "require_equal"]
 
 Settings = dict[str, Any]
 
-# Settings that must be equal on all ranks, because they determine the messages.
+# Settings that must be equal on all ranks, or their messages and decisions would differ.
 _AGREED = (
     "QSGD_BITS",
     "QSGD_SCHEME",

@@ -49,13 +49,13 @@ def _why_unknown(compression: Lossy) -> str | None:
     """Return why the kernels do not support a code in all bits that it may use; None: they do."""
     if isinstance(compression, Eden):
         size = compression.bucket_size
-        few = f"its kernels rotate up to {MOST_ROTATED} elements, and bucket_size is {size}"
+        few = f"the kernels rotate up to {MOST_ROTATED} elements, and bucket_size is {size}"
         return few if size > MOST_ROTATED else None
     if not isinstance(compression, Qsgd):
-        return f"its kernels do not know {type(compression).__name__}"
+        return f"the kernels do not support {type(compression).__name__}"
     rules = [rule.bits for rule in as_rules(compression.rules)]
     fewest = min([compression.coding().spec.bits, *rules])
-    return f"its kernels code in {FEWEST_BITS} bits or more" if fewest < FEWEST_BITS else None
+    return f"the kernels code in {FEWEST_BITS} bits or more" if fewest < FEWEST_BITS else None
 
 
 def by_code(
