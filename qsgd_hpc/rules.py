@@ -28,7 +28,7 @@ _REMEDY = "expected PATTERN=BITS with 1 to 8, 32 or fp32, such as '*.bias=32, em
 
 @dataclass(frozen=True)
 class Rule:
-    """Tensors that match the pattern are sent with ``bits`` per element; 32 is uncompressed."""
+    """A pattern, and the bits per element of tensors that match it; 32 is uncompressed."""
 
     pattern: str
     bits: int

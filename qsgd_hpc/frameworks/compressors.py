@@ -26,7 +26,7 @@ class Compressor(Protocol):
 
 
 class NoneCompressor:
-    """Sends a tensor uncompressed."""
+    """The compressor that leaves tensors unchanged."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -40,7 +40,7 @@ class NoneCompressor:
 
 
 class CastCompressor:
-    """Sends floating tensors in another type; see :func:`casting`."""
+    """A compressor that sends floating-point tensors in another type; see :func:`casting`."""
 
     target: Any
     is_floating: Callable[[Any], bool]

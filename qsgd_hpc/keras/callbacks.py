@@ -28,7 +28,7 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Broadcasts the model's and the optimizer's variables of one rank.
+    """A callback that broadcasts the model's and the optimizer's variables of one rank.
 
     This happens before the first batch, or after it if the first batch builds the model. The states
     of random generators are not changed, so that dropout differs between ranks.
@@ -105,7 +105,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages metrics over the ranks at the end of each epoch.
+    """A callback that averages metrics over the ranks at the end of each epoch.
 
     Place it before callbacks that use metrics: ``ReduceLROnPlateau``, ``EarlyStopping``,
     checkpoints, TensorBoard. All ranks need the same metrics.
@@ -149,7 +149,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Multiplies the learning rate in a range of epochs.
+    """A callback that multiplies the learning rate in a range of epochs.
 
     Args:
         initial_lr: the learning rate to multiply.
@@ -202,7 +202,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Increases the learning rate with each batch, from one rank's rate to the total.
+    """A callback that increases the learning rate per batch, from one rank's rate to the total.
 
     Args:
         initial_lr: the rate to reach: one rank's rate times the number of ranks.
@@ -240,7 +240,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Saves the model whenever it is the best so far, on rank 0 only.
+    """A callback that saves the model whenever it is the best so far, on rank 0 only.
 
     Args:
         monitor: the metric to use; put a :class:`MetricAverageCallback` before this callback.
@@ -303,7 +303,7 @@ def _velocities(optimizer: Any) -> list[Any]:
 
 
 class StopBeforeWalltimeCallback(keras.callbacks.Callback):
-    """Ends ``fit`` on all ranks, at the end of a batch, when the job is about to end.
+    """A callback that ends ``fit`` on all ranks, after a batch, if the job is about to end.
 
     If ``stopped`` is true after ``fit``, the script saves its checkpoint and calls
     ``qsgd_hpc.exit_for_resubmit()``.

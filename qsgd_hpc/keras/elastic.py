@@ -96,7 +96,7 @@ def _is_model(value: Any) -> bool:
 
 
 class CommitStateCallback(keras.callbacks.Callback):
-    """Commits a state after a number of batches, and at the end of each epoch.
+    """A callback that commits a state after a number of batches, and at the end of each epoch.
 
     Place it after callbacks that change the state.
 
@@ -129,7 +129,7 @@ class CommitStateCallback(keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Stores the number of finished batches of the epoch in ``state.batch``."""
+    """A callback that stores the number of finished batches of the epoch in ``state.batch``."""
 
     def __init__(self, state: State) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Stores the number of finished epochs in ``state.epoch``.
+    """A callback that stores the number of finished epochs in ``state.epoch``.
 
     Both ``fit(epochs=n - state.epoch)`` and ``fit(epochs=n, initial_epoch=state.epoch)`` resume.
     """

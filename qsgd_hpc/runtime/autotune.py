@@ -50,7 +50,7 @@ class Stopped(Exception):
 
 
 class Tuner:
-    """Tries settings on a running engine, from a separate thread.
+    """A thread that tries settings on a running engine.
 
     Args:
         engine: has ``tune(...)``, ``stats()`` and ``quality()``.

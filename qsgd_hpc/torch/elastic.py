@@ -34,7 +34,7 @@ __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "TorchState", "run"]
 
 
 class ElasticSampler(ElasticShares, torch.utils.data.Sampler[int]):
-    """Distributes a data set among the ranks, and after a failure its remaining samples.
+    """A sampler that distributes a data set among the ranks, after a failure the remaining samples.
 
     Pass it to a ``DataLoader`` as ``sampler=`` and to a ``TorchState``. Record processed samples
     with ``record_batch`` or ``record_indices``, and call ``set_epoch`` when an epoch has

@@ -27,7 +27,7 @@ __all__ = ["QSGDCallback", "compress"]
 
 
 class QSGDCallback(Callback):
-    """Compresses the communication of ``fit``; checkpoints get the residuals of error feedback.
+    """A callback that compresses ``fit``; checkpoints contain the residuals of error feedback.
 
     Args:
         bits: bits per gradient element, including the sign: 1 to 8 with DDP, 2 to 8 with FSDP2.

@@ -30,7 +30,7 @@ FILE = "qsgd_hpc.pt"
 
 
 class QSGDCallback(TrainerCallback):
-    """Compresses the gradients of ``train``.
+    """A callback that compresses the communication of ``train``.
 
     Args:
         trainer: the Trainer to which it is added; the Trainer passes the inner model to its

@@ -21,7 +21,7 @@ __all__ = ["names_and_group", "reduce_all"]
 
 
 class _Widened:
-    """Sends integers as int64, so that their sum does not wrap before the division."""
+    """A compressor that sends integers as int64, whose sum does not wrap before the division."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:

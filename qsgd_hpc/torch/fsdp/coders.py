@@ -66,7 +66,7 @@ class HostCoder:
     def encode(
         self, shards: torch.Tensor, messages: torch.Tensor, streams: Streams, step: int, rank: int
     ) -> None:
-        """As :meth:`Coder.encode`."""
+        """See :meth:`Coder.encode`."""
         for row, stream in streams.items():
             for piece, spec in self._pieces:
                 _core.encode_into(
@@ -82,7 +82,7 @@ class HostCoder:
                 )
 
     def decode(self, messages: torch.Tensor, shards: torch.Tensor) -> None:
-        """As :meth:`Coder.decode`."""
+        """See :meth:`Coder.decode`."""
         for message, shard in zip(messages, shards, strict=True):
             for piece, spec in self._pieces:
                 _core.decode_into(
@@ -101,7 +101,7 @@ class HostCoder:
         factor: float,
         out: torch.Tensor,
     ) -> None:
-        """As :meth:`Coder.sum`."""
+        """See :meth:`Coder.sum`."""
         for piece, spec in self._pieces:
             total = torch.zeros(piece.count)
             for rank, message in enumerate(messages):
@@ -136,7 +136,7 @@ class DeviceCoder:
     def encode(
         self, shards: torch.Tensor, messages: torch.Tensor, streams: Streams, step: int, rank: int
     ) -> None:
-        """As :meth:`Coder.encode`."""
+        """See :meth:`Coder.encode`."""
         stream = stream_of(shards.device)
         for coder, table in self._launches(streams, shards.device):
             coder.encode(
@@ -145,7 +145,7 @@ class DeviceCoder:
             )  # fmt: skip
 
     def decode(self, messages: torch.Tensor, shards: torch.Tensor) -> None:
-        """As :meth:`Coder.decode`."""
+        """See :meth:`Coder.decode`."""
         rows = dict.fromkeys(range(len(messages)), 0)
         stream = stream_of(shards.device)
         for coder, table in self._launches(rows, shards.device):
@@ -161,7 +161,7 @@ class DeviceCoder:
         factor: float,
         out: torch.Tensor,
     ) -> None:
-        """As :meth:`Coder.sum`."""
+        """See :meth:`Coder.sum`."""
         stream = stream_of(out.device)
         for coder, table in self._launches({0: 0}, out.device):
             coder.sum(

@@ -51,7 +51,7 @@ class Collective(ABC):
 
 
 class _Member(torch.autograd.Function):
-    """Connects one result of a collective with its input tensor."""
+    """The autograd node between one input of a collective and its result."""
 
     @staticmethod
     def forward(
