@@ -20,7 +20,7 @@ def is_on_gpu(array: Any) -> bool:
     """Return whether an array is in the memory of a GPU."""
     if isinstance(array, np.ndarray):
         return False
-    if _is_cupys(array):
+    if _is_cupy_array(array):
         return True
     if not hasattr(array, "__dlpack_device__"):
         return hasattr(array, "__cuda_array_interface__")
@@ -34,7 +34,7 @@ def is_immutable(array: Any) -> bool:
     """Return whether the library of an array on a GPU requires that its values do not change."""
     if type(array).__module__.partition(".")[0] in ("jax", "jaxlib"):  # DLPack does not report it
         return True
-    if _is_cupys(array) or hasattr(array, "__dlpack_device__"):
+    if _is_cupy_array(array) or hasattr(array, "__dlpack_device__"):
         return False
     return bool(array.__cuda_array_interface__["data"][1])
 
@@ -48,7 +48,7 @@ def view_on_gpu(array: Any) -> Any:
         UsageError: CuPy is not installed or does not support the type, or there are no kernels
             for the GPU.
     """
-    if _is_cupys(array):
+    if _is_cupy_array(array):
         view = array
     elif hasattr(array, "__dlpack__"):
         view = _through_dlpack(array)
@@ -69,7 +69,7 @@ def current_stream(array: Any) -> Any:
         return _cupy().cuda.get_current_stream()
 
 
-def _is_cupys(array: Any) -> bool:
+def _is_cupy_array(array: Any) -> bool:
     cupy = sys.modules.get("cupy")  # if it is not imported, no array is CuPy's
     return cupy is not None and isinstance(array, cupy.ndarray)
 

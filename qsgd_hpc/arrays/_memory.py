@@ -108,7 +108,7 @@ def _is_numpy(array: Any) -> bool:
     return isinstance(array, np.ndarray)
 
 
-def _cupys(array: Any) -> Any:
+def _as_cupy(array: Any) -> Any:
     """Return a CuPy array on the current device, copied if the array is elsewhere."""
     import cupy
 
@@ -217,9 +217,9 @@ class CallArrays(Arrays):
             return super().delivered(result, like, into)
         with like.device:
             if into is None:
-                into = _cupys(result).astype(like.dtype, copy=False)
+                into = _as_cupy(result).astype(like.dtype, copy=False)
             elif result is not into:
-                into[...] = _cupys(result)
+                into[...] = _as_cupy(result)
         self._free_later(like)
         return into
 

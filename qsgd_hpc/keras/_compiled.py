@@ -12,7 +12,7 @@ import keras
 from qsgd_hpc.keras._backend import BACKEND
 from qsgd_hpc.keras._synchronized import Synchronized
 
-__all__ = ["keep_copies_distributed", "leave_steps_out_of_xla", "make_loss_scalers_agree"]
+__all__ = ["exclude_steps_from_xla", "keep_copies_distributed", "make_loss_scalers_agree"]
 
 _MARK = "_qsgd_hpc"
 
@@ -39,7 +39,7 @@ def make_loss_scalers_agree() -> None:
     kind.check_finite = check_finite
 
 
-def leave_steps_out_of_xla() -> None:
+def exclude_steps_from_xla() -> None:
     """Prevent Keras from compiling distributed steps with XLA, which cannot call the engine.
 
     Keras compiles a model's steps on GPUs automatically, so this cannot be left to the user.

@@ -12,8 +12,8 @@ from qsgd_hpc.frameworks.gradient_reduction import checked_reduction
 from qsgd_hpc.frameworks.grouping import choose_groups
 from qsgd_hpc.frameworks.pending import checked_passes
 from qsgd_hpc.keras._compiled import (
+    exclude_steps_from_xla,
     keep_copies_distributed,
-    leave_steps_out_of_xla,
     make_loss_scalers_agree,
 )
 from qsgd_hpc.keras._synchronized import (
@@ -162,7 +162,7 @@ def _variables_of(layers: Any) -> list[Any]:
 
 def _synchronized(optimizer: Any, synchronization: Synchronization) -> Any:
     """Return an optimizer of the same class and state whose steps are synchronised."""
-    leave_steps_out_of_xla()
+    exclude_steps_from_xla()
     make_loss_scalers_agree()
     keep_copies_distributed(_copied)
     # A loss scaler checks gradients before it passes them to its inner optimizer, which is wrapped.

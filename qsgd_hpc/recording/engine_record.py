@@ -13,12 +13,12 @@ from qsgd_hpc.recording.records import record
 __all__ = [
     "MOST_LAYERS",
     "STEP_MARK",
-    "leave",
     "mean_nmse",
     "merge_neighbours",
     "summary",
     "uncoded",
     "warmup_steps",
+    "write_record",
 ]
 
 MOST_LAYERS = 2000
@@ -26,7 +26,7 @@ STEP_MARK = "qsgd_hpc.step."  # prefix of the names of operations that only mark
 _WARMUP = 10
 
 
-def leave(engine: Any, *, rank: int, ranks: int) -> None:
+def write_record(engine: Any, *, rank: int, ranks: int) -> None:
     """Append an engine's counters to the file of QSGD_RECORDS.
 
     Nothing is written if there was no step. This runs at the exit of a user's script, so an error

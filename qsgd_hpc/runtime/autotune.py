@@ -26,7 +26,7 @@ from qsgd_hpc.runtime.tune_search import Search, Settings, Space, require_optuna
 if TYPE_CHECKING:
     from qsgd_hpc.runtime.basics import Context
 
-__all__ = ["Tuner", "start_as_set", "stop"]
+__all__ = ["Tuner", "start_from_environment", "stop"]
 
 SCHEMA = 1
 _POLL_S = 0.005
@@ -167,7 +167,7 @@ class Tuner:
             csv.writer(file).writerow([*row, f"{speed / 1e6:.3f}", f"{nmse:.3g}", int(kept)])
 
 
-def space_as_set(size: int) -> Space:
+def space_from_environment(size: int) -> Space:
     """Return the settings to try: all that the environment does not fix.
 
     Bits are tried only with QSGD_NMSE_BUDGET, which limits their error.
@@ -192,7 +192,7 @@ def space_as_set(size: int) -> Space:
     )
 
 
-def start_as_set(context: Context) -> None:
+def start_from_environment(context: Context) -> None:
     """Start the tuner on rank 0 if QSGD_AUTOTUNE is set; collective.
 
     Raises:
@@ -232,7 +232,7 @@ def _tuner_of(context: Context) -> Tuner:
     )
     kept = load(key)
     search = Search(
-        space_as_set(context.size),
+        space_from_environment(context.size),
         first=(in_use, kept) if kept is not None else (in_use,),
         seed=env.get("QSGD_SEED") % 2**32,
     )

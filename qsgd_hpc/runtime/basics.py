@@ -140,8 +140,8 @@ def _set_up(split: list[Any], process_sets: Any) -> None:
     from qsgd_hpc.runtime.process_sets import ProcessSet, register
 
     try:
-        writing.start_as_set(context())
-        autotune.start_as_set(context())
+        writing.start_from_environment(context())
+        autotune.start_from_environment(context())
         given = [] if process_sets in (None, "dynamic") else list(process_sets)
         given = [s if isinstance(s, ProcessSet) else ProcessSet(s) for s in (*split, *given)]
         register(given)
@@ -228,7 +228,7 @@ def _shut_down(reason: str, patience_s: float, *, record: bool) -> None:
     if record and env.get("QSGD_RECORDS"):
         from qsgd_hpc.recording import engine_record
 
-        engine_record.leave(ended.engine, rank=ended.rank, ranks=ended.size)
+        engine_record.write_record(ended.engine, rank=ended.rank, ranks=ended.size)
     if ended.window is not None:
         ended.window.Free()
     ended.comm.Free()

@@ -20,7 +20,7 @@ from qsgd_hpc.runtime.ops import Adasum, Sum
 from qsgd_hpc.tensorflow.local_sources import LocalSources
 from qsgd_hpc.tensorflow.naming import name_of, operation_names, unwrapped
 from qsgd_hpc.tensorflow.ops._allreduce import allreduce
-from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._autograph import without_autograph
 from qsgd_hpc.tensorflow.ops._run import run
 
 __all__ = ["Groups", "reduce_gradients"]
@@ -28,7 +28,7 @@ __all__ = ["Groups", "reduce_gradients"]
 Groups = int | Sequence[Sequence[Any]]
 
 
-@as_written
+@without_autograph
 def reduce_gradients(
     gradients: Sequence[Any],
     variables: Sequence[Any],

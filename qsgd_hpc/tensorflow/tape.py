@@ -14,7 +14,7 @@ from qsgd_hpc.runtime.ops import Average, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.gradients import Groups, reduce_gradients
 from qsgd_hpc.tensorflow.local_sources import LocalSources
-from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._autograph import without_autograph
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
@@ -26,12 +26,12 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]
     _groups: Groups
     _local: LocalSources
 
-    @as_written
+    @without_autograph
     def register_local_source(self, source: Any) -> None:
         """Do not reduce the gradient of a variable; see ``scale_local_gradients``."""
         self._local.add(source)
 
-    @as_written
+    @without_autograph
     def gradient(
         self,
         target: Any,
@@ -56,7 +56,7 @@ def _class_for(kind: Any) -> type[_Distributed]:
     return type(kind.__name__, (_Distributed, kind), {})
 
 
-@as_written
+@without_autograph
 def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -115,7 +115,7 @@ def DistributedGradientTape(
     return tape
 
 
-@as_written
+@without_autograph
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",

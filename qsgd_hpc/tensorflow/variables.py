@@ -10,13 +10,13 @@ import tensorflow as tf
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.naming import operation_names, unwrapped
-from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._autograph import without_autograph
 from qsgd_hpc.tensorflow.ops._broadcast import broadcast_all
 
 __all__ = ["broadcast_global_variables", "broadcast_variables"]
 
 
-@as_written
+@without_autograph
 def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int,

@@ -14,7 +14,7 @@ from qsgd_hpc.timeline import clocks, traces
 if TYPE_CHECKING:
     from qsgd_hpc.runtime.basics import Context
 
-__all__ = ["start", "start_as_set", "stop"]
+__all__ = ["start", "start_from_environment", "stop"]
 
 _RANK = "{rank}"
 
@@ -54,7 +54,7 @@ def start(context: Context, path: str, *, mark_cycles: bool) -> None:
     _start(context, files, mark_cycles, together=files.all_ranks)
 
 
-def start_as_set(context: Context) -> None:
+def start_from_environment(context: Context) -> None:
     """Start the timeline that rank 0's environment requests; collective."""
     path, all_ranks, mark_cycles = context.comm.bcast(
         (

@@ -13,10 +13,10 @@ from qsgd_hpc.errors import UsageError
 __all__ = [
     "HOST",
     "all_gather_single",
-    "host_carrier",
+    "host_group",
     "reduce_scatter_single",
     "say",
-    "why_not_carried",
+    "why_unsupported",
 ]
 
 HOST = torch.device("cpu")
@@ -26,7 +26,7 @@ all_gather_single: Any = dist.all_gather_single if _NEW else dist.all_gather_int
 reduce_scatter_single: Any = dist.reduce_scatter_single if _NEW else dist.reduce_scatter_tensor
 
 
-def why_not_carried(group: Any, device: torch.device) -> str | None:
+def why_unsupported(group: Any, device: torch.device) -> str | None:
     """Return why the group cannot send from the memory of such a device; None: it can."""
     try:
         group._get_backend(device)
@@ -35,7 +35,7 @@ def why_not_carried(group: Any, device: torch.device) -> str | None:
     return None
 
 
-def host_carrier(group: Any) -> Any:
+def host_group(group: Any) -> Any:
     """Return a group of the same ranks that supports host memory: this, or a new gloo group.
 
     Collective over the group.
@@ -44,7 +44,7 @@ def host_carrier(group: Any) -> Any:
         UsageError: the group does not support host memory, and is not the group of all ranks: to
             create another group, torch requires that ranks outside it participate, too.
     """
-    reason = why_not_carried(group, HOST)
+    reason = why_unsupported(group, HOST)
     if reason is None:
         return group
     if group is dist.group.WORLD and dist.is_gloo_available():

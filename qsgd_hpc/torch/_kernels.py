@@ -16,7 +16,7 @@ from qsgd_hpc import _core
 from qsgd_hpc.compression import Eden, Lossy, Qsgd
 from qsgd_hpc.rules import as_rules
 from qsgd_hpc.runtime import gpu
-from qsgd_hpc.torch._groups import why_not_carried
+from qsgd_hpc.torch._groups import why_unsupported
 
 __all__ = ["by_code", "serves", "stream_of", "uploaded", "why_on_host"]
 
@@ -39,7 +39,7 @@ def why_on_host(device: torch.device, compression: Lossy, group: Any) -> str | N
     library = gpu.library()
     if library is None or gpu.device_type(library) != device.type:
         return f"this installation has no kernels for {device.type}"
-    unknown = _why_unknown(compression) or why_not_carried(group, device)
+    unknown = _why_unknown(compression) or why_unsupported(group, device)
     if unknown or gpu.serves(device.index or 0):
         return unknown
     return f"the kernels of this installation do not work on {device}"

@@ -145,7 +145,7 @@ def leave_after(steps, coding=None, **config):
     def program(me):
         for _ in range(steps):
             me.allreduce("w", np.ones(10, np.float32), "sum", coding).wait()
-        engine_record.leave(me.engine, rank=me.rank, ranks=2)
+        engine_record.write_record(me.engine, rank=me.rank, ranks=2)
 
     assert on_ranks(2, program, **config) == [None, None]
 

@@ -92,25 +92,25 @@ def test_what_is_not_allowed_is_never_kept():
 def test_what_the_environment_fixes_is_left_alone(monkeypatch):
     monkeypatch.setenv("QSGD_FUSION_BYTES", "1000")
     monkeypatch.setenv("QSGD_ALGORITHM", "ring")
-    space = autotune.space_as_set(4)
+    space = autotune.space_from_environment(4)
     assert (space.fusion_mib, space.algorithms, space.bits) == ((), (), ())
     assert Search(space, trials=1).ask().fusion_bytes is None
 
 
 def test_bits_are_tried_under_a_budget_alone(monkeypatch):
     monkeypatch.setenv("QSGD_BITS", "4")
-    assert autotune.space_as_set(4).bits == ()
+    assert autotune.space_from_environment(4).bits == ()
     monkeypatch.setenv("QSGD_NMSE_BUDGET", "0.1")
-    assert autotune.space_as_set(4).bits == (2, 4, 8)
+    assert autotune.space_from_environment(4).bits == (2, 4, 8)
     for other in ("3", "auto"):  # to which the core cannot be tuned back
         monkeypatch.setenv("QSGD_BITS", other)
-        assert autotune.space_as_set(4).bits == ()
+        assert autotune.space_from_environment(4).bits == ()
 
 
 def test_segments_are_tried_where_gradients_are_compressed(monkeypatch):
-    assert autotune.space_as_set(4).segment_elements == ()
+    assert autotune.space_from_environment(4).segment_elements == ()
     monkeypatch.setenv("QSGD_BITS", "4")
-    space = autotune.space_as_set(4)
+    space = autotune.space_from_environment(4)
     assert 0 in space.segment_elements
     search = Search(space, trials=40)
     tried = set()
@@ -121,7 +121,7 @@ def test_segments_are_tried_where_gradients_are_compressed(monkeypatch):
     assert tried == set(space.segment_elements)
     assert search.best.segment_elements == 1 << 16
     monkeypatch.setenv("QSGD_SEGMENT_ELEMENTS", "65536")
-    assert autotune.space_as_set(4).segment_elements == ()
+    assert autotune.space_from_environment(4).segment_elements == ()
 
 
 def test_a_missing_optimiser_is_named_with_the_remedy(monkeypatch):

@@ -93,7 +93,7 @@ def main() -> None:
     parent = os.getppid()
     try:
         cluster = _Cluster(task)
-        _die_with(parent)
+        _end_with(parent)
         if task.trial:
             return
         code = cluster.run(mpiexec)
@@ -105,7 +105,7 @@ def main() -> None:
     sys.exit(code)
 
 
-def _die_with(parent: int) -> None:
+def _end_with(parent: int) -> None:
     """Request SIGTERM for the launcher's death; called late, because new credentials clear it."""
     end_with_parent()
     if os.getppid() != parent:

@@ -147,13 +147,13 @@ def _hook_steps(module: Any) -> None:
     if _RECORDS:
         import atexit
 
-        atexit.register(_leave)
+        atexit.register(_write_record)
 
 
-def _leave() -> None:
+def _write_record() -> None:
     measured = sys.modules.get("qsgd_hpc.torch.ddp.measured")
     if measured is not None:
-        measured.leave()
+        measured.write_record()
 
 
 def _joined(group: Any) -> tuple[int, str]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Average, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
-from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._autograph import without_autograph
 from qsgd_hpc.tensorflow.ops._reduction import names_and_group
 from qsgd_hpc.tensorflow.ops._run import run
 from qsgd_hpc.tensorflow.ops._shapes import with_unknown_rows
@@ -18,7 +18,7 @@ from qsgd_hpc.tensorflow.ops._shapes import with_unknown_rows
 __all__ = ["allgather", "grouped_allgather"]
 
 
-@as_written
+@without_autograph
 def gather_all(
     tensors: Sequence[Any],
     name: str | None,
@@ -41,7 +41,7 @@ def gather_all(
     return [with_unknown_rows(g, like=t) for g, t in zip(made.gathered, rows, strict=True)]
 
 
-@as_written
+@without_autograph
 def allgather(
     tensor: Any,
     name: str | None = None,
@@ -64,7 +64,7 @@ def allgather(
     return gather_all([tensor], name, process_set, grouped=False)[0]
 
 
-@as_written
+@without_autograph
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,

@@ -13,7 +13,7 @@ from qsgd_hpc.runtime.ops import Average, Op, Sum, ranks_of
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.compression import Compression
 from qsgd_hpc.tensorflow.ops._allgather import gather_all
-from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._autograph import without_autograph
 from qsgd_hpc.tensorflow.ops._reduction import reduce_all
 
 __all__ = ["allreduce", "grouped_allreduce"]
@@ -21,7 +21,7 @@ __all__ = ["allreduce", "grouped_allreduce"]
 Slices = tf.IndexedSlices
 
 
-@as_written
+@without_autograph
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -61,7 +61,7 @@ def allreduce(
     return reduce_all("allreduce", [dense], reduction, name, grouped=False)[0]
 
 
-@as_written
+@without_autograph
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,

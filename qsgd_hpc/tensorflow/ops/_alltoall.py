@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
-from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._autograph import without_autograph
 from qsgd_hpc.tensorflow.ops._names import full_name
 from qsgd_hpc.tensorflow.ops._run import run
 from qsgd_hpc.tensorflow.ops._shapes import as_rows, with_unknown_rows
@@ -16,7 +16,7 @@ from qsgd_hpc.tensorflow.ops._shapes import as_rows, with_unknown_rows
 __all__ = ["alltoall"]
 
 
-@as_written
+@without_autograph
 def alltoall(
     tensor: Any,
     splits: Any = None,

@@ -7,11 +7,11 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
-__all__ = ["as_written"]
+__all__ = ["without_autograph"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def as_written(function: F) -> F:
+def without_autograph(function: F) -> F:
     """Return a function that AutoGraph does not convert, including the functions that it calls."""
     return cast(F, tf.autograph.experimental.do_not_convert(function))

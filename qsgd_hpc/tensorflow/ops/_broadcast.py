@@ -9,14 +9,14 @@ import tensorflow as tf
 
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
-from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._autograph import without_autograph
 from qsgd_hpc.tensorflow.ops._names import full_name
 from qsgd_hpc.tensorflow.ops._run import run
 
 __all__ = ["broadcast", "broadcast_"]
 
 
-@as_written
+@without_autograph
 def broadcast_all(
     tensors: Sequence[Any], root_rank: int, names: Sequence[str | None], process_set: ProcessSet
 ) -> list[tf.Tensor]:
@@ -31,7 +31,7 @@ def broadcast_all(
     return received
 
 
-@as_written
+@without_autograph
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -56,7 +56,7 @@ def broadcast(
     return broadcast_all([tensor], root_rank, [name], process_set)[0]
 
 
-@as_written
+@without_autograph
 def broadcast_(
     variables: Sequence[Any],
     root_rank: int,

@@ -10,7 +10,7 @@ import tensorflow as tf
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.runtime.process_sets import ProcessSet, process_set_ids_and_ranks
-from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._autograph import without_autograph
 from qsgd_hpc.tensorflow.ops._run import run
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-@as_written
+@without_autograph
 def join() -> tf.Tensor:
     """Announce that this rank has no more data; return the last rank (int32) when all have joined.
 
@@ -42,31 +42,31 @@ def _op(fact: Callable[[], int], name: str | None) -> tf.Tensor:
     return result
 
 
-@as_written
+@without_autograph
 def rank_op(name: str | None = None) -> tf.Tensor:
     """Return this process's rank in the job, from 0, as an int32 scalar."""
     return _op(basics.rank, name)
 
 
-@as_written
+@without_autograph
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """Return this process's rank on its node, from 0, as an int32 scalar."""
     return _op(basics.local_rank, name)
 
 
-@as_written
+@without_autograph
 def size_op(process_set_id: int | ProcessSet = 0, name: str | None = None) -> tf.Tensor:
     """Return the number of processes of the job, or of a process set, as an int32 scalar."""
     return _op(lambda: len(_ranks(process_set_id)), name)
 
 
-@as_written
+@without_autograph
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """Return the number of processes on this node, as an int32 scalar."""
     return _op(basics.local_size, name)
 
 
-@as_written
+@without_autograph
 def process_set_included_op(
     process_set_id: int | ProcessSet = 0, name: str | None = None
 ) -> tf.Tensor:

@@ -11,14 +11,14 @@ from qsgd_hpc.frameworks.reduction import Reduction, reduction_of, require_value
 from qsgd_hpc.runtime.ops import Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.compression import Compression
-from qsgd_hpc.tensorflow.ops._autograph import as_written
+from qsgd_hpc.tensorflow.ops._autograph import without_autograph
 from qsgd_hpc.tensorflow.ops._reduction import reduce_all
 from qsgd_hpc.tensorflow.ops._shapes import as_rows, with_unknown_rows
 
 __all__ = ["grouped_reducescatter", "reducescatter"]
 
 
-@as_written
+@without_autograph
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -54,7 +54,7 @@ def reducescatter(
     return _scatter([tensor], reduction, name, grouped=False)[0]
 
 
-@as_written
+@without_autograph
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",

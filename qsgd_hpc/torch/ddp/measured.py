@@ -20,7 +20,7 @@ from qsgd_hpc.recording.engine_record import warmup_steps
 from qsgd_hpc.recording.records import record
 from qsgd_hpc.torch.ddp.state import QSGDState
 
-__all__ = ["leave", "stepped", "watch", "watch_shards"]
+__all__ = ["stepped", "watch", "watch_shards", "write_record"]
 
 NS = 1e-9
 
@@ -109,7 +109,7 @@ def _sent(models: list[tuple[Any, int]]) -> float | None:
     return sent
 
 
-def leave() -> None:
+def write_record() -> None:
     """Append the record of this rank, if there were steps and a process group."""
     count = len(_steps.ends_s)
     if count < 2:

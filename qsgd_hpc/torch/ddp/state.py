@@ -12,7 +12,7 @@ from qsgd_hpc import _core, env
 from qsgd_hpc.compression import KINDS, Lossy
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import Rule
-from qsgd_hpc.torch._groups import host_carrier, say, why_not_carried
+from qsgd_hpc.torch._groups import host_group, say, why_unsupported
 from qsgd_hpc.torch._kernels import serves, why_on_host
 from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan
 from qsgd_hpc.torch.ddp.memory import Memory
@@ -70,7 +70,7 @@ class QSGDState:
 
     def _forget_group(self) -> None:
         self._place: Place | None = None
-        self._host_carrier: Any = None
+        self._host_code_group: Any = None
         self._pipeline: Pipeline | None = None
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._device_plans: dict[tuple[Any, ...], DevicePlan] = {}
@@ -112,9 +112,9 @@ class QSGDState:
 
     def _host_group(self) -> Any:
         """Return the group that sends codes from host memory."""
-        if self._host_carrier is None:
-            self._host_carrier = host_carrier(self._group())
-        return self._host_carrier
+        if self._host_code_group is None:
+            self._host_code_group = host_group(self._group())
+        return self._host_code_group
 
     def _join_group(self) -> Place:
         if self._place is None:
@@ -214,7 +214,7 @@ class QSGDState:
         size = self._join_group().size
 
         def sum_up(residual: torch.Tensor) -> None:
-            coded_here = why_not_carried(self._group(), residual.device) is not None
+            coded_here = why_unsupported(self._group(), residual.device) is not None
             group = self._host_group() if coded_here else self._group()
             dist.all_reduce(residual, group=group)
 

@@ -22,7 +22,7 @@ from qsgd_hpc.torch._groups import (
     all_gather_single,
     reduce_scatter_single,
     say,
-    why_not_carried,
+    why_unsupported,
 )
 from qsgd_hpc.torch._kernels import serves, why_on_host
 from qsgd_hpc.torch.fsdp.codec import ShardCodec
@@ -205,7 +205,7 @@ class QSGDAllGather(_Coded, AllGather):
         codec = self._module.codec(input_tensor, group, self._compression)
         mine, shard = codec.messages(1), input_tensor.view(1, -1).to(codec.place)
         codec.encode(shard, mine, {0: WEIGHTS}, self._module.steps, group.rank())
-        to_send = mine.to(_carrier(mine, input_tensor.device, group))
+        to_send = mine.to(_transport_device(mine, input_tensor.device, group))
         messages = to_send.new_empty(group.size(), codec.bytes)
         self.traffic.count(others, codec.bytes, _bytes(input_tensor))
         work = all_gather_single(messages, to_send, group=group, async_op=async_op)
@@ -241,17 +241,17 @@ class _Gathering(dist.Work):
 
 def _exchange(sent: torch.Tensor, device: torch.device, group: dist.ProcessGroup) -> torch.Tensor:
     """Send each rank its row of ``sent``; return the received rows, in the same memory."""
-    moved = sent.to(_carrier(sent, device, group))
+    moved = sent.to(_transport_device(sent, device, group))
     received = torch.empty_like(moved)
     dist.all_to_all_single(received, moved, group=group)
     return received.to(sent.device)
 
 
-def _carrier(
+def _transport_device(
     messages: torch.Tensor, device: torch.device, group: dist.ProcessGroup
 ) -> torch.device:
     """Return the memory that the group supports: that of the messages, or the shards' device."""
-    return messages.device if why_not_carried(group, messages.device) is None else device
+    return messages.device if why_unsupported(group, messages.device) is None else device
 
 
 @contextlib.contextmanager
