@@ -253,4 +253,4 @@ def test_without_kernels_a_device_s_tensor_is_refused():
 
     (error,) = on_ranks(1, program)
     assert isinstance(error, UsageError)
-    assert "without GPU kernels" in str(error)
+    assert "no GPU kernels" in str(error)

@@ -173,7 +173,7 @@ def test_what_cannot_be_carried_out_is_refused(change, said):
             with pytest.raises(UsageError, match=said):
                 me.engine.tune(**change)
         else:
-            with pytest.raises(UsageError, match="rank 0 does"):
+            with pytest.raises(UsageError, match="only rank 0 can"):
                 me.engine.tune(bits=4)
         reduce_many(me, 0)
         return True

@@ -34,7 +34,7 @@ class _Tensors(Adapter):
     def copied(self, readable: Tensor) -> Tensor:
         return readable.to(readable.dtype)
 
-    def taken(self, received: ops.Received, like: Tensor) -> Tensor:
+    def from_core(self, received: ops.Received, like: Tensor) -> Tensor:
         return Tensor(received.data.view(like.dtype)).reshape(received.shape[0], *like.shape[1:])
 
     def delivered(self, result: Tensor, like: Tensor, into: Tensor | None = None) -> Tensor:
