@@ -126,6 +126,10 @@ class PendingGradients:
         elif all(self._seen.get(member) == self.passes for member in group):
             self._handles.update(self._start(group, True))
 
+    def is_due(self, key: Any) -> bool:
+        """Return whether a parameter's gradient is complete: its reduction may be in flight."""
+        return self._seen.get(key) == self.passes
+
     def _start_batch(self) -> None:
         if self._batch:
             self._handles.update(self._start(self._batch, False))

@@ -25,6 +25,11 @@ from qsgd_hpc.torch.step_mark import mark_step
 
 __all__ = ["GradientReducer"]
 
+_CHANGE_LATER = (
+    "call optimizer.synchronize() before changing gradients, as to clip them, and step() within "
+    "'with optimizer.skip_synchronize():'"
+)
+
 
 class GradientReducer(Claim):
     """The reductions of the gradients of an optimizer's parameters over the ranks.
@@ -192,19 +197,25 @@ class GradientReducer(Claim):
             The error about a gradient with NaN or Inf, if any: it is equal on every
             rank, and so are the gradients.
         Raises:
-            UsageError: a gradient was replaced after its backward pass.
+            UsageError: a gradient was replaced or changed after its backward pass.
             HorovodInternalError: a reduction failed.
         """
         self.forget_ended_job()
         self.adopt()
+        # While a gradient is being averaged, each rank would change it at another time.
+        changed = [e for e in self._gradients.values() if e.changed and self.pending.is_due(e)]
         try:
             nonfinite = self._complete(self._hooked(self._owned()))
+            for each in changed:
+                raise UsageError(
+                    f"the gradient of {each.name!r} was changed between backward() and step(), "
+                    f"so its average is wrong; {_CHANGE_LATER}"
+                )
             for each in self._gradients.values():
                 if each.latest is not None and each.parameter.grad is not each.latest:
                     raise UsageError(
                         f"the gradient of {each.name!r} was replaced between backward() and "
-                        "step(), so its average is lost; call optimizer.synchronize() before "
-                        "changing gradients"
+                        f"step(), so its average is lost; {_CHANGE_LATER}"
                     )
         finally:
             self.discard()

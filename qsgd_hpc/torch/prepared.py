@@ -133,6 +133,7 @@ class ParameterGradient:
         "parameter",
         "sparse_dim",
         "stream",
+        "version",
     )
 
     def __init__(self, parameter: torch.Tensor, name: str) -> None:
@@ -144,6 +145,8 @@ class ParameterGradient:
         """Sparse dimensions of its gradients on all ranks, 0 if dense; None if not yet known."""
         self.latest: torch.Tensor | None = None
         """The gradient of this step as of the end of the latest backward pass."""
+        self.version = 0
+        """Number of changes of ``latest`` until then, as autograd counts them."""
         self.device_index = -1
         """Its ``get_device()``."""
         self.stream = 0
@@ -153,10 +156,18 @@ class ParameterGradient:
         """Store the current gradient, and return it."""
         gradient = self.latest = self.parameter.grad
         assert gradient is not None
+        self.version = gradient._version
         device_index = self.device_index = gradient.get_device()
         if device_index >= 0:
             self.stream = current_stream(device_index)
         return gradient
+
+    @property
+    def changed(self) -> bool:
+        """Whether the gradient was written to since its backward pass, other than by the core."""
+        latest = self.latest
+        # A view shares the count of all other views of the same memory.
+        return latest is not None and latest._version != self.version and not latest._is_view()
 
     def in_its_stream(self) -> AbstractContextManager[Any]:
         """Return a context whose GPU work follows the work that computed the gradient."""

@@ -273,6 +273,27 @@ def test_a_gradient_replaced_before_step_is_an_error_that_names_it():
             optimizer.step()
 
 
+def test_a_gradient_changed_while_it_is_averaged_is_an_error_that_names_it():
+    model, optimizer = linear()
+    loss_of(model).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    if hvd.size() > 1:
+        with pytest.raises(ValueError, match=r"'weight' was changed.*skip_synchronize"):
+            optimizer.step()
+
+
+def test_gradients_may_be_views_of_one_memory():
+    model, optimizer = linear()
+    before = model.weight.detach().clone()
+    shared = torch.zeros(sum(p.numel() for p in model.parameters()))
+    parts = shared.split([p.numel() for p in model.parameters()])
+    for parameter, part in zip(model.parameters(), parts, strict=True):
+        parameter.grad = part.view_as(parameter)
+    loss_of(model).backward()
+    optimizer.step()
+    assert torch.allclose(model.weight, before - expected_gradient())
+
+
 def test_a_step_skipped_after_synchronize_does_not_spoil_the_next():
     model, optimizer = linear()
     before = model.weight.detach().clone()
