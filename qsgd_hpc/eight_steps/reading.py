@@ -7,6 +7,7 @@ Names are resolved as far as the text allows: `optim.SGD` of `import torch.optim
 
 from __future__ import annotations
 
+import ast
 import builtins
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -255,9 +256,8 @@ def parse(source: str | bytes, path: Path = Path("<script>")) -> Script:
         plain, margins = without_form_feeds(text)
         wrapper = MetadataWrapper(cst.parse_module(plain), unsafe_skip_copy=True)
     except cst.ParserSyntaxError as error:
-        raise UsageError(
-            f"{path}:{error.raw_line}: not valid Python: {error.message.splitlines()[0]}"
-        ) from None
+        line, reason = _fault(text, error)
+        raise UsageError(f"{path}:{line}: not valid Python: {reason}") from None
     except (SyntaxError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}:1: not text: {error}") from None
     collector = Collector()
@@ -274,6 +274,17 @@ def parse(source: str | bytes, path: Path = Path("<script>")) -> Script:
         parents=wrapper.resolve(ParentNodeProvider),
         margins=margins,
     )
+
+
+def _fault(text: str, error: cst.ParserSyntaxError) -> tuple[int, str]:
+    """Return line and reason of a syntax error as Python has them: libcst may not know the line."""
+    try:
+        ast.parse(text)
+    except SyntaxError as by_python:
+        return by_python.lineno or 1, by_python.msg
+    except ValueError as by_python:  # null bytes, before Python 3.12
+        return 1, str(by_python)
+    return error.raw_line, error.message.splitlines()[0]
 
 
 def read(path: Path) -> Script:

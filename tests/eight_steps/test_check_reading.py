@@ -140,10 +140,19 @@ def test_assignments_are_in_order_of_the_text():
     assert names == ["b", "c", "a"]
 
 
-def test_a_syntax_error_names_path_and_line(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("x = 1\nif x\n    pass\n", "2: not valid Python: expected ':'"),
+        ("if 1:\n\tx = 1\n        y = 2\n", "3: not valid Python: inconsistent use of tabs"),
+        ("x = 1\nprint x\n", "2: not valid Python: Missing parentheses in call to 'print'"),
+        ("x = 1\0\n", "1: not valid Python: source code string cannot contain null bytes"),
+    ],
+)
+def test_a_syntax_error_names_path_and_line_and_reason(tmp_path: Path, text: str, fault: str):
     path = tmp_path / "broken.py"
-    path.write_text("x = 1\nif x\n    pass\n")
-    with pytest.raises(UsageError, match=r"broken\.py:[23]: not valid Python"):
+    path.write_text(text)
+    with pytest.raises(UsageError, match=rf"broken\.py:{re.escape(fault)}"):
         read(path)
 
 
