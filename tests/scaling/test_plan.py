@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.define.plan import environment, equal_threads, plan, script_args
 from qsgd_hpc.scaling.define.study import BITS, Study, differences, parse_counts
+from qsgd_hpc.scaling.run.cost import estimate, print_plan
 from tests.scaling.samples import study
 
 
@@ -69,6 +72,24 @@ def test_the_scripts_own_arguments_come_first_and_stay_as_they_are():
 def test_a_script_may_take_its_batch_in_words_of_its_own_or_not_at_all(mode, template, words):
     whole = study(mode=mode, nodes=(2,), bits=(32,), batch_size=128, batch_args=template)
     assert list(script_args(whole, plan(whole)[0])) == [*whole.programs[0].args, *words]
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("for x in data: ...\n", "--global-batch-size"),
+        ("parser.add_argument('--global-batch-size')\n", None),
+        ("@click.option(...)\ndef main(global_batch_size): ...\n", None),
+    ],
+)
+def test_the_plan_says_where_a_script_may_ignore_its_batch(tmp_path, text, option):
+    (script := tmp_path / "train.py").write_text(text)
+    whole = study(script=script)
+    assert whole.programs[0].unknown_batch_option(whole.mode) == option
+    console = Console(file=io.StringIO(), width=200)
+    print_plan(console, whole, (), estimate(whole, plan(whole), {}, None))
+    assert ("If it ignores the option" in console.file.getvalue()) == (option is not None)
+    assert study(script=script, batch_args=()).programs[0].unknown_batch_option("strong") is None
 
 
 def test_batch_words_that_nobody_knows_are_refused(tmp_path):

@@ -74,6 +74,18 @@ class Program:
         fields = {"global_batch": global_batch, "rank_batch": global_batch // ranks}
         return [word.format(**fields) for word in words]
 
+    def unknown_batch_option(self, mode: str) -> str | None:
+        """Return the option for the batch if the script's text does not have it.
+
+        A script that parses its arguments elsewhere may know it, and one that parses none ignores
+        it: its speed would be computed from a batch that it does not use.
+        """
+        if self.batch_args is not None or not self.script.is_file():
+            return None
+        option = _BATCH_ARGS[mode][0]
+        text = self.script.read_bytes().replace(b"_", b"-")
+        return None if option.lstrip("-").encode() in text else option
+
     def faults(self, mode: str, ranks: tuple[int, ...]) -> Iterator[str]:
         """Yield every fault, each with its remedy; `ranks` are those of the sizes to measure."""
         if not self.script.is_file():

@@ -71,6 +71,12 @@ def _remarks(study: Study, points: Sequence[Point]) -> list[str]:
         first = next(p for p in points if program.trains(p.case))
         what = "Each point" if len(study.programs) == 1 else f"Each point of {program.name}"
         remarks.append(f"{what} runs: {program.script.name} {' '.join(script_args(study, first))}")
+        if option := program.unknown_batch_option(study.mode):
+            remarks.append(
+                f"{program.script.name} does not mention {option}. If it ignores the option, "
+                "samples/s are wrong: name its own option, as in --batch-args '--bs "
+                "{rank_batch}', or pass --batch-args '' and by --batch-size the batch that it has."
+            )
     remarks.append(
         "The order is shuffled by a fixed seed, so that drift of the machine does not look like "
         "scaling."
