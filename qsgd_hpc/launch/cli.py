@@ -16,6 +16,7 @@ from qsgd_hpc import __version__
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch import bits as of_bits
 from qsgd_hpc.launch import run as launch
+from qsgd_hpc.launch import torchrun_flags
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.grouped_help import GroupedCommand, GroupedOption
 from qsgd_hpc.launch.horovod_options import horovod_options, variables_and_remarks
@@ -37,8 +38,18 @@ def _check_build(ctx: click.Context, param: click.Parameter, value: bool) -> Non
         ctx.exit()
 
 
+class _Run(GroupedCommand):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if (instead := torchrun_flags.remedy(error.option_name)) is None:
+                raise
+            raise UsageError(f"{error.option_name} is a flag of torchrun: {instead}") from None
+
+
 @click.command(
-    cls=GroupedCommand,
+    cls=_Run,
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
 )
 @where(
