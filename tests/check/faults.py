@@ -211,6 +211,14 @@ FAULTS = (
         "    optimizer = hvd.DistributedOptimizer(optimizer)\n",
         "    optimizer = hvd.Dist",
     ),
+    Fault(
+        "torch_loader",
+        "QH504",
+        "            optimizer.step()\n",
+        "            nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+        "            optimizer.step()\n",
+        "clip_grad_norm_",
+    ),
     # Step 6
     Fault("torch_loader", "QH601", BROADCAST, "", "optimizer = hvd.Dist", True),
     Fault(

@@ -36,6 +36,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         yield from check_wrapped(facts)
         yield from check_tape(facts)
     yield from check_names(facts)
+    yield from check_clipping(facts)
 
 
 def constructors(facts: Facts) -> tuple[cst.Call, ...]:
@@ -303,6 +304,17 @@ def check_names(facts: Facts) -> Iterator[Finding]:
             line = script.line(earlier)
             reason = f"its gradients have the same names as those of the optimizer in line {line}"
             yield facts.finding("QH503", later, reason)
+
+
+def check_clipping(facts: Facts) -> Iterator[Finding]:
+    """Find gradients that are clipped after backward() has begun to average them."""
+    if not facts.uses("DistributedOptimizer") or facts.uses("Adasum"):
+        return
+    if facts.mentions("synchronize", "unscale_"):  # a loss scaler waits, too
+        return
+    for call, name in facts.called.items():
+        if name.startswith("torch.nn.utils.clip_grad"):
+            yield facts.finding("QH504", call, "each rank clips at another time than the others")
 
 
 def exclusive(script: Script, one: cst.CSTNode, other: cst.CSTNode) -> bool:

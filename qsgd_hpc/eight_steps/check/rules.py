@@ -79,6 +79,13 @@ RULES = tuple(
             "Pass named_parameters= with names that no other optimizer has.",
         ),
         (
+            "QH504",
+            ERROR,
+            "gradients clipped while they are averaged",
+            "Call optimizer.synchronize() before this line, and step() within "
+            "'with optimizer.skip_synchronize():'.",
+        ),
+        (
             "QH601",
             ERROR,
             "initial state not broadcast",
