@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from qsgd_hpc.keras._backend import BACKEND
+from qsgd_hpc.keras._replicas import name_of
 from qsgd_hpc.keras._synchronized import Synchronized
 
 __all__ = ["exclude_steps_from_xla", "keep_copies_distributed", "make_loss_scalers_agree"]
@@ -33,7 +34,11 @@ def make_loss_scalers_agree() -> None:
         inner = scaler.inner_optimizer
         if not isinstance(inner, Synchronized) or inner._synchronization.reduction.alone:
             return finite
-        return BACKEND.all_ranks_agree(finite, inner._synchronization.reduction)
+        # Two scalers of one step may ask at the same time.
+        names = [name_of(v) for v in inner._trainable_variables[:1]]
+        return BACKEND.all_ranks_agree(
+            finite, ".".join(["finite", *names]), inner._synchronization.reduction
+        )
 
     setattr(check_finite, _MARK, True)
     kind.check_finite = check_finite

@@ -193,6 +193,29 @@ def test_an_overflow_on_one_rank_is_one_on_all():
 
 
 @several_ranks
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="steps run in the program's order elsewhere")
+def test_scalers_of_two_optimizers_in_one_step_ask_for_overflows_apart():
+    import tensorflow as tf
+
+    from qsgd_hpc.tensorflow.ops._run import operations_of
+
+    models = [network(0), network(0)]
+    scaled = [keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)) for _ in models]
+    optimizers = [of(optimizer) for optimizer in scaled]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        optimizer.build(model.trainable_variables)
+
+    def step():
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.apply([tf.ones(v.shape) for v in model.trainable_variables])
+
+    graph = tf.function(step).get_concrete_function().graph
+    collectives = [op for op in graph.get_operations() if op.type == "QsgdAllreduce"]
+    names = [each.name for op in collectives for each in operations_of(op)]
+    assert len(names) == len(set(names)) == len(models)
+
+
+@several_ranks
 @pytest.mark.parametrize("code", ["qsgd", "eden"])
 def test_compressed_gradients_leave_replicas_identical(code):
     compression = getattr(hvd.Compression, code)(bits=4, min_elements=1)

@@ -35,8 +35,8 @@ class Backend(ABC):
         """Return a function that reduces the gradients of one optimizer."""
 
     @abstractmethod
-    def all_ranks_agree(self, yes: Any, reduction: GradientReduction) -> Any:
-        """Return whether a boolean tensor is true on every rank."""
+    def all_ranks_agree(self, yes: Any, name: str, reduction: GradientReduction) -> Any:
+        """Return whether a boolean tensor is true on every rank, which ask under one name."""
 
     def complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return the gradients, with zeros for gradients that only this rank may lack.

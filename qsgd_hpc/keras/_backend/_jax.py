@@ -38,9 +38,9 @@ class _Jax(Backend):
 
         return reduce
 
-    def all_ranks_agree(self, yes: Any, reduction: GradientReduction) -> Any:
+    def all_ranks_agree(self, yes: Any, name: str, reduction: GradientReduction) -> Any:
         count = jnp.asarray(yes, jnp.int32)
-        return allreduce(count, name="finite", op=Min, process_set=reduction.process_set) > 0
+        return allreduce(count, name=name, op=Min, process_set=reduction.process_set) > 0
 
 
 BACKEND = _Jax()

@@ -15,6 +15,7 @@ from qsgd_hpc.tensorflow.compression import Compression
 from qsgd_hpc.tensorflow.gradients import reduce_gradients
 from qsgd_hpc.tensorflow.naming import unwrapped
 from qsgd_hpc.tensorflow.ops import allreduce
+from qsgd_hpc.tensorflow.ops._names import distinct_in_graph
 
 __all__ = ["BACKEND"]
 
@@ -31,9 +32,10 @@ class _TensorFlow(Backend):
 
         return reduce
 
-    def all_ranks_agree(self, yes: Any, reduction: GradientReduction) -> Any:
+    def all_ranks_agree(self, yes: Any, name: str, reduction: GradientReduction) -> Any:
         count = tf.cast(yes, tf.int32)
-        least = allreduce(count, name="finite", op=Min, process_set=reduction.process_set)
+        distinct = name if tf.executing_eagerly() else distinct_in_graph(name)
+        least = allreduce(count, name=distinct, op=Min, process_set=reduction.process_set)
         return tf.cast(least, tf.bool)
 
     def scaled(self, gradient: Any, factor: float) -> Any:

@@ -64,9 +64,9 @@ class _Torch(Backend):
         pairs = zip(gradients, variables, strict=True)
         return [torch.zeros_like(v.value) if g is None else g for g, v in pairs]
 
-    def all_ranks_agree(self, yes: Any, reduction: GradientReduction) -> Any:
+    def all_ranks_agree(self, yes: Any, name: str, reduction: GradientReduction) -> Any:
         mine = torch.as_tensor(yes).to(torch.uint8)
-        return allreduce(mine, name="finite", op=ops.Min, process_set=reduction.process_set).bool()
+        return allreduce(mine, name=name, op=ops.Min, process_set=reduction.process_set).bool()
 
 
 def _calls(
