@@ -88,7 +88,7 @@ def follow(
                 job = api.get(job.id)
         output.print_new()
     # Print the lines written between the last check and the end.
-    output.print_new()
+    output.print_new(last=True)
     if rank is not None and job.state.ended and not output.labelled and view.has_output(job):
         raise UsageError(
             f"the lines of {job.id}'s output are not labelled with ranks: the profile of site "

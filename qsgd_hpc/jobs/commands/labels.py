@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Iterator
@@ -17,8 +18,11 @@ _LABEL = re.compile(rb"(?:\[ *(\d+)\] |\[\d+,(\d+)\]<std(?:out|err)>: ?|^ *(\d+)
 
 
 def rank_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (rank, line without its label) for the labelled lines."""
-    for line in data.splitlines(keepends=True):
+    """Yield (rank, line without its label) for the labelled lines.
+
+    A carriage return, as of a progress bar, ends no line: launchers put no label behind it.
+    """
+    for line in io.BytesIO(data):
         if label := _LABEL.match(line):
             yield int(next(number for number in label.groups() if number)), line[label.end() :]
 
@@ -45,8 +49,11 @@ class Output:
         self.labelled = ranks == 1
         """Whether a line with a rank label was found."""
 
-    def print_new(self) -> None:
-        """Copy the file's new content since the last call to standard output."""
+    def print_new(self, *, last: bool = False) -> None:
+        """Copy the file's new content since the last call to standard output.
+
+        An unfinished line of one rank is held back; with ``last``, it is printed as it is.
+        """
         if not self._path.exists():
             return
         out = sys.stdout.buffer
@@ -55,7 +62,7 @@ class Output:
             while block := stream.read(1 << 16):
                 if self._rank is not None:
                     block += stream.readline()  # only the beginning of a line has a label
-                    lines = block[: block.rfind(b"\n") + 1]
+                    lines = block if last else block[: block.rfind(b"\n") + 1]
                     for rank, line in rank_lines(lines):
                         self.labelled = True
                         if rank == self._rank:
