@@ -16,6 +16,7 @@ from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.commands.columns import screen
 from qsgd_hpc.jobs.commands.labels import Output
 from qsgd_hpc.jobs.commands.submit_options import Walltime, as_json_option
+from qsgd_hpc.jobs.current import load_all
 from qsgd_hpc.jobs.model import Job, JobState
 from qsgd_hpc.jobs.records import registry
 
@@ -205,10 +206,10 @@ def list_jobs(as_json: bool) -> None:
 
 
 def _newest() -> str:
-    jobs = registry.ids()
+    jobs = load_all(registry.ids())
     if not jobs:
         raise UsageError("no jobs yet. Submit one with `qsgd-hpc submit train.py`.")
-    return max(jobs, key=lambda job_id: registry.load(job_id).submitted_at)
+    return jobs[-1].id
 
 
 def _print_json(value: object) -> None:

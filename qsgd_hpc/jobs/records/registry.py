@@ -151,27 +151,28 @@ def load(job_id: str) -> Job:
         UsageError: there is no such job, or its record is damaged.
     """
     directory = jobs_dir() / job_id
-    record = read_json(directory / "request.json") if _ID.fullmatch(job_id) else None
-    if record is None:
-        known = ids()
+    path = directory / "request.json"
+    record = read_json(path) if _ID.fullmatch(job_id) else None
+    if record is None and job_id not in (known := ids()):
         hint = did_you_mean(job_id, known[-50:]) if known else "No job has been submitted yet."
         raise UsageError(f"no job '{job_id}' in {jobs_dir()}. {hint} See `qsgd-hpc list`.")
     try:
+        record = record or {}
         return Job(
             id=job_id,
             site=record["request"]["site"],
             scheduler=record["scheduler"],
             request=request_from_json(record["request"]),
             directory=directory,
-            submitted_at=record["submitted_at"],
+            submitted_at=float(record["submitted_at"]),
             previous=record.get("previous"),
             resumes=record.get("resumes"),
             progress=progress_from_json(read_json(directory / "state.json")),
             known_at=_changed_at(directory / "state.json"),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"job '{job_id}': damaged record {directory}/request.json ({error!r}). "
+            f"job '{job_id}': damaged record {path} ({error!r}). "
             "Delete the directory to forget the job."
         ) from None
 
