@@ -11,6 +11,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import submission
 from qsgd_hpc.jobs.current import chain, continued_by, get, list_jobs
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState
+from qsgd_hpc.jobs.processes import alive
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.request.prepare import prepare
 from qsgd_hpc.jobs.schedulers import scheduler
@@ -96,6 +97,11 @@ def _resubmit_fault(job: Job) -> str | None:
         )
     if job.state is JobState.COMPLETED:
         return f"{job.id} is COMPLETED, so nothing is left to do. Use --force to run it again."
+    if job.state is JobState.LOST and alive(job.progress.pid, job.progress.identity):
+        return (
+            f"the script of {job.id} still runs; two trainings would write the same checkpoint. "
+            f"End it with `qsgd-hpc cancel {job.id}`, or use --force."
+        )
     if other := continued_by(job):
         return (
             f"{other.id} ({other.state.value}) continues {job.id}; two trainings would write "

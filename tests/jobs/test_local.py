@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from qsgd_hpc import jobs
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.processes import identity
 from qsgd_hpc.jobs.records import registry
 from tests.processes import until
@@ -171,6 +172,8 @@ def test_a_job_whose_owner_was_killed_is_lost_and_can_be_cleaned_up(place: Path)
     lost = jobs.get(job["id"])
     assert lost.state is jobs.JobState.LOST
     assert f"qsgd-hpc cancel {job['id']}" in lost.progress.why
+    with pytest.raises(UsageError, match=f"still runs.*qsgd-hpc cancel {job['id']}"):
+        jobs.resubmit(job["id"])
     jobs.cancel(job["id"])
     assert identity(script_pid) is None
 
