@@ -14,6 +14,7 @@ from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.commands.jobs import wait
 from qsgd_hpc.jobs.commands.submit import submit
 from qsgd_hpc.jobs.model import JobRequest
+from qsgd_hpc.jobs.request.choices import choice_faults, complete
 from qsgd_hpc.jobs.request.validate import Facts, fill, request_faults, site_faults, site_notes
 from qsgd_hpc.jobs.sites.queues import pick, queue_faults
 from qsgd_hpc.jobs.words import clock, minutes
@@ -343,3 +344,21 @@ def test_guessed_and_retired_sites_say_so() -> None:
 @pytest.fixture(autouse=True)
 def _no_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QSGD_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("nodes", [-1, 0, 1_000_001])
+def test_numbers_of_nodes_out_of_range_are_answered_with_the_range(nodes: int) -> None:
+    assert f"--nodes {nodes}: a job has 1 to 1000000 nodes" in faults("local", nodes=nodes)
+
+
+def test_an_array_of_one_task_is_checked_like_any_other() -> None:
+    for key in ("", "l r", "--lr"):
+        request = complete(JobRequest(Path("train.py"), array={key: ("1",)}))
+        (said,) = choice_faults(request, "local")
+        assert "write the option without dashes" in said
+
+
+def test_an_array_of_one_task_may_be_limited_like_any_other() -> None:
+    request = complete(JobRequest(Path("train.py"), array={"lr": ("1",)}, at_once=2))
+    assert request.script_args == ("--lr", "1")
+    assert choice_faults(request, "local") == []

@@ -27,9 +27,9 @@ def complete(request: JobRequest) -> JobRequest:
     if request.stop_before_min is None and request.walltime_min is not None:
         before = min(STOP_BEFORE_MIN, STOP_BEFORE_SHARE * request.walltime_min)
         request = dataclasses.replace(request, stop_before_min=before)
-    if len(request.tasks) == 1:
+    if len(request.tasks) == 1 and not any(_array_faults(request)):
         words = (*request.script_args, *request.tasks[0])
-        request = dataclasses.replace(request, script_args=words, array={})
+        request = dataclasses.replace(request, script_args=words, array={}, at_once=None)
     return request
 
 

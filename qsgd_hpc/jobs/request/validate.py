@@ -104,7 +104,7 @@ def _request_faults(request: JobRequest, facts: Facts) -> Iterator[str]:
         near = did_you_mean(request.script.name, facts.near_scripts) if facts.near_scripts else ""
         yield f"{facts.script_fault} {near if near.startswith('Did') else ''}".rstrip()
     if not 1 <= request.nodes <= NODES_CEILING:
-        yield f"--nodes {request.nodes}: a job needs at least 1 node. Use --nodes 1 or more."
+        yield f"--nodes {request.nodes}: a job has 1 to {NODES_CEILING} nodes. Use such a number."
     per_node = request.ranks_per_node
     if per_node is not None and per_node < 1:
         yield (
