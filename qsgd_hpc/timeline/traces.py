@@ -51,10 +51,19 @@ def load(path: Path) -> list[Event]:
         events = found["traceEvents"] if isinstance(found, dict) else found
     except (ValueError, KeyError):
         events = [event for line in text.splitlines() if (event := _event(line)) is not None]
-    events = [event for event in events if isinstance(event, dict) and "ph" in event]
+    events = [event for event in events if _is_event(event)] if isinstance(events, list) else []
     if not events and text.strip() not in ("", "[", "[\n]"):
         raise UsageError(f"{path} is not a timeline: no line of it is a trace event")
     return events
+
+
+def _is_event(found: object) -> bool:
+    """Whether a value is an event with the fields that are read of its kind."""
+    if not isinstance(found, dict) or "ph" not in found:
+        return False
+    if found["ph"] == "X" and not {"name", "ts", "dur"} <= found.keys():
+        return False
+    return all(isinstance(found.get(key, 0), (int, float)) for key in ("ts", "dur"))
 
 
 def _event(line: str) -> Event | None:
@@ -71,7 +80,8 @@ def merge(paths: Sequence[Path], target: Path) -> int:
     The files' times share an axis if the ranks wrote them together.
 
     Raises:
-        UsageError: two files are of the same rank, or one cannot be read.
+        UsageError: two files are of the same rank, one cannot be read, or ``target`` cannot be
+            written.
     """
     ranks: dict[int, Path] = {}
     events: list[Event] = []
@@ -87,7 +97,10 @@ def merge(paths: Sequence[Path], target: Path) -> int:
         events += found
     events.sort(key=lambda event: (event["ph"] != "M", event.get("ts", 0)))
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
-    target.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    try:
+        target.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{target}: {error.strerror}") from None
     return len(events)
 
 
@@ -150,7 +163,8 @@ def rows_of(events: Iterable[Event]) -> dict[int, Rows]:
     names: dict[tuple[int, int], str] = {}
     by_row: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for event in events:
-        if "pid" not in event or "tid" not in event:
+        # In a file of another program a process may have a name for a number.
+        if not isinstance(event.get("pid"), int) or "tid" not in event:
             continue
         key = event["pid"], event["tid"]
         if event["ph"] == "M":

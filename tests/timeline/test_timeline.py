@@ -290,6 +290,31 @@ def test_other_files_are_refused(tmp_path):
     file.write_text("no timeline\n")
     with pytest.raises(UsageError, match="not a timeline"):
         traces.load(file)
+    for text in ('{"traceEvents": 5}', '[{"ph": "X"}, {"ph": "B", "ts": "soon"}]'):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="not a timeline"):
+            traces.load(file)
+
+
+def test_the_trace_of_a_profiler_is_no_traceback(tmp_path):
+    # PyTorch's profiler names its own process "Spans", and has metadata without arguments.
+    events = [
+        {"ph": "X", "name": "aten::add", "pid": 7, "tid": 7, "ts": 1.5, "dur": 2},
+        {"ph": "X", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "T", "ts": 1, "dur": 9},
+        {"ph": "i", "name": "Record Window End", "pid": "", "tid": "", "ts": 10},
+    ]
+    file = tmp_path / "torch.json"
+    file.write_text(json.dumps({"traceEvents": [*events, *SAMPLE]}))
+    result = CliRunner().invoke(verbs, ["show", str(file)])
+    assert result.exit_code == 0
+    assert "programs waiting" in result.output
+
+
+def test_a_merged_file_that_cannot_be_written_is_a_usage_error(tmp_path):
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps(SAMPLE))
+    with pytest.raises(UsageError, match="No such file or directory"):
+        traces.merge([file], tmp_path / "missing" / "all.json")
 
 
 @pytest.mark.parametrize(
