@@ -16,6 +16,7 @@ __all__ = [
     "capitalised",
     "count",
     "duration",
+    "fewer",
     "hours",
     "interval",
     "nmse",
@@ -28,6 +29,7 @@ __all__ = [
     "rate",
     "sample",
     "seconds",
+    "sends_fewer",
     "share",
     "span",
     "speed",
@@ -98,6 +100,16 @@ def times(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{value:.2f}×" if value < 9.95 else f"{value:.1f}×"
+
+
+def fewer(ratio: float) -> str:
+    """How many times fewer bytes, such as '7.88× fewer'; 'no fewer' if that rounds to 1 or less."""
+    return f"{times(ratio)} fewer" if sends_fewer(ratio) else "no fewer"
+
+
+def sends_fewer(ratio: float) -> bool:
+    """Whether a ratio of bytes, as it is shown, says that there are fewer."""
+    return ratio >= 1.005
 
 
 def percent(value: float | None) -> str:

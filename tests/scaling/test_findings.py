@@ -72,6 +72,17 @@ def test_a_loss_of_speed_is_stated_as_one():
     )
 
 
+@pytest.mark.parametrize(("speed", "joint"), [(130.0, "but trained"), (70.0, "and trained")])
+def test_equal_bytes_are_not_called_fewer(speed, joint):
+    whole = study(bits=(32, 4))
+    found = [
+        attempt(p, speed=speed if p.bits == 4 else 100.0, wire_bytes=1_000_000 * (p.ranks - 1))
+        for p in plan(whole)
+    ]
+    headline = told(whole, found).headline
+    assert headline.startswith(f"On 2 nodes, 4-bit QSGD sent no fewer bytes {joint} at")
+
+
 def test_no_gain_is_claimed_inside_the_noise():
     whole = study(repeats=3)
     noise = {1: 0.8, 2: 1.0, 3: 1.2}

@@ -179,15 +179,15 @@ def _headline(shown: _Shown) -> str:
     elif judged.quality.word == "untold" and change:
         result += f", with {change}"
     name = f"{shown.packed['bits']}-bit QSGD"
-    fewer = shown.packed["compression_ratio"]
-    if fewer is None:
+    ratio = shown.packed["compression_ratio"]
+    if ratio is None:
         return f"On {where}, {name} {result}{once}"
     gained = judged.speed.word in ("faster", "same") or (
         judged.speed.word == "once" and judged.speed.ratio.value >= 1
     )
     sends = "sent" if judged.speed.word == "once" else "sends"
-    joint = "and" if gained else "but"
-    return f"On {where}, {name} {sends} {units.times(fewer)} fewer bytes {joint} {result}{once}"
+    joint = "and" if gained == units.sends_fewer(ratio) else "but"
+    return f"On {where}, {name} {sends} {units.fewer(ratio)} bytes {joint} {result}{once}"
 
 
 def _scaling_headline(shown: _Shown, where: str) -> str:
@@ -257,7 +257,7 @@ def _tiles(shown: _Shown) -> Iterator[Tile]:
         value, unit = units.bytes_short(row["wire_bytes_per_step"]).split()
         ratio = row["compression_ratio"]
         compared = row is shown.packed and ratio is not None
-        fewer = f", {units.times(ratio)} fewer than fp32" if compared else ""
+        fewer = f", {units.fewer(ratio)} than fp32" if compared else ""
         yield Tile("On the wire", value, f"{unit} per step", f"{name}{fewer}")
     if analysis.quality and row[analysis.quality] is not None:
         change = _difference(shown)

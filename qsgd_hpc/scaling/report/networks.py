@@ -153,5 +153,5 @@ def _network_sentence(case: CaseAnalysis, row: Row, judged: Judgement) -> str:
 
 
 def _sent(row: Row, name: str) -> str:
-    fewer = row["compression_ratio"]
-    return f"{name} " if fewer is None else f"{name} sent {units.times(fewer)} fewer bytes and "
+    ratio = row["compression_ratio"]
+    return f"{name} " if ratio is None else f"{name} sent {units.fewer(ratio)} bytes and "
