@@ -27,6 +27,14 @@ class Adapter(ABC):
     reduces_complex = False
     """Whether complex elements can be added, each as two floats."""
 
+    def checked(self, tensor: Any) -> Any:
+        """Return what a caller has passed, if it is a tensor.
+
+        Raises:
+            UsageError: it is something else, which the framework does not convert by itself.
+        """
+        return tensor
+
     @abstractmethod
     def readable(self, tensor: Any) -> Any:
         """Return a readable tensor of the same values, without a copy if possible."""

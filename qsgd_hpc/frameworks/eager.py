@@ -115,7 +115,7 @@ class _Prepared:
 
 
 def _prepare(adapter: Adapter, tensor: Any, reduction: Reduction, into: Any = None) -> _Prepared:
-    dtype = adapter.dtype(tensor)
+    dtype = adapter.dtype(adapter.checked(tensor))
     op = op_for(reduction.op, dtype)
     widened = is_widened(dtype, op)
     plain = widened or isinstance(reduction.compression, Lossy)
@@ -205,7 +205,9 @@ def start_reducescatters(
 ) -> Handle:
     """Start reducing tensors; each rank gets its share of the rows."""
     require_values(reduction)
-    prepared = [_prepare(adapter, as_rows(t, "reducescatter"), reduction) for t in tensors]
+    prepared = [
+        _prepare(adapter, as_rows(adapter.checked(t), "reducescatter"), reduction) for t in tensors
+    ]
     return _together(
         prepared, name, grouped, lambda each, one, group: _scatter(each, reduction, one, group)
     )
@@ -257,7 +259,8 @@ def start_allgather(
 
     A scalar counts as one row.
     """
-    readable = adapter.readable(tensor if tensor.ndim else tensor.reshape(1))
+    rows = tensor if adapter.checked(tensor).ndim else tensor.reshape(1)
+    readable = adapter.readable(rows)
     return ops.exchange(
         "allgather",
         _moved_buffer_of(adapter, readable),
@@ -278,7 +281,7 @@ def start_broadcast(
     in_place: bool,
 ) -> Handle:
     """Start replacing a tensor by root_rank's, or a copy of it."""
-    readable = adapter.readable(tensor)
+    readable = adapter.readable(adapter.checked(tensor))
     if not in_place and adapter.shares(readable, tensor):
         readable = adapter.copied(readable)
     return ops.broadcast(
@@ -298,7 +301,7 @@ def start_alltoall(
     process_set: ProcessSet,
 ) -> Handle:
     """Start exchanging rows; the result is the received rows, and the number from each rank."""
-    readable = adapter.readable(as_rows(tensor, "alltoall"))
+    readable = adapter.readable(as_rows(adapter.checked(tensor), "alltoall"))
     return ops.exchange(
         "alltoall",
         _moved_buffer_of(adapter, readable),

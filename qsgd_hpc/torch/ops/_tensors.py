@@ -48,6 +48,15 @@ def used_here(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Tensors(Adapter):
+    def checked(self, tensor: Any) -> torch.Tensor:
+        if isinstance(tensor, torch.Tensor):
+            return tensor
+        raise UsageError(
+            f"expected a torch.Tensor, not {type(tensor).__name__}; convert numbers and arrays with "
+            "torch.as_tensor(), or send other objects with hvd.broadcast_object or "
+            "hvd.allgather_object"
+        )
+
     def readable(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the values, contiguous: on the GPU if there are kernels, otherwise on the host.
 
