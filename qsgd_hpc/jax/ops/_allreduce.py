@@ -90,7 +90,7 @@ class Allreduce(Collective):
         """Return the call for arrays with one more dimension."""
         if self.op is Adasum:
             raise UsageError(
-                "Adasum under jax.vmap: it combines complete arrays, not the examples of a batch; "
+                "Adasum under jax.vmap: it combines whole arrays, not the examples of a batch; "
                 "call it outside, or reduce by a sum"
             )
         return self
