@@ -313,7 +313,8 @@ TABLE: dict[str, Variable] = {
     "QSGD_STALL_WARNING_S": Variable(
         _at_least(float, 0),
         60.0,
-        "seconds until a warning names a tensor that some ranks have not submitted; 0: never",
+        "seconds until a warning names a tensor that some ranks have not submitted, or ranks that "
+        "still run although one has ended (run); 0: never",
         (
             Twin("HOROVOD_STALL_CHECK_DISABLE", _zero_if_disabled, "1 sets it to 0"),
             Twin("HOROVOD_STALL_CHECK_TIME_SECONDS"),

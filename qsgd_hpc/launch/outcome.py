@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from qsgd_hpc.errors import EXIT_RESUBMIT
 from qsgd_hpc.launch.frames import Ended, Started
 
-__all__ = ["Ledger", "explain", "list_ranks", "status_text"]
+__all__ = ["Ledger", "describe_early_end", "explain", "list_ranks", "status_text"]
 
 _USUAL_CAUSES = {
     signal.SIGKILL: "out of memory is the usual cause; see dmesg, or ask for more memory",
@@ -92,6 +92,17 @@ def list_ranks(ranks: Iterable[int]) -> str:
     if len(numbers) > 16:
         return f"{len(numbers)} ranks ({', '.join(map(str, numbers[:8]))}, ...)"
     return f"ranks {', '.join(map(str, numbers))}"
+
+
+def describe_early_end(ledger: Ledger, waited_s: float) -> str:
+    """Return the warning about ranks that still run long after the first one has succeeded."""
+    first, running = ledger.ends[0], ledger.running
+    verb, them = ("runs", "it waits") if len(running) == 1 else ("run", "they wait")
+    return (
+        f"warning: rank {first.rank} exited with code 0 {waited_s:g} s ago, but "
+        f"{list_ranks(running)} still {verb}. If {them} for it, in init_process_group() or in a "
+        f"collective, end the run (Ctrl-C), and let all ranks execute the same steps"
+    )
 
 
 def explain(ledger: Ledger, mpiexec_code: int, grace_s: float) -> str | None:

@@ -102,6 +102,12 @@ def run(options: RunOptions) -> int:
     token = secrets.token_hex(4)
     for remark in remarks(checked.options, os.environ):
         say(remark)
-    session = Session(checked.options, checked.launcher, token, env.get("QSGD_RUN_GRACE_S"))
+    session = Session(
+        checked.options,
+        checked.launcher,
+        token,
+        grace_s=env.get("QSGD_RUN_GRACE_S"),
+        warning_s=env.get("QSGD_STALL_WARNING_S"),
+    )
     with meeting(checked.options, os.environ) as place:
         return session.run(checked.command(token, place))

@@ -20,7 +20,7 @@ from qsgd_hpc.launch.frames import Decoder, Ended, Event, Links, Output, Raw, St
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.mpiexec import prepare_mpiexec
 from qsgd_hpc.launch.options import RunOptions
-from qsgd_hpc.launch.outcome import Ledger, explain, list_ranks
+from qsgd_hpc.launch.outcome import Ledger, describe_early_end, explain, list_ranks
 from qsgd_hpc.launch.output import LineSink
 from qsgd_hpc.launch.rank_files import RankFiles
 from qsgd_hpc.launch.supervise import catches
@@ -67,10 +67,21 @@ class Session:
         launcher: the mpiexec in use.
         token: marks the frames of this run.
         grace_s: seconds that the other ranks have to end after one has failed.
+        warning_s: seconds after the first rank's successful end until the ranks that still run are
+            named; 0: never.
     """
 
-    def __init__(self, options: RunOptions, launcher: Launcher, token: str, grace_s: float) -> None:
-        self.options, self.launcher, self.grace_s = options, launcher, grace_s
+    def __init__(
+        self,
+        options: RunOptions,
+        launcher: Launcher,
+        token: str,
+        *,
+        grace_s: float,
+        warning_s: float,
+    ) -> None:
+        self.options, self.launcher = options, launcher
+        self.grace_s, self.warning_s = grace_s, warning_s
         self.ledger = Ledger(options.ranks)
         self.sinks = {
             is_stderr: LineSink(
@@ -84,6 +95,7 @@ class Session:
         self.remarks: list[bytes] = []  # mpiexec's own output once all ranks have started
         self.interrupted_by: int | None = None
         self.term_at_s: float | None = None  # end of the other ranks' grace period
+        self.warn_at_s: float | None = None
         self.kill_at_s: float | None = None
         self.start_by_s = time.monotonic() + (options.start_timeout_s or float("inf"))
         self.late: tuple[int, ...] = ()  # ranks that had not started by start_by_s
@@ -195,6 +207,8 @@ class Session:
         self.ledger.record(event, now_s)
         if event.status != 0 and self.term_at_s is None:
             self.term_at_s = now_s + self.grace_s
+        if len(self.ledger.ends) == 1 and self.warning_s > 0:
+            self.warn_at_s = now_s + self.warning_s
 
     def _on_links(self, facts: Mapping[str, Any]) -> None:
         if self.links:
@@ -206,6 +220,10 @@ class Session:
             for sink in self.sinks.values():
                 sink.tick()
         ending = self.kill_at_s is not None
+        if self.warn_at_s is not None and now_s >= self.warn_at_s:
+            self.warn_at_s = None
+            if self.ledger.first_failure is None and self.ledger.running and not ending:
+                say(describe_early_end(self.ledger, self.warning_s))
         if now_s >= self.start_by_s and not ending:
             self.start_by_s = float("inf")
             self.late = tuple(sorted(set(range(self.options.ranks)) - set(self.ledger.started)))

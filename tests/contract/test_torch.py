@@ -6,10 +6,12 @@ every rank runs the same tests in the same order (``-x``: a rank that fails must
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import qsgd_hpc.torch as hvd
+from qsgd_hpc.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("torch_job")
 
@@ -50,6 +52,20 @@ def test_allreduce_sums_every_dtype_and_shape(dtype, shape):
     assert result.dtype == dtype
     assert torch.equal(result, total(shape, dtype))
     assert torch.equal(mine, kept)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        hvd.allreduce, hvd.allreduce_async_, lambda x: hvd.grouped_allreduce([x]), hvd.allgather,
+        lambda x: hvd.broadcast(x, 0), hvd.alltoall, hvd.reducescatter,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [[1, 2], 1.5, np.ones(3), None], ids=lambda x: type(x).__name__)
+def test_what_is_no_tensor_is_refused_with_the_remedy(call, value):
+    expected = f"expected a torch.Tensor, not {type(value).__name__}; .*torch.as_tensor"
+    with pytest.raises(UsageError, match=expected):
+        call(value)
 
 
 def test_in_place_and_asynchronous_forms_agree():

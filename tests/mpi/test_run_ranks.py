@@ -45,11 +45,11 @@ class Shell:
             timeout=TIMEOUT_S,
         )
 
-    def start(self, *args: str) -> subprocess.Popen[str]:
+    def start(self, *args: str, **environ: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             self.argv(*args),
             cwd=self.folder,
-            env=self.environ,
+            env={**self.environ, **environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -148,6 +148,19 @@ def test_a_rank_killed_in_mid_allreduce_is_named_and_the_rest_end_in_time(shell:
 def test_programs_without_mpi_run_too(shell: Shell) -> None:
     done = shell.run("-np", "2", "sh", "-c", "echo out; echo err >&2; exit 0")
     assert (done.returncode, done.stdout, done.stderr) == (0, "out\nout\n", "err\nerr\n")
+
+
+def test_ranks_that_still_run_long_after_one_has_succeeded_are_named(shell: Shell) -> None:
+    script = shell.script(
+        "import os, pathlib, time\n"
+        "while os.environ['RANK'] != '1' and not pathlib.Path('end').exists(): time.sleep(0.05)\n"
+    )
+    with shell.start("-np", "3", script, QSGD_STALL_WARNING_S="0.2") as running:
+        assert running.stderr
+        line = running.stderr.readline()
+        (shell.folder / "end").touch()
+        assert (running.wait(TIMEOUT_S), running.stderr.read()) == (0, "")
+    assert "warning: rank 1 exited with code 0 0.2 s ago, but ranks 0, 2 still run." in line
 
 
 def test_mpi_abort_ends_every_rank_with_its_code(shell: Shell) -> None:

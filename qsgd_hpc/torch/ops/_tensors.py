@@ -52,8 +52,8 @@ class _Tensors(Adapter):
         if isinstance(tensor, torch.Tensor):
             return tensor
         raise UsageError(
-            f"expected a torch.Tensor, not {type(tensor).__name__}; convert numbers and arrays with "
-            "torch.as_tensor(), or send other objects with hvd.broadcast_object or "
+            f"expected a torch.Tensor, not {type(tensor).__name__}; convert numbers and arrays "
+            "with torch.as_tensor(), and send other objects with hvd.broadcast_object or "
             "hvd.allgather_object"
         )
 
