@@ -8,6 +8,12 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 const char* const kJoinName = "join";
 
+Error name_taken(const std::string& name) {
+  return usage_error("tensor '" + name +
+                     "' is already being worked on; wait for its handle first, or give each "
+                     "operation a name of its own");
+}
+
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> abort,
@@ -69,7 +75,7 @@ std::shared_ptr<Handle> Engine::start(OperationPtr operation, TensorMemory memor
 }
 
 std::vector<std::shared_ptr<Handle>> Engine::start_all(
-    std::vector<std::pair<OperationPtr, TensorMemory>> operations) {
+    std::vector<std::pair<OperationPtr, TensorMemory>> operations, bool foreign) {
   check_not_driving("an operation was submitted");
   for (auto& [operation, memory] : operations) {
     if (operation->name.empty()) operation = named(*operation);
@@ -79,8 +85,12 @@ std::vector<std::shared_ptr<Handle>> Engine::start_all(
   const auto wake = [this](void*) { changed_.notify_all(); };
   const std::unique_ptr<void, decltype(wake)> woken(this, wake);  // also if one is refused
   const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [operation, memory] : operations) {
+    // Started in part, the call would wait for ranks that refuse other parts of it.
+    if (!abort_->raised() && entries_.has(operation->key())) throw name_taken(operation->name);
+  }
   for (auto& [operation, memory] : operations) {
-    handles.push_back(enter(std::move(operation), std::move(memory), /*foreign=*/false));
+    handles.push_back(enter(std::move(operation), std::move(memory), foreign));
   }
   return handles;
 }
@@ -94,9 +104,7 @@ std::shared_ptr<Handle> Engine::enter(OperationPtr operation, TensorMemory memor
   std::shared_ptr<gpu::Mark> ready = std::move(memory.ready);
   operation = placed(std::move(operation), ready != nullptr);
   if (!entries_.add({operation, memory.in, memory.out, handle, ready})) {
-    throw usage_error("tensor '" + operation->name +
-                      "' is already being worked on; wait for its handle first, or give each "
-                      "operation a name of its own");
+    throw name_taken(operation->name);
   }
   if (operation->kind == OpKind::kAllreduce && operation->lasting) {
     steps_.started(*operation, foreign);

@@ -104,10 +104,10 @@ class Engine {
   std::shared_ptr<gpu::Mark> mark(int device, gpu::Stream stream) {
     return devices_.at(device).mark(stream);
   }
-  // Starts several operations in order, waking the engine once. If one is refused, those before it
-  // have been started.
+  // Starts several operations in order, waking the engine once. If the name of one is in flight,
+  // none is started; if one is refused for another reason, those before it have been started.
   std::vector<std::shared_ptr<Handle>> start_all(
-      std::vector<std::pair<OperationPtr, TensorMemory>> operations);
+      std::vector<std::pair<OperationPtr, TensorMemory>> operations, bool foreign = false);
   // Throws a usage error if this thread is executing the operation that it waits for (see Caller),
   // as in a signal handler. `call` begins the message: "shutdown() was called".
   static void check_not_driving(const char* call);

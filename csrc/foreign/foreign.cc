@@ -52,11 +52,12 @@ void name(std::vector<ForeignTensor>& tensors, Engine& engine) {
 void submit(std::vector<ForeignTensor> tensors, const std::shared_ptr<void>& keep, Call& call) {
   const std::shared_ptr<Engine> engine = current_engine();
   name(tensors, *engine);
-  const Caller framework{/*waits=*/false, nullptr, /*foreign=*/true};
+  std::vector<std::pair<OperationPtr, TensorMemory>> operations;
   for (ForeignTensor& t : tensors) {
     auto operation = std::make_shared<const Operation>(std::move(t.operation));
-    call.handles.push_back(engine->start(std::move(operation), {t.in, t.out, keep}, framework));
+    operations.emplace_back(std::move(operation), TensorMemory{t.in, t.out, keep});
   }
+  call.handles = engine->start_all(std::move(operations), /*foreign=*/true);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@ import pytest
 
 from qsgd_hpc import _core
 from qsgd_hpc.errors import UsageError
+from tests.engine.ranks import on_ranks
 
 FLOAT32 = 7  # of qsgd::DType
 USAGE = 1  # of qsgd::ErrorKind
@@ -181,6 +182,32 @@ def test_mistakes_end_the_call_with_their_text(table, engine):
     error, message, _ = run(table, [text(kind="allgather", name="x")], scalar)
     assert error == USAGE
     assert "no rows" in message
+
+
+def test_a_call_with_a_name_in_flight_starts_nothing(table):
+    arrays = [np.ones(4, np.float32), np.ones(2, np.float32)]
+    texts = [text(kind="allreduce", name=name) for name in ("a", "b")]
+
+    def program(rank):
+        mine = np.full(2, rank.rank + 1, np.float32)
+        if rank.rank == 0:
+            handle = rank.allreduce("b", mine)  # under way until the other rank starts it
+            _core.set_current_engine(rank.engine)
+            try:
+                refused = run(table, texts, arrays, arrays)
+            finally:
+                _core.set_current_engine(None)
+            rank.barrier("refused").wait()
+        else:
+            rank.barrier("refused").wait()
+            refused, handle = None, rank.allreduce("b", mine)
+        handle.wait()
+        return refused, mine.tolist()
+
+    (refused, first), (_, second) = on_ranks(2, program)
+    assert refused[0] == USAGE
+    assert "'b' is already being worked on" in refused[1]
+    assert first == second == [3, 3]
 
 
 def test_without_a_job_the_call_says_so(table):
