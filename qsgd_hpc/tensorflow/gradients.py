@@ -18,7 +18,7 @@ from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Adasum, Sum
 from qsgd_hpc.tensorflow.local_sources import LocalSources
-from qsgd_hpc.tensorflow.naming import name_of, operation_names, unwrapped
+from qsgd_hpc.tensorflow.naming import name_of, operation_names, unwrapped, warn_of_threads
 from qsgd_hpc.tensorflow.ops._allreduce import allreduce
 from qsgd_hpc.tensorflow.ops._autograph import without_autograph
 from qsgd_hpc.tensorflow.ops._run import run
@@ -36,6 +36,7 @@ def reduce_gradients(
     *,
     groups: Groups = 0,
     local: LocalSources | None = None,
+    name: str = "gradient",
 ) -> list[Any]:
     """Return every gradient's average, or other reduction, over the ranks.
 
@@ -51,6 +52,7 @@ def reduce_gradients(
         groups: number of groups of consecutive variables to reduce together, or the groups as
             lists of variables. Sparse gradients are reduced separately.
         local: variables whose gradients are not reduced.
+        name: prefix of the operations' names.
     Returns:
         the reduced gradients, with the same dtypes and shapes.
     Raises:
@@ -59,9 +61,10 @@ def reduce_gradients(
     """
     results = list(gradients)
     if reduction.alone:
-        return _marked(results, variables, reduction) if marks_steps() else results
+        return _marked(results, variables, reduction, name) if marks_steps() else results
     own = local or LocalSources()
-    names = operation_names(_prefix(reduction), variables)
+    names = operation_names(_prefix(name, reduction), variables)
+    warn_of_threads(names, variables)
     dense = []
     for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
         if variable in own:
@@ -77,7 +80,7 @@ def reduce_gradients(
 
 
 def _marked(
-    gradients: list[Any], variables: Sequence[Any], reduction: GradientReduction
+    gradients: list[Any], variables: Sequence[Any], reduction: GradientReduction, prefix: str
 ) -> list[Any]:
     """Return a single rank's gradients unchanged; one goes through the engine, to mark the step."""
     places = [i for i, gradient in enumerate(gradients) if gradient is not None]
@@ -85,7 +88,7 @@ def _marked(
         return gradients
     values = [gradients[i].values if _is_sparse(gradients[i]) else gradients[i] for i in places]
     at = smallest([value.shape.num_elements() for value in values])
-    name = operation_names(_prefix(reduction), variables)[places[at]]
+    name = operation_names(_prefix(prefix, reduction), variables)[places[at]]
     passed, original = allreduce(values[at], op=Sum, name=mark_name(name)), gradients[places[at]]
     if _is_sparse(original):
         passed = tf.IndexedSlices(passed, original.indices, original.dense_shape)
@@ -97,9 +100,9 @@ def _is_sparse(gradient: Any) -> bool:
     return isinstance(gradient, tf.IndexedSlices)
 
 
-def _prefix(reduction: GradientReduction) -> str:
+def _prefix(name: str, reduction: GradientReduction) -> str:
     number = reduction.process_set.process_set_id
-    return f"gradient.set{number}." if number else "gradient."
+    return f"{name}.set{number}." if number else f"{name}."
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import functools
+import threading
+import warnings
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from qsgd_hpc.runtime import basics
 from qsgd_hpc.tensorflow.ops._names import distinct_in_graph, numbered
 
-__all__ = ["name_of", "operation_names", "unwrapped"]
+__all__ = ["name_of", "operation_names", "unwrapped", "warn_of_threads"]
+
+# The variable and the thread that have used a name last.
+_users: dict[str, tuple[weakref.ref[Any], weakref.ref[threading.Thread]]] = {}
 
 
 def unwrapped(variable: Any) -> Any:
@@ -40,3 +47,28 @@ def operation_names(prefix: str, variables: Sequence[Any]) -> list[str]:
 def _distinct(names: tuple[str, ...]) -> list[str]:
     seen: Counter[str] = Counter()
     return [numbered(name, seen) for name in names]
+
+
+def warn_of_threads(names: Sequence[str], variables: Sequence[Any]) -> None:
+    """Warn if two threads reduce the gradients of different variables under one name."""
+    if threading.active_count() == 1:
+        return
+    thread = threading.current_thread()
+    for name, variable in zip(names, map(unwrapped, variables), strict=True):
+        last, other = (ref() for ref in _users.get(name, (_nothing, _nothing)))
+        if last is variable and other is thread:
+            continue
+        _users[name] = weakref.ref(variable), weakref.ref(thread)
+        shared = last is not None and last is not variable
+        if shared and other not in (None, thread) and other.is_alive() and basics.rank() == 0:
+            warnings.warn(
+                f"two threads reduce gradients of different variables as {name!r}: at the same "
+                "time, ranks may mix them; pass DistributedGradientTape(name=) in one of the "
+                "threads, or name the variables differently",
+                stacklevel=3,
+            )
+            return
+
+
+def _nothing() -> None:
+    """Stand in for a reference to what is gone."""

@@ -25,6 +25,7 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]
     _reduction: GradientReduction
     _groups: Groups
     _local: LocalSources
+    _name: str
 
     @without_autograph
     def register_local_source(self, source: Any) -> None:
@@ -47,6 +48,7 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]
             self._reduction,
             groups=self._groups,
             local=self._local,
+            name=self._name,
         )
         return tf.nest.pack_sequence_as(own, reduced)
 
@@ -69,6 +71,8 @@ def DistributedGradientTape(
     groups: Groups | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    *,
+    name: str = "gradient",
 ) -> Any:
     """Wrap a tape so that ``gradient`` returns the average of all ranks' gradients.
 
@@ -89,6 +93,8 @@ def DistributedGradientTape(
         process_set: the ranks that average; ranks outside the set train separately.
         scale_local_gradients: divide gradients of local sources by the number of ranks, as the
             average does with all others.
+        name: prefix of the operations' names; models with variables of equal names need two if
+            two threads train them, and for separate error feedback.
     Returns:
         A tape of the same class that shares the wrapped tape's records, with
         ``register_local_source``.
@@ -112,6 +118,7 @@ def DistributedGradientTape(
     tape._reduction = reduction
     tape._groups = choose_groups(num_groups, groups)
     tape._local = LocalSources(scale_local_gradients)
+    tape._name = name
     return tape
 
 
@@ -129,6 +136,8 @@ def PartialDistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
+    *,
+    name: str = "gradient",
 ) -> Any:
     """Wrap a tape like ``DistributedGradientTape``, but do not reduce some layers' gradients.
 
@@ -147,6 +156,7 @@ def PartialDistributedGradientTape(
         groups,
         process_set,
         scale_local_gradients,
+        name=name,
     )
     tape._local.add_layers(local_layers or [])
     return tape

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
+
 import numpy as np
 import pytest
 
@@ -345,6 +348,36 @@ def test_two_tapes_of_one_function_have_names_of_their_own():
         first, second = step()
         assert everywhere(mean(), first)
         assert everywhere(2 * mean(), second)
+
+
+@needs_ranks(2)
+@pytest.mark.parametrize(("prefixes", "warned"), [((), True), (("one", "two"), False)])
+def test_threads_with_variables_of_one_name_are_warned_or_take_two(traced, prefixes, warned):
+    first_may_end = threading.Event()
+    results = []
+
+    def train(number, done):
+        variables = [tf.Variable(tf.ones(3), name="of.threads")]
+        options = {"name": prefixes[number]} if prefixes else {}
+        results.append(gradients(traced, variables, **options)[0].numpy().tolist())
+        done.set()
+        assert first_may_end.wait(60)
+        del variables
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        threads = []
+        for number in range(2):  # one after the other, so that ranks cannot mix them
+            done = threading.Event()
+            threads.append(threading.Thread(target=train, args=(number, done)))
+            threads[-1].start()
+            assert done.wait(60)
+        first_may_end.set()
+        for thread in threads:
+            thread.join()
+    assert results == [[mean()] * 3] * 2
+    said = [str(each.message) for each in caught if "two threads" in str(each.message)]
+    assert len(said) == (warned and hvd.rank() == 0)
 
 
 @needs_ranks(2)
