@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from rich.console import Console
 
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs import sites
+from qsgd_hpc.scaling.define.definition import define
 from qsgd_hpc.scaling.define.plan import environment, equal_threads, plan, script_args
 from qsgd_hpc.scaling.define.study import BITS, Study, differences, parse_counts
 from qsgd_hpc.scaling.run.cost import estimate, print_plan
@@ -95,6 +98,20 @@ def test_the_plan_says_where_a_script_may_ignore_its_batch(tmp_path, text, optio
 def test_batch_words_that_nobody_knows_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"only \{global_batch\} and \{rank_batch\}"):
         study(batch_args=("--bs", "{batch}")).check()
+
+
+def test_batch_words_with_an_open_quote_are_refused(tmp_path):
+    (tmp_path / "train.py").touch()
+    settings = {"scripts": ["train.py"], "batch_args": "--bs '{rank_batch}"}
+    with pytest.raises(UsageError, match=r"--batch-args .*No closing quotation"):
+        define(settings, folder=tmp_path, site=sites.load("local"), workdir=tmp_path)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 0.0])
+def test_limits_that_compare_with_nothing_are_refused(value):
+    for whole in (study(target=value), study(max_node_hours=value)):
+        with pytest.raises(UsageError, match="expected a number above 0"):
+            whole.check()
 
 
 def test_another_target_is_no_other_study():

@@ -138,9 +138,19 @@ def _program(name: str, framework: str, script: Path, asked: Settings, own: Sett
         batch_sizes=tuple(dict.fromkeys(batches if isinstance(batches, list) else [batches])),
         epochs=both["epochs"],
         steps=both["steps"],
-        batch_args=None if both["batch_args"] is None else tuple(shlex.split(both["batch_args"])),
+        batch_args=None if both["batch_args"] is None else _split(both["batch_args"]),
         target=both["target"],
     )
+
+
+def _split(batch_args: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(batch_args))
+    except ValueError as error:
+        raise UsageError(
+            f"--batch-args {batch_args!r}: {error}. Close the quotes, such as "
+            "'--bs {rank_batch} --tag \"a b\"'."
+        ) from None
 
 
 def _word_faults(asked: Settings) -> Iterator[str]:

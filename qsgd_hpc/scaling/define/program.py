@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,7 +92,7 @@ class Program:
         if not self.script.is_file():
             yield f"script {str(self.script)!r}: no such file. Check the path."
         yield from self._batch_faults()
-        if self.target is not None and self.target <= 0:
+        if self.target is not None and not 0 < self.target < math.inf:
             yield f"--target {self.target:g}: expected a number above 0."
         for option in _OWN_OPTIONS if self.batch_args is None else ():
             if any(a == option or a.startswith(option + "=") for a in self.args):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -107,7 +108,7 @@ class Study:
         ):
             if value < 1:
                 yield f"{name} {value}: expected at least 1."
-        if self.max_node_hours is not None and self.max_node_hours <= 0:
+        if self.max_node_hours is not None and not 0 < self.max_node_hours < math.inf:
             yield f"--max-node-hours {self.max_node_hours:g}: expected a number above 0."
 
     def to_json(self) -> dict[str, Any]:
