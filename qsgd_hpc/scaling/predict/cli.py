@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def predict(**options: Any) -> None:
     points, study_mode = measured(options["source"], options["case"])
     source = f"measured in {options['source'].name}"
     fabric, doubts, per_node = _machine(options)
+    if not math.isfinite(options["gpu_speedup"]):
+        raise UsageError(f"--gpu-speedup {options['gpu_speedup']:g}: expected a number above 0.")
     setting = Setting(
         ranks_per_node=per_node,
         mode=options["mode"] or study_mode,
@@ -138,8 +141,10 @@ def parse_nodes(text: str) -> list[int]:
     try:
         if ".." in text:
             least, most = (int(word) for word in text.split(".."))
+            if not 0 < least <= most:
+                raise ValueError
             counts = []
-            while 0 < least < most:
+            while least < most:
                 counts.append(least)
                 least *= 2
             counts.append(most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -85,7 +86,8 @@ def flat_fabric(
     name: str, gbps: float, latency_us: float, memory_gbs: float = USUAL_MEMORY / 1e9
 ) -> Fabric:
     """Return nodes limited only by one link each, such as hosts on one switch."""
-    if gbps <= 0 or latency_us < 0 or memory_gbs <= 0:
+    rates = gbps, memory_gbs
+    if not (all(0 < rate < math.inf for rate in rates) and 0 <= latency_us < math.inf):
         raise UsageError(
             f"link of {gbps:g} Gb/s, {latency_us:g} us, memory {memory_gbs:g} GB/s: expected rates "
             "above 0 and a latency of 0 or more"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.predict.agreement import FRAME_S, STAR, TENSOR_S
 from qsgd_hpc.scaling.predict.fabric import Fabric
 from qsgd_hpc.scaling.predict.model import Prediction, Setting
@@ -187,14 +188,23 @@ def as_markdown(result: Result) -> str:
 
 
 def write_folder(result: Result, folder: Path) -> list[Path]:
-    """Write prediction.md, prediction.png and prediction.json; return their paths."""
+    """Write prediction.md, prediction.png and prediction.json; return their paths.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
     import json
 
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"prediction.{end}" for end in ("md", "png", "json")]
-    paths[0].write_text(as_markdown(result), encoding="utf-8")
-    _plot(result, paths[1])
-    paths[2].write_text(json.dumps(as_json(result), indent=1) + "\n", encoding="utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths[0].write_text(as_markdown(result), encoding="utf-8")
+        _plot(result, paths[1])
+        paths[2].write_text(json.dumps(as_json(result), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"folder {str(folder)!r} cannot be written: {error.strerror}. Choose another with -o."
+        ) from None
     return paths
 
 
