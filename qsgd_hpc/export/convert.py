@@ -52,7 +52,7 @@ def _kind(source: Path) -> str:
 
 
 def _index_of(prefix: Path) -> Path:
-    return prefix.with_name(prefix.name + ".index")
+    return prefix.parent / f"{prefix.name}.index"
 
 
 def _write(kind: str, source: Path, target: Path, imports: Sequence[str]) -> None:
