@@ -14,14 +14,16 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "output.log"
 
 
-def test_a_progress_bar_stays_in_its_line(log: Path, capfdbinary: pytest.CaptureFixture) -> None:
+def test_a_progress_bar_stays_in_its_line(
+    log: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     log.write_bytes(b"[0] 0%\r50%\r100%\n[1] other\n[0] \x0c\x1c\x85\xff end\n")
     Output(log, 0, 2).print_new()
     assert capfdbinary.readouterr().out == b"0%\r50%\r100%\n\x0c\x1c\x85\xff end\n"
 
 
 def test_an_unfinished_line_is_printed_once_and_at_the_end_only(
-    log: Path, capfdbinary: pytest.CaptureFixture
+    log: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     output = Output(log, 1, 2)
     log.write_bytes(b"[1] one\n[1] tw")
