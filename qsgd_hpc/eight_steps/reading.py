@@ -251,6 +251,10 @@ def parse(source: str | bytes, path: Path = Path("<script>")) -> Script:
     Raises:
         UsageError: the text is not Python; the message has the path and the line.
     """
+    if path.suffix == ".ipynb":  # its JSON may be valid Python
+        raise UsageError(
+            f"{path}: a notebook. Write its code to a script: jupyter nbconvert --to script {path}"
+        )
     try:
         text, encoding = decoded(source)
         plain, margins = without_form_feeds(text)

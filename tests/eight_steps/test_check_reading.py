@@ -140,6 +140,11 @@ def test_assignments_are_in_order_of_the_text():
     assert names == ["b", "c", "a"]
 
 
+def test_a_notebook_is_answered_with_the_way_to_a_script():
+    with pytest.raises(UsageError, match=r"nbconvert --to script train\.ipynb"):
+        parse('{"cells": [{"source": ["import torch"]}]}', Path("train.ipynb"))
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
