@@ -70,7 +70,8 @@ def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bo
     Args:
         job_id: a job that has ended.
         changes: changed fields of :class:`JobRequest`, such as ``walltime_min``.
-        force: submit even if the job is complete, or another one continues it.
+        force: submit even if the job is complete, its script still runs, or another one
+            continues it.
 
     Raises:
         UsageError: there is no such job, there is nothing to continue, or the changed request is
