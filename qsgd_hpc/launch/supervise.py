@@ -130,15 +130,25 @@ def _clean_up(group: int, since_s: float) -> None:
     _clear_shared_memory(since_s)
 
 
-def _start_watcher(since_s: float) -> int:
-    """Fork a process that cleans up if this one dies; return the write end of its pipe.
+def _children() -> set[int]:
+    """Return the numbers of this process's children; empty if the kernel does not list them."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as children:  # noqa: PTH123
+            return set(map(int, children.read().split()))
+    except OSError:
+        return set()
+
+
+def _start_watcher(since_s: float) -> tuple[int, int]:
+    """Fork a process that cleans up if this one dies; return its number and its pipe's write end.
 
     The rank writes its process group there. When this returns, the watcher is in its own session,
     so that signals to this process's group do not reach it.
     """
     group_out, group_in = os.pipe()
     ready, ready_in = os.pipe()
-    if os.fork() == 0:
+    watcher = os.fork()
+    if watcher == 0:
         with contextlib.suppress(OSError):
             os.setsid()
             os.write(ready_in, b".")
@@ -154,7 +164,7 @@ def _start_watcher(since_s: float) -> int:
     os.close(ready_in)
     os.read(ready, 1)
     os.close(ready)
-    return group_in
+    return watcher, group_in
 
 
 class Supervisor:
@@ -167,7 +177,7 @@ class Supervisor:
         # base64 makes 4 bytes of 3; 40 leaves room for mark, token, kind, rank and newline.
         self.payload_bytes = (frame_bytes - 40) // 4 * 3
         self.is_pipe = stat.S_ISFIFO(os.fstat(2).st_mode)
-        self.pid = 0
+        self.pid = self.watcher = 0
         self.status: int | None = None
         self.kill_at_s: float | None = None
         self.reader_gone = False
@@ -179,13 +189,14 @@ class Supervisor:
             signal.signal(name, lambda *_: None)
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, int(_PARENT_DIED))
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # to reap processes that the rank leaves behind
+        # Daemons of the rank become children of this process when the rank has ended.
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def start(self, command: list[str]) -> list[int]:
         """Start the rank and its watcher; return the read ends of its stdout and stderr."""
         out, out_in = os.pipe()
         err, err_in = os.pipe()
-        watcher = _start_watcher(self.began_s)  # first, so that a rank always has one
+        self.watcher, watcher = _start_watcher(self.began_s)  # first: a rank always has one
         self.pid = os.fork()
         if self.pid == 0:
             _run_child(command, out_in, err_in, watcher)
@@ -243,7 +254,22 @@ class Supervisor:
                 os.kill(self.pid, signum)
         self._reap()
         if self.kill_at_s is not None and time.monotonic() >= self.kill_at_s:
-            _signal_group(self.pid, signal.SIGKILL)
+            self._signal_rank(signal.SIGKILL)
+
+    def _signal_rank(self, signum: int) -> bool:
+        """Signal all processes of the rank; return False if none is left.
+
+        Processes in sessions of their own are daemons. They are signalled once the rank has ended:
+        one that was forked holds the rank's PMI socket, which keeps mpiexec waiting.
+        """
+        left = _signal_group(self.pid, signum)
+        daemons = _children() - {self.pid, self.watcher} if self.status is not None else set()
+        for pid in daemons:
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    os.kill(pid, signum)
+                    left = True
+        return left
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -253,11 +279,11 @@ class Supervisor:
                     return
                 if pid == self.pid:
                     self.status = os.waitstatus_to_exitcode(status)
-                    _signal_group(self.pid, signal.SIGTERM)
+                    self._signal_rank(signal.SIGTERM)
                     self.kill_at_s = time.monotonic() + _LEFTOVER_S
 
     def relay(self, pipes: list[int]) -> None:
-        """Relay output until the rank has ended, its pipes are closed and its group is empty."""
+        """Relay output until all processes of the rank have ended and its pipes are closed."""
         kinds = dict(zip(pipes, (OUT, ERR), strict=True))
         reported = False
         while True:
@@ -279,7 +305,7 @@ class Supervisor:
             if self.status is None or self.kill_at_s is None:
                 continue
             overdue = time.monotonic() > self.kill_at_s + 0.2
-            if (not kinds and not _signal_group(self.pid, 0)) or (overdue and not ready):
+            if (not kinds and not self._signal_rank(0)) or (overdue and not ready):
                 return
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.processes import without_settings
@@ -259,6 +260,23 @@ def test_a_signal_for_the_program_reaches_its_handler(shell: Shell) -> None:
 def test_what_a_rank_leaves_behind_is_ended_with_it(shell: Shell) -> None:
     done = shell.run("-np", "2", "bash", "-c", "sleep 600 & echo left")
     assert (done.returncode, done.stdout) == (0, "left\nleft\n")
+
+
+def test_a_daemon_of_a_rank_is_ended_with_it(shell: Shell) -> None:
+    """It holds all that the rank had open, and no signal to the rank's group reaches it."""
+    script = shell.script(
+        "import os, pathlib, signal, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    pathlib.Path(f\"daemon{os.environ['RANK']}\").write_text(str(os.getpid()))\n"
+        "    time.sleep(600)\n"
+        "while not pathlib.Path(f\"daemon{os.environ['RANK']}\").exists(): time.sleep(0.01)\n"
+    )
+    done = shell.run("-np", "2", script)
+    assert (done.returncode, done.stderr) == (0, "")
+    for rank in range(2):
+        assert not psutil.pid_exists(int((shell.folder / f"daemon{rank}").read_text()))
 
 
 def test_stdin_is_empty(shell: Shell) -> None:
