@@ -20,7 +20,8 @@ _TEXT = re.compile(rf"\b({'|'.join(_KINDS)}): (.*)", re.DOTALL)
 def translated_errors() -> Iterator[None]:
     """Raise the original error of a collective inside a compiled program.
 
-    A compiled program that fails raises ``jax.errors.JaxRuntimeError`` in any case;
+    A compiled program that fails raises ``jax.errors.JaxRuntimeError`` in any case, or
+    ``ValueError`` if it fails before the call of a program that ran before returns;
     its text begins with the name of the original error. Around the call of such a program, and
     around the wait for its results, this context raises the original error instead::
 
@@ -32,8 +33,8 @@ def translated_errors() -> Iterator[None]:
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
         found = _TEXT.search(str(error))
-        if found is None:
+        if found is None or isinstance(error, errors.UsageError):
             raise
         raise getattr(errors, found[1])(found[2]) from error

@@ -200,6 +200,16 @@ def test_errors_of_programs_reach_every_rank_as_what_they_are():
     assert hvd.allreduce(jnp.ones(1), op=hvd.Sum)[0] == hvd.size()
 
 
+@pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
+def test_errors_are_translated_from_every_class_in_which_jax_raises_them(kind):
+    with pytest.raises(hvd.HorovodInternalError, match=r"^unequal$"), hvd.translated_errors():
+        raise kind("INTERNAL: HorovodInternalError: unequal")
+    for error in (kind("of the script"), hvd.UsageError("UsageError: of ours")):
+        with pytest.raises(type(error)) as caught, hvd.translated_errors():
+            raise error
+        assert caught.value is error
+
+
 def test_what_programs_cannot_do_is_refused_with_a_remedy():
     with pytest.raises(ValueError, match="call hvd"):
         jax.jit(lambda x: hvd.allreduce_async(x).wait())(mine())
