@@ -79,9 +79,9 @@ std::vector<char> Residuals::take_into_input(const std::string& name, DType dtyp
   return input;
 }
 
-bool Residuals::fits(const std::string& name, const Residual& residual, size_t count) const {
+bool Residuals::fits(const std::string& name, const Residual& residual, size_t count) {
   if (residual.count() == count) return true;
-  if (log_) {
+  if (log_ && misfits_.insert(name).second) {
     log_("rank " + std::to_string(rank_) + ": tensor '" + name + "' now has " +
          std::to_string(count) + " elements, its error feedback was kept for " +
          std::to_string(residual.count()) + "; it is dropped. Give tensors of different " +

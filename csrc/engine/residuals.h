@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -67,7 +68,8 @@ class Residuals {
   // elements.
   void gather(Residual& residual, double scale, uint32_t bucket, uint32_t id, int owners) const;
   static void move_to_owner(Residual& residual, const Range& mine);
-  bool fits(const std::string& name, const Residual& residual, size_t count) const;
+  // Warns, once per name, if not.
+  bool fits(const std::string& name, const Residual& residual, size_t count);
   void warn_of_many(const std::string& name) const;
 
   const int rank_;
@@ -75,6 +77,7 @@ class Residuals {
   const Covers covers_;
   const Log log_;
   std::map<std::string, Residual> by_name_;
+  std::set<std::string> misfits_;
 };
 
 }  // namespace qsgd
