@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = ["allgather_object", "broadcast_object"]
+
+_NOTHING = np.empty(0, dtype=np.uint8)
 
 
 def broadcast_object(
@@ -23,13 +26,18 @@ def broadcast_object(
     """Return root_rank's ``obj`` on every rank of the set; it must be picklable.
 
     ``root_rank`` is a rank of the job, whatever the set.
+
+    Raises:
+        UsageError: root_rank could not pickle it; that rank raises the original error.
     """
     text = ops.label("object", name, process_set)
     mine = basics.rank() == root_rank
-    data = _pickled(obj) if mine else None
-    length = np.array([0 if data is None else data.size], dtype=np.int64)
+    data, failure = _pickled(obj) if mine else (_NOTHING, None)
+    length = np.array([data.size], dtype=np.int64)
     _broadcast_array(length, root_rank, f"{text}.length", process_set)
-    if data is None:
+    if length[0] == 0:
+        raise failure or _not_picklable("broadcast_object", root_rank)
+    if not mine:
         data = np.empty(int(length[0]), dtype=np.uint8)
     _broadcast_array(data, root_rank, f"{text}.data", process_set)
     return obj if mine else pickle.loads(data.tobytes())
@@ -38,25 +46,46 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Return every rank's ``obj``, in rank order; they must be picklable."""
+    """Return every rank's ``obj``, in rank order; they must be picklable.
+
+    Raises:
+        UsageError: another rank could not pickle its object; that rank raises the original error.
+    """
 
     def unpickled(received: ops.Received) -> list[Any]:
         ends = np.cumsum(received.rows)
+        ranks = process_set.ranks or range(len(received.rows))
+        for rank, rows in zip(ranks, received.rows, strict=True):
+            if rows == 0:
+                raise failure or _not_picklable("allgather_object", rank)
         return [
             pickle.loads(received.data[end - rows : end].tobytes())
             for rows, end in zip(received.rows, ends, strict=True)
         ]
 
     text = ops.label("object", name, process_set)
-    source = _buffer(_pickled(obj))
+    data, failure = _pickled(obj)
     everyone: list[Any] = ops.exchange(
-        "allgather", source, name=text, process_set=process_set, result=unpickled
+        "allgather", _buffer(data), name=text, process_set=process_set, result=unpickled
     ).wait()
     return everyone
 
 
-def _pickled(obj: Any) -> NDArray[np.uint8]:
-    return np.frombuffer(pickle.dumps(obj), dtype=np.uint8)
+def _pickled(obj: Any) -> tuple[NDArray[np.uint8], Exception | None]:
+    """Return an object's pickle; if it has none, nothing, to be sent all the same, and the error.
+
+    The other ranks would otherwise wait for this one.
+    """
+    try:
+        return np.frombuffer(pickle.dumps(obj), dtype=np.uint8), None
+    except Exception as error:  # objects run code of their own
+        return _NOTHING, error
+
+
+def _not_picklable(operation: str, rank: int) -> UsageError:
+    return UsageError(
+        f"{operation}: rank {rank} could not pickle its object; that rank's own error says why"
+    )
 
 
 def _buffer(array: NDArray[Any]) -> ops.Buffer:

@@ -174,6 +174,16 @@ def test_objects_reach_every_rank(hvd):
     assert hvd.broadcast_object(mine, root_rank=last) == everyone[last]
 
 
+@pytest.mark.parametrize("gathers", [False, True], ids=["broadcast", "allgather"])
+def test_an_object_that_has_no_pickle_is_an_error_on_every_rank(hvd, gathers):
+    last = hvd.size() - 1
+    mine = (lambda: 0) if hvd.rank() == last else 0
+    words = "[Pp]ickle" if hvd.rank() == last else f"rank {last} could not pickle its object"
+    with pytest.raises(Exception, match=words):
+        hvd.allgather_object(mine) if gathers else hvd.broadcast_object(mine, last)
+    assert hvd.broadcast_object(hvd.rank(), last) == last
+
+
 def test_adasum_of_equal_tensors_is_one_of_them(framework, hvd):
     mine = framework.tensor(np.arange(1.0, 8.0), "float32")
     np.testing.assert_allclose(
