@@ -12,7 +12,8 @@ from qsgd_hpc.launch.session import Session
 
 def test_ranks_that_do_not_start_in_time_are_named(capfd):
     options = RunOptions(2, ("true",), start_timeout_s=0.5)
-    session = Session(options, Launcher(Family.HYDRA, Path("sleep"), ""), "token", grace_s=1)
+    launcher = Launcher(Family.HYDRA, Path("sleep"), "")
+    session = Session(options, launcher, "token", grace_s=1, warning_s=60)
     assert session.run(Command(("sleep", "60"), {})) == 1
     said = capfd.readouterr().err
     assert "ranks 0, 1 had not started 0.5 s after mpiexec (--start-timeout)" in said
