@@ -250,7 +250,7 @@ def test_ranks_that_train_alone_are_told_once(
     options = [word for word in words if word.startswith("--")]
     done = run_ranks(2, *options, str(path), *(w for w in words if w not in options))
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stderr.splitlines() if "alone" in line]
+    told = [line for line in done.stderr.splitlines() if "separately" in line]
     assert len(told) == (remedy is not None), done.stderr
     assert (remedy or "") in "".join(told)
 
