@@ -64,7 +64,7 @@ std::shared_ptr<Handle> Engine::start(OperationPtr operation, TensorMemory memor
   std::shared_ptr<Handle> handle;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    handle = enter(operation, std::move(memory), caller.foreign);
+    handle = enter(operation, std::move(memory), /*foreign=*/false);
   }
   // Members of a group wait for one another.
   if (caller.waits && !operation->group) {

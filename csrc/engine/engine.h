@@ -81,8 +81,6 @@ struct Caller {
   bool waits = false;
   // Polled meanwhile: whether the caller must end the job for another reason, such as a signal.
   std::function<bool()> interrupted;
-  // The caller is a framework that waits by other means than the handle.
-  bool foreign = false;
 };
 
 class Engine {
@@ -106,6 +104,7 @@ class Engine {
   }
   // Starts several operations in order, waking the engine once. If the name of one is in flight,
   // none is started; if one is refused for another reason, those before it have been started.
+  // `foreign`: the caller is a framework that waits by other means than the handles.
   std::vector<std::shared_ptr<Handle>> start_all(
       std::vector<std::pair<OperationPtr, TensorMemory>> operations, bool foreign = false);
   // Throws a usage error if this thread is executing the operation that it waits for (see Caller),
