@@ -66,8 +66,7 @@ class Key:
         """Path of the measurement."""
         words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.site} {self.mpi}").strip("-")
         layout = f"{self.ranks // self.ranks_per_node}x{self.ranks_per_node}x{self.threads}"
-        home = Path(env.get("QSGD_HOME")).expanduser()
-        return home / "machines" / f"{words}-{layout}-{self.version}.json"
+        return env.home() / "machines" / f"{words}-{layout}-{self.version}.json"
 
 
 def site_name() -> str:

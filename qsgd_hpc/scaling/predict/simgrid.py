@@ -46,7 +46,7 @@ def simulator() -> Path:
         UsageError: there is no compiler or no SimGrid; the message names what to install.
     """
     source = resources.files("qsgd_hpc.scaling.predict").joinpath("simulator.cc").read_text("utf-8")
-    folder = Path(env.get("QSGD_HOME")).expanduser() / "simulators"
+    folder = env.home() / "simulators"
     program = folder / hashlib.sha256(source.encode()).hexdigest()[:16]
     if program.exists():
         return program
