@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.predict.agreement import FRAME_S, STAR, TENSOR_S
 from qsgd_hpc.scaling.predict.fabric import Fabric
 from qsgd_hpc.scaling.predict.model import Prediction, Setting
 from qsgd_hpc.scaling.predict.training import TrainingProfile
+from qsgd_hpc.scaling.store.folder import writing
 from qsgd_hpc.scaling.units import bits_name, speed
 
 __all__ = [
@@ -196,15 +196,11 @@ def write_folder(result: Result, folder: Path) -> list[Path]:
     import json
 
     paths = [folder / f"prediction.{end}" for end in ("md", "png", "json")]
-    try:
+    with writing("folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
         paths[0].write_text(as_markdown(result), encoding="utf-8")
         _plot(result, paths[1])
         paths[2].write_text(json.dumps(as_json(result), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"folder {str(folder)!r} cannot be written: {error.strerror}. Choose another with -o."
-        ) from None
     return paths
 
 

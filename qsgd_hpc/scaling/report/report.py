@@ -24,7 +24,7 @@ from qsgd_hpc.scaling.report.findings import Findings, findings
 from qsgd_hpc.scaling.report.networks import families
 from qsgd_hpc.scaling.report.origins import Origins, origins
 from qsgd_hpc.scaling.store.attempts import Attempt, finished
-from qsgd_hpc.scaling.store.folder import StudyFolder
+from qsgd_hpc.scaling.store.folder import StudyFolder, writing
 
 __all__ = ["Report", "load", "results", "write"]
 
@@ -79,7 +79,7 @@ def write(report: Report, target: Path, comparison: Comparison | None = None) ->
     Raises:
         UsageError: the folder cannot be written.
     """
-    try:
+    with writing("report folder", target):
         target.mkdir(parents=True, exist_ok=True)
         results(report.analysis).to_csv(
             target / "results.csv", index=False, float_format="%.9g", encoding="utf-8"
@@ -98,11 +98,6 @@ def write(report: Report, target: Path, comparison: Comparison | None = None) ->
         (target / "REPORT.md").write_text(markdown, encoding="utf-8")
         made = target / "report.html"
         made.write_text(page.render("report.html.j2", context), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"report folder {str(target)!r} cannot be written: {error.strerror}. "
-            "Choose another with -o DIR."
-        ) from None
     return made
 
 

@@ -16,7 +16,7 @@ from qsgd_hpc.scaling.define.plan import Point
 from qsgd_hpc.scaling.define.study import Study, differences
 from qsgd_hpc.scaling.store.attempts import Attempt, parse_attempts
 
-__all__ = ["AttemptFolder", "PackFolder", "StudyFolder", "write_whole"]
+__all__ = ["AttemptFolder", "PackFolder", "StudyFolder", "write_whole", "writing"]
 
 
 @dataclass(frozen=True)
@@ -137,18 +137,13 @@ class StudyFolder:
         """
         self.agree(study)
         file = self.path / "study.json"
-        try:
+        with writing("study folder", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             if not file.exists() or self.study() != study:  # other limits of its jobs
                 write_whole(file, json.dumps(study.to_json(), indent=1) + "\n")
             # Detect a read-only file now, not after the first hour of measuring.
             with self.collection.open("ab"):
                 pass
-        except OSError as error:
-            raise UsageError(
-                f"study folder {str(self.path)!r} cannot be written: {error.strerror}. "
-                "Choose another with -o DIR."
-            ) from None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -247,6 +242,26 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return body if isinstance(body, dict) else None
+
+
+@contextmanager
+def writing(kind: str, folder: Path) -> Iterator[None]:
+    """Report failures to write a folder that the user has chosen.
+
+    Args:
+        kind: name of the folder in the message.
+        folder: the folder.
+
+    Raises:
+        UsageError: what the block writes there cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{kind} {str(folder)!r} cannot be written: {error.strerror}. "
+            "Choose another with -o DIR."
+        ) from None
 
 
 def write_whole(path: Path, text: str) -> None:
