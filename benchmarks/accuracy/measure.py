@@ -18,7 +18,9 @@ __all__ = ["train"]
 LAST_LOSSES = 50  # batches whose mean is the final loss
 
 
-def train(contestant: Contestant, task: Task, *, epochs: int, seed: int) -> dict[str, Any]:
+def train(
+    contestant: Contestant, task: Task, device: torch.device, *, epochs: int, seed: int
+) -> dict[str, Any]:
     """Train from the same weights on the same batches as all others; return a row; collective.
 
     The engine is restarted for each: its residuals and its noise depend on the names of gradients,
@@ -28,7 +30,7 @@ def train(contestant: Contestant, task: Task, *, epochs: int, seed: int) -> dict
     hvd.init()
     seed += contestant.later
     torch.manual_seed(seed)
-    model = task.build()
+    model = task.build().to(device)
     sgd = torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, weight_decay=5e-4)
     optimizer = hvd.DistributedOptimizer(
         sgd, named_parameters=model.named_parameters(), compression=_compression(contestant)
@@ -40,9 +42,9 @@ def train(contestant: Contestant, task: Task, *, epochs: int, seed: int) -> dict
         "what": contestant.name,
         "code": contestant.code.name,
         "error_feedback": contestant.error_feedback,
-        **_optimize(model, optimizer, task, epochs, seed),
+        **_optimize(model, optimizer, task, device, epochs, seed),
         "nmse": _mean_nmse(),
-        "test_accuracy": _test(model, task),
+        "test_accuracy": _test(model, task, device),
     }
     return row
 
@@ -53,7 +55,7 @@ def _compression(contestant: Contestant) -> Any:
 
 
 def _optimize(
-    model: nn.Module, optimizer: Any, task: Task, epochs: int, seed: int
+    model: nn.Module, optimizer: Any, task: Task, device: torch.device, epochs: int, seed: int
 ) -> dict[str, Any]:
     """Do all steps. A non-finite gradient, which is the same on all ranks, ends them early."""
     size = task.batch * hvd.size()
@@ -66,7 +68,7 @@ def _optimize(
         for group in optimizer.param_groups:
             group["lr"] = task.learning_rate(step, steps, peak)
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(task.prepare(x)), y)
+        loss = F.cross_entropy(model(task.prepare(x.to(device))), y.to(device))
         loss.backward()
         try:
             optimizer.step()
@@ -103,11 +105,12 @@ def _mean_nmse() -> float | None:
     return _mean(sum(q["mean_nmse"] * q["elements"] for q in coded) / elements)
 
 
-def _test(model: nn.Module, task: Task) -> float:
+def _test(model: nn.Module, task: Task, device: torch.device) -> float:
     """Return the accuracy on all test images; collective."""
     resnet_lesson.average_buffers(model)
     rank, ranks = hvd.rank(), hvd.size()
-    x, y = task.images.x_test[rank::ranks], task.images.y_test[rank::ranks]
+    images = task.images
+    x, y = (each[rank::ranks].to(device) for each in (images.x_test, images.y_test))
     return _mean(task.count_correct(model, x, y)) * ranks / len(task.images.x_test)
 
 

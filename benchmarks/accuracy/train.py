@@ -3,6 +3,7 @@
     qsgd-hpc run -np 2 benchmarks/accuracy/train.py --task mnist --data data/mnist
     qsgd-hpc run -np 2 benchmarks/accuracy/train.py --task resnet34 --data data/cifar10 \
         --width 8 --images 8000 --only 'qsgd*'
+    qsgd-hpc run -np 2 benchmarks/accuracy/train.py --device cuda    # ranks share the GPUs
 
 All start with the same weights and use the same batches. With --json the record is written after
 each training; a run that finds a record resumes it.
@@ -31,7 +32,7 @@ SCHEMA = 1
 ORDER = [contestant.name for contestant in ALL]
 
 
-def describe(task: Task, args: argparse.Namespace) -> dict[str, Any]:
+def describe(task: Task, device: torch.device, args: argparse.Namespace) -> dict[str, Any]:
     """Return the record without rows: all settings that must be equal for comparable rows."""
     return {
         "schema": SCHEMA,
@@ -39,6 +40,7 @@ def describe(task: Task, args: argparse.Namespace) -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
         "mpi": hvd.mpi_library_version().partition("\n")[0].strip("\0"),
         "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "ranks": hvd.size(),
         "task": task.title,
         "parameters": sum(p.numel() for p in task.build().parameters()),
@@ -85,6 +87,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--task", choices=tuple(BUILDERS), default="mnist")
     parser.add_argument("--data", type=Path, help="MNIST or CIFAR-10; default: noise")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default cpu)")
     parser.add_argument("--epochs", type=int, default=3, help="(default 3)")
     parser.add_argument("--images", type=int, help="number of training images (default all)")
     parser.add_argument("--width", type=int, default=16, help="of ResNet-34; 64 in the paper")
@@ -103,12 +106,17 @@ def main() -> None:
     torch.set_num_threads(1)
     hvd.init()
     task = BUILDERS[args.task](args.data, images=args.images, width=args.width)
-    begun = describe(task, args)
+    device = torch.device(args.device)
+    if args.device == "cuda":
+        device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    begun = describe(task, device, args)
     record = hvd.broadcast_object(resume(begun, args.json) if hvd.rank() == 0 else None)
     done = {row["what"] for row in record["rows"]}
     for contestant in select(args.only):
         if contestant.name not in done:
-            record["rows"].append(train(contestant, task, epochs=args.epochs, seed=args.seed))
+            row = train(contestant, task, device, epochs=args.epochs, seed=args.seed)
+            record["rows"].append(row)
             if hvd.rank() == 0:
                 save(record, args.json)
     if hvd.rank() == 0:
