@@ -12,6 +12,7 @@ cd "$(dirname "$0")/../.." || exit
 
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 OUT=${OUT:-build/gpu}
+ARRAYS=tests/gpu/test_arrays_on_device.py
 SECTIONS=(tests sanitize kernels training)
 TABLE=()
 FAILED=0
@@ -48,10 +49,13 @@ on_ranks() { # RANKS FILE...
     -p no:cacheprovider -p tests.ranks --timeout 50 "$@"
 }
 
-# The kernels' tests, those of DDP and FSDP2 on 4 ranks, and the contract with tensors on the GPU.
+# The kernels' tests, those of DDP and FSDP2 on 4 ranks, those of CuPy and JAX, and the contract
+# with tensors on the GPU.
 tests() {
   local ranks
-  run "kernels' tests" 60 "$PYTHON" -m pytest tests/gpu -q -p no:cacheprovider -p no:benchmark -n auto -k device
+  run "kernels' tests" 60 "$PYTHON" -m pytest tests/gpu -q -p no:cacheprovider -p no:benchmark \
+    -n auto -k device --ignore "$ARRAYS"
+  run "arrays of CuPy and JAX" 150 "$PYTHON" -m pytest "$ARRAYS" -q -p no:cacheprovider -k a_gpu
   run "the hook's tests" 150 "$PYTHON" -m pytest tests/ddp -q -p no:cacheprovider \
     -k 'device and not host'
   for ranks in 1 2 4; do
@@ -75,7 +79,7 @@ sanitize() {
 
 sanitize_by() { # TOOL TESTS
   run "$1" 75 compute-sanitizer --tool "$1" --report-api-errors no --error-exitcode 9 \
-    "$PYTHON" -m pytest tests/gpu -q -p no:cacheprovider -x -k "$2"
+    "$PYTHON" -m pytest tests/gpu -q -p no:cacheprovider -x -k "$2" --ignore "$ARRAYS"
 }
 
 kernels() {
