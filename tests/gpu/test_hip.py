@@ -127,7 +127,8 @@ def test_the_library_says_what_it_is_for_on_a_machine_without_a_gpu(compiled):
 
 def test_it_shows_its_table_and_needs_only_the_runtime_of_hip(compiled):
     shown = compiled.tell("nm", "--dynamic", "--defined-only", "--format=just-symbols").split()
-    handles = "|".join((*KERNELS, "__hip_cuid_"))  # hipcc's own of kernels, and of the source
+    # hipcc's own of kernels and of the source; templates of the C++ library, which are weak.
+    handles = "|".join((*KERNELS, "__hip_cuid_", "^_ZNK?St"))
     assert [name for name in shown if not re.search(handles, name)] == ["qsgd_gpu_library"]
     needed = re.findall(r"NEEDED.*\[(.+)\]", compiled.tell("readelf", "--dynamic", "--wide"))
     assert any(name.startswith("libamdhip64") for name in needed)
