@@ -32,6 +32,14 @@ class Wrapped(torch.optim.Optimizer):
         distributed.begin_copy(self, f"copy{self._copies}.", memo)
         return distributed
 
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load a state; see ``torch.optim.Optimizer.load_state_dict``."""
+        super().load_state_dict(state_dict)
+        # torch creates new groups and state. A scheduler that was built on the unwrapped optimizer
+        # would change the rates of the old groups.
+        kept = {"state": self.state, "param_groups": self.param_groups}
+        vars(self._unwrapped).update(kept)
+
     def begin_copy(self, original: Any, suffix: str, memo: dict[int, Any]) -> None:
         """Initialise the wrapper of a copy with the original's arguments.
 

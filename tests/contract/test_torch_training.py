@@ -229,6 +229,25 @@ def test_a_scheduler_built_before_wrapping_does_not_bypass_the_average():
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
+@pytest.mark.parametrize("op", [hvd.Sum, hvd.Adasum])
+def test_a_scheduler_built_before_wrapping_acts_on_a_loaded_state(op):
+    model = torch.nn.Linear(3, 1, bias=False)
+    hvd.broadcast_parameters(model.state_dict())
+    inner = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(inner, step_size=1, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), op=op)
+    hvd.broadcast_optimizer_state(optimizer)  # loads a state on all ranks but one
+    for step in range(3):
+        assert optimizer.param_groups[0]["lr"] == 0.5**step
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert inner.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
+    assert torch.equal(model.weight.data, hvd.broadcast(model.weight.data, 0))
+
+
 def test_parameters_unfrozen_or_added_later_are_averaged_too():
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
     extra = torch.nn.Parameter(torch.ones(1))
