@@ -171,7 +171,7 @@ class GradientReducer(Claim):
     def _start_dense(
         self, each: ParameterGradient, gradient: torch.Tensor, group: Group | None
     ) -> Any:
-        if each.allreduce is None or each.allreduce.dtype != gradient.dtype:
+        if each.allreduce is None or not each.allreduce.fits(gradient):
             each.allreduce = GradientAllreduce(
                 self.prefix + each.name, each.name, gradient.shape, gradient.dtype, self._reduction
             )

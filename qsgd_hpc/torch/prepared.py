@@ -70,7 +70,7 @@ class GradientAllreduce:
             self._move_to(gradient)
         if not (
             self._readable
-            and gradient.dtype == self.dtype
+            and self.fits(gradient)
             and not gradient.is_sparse
             and gradient.is_contiguous()
         ):
@@ -81,6 +81,13 @@ class GradientAllreduce:
                 self._name, self._coding, group, shape=self._shape, dtype=name_of(self.dtype)
             )
         return self._operation
+
+    def fits(self, gradient: torch.Tensor) -> bool:
+        """Return whether a gradient has the type and shape that this reduces.
+
+        A script may have given the parameter other data, such as more rows of an embedding.
+        """
+        return gradient.dtype == self.dtype and gradient.shape == self._shape
 
     def _move_to(self, gradient: torch.Tensor) -> None:
         """Determine how gradients on this gradient's device are reduced."""

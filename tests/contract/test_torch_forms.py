@@ -153,6 +153,30 @@ def test_a_layer_may_be_frozen_thawed_and_frozen_again():
         torch.testing.assert_close(parameter, other)
 
 
+@pytest.mark.parametrize("groups", [0, 1])
+@pytest.mark.parametrize("bits", [None, 4])
+def test_a_parameter_may_get_data_of_another_shape(bits, groups):
+    """As an embedding that gets more words, or a layer that is pruned."""
+    rows = torch.nn.Parameter(torch.zeros(2, 64))
+    other = torch.nn.Parameter(torch.zeros(3))
+    compression = hvd.Compression.qsgd(bits, rules=f"rows={bits}") if bits else None
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([rows, other], lr=1.0),
+        [("rows", rows), ("other", other)],
+        compression=compression,
+        op=hvd.Sum,
+        groups=groups,
+    )
+    total = sum(range(1, hvd.size() + 1))
+    for count in (2, 5, 1, 2):
+        optimizer.zero_grad()
+        rows.data = torch.zeros(count, 64)
+        ((1 + hvd.rank()) * (rows.sum() + other.sum())).backward()
+        optimizer.step()
+        # A bucket of equal elements is coded exactly.
+        assert torch.equal(rows.data, torch.full((count, 64), -float(total)))
+
+
 def test_ranks_with_fewer_batches_join_and_the_others_train_on():
     torch.manual_seed(2)
     model = torch.nn.Linear(4, 1)
