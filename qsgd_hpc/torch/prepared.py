@@ -19,6 +19,7 @@ from qsgd_hpc.torch.ops._tensors import (
     current_stream_of,
     device_of,
     name_of,
+    used_here,
 )
 
 __all__ = ["GradientAllreduce", "ParameterGradient"]
@@ -113,6 +114,10 @@ class GradientAllreduce:
 
     def _start_converted(self, gradient: torch.Tensor, group: Group | None) -> Handle:
         """Start reducing a gradient that needs a compressor, a copy, or another layout or type."""
+        if gradient.is_conj():  # autograd conjugates lazily; its memory holds other values
+            values = gradient.resolve_conj()
+            handle = self._start_converted(values, group)
+            return handle.then(lambda _: gradient.detach().copy_(used_here(values)))
         return start_allreduce(
             TENSORS,
             torch.view_as_real(gradient) if gradient.is_complex() else gradient,

@@ -216,6 +216,19 @@ def test_complex_parameters_are_averaged():
     assert torch.allclose(weight, torch.tensor(-complex(hvd.size() + ranks, 2 * ranks)))
 
 
+def test_gradients_that_autograd_conjugates_lazily_are_averaged():
+    weight = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Sum)
+    for step in (1, 2):
+        optimizer.zero_grad()
+        factor = torch.full((3,), complex(1, hvd.rank()))
+        term = weight.conj() * factor if hvd.rank() < 2 else weight * factor.conj()
+        term.real.sum().backward()
+        optimizer.step()
+        ranks = sum(range(hvd.size()))
+        assert torch.allclose(weight, torch.tensor(-step * complex(hvd.size(), ranks)))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own compiler
 def test_a_compiled_model_and_step_train_alike():
     model = dense_model()
