@@ -15,7 +15,9 @@ __all__ = ["name_parameters"]
 def name_parameters(
     owned: Sequence[torch.Tensor], named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> dict[torch.Tensor, str]:
-    """Return a name for each of the optimizer's parameters.
+    """Return a name for each of the optimizer's parameters, and those given for others.
+
+    The optimizer may get the others later, by ``add_param_group``.
 
     Args:
         owned: the optimizer's parameters.
@@ -37,4 +39,4 @@ def name_parameters(
             f"(shapes {', '.join(map(str, lost[:5]))}); pass model.named_parameters() of the same "
             "model"
         )
-    return {p: names[p] for p in owned}
+    return names

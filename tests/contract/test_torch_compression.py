@@ -110,6 +110,22 @@ def test_rules_give_each_parameter_its_bits():
     assert bias["nmse"] < 1e-3 < weight["nmse"]  # its owner may have coded none of the bias
 
 
+def test_rules_give_parameters_that_are_added_later_their_bits():
+    model = torch.nn.ModuleDict({"body": torch.nn.Linear(40, 40), "head": torch.nn.Linear(40, 40)})
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model["head"].parameters(), lr=0.1),
+        model.named_parameters(),
+        compression=hvd.Compression.qsgd(bits=4, rules="body.weight=8"),
+    )
+    optimizer.add_param_group({"params": model["body"].parameters()})
+    before = set(hvd.compression_stats())
+    model["head"](model["body"](torch.ones(2, 40))).sum().backward()
+    optimizer.step()
+    stats = hvd.compression_stats()
+    bits = {name.split(".", 1)[1]: stats[name]["bits"] for name in set(stats) - before}
+    assert {name[-11:]: each for name, each in bits.items()} == {"head.weight": 4, "body.weight": 8}
+
+
 @pytest.mark.parametrize(("code", "bits", "enough"), [("qsgd", 2, 4), ("eden", 1, 2)])
 def test_a_budget_raises_the_bits_of_what_exceeds_it(code, bits, enough):
     compression = getattr(hvd.Compression, code)(bits=bits, nmse_budget=0.2)
