@@ -142,6 +142,8 @@ class _Distributed(Wrapped):
             loss = closure()
             self._nonfinite = self._reducer.finish()
             self._refuse_nonfinite()
+            if loss is None:  # most optimizers do not use it
+                return None
             return allreduce(
                 torch.as_tensor(loss).detach(),
                 name="closure.loss",

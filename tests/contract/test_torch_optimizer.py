@@ -229,6 +229,19 @@ def test_gradients_that_autograd_conjugates_lazily_are_averaged():
         assert torch.allclose(weight, torch.tensor(-step * complex(hvd.size(), ranks)))
 
 
+def test_a_closure_may_return_no_loss():
+    model, optimizer = linear()
+    before = model.weight.detach().clone()
+
+    def closure():
+        optimizer.zero_grad()
+        loss_of(model).backward()
+
+    assert optimizer.step(closure) is None
+    total = hvd.size() * (hvd.size() + 1) / 2
+    assert torch.allclose(model.weight, before - total)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own compiler
 def test_a_compiled_model_and_step_train_alike():
     model = dense_model()
