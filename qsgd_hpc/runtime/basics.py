@@ -274,6 +274,14 @@ def next_number(kind: str) -> int:
     return counters[kind] - 1
 
 
+def joins() -> int:
+    """Return how often all ranks have joined since ``init``; equal on every rank.
+
+    State that ranks derive from earlier calls may differ after that: a joined rank made fewer.
+    """
+    return context().counters["join"]
+
+
 def rank() -> int:
     """Return the rank of this process in the job, from 0."""
     return context().rank

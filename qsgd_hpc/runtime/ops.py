@@ -120,7 +120,9 @@ def label(kind: str, name: str | None, process_set: ProcessSet = global_process_
         return name
     number = require_member(process_set)
     where = f"set{number}." if number else ""
-    return f"noname.{where}{basics.next_number(f'{kind}.{number}')}"
+    if joins := basics.joins():  # a joined rank made fewer calls: all count from 0 again
+        where += f"join{joins}."
+    return f"noname.{where}{basics.next_number(f'{kind}.{where}')}"
 
 
 def member_names(name: str, count: int) -> list[str]:
@@ -299,6 +301,7 @@ def join() -> int:
     """
     core = basics.context().engine.start(operation("join", "", **_NO_TENSOR))
     last: int = Handle([core], core.result).wait()
+    basics.next_number("join")
     return last
 
 

@@ -65,7 +65,7 @@ class GradientReducer(Claim):
         self._gradients: dict[int, ParameterGradient] = {}  # of hooked parameters, by their ids
         self.pending = PendingGradients(passes=passes, start=self._start)
         self.prefix = prefix or gradient_prefix(reduction.process_set)
-        self._layouts = Layouts(f"layouts.{self.prefix}", reduction)
+        self._layouts = Layouts(f"layouts.{self.prefix}", reduction, self._gradients)
         self._job = weakref.ref(basics.context())
         self.fresh = False
         """Whether a backward pass has completed a gradient since ``finish``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -21,39 +21,51 @@ class Layouts:
 
     A rank without a gradient for a parameter contributes an empty (sparse) or a zero (dense) one,
     so it needs the layout from the others. Therefore the ranks compare layouts at the end of each
-    step until every parameter has had a gradient on some rank: usually once.
+    step until every parameter has had a gradient on some rank: usually once. A rank that has joined
+    misses comparisons, so all ranks start again after a join.
 
     Args:
         name: name of the comparison, equal on every rank.
         reduction: reduction of the gradients.
+        known: all gradients of the optimizer, including those that are not compared now.
     """
 
-    def __init__(self, name: str, reduction: GradientReduction) -> None:
+    def __init__(
+        self, name: str, reduction: GradientReduction, known: Mapping[int, ParameterGradient]
+    ) -> None:
         self._name = name
         self._reduction = reduction
+        self._known = known
+        self._joins = basics.joins()
 
     def compare(self, gradients: Sequence[ParameterGradient]) -> None:
         """Compare the layouts of all ranks; collective, with equal parameters on every rank."""
+        if self._joins != basics.joins():
+            self._joins = basics.joins()
+            for each in self._known.values():
+                each.sparse_dim = None
         unknown = [each for each in gradients if each.sparse_dim is None]
         if not unknown:
             return
-        mine = [each.parameter.grad for each in unknown]
-        seen = torch.tensor([0 if grad is None else 1 + _sparse_dim(grad) for grad in mine])
+        seen = torch.tensor([_layout(each.parameter.grad) for each in unknown])
         ops.allreduce(
             buffer := ops.Buffer(seen.data_ptr(), seen.shape, "int64", seen),
             buffer,
             name=self._name,
-            op=ops.Max,
+            op=ops.Sum,  # a joined rank can contribute zeros to it
             lasting=False,
             process_set=self._reduction.process_set,
             result=lambda: None,
         ).wait()
-        for each, code in zip(unknown, seen.tolist(), strict=True):
-            each.sparse_dim = code - 1 if code else None
+        for each, (dense, sparse, dims) in zip(unknown, seen.tolist(), strict=True):
+            each.sparse_dim = dims // sparse if sparse else 0 if dense else None
 
 
-def _sparse_dim(gradient: torch.Tensor) -> int:
-    return gradient.sparse_dim() if gradient.is_sparse else 0
+def _layout(gradient: torch.Tensor | None) -> tuple[int, int, int]:
+    """Return whether a gradient is dense, whether it is sparse, and its sparse dimensions."""
+    if gradient is None:
+        return 0, 0, 0
+    return (0, 1, gradient.sparse_dim()) if gradient.is_sparse else (1, 0, 0)
 
 
 def refuse_nonfinite(gradient: torch.Tensor, name: str) -> None:

@@ -198,3 +198,33 @@ def test_ranks_with_fewer_batches_join_and_the_others_train_on():
     optimizer.step()
     for parameter in model.parameters():
         assert torch.equal(parameter.data, hvd.broadcast(parameter.data, 0))
+
+
+def test_a_rank_may_join_before_all_gradients_are_known():
+    """Rank 0 has no batch in the first epoch, and no batch of any rank uses the last layer."""
+    torch.manual_seed(2)
+    layers = torch.nn.ModuleList([torch.nn.Linear(4, 1), torch.nn.Linear(1, 1)])
+    table = torch.nn.Embedding(6, 4, sparse=True)
+    model = torch.nn.ModuleList([layers, table])
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), sparse_as_dense=True
+    )
+    for epoch in range(2):
+        for _ in range(2 * (hvd.rank() if epoch == 0 else 1)):
+            optimizer.zero_grad()
+            loss = layers[0](table(torch.tensor([hvd.rank(), 5]))).square().mean()
+            loss.backward()
+            hvd.allreduce(loss.detach())  # without a name: paired by the order of the calls
+            optimizer.step()
+        last = hvd.join()
+        hvd.broadcast_parameters(model.state_dict(), last)
+        assert hvd.allgather(torch.zeros(1)).shape == (hvd.size(),)
+    before = model.state_dict()["0.0.weight"].clone()
+    optimizer.zero_grad()
+    if hvd.rank() == 0:
+        layers[0](table(torch.tensor([1]))).sum().backward()
+    optimizer.step()
+    assert not torch.equal(before, layers[0].weight)
+    for parameter in model.parameters():
+        assert torch.equal(parameter.data, hvd.broadcast(parameter.data, 0))
