@@ -271,6 +271,33 @@ def test_a_parameter_without_a_gradient_does_not_harm_the_others(ranks: Ranks) -
         assert max(errors.values()) < 0.05  # of vectors that share buckets with larger elements
 
 
+def partly_frozen(group: dist.ProcessGroup, settings: Any) -> dict[str, float]:
+    """Freeze some parameters before the first step, another one after it."""
+    model, exact = sharded(group), net()
+    for each in (model, exact):
+        each.body[0].weight.requires_grad_(False)
+        each.scale.requires_grad_(False)
+    quantize_fsdp(model, 4, None, **settings)
+    loss(model, group.rank()).backward()
+    for each in (model, exact):
+        each.body[1].bias.requires_grad_(False)
+        each.zero_grad()
+    loss(model, group.rank()).backward()
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    got = {name: full(p.grad).double() for name, p in trained.items()}
+    return relative(got, exact_gradients(exact, group.size()))
+
+
+def test_a_partly_frozen_module_keeps_its_rules(ranks: Ranks) -> None:
+    for errors in ranks.run(partly_frozen, {"rules": "body.2.weight=8"}, size=2):
+        assert len(errors) == 7
+        for name, error in errors.items():
+            if name in CODED:
+                assert 1e-7 < error < BOUNDS[8 if name.startswith("body.2") else 4]
+            else:
+                assert error < 1e-10
+
+
 def low_precision(group: dist.ProcessGroup) -> Any:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = sharded(group, mp_policy=policy)

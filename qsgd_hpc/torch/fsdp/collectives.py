@@ -71,21 +71,33 @@ class ShardedModule:
     change within a step, so the backward pass uses the same weights as its forward pass."""
     _codecs: dict[tuple[Any, ...], ShardCodec] = field(default_factory=dict)
 
+    @property
+    def trained(self) -> tuple[Part, ...]:
+        """The parts that currently require a gradient; FSDP2 reduces no others."""
+        return tuple(part for part in self.parts if part.trains)
+
     def codec(
-        self, shard: torch.Tensor, group: dist.ProcessGroup, compression: Lossy
+        self,
+        shard: torch.Tensor,
+        group: dist.ProcessGroup,
+        compression: Lossy,
+        parts: tuple[Part, ...] | None = None,
     ) -> ShardCodec:
-        """Return the codec for shards of this kind."""
-        key = (shard.numel(), shard.dtype, shard.device, group.size(), compression)
+        """Return the codec for shards of this kind, which have all parts or the given ones."""
+        parts = self.parts if parts is None else parts
+        key = (shard.numel(), shard.dtype, shard.device, group.size(), compression, parts)
         if key not in self._codecs:
-            self._codecs[key] = self._new_codec(shard, group, compression)
+            self._codecs[key] = self._new_codec(shard, group, compression, parts)
         return self._codecs[key]
 
     def _new_codec(
-        self, shard: torch.Tensor, group: dist.ProcessGroup, compression: Lossy
+        self,
+        shard: torch.Tensor,
+        group: dist.ProcessGroup,
+        compression: Lossy,
+        parts: tuple[Part, ...],
     ) -> ShardCodec:
-        pieces = pieces_of(
-            self.parts, self.name, compression, shard.numel(), group.size(), shard.dtype
-        )
+        pieces = pieces_of(parts, self.name, compression, shard.numel(), group.size(), shard.dtype)
         library = serves(shard.device, compression, group)
         if library is not None:
             coder: Coder = DeviceCoder(library, pieces, shard.dtype, self.seed)
@@ -161,7 +173,7 @@ class QSGDReduceScatter(_Coded, ReduceScatter):
             )
         ranks, me = group.size(), group.rank()
         assert self._compression is not None
-        codec = self._module.codec(output, group, self._compression)
+        codec = self._module.codec(output, group, self._compression, self._module.trained)
         shards = gradients.detach().view(ranks, -1).to(codec.place)
         sent = codec.messages(ranks)
         others = {rank: rank for rank in range(ranks) if rank != me}

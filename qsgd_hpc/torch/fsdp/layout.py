@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
@@ -26,6 +27,16 @@ class Part:
     shape: tuple[int, ...]
     dim: int
     """The dimension along which it is sharded."""
+    owner: nn.Module | None = field(default=None, compare=False, repr=False)
+    """The module that has it, if it may be frozen."""
+
+    @property
+    def trains(self) -> bool:
+        """Return whether it requires a gradient."""
+        if self.owner is None:
+            return True
+        parameter: torch.Tensor = getattr(self.owner, self.name.rpartition(".")[2])
+        return parameter.requires_grad
 
     def elements(self, ranks: int) -> int:
         """Return the number of elements of each rank's shard, including padding."""
@@ -54,8 +65,8 @@ def parts_of(module: nn.Module, name: str = "") -> tuple[Part, ...]:
         for key, parameter in owner.named_parameters(recurse=False):
             dim = _sharded_dim(parameter)
             if dim is not None and parameter not in found:
-                part = Part(f"{prefix}.{key}".lstrip("."), tuple(parameter.shape), dim)
-                found[parameter] = part
+                full_name = f"{prefix}.{key}".lstrip(".")
+                found[parameter] = Part(full_name, tuple(parameter.shape), dim, owner)
     return tuple(found.values())
 
 
