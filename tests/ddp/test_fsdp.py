@@ -298,6 +298,27 @@ def test_a_partly_frozen_module_keeps_its_rules(ranks: Ranks) -> None:
                 assert error < 1e-10
 
 
+def replicated(group: dist.ProcessGroup) -> float:
+    """Return the error of the matrices if every rank has the same gradient."""
+    model = net()
+    if group.size() == SIZE:
+        names = ("replicas", "shards")
+        grid = torch.arange(SIZE).reshape(2, SIZE // 2)
+        mesh = DeviceMesh(here().type, grid, mesh_dim_names=names)
+    else:
+        mesh = DeviceMesh.from_group(group, here().type)
+    fully_shard(model, mesh=mesh)
+    quantize_fsdp(model, 4, None)
+    loss(model, 0).backward()
+    return relative(gradients(model), exact_gradients(net(), 1))["body.0.weight"]
+
+
+def test_noise_averages_out_over_replicas(ranks: Ranks) -> None:
+    """Two replicas of two ranks have half of the error of two ranks."""
+    one, two = ranks.run(replicated, size=2)[0], ranks.run(replicated, size=4)[0]
+    assert two < 0.7 * one
+
+
 def low_precision(group: dist.ProcessGroup) -> Any:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = sharded(group, mp_policy=policy)

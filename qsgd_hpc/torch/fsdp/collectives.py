@@ -177,7 +177,8 @@ class QSGDReduceScatter(_Coded, ReduceScatter):
         shards = gradients.detach().view(ranks, -1).to(codec.place)
         sent = codec.messages(ranks)
         others = {rank: rank for rank in range(ranks) if rank != me}
-        codec.encode(shards, sent, others, self._module.steps, me)
+        # HSDP averages the results of replicas, whose errors would be equal with equal noise.
+        codec.encode(shards, sent, others, self._module.steps, dist.get_rank())
         received = _exchange(sent, gradients.device, group)
         factor = 1 / ranks if op == dist.ReduceOp.AVG else 1.0
         with _placed(output, codec.place) as total:
