@@ -12,7 +12,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ class Tuner:
         window_s: least training time of one measurement.
         nmse_budget: error above which settings are rejected; None: no limit.
         log: CSV file with a line for each trial; None: no log.
-        on_best: called once with the final settings.
+        on_best: called once with the final settings, unless all were rejected.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Tuner:
         self._on_best = on_best
         self._stop = threading.Event()
         self._began = time.monotonic()
+        self._first: Settings | None = None
         self._thread = threading.Thread(target=self._run, name="qsgd-hpc autotune", daemon=True)
 
     def start(self) -> None:
@@ -108,12 +109,21 @@ class Tuner:
             self._apply(best)
             if self._on_best is not None:
                 self._on_best(best, self.search.best_speed)
+        elif self._first is not None:  # the last ones may be bad in other ways, too
+            self._apply(self._first)
+            _say(
+                "warning: autotuning found no settings whose error is within QSGD_NMSE_BUDGET, "
+                "and returned to the first; its log (QSGD_AUTOTUNE_LOG) has the errors"
+            )
 
     def _try(self, settings: Settings) -> None:
+        self._first = self._first or settings
         self._apply(settings)
-        speeds = [self._window() for _ in range(_WARM_UP + _MEASURED)]
-        speed = statistics.median(speeds[_WARM_UP:])
-        nmse = self._nmse()
+        for _ in range(_WARM_UP):
+            self._window()
+        before = self._reductions()
+        speed = statistics.median(self._window() for _ in range(_MEASURED))
+        nmse = self._nmse(before)
         allowed = self._budget is None or nmse <= self._budget
         self.search.tell(settings, speed, allowed=allowed)
         self._write(settings, speed, nmse, settings == self.search.best)
@@ -155,9 +165,18 @@ class Tuner:
     def _bytes(self) -> float:
         return float(self._engine.stats()["gradient_bytes"])
 
-    def _nmse(self) -> float:
-        """Return the largest current coding error of any tensor."""
-        return max((quality["nmse"] for quality in self._engine.quality().values()), default=0.0)
+    def _reductions(self) -> dict[str, int]:
+        """Return the number of reductions of each coded tensor so far."""
+        return {name: each["reductions"] for name, each in self._engine.quality().items()}
+
+    def _nmse(self, before: Mapping[str, int]) -> float:
+        """Return the largest current coding error of any tensor that was reduced meanwhile.
+
+        The error of a tensor that is no longer reduced is that of other settings.
+        """
+        qualities = self._engine.quality().items()
+        current = [q["nmse"] for name, q in qualities if q["reductions"] > before.get(name, 0)]
+        return max(current, default=0.0)
 
     def _write(self, settings: Settings, speed: float, nmse: float, kept: bool) -> None:
         if self._log is None:
@@ -170,7 +189,8 @@ class Tuner:
 def space_from_environment(size: int) -> Space:
     """Return the settings to try: all that the environment does not fix.
 
-    Bits are tried only with QSGD_NMSE_BUDGET, which limits their error.
+    Bits are tried only with QSGD_NMSE_BUDGET, which limits their error, and without QSGD_RULES,
+    because they would be those of all tensors.
     """
     coded = env.get("QSGD_BITS") not in (None, 32)
     if env.is_set("QSGD_ALGORITHM", twins=False) or env.get("QSGD_ALGORITHM") != "auto":
@@ -181,6 +201,7 @@ def space_from_environment(size: int) -> Space:
     else:
         algorithms = ("auto", "direct", "ring", "rabenseifner")
     budgeted = env.get("QSGD_BITS") in TRIED_BITS and env.get("QSGD_NMSE_BUDGET") is not None
+    budgeted = budgeted and not env.is_set("QSGD_RULES")
     return Space(
         fusion_mib=() if env.is_set("QSGD_FUSION_BYTES") else Space.fusion_mib,
         cycle_time_ms=() if env.is_set("QSGD_CYCLE_TIME_MS") else Space.cycle_time_ms,

@@ -102,6 +102,9 @@ def test_bits_are_tried_under_a_budget_alone(monkeypatch):
     assert autotune.space_from_environment(4).bits == ()
     monkeypatch.setenv("QSGD_NMSE_BUDGET", "0.1")
     assert autotune.space_from_environment(4).bits == (2, 4, 8)
+    monkeypatch.setenv("QSGD_RULES", "*head*=8")
+    assert autotune.space_from_environment(4).bits == ()
+    monkeypatch.delenv("QSGD_RULES")
     for other in ("3", "auto"):  # to which the core cannot be tuned back
         monkeypatch.setenv("QSGD_BITS", other)
         assert autotune.space_from_environment(4).bits == ()
@@ -147,7 +150,9 @@ class Training:
         return {"gradient_bytes": steps * 1000 * len(self.told)}
 
     def quality(self):
-        return {"w": {"nmse": self._nmse.get(self.told[-1].get("bits"), 0.0)}}
+        steps = int((time.monotonic() - self._began) / 0.02)
+        nmse = self._nmse.get(self.told[-1].get("bits"), 0.0)
+        return {"w": {"nmse": nmse, "reductions": steps}, "once": {"nmse": 0.9, "reductions": 1}}
 
 
 def tuned(tmp_path, engine, search, **options):
@@ -191,6 +196,19 @@ def test_bits_beyond_the_budget_are_not_kept(tmp_path):
     best, rows = tuned(tmp_path, engine, search, nmse_budget=0.01)
     assert [(row["bits"], row["nmse"]) for row in rows] == [("8", "0.001"), ("2", "0.5")]
     assert best.bits == 8
+
+
+def test_a_tuner_that_may_keep_nothing_returns_to_the_first_settings(tmp_path, capsys):
+    space = Space(fusion_mib=(), cycle_time_ms=(0.0, 1.0), algorithms=(), bits=(2, 4))
+    first = Settings(cycle_time_ms=1.0, bits=4)
+    search = Search(space, first=(first, Settings(cycle_time_ms=0.0, bits=2)), trials=2)
+    engine = Training({2: 0.5, 4: 0.1})
+    tuner = Tuner(engine, search, window_s=0.05, nmse_budget=0.01)
+    tuner.start()
+    tuner._thread.join(60)
+    assert [told["bits"] for told in engine.told] == [4, 2, 4]
+    assert engine.told[-1] == engine.told[0] == {"cycle_time_s": 1e-3, "bits": 4}
+    assert "QSGD_NMSE_BUDGET" in capsys.readouterr().err
 
 
 def test_a_tuner_changes_a_real_engine_while_two_ranks_train(tmp_path):
