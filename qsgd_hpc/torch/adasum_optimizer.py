@@ -18,7 +18,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.frameworks.pending import checked_passes
 from qsgd_hpc.runtime import basics
-from qsgd_hpc.runtime.ops import Max
+from qsgd_hpc.runtime.ops import Max, Sum
 from qsgd_hpc.torch.claims import Claim
 from qsgd_hpc.torch.naming import name_parameters
 from qsgd_hpc.torch.ops import allreduce
@@ -36,6 +36,8 @@ class AdasumOptimizer(Wrapped):
     _names: dict[torch.Tensor, str]
     _prefix: str
     _claim: Claim
+    _trained: set[int]
+    """The ids of parameters that have required a gradient in some step."""
 
     def begin(
         self,
@@ -53,6 +55,7 @@ class AdasumOptimizer(Wrapped):
             UsageError: names are duplicated or missing.
         """
         self._reduction = reduction
+        self._trained = set()
         self._names = name_parameters(list(self._owned()), named_parameters)
         self._prefix = prefix or f"step.{basics.next_number('adasum')}."
         # The claim keeps other optimizers from averaging gradients that this rank steps with.
@@ -84,10 +87,26 @@ class AdasumOptimizer(Wrapped):
             result = super().step(closure)
             mark_step((p.grad for p in self._owned()), self._prefix)
             return result
-        starts = {p: p.detach().clone() for p in self._owned() if p.requires_grad}
+        starts = {p: p.detach().clone() for p in self._moving()}
         result = super().step(closure)
         self._combine(starts)
         return result
+
+    @_disable_dynamo
+    def _moving(self) -> list[torch.Tensor]:
+        """Return the parameters that this step may change; collective."""
+        owned = list(self._owned())
+        moving = [p for p in owned if p.requires_grad]
+        # A frozen parameter that still has a gradient moves on by its momentum, which differs
+        # between ranks.
+        frozen = [p for p in owned if not p.requires_grad and id(p) in self._trained]
+        self._trained.update(map(id, moving))
+        if frozen:
+            have = torch.tensor([int(p.grad is not None) for p in frozen])
+            name, which = f"frozen.{self._prefix}", self._reduction.process_set
+            ranks = allreduce(have, name=name, op=Sum, process_set=which).tolist()
+            moving += [p for p, count in zip(frozen, ranks, strict=True) if count]
+        return moving
 
     @_disable_dynamo
     @torch.no_grad()

@@ -203,6 +203,26 @@ def test_adasum_skips_an_overflowed_step_on_every_rank(sparse):
     assert replicas_are_identical(model)
 
 
+@needs_ranks(2)
+def test_adasum_keeps_replicas_equal_when_a_parameter_is_frozen():
+    """Its momentum differs between ranks, and moves it while it has a gradient, even of zeros."""
+    model = nn.Linear(3, 2)
+    hvd.broadcast_parameters(model.state_dict())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        model.named_parameters(),
+        op=hvd.Adasum,
+    )
+    for step in range(4):
+        model.bias.requires_grad_(step < 2)
+        optimizer.zero_grad(set_to_none=step == 3)
+        before = model.bias.detach().clone()
+        model(torch.ones(1, 3) * (hvd.rank() + 1)).square().sum().backward()
+        optimizer.step()
+        assert torch.equal(before, model.bias) == (step == 3)
+        assert replicas_are_identical(model)
+
+
 def test_adasum_takes_no_lossy_compression():
     with pytest.raises(ValueError, match="exact steps"):
         linear(op=hvd.Adasum, compression=hvd.Compression.qsgd(bits=4))
