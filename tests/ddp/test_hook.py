@@ -188,3 +188,33 @@ def pickled(group: dist.ProcessGroup) -> bool:
 
 def test_a_state_can_be_pickled(ranks: Ranks) -> None:
     assert ranks.run(pickled, size=2) == [True, True]
+
+
+def unpickled(group: dist.ProcessGroup) -> tuple[str, bytes, bytes]:
+    whole, _ = wrapped(group, 2)
+    train(whole, group.rank(), range(4))
+    first, state = wrapped(group, 2)
+    train(first, group.rank(), range(2))
+    again = pickle.loads(pickle.dumps(state))
+    again.process_group = group
+    second = DistributedDataParallel(first.module, process_group=group, bucket_cap_mb=0.01)
+    second.register_comm_hook(again, qsgd_hook)
+    with pytest.raises(UsageError) as refusal:
+        again.reduce(FirstBucket(list(first.module.parameters())))
+    again.name_parameters(second.module.named_parameters())
+    train(second, group.rank(), range(2, 4))
+    return str(refusal.value), bytes_of(whole), bytes_of(second)
+
+
+class FirstBucket:
+    """What DDP passes to a hook."""
+
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        self.parameters = lambda: parameters
+        self.buffer = lambda: torch.cat([p.detach().flatten() for p in parameters])
+
+
+def test_a_pickled_state_needs_the_names_it_had(ranks: Ranks) -> None:
+    for refusal, whole, again in ranks.run(unpickled, size=2):
+        assert "state.name_parameters(model.module.named_parameters())" in refusal
+        assert whole == again

@@ -50,16 +50,35 @@ class Memory:
     Args:
         named_parameters: names for rules and checkpoints; None numbers the parameters in the order
             of their first reduction, which is the same on every rank and in every run of a model.
+        named: whether the parameters have names, also if these are not known yet.
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None) -> None:
+    def __init__(
+        self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None, named: bool = False
+    ) -> None:
         self._names = {p: name for name, p in named_parameters or ()}
+        self.named = named or bool(self._names)
         self._slots: dict[torch.Tensor, Slot] = {}
         self._saved: Saved = {}
 
+    def name(self, named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Name parameters that have not been reduced yet."""
+        self._names |= {p: name for name, p in named_parameters}
+        self.named = True
+
     def slot(self, parameter: torch.Tensor) -> Slot:
-        """Return the parameter's slot, with the values of a checkpoint for its name."""
+        """Return the parameter's slot, with the values of a checkpoint for its name.
+
+        Raises:
+            UsageError: the names of an unpickled state are not known yet.
+        """
         if parameter not in self._slots:
+            if self.named and not self._names:
+                raise UsageError(
+                    "this QSGDState was pickled with names of parameters, which it needs for its "
+                    "residuals and rules: call "
+                    "state.name_parameters(model.module.named_parameters()) first"
+                )
             name = self._names.get(parameter, str(len(self._slots)))
             slot = Slot(name, **self._saved.pop(name, {}))
             self._slots[parameter] = slot

@@ -68,6 +68,14 @@ class QSGDState:
         self._threads = env.get("QSGD_THREADS") if threads is None else threads
         self._forget_group()
 
+    def name_parameters(self, named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Name the parameters, which an unpickled state needs if they had names before.
+
+        Args:
+            named_parameters: ``model.module.named_parameters()``.
+        """
+        self._memory.name(named_parameters)
+
     def _forget_group(self) -> None:
         self._place: Place | None = None
         self._host_code_group: Any = None
@@ -231,11 +239,12 @@ class QSGDState:
     def __getstate__(self) -> dict[str, Any]:
         """Exclude objects of the process: groups, threads, parameters, the scaler."""
         kept = ("compression", "seed", "start_step", "_threads")
-        return {k: getattr(self, k) for k in kept} | {"state": self.state_dict()}
+        own = {k: getattr(self, k) for k in kept}
+        return own | {"state": self.state_dict(), "named": self._memory.named}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
-        state = saved.pop("state")
-        self.__dict__.update(saved, process_group=None, scaler=None, _memory=Memory(None))
+        state, named = saved.pop("state"), saved.pop("named", False)
+        self.__dict__.update(saved, process_group=None, scaler=None, _memory=Memory(None, named))
         self._forget_group()
         self.load_state_dict(state)
 
