@@ -164,17 +164,17 @@ py::dict quality(const Engine& engine) {
 
 using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
-Floats owed_share(Engine& engine, const std::string& name) {
-  const std::vector<float> share = engine.owed_share(name);
+Floats owed_share(Engine& engine, const std::string& name, int32_t set) {
+  const std::vector<float> share = engine.owed_share(name, set);
   return Floats(static_cast<py::ssize_t>(share.size()), share.data());
 }
 
-void restore_owed(Engine& engine, const std::map<std::string, Floats>& owed) {
+void restore_owed(Engine& engine, const std::map<std::string, Floats>& owed, int32_t set) {
   std::map<std::string, std::vector<float>> copies;
   for (const auto& [name, values] : owed) {
     copies[name].assign(values.data(), values.data() + values.size());
   }
-  engine.restore_owed(std::move(copies));
+  engine.restore_owed(std::move(copies), set);
 }
 
 }  // namespace
@@ -257,12 +257,12 @@ void bind_engine(py::module_& m) {
       .def("stats", &stats)
       .def("step_profile", &step_profile, "This rank's work in each of the latest completed steps.")
       .def("quality", &quality, "Code and coding error of each tensor with compression, by name.")
-      .def("owed_counts", &Engine::owed_counts,
-           "Number of elements of each tensor with a residual.")
-      .def("owed_share", &owed_share, py::arg("name"),
+      .def("owed_counts", &Engine::owed_counts, py::arg("process_set") = 0,
+           "Number of elements of each tensor of a process set with a residual.")
+      .def("owed_share", &owed_share, py::arg("name"), py::arg("process_set") = 0,
            "This rank's share of a tensor's residual; the shares of all ranks add up to it.")
-      .def("restore_owed", &restore_owed, py::arg("owed"),
-           "Replace all residuals; every rank passes the same sums of shares.")
+      .def("restore_owed", &restore_owed, py::arg("owed"), py::arg("process_set") = 0,
+           "Replace all residuals of a process set; every rank passes the same sums of shares.")
       .def("coded_steps", &Engine::coded_steps,
            "How often each tensor was coded, which determines the noise of its rounding.")
       .def("restore_coded_steps", &Engine::restore_coded_steps, py::arg("steps"),

@@ -266,19 +266,22 @@ std::unique_lock<std::mutex> Engine::lock_idle() {
       "handles first (optimizer.step() does)");
 }
 
-std::map<std::string, size_t> Engine::owed_counts() {
+std::map<std::string, size_t> Engine::owed_counts(int32_t set) {
   const auto lock = lock_idle();
-  return everyone_.reducer().residuals().counts();
+  Reducer* const reducer = sets_.reducer(set);
+  return reducer == nullptr ? std::map<std::string, size_t>() : reducer->residuals().counts();
 }
 
-std::vector<float> Engine::owed_share(const std::string& name) {
+std::vector<float> Engine::owed_share(const std::string& name, int32_t set) {
   const auto lock = lock_idle();
-  return everyone_.reducer().residuals().share(name);
+  Reducer* const reducer = sets_.reducer(set);
+  return reducer == nullptr ? std::vector<float>() : reducer->residuals().share(name);
 }
 
-void Engine::restore_owed(std::map<std::string, std::vector<float>> owed) {
+void Engine::restore_owed(std::map<std::string, std::vector<float>> owed, int32_t set) {
   const auto lock = lock_idle();
-  everyone_.reducer().residuals().restore(std::move(owed));
+  Reducer* const reducer = sets_.reducer(set);
+  if (reducer != nullptr) reducer->residuals().restore(std::move(owed));
 }
 
 std::map<std::string, uint32_t> Engine::coded_steps() {

@@ -142,14 +142,14 @@ class Engine {
 
   EngineStats stats() const;
   StepProfile step_profile() const { return steps_.profile(); }
-  // Of every tensor for which compression was requested, by name.
-  std::map<std::string, TensorQuality> quality() const {
-    return everyone_.reducer().quality().all();
-  }
-  // Error feedback's state; see Residuals. Throws a usage error while operations are in flight.
-  std::map<std::string, size_t> owed_counts();
-  std::vector<float> owed_share(const std::string& name);
-  void restore_owed(std::map<std::string, std::vector<float>> owed);
+  // Of every tensor for which compression was requested, by name; see ProcessSets.
+  std::map<std::string, TensorQuality> quality() const { return sets_.quality(); }
+  // Error feedback's state of a process set; see Residuals. It is empty on ranks outside of the
+  // set, where it can be restored without effect. Throws a usage error while operations are in
+  // flight, and if the set does not exist.
+  std::map<std::string, size_t> owed_counts(int32_t set = 0);
+  std::vector<float> owed_share(const std::string& name, int32_t set = 0);
+  void restore_owed(std::map<std::string, std::vector<float>> owed, int32_t set = 0);
   // How often each tensor was coded, which determines its noise; equal on every rank.
   std::map<std::string, uint32_t> coded_steps();
   void restore_coded_steps(std::map<std::string, uint32_t> steps);

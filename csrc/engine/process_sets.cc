@@ -28,6 +28,21 @@ void ProcessSets::add(int32_t id, const std::vector<int>& ranks) {
   sets_[id] = std::move(set);
 }
 
+std::map<std::string, TensorQuality> ProcessSets::quality() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::map<std::string, TensorQuality> all;
+  for (const auto& [id, set] : sets_) {
+    if (set.operations != nullptr) all.merge(set.operations->reducer().quality().all());
+  }
+  return all;
+}
+
+Reducer* ProcessSets::reducer(int32_t id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Operations* const operations = find(id).operations.get();
+  return operations == nullptr ? nullptr : &operations->reducer();
+}
+
 void ProcessSets::close() {
   for (auto& [id, set] : sets_) {
     if (set.operations != nullptr) set.operations->close();

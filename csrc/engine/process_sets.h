@@ -25,9 +25,13 @@ class ProcessSets {
   // Throws a usage error if the set cannot be removed.
   void check_removable(int32_t id) const;
   bool has(int32_t id) const { return sets_.count(id) != 0; }
+  // The quality of this rank's tensors of all sets; of equal names, the one of the lowest set.
+  std::map<std::string, TensorQuality> quality() const;
   // See Operations::close().
   void close();
   Operations& operations(int32_t id) { return *sets_.at(id).operations; }
+  // Null if this rank is not in the set. Throws a usage error if the set does not exist.
+  Reducer* reducer(int32_t id);
 
  private:
   struct Set {

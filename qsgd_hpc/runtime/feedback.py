@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ __all__ = [
 ]
 
 _PREFIX = "allreduce."
+_OF_SET = re.compile(r"set(\d+)/")
 
 
 def error_feedback_state() -> dict[str, NDArray[np.float32]]:
@@ -30,7 +32,8 @@ def error_feedback_state() -> dict[str, NDArray[np.float32]]:
 
     Returns:
         by tensor name, float32 of shape (elements,): the accumulated error of all reductions so
-        far, in units of a result. The same on every rank. Empty without error feedback.
+        far, in units of a result. Names of tensors of process set 1 begin with ``set1/``. The same
+        on every rank. Empty without error feedback.
     Raises:
         UsageError: reductions are in flight.
     """
@@ -38,40 +41,66 @@ def error_feedback_state() -> dict[str, NDArray[np.float32]]:
 
     engine = basics.context().engine
     state = {}
-    # All ranks use rank 0's list: ranks that restored different states would deadlock.
-    for name, count in broadcast_object(engine.owed_counts()).items():
-        share = engine.owed_share(name)
-        if share.size != count:
-            share = np.zeros(count, np.float32)
-        buffer = ops.Buffer(share.ctypes.data, share.shape, "float32", share)
-        key = name.removeprefix(_PREFIX)
-        ops.allreduce(
-            buffer, buffer, name=f"owed.{key}", op=ops.Sum, result=lambda: None, lasting=False
-        ).wait()
-        state[key] = share
+    for number, first in _sets().items():
+        # All ranks use one rank's list: ranks that restored different states would deadlock.
+        for name, count in broadcast_object(engine.owed_counts(number), first).items():
+            share = engine.owed_share(name, number)
+            if share.size != count:  # as on ranks outside of the set
+                share = np.zeros(count, np.float32)
+            buffer = ops.Buffer(share.ctypes.data, share.shape, "float32", share)
+            key = _of_set(number) + name.removeprefix(_PREFIX)
+            ops.allreduce(
+                buffer, buffer, name=f"owed.{key}", op=ops.Sum, result=lambda: None, lasting=False
+            ).wait()
+            state[key] = share
     return state
+
+
+def _sets() -> dict[int, int]:
+    """Return the first rank of each process set, by the set's number, in an equal order."""
+    others = basics.context().process_sets
+    return {0: 0} | {number: (others[number].ranks or [0])[0] for number in sorted(others)}
+
+
+def _of_set(number: int) -> str:
+    """Return the prefix of the names of a process set's tensors in a state."""
+    return f"set{number}/" if number else ""
 
 
 def load_error_feedback_state(state: Mapping[str, NDArray[np.float32]]) -> None:
     """Replace the residuals by a saved state; every rank must pass the same.
 
-    A residual is distributed among the ranks when its tensor is next reduced. If the tensor is not
-    compressed then, its residual is added completely.
+    Process sets must have been added, with the same numbers. A residual is distributed among the
+    ranks when its tensor is next reduced. If the tensor is not compressed then, its residual is
+    added completely.
 
     Raises:
-        UsageError: reductions are in flight, or the state is not by name and one-dimensional.
+        UsageError: reductions are in flight, the state is not by name and one-dimensional, or it
+            is of a process set that does not exist.
     """
+    by_set: dict[int, dict[str, NDArray[np.float32]]] = {number: {} for number in _sets()}
     for name, values in state.items():
         if getattr(values, "ndim", None) != 1:
             raise UsageError(
                 f"error feedback of {name!r} is not a one-dimensional array; pass what "
                 "error_feedback_state() returned"
             )
-    basics.context().engine.restore_owed({_PREFIX + name: v for name, v in state.items()})
+        of_set = _OF_SET.match(name)
+        number, own = (int(of_set[1]), name[of_set.end() :]) if of_set else (0, name)
+        if number not in by_set:
+            raise UsageError(
+                f"error feedback of {name!r}: there is no process set {number}; add the sets of "
+                "the run that saved it first, in the same order"
+            )
+        by_set[number][_PREFIX + own] = values
+    for number, owed in by_set.items():
+        basics.context().engine.restore_owed(owed, number)
 
 
 def rounding_state() -> dict[str, int]:
     """Return the number of times that each tensor was coded, by name; equal on every rank.
+
+    Tensors of process sets are not included.
 
     These counts, QSGD_SEED and the rank determine the noise of stochastic rounding. A training that
     restores them from its checkpoint repeats the steps of an uninterrupted training, on the same

@@ -180,6 +180,38 @@ def test_what_is_owed_survives_a_restart_on_more_ranks(compression):
     assert torch.allclose(first + second + owed, exact, atol=1e-3)
 
 
+def test_what_a_process_set_owes_is_saved_and_restored():
+    if hvd.size() < 3:
+        pytest.skip("rank 0 and a set of two")
+    some = hvd.ProcessSet(list(range(1, hvd.size())))
+    hvd.shutdown()
+    hvd.init(process_sets=[some])
+    try:
+        compression = hvd.Compression.qsgd(bits=2, bucket_size=64)
+        if some.included():
+            torch.manual_seed(hvd.rank())
+            x = torch.randn(4000)
+            hvd.allreduce(x, name="w", process_set=some, compression=compression)
+            assert hvd.compression_stats()["w"]["bits"] == 2
+        saved = hvd.error_feedback_state()
+        assert list(saved) == ["set1/w"]
+        assert saved["set1/w"].any()
+        assert saved["set1/w"].tolist() == hvd.broadcast_object(saved, 0)["set1/w"].tolist()
+        hvd.load_error_feedback_state({})
+        assert not hvd.error_feedback_state()
+        hvd.load_error_feedback_state(saved)
+        again = hvd.error_feedback_state()["set1/w"]
+        assert again == pytest.approx(saved["set1/w"], abs=1e-6)
+        if some.included():
+            # Zeros, and what is owed: the state is paid back.
+            zeros = torch.zeros(4000)
+            paid = hvd.allreduce(zeros, name="w", process_set=some, compression=compression)
+            assert (paid.numpy() * saved["set1/w"]).sum() > 0
+    finally:
+        hvd.shutdown()
+        hvd.init()
+
+
 def test_a_state_of_another_form_is_refused():
     with pytest.raises(ValueError, match="error_feedback_state"):
         hvd.load_error_feedback_state({"w": torch.ones(3, 3).numpy()})
