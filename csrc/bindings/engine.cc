@@ -263,6 +263,8 @@ void bind_engine(py::module_& m) {
            "This rank's share of a tensor's residual; the shares of all ranks add up to it.")
       .def("restore_owed", &restore_owed, py::arg("owed"), py::arg("process_set") = 0,
            "Replace all residuals of a process set; every rank passes the same sums of shares.")
+      .def("forget_owed", &Engine::forget_owed, py::arg("names"),
+           "Delete the residuals of tensors that are not reduced again.")
       .def("coded_steps", &Engine::coded_steps,
            "How often each tensor was coded, which determines the noise of its rounding.")
       .def("restore_coded_steps", &Engine::restore_coded_steps, py::arg("steps"),

@@ -1,6 +1,8 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace qsgd {
 namespace {
@@ -282,6 +284,12 @@ void Engine::restore_owed(std::map<std::string, std::vector<float>> owed, int32_
   const auto lock = lock_idle();
   Reducer* const reducer = sets_.reducer(set);
   if (reducer != nullptr) reducer->residuals().restore(std::move(owed));
+}
+
+void Engine::forget_owed(std::vector<std::string> names) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::move(names.begin(), names.end(), std::back_inserter(forgotten_));
+  news_.store(true, std::memory_order_release);
 }
 
 std::map<std::string, uint32_t> Engine::coded_steps() {

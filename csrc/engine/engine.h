@@ -150,6 +150,8 @@ class Engine {
   std::map<std::string, size_t> owed_counts(int32_t set = 0);
   std::vector<float> owed_share(const std::string& name, int32_t set = 0);
   void restore_owed(std::map<std::string, std::vector<float>> owed, int32_t set = 0);
+  // Deletes the residuals of tensors that are not reduced again, between two operations.
+  void forget_owed(std::vector<std::string> names);
   // How often each tensor was coded, which determines its noise; equal on every rank.
   std::map<std::string, uint32_t> coded_steps();
   void restore_coded_steps(std::map<std::string, uint32_t> steps);
@@ -208,6 +210,7 @@ class Engine {
   std::vector<Submission> collected_;  // used by the driving thread; kept to reuse its memory
   std::atomic<bool> news_{false};      // whether there is anything to collect
   Tuning tuning_;
+  std::vector<std::string> forgotten_;  // names whose residuals are to be deleted
   bool leaving_ = false;
   bool ended_ = false;  // the engine's thread has finished
   std::string reason_;

@@ -70,6 +70,7 @@ bool Engine::collect() {
     collected_.swap(fresh_);
     leaving = leaving_ && !agreement_.has_left();
     std::swap(tuning, tuning_);
+    if (!forgotten_.empty()) sets_.forget_owed(std::exchange(forgotten_, {}));
   }
   agreement_.tune(tuning);
   const bool busy = !collected_.empty() || leaving;

@@ -43,6 +43,13 @@ Reducer* ProcessSets::reducer(int32_t id) {
   return operations == nullptr ? nullptr : &operations->reducer();
 }
 
+void ProcessSets::forget_owed(const std::vector<std::string>& names) {
+  for (auto& [id, set] : sets_) {
+    if (set.operations == nullptr) continue;
+    for (const std::string& name : names) set.operations->reducer().residuals().forget(name);
+  }
+}
+
 void ProcessSets::close() {
   for (auto& [id, set] : sets_) {
     if (set.operations != nullptr) set.operations->close();

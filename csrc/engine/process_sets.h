@@ -32,6 +32,8 @@ class ProcessSets {
   Operations& operations(int32_t id) { return *sets_.at(id).operations; }
   // Null if this rank is not in the set. Throws a usage error if the set does not exist.
   Reducer* reducer(int32_t id);
+  // Deletes the residuals of these names.
+  void forget_owed(const std::vector<std::string>& names);
 
  private:
   struct Set {

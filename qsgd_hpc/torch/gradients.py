@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
+from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import NonFiniteGradientError, UsageError
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, gradient_prefix
 from qsgd_hpc.frameworks.grouping import partition
@@ -29,6 +30,10 @@ _CHANGE_LATER = (
     "call optimizer.synchronize() before changing gradients, as to clip them, and step() within "
     "'with optimizer.skip_synchronize():'"
 )
+
+
+_DROPPED: list[tuple[weakref.ref[basics.Context], list[str]]] = []
+"""The job and the names of the operations of each optimizer that was deleted."""
 
 
 class GradientReducer(Claim):
@@ -72,6 +77,14 @@ class GradientReducer(Claim):
         super().__init__(optimizer)
         self.adopt()
         self._regroup()
+        _forget_dropped()
+
+    def _drop(self) -> None:
+        super()._drop()
+        if isinstance(self._reduction.compression, Lossy):
+            prefix = f"allreduce.{self.prefix}"
+            names = [prefix + each.name for each in self._gradients.values()]
+            _DROPPED.append((self._job, names))
 
     def _owned(self) -> Iterable[torch.Tensor]:
         optimizer: Any = self._optimizer()
@@ -261,6 +274,17 @@ class GradientReducer(Claim):
         """Whether gradients are being reduced."""
         self.forget_ended_job()
         return self.pending.any
+
+
+def _forget_dropped() -> None:
+    """Free the residuals of deleted optimizers: no later one has their names.
+
+    Called by the next optimizer, because the garbage collector may run at any time.
+    """
+    while _DROPPED:
+        job, names = _DROPPED.pop()
+        if job() is basics.context():
+            basics.context().engine.forget_owed(names)
 
 
 def _hook(reducer: weakref.ref[GradientReducer]) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -210,6 +212,21 @@ def test_what_a_process_set_owes_is_saved_and_restored():
     finally:
         hvd.shutdown()
         hvd.init()
+
+
+def test_deleted_optimizers_leave_no_residuals_behind():
+    for _ in range(3):
+        gc.collect()
+        model, optimizer = wrapped(hvd.Compression.qsgd(bits=2))
+        before = set(hvd.error_feedback_state())
+        train(model, optimizer, 2)
+        mine = set(hvd.error_feedback_state()) - before
+        assert len(mine) == 1
+        del model, optimizer
+    gc.collect()
+    wrapped(hvd.Compression.qsgd(bits=2))
+    hvd.barrier()  # the engine has deleted them before the next operation
+    assert not mine & set(hvd.error_feedback_state())
 
 
 def test_a_state_of_another_form_is_refused():
