@@ -182,6 +182,11 @@ class Tree:
         found = (branch(parent, child) for parent, child in self._local(node))
         return tuple(each for each in found if each is not None)
 
+    def exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        """Return whether two nodes are on different sides of one condition."""
+        sides = {branch.node: branch.taken for branch in self.branches(one)}
+        return any(sides.get(b.node, b.taken) != b.taken for b in self.branches(other))
+
 
 def repeats(loop: Loop, child: cst.CSTNode) -> bool:
     """Return whether a loop repeats this child: its body, and a while's condition."""

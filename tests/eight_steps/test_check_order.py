@@ -165,3 +165,29 @@ def test_no_hang_is_claimed_where_all_ranks_take_part(text):
 )
 def test_a_hang_is_found(text, rule):
     assert [each for each in rules("hvd.init()\n" + text) if each[2] == "9"] == [rule]
+
+
+TORCH_STEP = """import torch
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=hvd.size()))
+for x, y in loader:
+    if scaler:
+        scaler.scale(loss).backward()
+        {first}
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1)
+        scaler.step(optimizer)
+    else:
+        loss.backward()
+        {second}
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1)
+        optimizer.step()
+"""
+UNSCALE, WAIT = "scaler.unscale_(optimizer)", "optimizer.synchronize()"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "count"),
+    [(UNSCALE, "pass", 1), (UNSCALE, WAIT, 0), ("pass", WAIT, 1), ("pass", "pass", 2)],
+)
+def test_each_branch_that_clips_must_wait_for_the_average(first, second, count):
+    text = "hvd.init()\n" + TORCH_STEP.format(first=first, second=second)
+    assert rules(text).count("QH504") == count

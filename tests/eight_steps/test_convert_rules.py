@@ -149,6 +149,60 @@ def test_gradients_are_averaged_before_they_are_clipped():
     assert "with optimizer.skip_synchronize():\n            optimizer.step()" in after
 
 
+CLIP = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1)"
+
+
+def test_the_average_is_awaited_also_if_clipping_is_an_option():
+    choice = f"if norm:\n            {CLIP}\n        elif value:\n            {CLIP}\n        "
+    made = done(torch_script(clip=choice))
+    assert "        optimizer.synchronize()\n        if norm:\n" in made.after
+    assert made.after.count("synchronize()") == 2  # that of skip_synchronize()
+    assert not made.to_decide
+
+
+def test_a_branch_without_the_loss_scaler_waits_for_the_average_itself():
+    """As in torchvision's reference script."""
+    branches = f"""
+        if scaler:
+            scaler.scale(loss).backward()
+            if norm:
+                scaler.unscale_(optimizer)
+                {CLIP}
+            scaler.step(optimizer)
+        else:
+            loss.backward()
+            if norm:
+                {CLIP}
+            optimizer.step()
+"""
+    text = torch_script().replace("        loss.backward()\n        optimizer.step()\n", branches)
+    made = done(text)
+    waits = "            optimizer.synchronize()\n            if norm:\n                torch.nn"
+    assert made.after.count("optimizer.synchronize()") == made.after.count(waits) == 1
+    assert "with optimizer.skip_synchronize():\n                optimizer.step()" in made.after
+    assert not made.to_decide
+
+
+def test_clipping_after_either_backward_pass_is_left_to_the_author():
+    branches = f"""
+        if scaler:
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+        else:
+            loss.backward()
+        {CLIP}
+        if scaler:
+            scaler.step(optimizer)
+        else:
+            optimizer.step()
+"""
+    text = torch_script().replace("        loss.backward()\n        optimizer.step()\n", branches)
+    made = done(text)
+    assert [note.text for note in made.to_decide] == [
+        "average the gradients before clipping: see docs/training.md."
+    ]
+
+
 def test_state_is_broadcast_behind_a_checkpoint_that_is_loaded():
     after = done(torch_script("model.load_state_dict(torch.load('c.pt'))")).after
     assert after.index("load_state_dict(torch.load") < after.index("hvd.broadcast_parameters(")

@@ -298,9 +298,8 @@ def check_names(facts: Facts) -> Iterator[Finding]:
         and not any(each.star for each in call.args)
     ]
     for earlier, later in pairwise(unnamed):
-        if script.function(earlier) is script.function(later) and not exclusive(
-            script, earlier, later
-        ):
+        same = script.function(earlier) is script.function(later)
+        if same and not script.exclusive(earlier, later):
             line = script.line(earlier)
             reason = f"its gradients have the same names as those of the optimizer in line {line}"
             yield facts.finding("QH503", later, reason)
@@ -310,14 +309,15 @@ def check_clipping(facts: Facts) -> Iterator[Finding]:
     """Find gradients that are clipped after backward() has begun to average them."""
     if not facts.uses("DistributedOptimizer") or facts.uses("Adasum"):
         return
-    if facts.mentions("synchronize", "unscale_"):  # a loss scaler waits, too
+    waits = "synchronize", "unscale_"  # a loss scaler waits, too
+    own = [call for call in facts.called if facts.method(call) in waits]
+    if not own and facts.mentions(*waits):
         return
+    script = facts.script
     for call, name in facts.called.items():
-        if name.startswith("torch.nn.utils.clip_grad"):
+        # A call on the other side of a condition does not run before this one.
+        if name.startswith("torch.nn.utils.clip_grad") and all(
+            script.function(wait) is script.function(call) and script.exclusive(wait, call)
+            for wait in own
+        ):
             yield facts.finding("QH504", call, "each rank clips at another time than the others")
-
-
-def exclusive(script: Script, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-    """Return whether two nodes are on different sides of one condition."""
-    sides = {branch.node: branch.taken for branch in script.branches(one)}
-    return any(sides.get(b.node, b.taken) != b.taken for b in script.branches(other))

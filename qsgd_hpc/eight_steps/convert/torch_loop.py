@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import find, inside, walk
+from qsgd_hpc.eight_steps.convert.calls import body_of, find, inside, position_of, walk
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.torch_optimizer import OPTIMIZER, models, optimizers
@@ -34,27 +34,65 @@ def _named(call: cst.Call) -> bool:
 def average_before_clipping(plan: Plan) -> None:
     """Wait for the mean of all ranks' gradients before they are clipped."""
     script = plan.script
-    if any(script.called(call).endswith(".unscale_") for call in script.calls):
-        return  # unscale_() waits for the averages
-    clips = [call for call in script.calls if CLIPS.match(script.called(call))]
-    for clip in clips:
-        loops = script.loops(clip)
-        after = [
-            call
-            for call in step_calls(script)
-            if script.start(call) > script.start(clip)
-            and (not loops or inside(script, call, loops[0]))
-            and script.function(call) is script.function(clip)
-        ]
-        statement = plan.anchor(after[0]) if after else None
-        if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) > 1:
+    prepared: set[cst.CSTNode] = set()
+    for clip in [call for call in script.calls if CLIPS.match(script.called(call))]:
+        if _is_unscaled(script, clip):
+            continue  # unscale_() waits for the averages
+        step = _step_after(script, clip)
+        statement = plan.anchor(step) if step is not None else None
+        first = _beside(script, clip, statement)
+        if step is None or first is None or not isinstance(statement, cst.SimpleStatementLine):
             plan.todo(clip, "average the gradients before clipping: see docs/training.md.")
-            continue
-        assert isinstance(after[0].func, cst.Attribute)
-        optimizer = script.code(after[0].func.value)
-        text = "Wait for the mean of all ranks' gradients, so that all ranks clip equally."
-        plan.before(clip, *plan.comment(5, text, clip), f"{optimizer}.synchronize()")
-        plan.under([statement], f"with {optimizer}.skip_synchronize():")
+        elif statement not in prepared:
+            prepared.add(statement)
+            assert isinstance(step.func, cst.Attribute)
+            optimizer = script.code(step.func.value)
+            text = "Wait for the mean of all ranks' gradients, so that all ranks clip equally."
+            plan.before(first, *plan.comment(5, text, first), f"{optimizer}.synchronize()")
+            plan.under([statement], f"with {optimizer}.skip_synchronize():")
+
+
+def _is_unscaled(script: Script, clip: cst.Call) -> bool:
+    """Return whether a loss scaler's `unscale_` always runs before a call, in its function."""
+    around = {branch.node: branch.taken for branch in script.branches(clip)}
+    return any(
+        script.function(call) is script.function(clip)
+        and script.start(call) < script.start(clip)
+        and all(around.get(each.node) == each.taken for each in script.branches(call))
+        for call in script.calls
+        if script.called(call).endswith(".unscale_")
+    )
+
+
+def _step_after(script: Script, clip: cst.Call) -> cst.Call | None:
+    """Return the first step of an optimizer after a call, in the same function and loop."""
+    loops = script.loops(clip)
+    after = (
+        call
+        for call in step_calls(script)
+        if script.start(call) > script.start(clip)
+        and (not loops or inside(script, call, loops[0]))
+        and script.function(call) is script.function(clip)
+    )
+    return next(after, None)
+
+
+def _beside(
+    script: Script, clip: cst.Call, step: cst.BaseStatement | None
+) -> cst.BaseStatement | None:
+    """Return the statement with a call in the block of a step, so that both run equally often.
+
+    None: it is in another block, it contains the backward pass, or the step shares its line.
+    """
+    if not isinstance(step, cst.SimpleStatementLine) or len(step.body) > 1:
+        return None
+    body = body_of(script, step)
+    index = position_of(script, clip, body)
+    found = body[index] if index >= 0 else None
+    if not isinstance(found, cst.BaseStatement) or found is step:
+        return None
+    backward = (c for c in script.calls_in(found) if script.called(c).endswith(".backward"))
+    return None if any(backward) else found
 
 
 def share_running_averages(plan: Plan, loops: Sequence[TrainLoop]) -> None:

@@ -148,7 +148,11 @@ def _passes(plan: Plan, loops: Sequence[TrainLoop], each: Made) -> str:
     script = plan.script
     steps = [call for call in script.calls if _is_step(script, call)]
     for loop in loops:
-        backward = [c for c in script.calls_in(loop.loop) if script.called(c).endswith(".backward")]
+        backward: list[cst.Call] = []
+        for c in script.calls_in(loop.loop):
+            either = any(script.exclusive(c, other) for other in backward)
+            if script.called(c).endswith(".backward") and not either:
+                backward.append(c)
         if len(backward) > len([c for c in steps if inside(script, c, loop.loop)]) > 0:
             plan.todo(loop.loop, "several backward() per step: pass backward_passes_per_step=.")
     for call in steps:
