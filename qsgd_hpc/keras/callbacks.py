@@ -317,8 +317,16 @@ class StopBeforeWalltimeCallback(keras.callbacks.Callback):
         self.every = every
         self.stopped = False
         """Whether the callback has ended ``fit``."""
+        self._last = -1
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Start counting batches from 0, as ``fit`` does."""
+        self._last = -1
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Check whether to stop."""
-        if batch % self.every == 0 and should_stop():
+        # With steps_per_execution, this is called for the last of several batches only.
+        due = batch // self.every > self._last // self.every
+        self._last = batch
+        if due and should_stop():
             self.stopped = self.model.stop_training = True

@@ -112,10 +112,17 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state = state
         self.batches_per_commit = batches_per_commit
         self._uncommitted = 0
+        self._last = -1
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Start counting batches from 0, as ``fit`` does."""
+        self._last = -1
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Commit after every ``batches_per_commit`` batches."""
-        self._uncommitted += 1
+        # With steps_per_execution, this is called for the last of several batches only.
+        self._uncommitted += batch - self._last
+        self._last = batch
         if self._uncommitted >= self.batches_per_commit:
             self._commit()
 

@@ -82,6 +82,18 @@ def test_fit_ends_at_the_same_batch_on_all_ranks_when_the_job_shall_stop(tmp_pat
     assert len(rates.rates) == 2
 
 
+def test_the_job_is_asked_every_so_many_batches_also_with_several_per_execution(monkeypatch):
+    asked = []
+    monkeypatch.setattr(hvd.callbacks, "should_stop", lambda: asked.append(batch))
+    stop = hvd.callbacks.StopBeforeWalltimeCallback(every=4)
+    for per_execution, expected in [(1, [0, 4, 8]), (2, [1, 5, 9]), (3, [2, 5, 8]), (9, [8])] * 2:
+        asked.clear()
+        stop.on_epoch_begin(0)
+        for batch in range(per_execution - 1, 10, per_execution):
+            stop.on_train_batch_end(batch)
+        assert asked == expected
+
+
 def test_schedules_of_several_epochs_follow_each_other():
     between = {"start_epoch": 1, "end_epoch": 3}
     callback = hvd.callbacks.LearningRateScheduleCallback(
@@ -260,3 +272,15 @@ def test_an_elastic_state_goes_back_to_its_commit_and_counts_on():
     assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 2 * STEPS
     state.sync()
     assert replicas_are_identical(model)
+
+
+def test_commits_count_batches_also_with_several_per_execution():
+    model = compiled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), steps_per_execution=2)
+    state, committed = hvd.elastic.KerasState(model, batch=0), []
+    state.commit = lambda: committed.append(state.batch)
+    callbacks = [
+        hvd.elastic.UpdateBatchStateCallback(state),
+        hvd.elastic.CommitStateCallback(state, batches_per_commit=STEPS),
+    ]
+    fit(model, epochs=2, callbacks=callbacks)
+    assert committed == [STEPS, 0] * 2
