@@ -559,3 +559,51 @@ def test_a_state_that_cannot_be_kept_apart_is_left_to_the_author(setup):
 def test_calls_of_a_tracker_that_another_module_opens_are_rank_0s():
     after = convert("import wandb\n" + torch_script(after="wandb.log({})")).after
     assert "if hvd.rank() == 0:\n        wandb.log({})" in after
+
+
+@pytest.mark.parametrize("step", ["opt_head.step()", "scaler.step(opt_head)"])
+def test_an_optimizer_from_elsewhere_is_left_to_the_author(step):
+    own = "from lion_pytorch import Lion\nopt_head = Lion(head.parameters())"
+    text = torch_script(own, clip=f"{step}\n        ")
+    assert ["wrap this optimizer" in note.text for note in done(text).to_decide] == [True]
+
+
+def test_an_optimizer_from_an_own_function_is_wrapped_there():
+    own = "def build():\n    return torch.optim.Adam(head.parameters())\nopt_head = build()"
+    made = done(torch_script(own, clip="opt_head.step()\n        "))
+    assert not any("wrap this optimizer" in note.text for note in made.to_decide)
+
+
+KERAS = """
+import keras
+first, second = make_models()
+first.compile("adam", "mse")
+second.compile({arguments})
+first.fit(x, y, epochs=2)
+second.fit(x, y, epochs=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "left"),
+    [("**options", True), ("d_optimizer=d, g_optimizer=g", True), ("optimizer=o", False)],
+)
+def test_a_model_whose_optimizer_is_not_seen_is_left_to_the_author(arguments, left):
+    made = done(KERAS.format(arguments=arguments))
+    texts = [note.text for note in made.to_decide]
+    assert any("DistributedOptimizer for each optimizer" in text for text in texts) == left
+    assert "LearningRateWarmupCallback(float(second.optimizer.learning_rate)" in made.after
+
+
+def test_what_minimize_computes_is_left_to_the_author():
+    made = done(
+        """
+        import tensorflow as tf
+        for x in data:
+            with tf.GradientTape() as tape:
+                loss = loss_of(x)
+            optimizer.apply_gradients(zip(tape.gradient(loss, w), w))
+            other.minimize(lambda: loss_of(x), v)
+        """
+    )
+    assert any("average the gradients" in note.text for note in made.to_decide)

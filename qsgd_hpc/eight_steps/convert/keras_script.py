@@ -38,14 +38,17 @@ def convert_keras(plan: Plan) -> None:
         and (len(c.args) > 1 or find(c, "x"))
         and script.definition(c) is None
     ]
-    compiles = [
-        c for c in script.calls if script.called(c).endswith(".compile") and _is_model(script, c)
-    ]
+    calls = [c for c in script.calls if script.called(c).endswith(".compile")]
+    compiles = [c for c in calls if _is_model(c)]
     if not fits or not compiles:
         raise UsageError(
-            f"{script.path}: Keras, but no model.compile(...) with a model.fit(x, ...)"
+            f"{script.path}: Keras, but no model.compile(optimizer=...) with a model.fit(x, ...)"
         )
     warm_ups = [distribute(plan, call) for call in compiles]
+    for call in calls:
+        if _may_be_model(script, call):
+            plan.todo(call, "pass a hvd.DistributedOptimizer for each optimizer of this model.")
+            warm_ups.append("?")
     numbers = all(warm_ups) and not _own_schedule(script)
     if not numbers:
         plan.todo(
@@ -83,8 +86,14 @@ def keras_needed(plan: Plan) -> bool:
     return pinned or any("DistributedOptimizer(keras." in edit.text for edit in plan.edits)
 
 
-def _is_model(script: Script, call: cst.Call) -> bool:
+def _is_model(call: cst.Call) -> bool:
     return bool(find(call, "optimizer", 0) or find(call, "loss", 1))
+
+
+def _may_be_model(script: Script, call: cst.Call) -> bool:
+    """Return whether a `compile` may be a model's whose optimizers are not recognised."""
+    hidden = any(a.star == "**" or (a.keyword and "optim" in a.keyword.value) for a in call.args)
+    return hidden and not _is_model(call) and not script.called(call).startswith("super()")
 
 
 def _own_schedule(script: Script) -> bool:

@@ -51,6 +51,9 @@ def convert_tf2(plan: Plan) -> None:
             call, *plan.comment(5, MEAN, call), f"{tape} = hvd.DistributedGradientTape({tape})"
         )
         _not_in_xla(plan, call)
+    for call in script.calls:
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "minimize":
+            plan.todo(call, "average the gradients: use tape.gradient() and apply_gradients().")
     tf2_broadcast.broadcast(plan, loops, gradients, applies)
     for loop in loops:
         average_metrics(plan, loop)

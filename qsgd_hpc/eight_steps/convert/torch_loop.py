@@ -13,7 +13,7 @@ from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.torch_optimizer import OPTIMIZER, models, optimizers
 from qsgd_hpc.eight_steps.reading import Script, dotted
 
-__all__ = ["any_gpu", "average_before_clipping", "share_running_averages"]
+__all__ = ["any_gpu", "average_before_clipping", "name_other_optimizers", "share_running_averages"]
 
 CLIPS = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_(norm|value)_?$")
 NORMS = re.compile(r"BatchNorm|torchvision\.models|resnet\d|track_running_stats")
@@ -27,8 +27,30 @@ def step_calls(script: Script) -> list[cst.Call]:
 
 def _named(call: cst.Call) -> bool:
     assert isinstance(call.func, cst.Attribute)
-    name = dotted(call.func.value).rpartition(".")[2]
+    return _is_name(call.func.value)
+
+
+def _is_name(node: cst.BaseExpression) -> bool:
+    """Return whether an expression has the name of an optimizer."""
+    name = dotted(node).rpartition(".")[2]
     return bool(re.match(r"^(opt|optim|optimi[sz]er)(_\w+)?$", name))
+
+
+def name_other_optimizers(plan: Plan) -> None:
+    """Leave optimizers from outside of torch.optim to the author."""
+    script = plan.script
+    for call in script.calls:
+        if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "step":
+            continue
+        for node in (call.func.value, *(arg.value for arg in call.args)):  # also a scaler's
+            made = script.value(node)
+            if not _is_name(node) or not isinstance(made, cst.Call):
+                continue
+            own = script.definition(made)  # of a function: what it returns is wrapped there
+            if not OPTIMIZER.match(script.called(made)) and (
+                own is None or own.name.value == "__init__"
+            ):
+                plan.todo(made, "wrap this optimizer, multiply its rate by hvd.size(), warm it up.")
 
 
 def average_before_clipping(plan: Plan) -> None:

@@ -40,6 +40,7 @@ def convert_torch(plan: Plan) -> None:
     if not made:
         plan.todo(loops[0].loop, "wrap the optimizer: hvd.DistributedOptimizer(optimizer).")
         plan.todo(loops[0].loop, "broadcast parameters and optimizer state before the first step.")
+    torch_loop.name_other_optimizers(plan)
     for loop, calls in loaders.fed:
         average_metrics(plan, loop, len(calls) > 1)
     torch_loop.share_running_averages(plan, loops)
