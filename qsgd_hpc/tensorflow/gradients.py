@@ -14,6 +14,7 @@ from qsgd_hpc.errors import UnsupportedError
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.frameworks.grouping import batches, partition
 from qsgd_hpc.frameworks.pending import BATCH_BYTES
+from qsgd_hpc.frameworks.shared_names import warn_of_shared_residual
 from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Adasum, Sum
@@ -133,6 +134,8 @@ class _Dense:
         shape = self.to_send.shape
         known = shape if shape.is_fully_defined() else self.variable.shape
         coding = reduction.coding(name_of(self.variable), tuple(known), self.to_send.dtype.name)
+        if isinstance(self.variable, tf.Variable):
+            warn_of_shared_residual(self.name, self.variable, coding, reduction.process_set)
         return reduction.operation(self.name, coding, group)
 
 

@@ -57,7 +57,7 @@ class GradientAllreduce:
         self._readable = False
         self._operation: Operation | None = None
         self._group: Group | None = None
-        self._coding = reduction.coding(parameter, shape, name_of(dtype))
+        self.coding = reduction.coding(parameter, shape, name_of(dtype))
 
     def operation_on(
         self, gradient: torch.Tensor, device_index: int, group: Group | None = None
@@ -79,7 +79,7 @@ class GradientAllreduce:
         if self._operation is None or group != self._group:
             self._group = group
             self._operation = self._reduction.operation(
-                self._name, self._coding, group, shape=self._shape, dtype=name_of(self.dtype)
+                self._name, self.coding, group, shape=self._shape, dtype=name_of(self.dtype)
             )
         return self._operation
 
@@ -124,7 +124,7 @@ class GradientAllreduce:
             self._reduction.of_tensor(),
             self._name,
             group,
-            coding=self._coding,
+            coding=self.coding,
             check_finite=True,
             in_place=True,
         )

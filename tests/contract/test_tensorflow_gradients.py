@@ -381,6 +381,20 @@ def test_threads_with_variables_of_one_name_are_warned_or_take_two(traced, prefi
 
 
 @needs_ranks(2)
+@pytest.mark.parametrize(("prefixes", "warned"), [((), True), (("three", "four"), False)])
+def test_models_that_take_turns_do_not_share_error_feedback_silently(traced, prefixes, warned):
+    models = [[tf.Variable(tf.ones((64, 64)), name="of.turns")] for _ in range(2)]
+    said = []
+    for number, variables in enumerate(models):
+        options = {"name": prefixes[number]} if prefixes else {}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            gradients(traced, variables, compression=hvd.Compression.qsgd(bits=2), **options)
+        said = [each for each in caught if "error feedback" in str(each.message)]
+    assert len(said) == (warned and hvd.rank() == 0)  # about the second model
+
+
+@needs_ranks(2)
 def test_ranks_may_build_their_operations_in_different_orders():
     """They would wait for each other if TensorFlow ran them one after the other."""
     order = ["a", "b"] if hvd.rank() % 2 else ["b", "a"]

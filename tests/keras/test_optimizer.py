@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 
 import keras
 import numpy as np
@@ -329,3 +330,19 @@ def test_an_optimizer_is_pickled_and_copied_as_what_it_is(kind):
     grouped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), groups=[[]])
     with pytest.raises(hvd.UsageError, match="pass the number of groups"):
         pickle.dumps(grouped)
+
+
+@several_ranks
+@pytest.mark.parametrize("names", [("of_turns", "of_turns"), ("first", "second")])
+def test_models_that_take_turns_do_not_share_error_feedback_silently(names):
+    code = hvd.Compression.qsgd(bits=2, min_elements=1)
+    models, said = [], []
+    for name in names:
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name=name)], name=name)
+        model.compile(of(keras.optimizers.SGD(0.1), compression=code), "mse")
+        models.append(model)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit(model, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        said.append(any("error feedback" in str(each.message) for each in caught))
+    assert said == [False, names[0] == names[1] and hvd.rank() == 0]

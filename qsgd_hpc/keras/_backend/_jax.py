@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.shared_names import warn_of_shared_residual
 from qsgd_hpc.jax.compression import Compression
 from qsgd_hpc.jax.gradients import reduce_tree
 from qsgd_hpc.jax.ops import allreduce
@@ -32,6 +33,9 @@ class _Jax(Backend):
                 if len(set(paths)) == len(paths)
                 else [f"{p}.{i}" for i, p in enumerate(paths)]
             )
+            for name, v in zip(names, variables, strict=True):
+                coding = reduction.coding(name, v.shape, v.dtype)
+                warn_of_shared_residual(name, v, coding, reduction.process_set)
             given = {n: g for n, g in zip(names, gradients, strict=True) if g is not None}
             reduced = reduce_tree(given, "gradient.", reduction, named)
             return [reduced.get(name) for name in names]

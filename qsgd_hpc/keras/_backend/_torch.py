@@ -11,6 +11,7 @@ import torch
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.frameworks.grouping import partition
 from qsgd_hpc.frameworks.pending import wait_for_all
+from qsgd_hpc.frameworks.shared_names import warn_of_shared_residual
 from qsgd_hpc.keras._backend import Backend, Reducer
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.torch.compression import Compression
@@ -31,9 +32,11 @@ class _Torch(Backend):
 
         def allreduce_of(v: Any, gradient: torch.Tensor) -> GradientAllreduce:
             key = v.path, gradient.shape, gradient.dtype
-            if key not in prepared:
-                prepared[key] = GradientAllreduce(f"gradient.{v.path}", *key, reduction)
-            return prepared[key]
+            made = prepared.get(key)
+            if made is None:
+                made = prepared[key] = GradientAllreduce(f"gradient.{v.path}", *key, reduction)
+            warn_of_shared_residual(v.path, v, made.coding, reduction.process_set)
+            return made
 
         def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
             given = list(gradients)
