@@ -191,3 +191,59 @@ UNSCALE, WAIT = "scaler.unscale_(optimizer)", "optimizer.synchronize()"
 def test_each_branch_that_clips_must_wait_for_the_average(first, second, count):
     text = "hvd.init()\n" + TORCH_STEP.format(first=first, second=second)
     assert rules(text).count("QH504") == count
+
+
+LOADERS = """import torch
+def make(args):
+    sampler = torch.utils.data.DistributedSampler(data, hvd.size(), hvd.rank())
+    train = torch.utils.data.DataLoader({train})
+    return train, torch.utils.data.DataLoader(tests)
+loader, test_loader = make(args)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=hvd.size()))
+for x in loader:
+    loss_of(x).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("train", "found"), [("data, sampler=sampler", False), ("data, shuffle=True", True)]
+)
+def test_each_loader_that_a_function_returns_is_judged_by_itself(train, found):
+    assert ("QH301" in rules("hvd.init()\n" + LOADERS.format(train=train))) == found
+
+
+def test_two_optimizers_of_keras_need_no_names():
+    text = """import keras, torch
+import horovod.keras as hvd
+hvd.init()
+model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(hvd.size())))
+model.fit(x[hvd.rank() :: hvd.size()])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(hvd.size())))
+model.fit(x[hvd.rank() :: hvd.size()])
+"""
+    assert "QH503" not in [found.rule.id for found in check(parse(text))]
+
+
+OTHERS = """import torch
+from lion_pytorch import Lion
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=hvd.size()))
+opt_head = {made}
+for x in loader:
+    loss_of(x).backward()
+    optimizer.step()
+    opt_head.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "count"),
+    [
+        ("Lion(head.parameters())", 1),
+        ("hvd.DistributedOptimizer(Lion(head.parameters()))", 0),
+        ("wrapped(head)", 0),
+    ],
+)
+def test_an_optimizer_of_another_package_must_be_wrapped_too(made, count):
+    text = "hvd.init()\n" + OTHERS.format(made=made)
+    assert rules(text).count("QH501") == count

@@ -10,7 +10,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.check.edits import insert_after, insert_before, replace
 from qsgd_hpc.eight_steps.check.facts import Facts
-from qsgd_hpc.eight_steps.check.finding import Edit, Finding
+from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
 from qsgd_hpc.eight_steps.reading import Framework, Script, argument, dotted
 
 __all__ = ["check", "constructors"]
@@ -23,6 +23,7 @@ MAKERS = re.compile(
     r"|optax\.(sgd|adam|adamw|rmsprop|adagrad|lamb|lars|nadam|radam|adafactor|lion|yogi))$"
 )
 NOT_MAKERS = ("schedules", "Optimizer")
+NAMED = re.compile(r"(^|\.)(opt|optim|optimi[sz]er)(_(?!.*sched)\w+)?$")
 OTHER_WAYS = ("DistributedDataParallel", "fully_shard", "FullyShardedDataParallel", "MpiDDP")
 RATE = re.compile(r"(^|_|\b)(lr|rate|warm_?up|peak|batch_size)", re.IGNORECASE)
 SCHEDULE = re.compile(r"[Ss]chedul|LambdaLR|^batch$")
@@ -173,8 +174,35 @@ def check_wrapped(facts: Facts) -> Iterator[Finding]:
         edits = () if in_wrapper(facts, made) else wrap_edits(facts, made)
         reason = f"{script.code(made.func)} uses only the gradients of its own rank"
         yield facts.finding("QH501", made, reason, edits=edits, absent=True)
+    for made in others(facts):
+        if made not in wrapped:
+            reason = f"{script.code(made.func)} may use only the gradients of its own rank"
+            yield facts.finding("QH501", made, reason, severity=Severity.WARNING, absent=True)
     yield from check_unused(facts)
     yield from check_named(facts)
+
+
+def others(facts: Facts) -> tuple[cst.Call, ...]:
+    """Return the calls of other packages that make optimizers, by their names and steps."""
+    script = facts.script
+    if Framework.TORCH not in script.frameworks:
+        return ()
+    known = {*constructors(facts), *facts.calls(*WRAPPERS)}
+    found: dict[cst.Call, None] = {}
+    for call in script.calls:
+        func = call.func
+        if facts.method(call) != "step" or not isinstance(func, cst.Attribute):
+            continue
+        made = script.value(func.value)
+        if not isinstance(made, cst.Call) or not NAMED.search(dotted(func.value)):
+            continue
+        first = next((n for n in script.inside(made.func) if isinstance(n, cst.Name)), made.func)
+        bound = script.binding(first)
+        imported = bound is not None and bound.how == "import"
+        is_class = facts.method(made)[:1].isupper()  # an unread function may wrap what it returns
+        if imported and made not in known and (is_class or not is_unread(facts, made)):
+            found[made] = None
+    return tuple(found)
 
 
 def is_unread(facts: Facts, call: cst.Call) -> bool:
@@ -294,7 +322,8 @@ def check_names(facts: Facts) -> Iterator[Finding]:
     unnamed = [
         call
         for call in facts.calls("DistributedOptimizer")
-        if argument(call, "named_parameters", 1) is None
+        if ".keras." not in facts.called[call]
+        and argument(call, "named_parameters", 1) is None
         and not any(each.star for each in call.args)
     ]
     for earlier, later in pairwise(unnamed):

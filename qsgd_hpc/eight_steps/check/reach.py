@@ -70,7 +70,28 @@ def sources(script: Script, found: Binding) -> Iterator[cst.CSTNode]:
     if found.how in ("function", "class"):
         yield found.at
     if found.value is not None:
-        yield found.value
+        yield from returned(script, found) or [found.value]
+
+
+def returned(script: Script, found: Binding) -> list[cst.BaseExpression]:
+    """Return what an own function returns for one name of `a, b = f(x)`, and the arguments.
+
+    Empty if that is not known.
+    """
+    call = found.value
+    if found.how != "part" or found.index < 0 or not isinstance(call, cst.Call):
+        return []
+    own = script.definition(call)
+    if own is None:
+        return []
+    values = [n.value for n in script.inside(own) if isinstance(n, cst.Return)]
+    elements: list[cst.BaseExpression] = []
+    for value in values:
+        given = value.elements if isinstance(value, cst.Tuple) else ()
+        if len(given) <= found.index or any(isinstance(e, cst.StarredElement) for e in given):
+            return []
+        elements.append(given[found.index].value)
+    return [*elements, *(each.value for each in call.args)] if elements else []
 
 
 @lru_cache(maxsize=8)

@@ -33,7 +33,7 @@ def _named(call: cst.Call) -> bool:
 def _is_name(node: cst.BaseExpression) -> bool:
     """Return whether an expression has the name of an optimizer."""
     name = dotted(node).rpartition(".")[2]
-    return bool(re.match(r"^(opt|optim|optimi[sz]er)(_\w+)?$", name))
+    return bool(re.match(r"^(opt|optim|optimi[sz]er)(_(?!.*sched)\w+)?$", name))
 
 
 def name_other_optimizers(plan: Plan) -> None:
