@@ -66,7 +66,7 @@ std::shared_ptr<Handle> Engine::start(OperationPtr operation, TensorMemory memor
   std::shared_ptr<Handle> handle;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    handle = enter(operation, std::move(memory), /*foreign=*/false);
+    handle = enter(operation, memory, /*foreign=*/false);
   }
   // Members of a group wait for one another.
   if (caller.waits && !operation->group) {
@@ -92,22 +92,22 @@ std::vector<std::shared_ptr<Handle>> Engine::start_all(
     if (!abort_->raised() && entries_.has(operation->key())) throw name_taken(operation->name);
   }
   for (auto& [operation, memory] : operations) {
-    handles.push_back(enter(std::move(operation), std::move(memory), foreign));
+    handles.push_back(enter(std::move(operation), memory, foreign));
   }
   return handles;
 }
 
-// Requires mutex_.
-std::shared_ptr<Handle> Engine::enter(OperationPtr operation, TensorMemory memory, bool foreign) {
+// Requires mutex_. If the operation is refused, `memory` remains the caller's, who releases it
+// without mutex_: that may need the GIL, and the thread that has the GIL may wait for mutex_.
+std::shared_ptr<Handle> Engine::enter(OperationPtr operation, TensorMemory& memory, bool foreign) {
   if (abort_->raised()) abort_->set_noticed();
   abort_->check();
   check_fit(*operation);
+  if (entries_.has(operation->key())) throw name_taken(operation->name);
   auto handle = std::make_shared<Handle>(abort_, std::move(memory.keep), timeline_, waits_);
   std::shared_ptr<gpu::Mark> ready = std::move(memory.ready);
   operation = placed(std::move(operation), ready != nullptr);
-  if (!entries_.add({operation, memory.in, memory.out, handle, ready})) {
-    throw name_taken(operation->name);
-  }
+  entries_.add({operation, memory.in, memory.out, handle, ready});
   if (operation->kind == OpKind::kAllreduce && operation->lasting) {
     steps_.started(*operation, foreign);
   }

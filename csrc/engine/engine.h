@@ -161,7 +161,7 @@ class Engine {
   int size() const { return transport_->size(); }
 
  private:
-  std::shared_ptr<Handle> enter(OperationPtr operation, TensorMemory memory, bool foreign);
+  std::shared_ptr<Handle> enter(OperationPtr operation, TensorMemory& memory, bool foreign);
   void check_fit(const Operation& operation) const;
   OperationPtr named(Operation operation);
   OperationPtr placed(OperationPtr operation, bool on_device);

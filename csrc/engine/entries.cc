@@ -2,10 +2,10 @@
 
 namespace qsgd {
 
-bool Entries::add(Entry entry) {
+void Entries::add(Entry entry) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Key key = entry.operation->key();
-  return entries_.try_emplace(std::move(key), std::move(entry)).second;
+  entries_.emplace(std::move(key), std::move(entry));
 }
 
 bool Entries::has(const Key& key) const {

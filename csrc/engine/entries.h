@@ -41,8 +41,8 @@ using Ended = std::pair<Key, Outcome>;
 // entry stays valid.
 class Entries {
  public:
-  // Returns false if the name is taken.
-  bool add(Entry entry);
+  // Its name must be free.
+  void add(Entry entry);
   bool has(const Key& key) const;
   bool empty() const { return size() == 0; }
   size_t size() const;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -91,13 +92,17 @@ def test_engine_goes_on_after_a_disagreement():
     assert on_ranks(2, program) == [2, 2]
 
 
-def test_a_name_in_flight_is_refused():
+def test_a_name_in_flight_is_refused_and_its_memory_released():
     def program(me):
         x, y = np.ones(3, np.float32), np.ones(3, np.float32)
         if me.rank == 0:
             first = me.allreduce("w", x)
+            refused = y.copy()
             with pytest.raises(UsageError, match="already being worked on"):
-                me.allreduce("w", y)
+                me.allreduce("w", refused)
+            released = weakref.ref(refused)
+            del refused
+            assert released() is None
             me.allreduce("go", y).wait()
             first.wait()
         else:

@@ -146,6 +146,35 @@ def test_a_rank_that_dies_ends_it():
     assert "rank 1 was killed" in str(error)
 
 
+REFUSALS = """
+    import threading
+    from qsgd_hpc import _core
+
+    engine = _core.Engine.over_threads(_core.ThreadWorld(1), 0, _core.EngineConfig())
+    engine.shutdown("the test ended")
+    operation = _core.Operation(kind="allreduce", name="x", shape=[1])
+
+    def submit(now):
+        for _ in range(5000):
+            try:
+                engine.start(operation, 64, 64, object(), now)
+            except ValueError:
+                continue
+
+    threads = [threading.Thread(target=submit, args=(now,)) for now in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_refused_operations_of_several_threads_do_not_block_each_other():
+    # In a process of its own, which nothing in Python could end: the GIL was one of the two locks.
+    command = [sys.executable, "-c", textwrap.dedent(REFUSALS)]
+    subprocess.run(command, check=True, timeout=DEADLINE_S)
+
+
 # Rank 1 is ready for "second", but stands still, so that rank 0 waits in the midst of it.
 STRUCK = """
     import os, signal, threading
