@@ -40,6 +40,7 @@ class State:
         self._parts: dict[str, Part] = {}
         self._callbacks: list[Callable[[], Any]] = []
         self._file: Path | None = None
+        self._in_file = False  # whether the file has a commit of this training
         self._committed: dict[str, Any] = {}
         self._commits = 0
         for name, value in attributes.items():
@@ -102,9 +103,10 @@ class State:
         the file atomically; the residuals of error feedback are included.
         """
         self.save()
-        self._commits += 1
         if self._file is not None:
             self._write_file(self._file)
+            self._in_file = True
+        self._commits += 1  # an incomplete one does not make another attempt succeed
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -138,6 +140,7 @@ class State:
         found = file is not None and basics.rank() == 0 and file.exists()
         if not broadcast_object(found, 0, None):
             return False
+        self._in_file = True
         owed = None
         if found and file is not None:
             print(f"qsgd-hpc: resuming from the commit in {file}", file=sys.stderr, flush=True)
@@ -218,10 +221,9 @@ def _all_alive(error: HorovodInternalError) -> bool:
 
 
 def _final_message(state: State, error: Exception) -> str:
-    file = state._file
     remedy = (
-        f"The last commit is in {file}: restart the job to resume from it."
-        if file is not None and state._commits
+        f"The last commit is in {state._file}: restart the job to resume from it."
+        if state._in_file
         else "Set QSGD_ELASTIC_CHECKPOINT to a file and call state.commit() periodically, so "
         "that a restarted job resumes from it."
     )

@@ -1,0 +1,61 @@
+"""Elastic states without a framework: what counts as a commit; see conftest.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from qsgd_hpc import elastic
+from qsgd_hpc.errors import HorovodInternalError, RankFailedError
+from qsgd_hpc.frameworks.parts import ValuePart
+from qsgd_hpc.runtime import basics
+from qsgd_hpc.runtime.objects import broadcast_object
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    basics.init()
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A file that all ranks have."""
+    return broadcast_object(tmp_path / "commits")
+
+
+class CannotBeMerged(ValuePart):
+    def merge(self, captured):
+        raise HorovodInternalError("the ranks differ")
+
+
+def test_a_commit_that_fails_is_no_progress(file):
+    attempts = []
+
+    @elastic.run(checkpoint=file)
+    def train(state):
+        attempts.append(state.value)
+        assert len(attempts) <= 2
+        state.commit()
+
+    with pytest.raises(HorovodInternalError, match="the ranks differ"):
+        train(elastic.State(value=CannotBeMerged(1)))
+    assert len(attempts) == 2
+
+
+def test_the_file_of_an_earlier_job_is_named_when_a_rank_is_lost(file):
+    def lose(state):
+        raise RankFailedError("rank 7 died")
+
+    def commit(state):
+        state.commit()
+
+    for train, said in (
+        (lose, "Set QSGD_ELASTIC_CHECKPOINT"),
+        (commit, None),
+        (lose, f"The last commit is in {file}"),
+    ):
+        run = elastic.run(train, checkpoint=file)
+        if said is None:
+            run(elastic.State(step=1))
+            continue
+        with pytest.raises(RankFailedError, match=said):
+            run(elastic.State(step=0))
