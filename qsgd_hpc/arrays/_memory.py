@@ -35,7 +35,7 @@ def view_of(array: Any) -> Any:
         array: a numpy array, an object with DLPack, the buffer protocol or ``__array__``;
             a number, or a list of numbers. For an array on a GPU, the view is a CuPy array.
     Raises:
-        UsageError: it contains Python objects, or is on an unsupported device.
+        UsageError: it contains Python objects, has a mask, or is on an unsupported device.
     """
     if is_on_gpu(array):
         return view_on_gpu(array)
@@ -73,6 +73,11 @@ def writable_view_of(array: Any, operation: str) -> Any:
 
 def _shared(array: Any) -> Array | None:
     """Return a view of the array's memory, or None if it is not exposed."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise UsageError(
+            "this MaskedArray would be sent without its mask; pass x.filled(0), and "
+            "~numpy.ma.getmaskarray(x) to count the values"
+        )
     if isinstance(array, np.ndarray):
         return np.asarray(array)
     if hasattr(array, "__dlpack__"):
@@ -127,7 +132,8 @@ class Arrays(Adapter):
     conversion = "astype()"
 
     def readable(self, tensor: Array) -> Array:
-        return np.asarray(tensor, order="C")
+        contiguous = np.asarray(tensor, order="C")
+        return contiguous if contiguous.flags.aligned else contiguous.copy()
 
     def shares(self, readable: Array, tensor: Array) -> bool:
         return np.may_share_memory(readable, tensor)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import qsgd_hpc.arrays as hvd
+from qsgd_hpc.arrays._memory import CallArrays
 from tests.processes import until
 
 
@@ -100,6 +101,15 @@ def test_arrays_with_gaps_are_replaced_in_their_place():
     assert (whole[1, 1::2] == hvd.rank()).all()
 
 
+def test_the_core_gets_no_unaligned_numbers():
+    mine = np.zeros(25, np.uint8)[1:].view(np.float64)
+    assert not mine.flags.aligned
+    assert CallArrays().readable(mine).flags.aligned
+    mine[:] = hvd.rank() + 1
+    assert hvd.allreduce_(mine, op=hvd.Sum).tolist() == [total()] * 3
+    assert mine.tolist() == [total()] * 3
+
+
 def test_integers_that_travel_wider_come_back_in_place():
     mine = np.full(3, 100 + hvd.rank(), np.uint8)
     hvd.allreduce_(mine, op=hvd.Average)
@@ -135,6 +145,10 @@ def test_what_has_no_meaning_elsewhere_is_refused():
         hvd.allgather(np.array([{}]))
     with pytest.raises(ValueError, match="copy in host memory"):
         hvd.allreduce(OnDevice(np.zeros(3)))
+    masked = np.ma.masked_equal([1.0, 1e20], 1e20)
+    for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather):
+        with pytest.raises(ValueError, match="without its mask"):
+            call(masked)
 
 
 @pytest.mark.parametrize("compression", ["fp16", "bf16", "qsgd", "eden"])
