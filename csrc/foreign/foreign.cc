@@ -27,12 +27,12 @@ struct Call {
   std::atomic<size_t> left;
 };
 
-// Reports the first error in the order of the tensors, or the handles.
+// Reports the first error in the order of the tensors, if any.
 void end(Call& call) {
   try {
     for (const auto& handle : call.handles) handle->check();
   } catch (const Error& error) {
-    return call.done(&error, {});
+    return call.done(&error, call.handles);
   }
   call.done(nullptr, call.handles);
 }

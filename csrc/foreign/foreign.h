@@ -35,8 +35,9 @@ using Handles = std::vector<std::shared_ptr<Handle>>;
 
 // Starts the operations of one call. Operations without a name are numbered, and form one group if
 // they have one. `keep` owns the tensors' memory, as in Engine::start().
-// Calls `done` once, from the engine's thread or before returning: with an error, or with the
-// handles of all tensors. It must neither throw nor wait for other operations.
+// Calls `done` once, from the engine's thread or before returning: with the first error, if any,
+// and the handles of all tensors, or none if the call was refused. It must neither throw nor wait
+// for other operations.
 void start_foreign(std::vector<ForeignTensor> tensors, const std::shared_ptr<void>& keep,
                    std::function<void(const Error* error, const Handles& handles)> done);
 

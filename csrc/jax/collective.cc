@@ -1,5 +1,6 @@
 #include "jax/collective.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -95,8 +96,11 @@ void Call::note(const Error* error, const Handles& handles) {
     return;
   }
   ending_->failure = text_of(*error);
-  // The engine never releases memory to which another rank might still write.
-  if (error->kind() == ErrorKind::kRankFailed) end();
+  // The engine never releases memory to which another rank might still write, even if the first
+  // error of the call is another one.
+  const auto lost = [](const std::shared_ptr<Handle>& handle) { return handle->lost(); };
+  const bool any = std::any_of(handles.begin(), handles.end(), lost);
+  if (any || error->kind() == ErrorKind::kRankFailed) end();
 }
 
 void Call::end() {

@@ -52,6 +52,32 @@ def test_a_killed_rank_ends_the_compiled_program_of_the_other(run_ranks, python,
     assert "RankFailedError: rank 1" in done.stderr, done.stderr[-3000:]
 
 
+# Rank 0's call has two operations: rank 1 disagrees on the first, and leaves without the other.
+LOST = """
+import jax, jax.numpy as jnp
+import qsgd_hpc.jax as hvd
+
+hvd.init()
+try:
+    if hvd.rank() == 1:
+        hvd.allreduce(jnp.zeros(4), name="gradient.b")
+    else:
+        with hvd.translated_errors():
+            reduce = jax.jit(hvd.allreduce_gradients)
+            jax.block_until_ready(reduce({"a": jnp.zeros(2), "b": jnp.zeros(3)}))
+except hvd.HorovodInternalError as error:
+    print(f"rank {hvd.rank()}: {error}", flush=True)
+"""
+
+
+@pytest.mark.one_mpi
+def test_a_program_ends_if_a_part_of_its_call_is_lost(run_ranks, python):
+    done = run_ranks(2, python, "-c", LOST, timeout_s=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in range(2):
+        assert f"rank {rank}: tensor 'allreduce.gradient.b'" in done.stdout
+
+
 REFUSED = """
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
