@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from qsgd_hpc import arrays
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jax.gradients import path_names
 from qsgd_hpc.jax.ops import broadcast_async
+from qsgd_hpc.jax.random_keys import integers_of, kind_of, of_kind
+from qsgd_hpc.runtime.handle import Handle
 from qsgd_hpc.runtime.objects import allgather_object, broadcast_object
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
@@ -53,18 +55,32 @@ def _broadcast_tree(tree: Any, prefix: str, root_rank: int, process_set: Process
             "broadcast_parameters inside jax.jit: call it once before training, outside, or use "
             "hvd.broadcast"
         )
-    arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))}
     names = path_names(tree)
     # Start all broadcasts before waiting for the first.
     handles = {
-        i: broadcast_async(_plain(array), root_rank, f"{prefix}.{names[i]}", process_set)
-        for i, array in arrays.items()
+        i: _start(leaf, root_rank, f"{prefix}.{names[i]}", process_set)
+        for i, leaf in enumerate(leaves)
+        if _is_array(leaf)
     }
-    received = {i: _as(handle.wait(), arrays[i]) for i, handle in handles.items()}
-    others = [leaf for i, leaf in enumerate(leaves) if i not in arrays]
+    received = {i: handle.wait() for i, handle in handles.items()}
+    others = [leaf for i, leaf in enumerate(leaves) if i not in received]
     rest = iter(_broadcast_others(others, f"{prefix}.others", root_rank, process_set))
     mine = [received[i] if i in received else next(rest) for i in range(len(leaves))]
     return jax.tree_util.tree_unflatten(structure, mine)
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, np.ndarray):  # the lengths of strings may differ between ranks
+        return not leaf.dtype.hasobject and leaf.dtype.kind not in "SU"
+    return isinstance(leaf, jax.Array)
+
+
+def _start(leaf: Any, root_rank: int, name: str, process_set: ProcessSet) -> Handle:
+    if isinstance(leaf, np.ndarray):  # JAX might convert 64 bits to 32
+        return arrays.broadcast_async(leaf, root_rank, name, process_set)
+    kind = kind_of(leaf)
+    handle = broadcast_async(integers_of(leaf), root_rank, name, process_set)
+    return handle.then(lambda received: of_kind(received, kind))
 
 
 def _broadcast_others(
@@ -74,21 +90,3 @@ def _broadcast_others(
         return leaves
     values: Sequence[Any] = broadcast_object(leaves, root_rank, name, process_set)
     return values
-
-
-def _is_key(array: Any) -> bool:
-    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-
-
-def _plain(array: Any) -> Any:
-    return jax.random.key_data(array) if _is_key(array) else array
-
-
-def _as(received: jax.Array, like: Any) -> Any:
-    if isinstance(like, np.ndarray):
-        return np.array(received)
-    return jax.random.wrap_key_data(received, impl=_impl(like)) if _is_key(like) else received
-
-
-def _impl(key: Any) -> Any:
-    return jax.random.key_impl(key)

@@ -186,6 +186,22 @@ def test_every_leaf_takes_the_roots_value():
         jax.jit(hvd.broadcast_parameters)(parameters())
 
 
+def test_numpy_leaves_keep_their_types_and_all_bits():
+    root = hvd.size() - 1
+
+    def leaves(rank):
+        return {
+            "steps": np.array(2**40 + rank),
+            "mean": np.full(2, rank + 1 / 3),
+            "words": np.array(["epoch" * (rank + 1)]),
+        }
+
+    found = hvd.broadcast_parameters(leaves(hvd.rank()), root_rank=root)
+    for name, wanted in leaves(root).items():
+        assert found[name].dtype == wanted.dtype
+        np.testing.assert_array_equal(found[name], wanted)
+
+
 @needs_ranks(2)
 def test_elastic_training_returns_to_its_last_commit():
     optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
