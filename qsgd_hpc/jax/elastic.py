@@ -16,34 +16,72 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import qsgd_hpc.elastic as neutral
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State
-from qsgd_hpc.frameworks.parts import Part
+from qsgd_hpc.frameworks.parts import Part, ValuePart
 from qsgd_hpc.frameworks.sampler import ElasticShares
 from qsgd_hpc.jax.errors import translated_errors
+from qsgd_hpc.jax.ops._arrays import with_int64
+from qsgd_hpc.jax.random_keys import integers_of, kind_of, of_kind
 
 __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "JaxState", "run"]
 
 ElasticSampler = ElasticShares
 
 
-class _TreePart(Part):
-    """A pytree of arrays, which are immutable except for donation."""
+@dataclass(frozen=True)
+class _Captured:
+    """A JAX array in host memory, which later programs cannot reuse (donation)."""
+
+    values: Any
+    """numpy array."""
+    kind: Any
+    """The generator of random keys; None for other arrays."""
+
+    def restored(self) -> jax.Array:
+        with with_int64():
+            array = jnp.array(self.values, copy=True)
+        restored: jax.Array = of_kind(array, self.kind)
+        return restored
+
+
+class _TreePart(ValuePart):
+    """A pytree of JAX arrays and other leaves, or a plain value."""
 
     def capture(self) -> Any:
-        """Copy the values to host memory, which later programs cannot reuse (donation)."""
-        return jax.device_get(self.value)
+        """Return a copy, with the arrays in host memory."""
+        leaves, structure = jax.tree_util.tree_flatten(self.value)
+        arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
+        if not arrays:
+            return super().capture()
+        host = jax.device_get({i: integers_of(array) for i, array in arrays.items()})
+        captured = [
+            _Captured(host[i], kind_of(leaf)) if i in host else copy.deepcopy(leaf)
+            for i, leaf in enumerate(leaves)
+        ]
+        return jax.tree_util.tree_unflatten(structure, captured)
 
     def put_back(self, captured: Any) -> None:
-        """Replace the values."""
-        self.value = captured
+        """Replace the value; its arrays are on the default device."""
+        leaves, structure = jax.tree_util.tree_flatten(captured)
+        if not any(isinstance(leaf, _Captured) for leaf in leaves):
+            super().put_back(captured)
+            return
+        restored = [
+            leaf.restored() if isinstance(leaf, _Captured) else copy.deepcopy(leaf)
+            for leaf in leaves
+        ]
+        self.value = jax.tree_util.tree_unflatten(structure, restored)
 
 
 class JaxState(State):
@@ -54,9 +92,8 @@ class JaxState(State):
     """
 
     def _part(self, value: Any) -> Part:
-        leaves = jax.tree_util.tree_leaves(value)
-        arrays = any(isinstance(leaf, jax.Array) for leaf in leaves)
-        return _TreePart(value) if arrays else super()._part(value)
+        part = super()._part(value)
+        return _TreePart(value) if type(part) is ValuePart else part
 
 
 def run(

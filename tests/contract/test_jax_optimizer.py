@@ -202,6 +202,40 @@ def test_numpy_leaves_keep_their_types_and_all_bits():
         np.testing.assert_array_equal(found[name], wanted)
 
 
+def test_an_elastic_state_restores_values_and_types_whatever_happened_to_them():
+    def fresh():
+        return {
+            "key": jax.random.key(1),
+            "half": jnp.ones(2, jnp.bfloat16),
+            "seen": np.zeros(2),
+            "list": [1],
+        }
+
+    def assert_as_committed(state):
+        tree, wanted = state.tree, fresh()
+        for name, value in wanted.items():
+            assert isinstance(tree[name], jax.Array) == isinstance(value, jax.Array), name
+        assert (jax.random.key_data(tree["key"]) == jax.random.key_data(wanted["key"])).all()
+        assert tree["half"].dtype == jnp.bfloat16
+        assert (tree["half"].tolist(), tree["seen"].tolist(), tree["list"]) == ([1, 1], [0, 0], [1])
+        assert isinstance(state.step, jax.Array)
+        assert int(state.step) == 7
+
+    state = hvd.elastic.JaxState(tree=fresh(), step=jnp.int32(7))
+    state.sync()
+    for _ in range(2):  # a commit can be restored repeatedly
+        assert_as_committed(state)
+        jax.jit(lambda x: x + 1, donate_argnums=0)(state.tree["half"])
+        state.tree["seen"] += 1
+        state.tree["list"].append(2)
+        state.tree["key"] = None
+        state.step += 1
+        state.restore()
+    state.step = 8
+    state.restore()
+    assert_as_committed(state)
+
+
 @needs_ranks(2)
 def test_elastic_training_returns_to_its_last_commit():
     optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
