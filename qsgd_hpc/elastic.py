@@ -197,9 +197,9 @@ def _attempts(func: Callable[..., Any], state: State, args: Any, kwargs: Any) ->
     failed_at = -1  # commits before the last failure
     sync = True
     while True:
-        if sync:
-            state.sync()
         try:
+            if sync:
+                state.sync()
             return func(state, *args, **kwargs)
         except HostsUpdatedInterrupt as interrupt:
             sync = not interrupt.skip_sync

@@ -27,6 +27,11 @@ class CannotBeMerged(ValuePart):
         raise HorovodInternalError("the ranks differ")
 
 
+class DiesInSync(ValuePart):
+    def sync(self):
+        raise RankFailedError("rank 7 died")
+
+
 def test_a_commit_that_fails_is_no_progress(file):
     attempts = []
 
@@ -59,3 +64,9 @@ def test_the_file_of_an_earlier_job_is_named_when_a_rank_is_lost(file):
             continue
         with pytest.raises(RankFailedError, match=said):
             run(elastic.State(step=0))
+
+
+def test_a_rank_lost_before_training_begins_has_the_same_message():
+    train = elastic.run(lambda state: None)
+    with pytest.raises(RankFailedError, match="cannot continue without that rank"):
+        train(elastic.State(value=DiesInSync(1)))
