@@ -202,7 +202,7 @@ def test_numpy_leaves_keep_their_types_and_all_bits():
         np.testing.assert_array_equal(found[name], wanted)
 
 
-def test_an_elastic_state_restores_values_and_types_whatever_happened_to_them():
+def test_an_elastic_state_restores_values_and_types_whatever_happened_to_them(tmp_path):
     def fresh():
         return {
             "key": jax.random.key(1),
@@ -233,6 +233,12 @@ def test_an_elastic_state_restores_values_and_types_whatever_happened_to_them():
         state.restore()
     state.step = 8
     state.restore()
+    assert_as_committed(state)
+    state.keep_in(hvd.broadcast_object(tmp_path / "commits"))
+    state.commit()
+    state.tree, state.step = {name: None for name in fresh()}, None
+    assert state.resume()
+    state.sync()
     assert_as_committed(state)
 
 
