@@ -41,6 +41,12 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
+def _ending_signals() -> list[signal.Signals]:
+    """Return the signals that end the run; under nohup, SIGHUP is ignored and stays so."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [each for each in _ENDING if each is not signal.SIGHUP or not is_ignored]
+
+
 @contextlib.contextmanager
 def _signals_as_bytes(names: Iterable[signal.Signals]) -> Iterator[int]:
     """Write signals as bytes to a pipe, and yield its read end."""
@@ -104,7 +110,7 @@ class Session:
     def run(self, command: Command) -> int:
         """Run mpiexec to its end; return the exit code for the shell."""
         environ: Mapping[str, str] = {**os.environ, **command.env}
-        with _signals_as_bytes((*_ENDING, *_PASSED, signal.SIGCHLD)) as wake:
+        with _signals_as_bytes((*_ending_signals(), *_PASSED, signal.SIGCHLD)) as wake:
             # In its own session, so that only this process receives the terminal's Ctrl-C and can
             # end the ranks in order.
             self.process = subprocess.Popen(

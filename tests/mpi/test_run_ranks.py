@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
 import subprocess
 import time
@@ -225,6 +227,24 @@ def test_a_signal_to_the_launcher_ends_ranks_and_their_children(
     out, err = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, out) == (code, "")
     assert "every rank has been ended" in err
+
+
+def test_a_run_under_nohup_outlives_its_terminal(shell: Shell) -> None:
+    argv = shlex.join(shell.argv("-np", "1", "bash", "-c", "echo up; read < go; echo done"))
+    os.mkfifo(shell.folder / "go")
+    process = subprocess.Popen(
+        ["bash", "-c", f"trap '' HUP; exec {argv}"],
+        cwd=shell.folder,
+        env=shell.environ,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGHUP)
+    (shell.folder / "go").write_text("on\n")  # blocks until the rank reads
+    out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, out) == (0, "done\n")
 
 
 def test_a_rank_that_ignores_sigterm_is_killed(shell: Shell) -> None:
