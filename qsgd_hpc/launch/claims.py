@@ -6,10 +6,27 @@ ranks or more), because some launchers set the rank but not the number of ranks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["OWN", "Claim", "broken_claim", "claims", "rank_of", "under_pmi2_of_slurm"]
+__all__ = [
+    "OF_ONE_RANK",
+    "OWN",
+    "Claim",
+    "broken_claim",
+    "claims",
+    "rank_of",
+    "under_pmi2_of_slurm",
+]
+
+# Variables of one rank, which the ranks that it starts must not inherit: their launcher may be
+# another one that does not overwrite them. A shell that srun starts is such a rank, too.
+OF_ONE_RANK = re.compile(
+    r"PMIX_(RANK|LOCAL_RANK|NAMESPACE)|PMI_(RANK|SIZE|ID|FD|LOCAL_\w+)|MPI_LOCAL(RANKID|NRANKS)"
+    r"|(OMPI|MV2|MVP)_COMM_WORLD_\w+|JSM_NAMESPACE_\w+"
+    r"|PALS_(RANKID|LOCAL_RANKID|NODEID|SIZE|LOCAL_SIZE|APID)"
+)
 
 # The variable that `qsgd-hpc run` and the job scripts of `qsgd-hpc submit` set in every rank.
 OWN = "QSGD_RANKS"

@@ -16,12 +16,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from qsgd_hpc.launch.claims import OF_ONE_RANK
 from qsgd_hpc.launch.hold_port import held_port
 from qsgd_hpc.launch.options import RunOptions, local_ranks, placement
 from qsgd_hpc.launch.schedulers import NODE_FILES, in_batch_job
 
-__all__ = ["Meeting", "meeting", "own_addresses", "remarks", "taken_port"]
+__all__ = ["Meeting", "meeting", "own_addresses", "remarks", "taken_port", "without_outer_launch"]
 
+_RUN_ID = "TORCHELASTIC_RUN_ID"
+_OF_TORCHRUN = re.compile(
+    r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|NODE_RANK"
+    r"|ROLE_(RANK|NAME|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
+)
 _LOOPBACKS = ("localhost", "127.0.0.1", "::1")
 # Below the ports that the kernel assigns automatically.
 _FIRST_PORT, _PORTS = 20_000, 12_000
@@ -51,6 +57,19 @@ class Meeting:
     def word(self) -> str:
         """The command-line argument for the supervisors."""
         return f"{self.run_id},{0 if self.held else self.port},{'+'.join(map(str, self.counts))}"
+
+
+def without_outer_launch(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those of the launch that has started this process as a rank.
+
+    Ranks that such a process starts have numbers of their own, and meet elsewhere: at the outer
+    launch's MASTER_PORT, they would find its ranks. Without TORCHELASTIC_RUN_ID, the user has set
+    MASTER_PORT.
+    """
+    kept = {name: value for name, value in environ.items() if not OF_ONE_RANK.fullmatch(name)}
+    if _RUN_ID not in environ:
+        return kept
+    return {name: value for name, value in kept.items() if not _OF_TORCHRUN.fullmatch(name)}
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.command import Command, Machine, build_command
-from qsgd_hpc.launch.meeting import Meeting, meeting, remarks
+from qsgd_hpc.launch.meeting import Meeting, meeting, remarks, without_outer_launch
 from qsgd_hpc.launch.mpi import Family, Launcher, Library, find_launcher, find_library
 from qsgd_hpc.launch.options import RunOptions, check_options
 from qsgd_hpc.launch.program import resolve_command, stdin_program_at
@@ -30,11 +30,16 @@ class Plan:
     library: Library
     launcher: Launcher
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """The variables that the ranks inherit."""
+        return without_outer_launch(os.environ)
+
     def command(self, token: str = "-", place: Meeting | None = None) -> Command:
         """Return the command line; with a token other than "-", the output consists of frames."""
         machine = Machine(len(os.sched_getaffinity(0)), os.geteuid() == 0)
         return build_command(
-            self.options, self.launcher, machine, os.environ, token=token, meeting=place
+            self.options, self.launcher, machine, self.environ, token=token, meeting=place
         )
 
 
@@ -100,7 +105,7 @@ def run(options: RunOptions) -> int:
         say(f"MPI: {checked.library.name}, {checked.library.path}")
         say(f"mpiexec: {checked.launcher.path} ({checked.launcher.version})")
     token = secrets.token_hex(4)
-    for remark in remarks(checked.options, os.environ):
+    for remark in remarks(checked.options, checked.environ):
         say(remark)
     session = Session(
         checked.options,
@@ -110,4 +115,4 @@ def run(options: RunOptions) -> int:
         warning_s=env.get("QSGD_STALL_WARNING_S"),
     )
     with meeting(checked.options, os.environ) as place:
-        return session.run(checked.command(token, place))
+        return session.run(checked.command(token, place), checked.environ)

@@ -107,9 +107,12 @@ class Session:
         self.late: tuple[int, ...] = ()  # ranks that had not started by start_by_s
         self.process: subprocess.Popen[bytes]
 
-    def run(self, command: Command) -> int:
-        """Run mpiexec to its end; return the exit code for the shell."""
-        environ: Mapping[str, str] = {**os.environ, **command.env}
+    def run(self, command: Command, inherited: Mapping[str, str]) -> int:
+        """Run mpiexec to its end; return the exit code for the shell.
+
+        ``inherited``: the variables that mpiexec gets in addition to the command's.
+        """
+        environ = {**inherited, **command.env}
         with _signals_as_bytes((*_ending_signals(), *_PASSED, signal.SIGCHLD)) as wake:
             # In its own session, so that only this process receives the terminal's Ctrl-C and can
             # end the ranks in order.

@@ -247,6 +247,35 @@ def test_a_run_under_nohup_outlives_its_terminal(shell: Shell) -> None:
     assert (process.returncode, out) == (0, "done\n")
 
 
+def test_a_run_in_a_rank_of_another_meets_at_a_place_of_its_own(shell: Shell) -> None:
+    names = ["MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"]
+    script = shell.script(
+        "import os, subprocess, sys\n"
+        f"print(*(os.environ.get(name, 'none') for name in {names}), flush=True)\n"
+        "if len(sys.argv) > 1:\n"
+        "    run = [sys.executable, '-m', 'qsgd_hpc', 'run', '-np', '2']\n"
+        "    sys.exit(subprocess.call([*run, *sys.argv[2:], sys.argv[0]]))\n"
+    )
+    done = shell.run("-np", "1", script, "inner")
+    assert (done.returncode, done.stderr) == (0, "")
+    outer, *inner = [line.split() for line in done.stdout.splitlines()]
+    assert len(inner) == 2
+    assert inner[0] == inner[1]
+    assert inner[0][1] == "2"
+    assert not set(outer) & set(inner[0])
+    done = shell.run("-np", "1", script, "inner", "--no-torchrun")
+    assert done.stdout.splitlines()[1:] == ["none none none"] * 2
+
+
+def test_ranks_have_their_own_numbers_in_a_shell_that_is_a_rank(shell: Shell) -> None:
+    names = ("PMIX", "OMPI_COMM_WORLD", "PMI")
+    outer = {f"{name}_RANK": "0" for name in names} | {"PALS_RANKID": "0", "PALS_LOCAL_RANKID": "0"}
+    words = ("bash", "-c", "echo $RANK $LOCAL_RANK")
+    done = shell.run("-np", "2", "--prefix-output", *words, **outer)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 0", "[1] 1 1"]
+
+
 def test_a_rank_that_ignores_sigterm_is_killed(shell: Shell) -> None:
     process = shell.start("-np", "2", "bash", "-c", "trap '' TERM; echo up; sleep 600; sleep 600")
     assert process.stdout is not None
