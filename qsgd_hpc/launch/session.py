@@ -36,7 +36,7 @@ _PASSED = (signal.SIGUSR1, signal.SIGUSR2)
 
 def say(text: str) -> None:
     """Print a message of the launcher to stderr."""
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):  # its reader has ended, or the disk is full
         sys.stderr.write(f"qsgd-hpc run: {text}\n")
         sys.stderr.flush()
 
@@ -100,6 +100,7 @@ class Session:
         self.decoders = {"stdout": Decoder(token), "stderr": Decoder(token)}
         self.remarks: list[bytes] = []  # mpiexec's own output once all ranks have started
         self.interrupted_by: int | None = None
+        self.unwritable: OSError | None = None  # why output could not be written
         self.term_at_s: float | None = None  # end of the other ranks' grace period
         self.warn_at_s: float | None = None
         self.kill_at_s: float | None = None
@@ -169,13 +170,19 @@ class Session:
 
     @contextlib.contextmanager
     def _reader_may_leave(self) -> Iterator[None]:
-        """End the ranks silently if the reader of the output has ended (``| head``)."""
+        """End the ranks if output cannot be written: silently if its reader has ended (``| head``).
+
+        Otherwise, the disk is full.
+        """
         try:
             yield
         except BrokenPipeError:
             if self.interrupted_by is None:
                 self.interrupted_by = signal.SIGPIPE
                 self._end(time.monotonic())
+        except OSError as error:
+            self.unwritable = self.unwritable or error
+            self._end(time.monotonic())
 
     def _on_signals(self, arrived: bytes) -> None:
         for signum in arrived:
@@ -192,8 +199,7 @@ class Session:
         for event in events:
             if isinstance(event, Output):
                 self.sinks[event.is_stderr].write(event.rank, event.data)
-                if self.files:
-                    self.files.write(event.rank, event.is_stderr, event.data)
+                self._copy(event)
             elif isinstance(event, Started):
                 self.ledger.started[event.rank] = event
             elif isinstance(event, Ended):
@@ -206,6 +212,19 @@ class Session:
                     self.sinks[True].write(MPIEXEC, event.data)
                 else:
                     self.remarks.append(event.data)
+
+    def _copy(self, event: Output) -> None:
+        """Write a rank's output to its file; without space there, only report that."""
+        if self.files:
+            try:
+                self.files.write(event.rank, event.is_stderr, event.data)
+            except OSError as error:
+                self.files.close()
+                self.files = None
+                say(
+                    f"--output-filename {self.options.output_folder}: {error.strerror}; its files "
+                    "lack all further output"
+                )
 
     def _on_end(self, event: Ended) -> None:
         for sink in self.sinks.values():
@@ -279,6 +298,9 @@ class Session:
                 how = "Ctrl-C" if self.interrupted_by == signal.SIGINT else name
                 say(f"{how}: every rank has been ended")
             return 128 + self.interrupted_by
+        if self.unwritable is not None:
+            say(f"the output cannot be written ({self.unwritable.strerror}); every rank was ended")
+            return 1
         if self.late:
             say(
                 f"{list_ranks(self.late)} had not started {self.options.start_timeout_s:g} s "

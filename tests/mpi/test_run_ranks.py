@@ -276,6 +276,35 @@ def test_ranks_have_their_own_numbers_in_a_shell_that_is_a_rank(shell: Shell) ->
     assert sorted(done.stdout.splitlines()) == ["[0] 0 0", "[1] 1 1"]
 
 
+def test_a_full_disk_ends_the_run_with_the_reason(shell: Shell) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            shell.argv("-np", "2", "bash", "-c", "echo up; sleep 600"),
+            cwd=shell.folder,
+            env=shell.environ,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "qsgd-hpc run: the output cannot be written (No space left on device); "
+        "every rank was ended\n"
+    )
+
+
+def test_a_full_disk_below_the_files_of_ranks_does_not_end_them(shell: Shell) -> None:
+    (shell.folder / "ranks" / "rank.1").mkdir(parents=True)
+    (shell.folder / "ranks" / "rank.1" / "stdout").symlink_to("/dev/full")
+    done = shell.run("-np", "2", "--output-filename", "ranks", "bash", "-c", "echo $RANK; echo on")
+    assert (done.returncode, sorted(done.stdout.split())) == (0, ["0", "1", "on", "on"])
+    assert done.stderr == (
+        "qsgd-hpc run: --output-filename ranks: No space left on device; its files lack all "
+        "further output\n"
+    )
+
+
 def test_a_rank_that_ignores_sigterm_is_killed(shell: Shell) -> None:
     process = shell.start("-np", "2", "bash", "-c", "trap '' TERM; echo up; sleep 600; sleep 600")
     assert process.stdout is not None
