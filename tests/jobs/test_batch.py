@@ -406,6 +406,41 @@ def test_percent_signs_in_a_folder_are_no_patterns(
     assert fakes.args("sbatch")[1] == f"--output={tmp_path}/100%%j/jobs/{job.id}/output.log"
 
 
+def test_variables_of_sbatch_do_not_override_the_request(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overriding = {
+        **{"SBATCH_ACCOUNT": "other", "SBATCH_TIMELIMIT": "1", "SBATCH_REQUEUE": "1"},
+        **{"SBATCH_ARRAY_INX": "0-9", "SBATCH_ERROR": "elsewhere", "SBATCH_WAIT": "1"},
+        **{"SBATCH_RESERVATION": "other", "SBATCH_WCKEY": "other"},
+    }
+    kept = {"SBATCH_PARTITION": "of_the_user", "SBATCH_EXPORT": "NONE"}
+    for name, value in (overriding | kept).items():
+        monkeypatch.setenv(name, value)
+    fakes.says("sbatch", "4\n", before='env > "$here/environment"')
+    extra = ("#SBATCH --reservation mine", "--wckey=mine")
+    jobs.submit(dataclasses.replace(request("perlmutter"), extra=extra))
+    lines = (fakes.folder / "environment").read_text().splitlines()
+    given = dict(line.split("=", 1) for line in lines if line.startswith("SBATCH_"))
+    assert given == kept  # the script names a QOS, but no partition
+
+
+def test_a_job_does_not_inherit_the_resources_of_the_job_that_submits_it(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CPU_BIND", "quiet,mask_cpu:0x1")
+    fakes.says("sbatch", "4\n", before='env > "$here/environment"')
+    environment = fakes.folder / "environment"
+    jobs.submit(request("perlmutter"))
+    assert "SLURM_CPU_BIND=" in environment.read_text()  # set by the user, outside of a job
+    monkeypatch.setenv("SLURM_JOB_ID", "3")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    jobs.submit(request("perlmutter"))
+    lines = environment.read_text().splitlines()
+    named = {line for line in lines if line.startswith("SLURM_")}
+    assert named == {"SLURM_CONF=/etc/slurm/slurm.conf"}
+
+
 def test_an_array_of_slurm_is_followed_to_its_end(fakes: Fakes) -> None:
     job = array_of(submitted(fakes, "perlmutter", "11"))
     pending = "".join(f"11_{n}|PENDING|Resources||N/A||/x\n" for n in range(3))

@@ -7,7 +7,7 @@ import hashlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -79,9 +79,22 @@ class Answer:
         return " ".join((self.err or self.out).split())[:300] or f"exit code {self.code}"
 
 
-def ask(argv: Sequence[str], *, cwd: Path | None = None, stdin: Path | None = None) -> Answer:
-    """Run a command and return its output; also if it does not exist or hangs (exit code 124)."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(_STRIPPED)}
+def ask(
+    argv: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    stdin: Path | None = None,
+    without: Collection[str] = (),
+) -> Answer:
+    """Run a command and return its output; also if it does not exist or hangs (exit code 124).
+
+    ``without``: variables that the command does not get.
+    """
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(_STRIPPED) and key not in without
+    }
     try:
         with (stdin or Path(os.devnull)).open("rb") as source:
             process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,7 @@ from qsgd_hpc.jobs.schedulers.slurm_clusters import (
     option,
     within,
 )
+from qsgd_hpc.jobs.schedulers.slurm_overrides import overriding_variables
 from qsgd_hpc.jobs.schedulers.slurm_progress import (
     has_waiting_tasks,
     ids_of,
@@ -86,7 +88,12 @@ def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
     folder = str(job.directory).replace("%", "%%")
     log = f"{folder}/{log_path(job, '%a').name}"
     argv = ["sbatch", "--parsable", f"--output={log}", *option(_target(job, after))]
-    answer = ask([*argv, *_depends(after), str(job.script_path)], cwd=job.request.workdir)
+    script = job.script_path.read_text("utf-8", "surrogateescape")
+    answer = ask(
+        [*argv, *_depends(after), str(job.script_path)],
+        cwd=job.request.workdir,
+        without=overriding_variables(script, os.environ),
+    )
     return submitted(job, parse_sbatch(answer), refusal("sbatch", answer, REMEDIES), find)
 
 
