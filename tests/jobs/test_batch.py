@@ -378,6 +378,41 @@ def test_a_job_of_slurm_waits_for_others(fakes: Fakes) -> None:
     )  # fmt: skip
 
 
+def test_a_job_that_has_completed_meanwhile_is_not_waited_for(fakes: Fakes) -> None:
+    first = submitted(fakes, "perlmutter", "4")
+    after = dataclasses.replace(request("perlmutter"), after=(first.id,))
+    fakes.says("squeue", "4|COMPLETED|None|nid1|2026-11-21T13:30:12||/x\n")
+    fakes.says("sacct", "4|COMPLETED|0:0|0\n")
+    fakes.says("sbatch", "5\n")
+    jobs.submit(after)
+    assert not [word for word in fakes.args("sbatch") if word.startswith("--dependency")]
+    assert registry.load(first.id).state is S.COMPLETED
+
+
+def test_a_job_that_has_failed_meanwhile_is_told_before_submission(fakes: Fakes) -> None:
+    first = submitted(fakes, "polaris", f"8.{SERVER}")
+    failed = {"job_state": "F", "Exit_status": 3, "stime": "Sat Nov 21 13:26:04 2026"}
+    fakes.says("qstat", json.dumps({"Jobs": {f"8.{SERVER}": failed}}))
+    with pytest.raises(UsageError, match="FAILED, so this one would never start"):
+        jobs.submit(dataclasses.replace(request("polaris"), after=(first.id,)))
+    assert len(fakes.calls("qsub")) == 1
+
+
+@pytest.mark.parametrize("site", ["perlmutter", "polaris"])
+def test_a_job_never_starts_without_waiting_for_one_that_is_not_confirmed(
+    fakes: Fakes, site: str
+) -> None:
+    first = unconfirmed(fakes, site)
+    fakes.says("sbatch", "5\n")
+    fakes.says("qsub", f"5.{SERVER}\n")
+    for answer in ("squeue", "sacct", "qselect", "qstat"):
+        fakes.says(answer)
+    with pytest.raises(LaunchError, match=f"it would wait for {first.id}, which its scheduler has"):
+        jobs.submit(dataclasses.replace(request(site), after=(f"any:{first.id}",)))
+    assert len(fakes.calls("sbatch") + fakes.calls("qsub")) == 1
+    assert registry.ids() == [first.id]
+
+
 def test_a_job_of_pbs_waits_for_others(fakes: Fakes) -> None:
     job = submitted(fakes, "polaris", f"1.{SERVER}")
     pbs.submit(job, (Dependency("any", f"3.{SERVER}"), Dependency("ok", f"1.{SERVER}")))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from qsgd_hpc.errors import UsageError
+from qsgd_hpc.errors import LaunchError, UsageError
+from qsgd_hpc.jobs.current import refreshed
 from qsgd_hpc.jobs.model import Job, JobState
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers.command import Dependency
@@ -19,16 +20,21 @@ def split(word: str) -> tuple[str, str]:
     return ("any", job_id) if kind == "any" else ("ok", word)
 
 
-def after_faults(after: Iterable[str], site: Site) -> list[str]:
-    """Return the faults of a new job's dependencies."""
-    faults = []
+def after_faults(after: Iterable[str], site: Site, *, ask: bool) -> list[str]:
+    """Return the faults of a new job's dependencies.
+
+    ``ask``: query their scheduler first, and record their states: they may have ended since.
+    """
+    faults, found = [], {}
     for word in after:
-        kind, job_id = split(word)
         try:
-            job = registry.load(job_id)
+            found[word] = registry.load(split(word)[1])
         except UsageError as error:
             faults.append(f"--after {word}: {error}")
-            continue
+    if ask:
+        found = dict(zip(found, refreshed(list(found.values())), strict=True))
+    for word, job in found.items():
+        kind, job_id = split(word)
         if job.scheduler != site.scheduler or job.site != site.name:
             faults.append(
                 f"--after {word}: that job is on {job.site}, this one would be on {site.name}. "
@@ -43,13 +49,23 @@ def after_faults(after: Iterable[str], site: Site) -> list[str]:
 
 
 def dependencies(job: Job) -> list[Dependency]:
-    """Return the dependencies for the scheduler, without jobs that have ended."""
+    """Return the dependencies for the scheduler, without jobs that have ended.
+
+    Raises:
+        LaunchError: the scheduler has not confirmed such a job, so that none can wait for it.
+    """
     found = []
     for word in job.request.after:
         kind, job_id = split(word)
         other = registry.load(job_id)
-        if not other.state.ended and other.progress.scheduler_id is not None:
-            found.append(Dependency("any" if kind == "any" else "ok", other.progress.scheduler_id))
+        if other.state.ended or other.scheduler == "local":
+            continue
+        if other.progress.scheduler_id is None:
+            raise LaunchError(
+                f"nothing was submitted: it would wait for {job_id}, which its scheduler has not "
+                f"confirmed. Try again when `qsgd-hpc status {job_id}` shows a scheduler id."
+            )
+        found.append(Dependency("any" if kind == "any" else "ok", other.progress.scheduler_id))
     return found
 
 

@@ -48,7 +48,7 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
             filled = with_choice(filled, os.environ)
         faults += site_faults(filled, site, facts)
         faults += choice_faults(filled, site.scheduler)
-        faults += after_faults(filled.after, site)
+        faults += after_faults(filled.after, site, ask=not dry_run)
         faults += [] if dry_run else home_faults(registry.jobs_dir(), site.scheduler)
     faults = request_faults(filled, facts) + list(facts.folder_faults) + faults
     if faults or site is None:
