@@ -153,6 +153,18 @@ def test_the_end_of_an_earlier_run_does_not_end_a_job_that_runs_again(tmp_path: 
     assert (found.state, found.restarts) == (JobState.COMPLETED, 1)
 
 
+@pytest.mark.parametrize(
+    ("events", "ended_at"),
+    [((START,), 97.0), ((START, ended(2)), 97.0), ((START, ended(2)), -900.0)],
+    ids=["killed", "apart", "far apart"],
+)
+def test_a_short_job_has_ended_although_the_clock_of_its_node_is_ahead(
+    tmp_path: Path, events: tuple[object, ...], ended_at: float
+) -> None:
+    told = Progress(JobState.FAILED, 2, ended_at=ended_at)
+    assert with_own_record(job(tmp_path, *events), told).state is JobState.FAILED
+
+
 def test_a_part_of_a_chain_with_nothing_to_do_says_so(tmp_path: Path) -> None:
     skip = {"at": 101, "event": "skip"}
     found = with_own_record(job(tmp_path, START, skip, ended(0)), Progress(JobState.COMPLETED, 0))

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import signal
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,8 @@ def with_own_record(job: Job, progress: Progress) -> Progress:
         return _with_lost_node(job, progress, ())
     at = {event["event"]: event for event in runs[-1]}
     started_at = at.get("start", {}).get("at")
-    if progress.state.ended and started_at and (progress.ended_at or started_at) < started_at:
-        return job.progress  # the end of an earlier run; the scheduler has restarted the job since
+    if _is_end_of_earlier_run(progress, at):
+        return job.progress  # the scheduler has restarted the job since
     progress = dataclasses.replace(
         progress,
         started_at=progress.started_at or started_at,
@@ -85,6 +85,18 @@ def with_own_record(job: Job, progress: Progress) -> Progress:
         return dataclasses.replace(progress, why=why)
     progress = _corrected(progress, at["end"]) if "end" in at else progress
     return _with_lost_node(job, progress, at)
+
+
+def _is_end_of_earlier_run(progress: Progress, at: Mapping[str, dict[str, Any]]) -> bool:
+    """Return whether a scheduler reports the end of a run that preceded the last one.
+
+    Nodes and the scheduler's server may disagree on the time. If the last run has recorded its end,
+    too, the scheduler's answer is that end, whatever their clocks show.
+    """
+    started_at, ended_at = at.get("start", {}).get("at"), progress.ended_at
+    if not progress.state.ended or "end" in at or not started_at or not ended_at:
+        return False
+    return bool(ended_at < started_at - CLOCKS_APART_S)
 
 
 def _with_lost_node(job: Job, progress: Progress, names: Container[str]) -> Progress:
