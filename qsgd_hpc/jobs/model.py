@@ -16,8 +16,8 @@ __all__ = ["Job", "JobRequest", "JobState", "Progress"]
 class JobState(str, Enum):
     """The states of a job.
 
-    QUEUED, RUNNING, and seven ends: COMPLETED, STOPPED, FAILED, CANCELLED, TIMEOUT (at the
-    walltime), NODE_FAIL and LOST.
+    QUEUED, RUNNING (also while suspended), and seven ends: COMPLETED, STOPPED, FAILED, CANCELLED,
+    TIMEOUT (at the walltime), NODE_FAIL and LOST.
 
     STOPPED: the training stopped at a checkpoint (exit code 85). The next part of its chain
     continues it, or ``resubmit``. NODE_FAIL: a node of the job died; ``resubmit`` continues

@@ -538,6 +538,22 @@ def test_a_job_that_pbs_ran_again_counts_its_restarts(fakes: Fakes) -> None:
     assert jobs.get(job.id).progress.restarts == 1
 
 
+def test_a_suspended_job_has_not_been_restarted(fakes: Fakes) -> None:
+    job = submitted(fakes, "perlmutter", "4")
+    at = "2026-11-21T13:30:12"
+    for word, why in (("RUNNING", ""), ("SUSPENDED", "suspended"), ("RUNNING", "")):
+        fakes.says("squeue", f"4|{word}|None|nid1|{at}||/x\n")
+        now = jobs.get(job.id).progress
+        assert (now.state, now.restarts, now.why[:9]) == (S.RUNNING, 0, why)
+        assert now.started_at is not None
+    job = submitted(fakes, "polaris", f"8.{SERVER}")
+    for letter, why in (("R", ""), ("S", "suspended"), ("R", "")):
+        shown = {"job_state": letter, "run_count": 1, "stime": "Sat Nov 21 13:26:04 2026"}
+        fakes.says("qstat", json.dumps({"Jobs": {f"8.{SERVER}": shown}}))
+        now = jobs.get(job.id).progress
+        assert (now.state, now.restarts, now.why[:9]) == (S.RUNNING, 0, why)
+
+
 def test_cancelling_what_is_over_or_unknown_is_no_error(fakes: Fakes) -> None:
     pbs_job = submitted(fakes, "polaris", f"8.{SERVER}")
     slurm_job = submitted(fakes, "perlmutter", "4")

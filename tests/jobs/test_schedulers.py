@@ -47,6 +47,7 @@ def qstat(**fields: Any) -> Progress:
         ("FAILED", "0:9", S.FAILED, 137, "ended by SIGKILL"),
         ("FAILED", "139:0", S.FAILED, 139, "ended by SIGSEGV"),
         ("FAILED", "0:0", S.FAILED, None, "without an exit code"),
+        ("FAILED", "0:53", S.FAILED, None, "QSGD_HOME and --workdir must be on a file system"),
         ("OUT_OF_MEMORY", "0:125", S.FAILED, None, "fewer --ranks-per-node"),
         ("PREEMPTED", "0:0", S.FAILED, None, "--requeue"),
         ("NODE_FAIL", "0:0", S.NODE_FAIL, None, "node nid0001 failed"),
@@ -86,7 +87,7 @@ def test_the_only_node_of_a_slurm_job_is_the_one_that_failed() -> None:
         ({"substate": 92, "comment": "no queue"}, S.CANCELLED, None, "no queue"),
         ({"stime": "Sat Nov 21 13:26:04 2026"}, S.FAILED, None, "without an exit code"),
         ({"job_state": "H", "Hold_Types": "so"}, S.QUEUED, None, "held by an operator and PBS"),
-        ({"job_state": "S"}, S.QUEUED, None, "suspended"),
+        ({"job_state": "S"}, S.RUNNING, None, "suspended"),
     ],
 )
 def test_states_of_pbs_jobs_are_told_apart(

@@ -29,8 +29,8 @@ _LIVE = {
     "WAIT": (JobState.QUEUED, "waits for its part of a chunk job"),
     "PROV": (JobState.QUEUED, "waits until its nodes have started"),
     "PSUSP": (JobState.QUEUED, "held; release it with `bresume`"),
-    "USUSP": (JobState.QUEUED, "suspended by its user or an administrator"),
-    "SSUSP": (JobState.QUEUED, "suspended by LSF"),
+    "USUSP": (JobState.RUNNING, "suspended by its user or an administrator"),
+    "SSUSP": (JobState.RUNNING, "suspended by LSF"),
     "RUN": (JobState.RUNNING, ""),
     "UNKWN": (JobState.RUNNING, "LSF has lost contact with its first node"),
 }

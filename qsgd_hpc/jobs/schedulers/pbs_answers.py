@@ -30,11 +30,13 @@ NODE_EXITS = (*FIRST_NODE_EXITS, -14)
 MEMORY_EXITS = (-26, -27, -31)
 SUBSTATE_CANCELLED = 91
 
-_LIVE = {"R": JobState.RUNNING, "E": JobState.RUNNING, "B": JobState.RUNNING}
+_RUNNING = {
+    **{"R": "", "E": "", "B": ""},
+    "S": "suspended, perhaps for a job of higher priority",
+    "U": "suspended, while its node's keyboard is in use",
+}
 _WAITING = {
     "W": "waits for its start time",
-    "S": "suspended",
-    "U": "suspended",
     "T": "on its way to another server",
     "M": "moved to another server",
 }
@@ -138,8 +140,13 @@ def _progress(fields: Mapping[str, Any]) -> Progress | None:
     """Return the progress in the attributes of one job; None if its state has an unknown name."""
     letter, runs = _text(fields, "job_state"), _number(fields, "run_count") or 0
     started = _time(_text(fields, "stime"))
-    if letter in _LIVE:
-        return Progress(_LIVE[letter], started_at=started, restarts=max(runs - 1, 0))
+    if letter in _RUNNING:
+        return Progress(
+            JobState.RUNNING,
+            why=_RUNNING[letter],
+            started_at=started,
+            restarts=max(runs - 1, 0),
+        )
     if letter in ("F", "X"):
         ending = _ending(fields)
         ended = _time(_text(fields, "obittime"))

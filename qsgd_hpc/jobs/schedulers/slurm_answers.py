@@ -25,8 +25,8 @@ SACCT_COLUMNS = "JobID,State,ExitCode,Start,End,Elapsed,NNodes,NodeList,Reason"
 
 _STATES = {
     JobState.QUEUED: "PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT "
-    "SUSPENDED STOPPED RESV_DEL_HOLD",
-    JobState.RUNNING: "RUNNING COMPLETING SIGNALING STAGE_OUT RESIZING",
+    "RESV_DEL_HOLD",
+    JobState.RUNNING: "RUNNING COMPLETING SIGNALING STAGE_OUT RESIZING SUSPENDED STOPPED",
     JobState.COMPLETED: "COMPLETED",
     JobState.CANCELLED: "CANCELLED REVOKED",
     JobState.TIMEOUT: "TIMEOUT DEADLINE",
@@ -34,6 +34,10 @@ _STATES = {
     JobState.FAILED: "FAILED OUT_OF_MEMORY PREEMPTED LAUNCH_FAILED",
 }
 STATES = {word: state for state, words in _STATES.items() for word in words.split()}
+_PAUSED = {
+    "SUSPENDED": "suspended, perhaps for a job of higher priority",
+    "STOPPED": "stopped by SIGSTOP; it keeps its nodes",
+}
 _ENDS = {
     "TIMEOUT": WALLTIME,
     "DEADLINE": "its deadline passed",
@@ -42,6 +46,12 @@ _ENDS = {
     "LAUNCH_FAILED": "Slurm could not launch it on its nodes",
     "CANCELLED": "CANCELLED by Slurm: perhaps a job that it waited for did not complete",
 }
+# The exit code of a job whose output file or folder Slurm could not open on the first node.
+NOT_STARTED = (0, 53)
+UNREACHABLE = (
+    "Slurm could not open the job's folder or its output on the node: QSGD_HOME and --workdir must "
+    "be on a file system that nodes share"
+)
 _REASONS = {
     "BeginTime": "waits for its start time; a requeued job waits two minutes",
     "Dependency": "waits for other jobs to end",
@@ -113,7 +123,7 @@ def parse_squeue(answer: Answer, cluster: str = "") -> Squeue | None:
             found.unclear[key] = state.strip()
         else:
             started = None if known is JobState.QUEUED else _time(start)
-            found[key] = Progress(known, why=_explained(reason), started_at=started)
+            found[key] = Progress(known, why=_why_so_far(state, reason), started_at=started)
         found.origins[comment, command] = within(number.strip().partition("_")[0], cluster)
     nothing = not found and not found.unclear and not found.clusters
     return None if nothing and (strange or "error" in answer.err) else found
@@ -156,6 +166,8 @@ def _row(cells: list[str], restarts: int) -> Progress | None:
         exit_code = code
     elif state is JobState.NODE_FAIL:
         why = node_words(blamed)
+    elif state is JobState.FAILED and (code, number) == NOT_STARTED:
+        why = UNREACHABLE
     elif state is JobState.FAILED and not why:
         exit_code = code or (128 + number if number else None)
         why = (
@@ -164,7 +176,7 @@ def _row(cells: list[str], restarts: int) -> Progress | None:
             else "Slurm reports it as failed, without an exit code"
         )
     elif not state.ended:
-        why = _explained(cells[8]) if full else ""
+        why = _why_so_far(word, cells[8] if full else "")
     return Progress(state, exit_code, why, started, ended, bad_nodes=blamed, restarts=restarts)
 
 
@@ -176,6 +188,11 @@ def _state(text: str) -> JobState | None:
     """Return the state for words such as ``CANCELLED by 1000``."""
     words = text.split()
     return STATES.get(words[0].rstrip("+")) if words else None
+
+
+def _why_so_far(word: str, reason: str) -> str:
+    """Return why a job that has not ended waits or is paused."""
+    return _explained(reason) or _PAUSED.get(word.strip(), "")
 
 
 def _explained(reason: str) -> str:
