@@ -5,6 +5,7 @@ A verb's module is imported on use, so ``qsgd-hpc --help`` is fast on a login no
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 
@@ -15,6 +16,11 @@ from qsgd_hpc._notices import listening
 from qsgd_hpc.errors import QsgdError
 
 __all__ = ["main", "main_of"]
+
+# Missing rights, and full or read-only file systems.
+_FILE_ERRORS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR}
+)
 
 # verb -> (module:function, one line for --help), in the order of a typical workflow.
 VERBS: dict[str, tuple[str, str]] = {
@@ -110,6 +116,21 @@ def main(argv: list[str] | None = None) -> None:
         for line in str(error).splitlines():
             click.echo(f"qsgd-hpc: {line}", err=True)
         sys.exit(2)
+    except OSError as error:
+        if (text := _of_the_users_files(error)) is None:
+            raise
+        click.echo(f"qsgd-hpc: {text}", err=True)
+        sys.exit(2)
+
+
+def _of_the_users_files(error: OSError) -> str | None:
+    """Return a message about a file or disk of the user; None if the error is another one."""
+    if error.errno == errno.ENOENT and error.filename is None:
+        return "the current folder no longer exists; change to another one"
+    if error.errno not in _FILE_ERRORS:
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}"
 
 
 def main_of(module: str) -> None:

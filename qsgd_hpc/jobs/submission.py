@@ -109,10 +109,19 @@ def _to_scheduler(job: Job) -> Job:
         if not isinstance(error, UnconfirmedError):
             _forget(job)
         raise
+    except OSError as error:  # before the scheduler's command, which does not raise it
+        _forget(job)
+        raise LaunchError(f"{job.id} was not submitted: {error}") from None
     # From here on, only its runner writes the state of a local job.
-    if progress.scheduler_id is None:
-        return dataclasses.replace(job, progress=progress)
-    return registry.save(job, progress)
+    if progress.scheduler_id is not None:
+        try:
+            return registry.save(job, progress)
+        except OSError as error:
+            tell(
+                f"{job.id} is submitted, as {progress.scheduler_id}, but its id cannot be recorded "
+                f"({error.strerror}): free some space, then `qsgd-hpc status {job.id}` finds it"
+            )
+    return dataclasses.replace(job, progress=progress)
 
 
 def _confirmed(job_id: str) -> Job | None:

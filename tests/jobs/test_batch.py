@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import itertools
 import json
@@ -411,6 +412,37 @@ def test_a_job_never_starts_without_waiting_for_one_that_is_not_confirmed(
         jobs.submit(dataclasses.replace(request(site), after=(f"any:{first.id}",)))
     assert len(fakes.calls("sbatch") + fakes.calls("qsub")) == 1
     assert registry.ids() == [first.id]
+
+
+def test_a_job_whose_id_cannot_be_recorded_is_submitted_once_and_found_again(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object) -> Job:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    fakes.says("sbatch", "4\n")
+    with monkeypatch.context() as disk:
+        disk.setattr(registry, "save", full)
+        shown = cli("submit", "--site", "perlmutter", "--nodes", "2", "train.py")
+    assert shown.exit_code == 0
+    assert "is submitted, as 4, but its id cannot be recorded (Disk quota exceeded)" in shown.output
+    (job_id,) = registry.ids()
+    mark = command.mark(registry.load(job_id).directory)
+    fakes.says("squeue", f"4|PENDING|Priority||N/A|{mark}|/spool/script\n")
+    assert registry.load(job_id).progress.scheduler_id is None
+    assert jobs.get(job_id).progress.scheduler_id == "4"
+
+
+def test_a_job_whose_files_cannot_be_written_leaves_no_record(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _text: str) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(path))
+
+    monkeypatch.setattr(pbs, "write_file", full)
+    with pytest.raises(LaunchError, match=r"was not submitted: .*Disk quota exceeded.*shell"):
+        jobs.submit(request("polaris"))
+    assert registry.ids() == []
 
 
 def test_a_job_of_pbs_waits_for_others(fakes: Fakes) -> None:
