@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qsgd_hpc.errors import UsageError
+from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs import submission
 from qsgd_hpc.jobs.current import chain, continued_by, get, list_jobs
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState
@@ -118,7 +118,7 @@ def cancel(job_id: str) -> Job:
 
     Raises:
         UsageError: the job does not exist.
-        LaunchError: the scheduler refused.
+        LaunchError: the scheduler refused, or it may still accept the job.
     """
     job = get(job_id)
     for part in reversed(chain(job_id)):
@@ -126,7 +126,12 @@ def cancel(job_id: str) -> Job:
             scheduler(part.scheduler).cancel(part)
     if not job.state.final:
         scheduler(job.scheduler).cancel(job)
-    return get(job_id)
+    job = get(job_id)
+    if not job.state.ended and job.progress.scheduler_id is None and job.scheduler != "local":
+        raise LaunchError(
+            "its scheduler has not confirmed it and does not list it, but may still accept it."
+        )
+    return job
 
 
 def stop(job_id: str) -> Job:

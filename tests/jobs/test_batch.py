@@ -586,6 +586,16 @@ def test_a_suspended_job_has_not_been_restarted(fakes: Fakes) -> None:
         assert (now.state, now.restarts, now.why[:9]) == (S.RUNNING, 0, why)
 
 
+def test_a_job_that_its_scheduler_may_still_accept_is_not_called_cancelled(fakes: Fakes) -> None:
+    job = unconfirmed(fakes, "perlmutter")
+    fakes.says("squeue")
+    fakes.says("sacct")
+    done = cli("cancel", job.id)
+    assert done.exit_code == 4
+    assert f"{job.id} is not cancelled: its scheduler has not confirmed it" in done.stderr
+    assert "asked to end" not in done.output
+
+
 def test_cancelling_what_is_over_or_unknown_is_no_error(fakes: Fakes) -> None:
     pbs_job = submitted(fakes, "polaris", f"8.{SERVER}")
     slurm_job = submitted(fakes, "perlmutter", "4")
