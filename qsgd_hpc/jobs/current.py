@@ -12,7 +12,7 @@ from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.records.events import with_own_record
 from qsgd_hpc.jobs.schedulers import scheduler
 
-__all__ = ["chain", "continued_by", "get", "list_jobs", "load_all", "refreshed"]
+__all__ = ["chain", "continued_by", "damaged", "get", "list_jobs", "load_all", "refreshed"]
 
 
 def get(job_id: str) -> Job:
@@ -38,6 +38,18 @@ def load_all(ids: Iterable[str]) -> list[Job]:
         except UsageError:
             continue  # removed since the folder was read, or damaged
     return sorted(jobs, key=lambda job: (job.submitted_at, registry.number(job.id)))
+
+
+def damaged() -> list[str]:
+    """Return the ids of jobs whose records cannot be read, oldest first."""
+    found = []
+    for job_id in registry.ids():
+        try:
+            registry.load(job_id)
+        except UsageError:
+            found.append(job_id)
+    left = set(registry.ids()) if found else set()  # another command may have removed some
+    return [job_id for job_id in found if job_id in left]
 
 
 def refreshed(jobs: Sequence[Job]) -> list[Job]:

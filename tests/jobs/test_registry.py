@@ -29,6 +29,7 @@ DAMAGES = (
     "[]",
     '{"scheduler": "local", "submitted_at": "soon", "request": {"site": "local"}}',
     '{"scheduler": "local", "submitted_at": 1, "request": {"site": "local", "array": []}}',
+    '{"scheduler": "of_a_newer_version", "submitted_at": 1, "request": {"site": "local"}}',
 )
 
 
@@ -42,6 +43,7 @@ def test_a_damaged_record_is_named_and_hides_no_other_job(text: str) -> None:
         shown = CliRunner().invoke(command, [])
         assert shown.exit_code == 0
         assert whole in shown.output
+    assert f"the record is damaged: {damaged}. See `qsgd-hpc status {damaged}`." in shown.stderr
 
 
 @pytest.mark.parametrize("job_id", ["local-2", "local-" + "1" * 300, "../local-1", ""])

@@ -16,7 +16,7 @@ from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.commands.columns import screen
 from qsgd_hpc.jobs.commands.labels import Output
 from qsgd_hpc.jobs.commands.submit_options import Walltime, as_json_option
-from qsgd_hpc.jobs.current import load_all
+from qsgd_hpc.jobs.current import damaged, load_all
 from qsgd_hpc.jobs.model import Job, JobState
 from qsgd_hpc.jobs.records import registry
 
@@ -201,6 +201,12 @@ def list_jobs(as_json: bool) -> None:
         console.print(view.table(jobs, console.width))
     else:
         click.echo("no jobs yet; submit one with `qsgd-hpc submit train.py`", err=True)
+    if bad := damaged():
+        click.echo(
+            f"qsgd-hpc: not shown, because the record is damaged: {', '.join(bad)}. "
+            f"See `qsgd-hpc status {bad[0]}`.",
+            err=True,
+        )
     if any(job.progress.silence for job in jobs):
         sys.exit(SILENT)
 

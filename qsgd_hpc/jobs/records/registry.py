@@ -31,6 +31,7 @@ from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState, Progress
 from qsgd_hpc.jobs.words import did_you_mean
+from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = [
     "confirm",
@@ -70,7 +71,11 @@ def ids() -> list[str]:
     root = jobs_dir()
     if not root.is_dir():
         return []
-    found = [(e.stat().st_ctime_ns, e.name) for e in os.scandir(root) if _is_job(e)]
+    found = []
+    for entry in os.scandir(root):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            if _is_job(entry):
+                found.append((entry.stat().st_ctime_ns, entry.name))
     return [name for _, name in sorted(found, key=lambda pair: (number(pair[1]), pair[0]))]
 
 
@@ -161,7 +166,7 @@ def load(job_id: str) -> Job:
         return Job(
             id=job_id,
             site=record["request"]["site"],
-            scheduler=record["scheduler"],
+            scheduler=_known(record["scheduler"]),
             request=request_from_json(record["request"]),
             directory=directory,
             submitted_at=float(record["submitted_at"]),
@@ -175,6 +180,12 @@ def load(job_id: str) -> Job:
             f"job '{job_id}': damaged record {path} ({error!r}). "
             "Delete the directory to forget the job."
         ) from None
+
+
+def _known(scheduler: str) -> str:
+    if scheduler not in SCHEDULERS:
+        raise ValueError(f"unknown scheduler {scheduler!r}")
+    return scheduler
 
 
 def _changed_at(path: Path) -> float | None:
