@@ -64,7 +64,8 @@ class JobRequest:
         horovod: let ``import horovod`` in the script mean this package.
         torchrun: set torchrun's variables for each rank (RANK, MASTER_ADDR, ...); None: set them
             unless ``horovod`` is true.
-        python: interpreter on the nodes; None: the profile's, or this one.
+        python: interpreter on the nodes; None: that of ``venv`` or ``conda``, else the profile's,
+            else this one.
         workdir: where the job runs; None: the current directory.
         modules: environment modules that the job loads, after the profile's own setup.
         conda: conda environment (name or folder) that it activates.
@@ -134,6 +135,18 @@ class JobRequest:
     def is_python(self) -> bool:
         """Whether Python runs the script; otherwise it is executed directly."""
         return self.script.suffix == ".py" or self.python is not None
+
+    def interpreter(self, of_site: str | None, own: str) -> str:
+        """Return the Python of the script: a path, or a name on the job's PATH.
+
+        Args:
+            of_site: that of the site's profile, if it has one.
+            own: the path of this one, which a job uses that activates no environment.
+        """
+        if self.python is None and (self.venv or self.conda):
+            # Activating it puts its Python first on PATH.
+            return of_site if of_site and "/" not in of_site else "python"
+        return self.python or of_site or own
 
     @property
     def ranks(self) -> int:

@@ -210,6 +210,41 @@ def test_script_that_is_no_python_runs_by_itself() -> None:
     assert f"    {WORKDIR}/run.sh --epochs 3 &\n" in text
 
 
+@pytest.mark.parametrize(
+    ("site", "fields", "python"),
+    [
+        ("slurm", {}, TOOLS.python),
+        ("slurm", {"venv": Path("env")}, "python"),
+        ("slurm", {"venv": Path("env"), "python": "python3.12"}, "python3.12"),
+        ("stampede3", {"conda": "base"}, "python3"),
+        ("stampede3", {}, "python3"),
+    ],
+)
+def test_the_script_runs_with_the_python_of_the_activated_environment(
+    site: str, fields: dict[str, Any], python: str
+) -> None:
+    request = JobRequest(Path("train.py"), walltime_min=30, workdir=Path("/w"), **fields)
+    assert f"    {python} /w/train.py &\n" in rendered(site, request)
+
+
+def test_a_conda_environment_is_activated_in_a_shell_without_condas_function(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    conda = tmp_path / "conda"
+    hook = f'conda() {{ export VALUE="$1 $2" PATH={tmp_path}/bin:$PATH; }}'
+    conda.write_text(f"#!/bin/bash\n[ \"$*\" = 'shell.bash hook' ] && echo '{hook}'\n")
+    conda.chmod(0o755)
+    script = tmp_path / "train.py"
+    script.write_text(DUMP)
+    request = JobRequest(script, workdir=tmp_path, conda="my env")
+    site = dataclasses.replace(sites.load("local"), launcher_argv=("env",))
+    text = render_script(fill(request, site), site, TOOLS, Place(tmp_path / "job"))
+    text = f"unset CONDA_EXE\nPATH={tmp_path}:$PATH\n{text}"
+    assert run_body(text, tmp_path) == [[str(script)], "activate my env"]
+
+
 # Whatever a command line can carry: any bytes but NUL, as Python shows them in sys.argv.
 WORD = st.one_of(
     st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=30),

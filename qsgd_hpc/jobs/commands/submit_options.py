@@ -125,7 +125,11 @@ ENVIRONMENT = (
         help="Set torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ... "
         "Default: yes, except with --horovod.",
     ),
-    click.option("--python", help="Python interpreter for the script on the nodes."),
+    click.option(
+        "--python",
+        help="Python interpreter for the script on the nodes. Default: that of --venv or --conda, "
+        "then the site's, then this one.",
+    ),
     click.option(
         "--gpu-view",
         type=click.Choice(["all", "one"]),

@@ -51,7 +51,7 @@ def look(request: JobRequest, site: Site) -> Site:
 
 def _python_of(request: JobRequest, site: Site) -> str | None:
     """Return the path of the job's Python; None if only the job can determine it."""
-    name = request.python or site.python or sys.executable
+    name = request.interpreter(site.python, sys.executable)
     if Path(name).is_absolute():
         return name
     folder = request.venv or Path(request.conda or "")

@@ -87,7 +87,7 @@ def _folder_faults(request: JobRequest, workdir: Path) -> Sequence[str]:
             f"the job would run in '{workdir}', where you cannot write. Submit from a writable "
             "folder, or set one with --workdir."
         )
-    if request.venv is not None and not (request.venv / "bin" / "activate").is_file():
+    if request.venv is not None and not _activates(workdir / request.venv):
         faults.append(
             f"--venv {request.venv}: it has no bin/activate. Use a folder that `python -m venv "
             "FOLDER` created."
@@ -97,6 +97,10 @@ def _folder_faults(request: JobRequest, workdir: Path) -> Sequence[str]:
 
 def _script_fault(script: Path, request: JobRequest) -> str | None:
     try:
+def _activates(venv: Path) -> bool:
+    return (venv / "bin" / "activate").is_file()
+
+
         if not script.exists():
             return f"there is no script '{script}'."
         if script.is_dir():

@@ -98,7 +98,7 @@ def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -
         "command": _command(request, site, tools),
         "wrapper": wrapper,
         "first_node": site.meeting_address or scheduler.prints_first_node,
-        "holder": [request.python or site.python or tools.python, "-I", "-S", tools.holder],
+        "holder": [request.interpreter(site.python, tools.python), "-I", "-S", tools.holder],
         "attempt": place.attempt,
         "wrapper_end": _absent_line(wrapper or ""),
         "tasks": request.tasks,
@@ -222,7 +222,7 @@ def _command(request: JobRequest, site: Site, tools: Tools) -> list[str]:
     words = [script, *request.script_args]
     if request.is_python:
         compat = ("-m", "qsgd_hpc.horovod_compat") if request.horovod else ()
-        words[:0] = [request.python or site.python or tools.python, *compat]
+        words[:0] = [request.interpreter(site.python, tools.python), *compat]
     if ":" in words:
         # Every mpiexec takes an argument ":" for a separator of programs; inside a word it is safe.
         return ["/bin/bash", "-c", f"exec {shlex.join(words)}"]

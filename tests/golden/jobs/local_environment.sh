@@ -23,13 +23,15 @@ cd -- /eagle/myproject/me/run || exit 1
 
 module load gcc/12 || exit 1
 module load 'a b' || exit 1
+# Only interactive and login shells have conda's function, without which nothing can be activated.
+[ "$(type -t conda)" = function ] || eval "$("${CONDA_EXE:-conda}" shell.bash hook)"
 conda activate 'my env' || exit 1
 . '/eagle/my venv/bin/activate' || exit 1
 export QSGD_JOB_DIR=$job_dir
 
 trap '' USR1 USR2
 /opt/venv/bin/qsgd-hpc run -np 8 --ranks-per-node 1 --prefix-output -- \
-    /opt/venv/bin/python /eagle/myproject/me/run/train_resnet34.py --epochs 3 &
+    python /eagle/myproject/me/run/train_resnet34.py --epochs 3 &
 launcher=$!
 trap stop USR1 USR2
 again=yes code=127

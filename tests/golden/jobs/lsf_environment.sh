@@ -30,12 +30,14 @@ cd -- /eagle/myproject/me/run || exit 1
 
 module load gcc/12 || exit 1
 module load 'a b' || exit 1
+# Only interactive and login shells have conda's function, without which nothing can be activated.
+[ "$(type -t conda)" = function ] || eval "$("${CONDA_EXE:-conda}" shell.bash hook)"
 conda activate 'my env' || exit 1
 . '/eagle/my venv/bin/activate' || exit 1
 export QSGD_JOB_DIR=$job_dir
 
 # Where ranks of torch.distributed meet: on the first node, at a port that is held until this ends.
-exec {meeting}< <(exec /opt/venv/bin/python -I -S hold_port.py 2> /dev/null)
+exec {meeting}< <(exec python -I -S hold_port.py 2> /dev/null)
 read -r -t 60 -u "$meeting" port || port=$((20000 + $$ % 12000))
 read -r address _ < <(grep -v -m 1 -- batch "$LSB_DJOB_HOSTFILE" 2> /dev/null)
 printf '%s %s %s\n' qsgd-0 "${address:-$HOSTNAME}" "$port" > "$job_dir/meeting"
@@ -103,7 +105,7 @@ END_OF_PIN_SH
 trap '' USR1 USR2
 jsrun -n 48 -r 6 \
     bash "$job_dir/pin.sh" \
-    /opt/venv/bin/python /eagle/myproject/me/run/train_resnet34.py --epochs 3 &
+    python /eagle/myproject/me/run/train_resnet34.py --epochs 3 &
 launcher=$!
 trap stop USR1 USR2
 again=yes code=127

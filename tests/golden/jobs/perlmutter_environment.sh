@@ -38,6 +38,8 @@ cd -- /eagle/myproject/me/run || exit 1
 module load pytorch/2.8.0
 module load gcc/12 || exit 1
 module load 'a b' || exit 1
+# Only interactive and login shells have conda's function, without which nothing can be activated.
+[ "$(type -t conda)" = function ] || eval "$("${CONDA_EXE:-conda}" shell.bash hook)"
 conda activate 'my env' || exit 1
 . '/eagle/my venv/bin/activate' || exit 1
 export MPICH_OFI_NIC_POLICY=GPU

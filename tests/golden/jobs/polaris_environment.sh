@@ -39,6 +39,8 @@ module load conda
 conda activate base
 module load gcc/12 || exit 1
 module load 'a b' || exit 1
+# Only interactive and login shells have conda's function, without which nothing can be activated.
+[ "$(type -t conda)" = function ] || eval "$("${CONDA_EXE:-conda}" shell.bash hook)"
 conda activate 'my env' || exit 1
 . '/eagle/my venv/bin/activate' || exit 1
 export http_proxy=http://proxy.alcf.anl.gov:3128

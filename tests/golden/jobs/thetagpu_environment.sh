@@ -33,6 +33,8 @@ cd -- /eagle/myproject/me/run || exit 1
 export OMPI_MCA_orte_default_hostfile="$COBALT_NODEFILE"
 module load gcc/12 || exit 1
 module load 'a b' || exit 1
+# Only interactive and login shells have conda's function, without which nothing can be activated.
+[ "$(type -t conda)" = function ] || eval "$("${CONDA_EXE:-conda}" shell.bash hook)"
 conda activate 'my env' || exit 1
 . '/eagle/my venv/bin/activate' || exit 1
 export QSGD_JOB_DIR=$job_dir
