@@ -162,6 +162,15 @@ def test_an_array_runs_every_combination_with_its_own_output(place: Path) -> Non
     assert "--task 0 to 3" in cli("logs", job.id).stderr
 
 
+def test_an_array_that_a_task_of_another_one_submits_runs_as_a_whole(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QSGD_TASK", "1")
+    job = jobs.submit(jobs.JobRequest(write(place, ""), array={"lr": ("1", "2")}))
+    assert states(job.id) == ["COMPLETED"]
+    assert jobs.get(job.id).progress.tasks == {"COMPLETED": 2}
+
+
 def test_a_key_submits_once(place: Path) -> None:
     request = jobs.JobRequest(write(place, "print('ran')"), key="nightly 2026-11-22")
     first = jobs.submit(request)
@@ -337,6 +346,27 @@ def test_a_template_of_ones_own_replaces_the_schedulers(place: Path) -> None:
     (place / "mine.j2").write_text("{{ reqest.name }}")
     with pytest.raises(UsageError, match=r"--template .*'reqest' is undefined.*request"):
         jobs.submit(jobs.JobRequest(place / "job.py", template=place / "mine.j2"))
+
+
+def test_a_job_with_relative_folders_is_resubmitted_from_another_folder(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "mine.j2").write_text(
+        "#!/bin/bash\ncd {{ workdir }}; . {{ request.venv }}/bin/activate"
+    )
+    (place / "env" / "bin").mkdir(parents=True)
+    (place / "env" / "bin" / "activate").write_text("echo activated; exit 85\n")
+    write(place, "")
+    monkeypatch.chdir(place.parent)
+    wish = jobs.JobRequest(
+        Path("job.py"), workdir=Path("work"), venv=Path("env"), template=Path("work/mine.j2")
+    )
+    job = jobs.submit(wish)
+    assert states(job.id) == ["STOPPED"]
+    monkeypatch.chdir("/")
+    again = jobs.resubmit(job.id)
+    assert states(again.id) == ["STOPPED"]
+    assert jobs.output(again.id).read_text() == "activated\n"
 
 
 def test_ranks_of_an_output_without_labels_cannot_be_told_apart(place: Path) -> None:

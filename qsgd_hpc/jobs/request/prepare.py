@@ -33,7 +33,9 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
         UsageError: all faults together; with ``dry_run``, a missing scheduler is not a fault.
     """
     workdir = (request.workdir or Path.cwd()).absolute()
-    request = dataclasses.replace(request, workdir=workdir)
+    # Not relative: a job is also resubmitted from other folders.
+    template = request.template and request.template.absolute()
+    request = dataclasses.replace(request, workdir=workdir, template=template)
     faults = []
     site = None
     try:
@@ -95,12 +97,12 @@ def _folder_faults(request: JobRequest, workdir: Path) -> Sequence[str]:
     return faults
 
 
-def _script_fault(script: Path, request: JobRequest) -> str | None:
-    try:
 def _activates(venv: Path) -> bool:
     return (venv / "bin" / "activate").is_file()
 
 
+def _script_fault(script: Path, request: JobRequest) -> str | None:
+    try:
         if not script.exists():
             return f"there is no script '{script}'."
         if script.is_dir():

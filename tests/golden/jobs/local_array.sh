@@ -1,5 +1,5 @@
 #!/bin/bash
-if [ -z "${QSGD_TASK-}" ]; then
+if [ $# = 0 ]; then
     QSGD_STARTED=$(date +%s)
     export QSGD_STARTED
     result=0 part='' ended=''
@@ -9,7 +9,7 @@ if [ -z "${QSGD_TASK-}" ]; then
     for QSGD_TASK in 0 1 2 3; do
         [ -z "$ended" ] || exit 143
         export QSGD_TASK
-        "$BASH" "$0" > /home/me/.qsgd-hpc/jobs/machine-7/output-"$QSGD_TASK".log 2>&1 &
+        "$BASH" "$0" "$QSGD_TASK" > /home/me/.qsgd-hpc/jobs/machine-7/output-"$QSGD_TASK".log 2>&1 &
         part=$!
         again=yes code=127
         while [ -n "$again" ]; do # a signal ends `wait`, not what it waits for
@@ -22,6 +22,7 @@ if [ -z "${QSGD_TASK-}" ]; then
     done
     exit "$result"
 fi
+QSGD_TASK=$1 # not inherited: a task may submit another array
 job_dir=/home/me/.qsgd-hpc/jobs/machine-7
 task=${QSGD_TASK:?}
 job_dir=$job_dir/task-$task
