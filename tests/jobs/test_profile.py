@@ -66,6 +66,12 @@ def test_override_changes_only_its_keys(own: Path) -> None:
     assert site.default_filesystems == ("home", "eagle")
 
 
+# Each list holds the one above ten times: 10^9 values.
+LAUGHS = "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}' if n else '1'] * 10)}]\n" for n in range(9)
+)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -91,6 +97,10 @@ def test_override_changes_only_its_keys(own: Path) -> None:
             "line 2: key 'shell' is duplicated, first in line 1",
         ),
         ("a: [1\nb: 2\n", "line 2: not valid YAML"),
+        ("node:\n  numa: &a [*a]\n", "line 2: more than 50 levels"),
+        ("node: &a {numa: [*a]}\n", "line 1: more than 50 levels"),
+        (f"node: {'[' * 1000}{']' * 1000}\n", "line 1: not valid YAML"),
+        (LAUGHS, "does an alias (*name) contain itself?"),
         ("gpu: {order: [0, 0, 1, 2]}\n", "must name each of the node's 4 GPUs once"),
         ("launcher: {argv: [mpiexec, '{rank}']}\n", "unknown field '{rank}'"),
         ("defaults: {queue: debgu}\n", "unknown queue 'debgu'. Did you mean 'debug'?"),

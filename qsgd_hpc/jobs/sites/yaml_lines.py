@@ -13,6 +13,8 @@ from qsgd_hpc.errors import UsageError
 __all__ = ["Document", "parse"]
 
 Path = tuple[str | int, ...]
+# Aliases can contain themselves, or expand to more than fits into memory.
+DEEPEST, MOST_VALUES = 50, 100_000
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ def parse(text: str) -> Document:
     """Return the document in ``text``.
 
     Raises:
-        UsageError: not YAML, or a duplicate key; the message starts with ``line N: ``.
+        UsageError: not YAML, a duplicate key, or too large; the message starts with ``line N: ``.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -43,7 +45,7 @@ def parse(text: str) -> Document:
         raise UsageError(
             f"line {where}: not valid YAML: {error.problem or error.context}"
         ) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"line 1: not valid YAML: {error}") from None
     lines: dict[Path, int] = {}
     data = {} if root is None else _build(root, (), lines)
@@ -52,6 +54,11 @@ def parse(text: str) -> Document:
 
 def _build(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
     lines.setdefault(path, node.start_mark.line + 1)
+    if len(path) > DEEPEST or len(lines) > MOST_VALUES:
+        raise UsageError(
+            f"line {node.start_mark.line + 1}: more than {DEEPEST} levels or {MOST_VALUES} values; "
+            "does an alias (*name) contain itself?"
+        )
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
