@@ -429,5 +429,16 @@ def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
 
 
 def home() -> Path:
-    """Return the absolute path of QSGD_HOME; the folder need not exist."""
-    return Path(get("QSGD_HOME")).expanduser().absolute()
+    """Return the absolute path of QSGD_HOME; the folder need not exist.
+
+    Raises:
+        UsageError: it is below the user's home, which is unknown, as in a container whose user has
+            neither HOME nor an account.
+    """
+    try:
+        return Path(get("QSGD_HOME")).expanduser().absolute()
+    except RuntimeError:
+        raise UsageError(
+            f"QSGD_HOME is {get('QSGD_HOME')}, and the home of this user is unknown. Set HOME, or "
+            "set QSGD_HOME to the absolute path of a writable folder."
+        ) from None

@@ -225,6 +225,8 @@ def keep(key: Key, measured: Machine) -> None:
         return
     try:
         save(key, measured)
+    except UsageError as error:  # there is no folder
+        print(f"qsgd-hpc: warning: {error}", file=sys.stderr)
     except OSError as error:
         print(
             f"qsgd-hpc: warning: {key.path}: {error.strerror}; the machine will be measured "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,18 @@ def test_argument_beats_environment_beats_host() -> None:
     host = sites.Host(("polaris-login-02",), {"QSGD_SITE": "perlmutter"}, ("pbs",))
     assert sites.choose(None, host).name == "perlmutter"
     assert sites.choose("local", host).name == "local"
+
+
+def test_a_user_without_a_home_finds_profiles_in_qsgd_home(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)  # has no account
+    (own / "mine.yaml").write_text("extends: slurm\ndescription: mine\n")
+    assert "mine" in sites.names()
+    monkeypatch.delenv("QSGD_HOME")
+    with pytest.raises(UsageError, match="home of this user is unknown"):
+        sites.names()
 
 
 @pytest.mark.usefixtures("own")

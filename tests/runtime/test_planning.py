@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -135,6 +136,16 @@ def test_a_folder_that_cannot_be_written_costs_a_warning_only(home, capsys):
     assert "remove it" in capsys.readouterr().err  # reading tells it first
     assert planning.machine(job, job, KEY).ranks == 8
     assert "measured again by the next job" in capsys.readouterr().err
+
+
+def test_a_user_without_a_home_measures_with_a_warning(monkeypatch, capsys):
+    for name in ("HOME", "QSGD_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)  # has no account
+    job = OneRank()
+    assert planning.recall(job, KEY) is None
+    assert planning.machine(job, job, KEY).ranks == 8
+    assert capsys.readouterr().err.count("the home of this user is unknown. Set HOME, or") == 2
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def _folders() -> Iterator[tuple[str, Traversable]]:
 def _project_folder(start: Path) -> Path | None:
     """Return the nearest .qsgd-hpc/sites at or above a folder, as git finds its repository."""
     # The user's own folder may have this name, too.
-    own = {env.home(), Path(env.TABLE["QSGD_HOME"].default).expanduser()}
+    own = {env.home(), Path(os.path.expanduser(env.TABLE["QSGD_HOME"].default))}  # noqa: PTH111
     skipped = {folder.resolve() / "sites" for folder in own}
     for parent in (start, *start.parents):
         folder = parent / PROJECT_FOLDER
