@@ -25,8 +25,11 @@ def export_archive(source: Path, target: Path, imports: Sequence[str]) -> None:
     """Write the model without its optimizer, and with this package's layers replaced by Keras's.
 
     Raises:
-        UsageError: the model has custom classes that no module in ``imports`` defines.
+        UsageError: the source is damaged, or the model has custom classes that no module in
+            ``imports`` defines.
     """
+    if not zipfile.is_zipfile(source):
+        raise UsageError(f"{source}: not a Keras file, which is a zip archive; it may be truncated")
     with zipfile.ZipFile(source) as archive:
         config = json.loads(archive.read(CONFIG))
     config.pop("compile_config", None)

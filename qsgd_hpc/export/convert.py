@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,8 @@ def export_model(source: Path, target: Path, imports: Sequence[str] = ()) -> str
     Args:
         source: a ``.keras`` file, the folder of a SavedModel, or the prefix of a checkpoint of
             TensorFlow, such as ``model.ckpt-1000``.
-        target: the new file, folder or prefix, in the same format; it must not exist.
+        target: the new file, folder or prefix, in the same format; it must not exist. If the
+            export fails, what it has written is removed, and nothing else.
         imports: modules that define custom layers of a ``.keras`` file.
     Returns:
         A description of the target, loaded in a process that cannot import this package.
@@ -28,12 +30,15 @@ def export_model(source: Path, target: Path, imports: Sequence[str] = ()) -> str
     kind = _kind(source)
     if target.exists() or _index_of(target).exists():
         raise UsageError(f"{target} exists; choose a new name, or remove it")
+    if kind == "keras" and target.suffix != ".keras":
+        raise UsageError(f"{target}: Keras loads only files named *.keras; add the ending")
     target.parent.mkdir(parents=True, exist_ok=True)
+    before = _files_of(target)  # of other models: the source may be among them
     try:
         _write(kind, source, target, imports)
         return prove(kind, target, imports)
     except BaseException:
-        _remove(target)
+        _remove(target, _files_of(target) - before)
         raise
 
 
@@ -71,9 +76,14 @@ def _write(kind: str, source: Path, target: Path, imports: Sequence[str]) -> Non
         export_checkpoint(source, target)
 
 
-def _remove(target: Path) -> None:
+def _files_of(target: Path) -> set[Path]:
+    """Return the files named as the target, or as a prefix of a checkpoint names its files."""
+    return {target, *target.parent.glob(f"{glob.escape(target.name)}.*")}
+
+
+def _remove(target: Path, files: set[Path]) -> None:
     if target.is_dir():
         shutil.rmtree(target)
-    for file in target.parent.glob(f"{target.name}*"):
-        if file.is_file() and (file == target or file.name.startswith(f"{target.name}.")):
+    for file in {target, *files}:
+        if file.is_file():
             file.unlink()

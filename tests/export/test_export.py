@@ -195,8 +195,21 @@ def test_what_cannot_be_exported_is_answered_with_what_can(tmp_path):
     for source, target, message in [
         ("nothing", "out", "expected a .keras file"),
         ("model.keras", "there", "exists"),
+        ("model.keras", "model", r"named *.keras"),
     ]:
         done = export(tmp_path / source, tmp_path / target)
         assert isinstance(done.exception, UsageError)
         assert message in str(done.exception)
     assert Path(tmp_path / "there").is_dir()
+
+
+def test_a_failed_export_leaves_the_files_beside_its_target(tmp_path):
+    from qsgd_hpc.errors import UsageError
+
+    (tmp_path / "model.keras").write_bytes(b"no archive")
+    (tmp_path / "out.keras.md").write_text("of another export")
+    before = sorted(tmp_path.iterdir())
+    done = export(tmp_path / "model.keras", tmp_path / "out.keras")
+    assert isinstance(done.exception, UsageError)
+    assert "not a Keras file" in str(done.exception)
+    assert sorted(tmp_path.iterdir()) == before
