@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.fits import applies, fit_law, peak_ranks
 from qsgd_hpc.scaling.analysis.results import Estimate, Fit
+from qsgd_hpc.scaling.report.drawing.speed import best_fits
 from tests.scaling.samples import amdahl, attempts, gustafson, study, usl
 
 SIZES = st.lists(
@@ -133,6 +134,30 @@ def test_the_law_of_the_other_mode_is_named_as_such():
     assert "Does not apply" in fitted(truth, (1, 2, 4), mode="weak").caution
     assert applies("gustafson", "weak") and not applies("gustafson", "strong")
     assert applies("usl", "weak") and applies("usl", "strong")
+
+
+@pytest.mark.parametrize(("mode", "name"), [("strong", "amdahl"), ("weak", "gustafson")])
+def test_of_two_sizes_the_law_of_the_mode_is_shown(mode, name):
+    """Both laws pass through both points; rounding must not choose."""
+    draw = np.random.default_rng(3)
+    for _ in range(20):
+        speeds = {1: draw.uniform(50, 100)}
+        speeds[2] = speeds[1] * draw.uniform(1.1, 1.9)
+        measured = attempts(study(mode=mode, bits=(32,)), lambda point: speeds[point.ranks])
+        (case,) = analyse(measured, mode=mode).cases
+        assert [fit.law for fit in best_fits(case)] == [name]
+
+
+def test_a_law_that_does_not_apply_is_not_shown_even_if_it_fits_best():
+    (case,) = analyse(attempts(study(nodes=(1, 2, 4, 8), bits=(32,)), gustafson)).cases
+    assert min(case.fits, key=lambda fit: fit.error).law == "gustafson"
+    assert [fit.applies for fit in best_fits(case)] == [True]
+
+
+def test_throughput_that_falls_more_steeply_than_a_law_allows_gives_no_fit():
+    speeds = dict(zip((2.0, 4.0, 8.0), (100.0, 30.0, 10.0), strict=True))
+    ranks = np.array(list(speeds))
+    assert fit_law("usl", 32, ranks, np.array(list(speeds.values())), "strong") is None
 
 
 def test_a_fit_does_not_need_one_rank():

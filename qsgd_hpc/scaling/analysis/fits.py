@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -235,7 +235,10 @@ def fit_laws(runs: pd.DataFrame, mode: str) -> tuple[Fit, ...]:
 
 
 def fit_law(law: str, bits: int, ranks: Array, speeds: Array, mode: str) -> Fit | None:
-    """Fit one law to runs; None with fewer sizes than would determine its parameters.
+    """Fit one law to runs; None if they do not determine its parameters.
+
+    Fewer sizes than parameters never do. Neither does Gunther's law without one rank if throughput
+    falls so steeply that only coherency is left: X(1) is then infinite.
 
     Args:
         ranks, speeds: one entry per run, shape (runs,); speeds are throughputs above 0.
@@ -247,11 +250,13 @@ def fit_law(law: str, bits: int, ranks: Array, speeds: Array, mode: str) -> Fit 
         return None
     model = _Model(_columns(law, ranks, speeds))
     values = model.solve()
+    if values is None:
+        return None
     parameters = {name: model.estimate(name, values[name]) for name in names}
-    plain = Fit(law, bits, parameters, 0.0, sizes)
+    plain = Fit(law, bits, parameters, 0.0, sizes, applies=applies(law, mode))
     error = _error(plain, ranks, speeds)
     caution = " ".join(_cautions(plain, model, ranks, mode))
-    return Fit(law, bits, parameters, error, sizes, caution)
+    return replace(plain, error=error, caution=caution)
 
 
 def peak_ranks(fit: Fit) -> Estimate | None:
@@ -303,10 +308,15 @@ class _Model:
     def freedom(self) -> int:
         return int(self.columns.shape[0] - self.columns.shape[1])
 
-    def solve(self) -> dict[str, float]:
-        """Return the parameters of the best fit; "serial" and "contention" are the same share."""
+    def solve(self) -> dict[str, float] | None:
+        """Return the parameters of the best fit; None if its throughput of one rank is infinite.
+
+        "serial" and "contention" are the same share.
+        """
         best, _ = nonnegative(self.columns)
         whole = best[0] + best[1]
+        if not whole:
+            return None
         share = float(best[1] / whole)
         coherency = float(best[2] / whole) if len(best) > 2 else 0.0
         return {"serial": share, "contention": share, "coherency": coherency}
@@ -345,7 +355,7 @@ def _error(fit: Fit, ranks: Array, speeds: Array) -> float:
 
 def _cautions(fit: Fit, model: _Model, ranks: Array, mode: str) -> list[str]:
     cautions = []
-    if not applies(fit.law, mode):
+    if not fit.applies:
         held = "fixed work" if _FIXED_WORK[fit.law] else "work that grows with the ranks"
         cautions.append(f"Does not apply: it is the law of {held}; this study is {mode} scaling.")
     spare = fit.sizes - len(fit.parameters) - 1

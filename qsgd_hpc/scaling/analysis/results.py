@@ -95,6 +95,7 @@ class Fit:
         error: root mean square of the relative residuals of the speed-up, 0..1.
         sizes: number of sizes in the fit.
         caution: limitations as text; may be empty.
+        applies: whether the law is one of the study's mode.
     """
 
     law: str
@@ -103,6 +104,7 @@ class Fit:
     error: float
     sizes: int
     caution: str = ""
+    applies: bool = True
 
     def speedup(self, ranks: float) -> float:
         """Return the law's speed-up over one rank."""

@@ -51,8 +51,8 @@ def speedup_panel(case: CaseAnalysis) -> Panel | None:
     return Panel(
         "speedup",
         "Speed-up and fitted laws",
-        "Points: measured. Lines: each series’ law with the smallest residuals, drawn to twice "
-        "the largest size. Dashed: ideal.",
+        "Points: measured. Lines: of the laws that apply, each series’ one with the smallest "
+        "residuals, drawn to twice the largest size. Dashed: ideal.",
         3.2,
         lambda axes: speed.speedup(axes[0], case),
     )

@@ -26,6 +26,8 @@ __all__ = ["best_fits", "efficiency", "speedup", "throughput"]
 
 # Laws are drawn up to this multiple of the largest size.
 BEYOND = 2
+# Residuals up to this are rounding errors.
+EXACT = 1e-9
 
 
 def throughput(axes: Any, case: CaseAnalysis, *, log: bool | None = None) -> None:
@@ -110,11 +112,18 @@ def speedup(axes: Any, case: CaseAnalysis) -> None:
 
 
 def best_fits(case: CaseAnalysis) -> list[Fit]:
-    """Return for each series, most bits first, the law with the smallest residuals."""
+    """Return for each series, most bits first, the applicable law with the smallest residuals.
+
+    Of laws with equal residuals, such as those of two sizes, the first one.
+    """
     return [
-        min((f for f in case.fits if f.bits == bits), key=lambda f: f.error)
+        min((f for f in case.fits if f.bits == bits), key=_rank)
         for bits in sorted({f.bits for f in case.fits}, reverse=True)
     ]
+
+
+def _rank(fit: Fit) -> tuple[bool, float]:
+    return not fit.applies, fit.error if fit.error > EXACT else 0.0
 
 
 def _law(fit: Fit, case: CaseAnalysis, rows: Sequence[Row]) -> Callable[[float], float]:
