@@ -24,7 +24,7 @@ from qsgd_hpc.scaling.report.drawing.files import write_sheet
 from qsgd_hpc.scaling.report.drawing.style import spread
 from qsgd_hpc.scaling.report.drawing.svg import charts
 from qsgd_hpc.scaling.report.page import context, render
-from qsgd_hpc.scaling.report.report import Report, load, write
+from qsgd_hpc.scaling.report.report import Report, load, results, write
 from qsgd_hpc.scaling.store.attempts import Attempt
 from qsgd_hpc.scaling.store.folder import StudyFolder
 from tests.scaling.analysis_samples import case_analysis, report_of
@@ -157,6 +157,14 @@ def test_the_csv_holds_the_tables_unrounded_with_the_case_in_front(made):
     assert table["throughput"].tolist() == pytest.approx(truth["throughput"].tolist(), rel=1e-8)
     assert set(table["workload"]) == {"train"} and set(table["unit"]) == {"images"}
     assert (made / "results.csv").read_text().splitlines()[1].endswith(",702,128,,")
+
+
+def test_medians_of_counts_are_whole_numbers():
+    """Of two repeats, a median may lie between two numbers of bytes."""
+    whole = study(nodes=(2,), bits=(4,), repeats=2)
+    found = [metered(p, speed=1.0, wire_bytes=10**10 + p.repeat) for p in plan(whole)]
+    (total,) = results(analyse(found))["wire_bytes_total"]
+    assert total in (10**10 + 1, 10**10 + 2)
 
 
 def test_markdown_and_page_show_every_row(made):

@@ -108,6 +108,8 @@ def results(analysis: Analysis) -> pd.DataFrame:
         table = case.table.copy()
         for place, (name, value) in enumerate({**asdict(case.case), "unit": case.unit}.items()):
             table.insert(place, name, value)
+        # The median of an even number of counts may lie between two of them.
+        table[list(COUNTS)] = table[list(COUNTS)].astype(float).round()
         tables.append(table.astype(dict.fromkeys(COUNTS, "Int64")))
     return tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
 
