@@ -37,6 +37,14 @@ def rows_by_size(found):
     return {(r["ranks"], r["bits"]): r for r in only(found).rows()}
 
 
+@pytest.mark.parametrize(("name", "value"), [("test_accuracy", 98.8), ("perplexity", 0.5)])
+def test_a_quality_that_cannot_be_is_not_used_and_named(name, value):
+    points = plan(study(nodes=(2,), bits=(32, 4)))
+    found = analyse([attempt(p, speed=1.0, **{"test_accuracy": None, name: value}) for p in points])
+    assert found.cases[0].quality == ""
+    assert f"2 of 2 measurements record a {name} that is none, such as {value}" in found.cautions[0]
+
+
 def test_amdahls_law_is_recovered():
     rows = rows_by_size(attempts(study(nodes=(1, 2, 4, 8), bits=(32,))))
     for ranks in (1, 2, 4, 8):

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from qsgd_hpc.scaling.analysis.fits import fit_laws, fit_link
-from qsgd_hpc.scaling.analysis.measured import curve, run
+from qsgd_hpc.scaling.analysis.measured import curve, impossible, run
 from qsgd_hpc.scaling.analysis.quality import NONE, Quality, cut_short, default_target, quality_of
 from qsgd_hpc.scaling.analysis.results import COLUMNS, Analysis, CaseAnalysis
 from qsgd_hpc.scaling.analysis.table import SIZE, table_of
@@ -63,7 +63,8 @@ def analyse(
     counted = [replace(each, comparisons=compared) for each in bare]
     done = tuple(replace(each, break_even=break_even(each, site)) for each in counted)
     left_out = [c for case, _, left in found for c in _left_out(case, left)]
-    return Analysis(done, (*left_out, *_engine_only(measured), *_cut_short(measured)))
+    limits = (*_engine_only(measured), *_cut_short(measured), *_impossible(measured))
+    return Analysis(done, (*left_out, *limits))
 
 
 def _measured_cases(measured: Sequence[Attempt]) -> list[Case]:
@@ -122,6 +123,19 @@ def _cut_short(measured: Sequence[Attempt]) -> list[str]:
         "before the end of the first epoch. This measures speed only. The effect of "
         "compression on accuracy or perplexity needs whole epochs, so it is neither shown nor "
         "judged for these cases."
+    ]
+
+
+def _impossible(measured: Sequence[Attempt]) -> list[str]:
+    """Return a caution on qualities that cannot be, such as accuracies in per cent."""
+    found = [values for a in measured if (values := impossible(a))]
+    if not found:
+        return []
+    name, value = found[0][0]
+    return [
+        f"Quality: {len(found)} of {len(measured)} measurements record a {name} that is none, such "
+        f"as {value:g}. It is not used. An accuracy is a share from 0 to 1, not per cent; a "
+        "perplexity is at least 1."
     ]
 
 

@@ -11,7 +11,7 @@ from qsgd_hpc.scaling.analysis.quality import Quality
 from qsgd_hpc.scaling.store.attempts import Attempt
 from qsgd_hpc.scaling.store.speeds import is_number, throughput
 
-__all__ = ["AS_RECORDED", "UNCODED", "curve", "run", "time_to_target"]
+__all__ = ["AS_RECORDED", "UNCODED", "curve", "impossible", "run", "time_to_target"]
 
 NAN = float("nan")
 
@@ -40,6 +40,10 @@ UNCODED = (
     "plain_elements",
 )
 """Fields of an "engine" record that become columns unchanged; the same on every rank."""
+
+
+_POSSIBLE = {"test_accuracy": (0.0, 1.0), "perplexity": (1.0, math.inf)}
+"""Bounds of the qualities: an accuracy above 1 is one in per cent."""
 
 
 def run(attempt: Attempt, quality: Quality, target: float | None) -> dict[str, Any]:
@@ -121,9 +125,24 @@ def _link_bits_s(attempt: Attempt) -> float:
 
 
 def number(record: Mapping[str, Any], name: str) -> float:
-    """Return a field as a float; NaN if it is missing or no number."""
+    """Return a field as a float; NaN if it is missing, no number, or no possible quality."""
     value = record.get(name)
-    return float(value) if is_number(value) else NAN
+    return float(value) if is_number(value) and _possible(name, value) else NAN
+
+
+def impossible(attempt: Attempt) -> list[tuple[str, float]]:
+    """Return the names and values of recorded qualities that are outside of their bounds."""
+    return [
+        (name, value)
+        for record in (*attempt.epochs, attempt.final)
+        for name in _POSSIBLE
+        if is_number(value := record.get(name)) and not _possible(name, value)
+    ]
+
+
+def _possible(name: str, value: float) -> bool:
+    low, high = _POSSIBLE.get(name, (-math.inf, math.inf))
+    return low <= value <= high
 
 
 def _share(part: float, whole: float) -> float:
