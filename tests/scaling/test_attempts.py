@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +73,20 @@ def test_the_batch_is_kept_with_the_attempt():
     assert parse_attempts(found.to_line().decode()) == ([found], [])
     sizes = study(mode="weak", nodes=(2,), bits=(32,))
     assert global_batch(sizes, plan(sizes)[0]) == 256
+
+
+@pytest.mark.parametrize("changed", [{"records": ["x"]}, {"provenance": None}, {"point": 1}])
+def test_a_line_that_is_no_attempt_is_skipped_and_numbered(changed):
+    sound = run(engine(0), engine(1)).to_line().decode()
+    edited = json.dumps({**json.loads(sound), **changed})
+    found, unreadable = parse_attempts(f"{edited}\n{sound}")
+    assert (len(found), unreadable) == (1, [1])
+
+
+@pytest.mark.parametrize("speed", [10**400, float("inf"), float("nan"), "fast", True, -1, None])
+def test_a_throughput_that_is_no_number_is_a_fault(speed):
+    final = {"event": "final", "ranks": 2, "throughput": speed}
+    assert "expected a number above 0" in (run(final).fault or "")
 
 
 def test_one_rank_is_measured_under_one_algorithm_and_counts_for_all():

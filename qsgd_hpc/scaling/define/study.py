@@ -124,9 +124,10 @@ class Study:
         Raises:
             UsageError: another format, or a key that is missing or unknown.
         """
-        if body.get("format") != FORMAT:
+        number = body.get("format") if isinstance(body, Mapping) else None
+        if number != FORMAT:
             raise UsageError(
-                f"format {body.get('format')!r} is not {FORMAT}: the study was written by another "
+                f"format {number!r} is not {FORMAT}: the study was written by another "
                 "version of qsgd-hpc. Read it with that version, or start a new folder."
             )
         values: dict[str, Any] = {

@@ -129,7 +129,7 @@ class Attempt:
 
 
 def parse_attempts(text: str) -> tuple[list[Attempt], list[int]]:
-    """Read records.jsonl; return its attempts and the numbers (from 1) of incomplete lines."""
+    """Read records.jsonl; return its attempts and the numbers (from 1) of unreadable lines."""
     attempts: list[Attempt] = []
     torn: list[int] = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -143,15 +143,21 @@ def parse_attempts(text: str) -> tuple[list[Attempt], list[int]]:
                     number=body["attempt"],
                     state=body["state"],
                     exit_code=body["exit_code"],
-                    records=tuple(body["records"]),
+                    records=tuple(_object(record) for record in body["records"]),
                     torn_lines=body["torn_lines"],
-                    provenance=body["provenance"],
+                    provenance=_object(body["provenance"]),
                     global_batch=body.get("global_batch"),
                 )
             )
         except (ValueError, KeyError, TypeError):
             torn.append(number)
     return attempts, torn
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"not an object: {value!r}")
+    return value
 
 
 def parse_records(text: str) -> tuple[tuple[Mapping[str, Any], ...], int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -27,8 +27,12 @@ _FIRST = ("steps", "warmup_steps", "warmup_rule", "layers", "backward_s")
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a recorded value can be computed with: an int or a finite float."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether a recorded value can be computed with: a number that a finite float holds."""
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
 
 
 def throughput(record: Mapping[str, Any]) -> tuple[Any, str]:
