@@ -45,6 +45,18 @@ def test_a_row_is_the_median_of_its_repeats_and_studies_add_up(tmp_path: Path) -
         assert row["unit"].endswith("/s")
 
 
+def test_a_last_row_without_a_newline_stays_a_row_of_its_own(tmp_path: Path) -> None:
+    whole = study(nodes=(1,), bits=(32,), repeats=1)
+    written(tmp_path / "study", whole, [metered(p, speed=1.0) for p in plan(whole)])
+    target = tmp_path / "speeds.csv"
+    for _ in range(2):
+        assert reported(tmp_path / "study", "--rows", str(target)).exit_code == 0
+        target.write_text(target.read_text().removesuffix("\n"))
+    with target.open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert [len(row) for row in rows] == [len(COLUMNS)] * 3
+
+
 def test_a_file_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
     whole = study(nodes=(1,), bits=(32,), repeats=1)
     written(tmp_path / "study", whole, [metered(p, speed=1.0) for p in plan(whole)])

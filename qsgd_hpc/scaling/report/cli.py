@@ -69,6 +69,8 @@ def _append(target: Path, folder: StudyFolder, system: str | None) -> None:
                 f"--rows {target}: its first line must be {','.join(COLUMNS)}. Use another file."
             )
         with target.open("a", encoding="utf-8") as file:
+            if before and not before.endswith("\n"):  # as some editors leave it
+                file.write("\n")
             file.write(text.partition("\n")[2] if before else text)
     except OSError as error:
         raise UsageError(f"--rows {target}: {error.strerror}. Name another file.") from None
