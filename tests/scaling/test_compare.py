@@ -57,6 +57,15 @@ def test_single_runs_have_no_verdict(factor):
     assert shown["summary"] == "now compared with before: 1 measured once"
 
 
+def test_of_strong_and_weak_scaling_only_rows_of_the_same_batch_are_compared():
+    base = report_of(case_analysis(nodes=(1, 2)))
+    weak = dataclasses.replace(base, study=study(mode="weak"))
+    found = compare(base, weak, NAMES)
+    assert [pair.row["ranks"] for pair in found.pairs] == [1]
+    assert found.alone == (3, 3)
+    assert found.differences == (("Mode", "strong scaling", "weak scaling"),)
+
+
 def test_only_what_both_measured_is_compared_and_the_rest_is_counted():
     mine = report_of(case_analysis(nodes=(1, 2, 4)), case_analysis("other", nodes=(1,)))
     theirs = report_of(case_analysis(nodes=(2, 8)))

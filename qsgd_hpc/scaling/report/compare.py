@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis
 from qsgd_hpc.scaling.analysis.verdicts import (
     SAME_MARGIN,
     Row,
@@ -70,18 +70,20 @@ class Comparison:
 
 
 def compare(report: Report, other: Report, names: tuple[str, str]) -> Comparison:
-    """Join two studies by case, ranks and bits.
+    """Join two studies by case, ranks, bits and global batch.
+
+    Strong and weak scaling have the same batch at one rank only.
 
     Raises:
         UsageError: they share no row, or count different units.
     """
-    mine, theirs = _rows(report.analysis), _rows(other.analysis)
+    mine, theirs = _rows(report), _rows(other)
     shared = [key for key in mine if key in theirs]
     if not shared:
         raise UsageError(
-            f"studies {names[0]!r} and {names[1]!r} have no point in common (case, ranks, bits).\n"
-            f"{names[0]}: {_cases(report.analysis)}\n{names[1]}: {_cases(other.analysis)}\n"
-            "Compare studies of the same workload, framework, batch size and algorithm."
+            f"studies {names[0]!r} and {names[1]!r} have no point in common (case, ranks, "
+            f"bits).\n{names[0]}: {_cases(report)}\n{names[1]}: {_cases(other)}\n"
+            "Compare studies of the same workload, framework, batch size, algorithm and mode."
         )
     for key in shared:
         ours, others = mine[key][0].unit, theirs[key][0].unit
@@ -152,16 +154,19 @@ def _note(comparison: Comparison) -> str:
     return " ".join(notes)
 
 
-def _rows(analysis: Analysis) -> dict[tuple[Case, int, int], tuple[CaseAnalysis, Row]]:
+def _rows(report: Report) -> dict[tuple[Case, int, int, int], tuple[CaseAnalysis, Row]]:
+    weak = report.study.mode == "weak"
     return {
-        (case.case, row["ranks"], row["bits"]): (case, row)
-        for case in analysis.cases
+        (case.case, ranks, row["bits"], case.case.batch_size * (ranks if weak else 1)): (case, row)
+        for case in report.analysis.cases
         for row in case.rows()
+        for ranks in [row["ranks"]]
     }
 
 
-def _cases(analysis: Analysis) -> str:
-    return "; ".join(case.case.label for case in analysis.cases)
+def _cases(report: Report) -> str:
+    labels = "; ".join(case.case.label for case in report.analysis.cases)
+    return f"{labels} ({report.study.mode} scaling)"
 
 
 def _pair(mine: tuple[CaseAnalysis, Row], theirs: tuple[CaseAnalysis, Row]) -> Pair:
@@ -169,7 +174,10 @@ def _pair(mine: tuple[CaseAnalysis, Row], theirs: tuple[CaseAnalysis, Row]) -> P
 
 
 def _differences(report: Report, other: Report) -> tuple[tuple[str, str, str], ...]:
-    mine, theirs = dict(report.origins.facts), dict(other.origins.facts)
+    mine, theirs = (
+        {"Mode": f"{each.study.mode} scaling", **dict(each.origins.facts)}
+        for each in (report, other)
+    )
     named = [label for label in {**mine, **theirs} if label not in _PASSING]
     return tuple(
         (label, mine.get(label, units.MISSING), theirs.get(label, units.MISSING))
