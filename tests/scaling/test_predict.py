@@ -338,6 +338,21 @@ def test_validation_sets_the_study_s_own_sizes_beside_predictions(tmp_path):
     assert all(row["spread"] is None for row in rows)  # measured once
 
 
+def test_a_prediction_uses_the_measurements_of_the_report(tmp_path):
+    """A failed attempt counts for neither, and one rank for all algorithms."""
+    folder = study_folder(
+        tmp_path, lambda p: 0.12 / p.ranks, study={"algorithms": ("ring", "direct"), "bits": (32,)}
+    )
+    lines = folder.collection.read_text().splitlines(keepends=True)
+    no_speed = [line.replace('"throughput": ', '"throughput": -') for line in lines]
+    retried = [line.replace('"attempt": 1', '"attempt": 2') for line in lines]
+    folder.collection.write_text("".join(no_speed + retried))
+    for algorithm in ("ring", "direct"):
+        points, _ = measured(folder.path, f"train-batch128-{algorithm}")
+        assert sorted(p["ranks"] for p in points) == [1, 2, 4]
+        assert all(p["throughput"] > 0 and p["case"].algorithm == algorithm for p in points)
+
+
 def test_validation_says_how_far_repeats_are_apart(tmp_path):
     wobble = {1: 0.9, 2: 1.0, 3: 1.05}
     study_folder(tmp_path, lambda p: 0.12 / p.ranks * wobble[p.repeat], study={"repeats": 3})

@@ -8,8 +8,10 @@ from statistics import median
 from typing import Any
 
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.define.plan import counts_for
 from qsgd_hpc.scaling.predict.training import TrainingProfile
-from qsgd_hpc.scaling.store.attempts import COMPLETED, Attempt, is_number, throughput
+from qsgd_hpc.scaling.store.attempts import Attempt, finished, is_number, throughput
 from qsgd_hpc.scaling.store.folder import StudyFolder
 
 __all__ = ["Measured", "measured", "training_of"]
@@ -27,6 +29,9 @@ Measured = Mapping[str, Any]
 def measured(folder: Path, case: str | None = None) -> tuple[list[Measured], str]:
     """Return the measurements of one case of a study, and the study's mode.
 
+    They are those of the study's report: of each point the first attempt without fault, and the
+    points of one rank and of one node that several cases share.
+
     Args:
         folder: folder of the study.
         case: key of the case; None if the study has only one.
@@ -34,24 +39,20 @@ def measured(folder: Path, case: str | None = None) -> tuple[list[Measured], str
         UsageError: no study, no finished measurement, or several cases and none chosen.
     """
     study_folder = StudyFolder(folder)
-    mode = study_folder.study().mode
-    attempts = [a for a in study_folder.attempts()[0] if a.state == COMPLETED]
-    cases = sorted({a.point.case.key for a in attempts})
+    study = study_folder.study()
+    done = finished(study_folder.attempts()[0]).values()
+    own = {c.key: [_numbers(a, c) for a in done if counts_for(c, a.point)] for c in study.cases}
+    cases = sorted(key for key, points in own.items() if points)
     if not cases:
         raise UsageError(f"{str(folder)!r} holds no finished measurement. Run `qsgd-hpc scale`.")
     if case is None and len(cases) > 1:
         raise UsageError(f"{str(folder)!r} holds {', '.join(cases)}: choose with --case NAME.")
     if case is not None and case not in cases:
         raise UsageError(f"--case {case!r}: {str(folder)!r} holds {', '.join(cases)}.")
-    chosen = case or cases[0]
-    first: dict[str, Attempt] = {}
-    for attempt in attempts:
-        if attempt.point.case.key == chosen:
-            first.setdefault(attempt.point.key, attempt)
-    return [_numbers(attempt) for attempt in first.values()], mode
+    return own[case or cases[0]], study.mode
 
 
-def _numbers(attempt: Attempt) -> Measured:
+def _numbers(attempt: Attempt, case: Case) -> Measured:
     """Return the script's final record, completed with the means of the ranks' engine records."""
     engines = [r for r in attempt.records if r.get("event") == "engine"]
     found: dict[str, Any] = {}
@@ -72,7 +73,7 @@ def _numbers(attempt: Attempt) -> Measured:
         # Without communication, all of a step is computation and reading.
         found.setdefault("compute_s", batch / speed)
     found["unit"] = throughput(attempt.final)[1]
-    found.update(nodes=point.nodes, ranks=point.ranks, bits=point.bits, case=point.case)
+    found.update(nodes=point.nodes, ranks=point.ranks, bits=point.bits, case=case)
     return found
 
 
