@@ -288,6 +288,15 @@ def run(*words):
     return CliRunner().invoke(cli, ["predict", *map(str, words)], catch_exceptions=True)
 
 
+def test_one_rank_waits_for_none_and_is_ideal_at_any_speed():
+    """Waiting for data does not shrink with computing, and one rank copies no gradients."""
+    host = Fabric("a node with GPUs", 1, 25e9, 2e-6, 5e-7, 200e9, host_bandwidth=10e9)
+    profile = training(data_s=0.03, staged=False)
+    (row,) = predict(profile, host, Setting(speedup=10), [1], [32], ClosedForm())
+    assert row.step_s == pytest.approx(0.03 / 10 + 0.03)
+    assert (row.speedup, row.efficiency) == (pytest.approx(1), pytest.approx(1))
+
+
 @pytest.mark.parametrize("simulated", (True, False))
 def test_every_output_says_that_it_is_a_prediction(tmp_path, monkeypatch, simulated):
     if not simulated:

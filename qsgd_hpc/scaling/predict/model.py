@@ -154,11 +154,11 @@ def _predict_one(
         fusion_bytes=setting.fusion_bytes,
     )
     exposed_s = 0.0 if alone else step.exposed_s
-    staging_s = _staging_s(training, fabric)
+    staging_s = 0.0 if alone else _staging_s(training, fabric)
     straggler_s = spread_s * expected_maximum(layout.ranks)
     step_s = compute_s + straggler_s + staging_s + training.data_s + exposed_s
     throughput = layout.ranks * training.batch * share / step_s
-    speedup = throughput / (training.throughput * setting.speedup)
+    speedup = throughput / training.throughput(setting.speedup)
     return Prediction(
         nodes,
         layout.ranks,

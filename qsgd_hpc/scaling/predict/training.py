@@ -66,10 +66,13 @@ class TrainingProfile:
         """Elements of all gradients."""
         return sum(count for count, _ in self.layers)
 
-    @property
-    def throughput(self) -> float:
-        """Samples per second of one rank that does not wait for others."""
-        return self.batch / (self.compute_s + self.data_s)
+    def throughput(self, speedup: float) -> float:
+        """Return the samples per second of one rank that does not wait for others.
+
+        Args:
+            speedup: speed of computing relative to the measurement; input takes as long.
+        """
+        return self.batch / (self.compute_s / speedup + self.data_s)
 
     def coding_of(self, bits: int) -> tuple[float, str]:
         """Return the seconds per element at these bits, and the assumption made, "" if none."""
