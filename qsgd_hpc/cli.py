@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import importlib
+import math
 import sys
+from typing import Any
 
 import click
 
@@ -15,7 +17,7 @@ from qsgd_hpc import __version__
 from qsgd_hpc._notices import listening
 from qsgd_hpc.errors import QsgdError
 
-__all__ = ["main", "main_of"]
+__all__ = ["Finite", "main", "main_of"]
 
 # Missing rights, and full or read-only file systems.
 _FILE_ERRORS = frozenset(
@@ -71,6 +73,17 @@ VERBS: dict[str, tuple[str, str]] = {
         "Compare published results with predictions or measurements made here.",
     ),
 }
+
+
+class Finite(click.FloatRange):
+    """A finite number in a range; click's own range accepts NaN, and infinity if it is open."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 class LazyVerbs(click.Group):

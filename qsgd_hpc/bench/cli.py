@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qsgd_hpc.bench.words import parse_bits, parse_sizes, parse_specs
+from qsgd_hpc.cli import Finite
 from qsgd_hpc.env import COMPRESSED, EXACT
 from qsgd_hpc.errors import UsageError
 
@@ -174,12 +175,12 @@ def _thread_counts(text: str | None) -> list[int]:
 )
 @click.option(
     "--bandwidth",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     metavar="GBPS",
     help="Link rate of a rank in Gb/s, for the limit. [default: of --network, else measured]",
 )
 @click.option("--rounds", type=click.IntRange(1), help="Samples per row. [default: by time]")
-@click.option("--seconds", type=float, default=2.0, help="Time per size; at least 5 rounds.")
+@click.option("--seconds", type=Finite(0), default=2.0, help="Time per size; at least 5 rounds.")
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path), help="File for all numbers, as JSON."
 )

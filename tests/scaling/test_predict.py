@@ -377,11 +377,8 @@ def test_validation_says_how_far_repeats_are_apart(tmp_path):
         (("--site", "polaris", "--nodes", "a"), "expected 8..496"),
         (("--site", "polaris", "--nodes", "0..4"), "expected 8..496"),
         (("--site", "polaris", "--nodes", "8..4"), "expected 8..496"),
-        (("--site", "polaris", "--gpu-speedup", "nan"), "--gpu-speedup nan: expected a number"),
-        (("--link-gbps", "nan"), "expected rates above 0"),
-        (("--link-gbps", "inf"), "expected rates above 0"),
-        (("--link-gbps", "1", "--link-latency-us", "nan"), "a latency of 0 or more"),
-        (("--link-gbps", "1", "--memory-gbs", "inf"), "expected rates above 0"),
+        (("--site", "polaris", "--link-latency-us", "5"), "of hosts with --link-gbps"),
+        (("--link-gbps", "1", "--validate", "-o", "out"), "--validate only prints"),
         (("--link-gbps", "1", "--nodes", "2", "-o", "/dev/null/x"), "Choose another with -o"),
         (("--site", "polaris", "--bits", "3"), "expected some of 32,8,4,2"),
     ],
@@ -391,3 +388,13 @@ def test_faults_carry_the_remedy(tmp_path, words, said):
     shown = run("--from", tmp_path, "--no-simgrid", *words)
     assert isinstance(shown.exception, UsageError)
     assert said in str(shown.exception)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+@pytest.mark.parametrize(
+    "option", ["--gpu-speedup", "--link-gbps", "--link-latency-us", "--memory-gbs"]
+)
+def test_only_finite_numbers_describe_a_machine(tmp_path, option, value):
+    shown = run("--from", tmp_path, option, value)
+    assert shown.exit_code == 2
+    assert f"Invalid value for '{option}'" in shown.output

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import click
 
+from qsgd_hpc.cli import Finite
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.sites.merge import dotted, merged, unconfirmed
@@ -32,6 +32,7 @@ from qsgd_hpc.scaling.predict.validate import Comparison, compare
 __all__ = ["parse_nodes", "predict"]
 
 BITS = (2, 4, 8, 32)
+_RATE = Finite(0, min_open=True)
 
 
 @click.command(context_settings={"show_default": True})
@@ -44,16 +45,18 @@ BITS = (2, 4, 8, 32)
 )
 @click.option("--case", help="Case of the study, if it has several.")
 @click.option("--site", help="Machine to predict for; its profile describes the network.")
-@click.option("--link-gbps", type=float, help="Instead of --site: one link per node, Gb/s.")
-@click.option("--link-latency-us", type=float, default=50.0, help="Latency of that link.")
-@click.option("--memory-gbs", type=float, help="Memory bandwidth of a node, GB/s.")
+@click.option("--link-gbps", type=_RATE, help="Instead of --site: one link per node, Gb/s.")
+@click.option(
+    "--link-latency-us", "latency_us", type=Finite(0), help="Latency of that link.  [default: 50]"
+)
+@click.option("--memory-gbs", type=_RATE, help="Memory bandwidth of a node, GB/s.  [default: 100]")
 @click.option("--nodes", default="1..128", help="A list (2,3,4), or a range (8..496) in doublings.")
 @click.option("--bits", default="32,8,4", help="Bits per gradient element; 32 is plain float32.")
 @click.option("--ranks-per-node", type=click.IntRange(1), help="Default: the site's, or 1.")
 @click.option("--mode", type=click.Choice(["weak", "strong"]), help="Default: the study's.")
 @click.option(
     "--gpu-speedup",
-    type=click.FloatRange(0, min_open=True),
+    type=_RATE,
     default=1.0,
     help="Assumed speed of computation there, relative to the measurement.",
 )
@@ -74,10 +77,8 @@ def predict(**options: Any) -> None:
       qsgd-hpc predict --from scaling-results/train --link-gbps 1 --validate
     """
     points, study_mode = measured(options["source"], options["case"])
-    source = f"measured in {options['source'].name}"
+    source = f"measured in {options['source'].resolve().name}"
     fabric, doubts, per_node = _machine(options)
-    if not math.isfinite(options["gpu_speedup"]):
-        raise UsageError(f"--gpu-speedup {options['gpu_speedup']:g}: expected a number above 0.")
     setting = Setting(
         ranks_per_node=per_node,
         mode=options["mode"] or study_mode,
@@ -85,6 +86,8 @@ def predict(**options: Any) -> None:
         algorithm=options["algorithm"],
     )
     networks, notes = _networks(fabric, options["simgrid"], options["routing"])
+    if options["validate"] and options["output"]:
+        raise UsageError("--validate only prints: drop -o, or redirect the output of --json.")
     if options["validate"]:
         both = compare(points, study_mode, fabric, networks, source, setting)
         _show_comparison(both, fabric, notes, options["as_data"])
@@ -110,11 +113,15 @@ def _machine(options: dict[str, Any]) -> tuple[Fabric, list[str], int]:
     """Return the machine, the unconfirmed facts of its profile, and the ranks per node."""
     if (options["site"] is None) == (options["link_gbps"] is None):
         raise UsageError("Give --site NAME, or --link-gbps G for hosts on one switch.")
+    given = {n: v for n in ("latency_us", "memory_gbs") if (v := options[n]) is not None}
     if options["site"] is None:
-        memory = {} if options["memory_gbs"] is None else {"memory_gbs": options["memory_gbs"]}
         name = f"hosts with {options['link_gbps']:g} Gb/s each"
-        fabric = flat_fabric(name, options["link_gbps"], options["link_latency_us"], **memory)
-        return fabric, [], options["ranks_per_node"] or 1
+        return flat_fabric(name, options["link_gbps"], **given), [], options["ranks_per_node"] or 1
+    if given:
+        raise UsageError(
+            "--link-latency-us and --memory-gbs are of hosts with --link-gbps; those of --site are "
+            "in its profile (jobs/README.md)."
+        )
     site = sites.load(options["site"])
     doubts = [dotted(path) for path in unconfirmed(merged(site.name)) if path[0] == "network"]
     per_node = options["ranks_per_node"] or site.ranks_per_node or site.gpus or 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -83,15 +82,15 @@ def fabric_of_site(site: Site) -> Fabric:
 
 
 def flat_fabric(
-    name: str, gbps: float, latency_us: float, memory_gbs: float = USUAL_MEMORY / 1e9
+    name: str, gbps: float, latency_us: float = 50.0, memory_gbs: float = USUAL_MEMORY / 1e9
 ) -> Fabric:
-    """Return nodes limited only by one link each, such as hosts on one switch."""
-    rates = gbps, memory_gbs
-    if not (all(0 < rate < math.inf for rate in rates) and 0 <= latency_us < math.inf):
-        raise UsageError(
-            f"link of {gbps:g} Gb/s, {latency_us:g} us, memory {memory_gbs:g} GB/s: expected rates "
-            "above 0 and a latency of 0 or more"
-        )
+    """Return nodes limited only by one link each, such as hosts on one switch.
+
+    Args:
+        name: a description.
+        gbps, memory_gbs: rates of a link in Gb/s and of a node's memory in GB/s, above 0.
+        latency_us: of a message between nodes, 0 or more.
+    """
     return Fabric(name, 1, gbps * 1e9 / 8, latency_us / 1e6, USUAL_WITHIN_S, memory_gbs * 1e9)
 
 
