@@ -23,7 +23,7 @@ from qsgd_hpc.scaling.predict.coding import Coding
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site
 from qsgd_hpc.scaling.predict.inputs import measured, training_of
 from qsgd_hpc.scaling.predict.model import Setting, predict
-from qsgd_hpc.scaling.predict.output import LABEL
+from qsgd_hpc.scaling.predict.output import LABEL, Result, write_folder
 from qsgd_hpc.scaling.predict.overlap import Gradient, expected_maximum, fused, timeline
 from qsgd_hpc.scaling.predict.schedules import Layout, schedule
 from qsgd_hpc.scaling.predict.simgrid import SimGrid, platform_line
@@ -388,6 +388,16 @@ def test_faults_carry_the_remedy(tmp_path, words, said):
     shown = run("--from", tmp_path, "--no-simgrid", *words)
     assert isinstance(shown.exception, UsageError)
     assert said in str(shown.exception)
+
+
+def test_the_plot_shows_an_efficiency_above_ideal(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr("matplotlib.pyplot.close", kept.append)
+    profile = training(ranks=4, data_s=0.1)
+    rows = tuple(predict(profile, GIGABIT, Setting(mode="strong"), [1, 4], [32], ClosedForm()))
+    write_folder(Result("two sizes", "images", rows), tmp_path)
+    top = kept[0].axes[1].get_ylim()[1]
+    assert 1.5 < max(row.efficiency for row in rows) < top
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1"])

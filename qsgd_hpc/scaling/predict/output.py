@@ -234,7 +234,8 @@ def _plot(result: Result, path: Path) -> None:
     pace.set_ylabel(f"{result.unit}/s")
     share.set_ylabel("efficiency")
     share.yaxis.set_major_formatter(PercentFormatter(1.0))
-    share.set_ylim(0, 1.05)
+    # Above 1 on fewer ranks than were measured, if waiting for data does not grow with the batch.
+    share.set_ylim(0, 1.05 * max(1.0, *(row.efficiency for row in result.rows + result.simulated)))
     share.legend(fontsize=8)
     figure.suptitle(f"{LABEL}: {result.title}", fontsize=10)
     figure.savefig(path, dpi=130)
