@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.timeline import traces
 from qsgd_hpc.timeline.steps import OTHERS, RankSteps, of_steps
 
@@ -54,7 +55,10 @@ def merge(files: tuple[Path, ...], output: Path) -> None:
 
 @timeline.command()
 @click.argument("file", type=_FILE)
-@click.option("--top", default=20, show_default=True, help="Number of tensors to list, by time.")
+@click.option(
+    "--top", type=click.IntRange(0), default=20, show_default=True,
+    help="Number of tensors to list, by time.",
+)  # fmt: skip
 def show(file: Path, top: int) -> None:
     """Print the time by part of a step and by tensor of FILE.
 
@@ -68,6 +72,11 @@ def show(file: Path, top: int) -> None:
     coding       the codec, in hidden or exposed collectives
     """
     events = traces.load(file)
+    if events and not traces.ranks_of(events):
+        raise UsageError(
+            f"{file} is the trace of another program: none of its processes is a rank. Name a file "
+            "of QSGD_TIMELINE"
+        )
     summary = traces.summarise(events)
     console = Console(width=None if Console().is_terminal else 120)
     if steps := of_steps(events):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from qsgd_hpc.timeline.traces import (
@@ -72,7 +72,7 @@ class _Work:
     negotiations: dict[str, list[_Negotiation]]
 
 
-def of_steps(events: Iterable[Event]) -> list[RankSteps]:
+def of_steps(events: Sequence[Event]) -> list[RankSteps]:
     """Return the steps of each rank with at least one complete step, in the order of ranks."""
     rows = rows_of(events)
     works = {rank: _work_of(rows[rank]) for rank in sorted(rows)}

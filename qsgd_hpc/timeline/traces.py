@@ -23,6 +23,7 @@ __all__ = [
     "load",
     "merge",
     "overlap",
+    "ranks_of",
     "rows_of",
     "spans_of",
     "summarise",
@@ -63,7 +64,8 @@ def _is_event(found: object) -> bool:
         return False
     if found["ph"] == "X" and not {"name", "ts", "dur"} <= found.keys():
         return False
-    return all(isinstance(found.get(key, 0), (int, float)) for key in ("ts", "dur"))
+    kinds = {"ts": (int, float), "dur": (int, float), "pid": (int, str), "args": dict}
+    return all(isinstance(found[key], kind) for key, kind in kinds.items() if key in found)
 
 
 def _event(line: str) -> Event | None:
@@ -80,14 +82,16 @@ def merge(paths: Sequence[Path], target: Path) -> int:
     The files' times share an axis if the ranks wrote them together.
 
     Raises:
-        UsageError: two files are of the same rank, one cannot be read, or ``target`` cannot be
-            written.
+        UsageError: two files are of the same rank, one cannot be read, or ``target`` is one of them
+            or cannot be written.
     """
+    if target.exists() and any(path.exists() and path.samefile(target) for path in paths):
+        raise UsageError(f"{target} is one of the files to merge; choose another for the output")
     ranks: dict[int, Path] = {}
     events: list[Event] = []
     for path in paths:
         found = load(path)
-        for rank in {event["pid"] for event in found if "pid" in event}:
+        for rank in ranks_of(found):
             if rank in ranks:
                 raise UsageError(
                     f"{path} and {ranks[rank]} both belong to rank {rank}; merge files of "
@@ -135,7 +139,7 @@ class Summary:
     """Time for which the ranks' engines executed collectives."""
 
 
-def summarise(events: Iterable[Event]) -> Summary:
+def summarise(events: Sequence[Event]) -> Summary:
     """Return the times of each tensor, and the parts in which the program waited."""
     rows = rows_of(events)
     timed = [event for rank in rows.values() for row in rank.values() for event in row]
@@ -158,18 +162,26 @@ def summarise(events: Iterable[Event]) -> Summary:
 NOT_TENSORS = ("cycles", "program", "steps")
 
 
-def rows_of(events: Iterable[Event]) -> dict[int, Rows]:
+def ranks_of(events: Sequence[Event]) -> set[int]:
+    """Return the ranks of a file; processes of other programs have another name, or no number."""
+    titles = [event for event in events if event.get("name") == "process_name"]
+    named = {event.get("pid"): event.get("args", {}).get("name") for event in titles}
+    numbers = {pid for event in events if isinstance(pid := event.get("pid"), int)}
+    return {pid for pid in numbers if named.get(pid, f"rank {pid}") == f"rank {pid}"}
+
+
+def rows_of(events: Sequence[Event]) -> dict[int, Rows]:
     """Return the timed events of a file by rank and row."""
     names: dict[tuple[int, int], str] = {}
     by_row: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    ranks = ranks_of(events)
     for event in events:
-        # In a file of another program a process may have a name for a number.
-        if not isinstance(event.get("pid"), int) or "tid" not in event:
+        if event.get("pid") not in ranks or "tid" not in event:
             continue
         key = event["pid"], event["tid"]
         if event["ph"] == "M":
             if event.get("name") == "thread_name":
-                names[key] = event["args"]["name"]
+                names[key] = str(event.get("args", {}).get("name"))
         elif "ts" in event:
             by_row[key].append(event)
     rows: dict[int, Rows] = defaultdict(dict)

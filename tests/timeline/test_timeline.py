@@ -290,7 +290,11 @@ def test_other_files_are_refused(tmp_path):
     file.write_text("no timeline\n")
     with pytest.raises(UsageError, match="not a timeline"):
         traces.load(file)
-    for text in ('{"traceEvents": 5}', '[{"ph": "X"}, {"ph": "B", "ts": "soon"}]'):
+    for text in (
+        '{"traceEvents": 5}',
+        '[{"ph": "X"}, {"ph": "B", "ts": "soon"}]',
+        '[{"ph": "i", "pid": [0]}, {"ph": "i", "args": null}]',
+    ):
         file.write_text(text)
         with pytest.raises(UsageError, match="not a timeline"):
             traces.load(file)
@@ -299,6 +303,15 @@ def test_other_files_are_refused(tmp_path):
 def test_the_trace_of_a_profiler_is_no_traceback(tmp_path):
     # PyTorch's profiler names its own process "Spans", and has metadata without arguments.
     events = [
+        {
+            "ph": "M",
+            "name": "process_name",
+            "pid": 7,
+            "tid": 0,
+            "ts": 1,
+            "args": {"name": "python"},
+        },
+        {"ph": "M", "name": "process_labels", "pid": "Spans", "tid": 0},
         {"ph": "X", "name": "aten::add", "pid": 7, "tid": 7, "ts": 1.5, "dur": 2},
         {"ph": "X", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "T", "ts": 1, "dur": 9},
         {"ph": "i", "name": "Record Window End", "pid": "", "tid": "", "ts": 10},
@@ -307,7 +320,20 @@ def test_the_trace_of_a_profiler_is_no_traceback(tmp_path):
     file.write_text(json.dumps({"traceEvents": [*events, *SAMPLE]}))
     result = CliRunner().invoke(verbs, ["show", str(file)])
     assert result.exit_code == 0
-    assert "programs waiting" in result.output
+    assert "2 tensors, 1 rank(s), 0.000 s" in result.output
+    file.write_text(json.dumps(events))
+    result = CliRunner().invoke(verbs, ["show", str(file)])
+    assert "trace of another program" in str(result.exception)
+
+
+def test_a_file_is_not_merged_into_itself(tmp_path):
+    file, same = tmp_path / "t.json", tmp_path / "same.json"
+    file.write_text(json.dumps(SAMPLE))
+    same.symlink_to(file)
+    for target in (file, same):
+        with pytest.raises(UsageError, match="one of the files to merge"):
+            traces.merge([file], target)
+    assert json.loads(file.read_text()) == SAMPLE
 
 
 def test_a_merged_file_that_cannot_be_written_is_a_usage_error(tmp_path):
