@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.fits import applies, fit_law, peak_ranks
 from qsgd_hpc.scaling.analysis.results import Estimate, Fit
+from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.report.drawing.speed import best_fits
-from tests.scaling.samples import amdahl, attempts, gustafson, study, usl
+from tests.scaling.samples import amdahl, attempt, attempts, gustafson, study, usl
 
 SIZES = st.lists(
     st.sampled_from([1, 2, 3, 4, 8, 12, 16, 32, 64, 256]), min_size=4, max_size=7, unique=True
@@ -141,9 +142,10 @@ def test_of_two_sizes_the_law_of_the_mode_is_shown(mode, name):
     """Both laws pass through both points; rounding must not choose."""
     draw = np.random.default_rng(3)
     for _ in range(20):
-        speeds = {1: draw.uniform(50, 100)}
-        speeds[2] = speeds[1] * draw.uniform(1.1, 1.9)
-        measured = attempts(study(mode=mode, bits=(32,)), lambda point: speeds[point.ranks])
+        points = plan(study(mode=mode, bits=(32,)))
+        speed = draw.uniform(50, 100)
+        factors = {1: 1.0, 2: draw.uniform(1.1, 1.9)}
+        measured = [attempt(point, speed=speed * factors[point.ranks]) for point in points]
         (case,) = analyse(measured, mode=mode).cases
         assert [fit.law for fit in best_fits(case)] == [name]
 
