@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.fits import fit_link
+from qsgd_hpc.scaling.analysis.results import Estimate, LinkFit
 from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.report.sentences import link_sentence
 from tests.scaling.samples import PARAMETERS, metered, metered_attempts, study
 
 TRIALS = 100
@@ -70,6 +72,22 @@ def test_time_that_does_not_grow_with_bytes_gives_no_bandwidth():
     fit = fit_link(falling)
     assert fit.bandwidth.value == math.inf
     assert "no estimate of the bandwidth" in fit.caution
+
+
+def test_time_that_the_model_does_not_describe_is_pointed_out():
+    """As on a link that sends short messages faster than its rate."""
+    draw = np.random.default_rng(5)
+    whole = runs((2, 4), (32, 8, 4), repeats=3, noise=0.05, draw=draw)
+    assert "rough" not in fit_link(whole).caution
+    whole.loc[whole["bits"] == 32, "comm_s"] *= 4
+    assert "both values are rough" in fit_link(whole).caution
+
+
+def test_a_bandwidth_without_an_upper_bound_shows_its_lower_one():
+    open_ended = LinkFit(Estimate(2e-5, 1e-5, 3e-5), Estimate(2.39e11, 6.2e9), 0.1, 3)
+    assert "239 GB/s (6.20 GB/s or more) per rank" in link_sentence(open_ended)
+    none = LinkFit(Estimate(2e-5), Estimate(math.inf), 0.1, 3)
+    assert "20 µs per message and unbounded per rank" in link_sentence(none)
 
 
 def test_messages_are_counted_per_reduction_where_those_are_recorded():

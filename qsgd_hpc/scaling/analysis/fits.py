@@ -191,6 +191,12 @@ def _link_cautions(
             "Not identifiable: messages and bytes increase together in these rows, so latency "
             "and bandwidth cannot be separated. Measure more bits or more sizes."
         )
+    rows = sending.groupby(["ranks", "bits"]).ngroup().to_numpy()
+    if points > 2 and _lack_of_fit(columns, rows):
+        cautions.append(
+            "The deviation from the model exceeds the variation of the repeats: both values are "
+            "rough."
+        )
     if sending["ranks"].nunique() == 1:
         cautions.append(
             "All rows have the same ranks: the latency contains every cost that does not "
@@ -366,7 +372,7 @@ def _cautions(fit: Fit, model: _Model, ranks: Array, mode: str) -> list[str]:
         )
     if model.freedom < 1:
         cautions.append("No interval: there are not more runs than parameters.")
-    if spare > 0 and _lack_of_fit(model, ranks):
+    if spare > 0 and _lack_of_fit(model.columns, ranks):
         cautions.append(
             "The deviation from the law exceeds the variation of the repeats: the law does not fit."
         )
@@ -385,17 +391,23 @@ def _cautions(fit: Fit, model: _Model, ranks: Array, mode: str) -> list[str]:
     return cautions
 
 
-def _lack_of_fit(model: _Model, ranks: Array) -> bool:
-    """Return whether sizes deviate from the law more than runs of one size vary (F test, 5 %)."""
-    sizes = np.unique(ranks)
-    spare, pure = len(sizes) - model.columns.shape[1], len(ranks) - len(sizes)
+def _lack_of_fit(columns: Array, sizes: Array) -> bool:
+    """Return whether sizes deviate from a model more than runs of one size vary (F test, 5 %).
+
+    Args:
+        columns: those of the model, shape (runs, coefficients); of one size, they are proportional
+            to each other.
+        sizes: the size of each run, shape (runs,).
+    """
+    known = np.unique(sizes)
+    spare, pure = len(known) - columns.shape[1], len(sizes) - len(known)
     if spare < 1 or pure < 1:
         return False
-    # The columns of one size are proportional to each other, so one of them is sufficient.
-    logs = np.log(model.columns[:, 0])
-    within = sum(float(((logs[ranks == s] - logs[ranks == s].mean()) ** 2).sum()) for s in sizes)
-    between = max(nonnegative(model.columns)[1] - within, 0.0)
-    if within <= ROUNDING * len(ranks):
+    # One of proportional columns is sufficient.
+    logs = np.log(columns[:, 0])
+    within = sum(float(((logs[sizes == s] - logs[sizes == s].mean()) ** 2).sum()) for s in known)
+    between = max(nonnegative(columns)[1] - within, 0.0)
+    if within <= ROUNDING * len(sizes):
         return between > 1e-9
     ratio = (between / spare) / (within / pure)
     return bool(ratio > special.fdtri(spare, pure, LEVEL))

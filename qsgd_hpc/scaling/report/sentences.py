@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from qsgd_hpc.scaling import units
@@ -40,7 +41,7 @@ def link_sentence(link: LinkFit) -> str:
     """Return Hockney's latency and bandwidth as text."""
     text = (
         f"Fitted to the communication: {_estimate(link.latency_s, units.seconds)} per message and "
-        f"{_estimate(link.bandwidth, lambda v: units.bytes_short(v) + '/s')} per rank; residuals "
+        f"{_estimate(link.bandwidth, units.bandwidth)} per rank; residuals "
         f"{units.percent(link.error)} over {link.points} points."
     )
     return f"{text} {link.caution}".rstrip()
@@ -57,6 +58,9 @@ def verdict_words(verdict: BreakEven) -> str:
 
 
 def _estimate(estimate: Estimate, form: Callable[[float], str]) -> str:
-    if estimate.low is None or estimate.high is None:
-        return form(estimate.value)
-    return f"{form(estimate.value)} ({form(estimate.low)}..{form(estimate.high)})"
+    value = "unbounded" if math.isinf(estimate.value) else form(estimate.value)
+    if estimate.low is None:
+        return value
+    if estimate.high is None:
+        return f"{value} ({form(estimate.low)} or more)"
+    return f"{value} ({form(estimate.low)}..{form(estimate.high)})"
