@@ -45,6 +45,15 @@ def test_a_quality_that_cannot_be_is_not_used_and_named(name, value):
     assert f"2 of 2 measurements record a {name} that is none, such as {value}" in found.cautions[0]
 
 
+def test_a_script_that_ignores_its_batch_is_pointed_out():
+    whole = study(mode="weak", bits=(32,))
+    found = [replace(a, global_batch=128 * a.point.ranks) for a in metered_attempts(whole)]
+    assert analyse(found, mode="weak").cautions == ()
+    ignored = [replace(a, global_batch=128) for a in found]
+    (caution,) = analyse(ignored, mode="weak").cautions
+    assert "In 1 of 2 measurements" in caution and "256 instead of 128 (2 nodes, fp32)" in caution
+
+
 def test_amdahls_law_is_recovered():
     rows = rows_by_size(attempts(study(nodes=(1, 2, 4, 8), bits=(32,))))
     for ranks in (1, 2, 4, 8):

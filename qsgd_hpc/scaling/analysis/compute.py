@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from qsgd_hpc.scaling.analysis.fits import fit_laws, fit_link
-from qsgd_hpc.scaling.analysis.measured import curve, impossible, run
+from qsgd_hpc.scaling.analysis.measured import curve, impossible, number, run
 from qsgd_hpc.scaling.analysis.quality import NONE, Quality, cut_short, default_target, quality_of
 from qsgd_hpc.scaling.analysis.results import COLUMNS, Analysis, CaseAnalysis
 from qsgd_hpc.scaling.analysis.table import SIZE, table_of
@@ -63,7 +63,12 @@ def analyse(
     counted = [replace(each, comparisons=compared) for each in bare]
     done = tuple(replace(each, break_even=break_even(each, site)) for each in counted)
     left_out = [c for case, _, left in found for c in _left_out(case, left)]
-    limits = (*_engine_only(measured), *_cut_short(measured), *_impossible(measured))
+    limits = (
+        *_engine_only(measured),
+        *_cut_short(measured),
+        *_impossible(measured),
+        *_other_batches(measured),
+    )
     return Analysis(done, (*left_out, *limits))
 
 
@@ -136,6 +141,21 @@ def _impossible(measured: Sequence[Attempt]) -> list[str]:
         f"Quality: {len(found)} of {len(measured)} measurements record a {name} that is none, such "
         f"as {value:g}. It is not used. An accuracy is a share from 0 to 1, not per cent; a "
         "perplexity is at least 1."
+    ]
+
+
+def _other_batches(measured: Sequence[Attempt]) -> list[str]:
+    """Return a caution on scripts that did not use the batch that they were given."""
+    batches = [(a, number(a.final, "global_batch_size")) for a in measured if a.global_batch]
+    other = [(a, used) for a, used in batches if used > 0 and used != a.global_batch]
+    if not other:
+        return []
+    attempt, used = other[0]
+    return [
+        f"Batch: In {len(other)} of {len(measured)} measurements the script used another global "
+        f"batch than the study planned, such as {used:g} instead of {attempt.global_batch} "
+        f"({attempt.point.label}). Sizes are not comparable then. Let the script use the batch "
+        "that it is given (--batch-args)."
     ]
 
 

@@ -11,7 +11,7 @@ from qsgd_hpc.scaling.analysis.quality import Quality
 from qsgd_hpc.scaling.store.attempts import Attempt
 from qsgd_hpc.scaling.store.speeds import is_number, throughput
 
-__all__ = ["AS_RECORDED", "UNCODED", "curve", "impossible", "run", "time_to_target"]
+__all__ = ["AS_RECORDED", "UNCODED", "curve", "impossible", "number", "run", "time_to_target"]
 
 NAN = float("nan")
 
