@@ -408,3 +408,9 @@ def test_only_finite_numbers_describe_a_machine(tmp_path, option, value):
     shown = run("--from", tmp_path, option, value)
     assert shown.exit_code == 2
     assert f"Invalid value for '{option}'" in shown.output
+
+
+def test_an_unknown_algorithm_is_refused_at_any_bits(tmp_path):
+    shown = run("--from", tmp_path, "--link-gbps", 1, "--bits", 4, "--algorithm", "rings")
+    assert shown.exit_code == 2
+    assert "'rings' is not one of 'auto', 'direct'" in shown.output

@@ -26,6 +26,7 @@ from qsgd_hpc.scaling.predict.output import (
     assumptions,
     write_folder,
 )
+from qsgd_hpc.scaling.predict.schedules import ALGORITHMS
 from qsgd_hpc.scaling.predict.simgrid import ROUTINGS, SimGrid, simulator
 from qsgd_hpc.scaling.predict.validate import Comparison, compare
 
@@ -60,7 +61,12 @@ _RATE = Finite(0, min_open=True)
     default=1.0,
     help="Assumed speed of computation there, relative to the measurement.",
 )
-@click.option("--algorithm", default="auto", help="Allreduce algorithm.")
+@click.option(
+    "--algorithm",
+    type=click.Choice(["auto", *ALGORITHMS]),
+    default="auto",
+    help="Allreduce algorithm; auto where it does not fit the bits.",
+)
 @click.option("--routing", type=click.Choice(ROUTINGS), default=ROUTINGS[0], help="In SimGrid.")
 @click.option("--simgrid/--no-simgrid", default=True, help="Simulate the topology as well.")
 @click.option("--validate", is_flag=True, help="Predict the study's own larger sizes instead.")
