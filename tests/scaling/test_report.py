@@ -177,11 +177,12 @@ def test_markdown_and_page_show_every_row(made):
 
 
 def test_several_cases_have_a_section_a_link_and_a_folder_each(tmp_path):
-    whole = several(nodes=(2,), bits=(32, 4))
+    whole = several(nodes=(2,), bits=(32, 4), ranks_per_node=2)
     folder = written(tmp_path / "study", whole, attempts(whole))
     report = load(folder)
     text = page_of(report)
     page = Page(text)
+    assert text.count("<td>2 nodes (4 ranks), <span") == 6
     keys = [case.case.key for case in report.analysis.cases]
     assert len(keys) == 6 and set(keys) <= set(page.links)
     assert len(page.ids) == len(set(page.ids))

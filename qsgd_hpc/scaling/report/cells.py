@@ -9,7 +9,7 @@ from qsgd_hpc.launch.cluster.network import SHORT, bits_per_s
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
 
-__all__ = ["cells", "headings", "interval", "place"]
+__all__ = ["cells", "headings", "interval", "place", "size"]
 
 _HEADINGS = (
     ("nodes", "Nodes"),
@@ -90,8 +90,13 @@ def _link(row: Mapping[str, Any]) -> str:
 
 def place(row: Mapping[str, Any]) -> str:
     """Return where a row was measured, such as '2 nodes, 4 bit'."""
+    return f"{size(row)}, {units.bits_name(row['bits'])}"
+
+
+def size(row: Mapping[str, Any]) -> str:
+    """Return the size of a row, such as '2 nodes' or '2 nodes (8 ranks)'."""
     ranks = "" if row["nodes"] == row["ranks"] else f" ({row['ranks']} ranks)"
-    return f"{units.nodes_name(row['nodes'])}{ranks}, {units.bits_name(row['bits'])}"
+    return f"{units.nodes_name(row['nodes'])}{ranks}"
 
 
 def interval(row: Mapping[str, Any], name: str, form: Callable[[float], str]) -> str:

@@ -15,7 +15,7 @@ from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.report import compare
 from qsgd_hpc.scaling.report.case_findings import reference_name
 from qsgd_hpc.scaling.report.cautions import Machine
-from qsgd_hpc.scaling.report.cells import cells, headings
+from qsgd_hpc.scaling.report.cells import cells, headings, size
 from qsgd_hpc.scaling.report.drawing.networks import network_panels
 from qsgd_hpc.scaling.report.drawing.speed import best_fits
 from qsgd_hpc.scaling.report.drawing.svg import chart, charts
@@ -148,6 +148,7 @@ def _section(
         "rows": [
             {
                 **cells(row, case),
+                "size": size(row),
                 "raw_bits": row["bits"],
                 "raw_ranks": row["ranks"],
                 "sort": {
