@@ -64,7 +64,12 @@ def _is_event(found: object) -> bool:
         return False
     if found["ph"] == "X" and not {"name", "ts", "dur"} <= found.keys():
         return False
-    kinds: dict[str, Any] = {"ts": (int, float), "dur": (int, float), "pid": (int, str), "args": dict}
+    kinds: dict[str, Any] = {
+        "ts": (int, float),
+        "dur": (int, float),
+        "pid": (int, str),
+        "args": dict,
+    }
     return all(isinstance(found[key], kind) for key, kind in kinds.items() if key in found)
 
 
