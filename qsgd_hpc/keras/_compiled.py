@@ -28,6 +28,7 @@ def make_loss_scalers_agree() -> None:
         return
     own: Callable[..., Any] = kind.check_finite
 
+    @BACKEND.uncompiled
     @functools.wraps(own)
     def check_finite(scaler: Any, grads: Any) -> Any:
         finite = own(scaler, grads)

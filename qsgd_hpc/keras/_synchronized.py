@@ -179,6 +179,7 @@ class Synchronized(Optimizer):
 class SynchronizedFirst(Synchronized):
     """Base class for optimizers with their own ``apply``, to which reduced gradients are passed."""
 
+    @BACKEND.uncompiled  # torch.compile must not trace waiting for ranks
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Reduce the gradients over the ranks, then execute the optimizer's own step."""
         variables = self._begin(trainable_variables)
@@ -189,6 +190,7 @@ class SynchronizedFirst(Synchronized):
 class SynchronizedInStep(Synchronized):
     """Base class for other optimizers: reduces gradients after accumulation, before clipping."""
 
+    @BACKEND.uncompiled  # torch.compile must not trace waiting for ranks
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Reduce the gradients over the ranks within the optimizer's own step."""
         variables = self._begin(trainable_variables)

@@ -7,6 +7,7 @@ Runs as plain ``pytest`` on one rank, and under ``qsgd-hpc run -np N python -m p
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import warnings
 
@@ -171,6 +172,22 @@ def test_keras_leaves_a_distributed_step_out_of_xla():
     fit(model)
     assert replicas_are_identical(model)
     assert compiled(keras.optimizers.SGD(0.1), jit_compile=True).jit_compile
+
+
+@several_ranks
+@pytest.mark.skipif(BACKEND != "torch", reason="torch.compile")
+@pytest.mark.parametrize("kind", [keras.optimizers.SGD, keras.optimizers.LossScaleOptimizer])
+def test_steps_that_torch_compiles_are_synchronised(kind, monkeypatch):
+    import torch
+
+    # Traces as the default backend does, which takes minutes to generate code.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    models = []
+    for jit_compile in (False, True):
+        models.append(compiled(of(make(kind)), hvd.rank(), jit_compile=jit_compile))
+        fit(models[-1])
+    assert replicas_are_identical(models[1])
+    assert np.allclose(flat(models[0].get_weights()), flat(models[1].get_weights()), atol=1e-6)
 
 
 @several_ranks

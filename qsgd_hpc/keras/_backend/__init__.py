@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import keras
 
@@ -14,6 +14,8 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 
 __all__ = ["BACKEND", "Backend", "Reducer"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Reducer(Protocol):
@@ -44,6 +46,13 @@ class Backend(ABC):
         In a traced step, a missing gradient is missing on every rank, and stays None.
         """
         return list(gradients)
+
+    def uncompiled(self, function: F) -> F:
+        """Return a function that torch.compile calls instead of compiling it.
+
+        The other backends compile with XLA, which is refused on TensorFlow and works on JAX.
+        """
+        return function
 
     def scaled(self, gradient: Any, factor: float) -> Any:
         """Return a gradient, dense or sparse, times a factor."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch._compile import _disable_dynamo
 
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.frameworks.grouping import partition
 from qsgd_hpc.frameworks.pending import wait_for_all
 from qsgd_hpc.frameworks.shared_names import warn_of_shared_residual
-from qsgd_hpc.keras._backend import Backend, Reducer
+from qsgd_hpc.keras._backend import Backend, F, Reducer
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.torch.compression import Compression
 from qsgd_hpc.torch.ops import allreduce
@@ -58,9 +59,10 @@ class _Torch(Backend):
                 raise nonfinite
             return given
 
-        # torch.compile must not trace waiting for other ranks.
-        uncompiled: Reducer = torch._dynamo.disable(reduce)  # type: ignore[no-untyped-call]
-        return uncompiled
+        return reduce
+
+    def uncompiled(self, function: F) -> F:
+        return cast(F, _disable_dynamo(function))
 
     def complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return the gradients, with zeros for branches of the model that this rank did not use."""
