@@ -55,6 +55,7 @@ def test_what_is_to_be_decided_is_listed_with_lines():
         ("import torch\nx = torch.ones(1)\n", "looked for a call of backward()"),
         ("import torch\nx = (\n", "not valid Python"),
         ("import lightning\nimport torch\n", "Lightning has a strategy"),
+        ("from transformers import Trainer\nTrainer(m).train()\n", "by itself: start"),
         (
             "import torch\ntorch.distributed.init_process_group('nccl')\n",
             "already distributed by torch.distributed.init_process_group()",

@@ -607,3 +607,10 @@ def test_what_minimize_computes_is_left_to_the_author():
         """
     )
     assert any("average the gradients" in note.text for note in made.to_decide)
+
+
+@pytest.mark.parametrize(("optimizer", "left"), [("own", True), ("first.optimizer", False)])
+def test_a_loop_beside_fit_is_left_to_the_author(optimizer, left):
+    loop = f"for x in data:\n    {optimizer}.apply_gradients(pairs_of(x))\n"
+    made = done(KERAS.format(arguments="o") + loop)
+    assert any("of its loop" in note.text for note in made.to_decide) == left

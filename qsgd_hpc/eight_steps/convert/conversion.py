@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ OTHERS = {
     "accelerate": "take out accelerate first",
     "deepspeed": "take out DeepSpeed first",
 }
+TRAINERS = re.compile(r"^(transformers|trl)\.\w*Trainer$")
 DISTRIBUTED_CALLS = (
     "torch.distributed.init_process_group",
     "torch.nn.parallel.DistributedDataParallel",
@@ -116,6 +118,12 @@ def _framework(script: Script) -> Framework:
     for module in (each.module.partition(".")[0] for each in script.imports):
         if module in OTHERS:
             raise UsageError(f"{script.path}: trains with {module}; {OTHERS[module]}")
+    for name in sorted(called):
+        if TRAINERS.match(name):
+            raise UsageError(
+                f"{script.path}: {name} trains on several ranks by itself: start the script by "
+                "qsgd-hpc run -np 2"
+            )
     for name in DISTRIBUTED_CALLS:
         if name in called:
             raise UsageError(f"{script.path}: already distributed by {name}()")

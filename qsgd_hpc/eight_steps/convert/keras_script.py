@@ -49,6 +49,7 @@ def convert_keras(plan: Plan) -> None:
         if _may_be_model(script, call):
             plan.todo(call, "pass a hvd.DistributedOptimizer for each optimizer of this model.")
             warm_ups.append("?")
+    _name_own_steps(plan)
     numbers = all(warm_ups) and not _own_schedule(script)
     if not numbers:
         plan.todo(
@@ -94,6 +95,17 @@ def _may_be_model(script: Script, call: cst.Call) -> bool:
     """Return whether a `compile` may be a model's whose optimizers are not recognised."""
     hidden = any(a.star == "**" or (a.keyword and "optim" in a.keyword.value) for a in call.args)
     return hidden and not _is_model(call) and not script.called(call).startswith("super()")
+
+
+def _name_own_steps(plan: Plan) -> None:
+    """Leave loops with a step of their own, beside `fit`, to the author."""
+    script = plan.script
+    for call in script.calls:
+        if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "apply_gradients":
+            continue
+        # compile wraps the optimizer of a model, which is self.optimizer in its train_step.
+        if not script.code(call.func.value).endswith(".optimizer"):
+            plan.todo(call, "wrap this optimizer, and shard the data of its loop.")
 
 
 def _own_schedule(script: Script) -> bool:
