@@ -223,12 +223,13 @@ def test_an_array_is_one_job_with_a_log_for_each_task(bed: Bed) -> None:
 
 
 def test_dependencies_hold_and_a_failed_one_cancels_what_needs_it(bed: Bed) -> None:
-    fails = write("fails.py", "import time; time.sleep(3); raise SystemExit(3)")
+    waits = "while not pathlib.Path('go').exists():\n    time.sleep(0.1)\n"
+    fails = write("fails.py", f"import pathlib, time\n{waits}raise SystemExit(3)")
     runs = write("runs.py", "print('ran')")
     first = jobs.submit(JobRequest(fails, ranks_per_node=1))
     needs = jobs.submit(JobRequest(runs, ranks_per_node=1, after=(first.id,)))
     follows = jobs.submit(JobRequest(runs, ranks_per_node=1, after=(f"any:{first.id}",)))
-    assert first.id  # submitted while the first had not ended
+    Path("go").touch()
     done = ended(first.id, needs.id, follows.id)
     assert [job.state.value for job in done] == ["FAILED", "CANCELLED", "COMPLETED"]
     assert done[0].exit_code == 3
