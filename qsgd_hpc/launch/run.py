@@ -12,6 +12,7 @@ from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.command import Command, Machine, build_command
+from qsgd_hpc.launch.cores import usable_cores
 from qsgd_hpc.launch.meeting import Meeting, meeting, remarks, without_outer_launch
 from qsgd_hpc.launch.mpi import Family, Launcher, Library, find_launcher, find_library
 from qsgd_hpc.launch.options import RunOptions, check_options
@@ -37,7 +38,7 @@ class Plan:
 
     def command(self, token: str = "-", place: Meeting | None = None) -> Command:
         """Return the command line; with a token other than "-", the output consists of frames."""
-        machine = Machine(len(os.sched_getaffinity(0)), os.geteuid() == 0)
+        machine = Machine(usable_cores(), os.geteuid() == 0)
         return build_command(
             self.options, self.launcher, machine, self.environ, token=token, meeting=place
         )
