@@ -241,8 +241,6 @@ def check(request: Request) -> None:
         raise UsageError(f"--scheme: {fixed[0]!r} has no choice of bits; choose from {known}")
     if request.trial and not request.explain:
         raise UsageError("--trial measures the choices of --explain; add --explain")
-    if request.json_path is not None and not request.json_path.absolute().parent.is_dir():
-        raise UsageError(f"--json {request.json_path}: there is no such folder; create it first")
 
 
 def run(request: Request) -> None:

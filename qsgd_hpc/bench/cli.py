@@ -25,6 +25,22 @@ __all__ = ["bench"]
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_STEP_ID")
 
 
+def _in_a_folder(_ctx: click.Context, _param: click.Parameter, file: Path | None) -> Path | None:
+    """Reject a file in a missing folder now, not after the measurements."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise UsageError(f"--json {file}: there is no such folder; create it first")
+    return file
+
+
+_json_option = click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    callback=_in_a_folder,
+    help="File for all numbers, as JSON.",
+)
+
+
 def launched(environ: Mapping[str, str]) -> bool:
     """Return whether an MPI launcher started this process."""
     return any(name in environ for name in RANK_VARIABLES)
@@ -76,9 +92,7 @@ def bench(
     "--instruction-set", metavar="NAME", help="avx512, avx2, neon, scalar. [default: the fastest]"
 )
 @click.option("--rounds", type=click.IntRange(1), default=7, help="Samples per row.")
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), help="File for all numbers, as JSON."
-)
+@_json_option
 def codec(
     size: str,
     bits: str,
@@ -181,9 +195,7 @@ def _thread_counts(text: str | None) -> list[int]:
 )
 @click.option("--rounds", type=click.IntRange(1), help="Samples per row. [default: by time]")
 @click.option("--seconds", type=Finite(0), default=2.0, help="Time per size; at least 5 rounds.")
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), help="File for all numbers, as JSON."
-)
+@_json_option
 def allreduce(
     ranks: int | None,
     network: str | None,

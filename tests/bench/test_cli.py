@@ -46,6 +46,8 @@ def bench(monkeypatch, capsys):
         (["allreduce", "-np", "2", "--seconds", "nan"], "nan is not a finite number"),
         (["allreduce", "-np", "2", "--seconds", "-1"], "-1.0 is not in the range"),
         (["allreduce", "-np", "2", "--bandwidth", "inf"], "inf is not a finite number"),
+        (["codec", "--json", "/nowhere/x.json"], "there is no such folder"),
+        (["codec", "--json", "/"], "is a directory"),
         (["codec", "--size", "1K,2K"], "one size"),
         (["codec", "--bits", "32"], "1 to 8"),
         (["codec", "--threads", "0"], "at least 1"),
