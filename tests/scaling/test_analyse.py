@@ -42,7 +42,7 @@ def test_a_quality_that_cannot_be_is_not_used_and_named(name, value):
     points = plan(study(nodes=(2,), bits=(32, 4)))
     found = analyse([attempt(p, speed=1.0, **{"test_accuracy": None, name: value}) for p in points])
     assert found.cases[0].quality == ""
-    assert f"2 of 2 measurements record a {name} that is none, such as {value}" in found.cautions[0]
+    assert f"2 of 2 measurements record an impossible {name}, such as {value}" in found.cautions[0]
 
 
 def test_a_script_that_ignores_its_batch_is_pointed_out():

@@ -138,7 +138,7 @@ def _impossible(measured: Sequence[Attempt]) -> list[str]:
         return []
     name, value = found[0][0]
     return [
-        f"Quality: {len(found)} of {len(measured)} measurements record a {name} that is none, such "
+        f"Quality: {len(found)} of {len(measured)} measurements record an impossible {name}, such "
         f"as {value:g}. It is not used. An accuracy is a share from 0 to 1, not per cent; a "
         "perplexity is at least 1."
     ]
