@@ -23,7 +23,7 @@ LESSON = str(Path(__file__).parents[2] / "tutorials" / "mnist_keras" / "train_mn
         ("tensorflow", 2),
         ("tensorflow", 3),
         ("tensorflow", 4),
-        pytest.param("torch", 2, marks=pytest.mark.gate),
+        ("torch", 2),
         ("jax", 2),
     ],
 )
@@ -31,6 +31,14 @@ def test_what_keras_promises_holds_on_real_ranks(run_suite, backend, ranks):
     if find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
     run_suite(ranks, "tests/keras", KERAS_BACKEND=backend)
+
+
+@pytest.mark.gate
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
+def test_it_holds_on_pytorch_without_its_compiler(run_suite):
+    """``torch.compile`` takes longer than all other tests together."""
+    run_suite(2, "tests/keras", "-k", "not torch_compiles", KERAS_BACKEND="torch")
 
 
 def _accuracy(run_ranks, ranks, data, *arguments, **environ):
