@@ -11,6 +11,7 @@ import numpy as np
 from qsgd_hpc import arrays
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.learning_rate import Schedule, warmup_multiplier
+from qsgd_hpc.keras._batches import BatchCounter
 from qsgd_hpc.keras._replicas import broadcast_values, is_shared, name_of
 from qsgd_hpc.keras.optimizer import synchronization_of
 from qsgd_hpc.runtime import basics
@@ -302,7 +303,7 @@ def _velocities(optimizer: Any) -> list[Any]:
     return []
 
 
-class StopBeforeWalltimeCallback(keras.callbacks.Callback):
+class StopBeforeWalltimeCallback(BatchCounter):
     """A callback that ends ``fit`` on all ranks, after a batch, if the job is about to end.
 
     If ``stopped`` is true after ``fit``, the script saves its checkpoint and calls
@@ -317,16 +318,9 @@ class StopBeforeWalltimeCallback(keras.callbacks.Callback):
         self.every = every
         self.stopped = False
         """Whether the callback has ended ``fit``."""
-        self._last = -1
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Start counting batches from 0, as ``fit`` does."""
-        self._last = -1
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Check whether to stop."""
-        # With steps_per_execution, this is called for the last of several batches only.
-        due = batch // self.every > self._last // self.every
-        self._last = batch
+        due = batch // self.every > self.advance(batch) // self.every
         if due and should_stop():
             self.stopped = self.model.stop_training = True

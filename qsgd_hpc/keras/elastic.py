@@ -23,6 +23,7 @@ import keras
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.parts import Part
+from qsgd_hpc.keras._batches import BatchCounter
 from qsgd_hpc.keras._replicas import broadcast_values, is_shared, value_of
 
 __all__ = [
@@ -95,7 +96,7 @@ def _is_model(value: Any) -> bool:
     return isinstance(value, keras.Model)
 
 
-class CommitStateCallback(keras.callbacks.Callback):
+class CommitStateCallback(BatchCounter):
     """A callback that commits a state after a number of batches, and at the end of each epoch.
 
     Place it after callbacks that change the state.
@@ -112,17 +113,10 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state = state
         self.batches_per_commit = batches_per_commit
         self._uncommitted = 0
-        self._last = -1
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Start counting batches from 0, as ``fit`` does."""
-        self._last = -1
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Commit after every ``batches_per_commit`` batches."""
-        # With steps_per_execution, this is called for the last of several batches only.
-        self._uncommitted += batch - self._last
-        self._last = batch
+        self._uncommitted += batch - self.advance(batch)
         if self._uncommitted >= self.batches_per_commit:
             self._commit()
 
