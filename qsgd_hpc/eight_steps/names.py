@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import libcst as cst
 
-__all__ = ["Binding", "How", "Import", "bindings", "dotted", "imports", "targets"]
+__all__ = [
+    "Binding",
+    "How",
+    "Import",
+    "bindings",
+    "dotted",
+    "imports",
+    "is_optimizer_name",
+    "targets",
+]
+
+_OPTIMIZER = re.compile(r"(^|\.)(opt|optim|optimi[sz]er)(_(?!.*sched)\w+)?$")
 
 How = Literal["import", "assign", "part", "with", "for", "parameter", "function", "class"]
 
@@ -58,6 +70,11 @@ def dotted(node: cst.CSTNode | None) -> str:
         before = dotted(node.value)
         return f"{before}.{node.attr.value}" if before else ""
     return ""
+
+
+def is_optimizer_name(node: cst.CSTNode) -> bool:
+    """Return whether a name, or an attribute of names, is one that scripts give to optimizers."""
+    return bool(_OPTIMIZER.search(dotted(node)))
 
 
 def origin_of(node: cst.ImportFrom) -> str:

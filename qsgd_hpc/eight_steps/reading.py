@@ -21,7 +21,14 @@ from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvide
 
 from qsgd_hpc.eight_steps.frameworks import Framework, api_name, frameworks, is_distributed
 from qsgd_hpc.eight_steps.lines import without_form_feeds
-from qsgd_hpc.eight_steps.names import Binding, Import, bindings, dotted, imports
+from qsgd_hpc.eight_steps.names import (
+    Binding,
+    Import,
+    bindings,
+    dotted,
+    imports,
+    is_optimizer_name,
+)
 from qsgd_hpc.eight_steps.tree import Branch, Collector, Loop, Tree
 from qsgd_hpc.errors import UsageError
 
@@ -34,6 +41,7 @@ __all__ = [
     "Script",
     "argument",
     "dotted",
+    "is_optimizer_name",
     "parse",
     "read",
 ]

@@ -11,7 +11,13 @@ import libcst as cst
 from qsgd_hpc.eight_steps.check.edits import insert_after, insert_before, replace
 from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
-from qsgd_hpc.eight_steps.reading import Framework, Script, argument, dotted
+from qsgd_hpc.eight_steps.reading import (
+    Framework,
+    Script,
+    argument,
+    dotted,
+    is_optimizer_name,
+)
 
 __all__ = ["check", "constructors"]
 
@@ -23,7 +29,6 @@ MAKERS = re.compile(
     r"|optax\.(sgd|adam|adamw|rmsprop|adagrad|lamb|lars|nadam|radam|adafactor|lion|yogi))$"
 )
 NOT_MAKERS = ("schedules", "Optimizer")
-NAMED = re.compile(r"(^|\.)(opt|optim|optimi[sz]er)(_(?!.*sched)\w+)?$")
 OTHER_WAYS = ("DistributedDataParallel", "fully_shard", "FullyShardedDataParallel", "MpiDDP")
 RATE = re.compile(r"(^|_|\b)(lr|rate|warm_?up|peak|batch_size)", re.IGNORECASE)
 SCHEDULE = re.compile(r"[Ss]chedul|LambdaLR|^batch$")
@@ -194,7 +199,7 @@ def others(facts: Facts) -> tuple[cst.Call, ...]:
         if facts.method(call) != "step" or not isinstance(func, cst.Attribute):
             continue
         made = script.value(func.value)
-        if not isinstance(made, cst.Call) or not NAMED.search(dotted(func.value)):
+        if not isinstance(made, cst.Call) or not is_optimizer_name(func.value):
             continue
         first = next((n for n in script.inside(made.func) if isinstance(n, cst.Name)), made.func)
         bound = script.binding(first)

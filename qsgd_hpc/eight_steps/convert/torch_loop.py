@@ -11,7 +11,7 @@ from qsgd_hpc.eight_steps.convert.calls import body_of, find, inside, position_o
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.torch_optimizer import OPTIMIZER, models, optimizers
-from qsgd_hpc.eight_steps.reading import Script, dotted
+from qsgd_hpc.eight_steps.reading import Script, dotted, is_optimizer_name
 
 __all__ = ["any_gpu", "average_before_clipping", "name_other_optimizers", "share_running_averages"]
 
@@ -27,13 +27,7 @@ def step_calls(script: Script) -> list[cst.Call]:
 
 def _named(call: cst.Call) -> bool:
     assert isinstance(call.func, cst.Attribute)
-    return _is_name(call.func.value)
-
-
-def _is_name(node: cst.BaseExpression) -> bool:
-    """Return whether an expression has the name of an optimizer."""
-    name = dotted(node).rpartition(".")[2]
-    return bool(re.match(r"^(opt|optim|optimi[sz]er)(_(?!.*sched)\w+)?$", name))
+    return is_optimizer_name(call.func.value)
 
 
 def name_other_optimizers(plan: Plan) -> None:
@@ -44,7 +38,7 @@ def name_other_optimizers(plan: Plan) -> None:
             continue
         for node in (call.func.value, *(arg.value for arg in call.args)):  # also a scaler's
             made = script.value(node)
-            if not _is_name(node) or not isinstance(made, cst.Call):
+            if not is_optimizer_name(node) or not isinstance(made, cst.Call):
                 continue
             own = script.definition(made)  # of a function: what it returns is wrapped there
             if not OPTIMIZER.match(script.called(made)) and (
