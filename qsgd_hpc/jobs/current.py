@@ -40,10 +40,11 @@ def load_all(ids: Iterable[str]) -> list[Job]:
     return sorted(jobs, key=lambda job: (job.submitted_at, registry.number(job.id)))
 
 
-def damaged() -> list[str]:
-    """Return the ids of jobs whose records cannot be read, oldest first."""
+def damaged(shown: Iterable[Job]) -> list[str]:
+    """Return the ids of jobs that are not shown because their records cannot be read."""
+    known = {job.id for job in shown}
     found = []
-    for job_id in registry.ids():
+    for job_id in (each for each in registry.ids() if each not in known):
         try:
             registry.load(job_id)
         except UsageError:

@@ -201,7 +201,7 @@ def list_jobs(as_json: bool) -> None:
         console.print(view.table(jobs, console.width))
     else:
         click.echo("no jobs yet; submit one with `qsgd-hpc submit train.py`", err=True)
-    if bad := damaged():
+    if bad := damaged(jobs):
         click.echo(
             f"qsgd-hpc: not shown, because the record is damaged: {', '.join(bad)}. "
             f"See `qsgd-hpc status {bad[0]}`.",
