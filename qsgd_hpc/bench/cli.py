@@ -14,15 +14,14 @@ from qsgd_hpc.bench.words import parse_bits, parse_sizes, parse_specs
 from qsgd_hpc.cli import Finite
 from qsgd_hpc.env import COMPRESSED, EXACT
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.claims import claims
+from qsgd_hpc.launch.cores import usable_cores
 
 if TYPE_CHECKING:
     from qsgd_hpc.bench.allreduce import Request
     from qsgd_hpc.launch.cluster import Network
 
 __all__ = ["bench"]
-
-# Set by mpiexec, srun and PALS for the ranks that they start, and nowhere else.
-RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_STEP_ID")
 
 
 def _in_a_folder(_ctx: click.Context, _param: click.Parameter, file: Path | None) -> Path | None:
@@ -41,9 +40,17 @@ _json_option = click.option(
 )
 
 
-def launched(environ: Mapping[str, str]) -> bool:
-    """Return whether an MPI launcher started this process."""
-    return any(name in environ for name in RANK_VARIABLES)
+def launched(environ: Mapping[str, str], asked: int | None = None) -> bool:
+    """Return whether a launcher started this process as one of the ranks to measure.
+
+    Args:
+        environ: the process's environment.
+        asked: the number of ranks to start. A shell that ``srun`` started is one rank, from which
+            more can be started.
+    """
+    found = claims(environ)
+    alone = asked is not None and any(claim.exact for claim in found)
+    return any(claim.ranks > 1 for claim in found) if alone else bool(found)
 
 
 @click.group(context_settings={"show_default": True}, invoke_without_command=True)
@@ -151,7 +158,7 @@ def _dtypes(text: str, known: tuple[str, ...]) -> list[str]:
 
 
 def _thread_counts(text: str | None) -> list[int]:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     if text is None:
         return [1] if cores == 1 else [1, cores]
     words = text.split(",")
@@ -259,7 +266,7 @@ def allreduce(
         threads=threads or int(os.environ.get("OMP_NUM_THREADS", "1").partition(",")[0] or 1),
     )
     check(request)
-    if launched(os.environ):
+    if launched(os.environ, ranks):
         if joined is not None:
             raise UsageError(
                 f"--network {network}: these ranks are already started; use the option with "

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from qsgd_hpc import cli
 from qsgd_hpc.bench import cli as bench_cli
+from qsgd_hpc.launch.claims import OF_ONE_RANK
 
 
 @pytest.fixture
 def bench(monkeypatch, capsys):
     """Return call(*words) -> (exit code, stdout, stderr), outside of any MPI job."""
-    for name in bench_cli.RANK_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if OF_ONE_RANK.fullmatch(name)]:
+        monkeypatch.delenv(name)
 
     def call(*words):
         with pytest.raises(SystemExit) as end:
@@ -103,7 +105,25 @@ def test_codec_times_other_types_and_instruction_sets(bench, tmp_path):
     assert "scalar" in out
 
 
-@pytest.mark.parametrize("name", bench_cli.RANK_VARIABLES)
-def test_a_launched_rank_knows_that_it_is_one(name):
-    assert bench_cli.launched({name: "0"})
-    assert not bench_cli.launched({"SLURM_PROCID": "0"})  # a batch script has it, too
+STEP = {"SLURM_STEP_ID": "0"}
+BATCH_SCRIPT = {"SLURM_STEP_ID": "4294967291", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "started"),
+    [
+        ({"PMI_SIZE": "4", "PMI_RANK": "0", "MPI_LOCALNRANKS": "4"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"PALS_RANKID": "3"}, True),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "4", "PMIX_RANK": "0"}, True),
+        (BATCH_SCRIPT, False),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"}, False),  # srun --pty bash
+        ({}, False),
+    ],
+)
+def test_a_launched_rank_is_told_from_a_shell(environ, started):
+    assert bench_cli.launched(environ, 2) == started
+
+
+def test_one_launched_rank_is_one_if_no_more_are_asked_for():
+    assert bench_cli.launched({"PMI_SIZE": "1"})

@@ -17,6 +17,7 @@ from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.jobs.words import did_you_mean, minutes
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.network import NONE
+from qsgd_hpc.launch.cores import usable_cores
 from qsgd_hpc.scaling.define import workloads
 from qsgd_hpc.scaling.define.plan import equal_threads
 from qsgd_hpc.scaling.define.program import Program
@@ -102,8 +103,7 @@ def define(
     if faults:
         raise UsageError("\n".join(dict.fromkeys(faults)))
     if site.scheduler == "local":
-        cores = len(os.sched_getaffinity(0))
-        study = dataclasses.replace(study, threads=equal_threads(cores, study))
+        study = dataclasses.replace(study, threads=equal_threads(usable_cores(), study))
     return study
 
 
