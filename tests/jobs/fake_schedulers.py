@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from qsgd_hpc import cli as main
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job
@@ -56,6 +58,11 @@ def recorded(path: str) -> Answer:
 def recorded_names(system: str) -> list[str]:
     """Return the names of all recorded answers of a scheduler, sorted."""
     return sorted(f"{system}/{path.stem}" for path in (FIXTURES / system).glob("*.out"))
+
+
+def cli(*words: str) -> Result:
+    """Run ``qsgd-hpc WORDS`` in this process."""
+    return CliRunner().invoke(main.cli, words)
 
 
 class Fakes:
