@@ -198,7 +198,7 @@ def lines(record: dict[str, Any]) -> list[list[str]]:
 
 TITLE = "Squared error of a sum of recorded gradients over its squared magnitude"
 MARKS = {
-    "QSGD": "o-", "EDEN": "s-", "PowerSGD": "^-", "fp8": "P", "MXFP8": "X", "MXFP6": "d",
+    "QSGD": "o", "EDEN": "s", "PowerSGD": "^", "fp8": "P", "MXFP8": "X", "MXFP6": "d",
     "MXFP4": "v", "bfloat16": "*",
 }  # fmt: skip
 
@@ -219,12 +219,13 @@ def draw(record: dict[str, Any]) -> Any:
                 ]
                 few = ranks == RANKS[0]
                 axes.plot(
-                    [row["bits"] for row in rows], [row["nmse"] for row in rows], mark,
-                    color=f"C{i}", ms=4, lw=1.2, mfc=None if few else "none",
-                    ls=None if few or len(mark) == 1 else ":", label=what if few else None,
+                    [row["bits"] for row in rows], [row["nmse"] for row in rows],
+                    color=f"C{i}", marker=mark, ms=4, lw=1.2, ls="-" if few else ":",
+                    mfc=None if few else "none", label=what if few else None,
                 )  # fmt: skip
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
         axes.set_title(name, loc="left", fontsize=8)
         axes.set_xlabel("bits per element")
@@ -264,7 +265,7 @@ def main() -> None:
             "rows": [row for found in networks(args.data) for row in measure(found)],
         }
         if args.json:
-            args.json.write_text(json.dumps(kept, indent=1) + "\n")
+            args.json.write_text(json.dumps(kept) + "\n")
         show(TITLE, lines(kept))
     if args.png:
         import matplotlib
