@@ -19,7 +19,10 @@ _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 def resolve_command(
     command: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Return the command, with ``python`` before a bare script, after checking its files.
+    """Return the command, with this ``python`` before a bare script, after checking its files.
+
+    Like torchrun, this ignores a shebang that names Python, because ``env python3`` finds another
+    one if no environment is activated. An executable script may name another program, such as uv.
 
     Raises:
         UsageError: no command, or the program or script does not exist (with similar names).
@@ -30,8 +33,7 @@ def resolve_command(
     program, *rest = command
     if program.endswith(".py"):
         _check_script(Path(program))
-        executable = os.access(program, os.X_OK) and os.sep in program
-        return tuple(command) if executable else (sys.executable, *command)
+        return tuple(command) if _names_its_program(program) else (sys.executable, *command)
     found = shutil.which(program, path=environ.get("PATH", os.defpath))
     if found is None:
         raise UsageError(_unknown_program(program, environ))
@@ -46,6 +48,17 @@ def resolve_command(
             "Write them to a file and use that file"
         )
     return tuple(command)
+
+
+def _names_its_program(script: str) -> bool:
+    """Return whether a script's shebang applies: it is executable and names another than Python."""
+    if os.sep not in script or not os.access(script, os.X_OK) or Path(script).is_dir():
+        return False
+    with Path(script).open("rb") as file:
+        line = file.readline(256)
+    words = [Path(word).name for word in os.fsdecode(line[2:]).split()]
+    program = next((word for word in words if word != "env" and not word.startswith("-")), "")
+    return line.startswith(b"#!") and program != "" and not program.startswith("python")
 
 
 def stdin_program_at(command: Sequence[str]) -> int | None:

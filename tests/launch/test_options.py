@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 from random import Random
 
@@ -64,11 +65,30 @@ def test_allowed_bits_are_no_fault(bits: int | None) -> None:
 def test_a_bare_script_gets_this_python(tmp_path: Path) -> None:
     script = tmp_path / 'it\'s "a" script.py'
     script.write_text("")
-    python, *rest = resolve_command([str(script), "--help"])
-    assert "python" in Path(python).name
-    assert rest == [str(script), "--help"]
-    script.chmod(0o755)
-    assert resolve_command([str(script)]) == (str(script),)
+    assert resolve_command([str(script), "--help"]) == (sys.executable, str(script), "--help")
+
+
+@pytest.mark.parametrize(
+    ("first_line", "is_run_directly"),
+    [
+        ("#!/usr/bin/env python3\n", False),
+        ("#!/usr/bin/python3.11 -u\n", False),
+        ("import torch\n", False),  # every file is executable on some file systems
+        ("", False),
+        ("#!\n", False),
+        ("#!/usr/bin/env -S uv run --script\n", True),
+        ("#! /bin/bash\n", True),
+    ],
+)
+def test_only_another_program_than_python_runs_an_executable_script(
+    tmp_path: Path, first_line: str, is_run_directly: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(first_line)
+    for mode, directly in ((0o644, False), (0o755, is_run_directly)):
+        script.chmod(mode)
+        before = () if directly else (sys.executable,)
+        assert resolve_command([str(script), "-x"]) == (*before, str(script), "-x")
 
 
 def test_near_names_are_offered_for_a_missing_script(tmp_path: Path) -> None:
