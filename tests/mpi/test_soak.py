@@ -18,13 +18,13 @@ def soak(run_ranks, python, ranks):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     assert "rounds right" in done.stdout
-    assert done.stdout.count("since it was warm") == ranks
+    return done.stdout
 
 
 def test_random_collectives_are_right_and_leave_no_memory_behind(run_ranks, python):
-    soak(run_ranks, python, 4)
+    assert soak(run_ranks, python, 4).count("since it was warm") == 4
 
 
 @pytest.mark.one_mpi
 def test_random_collectives_are_right_on_16_nodes_of_4(run_ranks, python):
-    soak(run_ranks, python, 64)
+    soak(run_ranks, python, 64)  # of which there are too few rounds in this time to judge memory

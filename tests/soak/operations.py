@@ -20,7 +20,9 @@ import qsgd_hpc.torch as hvd
 MOST_OPERATIONS = 12
 MOST = 4  # of an element
 LARGE = (0, 4097, 65_536, 300_000)  # elements
-MOST_HELD = 8 * 300_000  # elements of all ranks, which each of them computes the result from
+# Elements of all ranks, from which each of them computes the result; with many, a machine's memory
+# is the limit.
+MOST_HELD, MANY, MOST_HELD_OF_MANY = 8 * 300_000, 8, 600_000
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Room for a product of all ranks' elements.
@@ -175,7 +177,8 @@ def _draw_one(chance: random.Random, seed: str, number: int, where: hvd.ProcessS
     if kind in REDUCING and chance.random() < 0.1:
         shape = (chance.choice(LARGE),)
     members = tuple(where.ranks or ())
-    while prod(shape) * len(members) > MOST_HELD:
+    most = MOST_HELD if len(members) <= MANY else MOST_HELD_OF_MANY
+    while prod(shape) * len(members) > most:
         shape = (*shape[:-1], shape[-1] // 4)
     # A name comes again with another shape or type: what was known of it must not be used.
     name = f"{kind}.{number}" + (f".{shape}" if kind == "coded" else "")

@@ -32,6 +32,7 @@ MOST_SETS = 4
 WARM_UP = 0.5  # of the time: caches, arenas and pools have their size then
 SAMPLES = 40  # of the memory held, in the time after that
 MOST_GROWTH_BYTES = 8 << 20
+LEAST_ROUNDS = 100  # to judge memory: before, the allocators' arenas still grow
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -164,9 +165,11 @@ def main() -> None:
             held_bytes.append(resident_bytes())
         going_on = hvd.broadcast_object(passed_s < args.seconds)
     faulthandler.cancel_dump_traceback_later()
-    quarter = max(1, len(held_bytes) // 4)
-    grown = median(held_bytes[-quarter:]) - median(held_bytes[:quarter])
-    print(f"rank {soak.rank}: {grown / 2**20:+.1f} MiB since it was warm", flush=True)
+    grown = 0.0
+    if number >= LEAST_ROUNDS:
+        quarter = max(1, len(held_bytes) // 4)
+        grown = median(held_bytes[-quarter:]) - median(held_bytes[:quarter])
+        print(f"rank {soak.rank}: {grown / 2**20:+.1f} MiB since it was warm", flush=True)
     if soak.rank == 0:
         counts = ", ".join(f"{count} {kind}" for kind, count in soak.counts.most_common())
         print(f"soak: {number} rounds right: {counts}", flush=True)
