@@ -117,10 +117,14 @@ def build_wheel(sdist: Path, python: Path, target: str, out: Path) -> Path:
         environ = {**build_environ(), "QSGD_TARGET": target}
         pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
         run(*pip, "wheel", "--no-deps", "--wheel-dir", raw, sdist, **environ)
-        tag = f"manylinux_{target.rpartition('gnu.')[2].replace('.', '_')}_{architecture(target)}"
-        auditwheel = [sys.executable, "-m", "auditwheel", "repair", "--plat", tag]
+        # --plat accepts only platforms of this machine's processor.
+        auditwheel = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto"]
         run(*auditwheel, "--wheel-dir", named, *raw.glob("*.whl"), **environ)
-        return move(next(named.glob("*.whl")), out)
+        (wheel,) = named.glob("*.whl")
+        tag = f"manylinux_{target.rpartition('gnu.')[2].replace('.', '_')}_{architecture(target)}"
+        if tag not in wheel.name:
+            raise SystemExit(f"{wheel.name} is not for {tag}, as {target} should be")
+        return move(wheel, out)
 
 
 def move(file: Path, folder: Path) -> Path:
