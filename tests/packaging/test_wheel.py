@@ -207,7 +207,8 @@ def test_sources_install_without_a_compiler(bare_path, tmp_path):
     python = environment(tmp_path / "env")
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--verbose"]
     environ = {"PATH": bare_path, "QSGD_CXXFLAGS": "-O0", "QSGD_GPU": "none"}
-    said = run(*pip, ROOT, cwd=tmp_path, **environ)
+    # pip prints what a build prints to stderr.
+    said = run("sh", "-c", 'exec "$@" 2>&1', "sh", *pip, ROOT, cwd=tmp_path, **environ)
     assert len(re.findall("PyPI's ziglang compiles", said)) == 1
     program = "import qsgd_hpc._core as core; print(core.__file__, core.COMPILER)"
     place, _, compiler = run(python, "-c", program, cwd=tmp_path).partition(" ")
