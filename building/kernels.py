@@ -44,13 +44,16 @@ class KernelCompiler:
         """Return the commands that compile and link the kernels, for the root of the sources.
 
         For CUDA, ziglang links them if it is the C++ compiler: nvcc would link them to symbols of
-        this machine's glibc, and the library could not be loaded with an older one.
+        this machine's glibc, and the library could not be loaded with an older one. nvcc compiles
+        with g++ and its C++ library, which ziglang does not link: -z defs lets the link fail if
+        the kernels need it.
         """
         words = [*self.command, "-std=c++17", "-O3", "-Icsrc", *SOURCES]
         if not host.target or self.hip:
             return [[*words, "-shared", "-o", str(library)]]
         compiled = str(scratch / "kernels.o")
-        link = [*host.command, *host.link_flags, "-shared", compiled, *self._static_runtime()]
+        link = [*host.command, *host.link_flags, "-shared", "-Wl,-z,defs", compiled,
+                *self._static_runtime()]  # fmt: skip
         return [[*words, "-c", "-o", compiled], [*link, "-o", str(library)]]
 
     def _static_runtime(self) -> list[str]:

@@ -1,8 +1,11 @@
 #include "collectives/adasum.h"
 
+#include <string>
+
 #include "collectives/adasum_math.h"
 #include "collectives/fold.h"
 #include "collectives/schedule.h"
+#include "common/error.h"
 #include "common/kept.h"
 
 namespace qsgd {

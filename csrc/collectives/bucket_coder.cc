@@ -7,6 +7,7 @@
 #include "collectives/coded_part.h"
 #include "collectives/plain_part.h"
 #include "collectives/schedule.h"
+#include "common/error.h"
 
 namespace qsgd {
 namespace {

@@ -9,6 +9,7 @@
 #include "collectives/floats.h"
 #include "collectives/schedule.h"
 #include "collectives/segment_coder.h"
+#include "common/error.h"
 #include "quant/code.h"
 
 namespace qsgd {

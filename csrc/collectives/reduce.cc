@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "common/clones.h"
+#include "common/error.h"
 
 namespace qsgd {
 namespace {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "collectives/exchange.h"
 #include "collectives/tree_sum.h"
+#include "common/error.h"
 #include "common/kept.h"
 
 namespace qsgd {

@@ -10,7 +10,7 @@ const Library& load_library(const std::string& path) {
   const std::string remedy = ". Install this package again where its compiler for GPUs is";
   void* const file = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (file == nullptr) {
-    throw usage_error("GPU kernels cannot be loaded: " + std::string(dlerror()) + remedy);
+    throw usage_error("the GPU kernels cannot be loaded: " + std::string(dlerror()) + remedy);
   }
   using Entry = const Library*();
   auto* const entry = reinterpret_cast<Entry*>(dlsym(file, kLibrarySymbol));

@@ -10,11 +10,13 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "collectives/allgather.h"
 #include "collectives/broadcast.h"
 #include "collectives/node_shards.h"
+#include "common/error.h"
 #include "common/kept.h"
 
 namespace qsgd::gpu {

@@ -30,8 +30,9 @@ sys.path[:] = json.loads(sys.argv[1])
 from qsgd_hpc.runtime import gpu
 from qsgd_hpc.errors import UsageError
 try:
-    library = gpu.library()
-    print(json.dumps([True, library and gpu.platform(library), gpu.nccl_version()]))
+    library, fault = gpu.library(), gpu.load_fault()
+    text = fault or (library and gpu.platform(library))
+    print(json.dumps([not fault, text, gpu.nccl_version()]))
 except UsageError as error:
     print(json.dumps([False, str(error), 0]))
 """

@@ -12,14 +12,27 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from qsgd_hpc import _core, env
+from qsgd_hpc.errors import UsageError
 
-__all__ = ["device_type", "library", "nccl", "nccl_version", "platform", "served", "serves"]
+__all__ = [
+    "device_type",
+    "library",
+    "load_fault",
+    "nccl",
+    "nccl_version",
+    "platform",
+    "served",
+    "serves",
+]
 
 TWIN = "twin"
 
 
 def library() -> str | None:
-    """Return the file of the kernels; None if there are none, or QSGD_GPU_LIBRARY=none.
+    """Return the file of the kernels; None if there are none that load, or QSGD_GPU_LIBRARY=none.
+
+    The package's own kernels may not load everywhere: HIP's need ROCm's libraries, which nodes
+    without a GPU do not have.
 
     Raises:
         UsageError: QSGD_GPU_LIBRARY names a file that is not a kernel library of this version.
@@ -30,8 +43,29 @@ def library() -> str | None:
     if chosen:
         platform(chosen)
         return chosen
+    return None if load_fault() else _installed()
+
+
+@functools.cache
+def _installed() -> str | None:
+    """Return the file of the package's own kernels."""
     found = sorted(Path(_core.__file__).parent.glob("_gpu.*so"))
     return str(found[0]) if found else None
+
+
+def load_fault() -> str:
+    """Return why the package's own kernels do not load; "" if they do, or are not to be used."""
+    own = None if env.get("QSGD_GPU_LIBRARY") else _installed()
+    return _load_fault(own) if own else ""
+
+
+@functools.cache
+def _load_fault(library: str) -> str:
+    try:
+        platform(library)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def nccl() -> str:
@@ -90,32 +124,34 @@ def device_type(library: str) -> str:
 def served() -> str | None:
     """Return torch's name of the devices whose tensors the engine accepts; None: host tensors only.
 
-    Cached, because it is called for every tensor. It does not load the package's own kernels,
-    because most jobs have no tensor on a device.
+    Cached, because it is called for every tensor. If the package's own kernels do not load, it is
+    ``serves`` that says so, for the first tensor on a device.
     """
-    found = library()
-    if found is None:
-        return None
-    return device_type(found) if env.get("QSGD_GPU_LIBRARY") else "cuda"
+    if env.get("QSGD_GPU_LIBRARY"):
+        chosen = library()
+        return device_type(chosen) if chosen else None
+    return "cuda" if _installed() else None
 
 
 @functools.cache
 def serves(device: int) -> bool:
     """Return whether the kernels work on a device, given by its number in this process.
 
-    Cached. If they do not work, this prints the driver's message, and the device's tensors are
-    coded on the host.
+    Cached. If they do not load or do not work, this prints the loader's or the driver's message,
+    and the device's tensors are coded on the host.
     """
     found = library()
-    if found is None:
-        return False
-    if why := _core.gpu_fault(found, device):
+    if found:
+        why = _core.gpu_fault(found, device)
+        fault = why and f"the kernels ({platform(found)}) do not work there: {why}"
+    else:
+        fault = load_fault()
+    if fault:
         print(
-            f"qsgd-hpc: warning: GPU {device}: the kernels ({platform(found)}) do not work there: "
-            f"{why}. Tensors on it are copied to the host and coded there. Install "
-            "qsgd-hpc again with the CUDA of this machine (module load, then QSGD_GPU=cuda), or "
-            "silence this with QSGD_GPU_LIBRARY=none",
+            f"qsgd-hpc: warning: GPU {device}: {fault}. Tensors on it are copied to the host and "
+            "coded there. Install qsgd-hpc again with the CUDA of this machine (module load, then "
+            "QSGD_GPU=cuda), or silence this with QSGD_GPU_LIBRARY=none",
             file=sys.stderr,
             flush=True,
         )
-    return not why
+    return bool(found) and not fault

@@ -38,7 +38,7 @@ def why_on_host(device: torch.device, compression: Lossy, group: Any) -> str | N
     """Return why a device's tensors are coded in host memory; None: coded on the device."""
     library = gpu.library()
     if library is None or gpu.device_type(library) != device.type:
-        return f"this installation has no kernels for {device.type}"
+        return gpu.load_fault() or f"this installation has no kernels for {device.type}"
     unknown = _why_unknown(compression) or why_unsupported(group, device)
     if unknown or gpu.serves(device.index or 0):
         return unknown

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from building.compiler import GLIBC
+from building.compiler import GLIBC, Compiler
+from building.kernels import kernel_compiler
 from qsgd_hpc import _core
 from tests.core.test_clones import check_best_form
 from tests.packaging.environments import ROOT, environment, run
@@ -142,11 +143,27 @@ print(json.dumps([_core.__file__, _core.COMPILER, found]))
     assert found == own
 
 
-def test_its_compiler_makes_the_form_that_fits_the_cpu(builder, tmp_path):
-    python = environment(tmp_path / "env")
+@pytest.fixture(scope="module")
+def ziglang(tmp_path_factory) -> Compiler:
+    """The compiler of wheels."""
+    python = environment(tmp_path_factory.mktemp("ziglang") / "env")
     install(python, f"--constraint={ROOT / 'building' / 'constraints.txt'}", "ziglang")
     target = f"{platform.machine()}-linux-gnu.{GLIBC}"
-    check_best_form([str(python), "-m", "ziglang", "c++", "-target", target], tmp_path)
+    return Compiler((str(python), "-m", "ziglang", "c++", "-target", target), target=target)
+
+
+def test_its_compiler_makes_the_form_that_fits_the_cpu(ziglang, tmp_path):
+    check_best_form(list(ziglang.command), tmp_path)
+
+
+@pytest.mark.skipif(kernel_compiler() is None, reason="no nvcc here")
+def test_its_gpu_kernels_load_beside_the_core(ziglang, tmp_path):
+    library = tmp_path / "kernels.so"
+    for command in kernel_compiler().commands(library, tmp_path, ziglang):
+        run(*command, cwd=ROOT)
+    assert _core.gpu_platform(str(library)).startswith("CUDA")
+    # Two libraries of C++, nvcc's and ziglang's, in one library would not fit each other.
+    assert "libstdc++" not in run("ldd", library, cwd=tmp_path)
 
 
 def debian(folder: Path, *packages: str) -> Path:

@@ -35,6 +35,24 @@ def test_kernels_that_the_driver_refuses_are_not_used_and_that_is_said_once(caps
     assert "copied to the host and coded there" in said
 
 
+def test_own_kernels_that_do_not_load_here_end_no_job_without_gpus(monkeypatch, tmp_path, capsys):
+    """As HIP's on a node without ROCm."""
+    broken = tmp_path / "_gpu.so"
+    broken.write_text("no library")
+    monkeypatch.setattr(gpu, "_installed", lambda: str(broken))
+    monkeypatch.delenv("QSGD_GPU_LIBRARY", raising=False)
+    monkeypatch.delenv("QSGD_NCCL", raising=False)
+    gpu.serves.cache_clear()
+    assert gpu.library() is None
+    assert gpu.nccl().rpartition("/")[2] == "libnccl.so.2"
+    assert capsys.readouterr().err == ""
+    assert not any(gpu.serves(0) for _ in range(2))
+    said = capsys.readouterr().err
+    assert said.count(f"warning: GPU 0: the GPU kernels cannot be loaded: {broken}") == 1
+    assert "copied to the host and coded there" in said
+    gpu.serves.cache_clear()
+
+
 def test_nccl_is_the_one_that_is_named_or_found(twin, monkeypatch):
     monkeypatch.setenv("QSGD_NCCL", str(twin))
     monkeypatch.setenv("QSGD_GPU_LIBRARY", str(twin))
