@@ -100,11 +100,19 @@ def rewrite(archive: Path, folder: Path, time_s: int) -> Path:
     return target
 
 
-def build_wheel(sdist: Path, python: Path, target: str, out: Path) -> Path:
+def unpack(sdist: Path, folder: Path) -> Path:
+    """Unpack the sources into a folder; return theirs."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / sdist.name.removesuffix(".tar.gz")
+
+
+def build_wheel(sources: Path, python: Path, target: str, out: Path) -> Path:
     """Build the wheel for one Python and return its path.
 
     Args:
-        sdist: the sources.
+        sources: folder of the unpacked sdist. Built repeatedly from one folder, all files but the
+            bindings are compiled once per target: ziglang caches objects by the inode of sources.
         python: an interpreter; it needs its headers, and nothing installed.
         target: target of ziglang, such as ``x86_64-linux-gnu.2.17``.
         out: folder of the wheel.
@@ -112,11 +120,12 @@ def build_wheel(sdist: Path, python: Path, target: str, out: Path) -> Path:
     Raises:
         SystemExit: a step failed, or the wheel needs newer libraries than the target has.
     """
+    shutil.rmtree(sources / "build", ignore_errors=True)
     with tempfile.TemporaryDirectory() as name:
         raw, named = Path(name, "raw"), Path(name, "named")
         environ = {**build_environ(), "QSGD_TARGET": target}
         pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
-        run(*pip, "wheel", "--no-deps", "--wheel-dir", raw, sdist, **environ)
+        run(*pip, "wheel", "--no-deps", "--wheel-dir", raw, sources, **environ)
         # --plat accepts only platforms of this machine's processor.
         auditwheel = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto"]
         run(*auditwheel, "--wheel-dir", named, *raw.glob("*.whl"), **environ)
@@ -200,11 +209,11 @@ def main(arguments: Sequence[str] | None = None) -> list[Path]:
     os.umask(0o022)  # archives keep modes
     made = []
     with tempfile.TemporaryDirectory() as folder:
-        sdist = build_sdist(Path(folder))
+        sources = unpack(build_sdist(Path(folder)), Path(folder))
         for python, target in itertools.product(interpreters, targets):
             print(f"== compiling for {target} and {python}: some minutes", flush=True)
             begun_s = time.monotonic()
-            wheel = build_wheel(sdist, python, target, asked.out.resolve())
+            wheel = build_wheel(sources, python, target, asked.out.resolve())
             check(wheel)
             took_s, size_mib = time.monotonic() - begun_s, wheel.stat().st_size / MIB
             print(f"{wheel}: {size_mib:.2f} MiB in {took_s:.0f} s", flush=True)
