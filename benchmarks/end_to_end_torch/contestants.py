@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tasks import Task
+from tasks import Objective, Task
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -43,7 +43,7 @@ class Contestant:
     wire_bytes: float | None = None
     """Bytes that this rank sends in a step; None if not counted."""
 
-    def step(self, task: Task, batch: tuple[Tensor, Tensor]) -> None:
+    def step(self, task: Objective, batch: tuple[Tensor, Tensor]) -> None:
         """Train on one batch."""
         self.optimizer.zero_grad()
         loss = task.loss(self.model, batch)

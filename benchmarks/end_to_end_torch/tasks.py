@@ -25,22 +25,28 @@ WORDS_A_SEQUENCE = 35
 
 
 @dataclass(frozen=True)
-class Task:
-    """One kind of training; every contestant gets the same weights and the same batches."""
+class Objective:
+    """A network, and what a step of its training minimizes."""
 
     title: str
+    build: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
+    clip: float | None
+    """Largest norm of the averaged gradient."""
+
+
+@dataclass(frozen=True)
+class Task(Objective):
+    """One kind of training; every contestant gets the same weights and the same batches."""
+
     unit: str
     """The unit of a batch: images or words."""
     units_a_step: int
     """Units per step of one rank."""
-    build: Callable[[], nn.Module]
     batch: Callable[[int], tuple[Tensor, Tensor]]
     """Returns this rank's share of the inputs and targets of a step."""
-    loss: Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
     rate: float
     momentum: float
-    clip: float | None
-    """Largest norm of the averaged gradient."""
 
 
 class WordModel(nn.Module):
@@ -90,7 +96,7 @@ def ptb(folder: Path | None, *, rank: int, ranks: int, batch: int, hidden: int) 
         units_a_step=batch * WORDS_A_SEQUENCE,
         build=lambda: WordModel(count, hidden),
         batch=take,
-        loss=_cross_entropy,
+        loss=cross_entropy,
         rate=1.0,
         momentum=0.0,
         clip=5.0,
@@ -113,7 +119,7 @@ def resnet(folder: Path | None, *, rank: int, ranks: int, batch: int, width: int
         units_a_step=batch,
         build=lambda: resnet34(width),
         batch=_shuffled(images, labels, rank=rank, ranks=ranks, batch=batch),
-        loss=_cross_entropy,
+        loss=cross_entropy,
         rate=0.02,
         momentum=0.9,
         clip=None,
@@ -135,7 +141,7 @@ def mnist(folder: Path | None, *, rank: int, ranks: int, batch: int) -> Task:
         units_a_step=batch,
         build=mnist_network,
         batch=_shuffled(images, labels, rank=rank, ranks=ranks, batch=batch),
-        loss=_cross_entropy,
+        loss=cross_entropy,
         rate=0.05,
         momentum=0.9,
         clip=None,
@@ -186,5 +192,6 @@ def bucket(*, rank: int) -> Task:
     )
 
 
-def _cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the mean loss of a batch of inputs and classes."""
     return F.cross_entropy(model(batch[0]), batch[1])

@@ -6,12 +6,10 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import entrants  # noqa: F401  (finds the modules of end_to_end_torch)
 import torch
-import torch.nn.functional as F
-from tasks import WORDS_A_SEQUENCE, Task, WordModel
+from tasks import WORDS_A_SEQUENCE, Objective, WordModel, cross_entropy
 from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "fsdp"))
@@ -28,7 +26,7 @@ CONTEXT = 64  # characters
 class Track:
     """A training; with the same seed, all entrants have the same batches and initial weights."""
 
-    task: Task
+    task: Objective
     pieces: Callable[[int], tuple[Tensor, Tensor]]
     """Returns one rank's share of a batch for a seed."""
     exam: tuple[Tensor, Tensor]
@@ -56,7 +54,12 @@ def shakespeare(folder: Path | None, *, rank: int, ranks: int, steps: int | None
     inputs, targets = text.examination(EXAMINED, CONTEXT)
     own = slice(rank, None, ranks)
     return Track(
-        task=_task("GPT, characters", lambda: Transformer(text.characters, 96, 3, 4, CONTEXT), 1.0),
+        task=Objective(
+            title="GPT, characters",
+            build=lambda: Transformer(text.characters, 96, 3, 4, CONTEXT),
+            loss=cross_entropy,
+            clip=1.0,
+        ),
         pieces=lambda seed: text.batch(12, CONTEXT, seed),
         exam=(inputs[own], targets.view(EXAMINED, -1)[own].flatten()),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=2e-3),
@@ -79,28 +82,16 @@ def ptb(folder: Path | None, *, rank: int, ranks: int, steps: int | None) -> Tra
     inputs, targets = text.examination(EXAMINED, WORDS_A_SEQUENCE)
     own = slice(rank, None, ranks)
     return Track(
-        task=_task("LSTM, words", lambda: WordModel(count, 128), 5.0),
+        task=Objective(
+            title="LSTM, words",
+            build=lambda: WordModel(count, 128),
+            loss=cross_entropy,
+            clip=5.0,
+        ),
         pieces=lambda seed: text.batch(8, WORDS_A_SEQUENCE, seed),
         exam=(inputs[own], targets.view(EXAMINED, -1)[own].flatten()),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=2e-3),
         steps=steps or 300,
-    )
-
-
-def _task(title: str, build: Callable[[], nn.Module], clip: float) -> Task:
-    def unused(_: Any) -> Any:
-        raise NotImplementedError
-
-    return Task(
-        title=title,
-        unit="",
-        units_a_step=0,
-        build=build,
-        batch=unused,
-        loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-        rate=0.0,
-        momentum=0.0,
-        clip=clip,
     )
 
 
