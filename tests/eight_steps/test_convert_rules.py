@@ -2,44 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
-
-pytest.importorskip("libcst")
 
 from qsgd_hpc.eight_steps.convert import convert
 from qsgd_hpc.eight_steps.convert.edits import Edit, apply
 from qsgd_hpc.errors import UsageError
-
-TORCH = """
-import torch
-from torch.utils.data import DataLoader
-
-torch.manual_seed(0)
-model = make_model()
-loader = DataLoader(data, batch_size=8, shuffle=True)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-{setup}
-for epoch in range(3):
-    total = 0.0
-    for x, y in loader:
-        loss = loss_of(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        {clip}optimizer.step()
-        total += loss.item()
-    {after}
-"""
-
-
-def torch_script(setup="pass", after="pass", clip=""):
-    lines = textwrap.indent(textwrap.dedent(after), "    ").strip()
-    return TORCH.format(setup=textwrap.dedent(setup), after=lines, clip=clip)
-
-
-def done(text):
-    return convert(textwrap.dedent(text))
+from tests.eight_steps.scripts import done, torch_script
 
 
 def test_inserts_at_one_place_keep_their_order_and_vanish_in_what_is_replaced():
@@ -142,87 +110,6 @@ def test_a_copy_to_the_current_gpu_is_no_choice_of_a_gpu():
     assert "its own GPU" in note.text
 
 
-def test_gradients_are_averaged_before_they_are_clipped():
-    clip = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1)\n        "
-    after = done(torch_script(clip=clip)).after
-    assert "        optimizer.synchronize()\n        torch.nn.utils.clip" in after
-    assert "with optimizer.skip_synchronize():\n            optimizer.step()" in after
-
-
-CLIP = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1)"
-
-
-def test_the_average_is_awaited_also_if_clipping_is_an_option():
-    choice = f"if norm:\n            {CLIP}\n        elif value:\n            {CLIP}\n        "
-    made = done(torch_script(clip=choice))
-    assert "        optimizer.synchronize()\n        if norm:\n" in made.after
-    assert made.after.count("synchronize()") == 2  # that of skip_synchronize()
-    assert not made.to_decide
-
-
-def test_a_branch_without_the_loss_scaler_waits_for_the_average_itself():
-    """As in torchvision's reference script."""
-    branches = f"""
-        if scaler:
-            scaler.scale(loss).backward()
-            if norm:
-                scaler.unscale_(optimizer)
-                {CLIP}
-            scaler.step(optimizer)
-        else:
-            loss.backward()
-            if norm:
-                {CLIP}
-            optimizer.step()
-"""
-    text = torch_script().replace("        loss.backward()\n        optimizer.step()\n", branches)
-    made = done(text)
-    waits = "            optimizer.synchronize()\n            if norm:\n                torch.nn"
-    assert made.after.count("optimizer.synchronize()") == made.after.count(waits) == 1
-    assert "with optimizer.skip_synchronize():\n                optimizer.step()" in made.after
-    assert not made.to_decide
-
-
-def test_clipping_after_either_backward_pass_is_left_to_the_author():
-    branches = f"""
-        if scaler:
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-        else:
-            loss.backward()
-        {CLIP}
-        if scaler:
-            scaler.step(optimizer)
-        else:
-            optimizer.step()
-"""
-    text = torch_script().replace("        loss.backward()\n        optimizer.step()\n", branches)
-    made = done(text)
-    assert [note.text for note in made.to_decide] == [
-        "average the gradients before clipping: see docs/training.md."
-    ]
-
-
-def test_state_is_broadcast_behind_a_checkpoint_that_is_loaded():
-    after = done(torch_script("model.load_state_dict(torch.load('c.pt'))")).after
-    assert after.index("load_state_dict(torch.load") < after.index("hvd.broadcast_parameters(")
-    assert after.index("hvd.DistributedOptimizer(") < after.index("load_state_dict(torch.load")
-
-
-def test_optimizers_of_two_branches_are_wrapped_once():
-    text = torch_script().replace(
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
-        "if adam:\n    optimizer = torch.optim.Adam(model.parameters())\n"
-        "elif fast:\n    optimizer = torch.optim.SGD(model.parameters(), lr=rate + 1)\n"
-        "else:\n    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
-    )
-    after = done(text).after
-    assert after.count("hvd.DistributedOptimizer(") == 1
-    assert "torch.optim.Adam(model.parameters(), lr=1e-3 * hvd.size())" in after
-    assert "lr=(rate + 1) * hvd.size()" in after
-    assert "lr=0.1 * hvd.size()" in after
-
-
 def test_what_rank_0_prints_is_computed_by_every_rank():
     text = """
         import torch
@@ -316,16 +203,6 @@ def test_one_rank_of_a_node_downloads_while_the_others_wait():
     assert before in after
     assert "download=True)\nif hvd.local_rank() == 0:\n    hvd.barrier()\n" in after
     assert after.count("hvd.barrier()") == 2
-
-
-def test_gradients_that_add_up_are_reduced_once_for_a_step():
-    made = done(
-        torch_script("accumulate = 4").replace(
-            "        optimizer.step()",
-            "        if step % accumulate == 0:\n            optimizer.step()",
-        )
-    )
-    assert any("number of backward passes per step" in note.text for note in made.to_decide)
 
 
 def test_slices_of_a_split_order_take_their_share():
@@ -438,19 +315,6 @@ def test_a_monitored_session_has_its_hook_and_its_folder_on_rank_0():
     assert "hvd.DistributedOptimizer(tf.train.AdamOptimizer(0.1 * hvd.size())).minimize" in after
 
 
-def test_gradients_of_jax_without_optax_are_averaged():
-    text = """
-        import jax
-
-        for i in range(0, len(x), 8):
-            loss, grads = jax.value_and_grad(loss_of)(params, x[i : i + 8])
-            params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
-    """
-    made = done(text)
-    assert "    grads = hvd.allreduce_gradients(grads)\n" in made.after
-    assert any("broadcast_parameters" in note.text for note in made.to_decide)
-
-
 def test_a_script_in_another_encoding_keeps_it_and_what_is_no_text_is_refused():
     text = "# -*- coding: latin-1 -*-\n# Größe" + torch_script()
     made = convert(text.encode("latin-1"))
@@ -464,29 +328,6 @@ def test_a_loop_that_draws_batches_itself_is_told_to_set_the_epoch():
     made = done(text)
     assert "DistributedSampler(" in made.after
     assert any("set_epoch" in note.text for note in made.to_decide)
-
-
-FLAX = """
-import jax
-import optax
-from flax.training import train_state
-
-x = jax.numpy.ones((64, 2))
-state = train_state.TrainState.create(apply_fn=f, params=p, tx=optax.adam(1e-3))
-for epoch in range(3):
-    for i in range(0, len(x) - 31, 32):
-        loss, grads = jax.value_and_grad(loss_of)(state.params, x[i : i + 32])
-        state = state.apply_gradients(grads=grads)
-    print(loss)
-"""
-
-
-def test_the_optimizer_of_a_train_state_is_wrapped_and_the_state_broadcast():
-    after = done(FLAX).after
-    assert "tx=hvd.DistributedOptimizer(optax.adam(" in after
-    assert "state = hvd.broadcast_parameters(state, root_rank=0)" in after
-    assert "allreduce_gradients" not in after
-    assert "max(1, (len(x) - 31) // 32)" in after
 
 
 @pytest.mark.parametrize(
@@ -559,58 +400,3 @@ def test_a_state_that_cannot_be_kept_apart_is_left_to_the_author(setup):
 def test_calls_of_a_tracker_that_another_module_opens_are_rank_0s():
     after = convert("import wandb\n" + torch_script(after="wandb.log({})")).after
     assert "if hvd.rank() == 0:\n        wandb.log({})" in after
-
-
-@pytest.mark.parametrize("step", ["opt_head.step()", "scaler.step(opt_head)"])
-def test_an_optimizer_from_elsewhere_is_left_to_the_author(step):
-    own = "from lion_pytorch import Lion\nopt_head = Lion(head.parameters())"
-    text = torch_script(own, clip=f"{step}\n        ")
-    assert ["wrap this optimizer" in note.text for note in done(text).to_decide] == [True]
-
-
-def test_an_optimizer_from_an_own_function_is_wrapped_there():
-    own = "def build():\n    return torch.optim.Adam(head.parameters())\nopt_head = build()"
-    made = done(torch_script(own, clip="opt_head.step()\n        "))
-    assert not any("wrap this optimizer" in note.text for note in made.to_decide)
-
-
-KERAS = """
-import keras
-first, second = make_models()
-first.compile("adam", "mse")
-second.compile({arguments})
-first.fit(x, y, epochs=2)
-second.fit(x, y, epochs=2)
-"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "left"),
-    [("**options", True), ("d_optimizer=d, g_optimizer=g", True), ("optimizer=o", False)],
-)
-def test_a_model_whose_optimizer_is_not_seen_is_left_to_the_author(arguments, left):
-    made = done(KERAS.format(arguments=arguments))
-    texts = [note.text for note in made.to_decide]
-    assert any("DistributedOptimizer for each optimizer" in text for text in texts) == left
-    assert "LearningRateWarmupCallback(float(second.optimizer.learning_rate)" in made.after
-
-
-def test_what_minimize_computes_is_left_to_the_author():
-    made = done(
-        """
-        import tensorflow as tf
-        for x in data:
-            with tf.GradientTape() as tape:
-                loss = loss_of(x)
-            optimizer.apply_gradients(zip(tape.gradient(loss, w), w))
-            other.minimize(lambda: loss_of(x), v)
-        """
-    )
-    assert any("average the gradients" in note.text for note in made.to_decide)
-
-
-@pytest.mark.parametrize(("optimizer", "left"), [("own", True), ("first.optimizer", False)])
-def test_a_loop_beside_fit_is_left_to_the_author(optimizer, left):
-    loop = f"for x in data:\n    {optimizer}.apply_gradients(pairs_of(x))\n"
-    made = done(KERAS.format(arguments="o") + loop)
-    assert any("of its loop" in note.text for note in made.to_decide) == left

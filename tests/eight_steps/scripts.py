@@ -1,0 +1,42 @@
+"""The smallest script of PyTorch, and its conversion."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+pytest.importorskip("libcst")
+
+from qsgd_hpc.eight_steps.convert import convert
+
+__all__ = ["done", "torch_script"]
+
+TORCH = """
+import torch
+from torch.utils.data import DataLoader
+
+torch.manual_seed(0)
+model = make_model()
+loader = DataLoader(data, batch_size=8, shuffle=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{setup}
+for epoch in range(3):
+    total = 0.0
+    for x, y in loader:
+        loss = loss_of(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        {clip}optimizer.step()
+        total += loss.item()
+    {after}
+"""
+
+
+def torch_script(setup="pass", after="pass", clip=""):
+    lines = textwrap.indent(textwrap.dedent(after), "    ").strip()
+    return TORCH.format(setup=textwrap.dedent(setup), after=lines, clip=clip)
+
+
+def done(text):
+    return convert(textwrap.dedent(text))
