@@ -18,6 +18,7 @@ import pytest
 
 from building.compiler import GLIBC, Compiler
 from building.kernels import kernel_compiler
+from building.wheel import pythons, version_of
 from qsgd_hpc import _core
 from tests.core.test_clones import check_best_form
 from tests.packaging.environments import ROOT, environment, run
@@ -218,6 +219,32 @@ def test_it_runs_beside_each_mpi(mpi, wheel, tmp_path):
     assert [line.partition(":")[0] for line in lines] == ["rank 0 of 2", "rank 1 of 2"]
     assert all(MPIS[mpi] in line and "Clang" in line for line in lines), lines
     assert not any(str(ROOT) in line for line in lines), lines
+
+
+@pytest.fixture(scope="module")
+def wheels(builder, tmp_path_factory) -> dict[Path, Path]:
+    """The wheel of each Python on this machine, by interpreter."""
+    out = tmp_path_factory.mktemp("wheels")
+    run(builder, "-m", "building.wheel", "--out", out, "--every-python", cwd=ROOT, QSGD_GPU="none")
+    found = {}
+    for python in pythons():
+        tag = "cp{}{}-".format(*version_of(python))
+        (found[python],) = (wheel for wheel in out.glob("*.whl") if f"-{tag}" in wheel.name)
+    return found
+
+
+@pytest.mark.timeout(3600)
+def test_there_is_one_for_every_python_which_runs_on_two_ranks(wheels, tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    for python, wheel in wheels.items():
+        folder = tmp_path / wheel.stem
+        run(python, "-m", "venv", folder, cwd=tmp_path)
+        own = folder / "bin" / "python"
+        pip = [sys.executable, "-m", "pip", "--python", own, "install", "--quiet"]
+        run(*pip, f"{wheel}[mpich]", cwd=tmp_path)
+        lines = run(own, "-m", "qsgd_hpc", "run", "-np", "2", "train.py", cwd=tmp_path).splitlines()
+        assert sorted(line.partition(":")[0] for line in lines) == ["rank 0 of 2", "rank 1 of 2"]
+        assert all(f"{folder}/" in line for line in lines), lines
 
 
 def test_sources_install_without_a_compiler(bare_path, tmp_path):
