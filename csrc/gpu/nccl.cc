@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <string>
@@ -137,7 +138,8 @@ std::shared_ptr<const NcclCalls> load(const std::string& path, std::string& why)
 // Information that ranks exchange before they begin.
 struct Vote {
   char against[200] = {};  // why this rank cannot; empty: it can
-  char host[64] = {};      // as NCCL distinguishes hosts
+  char host[64] = {};      // as NCCL distinguishes hosts: by name and boot, or NCCL_HOSTID
+  char boot[40] = {};
   char device[kIdentity] = {};
 
   void refuse(const std::string& why) { std::snprintf(against, sizeof against, "%s", why.c_str()); }
@@ -149,6 +151,7 @@ Vote vote_of(const NcclCalls* calls, const Device* device, const std::string& wh
     std::snprintf(vote.host, sizeof vote.host, "%s", given);
   } else {
     gethostname(vote.host, sizeof vote.host - 1);
+    std::ifstream("/proc/sys/kernel/random/boot_id").getline(vote.boot, sizeof vote.boot);
   }
   if (calls == nullptr) {
     vote.refuse(why);
@@ -171,7 +174,7 @@ std::string objection(Transport& transport, const std::vector<int>& ranks, const
     const std::string rank = "rank " + std::to_string(ranks[r]);
     if (vote.against[0] != '\0') return rank + ": " + vote.against;
     const std::string device = std::string(vote.device) + " of host " + vote.host;
-    const auto [other, fresh] = owners.try_emplace(device, ranks[r]);
+    const auto [other, fresh] = owners.try_emplace(device + vote.boot, ranks[r]);
     if (fresh) continue;
     return rank + " shares GPU " + device + " with rank " + std::to_string(other->second) +
            ", and NCCL needs one for each rank";
