@@ -128,6 +128,8 @@ def draw(records: list[Record], network: str) -> Any:
     """Return the figure: the mean loss of each entrant over time, a chart for each track."""
     import matplotlib.pyplot as plt
 
+    names = dict.fromkeys(row["what"] for record in records for row in record["rows"])
+    colours = {what: f"C{i}" for i, what in enumerate(names)}
     figure, charts = plt.subplots(1, len(records), figsize=(4.2 * len(records), 3.4), squeeze=False)
     for axes, record in zip(charts[0], records, strict=True):
         for what in dict.fromkeys(row["what"] for row in record["rows"]):
@@ -135,12 +137,17 @@ def draw(records: list[Record], network: str) -> Any:
             means = [statistics.mean(at) for at in zip(*curves, strict=False)]
             step_s = statistics.median(record["times_s"][network][what])
             every = record["rows"][0]["every"]
-            axes.plot([(i + 1) * every * step_s for i in range(len(means))], means, label=what)
+            axes.plot(
+                [(i + 1) * every * step_s for i in range(len(means))],
+                means,
+                color=colours[what],
+            )
         axes.axhline(target(record), lw=0.8, color="grey")
         axes.set_title(f"{record['task']}, {network}", loc="left", fontsize=9)
         axes.set_xlabel("seconds")
     charts[0][0].set_ylabel("validation loss, nats")
-    charts[0][-1].legend(frameon=False, fontsize=7)
+    lines = [plt.Line2D([], [], color=colour) for colour in colours.values()]
+    charts[0][-1].legend(lines, list(names), frameon=False, fontsize=7)
     figure.tight_layout()
     return figure
 
