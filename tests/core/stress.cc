@@ -15,6 +15,7 @@
 #include "collectives/barrier.h"
 #include "collectives/broadcast.h"
 #include "collectives/reducescatter.h"
+#include "common/error.h"
 #include "common/workers.h"
 #include "quant/wire.h"
 #include "transport/thread_transport.h"
