@@ -143,14 +143,17 @@ def serves(device: int) -> bool:
     found = library()
     if found:
         why = _core.gpu_fault(found, device)
-        fault = why and f"the kernels ({platform(found)}) do not work there: {why}"
+        toolkit = "ROCm" if platform(found).startswith("HIP") else "CUDA"
+        fault = why and (
+            f"the kernels ({platform(found)}) do not work there: {why}. Install qsgd-hpc again "
+            f"with the {toolkit} of this machine: load its module first"
+        )
     else:
         fault = load_fault()
     if fault:
         print(
             f"qsgd-hpc: warning: GPU {device}: {fault}. Tensors on it are copied to the host and "
-            "coded there. Install qsgd-hpc again with the CUDA of this machine (module load, then "
-            "QSGD_GPU=cuda), or silence this with QSGD_GPU_LIBRARY=none",
+            "coded there. QSGD_GPU_LIBRARY=none silences this warning",
             file=sys.stderr,
             flush=True,
         )
