@@ -53,6 +53,11 @@ def of_seeds(record: Record, what: str) -> dict[int, Record]:
     return {row["seed"]: row for row in record["rows"] if row["what"] == what}
 
 
+def entrants(*records: Record) -> list[str]:
+    """Return the entrants in the order of the records' rows."""
+    return list(dict.fromkeys(row["what"] for record in records for row in record["rows"]))
+
+
 def target(record: Record) -> float:
     """Return the target loss."""
     return statistics.mean(final(row, record["steps"]) for row in of_seeds(record, BASE).values())
@@ -104,7 +109,7 @@ def table(record: Record) -> str:
     for network in networks:
         heads += [f"ms a step, {network}", f"times as soon as {BASE}, {network}"]
     lines = []
-    for what in dict.fromkeys(row["what"] for row in record["rows"]):
+    for what in entrants(record):
         found = [reached(row, goal) for row in of_seeds(record, what).values()]
         there = [steps for steps in found if steps is not None]
         steps = f"{statistics.mean(there):.0f}" if there else "none"
@@ -128,11 +133,10 @@ def draw(records: list[Record], network: str) -> Any:
     """Return the figure: the mean loss of each entrant over time, a chart for each track."""
     import matplotlib.pyplot as plt
 
-    names = dict.fromkeys(row["what"] for record in records for row in record["rows"])
-    colours = {what: f"C{i}" for i, what in enumerate(names)}
+    colours = {what: f"C{i}" for i, what in enumerate(entrants(*records))}
     figure, charts = plt.subplots(1, len(records), figsize=(4.2 * len(records), 3.4), squeeze=False)
     for axes, record in zip(charts[0], records, strict=True):
-        for what in dict.fromkeys(row["what"] for row in record["rows"]):
+        for what in entrants(record):
             curves = [smoothed(row) for row in of_seeds(record, what).values()]
             means = [statistics.mean(at) for at in zip(*curves, strict=False)]
             step_s = statistics.median(record["times_s"][network][what])
@@ -147,7 +151,7 @@ def draw(records: list[Record], network: str) -> Any:
         axes.set_xlabel("seconds")
     charts[0][0].set_ylabel("validation loss, nats")
     lines = [plt.Line2D([], [], color=colour) for colour in colours.values()]
-    charts[0][-1].legend(lines, list(names), frameon=False, fontsize=7)
+    charts[0][-1].legend(lines, list(colours), frameon=False, fontsize=7)
     figure.tight_layout()
     return figure
 
