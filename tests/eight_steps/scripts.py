@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import textwrap
 
-import pytest
-
-pytest.importorskip("libcst")
-
 from qsgd_hpc.eight_steps.convert import convert
 
 __all__ = ["done", "torch_script"]

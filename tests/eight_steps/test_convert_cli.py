@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("libcst")
-
 SERIAL = Path(__file__).parents[1] / "convert" / "serial"
 SCRIPT = str(SERIAL / "torch_tensors.py")
 

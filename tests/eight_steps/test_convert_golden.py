@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("libcst")
-
 from qsgd_hpc.eight_steps.check import check
 from qsgd_hpc.eight_steps.convert import Conversion, convert
 from qsgd_hpc.eight_steps.convert.explain import to_decide

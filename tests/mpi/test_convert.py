@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("libcst")
 pytestmark = [pytest.mark.one_mpi, pytest.mark.timeout(1800)]
 
 SERIAL = Path(__file__).parents[1] / "convert" / "serial"
