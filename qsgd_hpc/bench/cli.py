@@ -287,8 +287,8 @@ def allreduce(
 
 def _start(ranks: int, network: Network | None, request: Request, words: list[str]) -> int:
     """Run this command on ranks of this machine and return the exit code."""
-    from qsgd_hpc.launch import run as launch
     from qsgd_hpc.launch.options import RunOptions
+    from qsgd_hpc.launch.run import run as launch
 
     words += ["--seconds", str(request.seconds)]
     words += ["--peers"] if request.peers else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qsgd_hpc import env
-from qsgd_hpc.recording.engine_record import STEP_MARK
+from qsgd_hpc.recording import STEP_MARK
 from qsgd_hpc.runtime import basics
 
 __all__ = ["leave_to_meter", "mark_name", "marks_steps", "smallest"]

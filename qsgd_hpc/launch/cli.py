@@ -15,12 +15,12 @@ import click
 from qsgd_hpc import __version__
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch import bits as of_bits
-from qsgd_hpc.launch import run as launch
 from qsgd_hpc.launch import torchrun_flags
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.grouped_help import GroupedCommand, GroupedOption
 from qsgd_hpc.launch.horovod_options import horovod_options, variables_and_remarks
 from qsgd_hpc.launch.options import Host, RunOptions, parse_hostfile, parse_hosts
+from qsgd_hpc.launch.run import run as launch
 
 __all__ = ["run"]
 

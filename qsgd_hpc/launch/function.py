@@ -1,4 +1,8 @@
-"""Run a Python function on several ranks and return the results."""
+"""Run a Python function on several ranks and return the results.
+
+The launcher is imported in the call, because training scripts import this function with their
+framework's module and seldom call it.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qsgd_hpc.errors import LaunchError, RankFailedError, UsageError
-from qsgd_hpc.launch.exchange import VARIABLE, Exchange, Failure
-from qsgd_hpc.launch.horovod_flags import CHANGES_NOTHING
-from qsgd_hpc.launch.options import Host, RunOptions, parse_hostfile, parse_hosts
-from qsgd_hpc.launch.outcome import list_ranks
-from qsgd_hpc.launch.run import run as launch
-from qsgd_hpc.launch.session import say
+
+if TYPE_CHECKING:
+    from qsgd_hpc.launch.exchange import Failure
+    from qsgd_hpc.launch.options import Host
 
 __all__ = ["run"]
 
@@ -68,6 +70,11 @@ def run(
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("qsgd_hpc.run: call it in the main thread, which receives signals")
+
+    from qsgd_hpc.launch.exchange import VARIABLE, Exchange
+    from qsgd_hpc.launch.options import RunOptions
+    from qsgd_hpc.launch.run import run as launch
+
     _remark(horovods)
     ranks = np if num_proc is None else num_proc
     exchange = Exchange((func, tuple(args), dict(kwargs or {})))
@@ -114,6 +121,9 @@ def _remark(horovods: Mapping[str, Any]) -> None:
     Raises:
         TypeError: an argument that Horovod does not have.
     """
+    from qsgd_hpc.launch.horovod_flags import CHANGES_NOTHING
+    from qsgd_hpc.launch.session import say
+
     for name, value in horovods.items():
         reason = CHANGES_NOTHING.get(_FLAGS.get(name, f"--{name.replace('_', '-')}"))
         if reason is None:
@@ -123,6 +133,8 @@ def _remark(horovods: Mapping[str, Any]) -> None:
 
 
 def _hosts(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> tuple[Host, ...]:
+    from qsgd_hpc.launch.options import parse_hostfile, parse_hosts
+
     if hosts is not None:
         return parse_hosts(hosts)
     return () if hostfile is None else parse_hostfile(Path(hostfile))
@@ -130,6 +142,9 @@ def _hosts(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> tuple[
 
 def _results(answers: Mapping[int, bytes], ranks: int, code: int) -> list[Any]:
     """Return the values by rank, or raise a LaunchError from the exception of the first cause."""
+    from qsgd_hpc.launch.exchange import Failure
+    from qsgd_hpc.launch.outcome import list_ranks
+
     found = {rank: pickle.loads(data) for rank, data in answers.items()}
     failures = {rank: each for rank, each in found.items() if isinstance(each, Failure)}
     # Ranks that only report another rank's failure are not the cause.

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qsgd_hpc import env
+from qsgd_hpc.recording import STEP_MARK
 from qsgd_hpc.recording.records import record
 
 __all__ = [
     "MOST_LAYERS",
-    "STEP_MARK",
     "mean_nmse",
     "merge_neighbours",
     "summary",
@@ -22,7 +22,6 @@ __all__ = [
 ]
 
 MOST_LAYERS = 2000
-STEP_MARK = "qsgd_hpc.step."  # prefix of the names of operations that only mark a step
 _WARMUP = 10
 
 

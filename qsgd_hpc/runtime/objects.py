@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["allgather_object", "broadcast_object"]
 

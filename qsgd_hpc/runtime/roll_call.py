@@ -6,10 +6,12 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qsgd_hpc.launch.seat import Seat, seat_of
 from qsgd_hpc.runtime.job_settings import Settings, is_logged
+
+if TYPE_CHECKING:
+    from qsgd_hpc.launch.seat import Seat
 
 __all__ = ["waiting"]
 
@@ -22,6 +24,8 @@ def waiting(settings: Settings, *, every_rank: bool) -> Iterator[None]:
         settings: of the job; QSGD_STALL_WARNING_S and QSGD_STALL_SHUTDOWN_S also limit this wait.
         every_rank: whether all ranks of the launch must call ``init``; if not, nothing is reported.
     """
+    from qsgd_hpc.launch.seat import seat_of
+
     seat = seat_of(os.environ) if every_rank else None
     warning_s = settings["QSGD_STALL_WARNING_S"] if is_logged("warning") else 0.0
     shutdown_s = settings["QSGD_STALL_SHUTDOWN_S"]
