@@ -50,18 +50,19 @@ class Task(Objective):
 
 
 class WordModel(nn.Module):
-    """The 'medium' LSTM of Zaremba et al., Recurrent Neural Network Regularization, 2014.
+    """The LSTM of Zaremba et al., Recurrent Neural Network Regularization, 2014.
 
     Without dropout, and with a zero initial state for each sequence, so that losses are comparable.
+    Initial weights are uniform in +-``scale``; the default is that of the paper's medium network.
     """
 
-    def __init__(self, words: int, hidden: int) -> None:
+    def __init__(self, words: int, hidden: int, *, layers: int = 2, scale: float = 0.05) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, hidden)
-        self.lstm = nn.LSTM(hidden, hidden, num_layers=2, batch_first=True)
+        self.lstm = nn.LSTM(hidden, hidden, num_layers=layers, batch_first=True)
         self.output = nn.Linear(hidden, words)
         for parameter in self.parameters():
-            nn.init.uniform_(parameter, -0.05, 0.05)
+            nn.init.uniform_(parameter, -scale, scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map words, shape (n, t), to scores of the next word, shape (n * t, words)."""
