@@ -130,6 +130,16 @@ class GradientAllreduce:
         )
 
 
+def _is_part(gradient: torch.Tensor) -> bool:
+    """Return whether other tensors may share the gradient's memory, and thus its ``_version``.
+
+    torch does not call gradients views if a backward pass made them, such as that of ``torch.cat``.
+    """
+    if gradient._is_view():
+        return True
+    return not gradient.is_sparse and gradient.untyped_storage().nbytes() > gradient.nbytes
+
+
 class ParameterGradient:
     """The state that an optimizer keeps for one parameter's gradients.
 
@@ -178,8 +188,7 @@ class ParameterGradient:
     def changed(self) -> bool:
         """Whether the gradient was written to since its backward pass, other than by the core."""
         latest = self.latest
-        # A view shares the count of all other views of the same memory.
-        return latest is not None and latest._version != self.version and not latest._is_view()
+        return latest is not None and latest._version != self.version and not _is_part(latest)
 
     def in_its_stream(self) -> AbstractContextManager[Any]:
         """Return a context whose GPU work follows the work that computed the gradient."""

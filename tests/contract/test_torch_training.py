@@ -313,6 +313,18 @@ def test_gradients_may_be_views_of_one_memory():
     assert torch.allclose(model.weight, before - expected_gradient())
 
 
+def test_gradients_of_concatenated_parameters_share_memory_and_may_accumulate():
+    parameters = [torch.nn.Parameter(torch.ones(4)) for _ in range(3)]
+    named = [(f"part{i}", p) for i, p in enumerate(parameters)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, 1.0), named)
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        (torch.cat(parameters) * (hvd.rank() + 1)).sum().backward()
+        optimizer.step()
+        expected = 1 - (step + 1) * (hvd.size() + 1) / 2
+        assert all(torch.allclose(p, torch.full((4,), expected)) for p in parameters)
+
+
 def test_a_step_skipped_after_synchronize_does_not_spoil_the_next():
     model, optimizer = linear()
     before = model.weight.detach().clone()
