@@ -186,7 +186,7 @@ def _allreduce(
         coding = None
     return ops.allreduce(
         source,
-        source if target is readable else buffer_of(adapter, target),
+        source if target is readable else _buffer(adapter, target, source.shape, source.dtype),
         name=name,
         op=each.op,
         prescale=reduction.prescale,
