@@ -83,11 +83,6 @@ class LineSink:
             self._break_line(owner)
             self._emit(owner, len(self._held[owner]))
 
-    @property
-    def in_mid_line(self) -> bool:
-        """Whether the last byte written was not a newline."""
-        return self._open is not None
-
     def _flush(self, owner: int) -> bool:
         held = self._held[owner]
         count = held.rfind(b"\n") + 1
